@@ -119,7 +119,7 @@ def _add_summarize(verbs: console.Verbs) -> None:
     shared_options.add_matrix(verb)
     verb.add_argument("--out", metavar="DIR", help="write the report to this folder (default: report/ in the workspace)")
     shared_options.add_baseline(verb)
-    verb.add_argument("--images", metavar="FORMATS", help="also write every figure as a file: svg, png or svg,png")
+    verb.add_list("--images", metavar="FORMAT,...", help="also write every figure as a file: svg, png or svg,png")
     shared_options.add_trust(verb)
 
 

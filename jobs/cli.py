@@ -39,6 +39,7 @@ from shardlab.workspace import Workspace
 
 INTERRUPTED = "interrupted; runs that were started continue, and their state is saved."
 RETRIED = "failed,node_fail,preempted,hung"
+MAY_BE_RETRIED = state.FINAL | {"unknown", submit.HELD}
 
 
 def parser() -> console.Parser:
@@ -123,8 +124,12 @@ def _add_retry(verbs: console.Verbs) -> None:
         f"retry runs that ended in one of these states (default: {RETRIED}); held: let runs start that were held because the "
         "installed packages changed or the lease was too short"
     )
-    verb.add_argument("--only", default=RETRIED, metavar="STATE,...", help=only_help)
+    verb.add_list("--only", ends=_selects_runs, default=RETRIED, metavar="STATE,...", help=only_help)
     shared_options.add_trust(verb)
+
+
+def _selects_runs(word: str) -> bool:
+    return not MAY_BE_RETRIED.issuperset(word.strip(",").split(","))  # else the word is a state after --only
 
 
 def _add_logs(verbs: console.Verbs) -> None:
@@ -255,9 +260,8 @@ def _cancel(invocation: Invocation) -> int:
 def _retry(invocation: Invocation) -> int:
     arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
     only = {name.strip() for name in arguments.only.split(",") if name.strip()}
-    allowed = state.FINAL | {"unknown", submit.HELD}
-    if not_allowed := sorted(only - allowed):
-        raise UnknownName("state in which a run ends", not_allowed[0], allowed, where="--only")
+    if not_allowed := sorted(only - MAY_BE_RETRIED):
+        raise UnknownName("state in which a run ends", not_allowed[0], MAY_BE_RETRIED, where="--only")
     runs = select(workspace, arguments.runs, arguments.matrix, arguments.where)
     source = render.source("", invocation.cluster, workspace, wait_gpus_s=shared_options.wait_gpus_s(arguments))
     how = shared_options.submit_options(invocation, source)

@@ -118,7 +118,7 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
     if arguments.verb in (*SENDS, REHEARSES):
         file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
         texts = {"cluster.yaml": file.read_bytes() if where.provider != "cloudlab" else cluster.resolved_file(where)}
-        for path in sorted(workspace.own_templates.rglob("*.j2")):
+        for path in workspace.template_files():
             texts[str(path.relative_to(workspace.path))] = path.read_bytes()
         own = plugin_source.texts(workspace.path)
         workspace_trust.must_be_trusted(workspace, [workspace.path / name for name in own], trusted=arguments.trust)

@@ -35,7 +35,7 @@ def add_fit_check(verb: console.Parser) -> None:
 def add_plan_options(verb: console.Parser) -> None:
     """Add the options --scale-out and --schedule to a verb."""
     scale_help = "also predict each cell on these numbers of GPUs, with the same batch per GPU, and how far to trust it"
-    verb.add_argument("--scale-out", metavar="N,...", help=scale_help)
+    verb.add_list("--scale-out", metavar="N,...", help=scale_help)
 
     schedule_help = "also draw the simulated pipeline schedule of this cell: when each rank computes, and when it waits"
     verb.add_argument("--schedule", metavar="CELL", help=schedule_help)

@@ -44,7 +44,7 @@ class RenderContext(msgspec.Struct, frozen=True):
     matrix: the name of the matrix.
     where: the cluster.
     scheduler: the name of the scheduler.
-    own_templates: the workspace's folder of templates, which replace shipped templates of the same name.
+    own_templates: the workspace's folder of templates, which replace shipped templates of the same name; or None.
     digests: by the name of the file, the SHA-256 of every template from which the scheduler's scripts may be rendered, and of
         the files that these templates include.
     source, packages, data_path, proofs_path, versions, git_commit, created, wait_gpus_s, track: as in `Run`.
@@ -58,7 +58,7 @@ class RenderContext(msgspec.Struct, frozen=True):
     matrix: str
     where: Cluster
     scheduler: str
-    own_templates: Path
+    own_templates: Path | None
     digests: dict[str, str]
     source: str
     packages: str
@@ -123,7 +123,8 @@ def source(
 def remarks(source: RenderContext) -> list[str]:
     """A remark for each template and each plug-in file of the workspace that the runs use: another person may have written
     them."""
-    own = [source.own_templates / name for name in source.digests if (source.own_templates / name).exists()]
+    folder = source.own_templates
+    own = [folder / name for name in source.digests if (folder / name).exists()] if folder is not None else []
     workloads = [one.file for one in source.own.workloads.known.values() if not one.is_data and not one.name.endswith("-tiny")]
     strategies = dict.fromkeys(one.file for one in source.own.strategies.known.values())
     return [

@@ -1,4 +1,4 @@
-"""The command `provision`: its command line, which is checked before any machine is inspected or changed."""
+"""The command `provision`: checks its command line, then inspects or changes the machines of a cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from provision import display, interruption, lock, measured_links, pretend, progress, roles
+from provision import command_line, display, interruption, lock, measured_links, pretend, progress, roles
 from provision.check import Outcome, each
 from provision.cloudlab import hardware
 from provision.fact import Facts, Unanswered
@@ -29,140 +29,34 @@ from shardlab.console import Output
 from shardlab.errors import InputError, ShardlabError, UnknownName
 from shardlab.workspace import Workspace
 
-VERBS = {
-    "apply": "inspect the nodes, change what differs from the cluster file, and verify (the default verb)",
-    "plan": "show what apply would change; change nothing",
-    "facts": "show hardware and software of each node",
-    "verify": "run only the acceptance checks",
-    "request": "print what to request from the provider (CloudLab: a request RSpec, or a profile); change nothing",
-    "hardware": "print the machines of CloudLab that have GPUs, by site and type; change nothing",
-    "warm": "prepare in advance what takes long (practice nodes: base system and wheels)",
-    "extend": "ask the provider for the machines for more hours (CloudLab: --hours N --reason TEXT)",
-    "down": "remove what provision created (practice nodes and their network, an experiment of CloudLab)",
-    "init": "print a commented cluster file of a Slurm site, SSH hosts, a CloudLab experiment or this machine; change nothing",
-}
-
 UNLOCKED = ("plan", "facts")  # verbs that take no lock: they change nothing, and do not disturb other commands
 BY_PROVIDER = ("warm", "extend", "down")  # the provider carries out these verbs; no command runs on a node
 LOGIN_S = 30.0
 BY_ROOT = "send the commands that `provision CLUSTER.yaml plan` prints to an administrator, then run the same command again"
 AGAIN = "fix the problem that this operation reports and run the same command again; it continues from there"
 
-EXAMPLE = """\
-example:
-  provision examples/local.yaml plan     what would change on this machine
-  provision examples/local.yaml          make these changes, and verify that two ranks can train
-  provision plan                         what would change on the cluster of ./cluster.yaml
-
-If the first word is a verb, it is read as the verb; write a cluster file with such a name as ./down.
-
-exit code: 0 success; 1 a node or a check failed; 2 the input is wrong, and nothing was changed;
-130 after Ctrl-C or SIGTERM: commands on the nodes were ended, or are listed if they may still run;
-run the same command again to continue
-"""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command `provision` with the words `argv` (without the program's name). Returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
+    parser = command_line.parser()
     completion.answer_shell(parser)
-    arguments = parser.parse_intermixed_args(words)  # options may stand before, between and after FILE and the verb
+    arguments = parser.parse_intermixed_args(words)
     return console.run(functools.partial(_run, arguments, words), name="provision", interrupted=None)
-
-
-def _parser() -> console.Parser:
-    menu = "\n".join(f"  {verb:8} {says}" for verb, says in VERBS.items())
-    parser = console.Parser(
-        prog="provision",
-        description=f"Prepare the machines of a cluster for training, and verify them.\n\nverbs:\n{menu}",
-        epilog=EXAMPLE,
-        parents=[console.common_options()],
-    )
-    file_help = "the cluster file (default: cluster.yaml of the workspace)"
-    file = parser.add_argument("file", nargs="?", metavar="FILE", help=file_help)
-    verb = parser.add_argument("verb", nargs="?", metavar="VERB", help=f"{' | '.join(VERBS)}")
-    completion.offer(file, lambda _: VERBS, endings=(".yaml", ".yml"))
-    completion.offer(verb, lambda _: VERBS)
-    parser.add_argument("--check", action="store_true", help="the same as the verb plan")
-    parser.add_argument("--limit", type=_names, metavar="NODE,...", help="work only on these nodes")
-    parser.add_argument("--only", type=_names, metavar="OP,...", help="carry out only these operations")
-    parser.add_argument("--skip", type=_names, metavar="OP,...", help="carry out all operations except these")
-    parser.add_argument(
-        "--pretend",
-        type=Path,
-        metavar="FACTS.json",
-        help="with the verb plan: take the facts of the nodes from this file, as --json prints them; no machine is reached",
-    )
-    parser.add_argument(
-        "--parallel", type=_count, metavar="N", help="number of nodes that an operation changes at the same time (default: all)"
-    )
-    parser.add_argument(
-        "--site",
-        nargs="?",
-        const="",
-        metavar="USER@LOGIN",
-        help="init: a Slurm site; without a value: this machine is its login node",
-    )
-    parser.add_argument("--ssh", type=_names, metavar="HOST,...", help="init: machines with a login by SSH")
-    parser.add_argument(
-        "--cloudlab",
-        type=Path,
-        nargs="*",
-        action="extend",
-        metavar="FILE",
-        help="init: the manifests of a CloudLab experiment; on one of its nodes none is needed",
-    )
-    parser.add_argument(
-        "--profile", action="store_true", help="request: print a profile (a script for geni-lib) instead of an RSpec"
-    )
-    here_help = "with provider local: check this machine although it is a login node of a Slurm cluster"
-    parser.add_argument("--here", action="store_true", help=here_help)
-    parser.add_argument("--hours", type=_count, metavar="N", help="extend: hours to ask for")
-    parser.add_argument("--reason", metavar="TEXT", help="extend: why, for the administrators of the provider")
-    parser.add_argument("--yes", action="store_true", help="down: do not ask before machines are given back")
-    console.add_version(parser)
-    return parser
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}. Allowed: a whole number, 1 or more")
-    return int(text)
 
 
 def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     output = Output.of(arguments)
-    file, given = _file_and_verb(arguments.file, arguments.verb)
-    verb = _verb(given, arguments.check)
-    if arguments.pretend is not None and verb != "plan":
-        raise InputError(f"--pretend needs the verb plan and cannot be combined with the verb {verb!r}.")
+    file, verb = command_line.file_and_verb(arguments)
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     for sentence in workspace.exposed():  # a user who can change the workspace could replace host keys and addresses of nodes
         output.remark(f"warning: {sentence}", style="yellow")
-    if arguments.profile and verb != "request":
-        raise InputError(f"--profile belongs to the verb request and cannot be combined with the verb {verb!r}.")
     if verb == "init":
         from provision import init  # not imported at the top: init imports psutil, which would make --help slower
 
-        if file is not None:
-            raise InputError(f"init takes no cluster file, because it prints one: found {file}.")
         return init.run(output, workspace, arguments.site, arguments.ssh or [], arguments.cloudlab)
-    if arguments.site is not None or arguments.ssh or arguments.cloudlab is not None:
-        raise InputError(
-            f"--site, --ssh and --cloudlab belong to the verb init and cannot be combined with the verb {verb!r}. The verb "
-            "comes before them: provision init --cloudlab FILE."
-        )
-    if verb != "extend" and (arguments.hours is not None or arguments.reason is not None):
-        raise InputError(f"--hours and --reason belong to the verb extend and cannot be combined with the verb {verb!r}.")
-    if verb != "down" and arguments.yes:
-        raise InputError(f"--yes belongs to the verb down and cannot be combined with the verb {verb!r}.")
     if verb == "hardware":
-        return _hardware(output, file)
+        return _hardware(output)
     described = _cluster(file, workspace)
     provider = load_provider(described.provider)
     if verb == "request":
@@ -173,7 +67,7 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if provider.present is not None and verb not in BY_PROVIDER:
         found = provider.present(described, workspace)
         if isinstance(found, ToCreate):
-            _check_creation(described, verb, arguments)
+            _check_creation(described, found, verb, arguments)
             if verb == "plan":
                 return _would_create(output, described, workspace, found)
         else:
@@ -217,8 +111,11 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         return _converge(output, verb, site, targets, order, chosen, arguments.parallel)
 
 
-def _check_creation(described: Cluster, verb: str, arguments: argparse.Namespace) -> None:
-    """Check a command for a cluster whose machines do not exist yet. Raises InputError if its verb or an option needs nodes."""
+def _check_creation(described: Cluster, to_create: ToCreate, verb: str, arguments: argparse.Namespace) -> None:
+    """Check a command for a cluster whose machines do not exist yet. Raises InputError if its verb or an option needs nodes, or
+    if the machines cannot be created now."""
+    if to_create.blocked is not None and verb != "plan":
+        raise InputError(to_create.blocked)
     if verb not in ("apply", "plan") or arguments.limit or arguments.pretend is not None:
         what = "--limit" if arguments.limit else "--pretend" if arguments.pretend is not None else f"the verb {verb}"
         raise InputError(
@@ -231,6 +128,8 @@ def _would_create(output: Output, described: Cluster, workspace: Workspace, to_c
     for line in to_create.says:
         output.line(line)
     output.line("changes: 1 planned, none was made; the nodes can be planned for when they exist")
+    if to_create.blocked is not None:
+        output.remark(f"note: {to_create.blocked}", style="yellow")
     shown = display.document("plan", Site(described, workspace, []), [], [], [])
     output.document({**shown, "changes": 1, "request": to_create.request})
     return 0
@@ -253,9 +152,7 @@ def _confirm(output: Output, confirmation: Confirmation | None, yes: bool) -> No
         raise InputError(f"down was not confirmed: the typed name is not {confirmation.name}. Nothing was changed.")
 
 
-def _hardware(output: Output, file: str | None) -> int:
-    if file is not None:
-        raise InputError(f"hardware takes no cluster file: found {file}.")
+def _hardware(output: Output) -> int:
     output.table("", hardware.COLUMNS, hardware.rows())
     output.document(hardware.document())
     return 0
@@ -352,19 +249,6 @@ def _ask_all(target: Target) -> None:
             target.facts[fact]
 
 
-def _file_and_verb(first: str | None, second: str | None) -> tuple[str | None, str | None]:
-    """Returns (the cluster file or None, the verb or None). If the first word is a verb, there is no cluster file."""
-    if first in VERBS:
-        if second in VERBS:
-            raise InputError(f"found two verbs, {first} and {second}. Allowed: one; write a cluster file {first} as ./{first}.")
-        if second is not None:
-            raise InputError(f"the cluster file comes before the verb: provision {second} {first}.")
-        return None, first
-    if first is not None and second is None and "/" not in first and "." not in first and not Path(first).exists():
-        raise UnknownName("cluster file or verb", first, VERBS)
-    return first, second
-
-
 def _cluster(file: str | None, workspace: Workspace) -> Cluster:
     """The cluster of the file in the command, else of cluster.yaml in the workspace. Raises InputError if both are missing."""
     own = workspace.path / "cluster.yaml"
@@ -385,15 +269,6 @@ def _with_nodes(file: str | None, workspace: Workspace) -> Cluster:
         return _cluster(file, workspace)
     except InputError as error:
         raise ShardlabError(f"{error} Its machines exist. Correct the cluster file, and run the same command again.") from None
-
-
-def _verb(given: str | None, check: bool) -> str:
-    verb = given or ("plan" if check else "apply")
-    if verb not in VERBS:
-        raise UnknownName("verb", verb, VERBS)
-    if check and verb != "plan":
-        raise InputError(f"--check means the verb plan and cannot be combined with the verb {verb!r}.")
-    return verb
 
 
 def _chosen(kind: str, menu: Iterable[str], only: list[str] | None, skip: list[str] | None) -> set[str]:

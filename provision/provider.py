@@ -30,10 +30,12 @@ NOTHING_TO_DO: dict[str, str] = {  # by verb: the sentence for the user if a pro
 
 
 class ToCreate(msgspec.Struct, frozen=True):
-    """Machines that do not exist yet. says: lines of text on what would be requested; request: the same as JSON."""
+    """Machines that do not exist yet. says: lines of text on what would be requested; request: the same as JSON; blocked: why
+    they cannot be created now, as a sentence; None if they can."""
 
     says: list[str]
     request: dict[str, Any]
+    blocked: str | None = None
 
 
 class Confirmation(msgspec.Struct, frozen=True):

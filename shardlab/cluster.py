@@ -115,6 +115,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self
 
 
+HOW = "To get a cluster file, run: provision init > cluster.yaml"
 THIS_MACHINE = Cluster(schema=1, name="local", provider="local")
 
 
@@ -124,7 +125,11 @@ def load(path: Path, created: Sequence[Path] = ()) -> Cluster:
     created: the paths of the manifests of the CloudLab experiment that `provision` created. They are used if the cluster file
     has provider cloudlab and lists neither nodes nor manifests.
     """
+    if not path.exists() and not path.is_symlink():
+        raise InputError(f"{path}: no such file. {HOW}")
     text = document.load(path)
+    if text.data is None:
+        raise InputError(f"{path}: the file is empty. {HOW}")
     cluster = validation.convert(text, Cluster)
     if cluster.data.path is not None and not cluster.data.path.strip():
         raise text.error(("data", "path"), "found an empty path. Allowed: the path of a folder, or null.")

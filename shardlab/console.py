@@ -28,6 +28,37 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
+        self._lists: dict[str, Callable[[str], bool]] = {}
+
+    def add_list(self, option: str, *, ends: Callable[[str], bool] = lambda word: False, **settings: Any) -> None:
+        """Add an option whose value is a list. A user separates the items by commas or spaces; argparse gets one text with
+        commas.
+
+        ends: whether a word, such as a verb, is not an item, so that the list ends before it. settings: as for `add_argument`.
+        """
+        self._lists[option] = ends
+        self.add_argument(option, **settings)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_known_args(self._joined(args), namespace)
+
+    def parse_known_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_known_intermixed_args(self._joined(args), namespace)
+
+    def _joined(self, words: Sequence[str] | None) -> list[str]:
+        """The words of a command line, in which the items of each list are one word. words: None: those of this process."""
+        joined: list[str] = []
+        ends: Callable[[str], bool] | None = None  # of the list to which the next word may belong
+        for word in sys.argv[1:] if words is None else words:
+            if word.startswith("-"):
+                ends = self._lists.get(word.partition("=")[0])
+            elif ends is not None and ends(word):
+                ends = None
+            elif ends is not None and joined[-1] not in self._lists:
+                joined[-1] = f"{joined[-1].rstrip(',')},{word}"
+                continue
+            joined.append(word)
+        return joined
 
     def error(self, message: str) -> NoReturn:
         """Print the message with the command that shows the help, and exit with code 2."""

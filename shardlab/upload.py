@@ -41,7 +41,7 @@ def main() -> int:
             files.write_atomic(target, content)
     if "cluster.yaml" in received:
         plugins = [file for name in plugin_source.CARRIED for file in plugin_source.python_files(workspace.path / name)]
-        for file in (*workspace.own_templates.rglob("*.j2"), *plugins):
+        for file in (*workspace.template_files(), *plugins):
             if str(file.relative_to(workspace.path)) not in received:
                 file.unlink()
         # All code in this workspace came from the user's machine, where the user trusts the code, so it is trusted here too.

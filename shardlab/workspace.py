@@ -33,7 +33,6 @@ class Workspace:
         self.runs = self.path / "runs"
         self.own = self.path / ".shardlab"
         self.report = self.path / "report"
-        self.own_templates = self.path / "templates"  # templates of the user, which replace shipped templates of the same name
 
     @classmethod
     def find(cls, given: str | None) -> Workspace:
@@ -53,6 +52,16 @@ class Workspace:
                 f"{str(workspace.path)!r}: contains bytes that are not UTF-8. Allowed: a workspace whose path is in UTF-8."
             ) from None
         return workspace
+
+    @property
+    def own_templates(self) -> Path | None:
+        """The folder with templates that replace shipped templates; None in a checkout of shardlab, where it is our package."""
+        folder = self.path / "templates"
+        return None if (folder / "__init__.py").exists() else folder
+
+    def template_files(self) -> list[Path]:
+        """The user's templates, sorted by path."""
+        return sorted(self.own_templates.rglob("*.j2")) if self.own_templates is not None else []
 
     def exposed(self) -> list[str]:
         """A sentence for each folder of the workspace that other users of this machine can change; empty if there is none.

@@ -122,6 +122,29 @@ def test_without_a_token_nothing_is_asked(place, monkeypatch, tmp_path):
     assert place.portal.requests == []
 
 
+def test_a_plan_needs_no_token(place, monkeypatch, tmp_path):
+    """docs/cloudlab-paper1.md prints the plan before the reader may have a token. The token is needed for the creation only."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert place.provision("plan", "--json") == 0
+    shown = json.loads(place.document)
+    assert (shown["changes"], shown["request"]) == (1, BODY)
+    assert "note: bench: there is no experiment yet. Allowed: cloudlab.manifest" in place.out
+    assert "To get a token" in place.out
+    place.change("project: myproj, ", "")  # a user without a project requests the machines on the web
+    assert place.provision("plan") == 2
+    assert "error: bench: there is no experiment yet. Allowed: cloudlab.manifest" in place.out
+    assert place.portal.requests == []
+    assert place.kept() == []
+
+
+@pytest.mark.parametrize("verb", ["apply", "facts", "verify"])
+def test_what_needs_machines_is_refused_without_a_token(place, monkeypatch, tmp_path, verb):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert place.provision(verb) == 2
+    assert "error: bench: there is no experiment yet. Allowed: cloudlab.manifest" in place.out
+    assert place.kept() == []
+
+
 def test_without_a_token_an_experiment_that_was_asked_for_is_not_forgotten(place, monkeypatch, tmp_path):
     place.portal.fail("POST", "/experiments", carried_out_then(status(500)), status(500))
     place.portal.fail("GET", "myproj,bench", *[status(404, "not yet")] * 2)

@@ -66,7 +66,7 @@ def test_an_extension_whose_answer_is_lost_is_not_asked_twice(created):
         (["extend"], "extend needs --hours"),
         (["extend", "--hours", "5"], "extend needs --reason TEXT"),
         (["extend", "--hours", "0", "--reason", "x"], "a whole number, 1 or more"),
-        (["--hours", "5"], "belong to the verb extend"),
+        (["--hours", "5"], "--hours belongs to the verb extend"),
         (["--yes"], "belongs to the verb down"),
     ],
 )

@@ -1,9 +1,11 @@
 """`provision init --cloudlab` writes a cluster file from the manifests of an experiment, and asks for keys that they lack."""
 
+from pathlib import Path
+
 import pytest
 from support_cloudlab import lan, manifest, node
 
-from provision import cli
+from provision import cli, command_line
 from provision.facts import mkextrafs
 from shardlab import cluster
 from shardlab.errors import InputError
@@ -34,6 +36,14 @@ def proposed(tmp_path, capsys, *manifests: str) -> tuple[str, cluster.Cluster]:
     text = capsys.readouterr().out
     (tmp_path / "cluster.yaml").write_text(text)
     return text, cluster.load(tmp_path / "cluster.yaml")
+
+
+@pytest.mark.parametrize("words", ["a.xml b.xml", "a.xml,b.xml", "a.xml, b.xml"])
+@pytest.mark.parametrize("line", ["init --cloudlab {}", "--cloudlab {} init"])
+def test_manifests_are_separated_by_spaces_or_commas_and_a_verb_is_no_manifest(line, words):
+    arguments = command_line.parser().parse_intermixed_args(line.format(words).split())
+    assert command_line.file_and_verb(arguments) == (None, "init")
+    assert arguments.cloudlab == [Path("a.xml"), Path("b.xml")]
 
 
 def test_a_manifest_becomes_a_cluster_file(tmp_path, capsys, alice):
@@ -116,7 +126,7 @@ def test_a_name_that_would_be_more_than_a_name_is_not_taken(tmp_path, capsys, al
     ("words", "says"),
     [
         (["init", "--ssh", "a", "--cloudlab", "m.xml"], "describe different clusters"),
-        (["plan", "--cloudlab", "m.xml"], "belong to the verb init"),
+        (["plan", "--cloudlab", "m.xml"], "--cloudlab belongs to the verb init"),
         (["init", "--cloudlab", "none.xml"], "No such file"),
     ],
 )

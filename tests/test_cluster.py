@@ -117,8 +117,11 @@ def test_missing_keys_and_wrong_kinds_of_value(tmp_path):
         cluster.load(write(tmp_path, "schema: 1\nname: a\n"))
     with pytest.raises(InputError, match="expected a mapping, found a list"):
         cluster.load(write(tmp_path, "- 1\n"))
-    with pytest.raises(InputError, match="expected a mapping, found nothing"):
-        cluster.load(write(tmp_path, ""))
+    for nothing in ("", "\n", "# only a comment\n"):  # the shell leaves an empty file if `provision init > cluster.yaml` fails
+        with pytest.raises(InputError, match=r"cluster.yaml: the file is empty\. To get a .* provision init > cluster\.yaml$"):
+            cluster.load(write(tmp_path, nothing))
+    with pytest.raises(InputError, match=r"gone\.yaml: no such file\. To get a .*, run: provision init > cluster\.yaml$"):
+        cluster.load(tmp_path / "gone.yaml")
     with pytest.raises(InputError, match="found an empty path"):
         cluster.load(write(tmp_path, "schema: 1\nname: a\nprovider: local\ndata: {path: ' '}\n"))
 

@@ -1,4 +1,5 @@
-"""Where the output of commands goes: a terminal, a pipe whose reader has gone, or a stream that the user has closed."""
+"""Where the output of commands goes: a terminal, a pipe whose reader has gone, or a stream that the user has closed. And
+options whose value is a list."""
 
 import io
 import os
@@ -8,6 +9,9 @@ import sys
 import pytest
 from support_hostile import on_terminal
 
+import collect.cli
+import jobs.cli
+from provision import command_line
 from shardlab.console import OutputStream
 
 SAID = "from shardlab.console import Output; out = Output(); out.line('a \\x1b[31mred word', 'bold'); out.remark('said', 'red')"
@@ -85,3 +89,50 @@ def test_an_error_is_not_followed_by_another_if_the_reader_of_the_errors_has_gon
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=SECONDS)
     assert (done.returncode, done.stderr) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("jobs retry --only failed,hung ddp-1", {"only": "failed,hung", "runs": ["ddp-1"]}),
+        ("jobs retry --only failed hung ddp-1 fsdp2-1", {"only": "failed,hung", "runs": ["ddp-1", "fsdp2-1"]}),
+        ("jobs retry --only failed, hung", {"only": "failed,hung", "runs": []}),
+        ("jobs retry --only=failed hung --json ddp-1", {"only": "failed,hung", "runs": ["ddp-1"]}),
+        ("jobs retry ddp-1 --only failed", {"only": "failed", "runs": ["ddp-1"]}),
+        ("jobs plan --matrix a --scale-out 16 64,512", {"scale_out": "16,64,512"}),
+        ("jobs plan --scale-out 16, 64 --matrix a", {"scale_out": "16,64", "matrix": "a"}),
+        ("collect summarize --images svg png", {"images": "svg,png"}),
+        ("provision --limit node0 node1 a.yaml plan", {"limit": ["node0", "node1"], "file": "a.yaml", "verb": "plan"}),
+        (
+            "provision a.yaml --only hosts clock --skip data plan",
+            {"only": ["hosts", "clock"], "skip": ["data"], "verb": "plan"},
+        ),
+        ("provision --limit node0 ./down", {"limit": ["node0"], "file": "./down"}),
+        ("provision --limit node0 -- node1", {"limit": ["node0"], "file": "node1"}),
+    ],
+)
+def test_commas_or_spaces_separate_the_items_of_a_list(line, values):
+    command, *words = line.split()
+    parse = {
+        "jobs": jobs.cli.parser().parse_args,
+        "collect": collect.cli.parser().parse_args,
+        "provision": command_line.parser().parse_intermixed_args,
+    }
+    arguments = vars(parse[command](words))
+    assert {name: arguments[name] for name in values} == values
+
+
+def test_every_option_whose_help_shows_a_list_accepts_commas_and_spaces():
+    parsers = [command_line.parser()]
+    for top in (jobs.cli.parser(), collect.cli.parser()):
+        verbs = next(action for action in top._actions if action.dest == "verb")
+        parsers += verbs.choices.values()
+    lists = {
+        (parser.prog, option)
+        for parser in parsers
+        for action in parser._actions
+        for option in action.option_strings
+        if isinstance(action.metavar, str) and action.metavar.endswith(",...")
+    }
+    assert lists == {(parser.prog, option) for parser in parsers for option in parser._lists}
+    assert len(lists) == 8

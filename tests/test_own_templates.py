@@ -14,6 +14,7 @@ from jobs.cli import main
 from shardlab import files
 from shardlab.cluster import THIS_MACHINE
 from shardlab.errors import InputError
+from shardlab.workspace import Workspace
 
 NAME = "launch/local.sh.j2"
 
@@ -59,6 +60,17 @@ def test_without_one_the_shipped_template_is_taken_and_not_that_of_the_current_f
     assert "own template" not in capfd.readouterr().err
     assert scripts
     assert all(script.read_text().startswith("#!/usr/bin/env bash\n# run ") for script in scripts)
+
+
+def test_the_package_templates_of_a_checkout_is_not_the_users_folder(workspace, capfd):
+    """A user may work in a checkout of shardlab, whose package `templates` lies where a workspace has the user's templates."""
+    (workspace / "templates" / "__init__.py").touch()
+    scripts = rendered(workspace, "of the checkout, maybe of another version\n", 0)
+    assert "own template" not in capfd.readouterr().err
+    assert scripts
+    assert all(script.read_text().startswith("#!/usr/bin/env bash\n# run ") for script in scripts)
+    assert (Workspace(workspace).own_templates, Workspace(workspace).template_files()) == (None, [])
+    assert Workspace(templates.FOLDER.parent).own_templates is None
 
 
 @pytest.mark.parametrize(

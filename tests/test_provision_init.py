@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from provision import cli, init
+from provision import cli, command_line, init
 from provision.facts import associations, modules, node_types, partitions, pythons, quotas, shared_folders, slurm_settings
 from provision.facts.node_types import GpuGres
 from provision.facts.quotas import Quota, Quotas
@@ -184,14 +184,35 @@ def test_this_machine_is_described_and_nothing_is_written(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
+    ("words", "hosts"),
+    [
+        ("init --ssh node0", ["node0"]),
+        ("init --ssh node0 node1", ["node0", "node1"]),
+        ("init --ssh node0,node1", ["node0", "node1"]),
+        ("init --ssh node0,node1 alice@node2, node3:22 --json", ["node0", "node1", "alice@node2", "node3:22"]),
+        ("init --ssh=node0 node1", ["node0", "node1"]),
+        ("--ssh node0 node1 init", ["node0", "node1"]),
+        ("--ssh node0 node1 --json init", ["node0", "node1"]),
+    ],
+)
+def test_hosts_are_separated_by_spaces_or_commas_and_a_verb_is_no_host(words, hosts):
+    arguments = command_line.parser().parse_intermixed_args(words.split())
+    assert (command_line.file_and_verb(arguments), arguments.ssh) == ((None, "init"), hosts)
+
+
+@pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["init", "cluster.yaml"], "the cluster file comes before the verb"),
+        (["init", "cluster.yaml"], "found the word cluster.yaml after the verb init, which takes none"),
+        (["plan", "other.yaml"], "the cluster file comes before the verb: provision other.yaml plan."),
+        (["extend", "24"], "found the word 24 after the verb extend, which takes none. See: provision --help"),
+        (["--ssh", "node0", "node1", "init", "plan"], "found two verbs, init and plan"),
+        (["other.yaml", "plan"], "other.yaml: no such file. To get a cluster file, run: provision init > cluster.yaml"),
         (["cluster.yaml", "init"], "init takes no cluster file"),
         (["init", "--site", "a b"], "found 'a b'. Allowed: HOST or USER@HOST"),
         (["init", "--site=-oProxyCommand=x"], "found '-oProxyCommand=x'. Allowed"),
         (["init", "--site", "x", "--ssh", "y"], "describe different clusters"),
-        (["plan", "--ssh", "y"], "belong to the verb init"),
+        (["plan", "--ssh", "y"], "--ssh belongs to the verb init"),
         (["plan"], "provision init > cluster.yaml"),
     ],
 )

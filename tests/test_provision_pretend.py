@@ -129,4 +129,7 @@ def test_a_fact_of_another_type_is_refused_in_a_sentence(workspace, capsys):
 def test_only_the_verb_plan_pretends(verb, workspace, capsys):
     words = [verb] if verb else []
     assert main([*words, "--pretend", str(FACTS), "--workspace", str(workspace)]) == 2
-    assert f"--pretend needs the verb plan and cannot be combined with the verb '{verb or 'apply'}'" in capsys.readouterr().err
+    assert (
+        f"--pretend belongs to the verb plan and cannot be combined with the verb '{verb or 'apply'}'"
+        in capsys.readouterr().err
+    )

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -166,3 +167,24 @@ def test_a_workspace_whose_path_is_no_utf_8_is_refused(tmp_path, capsysbinary):
     with pytest.raises(InputError, match="not UTF-8, which no JSON file can store"):
         files.write_json(tmp_path / "x.json", {"path": str(folder)})
     assert not (tmp_path / "x.json").exists()
+
+
+def test_git_ignores_what_commands_write_into_a_checkout(tmp_path, monkeypatch):
+    """A user may take the checkout itself as the workspace. `git status` then shows only the user's own files."""
+    shutil.copy(Path(__file__).parent.parent / ".gitignore", tmp_path)
+    for name in (
+        "runs/a/run.json",
+        ".shardlab/inventory.json",
+        "report/index.html",
+        "cluster.yaml",
+        "mine.yaml",
+        "docs/runs/a.md",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):  # the settings of this machine may ignore more files
+        monkeypatch.setenv(name, os.devnull)
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    command = ["git", "-C", tmp_path, "status", "--porcelain", "--untracked-files=all"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines() == ["?? .gitignore", "?? docs/runs/a.md", "?? mine.yaml"]

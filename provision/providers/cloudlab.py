@@ -45,17 +45,19 @@ def present(cluster: Cluster, workspace: Workspace) -> Cluster | ToCreate:
     found = token.read()
     if _takes_own_manifest(cluster, found):
         return cluster_file.with_manifests(cluster, [(" ".join(own_manifest.COMMAND), own_manifest.read())])
-    if found is None and note is not None:
-        raise InputError(
+    without_token = (
+        f"{cluster.name}: there is no experiment yet. Allowed: cloudlab.manifest, the file of a manifest; a token of the "
+        f"portal, with which provision creates the experiment; or this command on a node of the experiment. {token.HOW}"
+    )
+    if note is not None:
+        without_token = (
             f"{cluster.name}: an earlier command asked the portal for the experiment {note.name}, and there is no token of the "
             f"portal to continue with it. {token.HOW}"
         )
-    if found is None:
-        raise InputError(
-            f"{cluster.name}: there is no experiment yet. Allowed: cloudlab.manifest, the file of a manifest; a token of the "
-            f"portal, with which provision creates the experiment; or this command on a node of the experiment. {token.HOW}"
-        )
-    return _to_create(cluster, profile_request.plan(cluster), note)
+    assert cluster.cloudlab is not None
+    if found is None and cluster.cloudlab.project is None:  # the portal cannot be asked, so there is nothing to plan
+        raise InputError(without_token)
+    return _to_create(cluster, profile_request.plan(cluster), note, without_token if found is None else None)
 
 
 def obtain(cluster: Cluster, workspace: Workspace) -> None:
@@ -131,7 +133,7 @@ def down(cluster: Cluster, workspace: Workspace) -> str:
         return termination.terminate(cluster, workspace, portal, output)
 
 
-def _to_create(cluster: Cluster, planned: ProfilePlan, note: ExperimentNote | None) -> ToCreate:
+def _to_create(cluster: Cluster, planned: ProfilePlan, note: ExperimentNote | None, blocked: str | None) -> ToCreate:
     assert cluster.cloudlab is not None
     asked = planned.request
     url = cluster.cloudlab.portal_url or DEFAULT_URL
@@ -141,7 +143,7 @@ def _to_create(cluster: Cluster, planned: ProfilePlan, note: ExperimentNote | No
             f"continue with the experiment {note.name} of the project {note.project}, which was asked for at {note.asked_at}"
         )
     bindings = [f"{name} = {value}" for name, value in asked.bindings.items()]
-    return ToCreate([first, f"profile {asked.profile}", *bindings, *planned.warnings], asked.body)
+    return ToCreate([first, f"profile {asked.profile}", *bindings, *planned.warnings], asked.body, blocked)
 
 
 def _refresh(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> None:

@@ -1,0 +1,55 @@
+"""Follows the daily commands of README.md in bash, as they are printed, in a copy of the checkout: `make quickstart` leaves the
+reader there."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support_contributing import ROOT, copied
+from support_line import PATIENCE_S, logs, processes_of
+from support_long import LONG
+
+pytestmark = pytest.mark.line
+# The short form of this test runs one of the 24 runs. All other lines are those of README.md.
+SHORT = " --where \"strategy == 'ddp' and workload == 'vit-tiny'\" --repeats 1"
+
+
+def daily_block() -> str:
+    """The first indented block below the heading `Three commands of daily use`."""
+    section = (ROOT / "README.md").read_text().partition("## Three commands of daily use\n")[2]
+    return re.search(r"(?:^(?: {4}.*)?\n)+", section, re.MULTILINE)[0]
+
+
+def files_in(folder: Path) -> set[Path]:
+    """The files below a folder, without the environment and Python's bytecode."""
+    return {path for path in folder.rglob("*") if path.is_file() and not {".venv", "__pycache__"}.intersection(path.parts)}
+
+
+def test_the_daily_commands_of_the_readme_end_with_a_report(tmp_path):
+    (tmp_path / "checkout").mkdir()
+    checkout, mine = copied(tmp_path / "checkout"), tmp_path / "mine"
+    (checkout / ".venv").symlink_to(sys.prefix)
+    before = files_in(checkout)
+    block = daily_block()
+    submit = re.search(r"jobs submit --matrix quickstart --wait", block)[0]
+    script = "set -euo pipefail\n" + (block if LONG else block.replace(submit, submit + SHORT))
+    environment = {name: value for name, value in os.environ.items() if name != "SHARDLAB_WORKSPACE"}
+    environment["PYTHONPATH"] = str(checkout)  # the commands are those of the copy
+    options = {"cwd": checkout, "env": environment, "capture_output": True, "text": True, "timeout": PATIENCE_S}
+    try:
+        done = subprocess.run(["bash", "-c", script], check=False, **options)
+    finally:
+        for process in processes_of(tmp_path):
+            process.kill()
+    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}\n{logs(mine)}"
+    summary = json.loads((mine / "report" / "summary.json").read_text())
+    completed = [row["states"].get("completed", 0) for row in summary["rows"]]
+    assert (len(completed), sum(completed)) == (8, 24 if LONG else 1)
+    assert "verified: ready to train" in done.stdout
+    assert f"report: {mine}/report/index.html" in done.stdout
+    assert "own template" not in done.stderr
+    assert files_in(checkout) == before
