@@ -73,7 +73,7 @@ def in_words(repeats: Mapping[str, int], split: int | Repeats) -> str:
 
 
 def recorded_s(
-    workspace: Workspace, cells: Iterable[Cell], repeats: Mapping[str, int], rehearsed: Container[str] = ()
+    workspace: Workspace, cells: Iterable[Cell], repeats: Mapping[str, int], rehearsed: Container[str]
 ) -> dict[str, float]:
     """The mean duration in seconds of the completed runs of each cell, by the name of the cell. Cells without a completed run
     in this workspace are left out. rehearsed: the names of the cells that are planned as rehearsals; earlier rehearsals count

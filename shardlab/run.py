@@ -57,7 +57,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     repeat: int
     attempt: int
     launcher: str  # what starts the ranks
-    rehearsal: bool  # the run is planned as a rehearsal (`is_rehearsal`); a result has the final answer
+    rehearsal: bool  # planned as a rehearsal (docs/design/rehearsal.md); the same key of its result says what the run was
     world: World
     cluster: dict[str, str]  # name and provider of the cluster
     data_path: str  # the folder of data sets
