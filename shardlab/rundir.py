@@ -198,7 +198,7 @@ def was_rehearsal(run: run_file.Run, result: Result | None, events: Sequence[Eve
     memory of a GPU's allocator."""
     if result is not None:
         return result.rehearsal or "allocated" not in (result.peak_memory_bytes or {"allocated": 0})
-    backends = [event.data.get("backend") for event in events if event.event == "met"]
+    backends = [event.data["backend"] for event in events if event.event == "met" and "backend" in event.data]
     known = backends and not run.cell.servers  # with parameter servers, ranks on GPUs use gloo too
     return run_file.is_rehearsal(run.cell, run.cluster, on_cpu=backends[-1] == "gloo" if known else run.rehearsal)
 

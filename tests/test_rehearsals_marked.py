@@ -15,6 +15,7 @@ import support_collect as support
 import support_traces
 
 from collect import cli as collect
+from collect import tracked_run
 from collect.export import exports
 from collect.loading.load import load
 from collect.report import page
@@ -53,6 +54,7 @@ PLANS = {"jobs plan": (), "jobs render": ("--out", "OUT"), "jobs submit": ("--dr
 FILES = {"collect export", "collect archive", "collect open", "collect track"}
 
 
+PROVEN = SameWork(verdict="proven", why="against one process")
 MATRIX = """\
 schema: 1
 name: m
@@ -67,8 +69,8 @@ def workspace(tmp_path_factory):
     support.keep(made, CELLS, repeats=2, claims=[CLAIM])
     for cell in CELLS:
         for repeat in (1, 2):
-            proven = {"same_work": SameWork(verdict="proven", why="against one process"), "rehearsal": True}
-            folder = support.completed(made, cell, repeat, rehearsal=False, found={**proven, "peak_memory_bytes": {"rss": 1}})
+            found = {"same_work": PROVEN, "rehearsal": True, "peak_memory_bytes": {"rss": 1}}
+            folder = support.completed(made, cell, repeat, rehearsal=False, found=found)
             (folder.path / "trace").mkdir()
             support_traces.Rank(0).write(folder.path / "trace", gz=True)
     return made
@@ -184,10 +186,25 @@ def test_every_run_in_a_tracker_says_it(call, tmp_path, name):
     assert content.count(b"rehearsal") >= 4, "once for each run"
 
 
+def test_what_trackers_get_of_a_run_says_it(workspace):
+    loaded = load(workspace, None)
+    tracked = [*tracked_run.runs(loaded, summarize(loaded, "single")), tracked_run.one(workspace, workspace.run(RUN))[1]]
+    assert [(run.config["rehearsal"], run.tags[-1]) for run in tracked] == [(True, "rehearsal")] * 5
+
+
 def test_a_tracker_that_follows_a_run_says_it(call, workspace):
     call("collect track", RUN, "--to", "tensorboard")
     (file,) = (workspace.path / "track").rglob("events.*")
     assert b"rehearsal" in file.read_bytes()
+
+
+def test_rehearsals_are_compared_also_if_only_one_of_them_was_planned_so(call, tmp_path):
+    planned = Workspace(tmp_path / "planned")
+    support.keep(planned, CELLS)
+    for cell in CELLS:
+        support.completed(planned, cell, found={"same_work": PROVEN})
+    document = json.loads(call("collect compare", str(planned.path), ".", "--json")[0])
+    assert [bool(pair["metrics"]) for pair in document["pairs"]] == [True, True]
 
 
 def test_every_figure_says_it_in_its_picture(workspace):
@@ -239,6 +256,7 @@ def met(backend):
         (True, None, met("nccl"), False),
         (False, None, [], False),
         (True, None, [], True),
+        (True, None, [msgspec.structs.replace(met("")[0], data={})], True),  # an older version did not record the backend
     ],
 )
 def test_what_happened_counts_more_than_the_plan(planned, ended, events, expected):

@@ -21,6 +21,7 @@ from collect.traces.trace import Trace
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.run import REHEARSAL
+from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
 _SHOWN = 12  # the most rows that a table of operators shows; the JSON document contains all rows
@@ -54,7 +55,8 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
     run: a run id, a path, or the name of the jobs that `jobs trace` submitted to read a run's traces. against: another run to
     compare with, or None. like_hta: whether to compute with the rounding of HolisticTraceAnalysis.
     """
-    rehearsals = [name for name in (run, against) if name and "/" not in name and workspace.run(name).is_rehearsal()]
+    named = [name for name in (run, against) if name and "/" not in name]
+    rehearsals = [name for name in named if RunDir(workspace.runs / name).is_rehearsal()]
     for name in rehearsals:
         output.remark(f"{name} is a {REHEARSAL}.", style="yellow")
     about: dict[str, Any] = {"run": run, "rehearsals": rehearsals}
