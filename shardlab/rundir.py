@@ -194,10 +194,11 @@ class RunDir:
 
 def was_rehearsal(run: run_file.Run, result: Result | None, events: Sequence[Event]) -> bool:
     """Whether a run is a rehearsal according to records that the caller has already read: to its result if it has one, else to
-    the backend of its ranks, else to its plan. An older version left some results on a CPU without a mark, but they have no
-    memory of a GPU's allocator."""
+    the backend of its ranks, else to its plan. Older versions left some results on a CPU without a mark; they name no GPU or,
+    still older, have no memory of a GPU's allocator."""
     if result is not None:
-        return result.rehearsal or "allocated" not in (result.peak_memory_bytes or {"allocated": 0})
+        memory = result.peak_memory_bytes if result.gpus is None else None
+        return result.rehearsal or result.gpus == [] or "allocated" not in (memory or {"allocated": 0})
     backends = [event.data["backend"] for event in events if event.event == "met" and "backend" in event.data]
     known = backends and not run.cell.servers  # with parameter servers, ranks on GPUs use gloo too
     return run_file.is_rehearsal(run.cell, run.cluster, on_cpu=backends[-1] == "gloo" if known else run.rehearsal)

@@ -250,7 +250,9 @@ def met(backend):
     [
         (True, result(peak_memory_bytes={"allocated": 1, "rss": 1}), [], False),  # planned for a CPU, and there were GPUs
         (False, result(rehearsal=True, peak_memory_bytes={"rss": 1}), [], True),  # planned for GPUs, and there were none
-        (False, result(peak_memory_bytes={"rss": 1}), [], True),  # an older version did not mark torchrun on a CPU
+        (False, result(gpus=[], peak_memory_bytes={"rss": 1}), [], True),  # an older version did not mark torchrun on a CPU
+        (False, result(peak_memory_bytes={"rss": 1}), [], True),  # a still older version did not name the GPUs either
+        (False, result(gpus=["GPU-0"], peak_memory_bytes={"rss": 1}), [], False),
         (False, result(), [], False),  # nothing is known about the device
         (False, None, met("gloo"), True),  # a run without a result: the backend shows the device
         (True, None, met("nccl"), False),
