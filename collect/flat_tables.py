@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from collect.loading.load import Loaded
+from collect.loading.loaded_run import LoadedRun
 from collect.metric import menu
 from collect.summary import Summary
 from shardlab import files, printable
@@ -95,23 +96,26 @@ def summary(summarized: Summary) -> pl.DataFrame:
 
 
 def steps(loaded: Loaded) -> pl.DataFrame:
-    """A table with one row per step record of all runs, including earlier attempts. The first columns are the cell and the run
-    id.
+    """A table with one row per step record of all runs, including earlier attempts. The first columns are the cell, the run
+    id and whether the run is a rehearsal.
 
     Records of warm-up steps are included; the column `warmup` marks them.
     """
-    return _with_run({(cell.id, run.run_id): run.steps for cell in loaded.cells for run in (*cell.runs, *cell.earlier)})
+    return _with_run(loaded, lambda run: run.steps)
 
 
 def samples(loaded: Loaded) -> pl.DataFrame:
-    """A table with one row per host sample of all runs, including earlier attempts. The first columns are the cell and the
-    run id."""
-    return _with_run({(cell.id, run.run_id): run.samples.hosts for cell in loaded.cells for run in (*cell.runs, *cell.earlier)})
+    """A table with one row per host sample of all runs, including earlier attempts. The first columns are as in
+    `steps`."""
+    return _with_run(loaded, lambda run: run.samples.hosts)
 
 
-def _with_run(frames: dict[tuple[str, str], pl.DataFrame]) -> pl.DataFrame:
-    if not frames:
-        return pl.DataFrame(schema={"cell": pl.String, "run": pl.String})
-    ids = pl.DataFrame(list(frames), schema={"cell": pl.String, "run": pl.String}, orient="row")
-    whose = np.repeat(np.arange(len(frames)), [rows.height for rows in frames.values()])
-    return pl.concat([ids[whose], pl.concat(frames.values(), rechunk=True)], how="horizontal")
+def _with_run(loaded: Loaded, frame_of: Callable[[LoadedRun], pl.DataFrame]) -> pl.DataFrame:
+    schema = {"cell": pl.String, "run": pl.String, "rehearsal": pl.Boolean}
+    runs = {(cell.id, run.run_id, run.is_rehearsal): run for cell in loaded.cells for run in (*cell.runs, *cell.earlier)}
+    if not runs:
+        return pl.DataFrame(schema=schema)
+    frames = [frame_of(run) for run in runs.values()]
+    ids = pl.DataFrame(list(runs), schema=schema, orient="row")
+    whose = np.repeat(np.arange(len(frames)), [rows.height for rows in frames])
+    return pl.concat([ids[whose], pl.concat(frames, rechunk=True)], how="horizontal")

@@ -45,12 +45,12 @@ from collect.verdicts.claims import Verdict, is_illustrative, judge
 from collect.verdicts.reported import ReportedResult, beside
 from collect.verdicts.selection import Measurements
 from shardlab.citation import Citation
+from shardlab.run import REHEARSAL
 from shardlab.state import STATES
 from shardlab.study import Assumed, Deviation, Note
 
 SCHEMA = 1
 MOST_NAMED = 20  # the most cells or runs that a remark lists by name
-REHEARSAL = "rehearsal on CPU: tests that everything works, not the speed"
 INSTRUMENTS_DIFFER = (
     "compared cells have different instruments; throughput, step time and memory do not include the steps that an instrument "
     "observed: {}"
@@ -156,7 +156,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
     _compare(loaded.cells, rows, baseline)
     measurements = Measurements(loaded, rows)
     choices = choose(measurements)
-    rehearsals = [run.run.rehearsal for run in loaded.runs if run.run]
+    rehearsals = [run.is_rehearsal for run in loaded.runs if run.run]
     synthetic = [
         cell.cell.workload for cell in loaded.cells for run in cell.runs if run.result and run.result.data.get("synthetic")
     ]

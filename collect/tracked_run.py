@@ -80,17 +80,16 @@ def one(workspace: Workspace, folder: RunDir) -> tuple[str, Tracked]:
 
 
 def _tracked(matrix: str, cell: Cell, run: LoadedRun, label: str, metrics: dict[str, float]) -> Tracked:
-    rehearsal = run.run is not None and run.run.rehearsal
     config = cell_names.names(msgspec.to_builtins(cell)) | {
         "matrix": matrix,
         "cell": cell.name(),
         "repeat": run.repeat,
         "attempt": run.attempt,
         "state": run.verdict.state,
-        "rehearsal": rehearsal,
+        "rehearsal": run.is_rehearsal,
         "git_commit": run.run.git_commit if run.run else None,
     }
-    tags = [matrix, cell.strategy, run.verdict.state, *(["rehearsal"] if rehearsal else [])]
+    tags = [matrix, cell.strategy, run.verdict.state, *(["rehearsal"] if run.is_rehearsal else [])]
     began, ended = run.steps.select(began=pl.col("wall_s").min(), ended=pl.col("wall_s").max()).row(0)
     hosts = ", ".join(dict.fromkeys(host.host for host in run.hosts))
     label, tags, config, hosts = printable.mapped([label, tags, config, hosts], printable.one_line)

@@ -215,6 +215,8 @@ def _submit(invocation: Invocation) -> int:
         views.lease_lines(out, lease)
         skipped = sending.name_unreadable(out, [step.now for step in steps if step.now is not None])
         views.scripts(out, steps, workspace, planned.source)
+        for remark in planned.remarks:
+            out.remark(f"note: {remark}")
         out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
         return int(skipped > 0)
     plan.must_run_here(planned.source, here=arguments.here)

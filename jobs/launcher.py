@@ -22,7 +22,6 @@ class Launcher(msgspec.Struct, frozen=True):
     """A launcher: a program that starts the ranks of a run.
 
     name, summary: the name, and a description of one line; `jobs launchers` prints both.
-    rehearsal: whether runs with this launcher only test that everything works, so that their times are not results.
     several_nodes: whether the launcher can start ranks on more than one node.
     command: builds the argv that starts all ranks of a run on this node, from the run and the path of the Python interpreter.
         The command is executed in the run's folder.
@@ -30,7 +29,7 @@ class Launcher(msgspec.Struct, frozen=True):
     as
         $SHARDLAB_ADDRESS, which jobs.step_task replaces on the node.
     per_rank: whether a job step has one task for each rank; otherwise a job step has one task for each node.
-    on_gpus: whether the ranks may compute on GPUs; if not, a run with this launcher needs no GPUs.
+    on_gpus: whether the ranks may compute on GPUs; if not, a run needs no GPUs, and is a rehearsal if it trains.
     prepare: writes the files that a start of the run needs into the run's folder, on the job's first node. Returns variables
         for the environment of all ranks.
     sbatch: additional options for the run's sbatch script, in long form without the dashes.
@@ -39,7 +38,6 @@ class Launcher(msgspec.Struct, frozen=True):
 
     name: str
     summary: str
-    rehearsal: bool
     several_nodes: bool
     command: Callable[[Run, str], list[str]]
     task: Callable[[Run, str], list[str]]
@@ -75,7 +73,6 @@ def _read_traces(_run: Run, python: str) -> list[str]:
 _READS_TRACES = Launcher(
     name=TRACE,
     summary="analyses the profiler traces of a part of a folder (jobs trace)",
-    rehearsal=False,
     several_nodes=False,
     command=_read_traces,
     task=_read_traces,

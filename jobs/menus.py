@@ -92,7 +92,7 @@ def launchers(out: Output) -> None:
     """Print the launchers."""
     entries = list(launcher.launchers().values())
     rows = [
-        [entry.name, entry.summary, "yes" if entry.several_nodes else "no", "yes" if entry.rehearsal else "no"]
+        [entry.name, entry.summary, "yes" if entry.several_nodes else "no", "no" if entry.on_gpus else "yes"]
         for entry in entries
     ]
     out.table("launchers", ["name", "what it starts", "several nodes", "rehearsal"], rows)
@@ -102,7 +102,7 @@ def launchers(out: Output) -> None:
                 "name": entry.name,
                 "summary": entry.summary,
                 "several_nodes": entry.several_nodes,
-                "rehearsal": entry.rehearsal,
+                "rehearsal": not entry.on_gpus,
                 "needs": entry.needs,
             }
             for entry in entries

@@ -38,6 +38,7 @@ from shardlab.cluster import Cluster
 from shardlab.errors import InputError, MissingExtra
 from shardlab.matrix import Matrix
 from shardlab.prediction import Prediction
+from shardlab.run import REHEARSAL
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
@@ -129,7 +130,8 @@ def of(
         runs_as, target, workspace, wait_gpus_s=wait_gpus_s, in_allocation=in_allocation, track=track, own=own
     )
     counts = number_of_runs.of(asked.file, cells, repeats)
-    recorded = number_of_runs.recorded_s(workspace, chosen, counts)
+    rehearsed = {cell.name() for cell in chosen if source.plans_rehearsal(cell)}
+    recorded = number_of_runs.recorded_s(workspace, chosen, counts, rehearsed)
     predicted = plan_predictions.of(workspace, target, chosen, recorded)
     return MatrixPlan(
         matrix=asked,
@@ -139,7 +141,7 @@ def of(
         recorded=recorded,
         cost=number_of_runs.cost(chosen, counts, recorded),
         source=msgspec.structs.replace(source, predicted=predicted, searches=searched.searches, retry=asked.file.retry),
-        remarks=[*_remarks(chosen, machine, target), *render.remarks(source)],
+        remarks=[*_remarks(chosen, machine, target, len(rehearsed)), *render.remarks(source)],
         misfits=unheld,
         advice=[*advice(asked, cells, chosen, machine, where, own), ADAPT] if unheld else [],
         predicted=predicted,
@@ -327,7 +329,7 @@ def render_all(plan: MatrixPlan, workspace: Workspace, runs: Path) -> Rendering:
     return Rendering(folders, skipped)
 
 
-def _remarks(cells: Sequence[Cell], machine: Capacity, where: Cluster) -> list[str]:
+def _remarks(cells: Sequence[Cell], machine: Capacity, where: Cluster, rehearsed: int) -> list[str]:
     remarks = tiny_twin.dropped([cell.rehearses for cell in cells if cell.rehearses])
     processors = host.usable_processors()
     most = max(cell.gpus for cell in cells)
@@ -337,15 +339,14 @@ def _remarks(cells: Sequence[Cell], machine: Capacity, where: Cluster) -> list[s
             remarks.append(f"the launcher {name} needs {programs} on each node; `jobs plan` cannot check the nodes.")
     if where.provider == "virtual":
         remarks.append("practice nodes: their GPUs exist only in Slurm; every rank is a process on this machine's CPU.")
-    elif machine.here and machine.gpus is None:
-        remarks.append("no GPU here: every rank is a process on the CPU.")
-        if most > processors:
+    elif machine.gpus is None and not machine.types:
+        remarks.append(f"no GPU {'here' if machine.here else 'in the cluster file'}: every rank is a process on the CPU.")
+        if machine.here and most > processors:
             remarks.append(f"up to {most} ranks share {processors} processors: the measured times say little.")
     if machine.here and find_spec("torch") is None:
         install = extras.install_command("trainers")
         remarks.append(f"torch is not installed here; before `jobs submit` on this machine, install it with: {install}")
-    if any(cell.rehearses for cell in cells):
-        remarks.append("every cell is a rehearsal at scale tiny: it tests that everything works, not the speed.")
-    elif any(cell.launcher == "fork" for cell in cells):
-        remarks.append("cells with the launcher fork are a rehearsal: they test that everything works, not the speed.")
+    if rehearsed:
+        which = "every cell is" if rehearsed == len(cells) else f"{rehearsed} of {len(cells)} cells are"
+        remarks.append(f"{which} a {REHEARSAL}.")
     return remarks

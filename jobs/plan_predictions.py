@@ -71,7 +71,7 @@ def _ratio(folder: RunDir, power_w: float | None) -> MeasuredRatio | None:
     predicted = prediction.read(folder.path)
     if predicted is None or predicted.gpu is None or (result := folder.read_result()) is None:
         return None
-    if result.rehearsal or result.state != "completed":
+    if result.state != "completed" or folder.is_rehearsal():
         return None
     cell = folder.read_run().cell
     if cell.instruments.straggler is not None or cell.instruments.lost_worker is not None:

@@ -19,7 +19,7 @@ from shardlab.progress import Progress
 from shardlab.record import Event
 from shardlab.retry import Retry
 from shardlab.run import attempt_of
-from shardlab.rundir import RunDir
+from shardlab.rundir import RunDir, was_rehearsal
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
 
@@ -159,7 +159,7 @@ def _status(records: RunOnDisk, seen: ObservedRun, lease: Lease | None) -> Statu
         hosts=_hosts(records),
         attempt=run.attempt,
         repeat=run.repeat,
-        rehearsal=run.rehearsal,
+        rehearsal=was_rehearsal(run, result or records.result, records.events),
         resumed_from_step=resumed,
         expected=verdict.state == "completed" or verdict.state in run.cell.expect,
         held=verdict.held,

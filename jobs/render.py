@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ import templates
 from jobs import frozen_source, own_copies, own_plugins, scripts
 from jobs.launcher import launcher
 from jobs.own_plugins import OwnPlugins
+from jobs.planner import machine as planned_machine
 from jobs.reconcile import not_replaceable
 from jobs.scheduler import scheduler
 from jobs.slurm import request
@@ -29,16 +31,16 @@ from shardlab.login_node import PYTHON
 from shardlab.matrix import Matrix
 from shardlab.prediction import Prediction
 from shardlab.retry import Retry
-from shardlab.run import Run, World, run_id
+from shardlab.run import Run, World, is_rehearsal, run_id
 from shardlab.rundir import RunDir
-from shardlab.trace_part import TracePart
+from shardlab.trace_part import TRACE, TracePart
 from shardlab.workspace import Workspace
 
 # the file with the cluster, in the folder of each run whose supervisor may render another run for the same cluster
 CLUSTER = "cluster.json"
 
 
-class RenderContext(msgspec.Struct, frozen=True):
+class RenderContext(msgspec.Struct, frozen=True, dict=True):
     """The values that are the same for all runs that are rendered together.
 
     matrix: the name of the matrix.
@@ -78,6 +80,16 @@ class RenderContext(msgspec.Struct, frozen=True):
     def search_of(self, cell: Cell) -> BatchSearch | None:
         """The search of which a run of this cell is a try; None if the cell belongs to no search."""
         return self.searches.get(batch_search.family(cell)) if self.searches else None
+
+    @cached_property
+    def _with_gpus(self) -> dict[str | None, bool]:
+        """For each GPU type that a cell may name, and for None: whether nodes with GPUs are known."""
+        return {name: planned_machine.of_cluster(self.where, name).on_gpu for name in (None, *self.where.gpu_types)}
+
+    def plans_rehearsal(self, cell: Cell) -> bool:
+        """Whether a run of this cell is planned as a rehearsal, because its ranks will have no GPUs or for another reason."""
+        on_gpus = launcher(cell.launcher).on_gpus and self._with_gpus.get(cell.gpu_type, True)
+        return is_rehearsal(cell, cluster_of(self), on_cpu=not on_gpus and cell.launcher != TRACE)  # which has no ranks
 
 
 def source(
@@ -164,7 +176,7 @@ def run_of(
         repeat=repeat,
         attempt=attempt,
         launcher=cell.launcher,
-        rehearsal=launcher(cell.launcher).rehearsal or cell.rehearses is not None or source.where.provider == "virtual",
+        rehearsal=source.plans_rehearsal(cell),
         scale="full" if cell.rehearses is None else "tiny",
         world=World(cell.nnodes, cell.world_size // cell.nnodes, cell.world_size),
         cluster=cluster_of(source),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from statistics import fmean
 
 import msgspec
@@ -72,13 +72,17 @@ def in_words(repeats: Mapping[str, int], split: int | Repeats) -> str:
     return f"{named} + {others} other(s) x {split.others} = {total} run(s)"
 
 
-def recorded_s(workspace: Workspace, cells: Iterable[Cell], repeats: Mapping[str, int]) -> dict[str, float]:
+def recorded_s(
+    workspace: Workspace, cells: Iterable[Cell], repeats: Mapping[str, int], rehearsed: Container[str]
+) -> dict[str, float]:
     """The mean duration in seconds of the completed runs of each cell, by the name of the cell. Cells without a completed run
-    in this workspace are left out."""
+    in this workspace are left out. rehearsed: the names of the cells that are planned as rehearsals; earlier rehearsals count
+    only for these cells."""
     means = {}
     for cell in cells:
         folders = (RunDir(workspace.runs / run_id(cell, repeat)) for repeat in range(1, repeats[cell.name()] + 1))
-        times = [seconds for folder in folders if (seconds := _seconds(folder)) is not None]
+        wanted = cell.name() in rehearsed
+        times = [seconds for folder in folders if (seconds := _seconds(folder, rehearsals=wanted)) is not None]
         if times:
             means[cell.name()] = fmean(times)
     return means
@@ -96,9 +100,10 @@ def cost(cells: Iterable[Cell], repeats: Mapping[str, int], recorded: Mapping[st
     return Cost(known, hours, rank_hours)
 
 
-def _seconds(run: RunDir) -> float | None:
-    """The seconds from the start of a run to its end; None if the run has no result or its events cannot be read."""
-    if not run.result.exists():
+def _seconds(run: RunDir, *, rehearsals: bool) -> float | None:
+    """The seconds from the start of a run to its end; None if the run has no result or its events cannot be read, or if it is
+    a rehearsal and these do not count."""
+    if not run.result.exists() or (not rehearsals and run.is_rehearsal()):
         return None
     try:
         moments = {event.event: event.wall_s for event in run.events()}

@@ -10,6 +10,7 @@ import msgspec
 
 from jobs.reconcile import Status
 from shardlab import moments, plain_table
+from shardlab.run import REHEARSAL
 from shardlab.state import FINAL
 
 RUN, STATE, SCHEDULER, STEP, RATE, TO_GO, STARTED, ENDED, TOOK, WHY = (
@@ -66,7 +67,7 @@ def summary(runs: Sequence[Status]) -> str:
     """A line that says how many runs are in each state, how many are rehearsals, and in which time zone the times are."""
     counts = sorted(Counter(status.state for status in runs).items(), key=lambda item: (item[0] in FINAL, item[0]))
     rehearsed = sum(bool(status.rehearsal) for status in runs)
-    note = f" {rehearsed} of them a rehearsal (on CPU: it tests that everything works, not the speed)." if rehearsed else ""
+    note = f" {rehearsed} of them a {REHEARSAL}." if rehearsed else ""
     zone = f" Times are {datetime.now().astimezone():%Z}." if any(status.started for status in runs) else ""
     return f"{len(runs)} run(s): {', '.join(f'{count} {name}' for name, count in counts)}.{note}{zone}"
 

@@ -115,6 +115,7 @@ def plan(
                 {
                     "id": cell.name(),
                     "repeats": counts[cell.name()],
+                    "rehearsal": planned.source.plans_rehearsal(cell),
                     "cell": cell,
                     "predicted": planned.predicted[cell.name()],
                     **({"search": search.described()} if (search := planned.source.search_of(cell)) is not None else {}),

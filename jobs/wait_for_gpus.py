@@ -30,7 +30,7 @@ def wait(folder: RunDir, run: Run, environment: Mapping[str, str], is_told_to_en
     environment: the environment of the ranks. is_told_to_end: whether the run is told to end. Raises ShardlabError, which names
     the GPUs and the processes, if the GPUs are still in use after the time that `jobs submit --wait-gpus` allows.
     """
-    if launcher(run.launcher).rehearsal or not launcher(run.launcher).on_gpus:  # the processes of the run compute on the CPU
+    if not launcher(run.launcher).on_gpus:  # the processes of the run compute on the CPU
         return
     end, next_event = time.monotonic() + max(run.wait_gpus_s, LEAVING_S), 0.0
     count = _gpus(run, node_number(environment))

@@ -14,7 +14,7 @@ from jobs.scheduler import apart, scheduler
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.printable import LogText
-from shardlab.run import attempt_of
+from shardlab.run import REHEARSAL, attempt_of
 from shardlab.rundir import RunDir
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace, chosen
@@ -120,6 +120,8 @@ def logs(out: Output, workspace: Workspace, pattern: str, rank: int | None, *, f
         out.remark(f"{damaged.id}: {damaged.why}", style="red")
     elif rank is not None and not 0 <= rank < (world := folder.read_run().world.world_size):
         raise InputError(f"--rank: found {rank}. Allowed: 0 to {world - 1}.")
+    if folder.is_rehearsal():
+        out.remark(f"note: {folder.run_id} is a {REHEARSAL}.")
     files = [folder.rank_log(rank)] if rank is not None else [folder.job_log, folder.rank_log(0)]
     places = dict.fromkeys(files, 0)
     texts = {file: LogText() for file in files}

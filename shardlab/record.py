@@ -257,7 +257,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     schema: int
     run_id: str
     state: str
-    rehearsal: bool
+    rehearsal: bool  # whether the times say nothing about speed: ranks on a CPU, a tiny twin, or practice nodes
     steps: int  # number of timed steps
     unit: str  # what the throughput counts, such as tokens
     resumed_from_step: int | None = None  # number of timed steps before the checkpoint, which an earlier attempt recorded

@@ -6,6 +6,7 @@ Every value is resolved, so that nothing depends on a default.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,6 +25,7 @@ from shardlab.trace_part import TracePart
 # An environment variable that the supervisor sets for the ranks of a run with checkpoints. It contains the time, in seconds
 # since the epoch, at which the ranks save a checkpoint and end.
 SAVE_AT = "SHARDLAB_SAVE_AT"
+REHEARSAL = "rehearsal: it tests that everything works, not the speed"
 RUN_ID = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 _PARTS = re.compile(r"(?P<first>(?P<cell>.+)-r(?P<repeat>\d+))(?:-a(?P<attempt>\d+))?")
 
@@ -55,7 +57,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     repeat: int
     attempt: int
     launcher: str  # what starts the ranks
-    rehearsal: bool  # the run does not show real speed: ranks forked on a CPU, practice nodes, or a tiny twin
+    rehearsal: bool  # planned as a rehearsal (docs/design/rehearsal.md); the same key of its result says what the run was
     world: World
     cluster: dict[str, str]  # name and provider of the cluster
     data_path: str  # the folder of data sets
@@ -93,6 +95,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def retries_after(self, state: str) -> int:
         """How often the run may be started again automatically after it ended in this state."""
         return self.retry.after(state, self.requeues, on_slurm=self.scheduler == "slurm")
+
+
+def is_rehearsal(cell: Cell, cluster: Mapping[str, str], *, on_cpu: bool) -> bool:
+    """Whether a run is a rehearsal: its numbers say nothing about the speed that they stand for, because its ranks compute on a
+    CPU, its cell is a tiny twin, or its nodes are practice nodes.
+
+    cluster: as in `Run`. on_cpu: whether a rank that trains computes on a CPU.
+    """
+    return on_cpu or cell.rehearses is not None or cluster.get("provider") == "virtual"
 
 
 def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:

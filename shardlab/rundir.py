@@ -114,6 +114,13 @@ class RunDir:
         except DECODE_FAULTS as error:
             raise InputError(f"{self.result}: is not a result of this version: {error}.") from None
 
+    def is_rehearsal(self) -> bool:
+        """Whether the run is a rehearsal, by its records. False if they cannot be read."""
+        try:
+            return was_rehearsal(self.read_run(), self.read_result(), self.events())
+        except (InputError, WorkspaceError):
+            return False
+
     def write_event(self, writer: str, event: str, *, sync: bool = True, **data: Any) -> None:
         """Append an event to the event file of `writer`. event: the kind of the event. data: details of the event.
 
@@ -183,6 +190,18 @@ class RunDir:
         if asked is None or not isinstance(counted, int) or counted < asked:
             counted = self.timed_steps(run.cell.gpus, run.cell.instruments.lost_worker)
         return state.judge(events, has_result=result is not None, steps=counted, steps_asked=asked), result
+
+
+def was_rehearsal(run: run_file.Run, result: Result | None, events: Sequence[Event]) -> bool:
+    """Whether a run is a rehearsal according to records that the caller has already read: to its result if it has one, else to
+    the backend of its ranks, else to its plan. Older versions left some results on a CPU without a mark; they name no GPU or,
+    still older, have no memory of a GPU's allocator."""
+    if result is not None:
+        memory = result.peak_memory_bytes if result.gpus is None else None
+        return result.rehearsal or result.gpus == [] or "allocated" not in (memory or {"allocated": 0})
+    backends = [event.data["backend"] for event in events if event.event == "met" and "backend" in event.data]
+    known = backends and not run.cell.servers  # with parameter servers, ranks on GPUs use gloo too
+    return run_file.is_rehearsal(run.cell, run.cluster, on_cpu=backends[-1] == "gloo" if known else run.rehearsal)
 
 
 def judged(

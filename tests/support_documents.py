@@ -186,6 +186,7 @@ COMMANDS = (
         keys={
             "id": Key("text", "id of the cell"),
             "repeats": Key("integer", "number of its runs"),
+            "rehearsal": Key("boolean", "whether its runs are planned as rehearsals"),
             "cell": Key("Cell", "the resolved cell"),
             "predicted": Key("Prediction", "the prediction for one run"),
             "scale_out": Key("list of ScaledCell", "with `--scale-out`: the predictions on other numbers of GPUs", False),
@@ -323,6 +324,7 @@ COMMANDS = (
         "are absent with `--like-hta`; `against`, `why` and `operators` are there only with `--against`.",
         keys={
             "run": Key("text", "the run, or the path that was given"),
+            "rehearsals": Key("list of text", "which of the named runs are rehearsals"),
             "like_hta": Key("boolean", "whether the figures are rounded as HolisticTraceAnalysis does"),
             "ranks": Key("list of [rank](#ranks-of-collect-trace)", "one per trace"),
             "without_figures": Key("list of text", "traces without figures, as sentences"),
@@ -371,6 +373,7 @@ COMMANDS = (
                 "rank, host, steps (a number), medians of step_ms, data_ms, forward_ms, ...",
             ),
             "clocks": Key("list of ComparedClock", "one per host"),
+            "rehearsal": Key("boolean", "whether the run is a rehearsal"),
             "uncorrected": Key("list of text", "hosts whose clock was not compared"),
             "instruments": Key("list", "rank, host, end_s, and the fields of InstrumentAct"),
             "straggler": Key("Straggler or null", "null: no rank is slower than the others"),

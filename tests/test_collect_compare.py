@@ -23,6 +23,7 @@ from collect.findings import comparability
 from collect.loading.load import LoadedCell
 from shardlab import files
 from shardlab.record import SameWork
+from shardlab.run import REHEARSAL
 from shardlab.workspace import Workspace
 
 SINGLE, DDP = support.cell(), support.cell("ddp", 2)
@@ -101,7 +102,7 @@ def test_what_got_slower_is_told_with_its_interval(before, after, capsys):
     assert main(["compare", str(before.path), str(after.path), "--workspace", str(before.path)]) == 0
     said = capsys.readouterr().out
     assert any(line.split()[-1] == "slower" and "step_time_ms" in line for line in said.splitlines())
-    assert "rehearsal on CPU" in said
+    assert REHEARSAL in said
     assert "differ at the 95 % level" in said
 
 
@@ -155,7 +156,7 @@ def test_other_work_is_never_compared(tmp_path, capsys):
         ("different", {"found": proof("different")}, "B: different (because)"),
         ("other-proof", {"found": proof("not provable")}, "B: not provable (because)"),
         ("data", {"found": proof("proven") | {"data": {"name": "x", "sha256": "cd" * 32}}}, "different data"),
-        ("real", {"found": proof("proven"), "rehearsal": False}, "A is a rehearsal on CPU"),
+        ("real", {"found": proof("proven"), "rehearsal": False}, "A is a rehearsal"),
     ):
         other = workspace(tmp_path / name, [SINGLE], **options)
         (pair,) = compared(capsys, proven, proven.path, other.path)["pairs"]

@@ -175,7 +175,7 @@ def test_perfettos_file_has_every_rank_and_host(run, tmp_path, name, capsys):
     rows = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert rows == {f"rank {rank}" for rank in range(4)}
     hosts = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert {"node0", "node1"} <= set(hosts.values())
+    assert {"node0 (rehearsal)", "node1 (rehearsal)"} <= set(hosts.values())
     spans = [event for event in events if event["ph"] == "X"]
     assert len(spans) == 40
     assert all(event["ts"] >= 0 for event in events if "ts" in event)

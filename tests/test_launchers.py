@@ -39,7 +39,7 @@ def launched(tmp_path, monkeypatch):
 
     def make(*needs):
         mpi = Launcher(
-            name="mpi", summary="", rehearsal=False, several_nodes=True,
+            name="mpi", summary="", several_nodes=True,
             command=lambda run, python: [MISSING, python], task=lambda run, python: [MISSING, python], needs=needs,
         )  # fmt: skip
         monkeypatch.setitem(launchers(), "mpi", mpi)
@@ -98,8 +98,8 @@ def test_what_the_nodes_of_a_cluster_have_is_said_to_be_unknown(launched):
     cells = resolve(launched(MISSING))
     machine = Capacity(nodes=2, gpus=None)
     slurm = cluster.Cluster(schema=1, name="c", provider="ssh", slurm=slurm_keys.Slurm())
-    assert any(f"the launcher mpi needs {MISSING} on each node" in one for one in plan._remarks(cells, machine, slurm))
-    assert not any(MISSING in one for one in plan._remarks(cells, machine, cluster.THIS_MACHINE))
+    assert any(f"the launcher mpi needs {MISSING} on each node" in one for one in plan._remarks(cells, machine, slurm, 0))
+    assert not any(MISSING in one for one in plan._remarks(cells, machine, cluster.THIS_MACHINE, 0))
 
 
 def test_a_supervisor_whose_program_is_missing_says_so_as_the_runs_end(bench):

@@ -13,6 +13,8 @@ import support_browser
 from support_line import Bench
 from support_long import LONG
 
+from shardlab.run import REHEARSAL
+
 pytestmark = pytest.mark.line
 SOME = {
     "paper2": "gpus < 4 or strategy == 'ddp'",
@@ -108,7 +110,7 @@ def test_a_study_is_rehearsed_from_end_to_end(rehearsed):
         everyone_saw_the_same(found)
 
     for text in (printed, (bench.path / "report" / "index.html").read_text()):
-        assert "rehearsal on CPU" in text
+        assert REHEARSAL in text
         assert "synthetic data in" in text
     assert summary["rehearsal"]
     rows = [row for row in summary["rows"] if row["n"]]  # rows of cells without a run have n = 0

@@ -93,7 +93,7 @@ def test_the_plan_says_both_numbers_of_repeats(file, tmp_path, capsys):
 
 
 def cost(workspace, cells, counts):
-    return repeats.cost(cells, counts, repeats.recorded_s(workspace, cells, counts))
+    return repeats.cost(cells, counts, repeats.recorded_s(workspace, cells, counts, {cell.name() for cell in cells}))
 
 
 def test_the_cost_is_that_of_runs_that_completed_here(file, tmp_path):
@@ -113,6 +113,7 @@ def test_the_cost_is_that_of_runs_that_completed_here(file, tmp_path):
     assert found.cells == 1
     assert found.hours == pytest.approx(3 * 5.2 / 3600)
     assert found.rank_hours == pytest.approx(2 * 3 * 5.2 / 3600)
+    assert repeats.recorded_s(workspace, [ddp], counts, {single.name()}) == {}, "runs on a CPU say nothing about runs on GPUs"
 
 
 def test_a_run_whose_events_cannot_be_read_has_no_known_time(file, tmp_path):

@@ -59,7 +59,7 @@ from trainers.ranks import Ranks
 class Alone(Ranks):
     def __init__(self):
         self.rank = self.local_rank = 0
-        self.world_size, self.forked, self.trains_on, self.backend, self.device = 4, True, "cpu", "fake", torch.device("cpu")
+        self.world_size, self.trains_on, self.backend, self.device = 4, "cpu", "fake", torch.device("cpu")
 
 dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
 folder = Path(tempfile.mkdtemp())

@@ -63,6 +63,7 @@ def test_a_strategy_does_the_work_of_one_process(gpus, name):
     run_dir = gpus.complete(prove="auto", **(CELLS | MORE_CELLS)[name])
     result = run_dir.read_result()
     assert result.same_work.verdict == "proven", result.same_work.why
+    assert not result.rehearsal, "the ranks computed on GPUs"
     counted, theory = (result.communication_bytes[which] for which in ("counted", "theory"))
     assert counted == pytest.approx(theory, rel=0.02)
     cell = run_dir.read_run().cell

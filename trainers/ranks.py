@@ -67,7 +67,6 @@ class Ranks:
         seconds the supervisor waits for progress; the timeout of all process groups is longer.
         """
         self.rank, self.local_rank, self.world_size = place.rank, place.local_rank, place.world_size
-        self.forked = place.store is not None
         cuda = torch.cuda.is_available()
         device, self.backend = devices(place, servers, gpus=torch.cuda.device_count() if cuda else 0)
         self.device = torch.device(device)

@@ -12,7 +12,7 @@ import torch
 
 from shardlab import files, host
 from shardlab.record import SCHEMA, Result, SameWork, Spread
-from shardlab.run import Run
+from shardlab.run import Run, is_rehearsal
 from shardlab.rundir import RunDir
 from trainers import menu
 
@@ -65,7 +65,7 @@ def write(
     """
     kinds = sorted(mine.peak_bytes)
     everyone = company.gather([mine.train_time_s, mine.loss, *(mine.peak_bytes[kind] for kind in kinds), *mine.step_ms])
-    gpus = _gpu_names(company.gather(_gpu_numbers(ranks.device)))
+    gpus = company.gather(_gpu_numbers(ranks.device))
     knobs = {"asked": _asked(run), "effective": engine.effective()}  # on every rank, because `effective` may be a collective
     parameters = engine.parameters() - task.padding
     sent = same_work.communication_bytes or _by_theory(run, company, engine, ranks.backend)
@@ -80,7 +80,7 @@ def write(
             schema=SCHEMA,
             run_id=run.run_id,
             state="completed" if len(everyone) >= run.cell.gpus - (run.cell.instruments.lost_worker is not None) else "failed",
-            rehearsal=run.rehearsal or ranks.forked,
+            rehearsal=is_rehearsal(run.cell, run.cluster, on_cpu=bool(np.isnan(gpus).any())),
             steps=brought + len(timing.steps_ms),
             unit=menu.workload_of(run.cell).unit,
             resumed_from_step=resumed_from_step,
@@ -99,7 +99,7 @@ def write(
             instruments=instruments,
             knobs=knobs,
             versions=host.packages(),
-            gpus=gpus,
+            gpus=_gpu_names(gpus),
         ))  # fmt: skip
     company.barrier()
 

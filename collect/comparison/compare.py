@@ -165,9 +165,9 @@ def _different_work(a: _Known, b: _Known) -> str:
     data = [{str(run.result.data.get("sha256")) for run in side[0].completed if run.result} for side in (a, b)]
     if data[0] and data[1] and data[0] != data[1]:
         return f"different data: SHA-256 {' and '.join(sorted(data[0]))} in A, {' and '.join(sorted(data[1]))} in B"
-    rehearsed = [any(run.run and run.run.rehearsal for run in side[0].completed) for side in (a, b)]
+    rehearsed = [any(run.is_rehearsal for run in side[0].completed) for side in (a, b)]
     if a[1].n and b[1].n and rehearsed[0] != rehearsed[1]:
-        return f"{'AB'[rehearsed[1]]} is a rehearsal on CPU"
+        return f"{'AB'[rehearsed[1]]} is a rehearsal"
     if trouble := "; ".join(side[1].gpu_trouble for side in (a, b) if side[1].gpu_trouble):
         return f"other processes used the GPUs, or the GPUs were throttled, while steps were timed ({trouble})"
     return ""

@@ -57,7 +57,7 @@ def watts_per_gpu(loaded: Loaded) -> dict[str, float]:
     """
     found = {}
     for run in loaded.runs:
-        if not run.completed or run.result is None or run.result.rehearsal or (span := run.window) is None:
+        if not run.completed or run.result is None or run.is_rehearsal or (span := run.window) is None:
             continue
         if (joules := energy(run)) is not None and span[1] > span[0]:
             found[run.run_id] = joules.value / (span[1] - span[0]) / run.cell.gpus

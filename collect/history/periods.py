@@ -123,7 +123,7 @@ def _history(runs: Sequence[HistoryRun]) -> CellHistory:
                 changed=_changes(groups[place - 1][-1], group[0]) if place else [],
             )
         )
-    rehearsals = sum(one.run.run is not None and one.run.run.rehearsal for one in runs)
+    rehearsals = sum(one.run.is_rehearsal for one in runs)
     return CellHistory(runs[0].run.cell.name(), rehearsals, periods)
 
 

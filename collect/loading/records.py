@@ -38,7 +38,7 @@ from shardlab.record import (
     read_lines,
 )
 from shardlab.run import Run
-from shardlab.rundir import VALIDATION, RunDir, judged
+from shardlab.rundir import VALIDATION, RunDir, judged, was_rehearsal
 from shardlab.state import JudgedState
 from shardlab.suspension import Pause
 
@@ -126,6 +126,11 @@ class RunRecords(msgspec.Struct):
     def run_id(self) -> str:
         """The name of the run folder."""
         return self.folder.run_id
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether the run is a rehearsal, by its records. False if run.json could not be read."""
+        return self.run is not None and was_rehearsal(self.run, self.result, self.events)
 
     @property
     def count(self) -> int:

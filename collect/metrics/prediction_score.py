@@ -46,7 +46,7 @@ def _step_time(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, f
     """Returns (predicted step time, measured median step time), in seconds. None for rehearsals, whose times are not
     results."""
     assert run.result is not None
-    spread = None if run.result.rehearsal else run.result.step_time_ms
+    spread = None if run.is_rehearsal else run.result.step_time_ms
     return None if spread is None or predicted.step_s is None else (predicted.step_s, spread.median / 1000)
 
 

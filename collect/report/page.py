@@ -282,7 +282,8 @@ def drawings(loaded: Loaded, summary: Summary) -> list[DrawnFigure]:
         of = f", {group.workload}" if len(groups) > 1 else ""
         cells = len(group.marks)
         more = f" Shown are the first {cells} of {cells + group.left_out:,} cells." if group.left_out else ""
-        found += [_drawn(one, of, more, wide) for one, wide in in_rows(drawn)]
+        mark = " (rehearsal)" * summary.rehearsal
+        found += [_drawn(one, of, more, wide, mark) for one, wide in in_rows(drawn)]
     return found
 
 
@@ -310,10 +311,10 @@ def _is_partner(one: figure.Figure, other: figure.Figure) -> bool:
     return other.name not in WIDE and high <= MOST_UNLIKE * low
 
 
-def _drawn(found: figure.Figure, of: str, more: str, wide: bool) -> DrawnFigure:
+def _drawn(found: figure.Figure, of: str, more: str, wide: bool, mark: str) -> DrawnFigure:
     title = found.title + of
     name = re.sub(r"[^a-z0-9.-]+", "-", f"{found.name}{of}".replace("_", "-").lower())
-    spec = {"data": found.data, "layout": found.layout, "picture": figure.picture(found, title, wide)}
+    spec = {"data": found.data, "layout": found.layout, "picture": figure.picture(found, title + mark, wide)}
     spec = printable.mapped(spec, printable.one_line)
     return DrawnFigure(name, found.name, title, found.caption + more, found.height_px, wide, found.cells, spec)
 

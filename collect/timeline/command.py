@@ -20,6 +20,7 @@ from shardlab import faults, instrument_span
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.instrument_span import InstrumentSpan
+from shardlab.run import REHEARSAL
 from shardlab.workspace import Workspace
 
 
@@ -53,12 +54,15 @@ def show(workspace: Workspace, run_id: str, file: str | None, output: Output) ->
         headings = ["Instrument", "Acts (n)", "Median (ms)", "Longest (ms)", "Longest on", "Longest was"]
         output.table("instruments between steps, over all ranks", headings, _acts(acts))
     output.line(_straggler(timeline))
+    if run.is_rehearsal:
+        output.line(REHEARSAL, style="yellow")
     if run.run is not None and (on_purpose := faults.said(msgspec.to_builtins(run.cell.instruments))):
         output.line(f"on purpose, so this is no ordinary run: {on_purpose}.")
     for host in timeline.uncorrected:
         output.remark(f"{host}: its clock was not compared with the others, so its times are as its own clock had them.")
     document: dict[str, Any] = {
         "run": run_id,
+        "rehearsal": run.is_rehearsal,
         "ranks": rows,
         "clocks": [msgspec.to_builtins(clock) | {"drift_s": clock.drift_s} for clock in clocks],
         "uncorrected": timeline.uncorrected,
@@ -69,7 +73,7 @@ def show(workspace: Workspace, run_id: str, file: str | None, output: Output) ->
         "faults": faults.said(msgspec.to_builtins(run.cell.instruments)) if run.run is not None else "",
     }
     if file is not None:
-        count = perfetto.write(Path(file), timeline, profiled(run))
+        count = perfetto.write(Path(file), timeline, profiled(run), " (rehearsal)" * run.is_rehearsal)
         output.line(f"{count:,} events: {file} (open it with ui.perfetto.dev, which reads it in the browser)")
         document |= {"file": file, "events": count}
     output.document(document)

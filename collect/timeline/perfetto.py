@@ -15,12 +15,12 @@ from collect.timeline.timeline import RunTimeline, Spans
 from shardlab import files
 
 
-def write(path: Path, timeline: RunTimeline, profiled: Iterable[Spans]) -> int:
+def write(path: Path, timeline: RunTimeline, profiled: Iterable[Spans], mark: str = "") -> int:
     """Write the file, compressed if its name ends in .gz. Returns the number of events in the file.
 
-    profiled: the events of traces (`timeline.profiled`). Times in the file are in microseconds since the first moment of the
-    timeline; `otherData.began_s` is this moment in seconds since the epoch. Raises WorkspaceError if the file cannot be
-    written.
+    profiled: the events of traces (`timeline.profiled`). mark: follows the name of each host. Times in the file are in
+    microseconds since the first moment of the timeline; `otherData.began_s` is this moment in seconds since the epoch. Raises
+    WorkspaceError if the file cannot be written.
     """
     zero_s = _first_s(timeline)
     count = 0
@@ -29,7 +29,7 @@ def write(path: Path, timeline: RunTimeline, profiled: Iterable[Spans]) -> int:
         with gzip.open(unfinished, "wt") if path.suffix == ".gz" else unfinished.open("w") as handle:
             about = {"run": timeline.run_id, "began_s": zero_s, "uncorrected_hosts": timeline.uncorrected}
             handle.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [\n')
-            for event in _events(timeline, profiled, zero_s):
+            for event in _events(timeline, profiled, zero_s, mark):
                 handle.write(f"{',' if count else ''}{json.dumps(event)}\n")
                 count += 1
             handle.write("]}\n")
@@ -43,7 +43,7 @@ def _first_s(timeline: RunTimeline) -> float:
     return min(firsts, default=0.0)
 
 
-def _events(timeline: RunTimeline, profiled: Iterable[Spans], zero_s: float) -> Iterator[dict[str, Any]]:
+def _events(timeline: RunTimeline, profiled: Iterable[Spans], zero_s: float, mark: str) -> Iterator[dict[str, Any]]:
     processes: dict[str, int] = {}
     rows: dict[tuple[str, str], int] = {}
 
@@ -53,7 +53,7 @@ def _events(timeline: RunTimeline, profiled: Iterable[Spans], zero_s: float) -> 
     def process(host: str) -> Iterator[dict[str, Any]]:
         if host not in processes:
             processes[host] = len(processes) + 1
-            yield {"ph": "M", "name": "process_name", "pid": processes[host], "args": {"name": host}}
+            yield {"ph": "M", "name": "process_name", "pid": processes[host], "args": {"name": f"{host}{mark}"}}
 
     for spans in (*timeline.steps, *timeline.instruments, *profiled):
         yield from process(spans.host)

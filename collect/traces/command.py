@@ -20,6 +20,8 @@ from collect.traces.run_answers import RunAnswers
 from collect.traces.trace import Trace
 from shardlab.console import Output
 from shardlab.errors import InputError
+from shardlab.run import REHEARSAL
+from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
 _SHOWN = 12  # the most rows that a table of operators shows; the JSON document contains all rows
@@ -53,15 +55,20 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
     run: a run id, a path, or the name of the jobs that `jobs trace` submitted to read a run's traces. against: another run to
     compare with, or None. like_hta: whether to compute with the rounding of HolisticTraceAnalysis.
     """
+    named = [name for name in (run, against) if name and "/" not in name]
+    rehearsals = [name for name in named if RunDir(workspace.runs / name).is_rehearsal()]
+    for name in rehearsals:
+        output.remark(f"{name} is a {REHEARSAL}.", style="yellow")
+    about: dict[str, Any] = {"run": run, "rehearsals": rehearsals}
     if "/" not in run and (found := merged.figures(workspace, run)) is not None:
         if against or like_hta:
             raise InputError(
                 f"{run}: the runs of `jobs trace` keep exact figures only. Allowed: no --against and no --like-hta."
             )
-        return _report(output, run, found)
+        return _report(output, about, found)
     paths = files(workspace, run)
     if against is None and not like_hta:  # traces are read one after another, because thousands would not fit into memory
-        return _report(output, run, in_order([file_figures(source.read(path)) for path in paths]))
+        return _report(output, about, in_order([file_figures(source.read(path)) for path in paths]))
     other_paths = files(workspace, against) if against else []
     traces = sorted(map(source.read, paths), key=lambda trace: order(trace.rank, str(trace.path)))
     others = [source.read(path) for path in other_paths]
@@ -70,7 +77,7 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
     if against:
         comparison = TraceComparison(against, differences(traces, others), [file_figures(one) for one in others], damage)
     if not like_hta:
-        return _report(output, run, [file_figures(trace) for trace in traces], comparison)
+        return _report(output, about, [file_figures(trace) for trace in traces], comparison)
     told, without = _like_hta(traces)
     of_files = [f"{trace.path}: {sentence}" for trace in traces for sentence in damages(trace)]
     _tables(output, run, told, like_hta=True)
@@ -79,7 +86,7 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
     if comparison:
         _operators(output, run, comparison.against, comparison.operators)
     _remarks(output, told, _twice([(trace.rank, trace.path) for trace in traces]), [*without, *of_files, *damage])
-    document: dict[str, Any] = {"run": run, "like_hta": True, "ranks": [_document(one) for one in told]}
+    document = about | {"like_hta": True, "ranks": [_document(one) for one in told]}
     document |= {"without_figures": without, "damage": [*of_files, *damage]}
     output.document(document | (comparison.document(None) if comparison else {}))
     return 1 if document["damage"] or without else 0
@@ -103,11 +110,15 @@ class TraceComparison(NamedTuple):
         return {"against": self.against, "why": why, "operators": self.operators}
 
 
-def _report(output: Output, run: str, figures: Sequence[FileFigures], comparison: TraceComparison | None = None) -> int:
+def _report(
+    output: Output, about: dict[str, Any], figures: Sequence[FileFigures], comparison: TraceComparison | None = None
+) -> int:
     """Print the exact figures (numbers) of a run. Returns the exit code: 1 if a trace is damaged or has no figures, else 0.
 
-    figures: the figures of all traces of the run, sorted by rank. comparison: the comparison with another run, or None.
+    about: the first keys of the JSON document: the name of the run, and which runs are rehearsals. figures: the figures of all
+    traces of the run, sorted by rank. comparison: the comparison with another run, or None.
     """
+    run = about["run"]
     told = [one.breakdown for one in figures if one.breakdown]
     answers = RunAnswers([one.analysis for one in figures if one.analysis])
     without = [f"{one.path}: {one.why}" for one in figures if one.why]
@@ -126,7 +137,7 @@ def _report(output: Output, run: str, figures: Sequence[FileFigures], comparison
         _operators(output, run, comparison.against, comparison.operators)
     _remarks(output, told, _twice([(one.rank, Path(one.path)) for one in figures]), [*without, *damage])
     ranks = [_document(one) | run_answers.of_rank(rank) for one, rank in zip(told, answers.ranks, strict=True)]
-    document: dict[str, Any] = {"run": run, "like_hta": False, "ranks": ranks}
+    document = about | {"like_hta": False, "ranks": ranks}
     document |= {"without_figures": without, "damage": damage} | answers.document()
     output.document(document | (comparison.document(why) if comparison else {}))
     return 1 if damage or without else 0

@@ -49,8 +49,8 @@ def rehearsal(cell: LoadedCell) -> str:
         return f"{REHEARSAL}a tiny twin on CPU ({', '.join(changed)}): absolute numbers are not comparable"
     if any(run.run and run.run.cluster.get("provider") == "virtual" for run in cell.runs):
         return f"{REHEARSAL}practice nodes, all on one machine's CPU: absolute numbers are not comparable"
-    if any(run.run and run.run.rehearsal for run in cell.runs):
-        return f"{REHEARSAL}ranks forked on CPU: absolute numbers are not comparable"
+    if any(run.is_rehearsal for run in cell.runs):
+        return f"{REHEARSAL}ranks on CPU: absolute numbers are not comparable"
     return ""
 
 

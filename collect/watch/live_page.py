@@ -21,6 +21,7 @@ from collect.watch.queue import Queue, QueuedRun, counts
 from collect.watch.run_series import OF_STEPS, OF_TIME
 from shardlab import __version__, inventory, moments, printable, recorder_ends
 from shardlab.errors import ShardlabError
+from shardlab.rundir import was_rehearsal
 from shardlab.state import JudgedState
 from shardlab.workspace import Workspace
 from templates import render_page
@@ -39,7 +40,7 @@ class QueueRow(msgspec.Struct, frozen=True):
 
     share_pct: how much of the run is done, from 0 to 100; None if this is not known.
 
-    why: the reason for the state, and whether a sampler or the tracker ended early.
+    why: whether the run is a rehearsal, the reason for the state, and whether a sampler or the tracker ended early.
     """
 
     run_id: str
@@ -135,6 +136,8 @@ def _row(run: QueuedRun, verdict: JudgedState) -> QueueRow:
     left_s = progress.left_s(cell) if progress is not None and cell is not None else None
     if run.result is not None:
         rate = run.result.throughput_per_s
+    marked = run.run is not None and was_rehearsal(run.run, run.result, run.events)
+    why = ("held: " if verdict.held else "") + verdict.why
     return QueueRow(
         run_id=run.run_id,
         state=verdict.state,
@@ -142,7 +145,7 @@ def _row(run: QueuedRun, verdict: JudgedState) -> QueueRow:
         share_pct=min(100 * step / steps, 100.0) if step is not None and steps else None,
         rate=f"{rate:,.0f}" if rate is not None else "",
         left=moments.duration(max(left_s, 0.0)) if left_s is not None else "",
-        why="; ".join(filter(None, (("held: " if verdict.held else "") + verdict.why, *recorder_ends.sentences(run.events)))),
+        why="; ".join(filter(None, ("rehearsal" * marked, why, *recorder_ends.sentences(run.events)))),
     )
 
 

@@ -47,7 +47,7 @@ def replaced(keys: dict[str, Any], machine: Capacity) -> dict[str, ReplacedValue
         room = machine.of(new) or machine
     launcher = keys.get("launcher")  # without the key, it is the launcher FIRST
     if launcher is not None and (why := why_unusable(launcher, room)) is not None:
-        usable = [name for name, one in launchers().items() if not one.rehearsal and why_unusable(name, room) is None]
+        usable = [name for name, one in launchers().items() if one.on_gpus and why_unusable(name, room) is None]
         if usable:
             new = FIRST if FIRST in usable else usable[0]
             found["launcher"] = ReplacedValue("launcher", new, why.partition(". ")[0].rstrip("."))

@@ -59,7 +59,6 @@ def main(argv: list[str]) -> NoReturn:
 LAUNCHER = Launcher(
     name="deepspeed",
     summary="DeepSpeed's launcher: a new process for every rank, rendezvous at a port of the first node",
-    rehearsal=False,
     several_nodes=True,
     command=command,
     task=command,

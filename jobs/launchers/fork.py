@@ -15,7 +15,7 @@ def command(run: Run, python: str) -> list[str]:
 LAUNCHER = Launcher(
     name="fork",
     summary="rehearsal on CPU: ranks are forked from one process that has imported everything, so a run takes about a second",
-    rehearsal=True,
+    on_gpus=False,
     several_nodes=False,
     command=command,
     task=command,

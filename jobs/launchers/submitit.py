@@ -164,7 +164,6 @@ def main(argv: list[str]) -> int:
 LAUNCHER = Launcher(
     name="submitit",
     summary="submitit: a process of submitit's for every rank, on Slurm as a task, on one machine like its local executor",
-    rehearsal=False,
     several_nodes=True,
     command=command,
     task=task,

@@ -58,7 +58,6 @@ def _torchrun(run: Run, python: str) -> list[str]:
 LAUNCHER = Launcher(
     name="torchrun",
     summary="PyTorch's launcher: a new process for every rank, rendezvous by c10d",
-    rehearsal=False,
     several_nodes=True,
     command=command,
     task=task,

@@ -58,7 +58,7 @@ def options(run: Run, cluster: Cluster) -> tuple[str, ...]:
 
 def gpus_per_node(run: Run, cluster: Cluster) -> int:
     """The number of GPUs of a run on each node; 0 if its ranks compute on the CPU or the cluster has no GPUs."""
-    if run.launcher == "fork" or not launcher(run.launcher).on_gpus or cluster.gpus is None or not cluster.gpus.per_node:
+    if not launcher(run.launcher).on_gpus or cluster.gpus is None or not cluster.gpus.per_node:
         return 0
     return math.ceil(run.cell.gpus / run.world.nnodes)
 

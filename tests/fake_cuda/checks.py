@@ -70,7 +70,7 @@ def _rank_0_of(world: int) -> Ranks:
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     ranks = Ranks.__new__(Ranks)
     ranks.rank = ranks.local_rank = 0
-    ranks.world_size, ranks.forked, ranks.trains_on, ranks.backend = world, False, "cuda", "nccl"
+    ranks.world_size, ranks.trains_on, ranks.backend = world, "cuda", "nccl"
     ranks.device = torch.device("cuda:0")
     ranks.gather = lambda numbers: np.tile(np.array(numbers, dtype=float), (world, 1))
     ranks.leave = lambda: None

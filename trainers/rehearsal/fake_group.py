@@ -30,7 +30,7 @@ class FakeRanks(Ranks):
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.local_rank, self.world_size = rank, 0, world_size
-        self.forked, self.trains_on, self.backend, self.device = True, "cpu", "fake", torch.device("cpu")
+        self.trains_on, self.backend, self.device = "cpu", "fake", torch.device("cpu")
 
     def mesh(self, shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
         with real_tensors():
