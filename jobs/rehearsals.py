@@ -17,7 +17,7 @@ import msgspec
 
 from jobs import own_answers
 from jobs.own_plugins import OwnPlugins
-from shardlab import files, moments, rehearsed, workspace_trust
+from shardlab import files, moments, own_workload, plugin_source, rehearsed, workspace_trust
 from shardlab.cell import Cell
 from shardlab.console import Output
 from shardlab.decoders import DECODE_FAULTS
@@ -86,6 +86,8 @@ class Rehearsals:
         with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as folder:
             file, answer, said = Path(folder, "request.json"), Path(folder, "answer.json"), Path(folder, "said")
             file.write_bytes(msgspec.json.encode(request))
+            if (workload := request.own_workload) is not None and workload.is_data:
+                plugin_source.write(file.parent / own_workload.FOLDER, self._own.workloads.sources[workload.code])
             why = self._run(file, answer, said)
             try:
                 found = rehearsed.decode(answer.read_bytes())

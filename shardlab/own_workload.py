@@ -18,7 +18,6 @@ class OwnWorkload(msgspec.Struct, frozen=True):
 
     code: the digest of the files that define the workload.
     file: the path of the defining file in the workspace from which the run was submitted.
-    block_count: the number of blocks that strategies wrap one by one.
     flops_per_unit: None if the operations cannot be counted.
 
     The following fields belong to a model that is given by its configuration (shardlab/model_file.py), whose file is JSON:
@@ -35,7 +34,6 @@ class OwnWorkload(msgspec.Struct, frozen=True):
     file: str
     unit: str  # what a batch counts, such as images or tokens
     parameters: int  # number of parameters
-    block_count: int
     flops_per_unit: float | None
     flops_source: str  # where the number of operations comes from
     optimizer: Optimizer  # the default optimizer
@@ -43,10 +41,16 @@ class OwnWorkload(msgspec.Struct, frozen=True):
     tensor_degrees: tuple[int, ...] = ()  # tensor-parallel degrees that are possible besides 1
     most_stages: int = 0  # the largest number of pipeline stages; 0: no pipeline is possible
     block: str = ""  # the name of the class of its blocks
+    block_parameters: tuple[int, ...] = ()  # parameters of each block that strategies wrap; shared ones count in the first
     twin: bool = False
     seq_len: int | None = None
     longest: int | None = None
     remarks: tuple[str, ...] = ()
+
+    @property
+    def block_count(self) -> int:
+        """The number of blocks that strategies wrap one by one."""
+        return len(self.block_parameters)
 
     @property
     def is_data(self) -> bool:

@@ -32,7 +32,8 @@ class RehearsalRequest(msgspec.Struct, frozen=True):
 
     cell: Cell
     own_workload: OwnWorkload | None = None
-    """The workload of the cell, if a file of the workspace defines it; the file must be where `own_workload.file` says."""
+    """The workload of the cell, if a file of the workspace defines it. Python code must be where `own_workload.file` says; a
+    configuration must be in the folder `workloads` beside the request, as in the folder of a run."""
     own_strategy: OwnStrategy | None = None
     """The strategy of the cell, if a file of the workspace defines it; the file must be where `own_strategy.file` says."""
 

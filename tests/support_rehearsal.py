@@ -19,8 +19,9 @@ from support_line import HANG_S
 
 from shardlab import rehearsed
 
-# Reads lines of JSON: a cell, what is measured in a real step ("memory", "collectives" or "nothing"), and whether all blocks of
-# the model are rehearsed. Prints for each cell the result of the rehearsal and the measurement of each rehearsed rank.
+# Reads lines of JSON: a cell, what is measured in a real step ("memory", "collectives" or "nothing"), whether all blocks of the
+# model are rehearsed, and the workload of the cell if a file defines it. Prints for each cell the result of the rehearsal and
+# the measurement of each rehearsed rank.
 SCRIPT = """
 import json, os, signal, sys, tempfile, traceback
 from collections import Counter
@@ -29,6 +30,7 @@ out = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # for what libraries say
 import msgspec, torch
 from shardlab.cell import Cell
+from shardlab.own_workload import OwnWorkload
 from trainers import communication, menu
 from trainers.instruments.timing import clock_for
 from trainers.rank import Rank
@@ -114,7 +116,9 @@ def forked(measure, cell, numbers):
     return [json.loads(Path(folder, str(number)).read_text()) for number in numbers]
 
 for line in sys.stdin:
-    cell, real, full_depth = msgspec.convert(json.loads(line), type=tuple[Cell, str, bool])
+    cell, real, full_depth, own = msgspec.convert(json.loads(line), type=tuple[Cell, str, bool, OwnWorkload | None])
+    if own is not None:
+        menu.add_own_workload(own, Path(own.file))
     answer = rehearse.rehearse(cell, Path(DATA), full_depth=full_depth)
     measured = None
     if real == "memory":
@@ -140,13 +144,13 @@ class Rehearser:
             env={**os.environ, **alike}, cwd=Path(__file__).parent.parent,
         )  # fmt: skip
 
-    def __call__(self, cell, real="nothing", *, full_depth=False):
+    def __call__(self, cell, real="nothing", *, full_depth=False, own=None):
         """Rehearse a cell. Returns (the result of the rehearsal, the measurement of each rehearsed rank).
 
         real: what is also measured in a real step: "memory", "collectives" or "nothing" (then None replaces the measurements).
-        full_depth: rehearse all blocks.
+        full_depth: rehearse all blocks. own: the workload of the cell if a file defines it, with the path of this file.
         """
-        self._process.stdin.write(msgspec.json.encode((cell, real, full_depth)) + b"\n")
+        self._process.stdin.write(msgspec.json.encode((cell, real, full_depth, own)) + b"\n")
         self._process.stdin.flush()
         ready, _, _ = select.select([self._process.stdout], [], [], HANG_S)
         line = self._process.stdout.readline() if ready else b""

@@ -6,10 +6,12 @@ command.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from shardlab import own_code, plugin_source
 from shardlab.errors import InputError, ShardlabError
@@ -64,7 +66,7 @@ def _known(own: OwnModel, source: PluginSource, name: str, sizes: dict[str, Valu
         file=str(source.file),
         unit=own.unit,
         parameters=parameters,
-        block_count=len(task.blocks(model)),
+        block_parameters=block_parameters(task.blocks(model)),
         flops_per_unit=flops,
         flops_source=flops_source,
         optimizer=own.optimizer,
@@ -72,6 +74,17 @@ def _known(own: OwnModel, source: PluginSource, name: str, sizes: dict[str, Valu
         tensor_degrees=plan.degrees() if plan is not None and own.tensor_parallel is not None else (),
         most_stages=plan.count if plan is not None and own.pipeline is not None else 0,
     )
+
+
+def block_parameters(blocks: Sequence[nn.Module]) -> tuple[int, ...]:
+    """The number of trainable parameters of each block. A parameter that several blocks share counts in the first of them."""
+    counted: set[nn.Parameter] = set()
+    sizes = []
+    for block in blocks:
+        new = {parameter for parameter in block.parameters() if parameter.requires_grad} - counted
+        sizes.append(sum(parameter.numel() for parameter in new))
+        counted |= new
+    return tuple(sizes)
 
 
 def _flops(own: OwnModel, task: OwnTask) -> tuple[float | None, str]:

@@ -25,6 +25,7 @@ from shardlab.registry import Option
 from trainers import configuration, counted_flops, menu
 from trainers.blocks import classes
 from trainers.convolutional_workload import OPTIONS
+from trainers.describe import block_parameters
 from trainers.frozen_statistics import layers as batch_norms
 from trainers.plans import derived
 from trainers.task import Batch, Task
@@ -117,7 +118,7 @@ def _known(content: dict[str, Any], code: str, name: str, seq_len: int | None, *
         file=f"{name.removesuffix('-tiny') if twin else name}{model_file.SUFFIX}",
         unit="images" if sizes.seq_len is None else "tokens",
         parameters=parameters,
-        block_count=len(blocks),
+        block_parameters=block_parameters(blocks),
         flops_per_unit=flops,
         flops_source=source,
         optimizer=OPTIMIZER,

@@ -100,6 +100,7 @@ def add_own_workload(known: OwnWorkload, file: Path) -> Workload:
         refuse=partial(_refuse_data, longest=known.longest) if known.is_data else lambda _: None,
         tensor_degrees=known.tensor_degrees,
         most_stages=known.most_stages,
+        block_parameters=known.block_parameters,
         code=known.code,
         file=known.file,
     )

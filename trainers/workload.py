@@ -50,6 +50,9 @@ class Workload(msgspec.Struct, frozen=True):
     most_stages: int = 0
     """Only for a workload that a workspace defines: its number of blocks with the default options if a pipeline can divide the
     blocks into stages, else 0."""
+    block_parameters: tuple[int, ...] = ()
+    """Only for a workload that a workspace defines: the number of parameters of each repeated block with the default options;
+    empty: the model has no repeated blocks."""
     code: str | None = None
     """The digest of the workspace's files that define the workload (shardlab/plugin_source.py); None: shardlab ships the
     workload."""

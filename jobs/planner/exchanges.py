@@ -49,7 +49,9 @@ class Exchange(msgspec.Struct, frozen=True):
 
 
 def of(cell: Cell) -> list[Exchange] | None:
-    """The exchanges of the rank that sends the most bytes; None if the exchanges of the cell's strategy are not known."""
+    """The exchanges of the rank that sends the most bytes; None if those of the cell's strategy or model are not known."""
+    if not model_facts.are_known(cell):
+        return None
     facts, engine = model_facts.of(cell), strategy(cell.strategy).engine.rpartition(".")[2]
     if engine == "single" or (cell.gpus == 1 and not cell.servers):
         return []

@@ -111,9 +111,17 @@ def _of_part(cell: Cell, facts: ModelFacts, division: Division, share: StageShar
         "optimizer_state": exactly(states / sharded if on_gpu else 0),
         "master_parameter": exactly(division.master_bytes * parameters / sharded if on_gpu else 0),
     }
-    gradient = exactly(
-        division.gradient_bytes * parameters / division.gradient_ranks + division.whole_gradient_bytes * parameters
-    )
+    parts = (division.gradient_bytes * parameters / division.gradient_ranks, division.whole_gradient_bytes * parameters)
+    gradient = exactly(sum(parts))
+    copied = exactly(division.copy_bytes * parameters)
+    if facts.saved is None:
+        # The memory of this model is a lower bound, and these parts need not exist at the same moment. So only the largest of
+        # sharded gradients, whole gradients and gathered weights counts, and no buffer.
+        gradient = msgspec.structs.replace(gradient, low=max(parts))
+        gathered, copied = (
+            msgspec.structs.replace(weights, low=max(0.0, weights.low - gradient.low)) for weights in (gathered, copied)
+        )
+        buckets = msgspec.structs.replace(buckets, low=0.0)
     begins = {
         **persistent,
         "gathered": gathered,
@@ -127,7 +135,7 @@ def _of_part(cell: Cell, facts: ModelFacts, division: Division, share: StageShar
     copies = exactly(
         4 * parameters / sharded if unfused and on_gpu else 0
     )  # without fused kernels, torch's foreach optimizer makes a temporary tensor of the size of each weight
-    steps = {**ends, "gathered": exactly(division.copy_bytes * parameters), "temporary": copies}
+    steps = {**ends, "gathered": copied, "temporary": copies}
     return max((begins, ends, steps), key=lambda moment: total(moment).likely)
 
 

@@ -9,7 +9,7 @@ never writes its matrix (Dao et al., 2022). The saved elements per token, where 
     LLaMA        kept whole: inputs of two norms 2d (always fp32), normed 2d, inputs of the first layers 2d
                  split: q, k, v 3d; input of the output layer d; the MLP's four tensors 4i
 
-For convolutional networks, counted.yaml has the counted bytes. Of a workspace's own model, only the parameters are known.
+For convolutional networks, counted.yaml has the counted bytes. A workspace's own model has only its description.
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ _known: dict[tuple[object, ...], ModelFacts] = {}
 
 def of(cell: Cell) -> ModelFacts:
     """The facts of a cell's model. Computed once for all cells with the same model, because plans have thousands of cells."""
-    options = cell.options
-    key = (cell.workload, cell.workload_code, cell.seq_len, cell.precision, *(options.get(name) for name in _SHAPING))
+    options, own = cell.options, cell.workload_code is not None
+    shape = (cell.pp > 1, *options.items()) if own else tuple(options.get(name) for name in _SHAPING)
+    key = (cell.workload, cell.workload_code, cell.seq_len, cell.precision, *shape)
     if (facts := _known.get(key)) is None:
         facts = _known[key] = _of(cell)
     return facts
@@ -104,11 +105,11 @@ def of(cell: Cell) -> ModelFacts:
 def _of(cell: Cell) -> ModelFacts:
     workload = menu.workload_of(cell)
     if workload.file is not None:
-        return _unknown(cell, workload)
+        return _described(cell, workload)
     family = workload.task.rpartition(".")[2]
     if (formula := {"gpt2": _gpt2, "llama": _llama, "vit": _vit}.get(family)) is not None:
         return formula(cell, workload)
-    return _convolutional(cell, workload) if cell.workload in counted() else _unknown(cell, workload)
+    return _convolutional(cell, workload) if cell.workload in counted() else _described(cell, workload)
 
 
 def _gpt2(cell: Cell, workload: Workload) -> ModelFacts:
@@ -238,17 +239,42 @@ def _convolutional(cell: Cell, workload: Workload) -> ModelFacts:
     )
 
 
-def _unknown(cell: Cell, workload: Workload) -> ModelFacts:
-    """The facts of a workspace's own model: only its parameters and, with its default options, its operations are known."""
-    default = workload.has_default_options(cell) and cell.seq_len in (None, workload.seq_len)
-    per_unit = workload.flops_per_unit if default else None
+LAYERS = "n_layer"  # the option of a model by configuration that keeps only the first blocks
+
+
+def are_known(cell: Cell) -> bool:
+    """Whether the facts of a cell's model are known. The description of a workspace's own model is valid for its default
+    options; of a model by configuration, the first blocks are known too."""
+    workload = menu.workload_of(cell)
+    if workload.file is None or workload.has_default_options(cell):
+        return True
+    default = _default_layers(workload)
+    return workload.is_data and default in (cell.options.get(LAYERS), len(workload.block_parameters))
+
+
+def _default_layers(workload: Workload) -> int | None:
+    return next((cast("int", option.default) for option in workload.options if option.name == LAYERS), None)
+
+
+def _described(cell: Cell, workload: Workload) -> ModelFacts:
+    """The facts of a workspace's own model by its description. A number of parameters that is not known is left out, because
+    the memory of this model is a lower bound."""
+    default = workload.has_default_options(cell)
+    sizes = workload.block_parameters
+    outside = workload.parameters - sum(sizes)
+    if (layers := _default_layers(workload)) is not None:
+        sizes = sizes[: len(sizes) - layers + cast("int", cell.options[LAYERS])]
+    if workload.unit == "images" and not default:
+        outside = 0  # the data set of a cell may have another number of classes
+    per_unit = workload.flops_per_unit if default and cell.seq_len in (None, workload.seq_len) else None
     units = cell.seq_len if workload.unit == "tokens" and cell.seq_len else 1
     return ModelFacts(
-        parameters=workload.parameters,
-        blocks=0,
-        block_parameters=0,
-        largest_block=workload.parameters,
-        front=workload.parameters,
+        parameters=sum(sizes) + outside,
+        blocks=len(sizes),
+        # which stage of a pipeline has which blocks and which other layers is not known
+        block_parameters=0 if not sizes else min(sizes) if cell.pp > 1 else sum(sizes) // len(sizes),
+        largest_block=max(sizes, default=0),
+        front=0 if cell.pp > 1 else outside,
         back=0,
         tied=0,
         flops_per_item=None if per_unit is None else per_unit * units,

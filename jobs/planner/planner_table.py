@@ -112,8 +112,9 @@ def duration(seconds: float) -> str:
 def _memory(one: Prediction) -> str:
     if one.memory_bytes is None:
         return ""
-    unknown = "more than " if "activation" not in one.memory_by_category and one.how.endswith("lower bound") else ""
-    return f"{unknown}{size(one.memory_bytes.likely)}"
+    if one.memory_from == "formula" and one.formula_tensor_bytes is None:  # the memory of activations is not known
+        return f"more than {size(one.memory_bytes.low)}"
+    return size(one.memory_bytes.likely)
 
 
 def _range(text: Callable[[float], str], span: PredictedRange | None) -> str:

@@ -16,7 +16,8 @@ from shardlab.rehearsed import Answer, NotRehearsed, Rehearsed, RehearsedCollect
 GIB = 1 << 30
 CPU_RANKS = "ranks are processes on a CPU, so neither their whole memory nor their time is predicted"
 
-OWN_STRATEGY = "memory and time of a strategy of the workspace are not predicted, because no formula describes it"
+OWN_STRATEGY = "no formula describes a strategy of the workspace"
+OWN_OPTIONS = "the size of a model of the workspace is known only with its default options"
 
 
 def of(
@@ -38,8 +39,8 @@ def of(
     if cell.launcher == "fork":
         machine = NO_GPU
     capacity = capacity_of(cell, machine)
-    if cell.strategy_code is not None:
-        return _of_own_strategy(cell, machine, capacity, recorded_s, answer)
+    if cell.strategy_code is not None or not model_facts.are_known(cell):
+        return _without_formula(cell, machine, capacity, recorded_s, answer)
     needed = memory.of(cell, on_gpu=machine.on_gpu)
     found = _memory(cell, machine, needed, calibration, answer)
     sent, sent_from, collectives = _traffic(cell, answer)
@@ -159,15 +160,16 @@ def _largest_micro_batch(
     return fit.largest_micro_batch(cell, capacity, on_gpu=machine.on_gpu, ratio=ratio)
 
 
-def _of_own_strategy(
+def _without_formula(
     cell: Cell, machine: PlannedMachine, capacity: PredictedRange | None, recorded_s: float | None, answer: Answer | None
 ) -> Prediction:
-    """The prediction for a strategy of the workspace. No formula describes this strategy, so its memory is known only from a
-    rehearsal."""
+    """The prediction for a strategy of the workspace, or for a model whose size is not known. No formula describes them, so
+    the memory is known only from a rehearsal."""
+    why = OWN_STRATEGY if cell.strategy_code is not None else OWN_OPTIONS
     time_s = None if recorded_s is None else around(recorded_s)
     if not isinstance(answer, Rehearsed):
         refused = f"; not rehearsed: {answer.why}" if isinstance(answer, NotRehearsed) else ""
-        return Prediction(time_s=time_s, how=f"{OWN_STRATEGY}{refused}")
+        return Prediction(time_s=time_s, how=f"memory and time: not predicted, because {why}{refused}")
     found, (sent, sent_from, collectives) = _rehearsed(cell, machine, answer), _traffic(cell, answer)
     return Prediction(
         memory_bytes=found.bytes,
@@ -180,7 +182,7 @@ def _of_own_strategy(
         sent_bytes=sent,
         sent_from=sent_from,
         collectives=collectives,
-        how=f"{found.how}; time: not predicted, because no formula describes a strategy of the workspace",
+        how=f"{found.how}; time: not predicted, because {why}",
         gpu=machine.name or None,
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from shardlab import files, rehearsed
+from shardlab import files, own_workload, rehearsed
 from shardlab.errors import InputError
 from shardlab.rehearsed import Answer, RehearsalRequest, Rehearsed
 from trainers import menu, own_strategy
@@ -29,7 +29,7 @@ def run(file: Path | None, cache: Path | None, *, full_depth: bool) -> int:
     place = None if cache is None else cache / f"{request.key(full_depth=full_depth)}.json"
     answer = None if place is None else _cached(place)
     if answer is None:
-        answer = _rehearse(request, full_depth=full_depth)
+        answer = _rehearse(request, Path() if file is None else file.parent, full_depth=full_depth)
         if place is not None and isinstance(answer, Rehearsed):
             files.make_folder(place.parent)
             files.write_json(place, answer)
@@ -66,12 +66,14 @@ def _cached(place: Path) -> Answer | None:
         return None
 
 
-def _rehearse(request: RehearsalRequest, *, full_depth: bool) -> Answer:
+def _rehearse(request: RehearsalRequest, folder: Path, *, full_depth: bool) -> Answer:
+    """Rehearse the cell of a request. folder: the folder of the request, such as the folder of a run."""
     os.nice(NICE)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the result must not depend on the GPUs of this machine
     sys.dont_write_bytecode = True  # so that Python writes no __pycache__ beside the user's files
     if (workload := request.own_workload) is not None:
-        menu.add_own_workload(workload, Path(workload.file))
+        copy = folder / own_workload.FOLDER / Path(workload.file).name
+        menu.add_own_workload(workload, copy if workload.is_data else Path(workload.file))
     if (strategy := request.own_strategy) is not None:
         own_strategy.add(Path(strategy.file), request.cell.strategy_code)
     from trainers.tasks import vision_library

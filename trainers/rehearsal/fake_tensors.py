@@ -11,7 +11,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -42,6 +43,29 @@ def alive() -> list[FakeTensor]:
 
 real_tensors = unset_fake_temporarily
 """A context for use inside `fake_tensors`: in it, new tensors are real."""
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def outside(function: C) -> C:
+    """The same function, but the tensors that it makes are real, also if it is called inside `fake_tensors`."""
+
+    @wraps(function)
+    def called(*given: Any, **named: Any) -> Any:
+        with real_tensors():
+            return function(*given, **named)
+
+    return called  # type: ignore[return-value]
+
+
+def make_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """Replace the real tensors of a model by fake tensors, and return the model. A model has real tensors if they were made
+    before it, such as a table of weights that a user's file makes when it is imported."""
+    for module in model.modules():
+        tensors: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for held in tensors:
+            held |= {name: mode.from_tensor(given) for name, given in held.items() if given is not None}
+    return model
 
 
 class _RealNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from shardlab import own_code
 from shardlab.cell import Cell
+from shardlab.errors import InputError
 from shardlab.rehearsed import SCHEMA, Answer, MemoryByCategory, NotRehearsed, Rehearsed, RehearsedCollective, RehearsedRank
 from trainers import dtypes, menu
 from trainers.instruments.timing import clock_for
@@ -19,7 +21,7 @@ from trainers.process import sentence
 from trainers.rehearsal import counted_step, depths, fork_steps, measured
 from trainers.rehearsal.counted_step import CountedStep
 from trainers.rehearsal.fake_group import FakeRanks, fake_group, give_hook, neighbours
-from trainers.rehearsal.fake_tensors import fake_tensors
+from trainers.rehearsal.fake_tensors import fake_tensors, make_fake, outside
 from trainers.rehearsal.substitutes import substitute, task_of, why_not
 from trainers.task import Batch
 
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 # stage 3 of DeepSpeed compares the order of modules among ranks.
 FIRST_STEPS = {"ddp": 2, "ddp-powersgd": 4, "zero3": 3}
 MOST_FIRST_STEPS = max(FIRST_STEPS.values())
+NO_VALUES = (
+    "A rehearsal has the shapes of tensors and not their values. Needed: model() and loss() without numpy, and without shapes "
+    "that depend on values, such as outputs[mask]; torch.where or a product with the mask can replace them."
+)
 
 
 def rehearse(cell: Cell, data_path: Path, *, full_depth: bool) -> Answer:
@@ -100,15 +106,26 @@ def _answer(rank: int, alike: int, step: CountedStep, collectives: tuple[Rehears
 
 
 def _step(cell: Cell, data_path: Path, rank: int) -> CountedStep:
-    """Make the counted step of the rank with this number, in a fake process group."""
-    with fake_group(rank, cell.world_size) as ranks:
-        return counted(cell, data_path, ranks)
+    """Make the counted step of the rank with this number, in a fake process group. Raises InputError, which names the line, if
+    the user's code cannot compute with fake tensors."""
+    try:
+        with fake_group(rank, cell.world_size) as ranks:
+            return counted(cell, data_path, ranks)
+    except RuntimeError as error:
+        file = menu.workload_of(cell).file
+        if file is None or own_code.place(error, Path(file).parent) is None:
+            raise
+        raise InputError(f"{own_code.sentence(file, error)} {NO_VALUES}") from error
 
 
 def counted(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
     """Build the engine of this rank on fake tensors, make the first steps, and count the next step."""
     task = task_of(cell, data_path)
+    made = task.model
     with fake_tensors() as mode, neighbours(lambda: _hidden(cell, task)):
+        for name in ("fetch", "plan"):  # both read data, and the user's function `batch` may read it with any library
+            setattr(task, name, outside(getattr(task, name)))
+        task.model = lambda: make_fake(made(), mode)  # type: ignore[method-assign]
         torch.manual_seed(cell.seed)
         engine, clock = menu.strategy_of(cell).build(cell, task, ranks), clock_for(ranks.device)
         give_hook(engine.model)
