@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
 
@@ -38,6 +39,14 @@ def _documented(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
             text = after.value
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
                 yield field.target.id, " ".join(text.value.split())
+
+
+def join_lines(docstring: str) -> str:
+    """A docstring with each paragraph as one line, and an empty line between paragraphs.
+
+    The text is the same in each version of Python: from 3.13 on, the compiler removes the indentation of docstrings.
+    """
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", docstring.strip()))
 
 
 def structs(root: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
