@@ -42,10 +42,7 @@ def _documented(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 def join_lines(docstring: str) -> str:
-    """A docstring with each paragraph as one line, and an empty line between paragraphs.
-
-    The text is the same in each version of Python: from 3.13 on, the compiler removes the indentation of docstrings.
-    """
+    """A docstring with each paragraph as one line: the same text on each Python, of which 3.13 removes the indentation."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", docstring.strip()))
 
 

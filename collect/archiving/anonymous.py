@@ -2,8 +2,7 @@
 
 A name has the same pseudonym in all files, so that a reader still sees which records are about the same host. The names are
 collected from the cluster file, the inventory, the records of the runs and this machine. GPU UUIDs, MAC addresses and other
-UUIDs are found by their form. Words of shardlab's own formats are never replaced, such as the key max_grad_norm if the user's
-name is `max`: without these words, no command could read the files.
+UUIDs are found by their form. Words of shardlab's formats remain, as `max_grad_norm` for a user `max`: commands need them.
 """
 
 from __future__ import annotations
@@ -98,12 +97,12 @@ class Pseudonyms:
                 spelled.setdefault(spelling.lower(), pseudonym)
         self._spelled = spelled
         ours = {word.encode() for word in (*KEYS, *words)}
-        parted = _any_of({text: _alone(text) for text in spelled})
+        alone = {text: _alone(text) for text in spelled}
+        parted = _any_of(alone)
         kept = {word: _alone(word) for word in ours if word.lower() not in spelled and parted and parted.search(word)}
         kept |= {b'"%b"' % word: b'"%b"(?=\\s*:)' % re.escape(word) for word in ours if word.lower() in spelled}
-        inside = {text: re.escape(text) for text in spelled if len(text) >= LEAST_INSIDE}
-        self._names = _any_of({text: _alone(text) for text in spelled} | kept)
-        self._inside = _any_of(inside | kept)
+        self._names = _any_of(alone | kept)
+        self._inside = _any_of({text: re.escape(text) for text in spelled if len(text) >= LEAST_INSIDE} | kept)
 
     def _new(self, kind: str) -> bytes:
         number = self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -131,10 +130,7 @@ class Pseudonyms:
 
 
 def _alone(text: bytes) -> bytes:
-    """A pattern that finds a text where it is not a part of a longer word, as a letter or a digit beside it shows.
-
-    `_` and `-` may be beside a name, as in gpu1-ib.
-    """
+    """A pattern that finds a text that has no letter and no digit beside it; `_` and `-` may be beside it, as in gpu1-ib."""
     return b"(?<![A-Za-z0-9])" * (text[:1] != b"/") + re.escape(text) + b"(?![A-Za-z0-9])"
 
 
@@ -155,12 +151,9 @@ def of(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> Pseudonyms:
     values |= {text for one in loaded.runs for event in one.events for text in (event.event, event.writer)}
     values |= {text for one in loaded.runs for text in (one.run_id, one.result.unit if one.result is not None else "")}
     pseudonyms = Pseudonyms(found, {*STATES, *(text for text in values if not any(name in text for name in own))})
-    name = loaded.expansion.name
-    if pseudonyms.replaced(name.encode()) != name.encode():
-        raise InputError(
-            f"--anonymous: the name of the matrix {name!r} contains a name that must be replaced. Allowed: a matrix with "
-            "another name, or an archive without --anonymous."
-        )
+    if pseudonyms.replaced(loaded.expansion.name.encode()) != loaded.expansion.name.encode():
+        why = f"--anonymous: the name of the matrix {loaded.expansion.name!r} contains a name that must be replaced"
+        raise InputError(f"{why}. Allowed: a matrix with another name, or an archive without --anonymous.")
     return pseudonyms
 
 
@@ -269,8 +262,8 @@ def _home() -> str:
 
 def _keys(*modules: ModuleType) -> frozenset[str]:
     """The keys of all types that are read from files and that these modules define or import."""
-    types = {one for module in modules for one in vars(module).values() if isinstance(one, type)}
-    structs = {one for one in types if issubclass(one, msgspec.Struct)}
+    members = [one for module in modules for one in vars(module).values()]
+    structs = {one for one in members if isinstance(one, type) and issubclass(one, msgspec.Struct)}
     return frozenset(field.encode_name for one in structs for field in msgspec.structs.fields(one))
 
 
