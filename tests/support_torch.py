@@ -1,8 +1,8 @@
 """A pytest plugin: where torch is not installed, tests that need it are skipped with the reason `needs torch`.
 
-shardlab without torch is the light installation: it provisions, plans, submits to clusters, fetches and reports. Only a machine
-that trains needs torch. A test needs torch if its module imports torch, or a package that comes with torch, or if its file or its
-name is in the table NEED_TORCH: then the test starts processes that import torch.
+shardlab without torch is the light installation: it provisions, plans, submits to clusters, fetches and reports. Only a
+machine that trains needs torch. A test needs torch if its module imports torch or another package of the extra `trainers`, or
+if the table NEED_TORCH lists it: then the test starts processes that import torch.
 
 In CI, where torch is installed, this plugin does nothing; a test with this reason would fail there (support_skips.py).
 """
