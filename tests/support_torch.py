@@ -18,7 +18,15 @@ import pytest
 IS_HERE = importlib.util.find_spec("torch") is not None
 REASON = "needs torch"
 TRAINERS = ("torch", "torchvision", "transformers", "tokenizers", "deepspeed", "PIL")  # packages of the extra `trainers` only
-NEED_TORCH: tuple[str, ...] = ()
+# Files and names of tests that start processes which import torch.
+NEED_TORCH = (
+    "test_trainers_*.py::*",
+    "test_batch_search_runs.py::*",
+    "test_fake_cuda.py::*",
+    "test_gpu_proof.py::*",
+    "test_own_strategies.py::*",
+    "test_own_workloads.py::*",
+)
 
 
 def needs_torch(test: str) -> bool:
@@ -26,7 +34,7 @@ def needs_torch(test: str) -> bool:
     return any(fnmatchcase(test, f"tests/{pattern}") for pattern in NEED_TORCH)
 
 
-def skip_without_torch(item: pytest.Item) -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test of the table NEED_TORCH if torch is not installed."""
     if not IS_HERE and needs_torch(item.nodeid):
         pytest.skip(REASON)
