@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
 
@@ -38,6 +39,11 @@ def _documented(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
             text = after.value
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
                 yield field.target.id, " ".join(text.value.split())
+
+
+def join_lines(docstring: str) -> str:
+    """A docstring with each paragraph as one line: the same text on each Python, of which 3.13 removes the indentation."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", docstring.strip()))
 
 
 def structs(root: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:

@@ -24,6 +24,7 @@ from support_slurm import SlurmCluster
 # Some test modules use these modules as plugins and others import them. pytest rewrites the assertions of a plugin, and warns
 # if the module was imported before. So without this line, tests would depend on their order.
 pytest.register_assert_rewrite("support_trainers", "support_fake_gpus", "support_nvml")
+pytest_plugins = ["support_torch"]
 settings.register_profile("any-machine", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if CI else "any-machine")

@@ -6,10 +6,13 @@ Every time is computed and not random, so a test can compute the expected value 
 from __future__ import annotations
 
 import math
+import pwd
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
 
 from collect.loading.loaded_run import LoadedRun
 from shardlab import files
@@ -308,3 +311,10 @@ def ten_digits(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: ten_digits(one) for key, one in value.items()}
     return [ten_digits(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def log_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Make `name` the user who runs the command: in the variables of the environment, and as the name of each user id."""
+    for variable in ("USER", "LOGNAME", "SUDO_USER"):
+        monkeypatch.setenv(variable, name)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=name))

@@ -62,7 +62,7 @@ def of(kind: type[msgspec.Struct]) -> dict[str, str]:
 
 def summary(kind: type[msgspec.Struct]) -> str:
     """The first paragraph of the docstring of a type, without texts about its fields."""
-    text = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+    text = field_docs.join_lines(kind.__doc__ or "").split("\n\n")[0]
     names = {field.name for field in msgspec.structs.fields(kind)}
     for match in re.finditer(rf"({_NAMES}): ", text):
         if set(_split(match[1])) <= names:

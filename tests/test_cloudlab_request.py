@@ -254,7 +254,8 @@ def test_the_command_prints_the_request_and_nothing_else(tmp_path, capsys):
     assert run(capsys, str(file), "request", "--profile", "--workspace", str(tmp_path))[1].startswith(
         '"""A cluster for training'
     )
-    assert checked(json.loads(run(capsys, str(file), "request", "--json", "--workspace", str(tmp_path))[1])["request"])
+    document = json.loads(run(capsys, str(file), "request", "--json", "--workspace", str(tmp_path))[1])
+    assert checked(document["request"]).get("type") == "request"
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -137,7 +137,7 @@ def test_telemetry_is_left_out_last_and_the_limit_is_kept(workspace, tmp_path, c
 
 
 def test_no_name_is_in_an_anonymous_archive(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("USER", USER)
+    support.log_in(monkeypatch, USER)
     theirs = support.matrix(tmp_path / "zebra_user-work")
     (theirs.path / "cluster.yaml").write_text(
         f"schema: 1\nname: okapi\nprovider: slurm\nlogin: {{host: login.cluster.example.edu, user: {USER}}}\n"
@@ -170,7 +170,7 @@ def test_no_name_is_in_an_anonymous_archive(tmp_path, monkeypatch, capsys):
         for name in zipped.namelist():
             content = zipped.read(name)
             content = gzip.decompress(content) if name.endswith(".gz") else content
-            for secret in (*NAMES, str(theirs.path)):
+            for secret in (*NAMES, str(theirs.path), str(tmp_path)):
                 assert secret.lower() not in name.lower(), name
                 assert secret.lower().encode() not in content.lower(), (name, secret)
     assert collect("open", str(out), "--out", str(tmp_path / "ours"), "--json") == 0

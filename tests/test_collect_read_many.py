@@ -2,6 +2,7 @@
 
 import json
 import os
+from multiprocessing import resource_tracker
 
 import pytest
 import support_collect as support
@@ -39,6 +40,7 @@ def answers(monkeypatch):
     monkeypatch.setattr(read_many, "MANY", 2)
     monkeypatch.setattr(read_many, "PART", 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    resource_tracker.ensure_running()  # so that no test starts it with a broken Python; it serves all tests of this process
     return received
 
 

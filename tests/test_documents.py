@@ -19,7 +19,8 @@ from shardlab.workspace import Workspace
 ROOT = Path(__file__).parent.parent
 MAINS = {"jobs": jobs.cli.main, "collect": collect.cli.main, "provision": provision.cli.main}
 # Maps the name of a description in support_documents.py to (the command whose JSON output it describes, its exit code).
-# `{run}` stands for the name of a run with traces, `{other}` for another such run, and `{folder}` for the workspace.
+# `{run}` stands for the name of a run with traces, `{other}` for another such run, `{folder}` for the workspace and
+# `{archive}` for an archive of the workspace.
 PRINTED = {
     "provision init": ("provision init", 0),
     "provision hardware": ("provision hardware", 0),
@@ -40,7 +41,7 @@ PRINTED = {
     "collect explain": ("collect explain {run} throughput_per_s", 0),
     "collect history": ("collect history", 0),
     "collect archive": ("collect archive --out {folder}/study.shardlab.zip", 0),
-    "collect open": ("collect open {folder}/study.shardlab.zip --out {folder}/opened", 0),
+    "collect open": ("collect open {archive} --out {folder}/opened", 0),
     "collect metrics": ("collect metrics", 0),
     "collect export": ("collect export --to csv", 0),
     "collect track": ("collect track {run} --to tensorboard", 0),
@@ -68,6 +69,8 @@ def workspace(tmp_path_factory):
             (folder.path / "trace").mkdir()
             for rank in support_ranks.run(repeat, size=2):
                 rank.write(folder.path / "trace", gz=True)
+    archive = made.path.with_name("archive") / "study.shardlab.zip"
+    assert collect.cli.main(["archive", "--out", str(archive), "--workspace", str(made.path)]) == 0
     return made
 
 
@@ -75,6 +78,7 @@ def document(workspace, capsys, line, code):
     """The document that a command prints with --json. line: the command line. code: its expected exit code."""
     run, *_, other = workspace.run_ids()
     line = line.replace("{run}", run).replace("{other}", other).replace("{folder}", str(workspace.path))
+    line = line.replace("{archive}", f"{workspace.path.with_name('archive')}/study.shardlab.zip")
     program, *words = line.split(" ")
     assert MAINS[program]([*words, "--json", "--workspace", str(workspace.path)]) == code
     return json.loads(capsys.readouterr().out)

@@ -41,6 +41,24 @@ def test_each_key_says_what_it_means(name):
             assert value.get("description", "").endswith("."), f"{name}: {place}.{key}"
 
 
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_descriptions_are_paragraphs_of_one_line_each(name):
+    """From Python 3.13 on, the compiler removes the indentation of docstrings. A description that kept line breaks would differ
+    between versions of Python."""
+    for text in descriptions(json_schema.schemas()[name]):
+        assert all(paragraph == " ".join(paragraph.split()) for paragraph in text.split("\n\n")), text
+
+
+def descriptions(schema: object) -> list[str]:
+    """All descriptions in a schema, at any depth."""
+    if isinstance(schema, list):
+        return [text for part in schema for text in descriptions(part)]
+    if not isinstance(schema, dict):
+        return []
+    texts = [schema["description"]] if isinstance(schema.get("description"), str) else []
+    return texts + [text for part in schema.values() for text in descriptions(part)]
+
+
 def test_no_key_of_a_cell_is_required_and_every_one_is_offered():
     schema = json_schema.schemas()["matrix"]
     keys = schema["$defs"]["CellKeys"]

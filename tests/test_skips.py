@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import support_skips
+import support_torch
 from support_practice import are_archives_away
 
+FOLDER = Path(__file__).parent
 SKIPPING = """
 import pytest
 def test_that_passes(): pass
@@ -26,11 +28,13 @@ WHOLE_FILE = 'import pytest\npytest.skip("no browser", allow_module_level=True)\
 GPU = 'import pytest\n@pytest.mark.skipif(True, reason="needs a GPU, and torch sees none")\ndef test_it(): pass\n'
 
 
-def pytest_on(folder: Path, ci: str) -> tuple[int, str]:
+def pytest_on(folder: Path, ci: str, *plugins: str) -> tuple[int, str]:
     """Runs pytest with the plugin support_skips on the tests in a folder. Returns (exit code, output). ci: the value of the
-    environment variable CI."""
-    command = [sys.executable, "-m", "pytest", "-p", "support_skips", "-p", "no:cacheprovider", "-rA", "--rootdir", folder]
-    environment = {**os.environ, "CI": ci, "PYTHONPATH": str(Path(support_skips.__file__).parent)}
+    environment variable CI. plugins: further plugins, which may be in the folder."""
+    more = [word for plugin in ("support_skips", *plugins) for word in ("-p", plugin)]
+    command = [sys.executable, "-m", "pytest", *more, "-p", "no:cacheprovider", "-rA", "--rootdir", folder]
+    path = f"{Path(support_skips.__file__).parent}{os.pathsep}{folder}"
+    environment = {**os.environ, "CI": ci, "PYTHONPATH": path}
     done = subprocess.run([*command, folder], capture_output=True, text=True, env=environment, check=False)
     return done.returncode, done.stdout
 
@@ -67,6 +71,48 @@ def test_in_ci_each_skip_that_the_table_does_not_list_fails_by_name(skipping):
 def test_elsewhere_skips_stay_skips(skipping, ci):
     code, said = pytest_on(skipping.parent, ci)
     assert (code, "1 passed, 5 skipped, 1 xfailed" in said) == (0, True), said
+
+
+@pytest.fixture
+def without_torch(tmp_path):
+    """A folder with tests, and with a plugin that hides torch."""
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (tmp_path / "no_torch.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    (folder / "test_imports.py").write_text("from torch.nn import Linear\ndef test_it(): pass\n")
+    (folder / "test_other_import.py").write_text("import no_such_module\ndef test_it(): pass\n")
+    (folder / "test_trainers_ends.py").write_text("def test_it(): raise AssertionError\n")
+    (folder / "test_light.py").write_text("def test_it(): pass\n")
+    return tmp_path
+
+
+def test_without_torch_only_tests_that_need_torch_are_skipped(without_torch):
+    code, said = pytest_on(without_torch, "", "no_torch", "support_torch")
+    assert code == 2
+    assert "No module named 'no_such_module'" in said
+    (without_torch / "tests/test_other_import.py").unlink()
+    code, said = pytest_on(without_torch, "", "no_torch", "support_torch")
+    assert (code, "1 passed, 2 skipped" in said) == (0, True), said
+    assert said.count("needs torch") == 2
+
+
+def test_in_ci_a_test_that_needs_torch_fails_without_torch(without_torch):
+    (without_torch / "tests/test_other_import.py").unlink()
+    code, said = pytest_on(without_torch, "true", "no_torch", "support_torch")
+    assert code == 2
+    assert "tests/test_imports.py was skipped in CI: needs torch." in said
+    (without_torch / "tests/test_imports.py").unlink()
+    code, said = pytest_on(without_torch, "true", "no_torch", "support_torch")
+    assert "tests/test_trainers_ends.py::test_it was skipped in CI: needs torch." in said, said
+    assert code == 1
+
+
+def test_each_test_that_needs_torch_exists():
+    for pattern in support_torch.NEED_TORCH:
+        file, _, name = pattern.partition("::")
+        files = list(FOLDER.glob(file))
+        assert files, pattern
+        assert name == "*" or f"def {name.removesuffix('*').partition('[')[0]}" in files[0].read_text(), pattern
 
 
 @pytest.mark.parametrize(

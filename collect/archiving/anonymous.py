@@ -2,7 +2,7 @@
 
 A name has the same pseudonym in all files, so that a reader still sees which records are about the same host. The names are
 collected from the cluster file, the inventory, the records of the runs and this machine. GPU UUIDs, MAC addresses and other
-UUIDs are found by their form.
+UUIDs are found by their form. Words of shardlab's formats remain, as `max_grad_norm` for a user `max`: commands need them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ import zlib
 from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 from socket import getfqdn, gethostname
+from types import ModuleType
 
 import msgspec
 
+from collect import metric
 from collect.loading.load import Loaded
-from shardlab import expansion, host, inventory, record, run, study
-from shardlab.cell import Cell
+from collect.traces import event
+from shardlab import cluster as cluster_file
+from shardlab import expansion, host, inventory, matrix, record, run, study
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, ShardlabError
 from shardlab.part_files import COLUMNS
@@ -72,7 +75,7 @@ class Pseudonyms:
         """Give each name a pseudonym. Raises InputError if a name equals a text that must not be replaced.
 
         names: (kind, name) of each name to replace, such as ("host", "gpu1"). words: texts that must not be replaced, in
-        addition to the keys of records (WORDS).
+        addition to the keys of records (WORDS). A word that only has a name as one of its parts is kept as it is.
         """
         self.counts: dict[str, int] = {}
         self._of: dict[bytes, bytes] = {}
@@ -93,13 +96,13 @@ class Pseudonyms:
             for spelling in _spellings(name) | _spellings(short):
                 spelled.setdefault(spelling.lower(), pseudonym)
         self._spelled = spelled
-        longest = sorted(spelled, key=len, reverse=True)
-        # A letter or a digit beside a name means that the name is only a part of another word, so it is not replaced there.
-        # `_` and `-` may be beside a name, as in gpu1-ib.
-        alone = [b"(?<![A-Za-z0-9])" * (text[:1] != b"/") + re.escape(text) for text in longest]
-        inside = [re.escape(text) for text in longest if len(text) >= LEAST_INSIDE]
-        self._names = re.compile(rb"(?:" + b"|".join(alone) + rb")(?![A-Za-z0-9])", re.IGNORECASE) if alone else None
-        self._inside = re.compile(b"|".join(inside), re.IGNORECASE) if inside else None
+        ours = {word.encode() for word in (*KEYS, *words)}
+        alone = {text: _alone(text) for text in spelled}
+        parted = _any_of(alone)
+        kept = {word: _alone(word) for word in ours if word.lower() not in spelled and parted and parted.search(word)}
+        kept |= {b'"%b"' % word: b'"%b"(?=\\s*:)' % re.escape(word) for word in ours if word.lower() in spelled}
+        self._names = _any_of(alone | kept)
+        self._inside = _any_of({text: re.escape(text) for text in spelled if len(text) >= LEAST_INSIDE} | kept)
 
     def _new(self, kind: str) -> bytes:
         number = self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -108,7 +111,7 @@ class Pseudonyms:
     def replaced(self, content: bytes, *, is_log: bool = False) -> bytes:
         """The text `content` with pseudonyms in place of names. is_log: whether all IPv4 addresses are replaced, too."""
         if self._names is not None:
-            content = self._names.sub(lambda match: self._spelled[match[0].lower()], content)
+            content = self._names.sub(lambda match: self._spelled.get(match[0].lower(), match[0]), content)
         for kind, pattern in (*BY_FORM.items(), *([("address", IPV4)] if is_log else [])):
             content = pattern.sub(lambda match, kind=kind: self._by_form(kind, match[0]), content)  # type: ignore[misc]
         return content
@@ -123,15 +126,35 @@ class Pseudonyms:
     def left(self, content: bytes) -> set[str]:
         """Names that should be replaced, but still stand in `content` inside longer words. Returned in lower case."""
         matches = self._inside.finditer(content) if self._inside is not None else ()
-        return {match[0].decode("utf-8", "replace").lower() for match in matches}
+        return {match[0].decode("utf-8", "replace").lower() for match in matches if match[0].lower() in self._spelled}
+
+
+def _alone(text: bytes) -> bytes:
+    """A pattern that finds a text that has no letter and no digit beside it; `_` and `-` may be beside it, as in gpu1-ib."""
+    return b"(?<![A-Za-z0-9])" * (text[:1] != b"/") + re.escape(text) + b"(?![A-Za-z0-9])"
+
+
+def _any_of(patterns: dict[bytes, bytes]) -> re.Pattern[bytes] | None:
+    """A pattern that finds each text, the longest first; None if there are none. patterns: text -> the pattern of this text."""
+    longest = [patterns[text] for text in sorted(patterns, key=len, reverse=True)]
+    return re.compile(b"|".join(longest), re.IGNORECASE) if longest else None
 
 
 def of(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> Pseudonyms:
     """Make the pseudonyms for an archive. Raises InputError if a name equals a key or value of the records that must stay
-    readable."""
+    readable, or is a part of the name of the matrix."""
     found = [*_paths(workspace, loaded, cluster), *_of_cluster(cluster), *_of_runs(loaded), *_of_here(workspace)]
-    keys = [value for one in loaded.cells for value in (one.cell.strategy, one.cell.workload, one.cell.launcher)]
-    return Pseudonyms(found, {*STATES, *keys, loaded.expansion.name})
+    cells = msgspec.json.encode([[one.cell for one in loaded.cells], [one.cell for one in loaded.expansion.excluded]])
+    values = {text.decode() for text in re.findall(rb'"([^"\\]+)"', cells)}
+    own = {one.cell.workload for one in loaded.cells if one.cell.workload_code is not None}
+    own |= {one.cell.strategy for one in loaded.cells if one.cell.strategy_code is not None}
+    values |= {text for one in loaded.runs for event in one.events for text in (event.event, event.writer)}
+    values |= {text for one in loaded.runs for text in (one.run_id, one.result.unit if one.result is not None else "")}
+    pseudonyms = Pseudonyms(found, {*STATES, *(text for text in values if not any(name in text for name in own))})
+    if pseudonyms.replaced(loaded.expansion.name.encode()) != loaded.expansion.name.encode():
+        why = f"--anonymous: the name of the matrix {loaded.expansion.name!r} contains a name that must be replaced"
+        raise InputError(f"{why}. Allowed: a matrix with another name, or an archive without --anonymous.")
+    return pseudonyms
 
 
 def changed_file(name: str, content: bytes, pseudonyms: Pseudonyms) -> bytes:
@@ -237,13 +260,19 @@ def _home() -> str:
     return str(Path.home()) if "HOME" in os.environ else ""
 
 
-def _words() -> frozenset[str]:
-    """The keys of records, runs, cells and machines. They are never replaced, because commands could then not read the
-    files."""
-    modules = (expansion, host, record, run, study)
-    types = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
-    structs = {one for one in (*types, Cell) if issubclass(one, msgspec.Struct)}
+def _keys(*modules: ModuleType) -> frozenset[str]:
+    """The keys of all types that are read from files and that these modules define or import."""
+    members = [one for module in modules for one in vars(module).values()]
+    structs = {one for one in members if isinstance(one, type) and issubclass(one, msgspec.Struct)}
     return frozenset(field.encode_name for one in structs for field in msgspec.structs.fields(one))
 
 
-WORDS = _words()
+# Words in the paths of a run's files, and values for which commands look.
+OTHERS = frozenset((
+    "env", "events", "exact", "full", "job", "json", "jsonl", "log", "loopback", "matrix", "memory", "physical", "rank",
+    "result", "run", "samples", "shardlab", "tiny", "trace", "traceEvents", "virtual",
+))  # fmt: skip
+# A name that equals one of these words is refused, because texts and expressions contain these words too.
+WORDS = _keys(expansion, host, record, run, study, matrix) | {one.name for one in metric.menu()} | OTHERS
+# Further keys of JSON files. A name may equal such a key, which stays in place.
+KEYS = WORDS | _keys(cluster_file, event)

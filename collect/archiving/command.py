@@ -174,11 +174,12 @@ def _is_not_page(name: str) -> bool:
 def _remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -> dict[str, list[str]]:
     """Search the files of an archive for names that should be replaced, but still stand within longer words.
 
-    Compressed files are not searched. Returns {name: the files that contain it}.
+    Compressed files are not searched. The pages of the report are not searched either: their words stand in its tables too, or
+    are shardlab's own, such as `aliceblue` in plotly's script. Returns {name: the files that contain it}.
     """
     found: dict[str, list[str]] = {}
     for name in index.files:
-        if not name.endswith(pack.STORED):
+        if not name.endswith((*pack.STORED, ".html")):
             for left in sorted(pseudonyms.left(files.read(folder / name.removeprefix(archive.INSIDE)))):
                 found.setdefault(left, []).append(name)
     return found

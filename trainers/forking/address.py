@@ -21,16 +21,14 @@ from shardlab import host
 from shardlab.errors import InputError, ShardlabError
 
 SOURCE = Path(__file__).resolve().parents[2]  # the folder that contains trainers/ and shardlab/
-LONGEST_PATH = 107  # bytes of a path in sockaddr_un, without the final zero byte
+# Bytes of the folder: sockaddr_un holds a path of 107 bytes, and a random name and the name of the socket are added.
+LONGEST_FOLDER = 107 - len("-01234567/0123456789abcdef.sock")
 LONGEST_LINE = 4 * 2**20  # bytes of a message; it contains an environment, which has at most 2 MiB on Linux
 
 
 def socket_path() -> Path:
-    """The path of the socket for this interpreter, its packages and this source. Raises InputError and ShardlabError."""
-    path = folder() / f"{key()}.sock"
-    if len(os.fsencode(path)) > LONGEST_PATH:
-        raise InputError(f"{path}: too long for a socket: at most {LONGEST_PATH} bytes. Set XDG_RUNTIME_DIR to a shorter path.")
-    return path
+    """The path of the socket for this interpreter, its packages and this source. Raises ShardlabError."""
+    return folder() / f"{key()}.sock"
 
 
 def key() -> str:
@@ -51,15 +49,18 @@ def key() -> str:
 
 
 def folder() -> Path:
-    """The user's own folder for sockets, which no other user can enter. It is created if it does not exist.
+    """The user's own folder for sockets, which no other user can enter. It is created if it does not exist. It is in /tmp if
+    the path of a socket would be too long in the temporary folder.
 
     If another user has already created a folder with this name in the temporary folder, a folder with a random name is created.
     Later calls find this folder by its owner and its mode. Raises ShardlabError.
     """
     name, temporary = f"shardlab-{os.getuid()}", Path(tempfile.gettempdir())
+    if len(os.fsencode(temporary / name)) > LONGEST_FOLDER:
+        temporary = Path("/tmp")
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or temporary)
-    bases = [runtime, temporary] if _belongs_to_us(runtime, 0o022) else [temporary]  # 0o022: others must not write there
-    for base in bases:
+    is_usable = _belongs_to_us(runtime, 0o022) and len(os.fsencode(runtime / name)) <= LONGEST_FOLDER  # 0o022: others can write
+    for base in [runtime, temporary] if is_usable else [temporary]:
         with contextlib.suppress(OSError):
             (base / name).mkdir(mode=0o700)
         if _belongs_to_us(base / name, 0o077):

@@ -1,0 +1,124 @@
+"""`collect archive --anonymous` keeps the words of shardlab's own formats, whatever the user's name is."""
+
+import contextlib
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import support_collect as support
+
+from collect import cli
+from collect.archiving import anonymous, contents
+from collect.loading.load import Loaded, load
+from shardlab import cluster, files
+from shardlab.errors import InputError
+from shardlab.workspace import Workspace
+
+REFUSED = r"--anonymous: the \w+ '[^']+' has the same name as a key or value in the records, so it cannot be replaced"
+# Keys of records whose values are texts of people or of machines. No command looks for a word in them.
+FREE = {
+    "boot_id",
+    "cpu_model",
+    "data",
+    "git_commit",
+    "gpu_why_absent",
+    "packages",
+    "strategy_code",
+    "system",
+    "templates",
+    "versions",
+}
+FREE |= {"why", "workload_code"}
+REPLACED = ("max", "norm", "grad", "alice", "admin", "root", "tom", "user", "fail", "time")
+REFUSED_LOGINS = ("rank", "step", "mean", "loss", "tiny")
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory) -> Workspace:
+    made = support.matrix(tmp_path_factory.mktemp("study"))
+    event = {"ph": "X", "cat": "kernel", "tid": 7, "ts": 1.5, "dur": 2, "args": {"Process Group Name": "0"}}
+    for run in made.all_runs():
+        if run.result.exists():
+            files.make_folder(run.trace_file(0).parent)
+            run.trace_file(0).with_suffix("").write_text(json.dumps({"traceEvents": [event]}))
+    return made
+
+
+@pytest.fixture(scope="module")
+def loaded(workspace) -> Loaded:
+    return load(workspace, None)
+
+
+@pytest.mark.parametrize("name", REPLACED + REFUSED_LOGINS)
+def test_an_anonymous_archive_is_written_whatever_the_login_is(workspace, tmp_path, monkeypatch, capsys, name):
+    """A login that equals a word of the records is refused with one sentence; any other login changes nothing."""
+    support.log_in(monkeypatch, name)
+    out = tmp_path / "a.shardlab.zip"
+    code = cli.main(["archive", "--anonymous", "--out", str(out), "--json", "--workspace", str(workspace.path)])
+    printed = capsys.readouterr()
+    if name in REFUSED_LOGINS:
+        assert code == 2
+        assert re.search(REFUSED, printed.err)
+        assert not list(tmp_path.iterdir())
+        return
+    assert (code, json.loads(printed.out)["remaining"]) == (0, {}), printed.err
+    assert cli.main(["open", str(out), "--out", str(tmp_path / "opened"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["same_report"] is True
+    opened = json.loads((tmp_path / "opened/report/summary.json").read_text())
+    assert sum(row["states"].get("completed", 0) for row in opened["rows"]) > 1
+    with zipfile.ZipFile(out) as zipped:
+        assert not [member for member in zipped.namelist() if str(tmp_path).encode() in zipped.read(member)]
+
+
+def test_no_word_of_the_records_is_changed_by_a_login_of_this_name(workspace, loaded, monkeypatch):
+    """Each word in the records, and each part of such a word, is tried as a login."""
+    sources, _ = contents.chosen(workspace, loaded, 2**30)
+    runs = {run.verdict.state: run.folder.path for run in loaded.runs}.values()  # one run of each state
+    chosen = [one for one in sources if "json" in one.path.suffix and any(one.path.is_relative_to(run) for run in runs)]
+    texts = {one.name: one.path.read_text() for one in chosen}
+    fixed = {name: fixed_words(text) for name, text in texts.items()}
+    words = {word for name in texts for word in (*fixed[name], *Path(name).parts)}
+    parts = {
+        part for word in words for part in (word, *re.split(r"[^A-Za-z0-9]", word)) if re.fullmatch(r"[A-Za-z_]{2,}", part)
+    }
+    assert {"max", "grad", "rank", "attempt", "started", "constant", "Group"} <= parts
+    changed = []
+    for part in sorted(parts - {"lo"}):
+        support.log_in(monkeypatch, part)
+        try:
+            pseudonyms = anonymous.of(workspace, loaded, cluster.find(None, workspace.path))
+        except InputError as error:
+            refusal = str(error)
+            assert re.match(REFUSED, refusal) or refusal.startswith("--anonymous: the name of the matrix"), refusal
+            continue
+        for name, text in texts.items():
+            replaced = [pseudonyms.replaced(piece.encode()).decode().replace("host1", support.HOST) for piece in (name, text)]
+            if [replaced[0], fixed_words(replaced[1])] != [name, fixed[name]]:
+                changed.append((part, replaced[0], set(fixed_words(replaced[1])) - set(fixed[name])))
+    assert changed == []
+
+
+def fixed_words(text: str) -> list[str]:
+    """The words of a JSON document, or of lines of JSON, that a reader needs unchanged: all keys, and all texts that are values
+    of other keys than FREE. Lines that are no JSON are skipped."""
+    documents = []
+    for line in [text] if text.startswith("{\n") else text.splitlines():
+        with contextlib.suppress(ValueError):
+            documents.append(json.loads(line))
+    return [word for document in documents for word in words_in(document)]
+
+
+def words_in(value: object) -> Iterator[str]:
+    """All texts in a JSON value, except the values of the keys FREE."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for part in value:
+            yield from words_in(part)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield key
+            yield from () if key in FREE else words_in(part)

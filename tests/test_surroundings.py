@@ -1,0 +1,69 @@
+"""The locale, the time zone, the umask, the temporary folder and the user's name change no result of a command."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import support_collect as support
+
+PLAIN = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "USER": "root", "LOGNAME": "root"}
+OTHER = {"LC_ALL": "C", "TZ": "Asia/Kolkata"}  # no USER and no LOGNAME; a half hour, so that a wrong time zone shows in minutes
+COMMANDS = {
+    "status": "jobs status",
+    "summarize": "collect summarize",
+    "csv": "collect export --to csv --out exported",
+    "archive": "collect archive --anonymous --out a.shardlab.zip",
+    "plan": "jobs plan --matrix quickstart",
+    "render": "jobs render --matrix quickstart",
+}
+# Keys whose values differ each time: times, sizes, and in an archive the number of replaced names, such as that of the user.
+VARY = {"created_s", "created", "bytes", "sha256", "wall_s", "replaced"}
+
+
+def outputs(folder: Path, umask: int, **variables: str) -> dict[str, object]:
+    """Run the COMMANDS in a new workspace. Returns what they print and write, without times and without the path of the folder.
+
+    umask: the umask of the commands. variables: added to their environment.
+    """
+    made = support.matrix(folder / "ws")
+    environment = {name: value for name, value in os.environ.items() if name not in {*PLAIN, "SUDO_USER"}} | variables
+    results: dict[str, object] = {}
+    for name, line in COMMANDS.items():
+        program, *words = line.split()
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", program, *words, "--json"],
+            cwd=made.path, env=environment, umask=umask, capture_output=True, text=True, encoding="utf-8", check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        results[name] = without_times(json.loads(done.stdout.replace(str(folder), "FOLDER")))
+    results["report"] = without_times(json.loads((made.report / "summary.json").read_text().replace(str(folder), "FOLDER")))
+    results["exported"] = {path.name: path.read_text() for path in sorted((made.path / "exported").rglob("*.csv"))}
+    scripts = {path.parent.name: path.read_text().replace(str(folder), "FOLDER") for path in made.runs.rglob("job.sh")}
+    results["scripts"] = {run: re.sub(r"rendered \S+00:00 ", "", script) for run, script in scripts.items()}
+    with zipfile.ZipFile(made.path / "a.shardlab.zip") as zipped:
+        results["members"] = set(zipped.namelist())
+    return results
+
+
+def without_times(value: object) -> object:
+    """A JSON value without the keys VARY."""
+    if isinstance(value, dict):
+        return {key: without_times(part) for key, part in value.items() if key not in VARY}
+    return [without_times(part) for part in value] if isinstance(value, list) else value
+
+
+def test_the_surroundings_change_no_result(tmp_path):
+    odd = tmp_path / "a b"
+    odd.mkdir()
+    (tmp_path / "link").symlink_to(odd)
+    plain, other = tmp_path / "plain", tmp_path / "other"
+    plain.mkdir()
+    other.mkdir()
+    expected = outputs(plain, 0o022, **PLAIN)
+    found = outputs(other, 0o077, TMPDIR=str(tmp_path / "link"), HOME="/proc/nothing", **OTHER)
+    for name, value in expected.items():
+        assert found[name] == value, name
