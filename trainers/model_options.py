@@ -4,7 +4,7 @@ clipping; and functions on the gradients and parameters of such a model."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,11 +50,11 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def _gradient_norms(gradients: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+def _gradient_norms(gradients: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The L2 norm of each gradient (0-dim), in fp32."""
     if torch.__version__ >= "2.14" and isinstance(gradients[0], DTensor):
         # With DTensors, `_foreach_norm` of torch 2.14 takes its dtype for a dimension (pull request 194033 of PyTorch).
-        return [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+        return tuple(torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients)
     return torch._foreach_norm(gradients, 2, dtype=torch.float32)
 
 
