@@ -3,16 +3,28 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip --disable-pip-version-check
 WORKSPACE ?= workspace
 # HolisticTraceAnalysis, the reference of `collect trace --like-hta`, brings some hundred packages: it gets an environment of its own.
 HTA := .venv-hta
-NEEDS := chromium systemd-nspawn debootstrap ch-run ip ssh-keygen rsync pdflatex pdftotext zsh fish g++
-SYSTEM := chromium systemd-container debootstrap charliecloud-runtime iproute2 openssh-client rsync texlive-latex-recommended poppler-utils zsh fish g++
+OS_RELEASE ?= /etc/os-release
+# What tests use of the system, as COMMAND:PACKAGE of Debian; COMMAND/COMMAND: any of these commands will do.
+TOOLS := chromium/google-chrome:chromium systemd-nspawn:systemd-container debootstrap:debootstrap ch-run:charliecloud-runtime ip:iproute2
+TOOLS += ssh-keygen:openssh-client rsync:rsync pdflatex:texlive-latex-recommended pdftotext:poppler-utils zsh:zsh fish:fish g++:g++
 # One worker a core and one for the tests on practice nodes, which mostly wait (tests/support_lanes.py).
 SIDE_BY_SIDE := --numprocesses auto --dist loadscope --no-loadscope-reorder
 
-.PHONY: help quickstart test test-long prepare check golden docs pictures mutants gpu-proof system clean
+# What torch's environment takes, in GB: $(VENV), and the downloads, which pip unpacks for a while. README names the same figures.
+VENV_GB := $(if $(filter cpu,$(TORCH)),2,6)
+DOWNLOAD_GB := $(if $(filter cpu,$(TORCH)),1,3)
+FREE_GB = df -Pk $(1) | awk 'END {print int($$4 / 1000000)}'
+# Where pip unpacks: in TMPDIR if it is set and has room. /tmp may be small, for example half of the memory on Debian 13.
+UNPACK := $(or $(shell test -d "$$TMPDIR" && test $$($(call FREE_GB,"$$TMPDIR")) -ge $(DOWNLOAD_GB) && echo "$$TMPDIR"),$(CURDIR)/.cache/tmp)
+# An interrupted pip leaves packages that it takes for installed later, without their commands: those that do not name their INSTALLER.
+PIP = for info in $(1)/lib/python3*/site-packages/*.dist-info; do test -e "$$info/INSTALLER" || rm -rf "$$info"; done; \
+	mkdir -p "$(UNPACK)" && TMPDIR="$(UNPACK)" PIP_CONSTRAINT=$(2) $(1)/bin/python -m pip --disable-pip-version-check
+VENV_PIP = $(call PIP,$(VENV),constraints.txt)
+
+.PHONY: FORCE help quickstart test test-long prepare check golden docs pictures mutants gpu-proof system clean
 
 # The first target: what `make` alone says.
 help:
@@ -34,14 +46,14 @@ quickstart: $(VENV)/installed
 	$(BIN)/collect summarize --workspace "$(WORKSPACE)"
 
 test: prepare
-	SHARDLAB_HTA=$(CURDIR)/$(HTA)/bin/python $(BIN)/pytest $(SIDE_BY_SIDE) --durations=40
+	SHARDLAB_HTA="$(CURDIR)/$(HTA)/bin/python" $(BIN)/pytest $(SIDE_BY_SIDE) --durations=40
 
 # The same with the long forms of proofs, such as 200 interrupted fetches where `make test` has 20.
 test-long: export SHARDLAB_TESTS = long
 test-long: test
 
-# What the tests need, made side by side: the environment and its checks, an environment for HTA, and Debian's packages.
-prepare:
+# What the tests need: first the environment, with the progress of pip; then, side by side, checks, HTA's environment and system packages.
+prepare: $(VENV)/installed-dev
 	$(MAKE) --jobs --output-sync check $(HTA)/installed system
 
 check: $(VENV)/installed-dev
@@ -73,32 +85,70 @@ gpu-proof:
 mutants: $(VENV)/installed-mutants
 	$(BIN)/python tests/mutants $(MUTANTS)
 
-$(VENV)/installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("shardlab needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3 ...")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --editable '.[trainers,report]'
+# Makes an environment anew unless it works here: its pip starts, and pip's command is of this path. One that is half made, was moved,
+# or is of a Python that is gone does not.
+WORKS := import pip, sys; sys.exit(sys.prefix == sys.base_prefix or sys.prefix + "/bin/python" not in open(sys.prefix + "/bin/pip").read())
+define CAN_MAKE
+import sys, importlib.util
+version = "python%d.%d" % sys.version_info[:2]
+if sys.version_info < (3, 11):
+    sys.exit("error: shardlab needs Python 3.11 or newer, and $(PYTHON) is %s; name a newer one: make PYTHON=/path/to/python3 ..." % version)
+if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip")):
+    sys.exit("error: $(PYTHON) cannot make environments; on Debian or Ubuntu, install its package first: sudo apt install %s-venv" % version)
+endef
+export CAN_MAKE
+$(VENV)/pyvenv.cfg $(HTA)/pyvenv.cfg: %/pyvenv.cfg: FORCE
+	@$*/bin/python -c '$(WORKS)' 2>/dev/null || { $(PYTHON) -c "$$CAN_MAKE" && echo "making $* with $(PYTHON)" && $(PYTHON) -m venv --clear $*; }
+
+# Says what the first installation takes, before minutes without a question; refuses if the disk has no room for it.
+define SAY_SIZE
+@test -d $(VENV)/lib/python3*/site-packages/torch || { free=$$($(call FREE_GB,.)); \
+echo "Installing torch and some 90 packages into $(VENV): $(VENV_GB) GB, and $(DOWNLOAD_GB) GB of downloads, unpacked in $(UNPACK); several minutes."; \
+$(if $(TORCH),,echo "These are the figures of the CUDA build of torch. The CPU build takes 2 GB: make $(MAKECMDGOALS) TORCH=cpu";) \
+test $$free -ge $$(($(VENV_GB) + $(DOWNLOAD_GB))) || { \
+echo "error: $(CURDIR) is on a disk with $$free GB free, and the installation takes $$(($(VENV_GB) + $(DOWNLOAD_GB))) GB while it runs;" \
+"free some, or say that less will do: make $(MAKECMDGOALS) VENV_GB=2" >&2; exit 2; }; }
+endef
+
+# TORCH=cpu (or cu126, ...): this build of torch, from PyTorch's own index, whose address uv knows.
+$(VENV)/torch-$(TORCH): constraints.txt $(VENV)/pyvenv.cfg
+	$(SAY_SIZE)
+	@$(VENV_PIP) install uv
+	$(BIN)/uv pip install --python $(BIN)/python --torch-backend $(TORCH) --constraint constraints.txt \
+		--reinstall-package torch --reinstall-package torchvision torch torchvision
+	@touch $@
+
+$(VENV)/installed: pyproject.toml constraints.txt $(VENV)/pyvenv.cfg $(if $(TORCH),$(VENV)/torch-$(TORCH))
+	$(SAY_SIZE)
+	@$(VENV_PIP) install --editable '.[trainers,report]'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) install --quiet --editable '.[trainers,report,dev]'
+	@$(VENV_PIP) install --editable '.[trainers,report,dev]'
 	@touch $@
 
 $(VENV)/installed-mutants: $(VENV)/installed-dev
-	$(PIP) install --quiet --editable '.[trainers,report,dev,mutants]'
+	@$(VENV_PIP) install --editable '.[trainers,report,dev,mutants]'
 	@touch $@
 
-$(HTA)/installed:
-	test -x $(HTA)/bin/python || $(PYTHON) -m venv $(HTA)
-	$(HTA)/bin/python -m pip --disable-pip-version-check install --quiet HolisticTraceAnalysis==0.5.0
+$(HTA)/installed: tests/hta-constraints.txt $(HTA)/pyvenv.cfg
+	@$(call PIP,$(HTA),tests/hta-constraints.txt) install --quiet HolisticTraceAnalysis
 	@touch $@
 
-# What tests use of the system: a browser that opens the report, LaTeX, and what practice nodes are made and reached with. Root on Debian gets it
-# from Debian; everyone else brings it, or has those tests skipped.
+# What tests use of the system: a browser that opens the report, LaTeX, and what practice nodes are made and reached with. Root on Debian or
+# Ubuntu gets it from there; everyone else is told the packages, or has those tests skipped. Ubuntu's package of Chromium only fetches a snap.
 system:
-	@missing=$$(for need in $(NEEDS); do command -v $$need >/dev/null || echo $$need; done); test -z "$$missing" \
-	|| { test "$$(id -u)" = 0 && grep -qs '^ID=debian' /etc/os-release && apt-get -qq update \
-	&& DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $(SYSTEM) >/dev/null; } \
-	|| echo "not here, so that the tests that need them are skipped:" $$missing
+	@system=" $$(. $(OS_RELEASE) 2>/dev/null && echo $$ID $$ID_LIKE) "; PATH=$$PATH:/usr/sbin:/sbin; \
+	missing=$$(for tool in $(TOOLS); do for name in $$(echo $${tool%:*} | tr / ' '); do \
+		command -v $$name >/dev/null && continue 2; done; printf ' %s' $${tool#*:}; done); \
+	case "$$system$$missing" in " ubuntu "*" chromium"*) missing=$$(echo "$$missing" | sed 's/ chromium//'); \
+		echo "no chromium or google-chrome: Ubuntu has it only as a snap, so the tests that open the report in a browser are skipped";; esac; \
+	test -n "$$missing" || exit 0; \
+	case "$$system" in *" debian "*) ;; *) echo "missing, so that the tests that need them are skipped (Debian's names):$$missing"; exit 0;; esac; \
+	test "$$(id -u)" = 0 || { echo "for the tests that are skipped otherwise: sudo apt install --no-install-recommends$$missing"; exit 0; }; \
+	echo "installing for the tests:$$missing"; apt-get -qq update \
+	&& DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $$missing >/dev/null \
+	|| echo "they cannot be installed, so the tests that need them are skipped"
 
 clean:
 	rm -rf $(VENV) $(HTA) site .cache .mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist

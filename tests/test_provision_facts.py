@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import time
+import tomllib
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,6 +26,7 @@ from shardlab.cluster import THIS_MACHINE
 from shardlab.remote import CommandOutput
 from shardlab.workspace import Workspace
 
+ROOT = Path(__file__).parent.parent
 A100S = """\
 Loading modules of the site ...
 {"schema":1,"host":"d8545-10s10501","boot_id":"0b7e3c1a-5d1e-4a0f-9d1c-6a7a1c6b2f10","kernel":"5.15.0-168-generic",\
@@ -165,6 +168,31 @@ def test_a_missing_torch_names_the_command_that_installs_it():
     assert outcome.passed is False
     assert "No module named 'torch'" in outcome.says
     assert "pip install 'shardlab[trainers]'" in outcome.advice
+
+
+@pytest.mark.parametrize(
+    ("version", "passed", "says"),
+    [
+        ("2.10.1+cu128", False, "torch 2.10.1+cu128 is too old: shardlab was tried with torch 2.11 to 2.14"),
+        ("2.11.0a0+50eac811a6.nv25.10", True, "torch 2.11.0a0+50eac811a6.nv25.10 can be imported; backends: gloo"),
+        ("2.14.1+cpu", True, "torch 2.14.1+cpu can be imported; backends: gloo"),
+        ("2.15.0", True, "torch 2.15.0 can be imported; backends: gloo; shardlab was tried with torch 2.11 to 2.14 only"),
+        ("built here", True, "torch built here can be imported; backends: gloo"),
+    ],
+)
+def test_a_torch_that_shardlab_was_not_tried_with_is_named_and_a_torch_that_is_too_old_fails(version, passed, says):
+    outcome = torch_check.judge(Torch(version=version, backends=["gloo"]))
+    assert (outcome.passed, outcome.says) == (passed, says)
+
+
+def test_the_check_of_torch_the_requirements_and_the_pages_agree_on_the_range():
+    """The newest tried release is the last that pyproject.toml allows. README and docs/gpus.md state the same range."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (needed,) = [line for line in project["optional-dependencies"]["trainers"] if line.startswith("torch>")]
+    (oldest, (major, minor)) = (torch_check.OLDEST, torch_check.NEWEST)
+    assert needed == f"torch>={oldest[0]}.{oldest[1]},<{major}.{minor + 1}"
+    for page in ("README.md", "docs/gpus.md", "docs/sites.md"):
+        assert f"torch {torch_check.TRIED}" in " ".join((ROOT / page).read_text().split()), page
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests():

@@ -46,8 +46,16 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
     """The L2 norm of all gradients (0-dim), over all shards if they are sharded (DTensor)."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     # torch.nn.utils.get_total_norm is not used, because it rounds each norm and their sum to the gradients' dtype.
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)))
+    norm = torch.linalg.vector_norm(torch.stack(_gradient_norms(gradients)))
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _gradient_norms(gradients: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The L2 norm of each gradient (0-dim), in fp32."""
+    if torch.__version__ >= "2.14" and isinstance(gradients[0], DTensor):
+        # With DTensors, `_foreach_norm` of torch 2.14 takes its dtype for a dimension (pull request 194033 of PyTorch).
+        return tuple(torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients)
+    return torch._foreach_norm(gradients, 2, dtype=torch.float32)
 
 
 def clip(parameters: Iterable[nn.Parameter], max_norm: float, norm: torch.Tensor) -> None:

@@ -42,7 +42,8 @@ def judge(kind: NodeType, seen: Proofs, folder: str, wanted: int) -> Outcome:
     summed = f"; {_together(first.together)}" if reports and first.together is not None else ""
     found = first.host.gpus
     names = f"{len(found)} x {found[0].name}" if found else "no GPU"
-    says = f"{what}: torch {first.trial.torch.version} works on {len(seen.nodes)} nodes ({names}){summed}"
+    version = first.trial.torch.version or ""
+    says = f"{what}: torch {version} works on {len(seen.nodes)} nodes ({names}){summed}{torch.remark(version)}"
     return Outcome(True, says, all_reduces=tuple(_measured(seen.nodes)))
 
 

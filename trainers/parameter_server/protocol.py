@@ -53,9 +53,14 @@ class ServerLink:
     """Messages between the workers and servers of a run, over their process group. A call raises RuntimeError if the other rank
     is lost. `other` is always the rank of the sender or receiver at the other end."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        """Create the process group. A collective of all ranks."""
+    def __init__(self, ranks: Ranks, *, workers: int = 0) -> None:
+        """Create the process group, and a second group of the first ranks, whose size is `workers`. A collective of all ranks.
+
+        Servers take part in making the workers' group: torch 2.14 counts the groups that a rank makes, and puts the number into
+        their names, so that ranks that made different numbers of groups would wait for each other forever.
+        """
         self._group = dist.new_group(list(range(ranks.world_size)), backend="gloo")
+        self.workers = dist.new_group(list(range(workers)), backend="gloo") if workers else None
         self._sending: dict[int, list[Work]] = {}  # keeps the sent tensors in memory until the other rank has answered
 
     def send(self, other: int, header: tuple[float, ...], payload: torch.Tensor | None = None) -> None:

@@ -53,7 +53,7 @@ class ParameterServer(Server):
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, mode: Mode) -> None:
         """Initialize the share of the parameters from the cell's seed. Workers do the same, so no weights are sent."""
-        self._link = ServerLink(ranks)
+        self._link = ServerLink(ranks, workers=cell.gpus if mode.waits else 0)
         model = task.model().to(weight_dtype(cell.precision))
         whole = parameters_to_vector(p.detach() for p in model.parameters() if p.requires_grad)
         self._cell, self._rank = cell, ranks.rank

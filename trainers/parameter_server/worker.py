@@ -46,11 +46,10 @@ class WorkerEngine(ReplicatedEngine):
         self._servers = range(cell.gpus, cell.world_size)
         self._slices = dict(zip(self._servers, protocol.shares(self._parameters.numel(), cell.servers)))
         self._versions = dict.fromkeys(self._servers, 0.0)  # server -> version of its parameters that this worker has
-        self._link = ServerLink(ranks)
+        self._link = ServerLink(ranks, workers=cell.gpus if mode.waits else 0)
+        self._workers = self._link.workers
         self._speaks = ranks.rank == 0 and cell.optimizer.momentum > 0  # whether this worker saves and restores momentum
         self._room: torch.Tensor | None = None  # memory for the servers' momentum while a checkpoint is loaded
-        everyone = list(range(cell.gpus))
-        self._workers = dist.new_group(everyone, backend="gloo", use_local_synchronization=True) if mode.waits else None
 
     def _flatten(self) -> None:
         """Make parameters and gradients views of one vector each, so that slices are sent without a copy."""
