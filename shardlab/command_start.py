@@ -58,24 +58,12 @@ def start(package: str) -> int:
     return code
 
 
-def provision() -> int:
-    """The command `provision`."""
-    return start("provision")
+def _command(package: str) -> Callable[[], int]:
+    return lambda: start(package)
 
 
-def jobs() -> int:
-    """The command `jobs`."""
-    return start("jobs")
-
-
-def collect() -> int:
-    """The command `collect`."""
-    return start("collect")
-
-
-def shardlab() -> int:
-    """The command `shardlab`."""
-    return start("shardlab")
+# The four commands, for the entry points in pyproject.toml.
+provision, jobs, collect, shardlab = map(_command, ("provision", "jobs", "collect", "shardlab"))
 
 
 def on_signal(act: Callable[[], object]) -> None:

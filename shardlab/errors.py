@@ -78,14 +78,14 @@ class MissingExtra(ShardlabError):
     """A command needs an optional package that is not installed."""
 
     def __init__(self, needed_for: str, module: str) -> None:
-        """needed_for: what needs the package, the beginning of the message. module: a module in shardlab.extras.EXTRAS."""
+        """needed_for: what needs the package, the beginning of the message. module: a key of extras.EXTRA_OF_MODULE."""
         super().__init__(
             f"{needed_for} needs the package {module!r}, which is not installed here; "
-            f"install it with: {extras.install_command(extras.EXTRAS[module])}"
+            f"install it with: {extras.install_command(extras.EXTRA_OF_MODULE[module])}"
         )
 
     @classmethod
     def from_import(cls, error: ModuleNotFoundError, needed_for: str) -> MissingExtra | None:
         """The MissingExtra for a failed import; None if no extra installs the module."""
         module = (error.name or "").partition(".")[0]
-        return cls(needed_for, module) if module in extras.EXTRAS else None
+        return cls(needed_for, module) if module in extras.EXTRA_OF_MODULE else None

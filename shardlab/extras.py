@@ -7,30 +7,22 @@ from pathlib import Path
 
 from shardlab.package_origin import ROOT
 
-# The module that is imported -> the extra that installs it. A module of two extras has the smaller one.
+# Each extra -> the modules that it installs and that our code imports. A module of two extras stands at the smaller one.
 EXTRAS = {
-    "PIL": "trainers",
-    "deepspeed": "trainers",
-    "tokenizers": "trainers",
-    "torch": "trainers",
-    "torchvision": "trainers",
-    "transformers": "trainers",
-    "numpy": "report",
-    "plotly": "report",
-    "polars": "report",
-    "zlib_ng": "report",
-    "kaleido": "images",
-    "openpyxl": "xlsx",
-    "defusedxml": "cloudlab",
-    "httpx": "cloudlab",
-    "mlflow": "mlflow",
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
+    "trainers": ("PIL", "deepspeed", "tokenizers", "torch", "torchvision", "transformers"),
+    "report": ("numpy", "plotly", "polars", "zlib_ng"),
+    "images": ("kaleido",),
+    "xlsx": ("openpyxl",),
+    "cloudlab": ("defusedxml", "httpx"),
+    "mlflow": ("mlflow",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
 }
+EXTRA_OF_MODULE = {module: extra for extra, modules in EXTRAS.items() for module in modules}
 
 
-def install_command(extra: str) -> str:
-    """The command that installs an extra for the Python that runs this program.
+def install_command(extra: str, *options: str) -> str:
+    """The command that installs an extra for the Python that runs this program. options: further options of pip.
 
     The command names shardlab's checkout, if this program runs from one. Otherwise shardlab is installed for this Python, so
     pip takes only the packages of the extra from an index and not shardlab, which is on none.
@@ -38,4 +30,4 @@ def install_command(extra: str) -> str:
     import shlex  # not at the top: each start of a command imports this module
 
     project = f"-e {shlex.quote(f'{ROOT}[{extra}]')}" if Path(ROOT, "pyproject.toml").is_file() else f"'shardlab[{extra}]'"
-    return f"{shlex.quote(sys.executable)} -m pip install {project}"
+    return " ".join([shlex.quote(sys.executable), "-m pip install", *options, project])

@@ -30,7 +30,7 @@ sys.modules.update(dict.fromkeys(blocked))
 from shardlab import extras
 def write():
     with open(os.environ["USED"], "w") as used:
-        json.dump([name for name in extras.EXTRAS if sys.modules.get(name)], used)
+        json.dump([name for name in extras.EXTRA_OF_MODULE if sys.modules.get(name)], used)
 atexit.register(write)
 from collect.cli import main
 sys.exit(main(words))
@@ -48,11 +48,11 @@ def test_the_table_has_each_module_of_each_extra_of_pyproject():
         if extra in FOR_DEVELOPERS:
             continue
         for requirement in map(Requirement, requirements):
-            listed = modules_of[canonicalize_name(requirement.name)] & set(extras.EXTRAS)
-            assert listed, f"{requirement.name} of {extra} has no module in shardlab.extras.EXTRAS"
+            listed = modules_of[canonicalize_name(requirement.name)] & set(extras.EXTRA_OF_MODULE)
+            assert listed, f"{requirement.name} of {extra} has no module in shardlab.extras.EXTRA_OF_MODULE"
             for module in listed:
-                named = {Requirement(text).name for text in declared[extras.EXTRAS[module]]}
-                assert requirement.name in named, f"{module}: the extra {extras.EXTRAS[module]} does not install it"
+                named = {Requirement(text).name for text in declared[extras.EXTRA_OF_MODULE[module]]}
+                assert requirement.name in named, f"{module}: the extra {extras.EXTRA_OF_MODULE[module]} does not install it"
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_a_verb_without_one_of_its_packages_says_what_to_install(verb, workspace
         assert done.returncode == 1, (module, done.stderr)
         (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
         assert re.match(rf"error: collect {verb}.* needs the package '{module}', which is not installed here; ", sentence)
-        assert sentence.endswith(f"install it with: {extras.install_command(extras.EXTRAS[module])}")
+        assert sentence.endswith(f"install it with: {extras.install_command(extras.EXTRA_OF_MODULE[module])}")
         assert "Traceback" not in done.stderr
 
 

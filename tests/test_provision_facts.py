@@ -22,6 +22,7 @@ from provision.facts.torch import TORCH, Torch
 from provision.facts.torch import parse as parse_torch
 from provision.operation import Site, Target
 from provision.operations.inventory import render
+from shardlab import extras
 from shardlab.cluster import THIS_MACHINE
 from shardlab.remote import CommandOutput
 from shardlab.workspace import Workspace
@@ -164,10 +165,12 @@ def test_gpus_are_counted_twice(host, torch, passed, says):
 
 
 def test_a_missing_torch_names_the_command_that_installs_it():
-    outcome = torch_check.judge(parse_torch(TORCH_ABSENT))
+    outcome = torch_check.judge(parse_torch(TORCH_ABSENT), here=True)
     assert outcome.passed is False
     assert "No module named 'torch'" in outcome.says
-    assert "pip install 'shardlab[trainers]'" in outcome.advice
+    assert outcome.advice == f"install an official build: {extras.install_command('trainers')}"
+    elsewhere = torch_check.judge(parse_torch(TORCH_ABSENT))
+    assert "pip" not in elsewhere.advice  # a path of this machine says nothing about another node
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from provision.operation import Here, Operation
 from provision.plan import converge
 from provision.providers.local import LocalNode
 from provision.verify import Finding, verified
+from shardlab import extras
 
 ROOT = Path(__file__).parent.parent
 LOCAL = str(ROOT / "examples/local.yaml")
@@ -249,7 +250,7 @@ def test_without_torch_verify_says_how_to_install_it(workspace, tmp_path):
         "compile": None,
     }
     assert "No module named 'torch'" in said["checks"][0]["says"]
-    assert "pip install 'shardlab[trainers]'" in done.stderr
+    assert extras.install_command("trainers") in done.stderr
     assert "Traceback" not in done.stderr
     assert stamps(workspace).keys() == LOCKED
 
