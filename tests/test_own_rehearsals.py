@@ -108,9 +108,9 @@ def test_the_configuration_in_the_folder_of_a_run_is_rehearsed(bench, tmp_path):
 @pytest.mark.parametrize(
     ("name", "strategy", "keys"),
     [
-        ("arange", "fsdp2", {}),
-        ("numpy", "pp-1f1b", {"pp": 2, "dp": 1, "gradient_accumulation_steps": 2, "micro_batch_size": 2}),
-        ("randint", "ddp-powersgd", {}),
+        ("numpy", "fsdp2", {}),
+        ("randint", "pp-1f1b", {"pp": 2, "dp": 1, "gradient_accumulation_steps": 2, "micro_batch_size": 2}),
+        ("arange", "ddp-powersgd", {}),
     ],
 )
 def test_a_batch_may_read_its_data_from_any_place(rehearse, tmp_path, name, strategy, keys):
