@@ -29,12 +29,14 @@ VENV_PIP = $(call PIP,$(VENV),constraints.txt)
 # The first target: what `make` alone says.
 help:
 	@echo "make quickstart   install into $(VENV), train 24 small models on this machine, write the report"
+	@echo "                  (with the CPU build of torch: make quickstart TORCH=cpu)"
 	@echo "make test         install what the tests need, check the code, run the tests"
 	@echo "make test-long    the same with the long forms of proofs"
 	@echo "make check        ruff, mypy and import-linter"
 	@echo "make golden       write golden files, schemas and generated pages anew"
 	@echo "make docs         write the documentation site to site/"
 	@echo "make pictures     make the pictures of the documentation from runs on this machine; up to an hour"
+	@echo "make system       install, or name, the system packages that the tests use"
 	@echo "make gpu-proof    test shardlab on the GPUs of this machine, results to docs/results/"
 	@echo "make mutants      change lines of the product and count which changes the tests notice"
 	@echo "make clean        remove environments and caches"

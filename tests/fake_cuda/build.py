@@ -16,7 +16,19 @@ BUILT = HERE.parents[1] / ".pytest_cache" / "fake_cuda"
 
 def why_not() -> str | None:
     """Why the library cannot be built on this machine; None if it can."""
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    if (_torch() / "lib" / "libtorch_cuda.so").exists():
+        return "this is the CUDA build of torch, which registers the real CUDA first; for these tests: make test TORCH=cpu"
     return None if shutil.which("g++") else "g++ is not installed"
+
+
+def _torch() -> Path:
+    """The folder of the package torch, which is not imported."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])
 
 
 def library() -> Path:
@@ -30,10 +42,7 @@ def library() -> Path:
         digest.update(source.read_bytes())
     made = BUILT / f"fake_cuda-{digest.hexdigest()[:16]}.so"
     if not made.exists():
-        spec = importlib.util.find_spec("torch")
-        assert spec is not None
-        assert spec.submodule_search_locations is not None
-        torch = Path(spec.submodule_search_locations[0])
+        torch = _torch()
         BUILT.mkdir(parents=True, exist_ok=True)
         unfinished = made.with_suffix(f".{os.getpid()}")
         command = [

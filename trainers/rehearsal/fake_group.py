@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import _flat_param
 from torch.distributed.fsdp._fully_shard import _fsdp_param
-from torch.distributed.pipelining._utils import _StageBackwardMeta, _StageForwardMeta, extract_tensor_meta
+from torch.distributed.pipelining._utils import InferenceMode, _StageBackwardMeta, _StageForwardMeta, extract_tensor_meta
+from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.nn.parallel import DistributedDataParallel, distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -155,7 +156,16 @@ def neighbours(hidden: Callable[[], torch.Tensor]) -> Iterator[None]:
             return _StageForwardMeta(forward_metas=(extract_tensor_meta(state.requires_grad_()),))
         return _StageBackwardMeta(backward_metas=(extract_tensor_meta(state),))
 
-    with _replaced(Stage, "_recv_meta", told), _replaced(Stage, "_send_meta", lambda *_: None):
+    def infer_shapes(schedule: _PipelineSchedule, stages: Sequence[Stage], *_: Any) -> None:
+        for stage in stages:
+            stage._inference_mode = InferenceMode.DYNAMIC
+
+    with (
+        _replaced(Stage, "_recv_meta", told),
+        _replaced(Stage, "_send_meta", lambda *_: None),
+        # The stages vote whether to infer shapes. torch 2.14 refuses to infer them with the backend `fake`.
+        _replaced(_PipelineSchedule, "_warmup_p2p", infer_shapes),
+    ):
         yield
 
 
