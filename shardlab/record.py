@@ -350,7 +350,7 @@ def damaged_line(path: Path | str, kind: type[Record]) -> tuple[int, str] | None
             decoder.decode(line)
         except DECODE_FAULTS as error:
             if line and not (line.startswith(b"{") and str(error) == _UNFINISHED):
-                return number, str(error)
+                return number, "its values are nested too deeply" if isinstance(error, RecursionError) else str(error)
     return None
 
 

@@ -6,11 +6,15 @@ Processes that tests start keep the bytecode of our packages, even if the machin
 twice the processor time if it has to compile them each time.
 If a shell starts pytest in the background, pytest and its child processes ignore Ctrl-C (SIGINT). This file makes them react to
 SIGINT again.
+The user's umask, and a TMPDIR whose path is long or contains a space, are replaced: tests write shell scripts and sockets into
+temporary folders, and let other users read them. tests/test_surroundings.py holds that commands work in such surroundings.
 All tests that need a cluster share one practice cluster.
 """
 
 import os
+import re
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,6 +33,9 @@ settings.register_profile("any-machine", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if CI else "any-machine")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.umask(0o022)
+if not re.fullmatch(r"[\w./-]{1,40}", tempfile.gettempdir()):
+    os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

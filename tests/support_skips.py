@@ -47,7 +47,6 @@ ALLOWED = (
     AllowedSkip("tests/test_light_install.py::*", "only in the long form", "it takes minutes and two more releases of Debian"),
     AllowedSkip("tests/test_trace_line.py::*", "only in the long form", "test_jobs_trace.py has it on this machine"),
     AllowedSkip("tests/test_apt_lists.py::*", "needs the package lists .*", "an image may come without the lists of apt"),
-    AllowedSkip("tests/test_golden.py::*", "argparse lays help out .*", "the recorded help texts are those of Python 3.11"),
 )
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import psutil
@@ -44,7 +45,7 @@ test "$1" != -- || shift
 test -f BROKEN/"$host" && { if test "$log"; then cat BROKEN/"$host" >> "$log"; else cat BROKEN/"$host" >&2; fi; exit 255; }
 test ! -f BROKEN/"$host".greeting || echo welcome
 name=$(cat NAMES/"$host")
-set -- env -i HOME="$HOME" PATH="$PATH" PYTHONPATH="$PYTHONPATH:WORKSPACE/packages" sh -c "$*"
+set -- env -i HOME="$HOME" PATH="$PATH" PYTHONPATH="$PYTHONPATH":WORKSPACE/packages sh -c "$*"
 test "$name" != gpu0 || exec "$@"
 exec unshare --mount --uts --propagation private sh -c '
   hostname "$1" && mount --bind "$2" "$3" && cd / && shift 3 && exec "$@"' node "$name" ROOTS/"$name" WORKSPACE "$@"
@@ -76,8 +77,9 @@ class SshNodes:
             for name, host in self.hosts.items():
                 (apart / name).mkdir(parents=True)
                 (apart / host).write_text(name)
-            script = SSH_APART.replace("NAMES", str(apart)).replace("ROOTS", str(apart)).replace("WORKSPACE", str(folder))
-        (folder / "bin/ssh").write_text(script.replace("BROKEN", str(self.broken)))
+            script = SSH_APART.replace("NAMES", quote(str(apart))).replace("ROOTS", quote(str(apart)))
+            script = script.replace("WORKSPACE", quote(str(folder)))
+        (folder / "bin/ssh").write_text(script.replace("BROKEN", quote(str(self.broken))))
         (folder / "bin/ssh").chmod(0o755)
         monkeypatch.setenv("PATH", str(folder / "bin"), prepend=":")
         monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
@@ -114,7 +116,7 @@ class SshNodes:
         (folder.path / "task").write_text(script)
         python = sys.executable
         command = f"{python} -m jobs.attempt . -- {python} -m jobs.ssh.step . -- sh task"
-        (folder.path / "job.sh").write_text(f"cd {folder.path}\nexport OF_SCRIPT=yes\nexec {command}\n")
+        (folder.path / "job.sh").write_text(f"cd {quote(str(folder.path))}\nexport OF_SCRIPT=yes\nexec {command}\n")
         folder.write_event("controller", "rendered")
         return folder
 

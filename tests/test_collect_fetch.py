@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import time
+from shlex import quote
 
 import msgspec
 import pytest
@@ -135,7 +136,7 @@ def test_a_file_on_shared_storage_that_changes_while_it_is_copied_is_told(cluste
 
 def test_a_wait_for_files_is_not_called_a_wait_for_the_list_of_runs(cluster, fetch, tmp_path, monkeypatch):
     offered = tmp_path / "offered"
-    cluster.between(f"touch {offered}; sleep 0.5")
+    cluster.between(f"touch {quote(str(offered))}; sleep 0.5")
 
     def waits():
         assert not offered.exists()
@@ -278,7 +279,7 @@ def test_a_result_that_was_changed_on_the_cluster_is_told_and_does_not_arrive(fe
 
 
 def test_a_file_that_changes_before_it_is_sent_arrives_as_it_is_then(cluster, fetch, there, here):
-    cluster.between(f"sed -i s/2.13.0/2.13.1/ {there}/{SUBJECT}; rm -f $0")
+    cluster.between(f'sed -i s/2.13.0/2.13.1/ {quote(str(there / SUBJECT))}; rm -f "$0"')
     (found,) = fetch()[1]
     assert "problems" not in found
     assert b"2.13.1" in contents(here)[SUBJECT]
@@ -288,7 +289,7 @@ def test_a_file_that_changes_before_it_is_sent_arrives_as_it_is_then(cluster, fe
 def test_a_run_that_ended_and_whose_file_changes_while_it_is_fetched_is_told(cluster, fetch, there, here):
     fetch()
     shutil.rmtree(here)
-    cluster.between(f'printf "%s" x > {there}/{SUBJECT}')
+    cluster.between(f'printf "%s" x > {quote(str(there / SUBJECT))}')
     going = support.prepare(cluster.there, support.cell(), repeat=2)
     found, other = fetch(code=1)[1]
     assert found["problems"] == [f"on the cluster: {SUBJECT}: its content changed"]
@@ -303,7 +304,7 @@ def test_a_file_that_vanishes_before_it_is_sent_is_told_if_the_run_had_ended(clu
     going = support.prepare(cluster.there, support.cell(), repeat=2)
     (going.path / "trace").mkdir()
     (going.path / "trace/rank-00000.json.gz").write_bytes(b"x")
-    cluster.between(f"rm {there}/{SUBJECT} {going.path}/trace/rank-00000.json.gz")
+    cluster.between(f"rm {quote(str(there / SUBJECT))} {quote(str(going.trace_file(0)))}")
     found, other = fetch(code=1)[1]
     assert found["problems"] == [f"on the cluster: {SUBJECT}: the file is missing"]
     assert "problems" not in other

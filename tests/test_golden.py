@@ -39,7 +39,6 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="argparse lays help out differently in each Python; held on 3.11")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help(command):
     module, *verb = command.split()

@@ -65,8 +65,9 @@ def loop(tmp_path):
 
 
 @pytest.fixture
-def mydata(tmp_path):
-    return str(tmp_path / "mydata")
+def mydata():
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # `storage.mount` may contain no space, unlike TMPDIR
+        yield f"{folder}/mydata"
 
 
 @pytest.fixture
@@ -230,7 +231,7 @@ def test_lines_of_ours_that_somebody_tore_apart_stop_it(nodes):
 )
 def test_a_user_writes_a_file_to_find_out_whether_this_is_possible(nodes, prepare, why_not):
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
-    with tempfile.TemporaryDirectory() as folder:  # other users may enter this folder, unlike the folders of pytest
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # other users may enter it, unlike the folders of pytest
         Path(folder).chmod(0o755)
         nodes[0].run(["sh", "-euc", prepare.format(folder)], timeout_s=10)
         fact = write_test(f"{folder}{'' if why_not else '/not/there/yet'}")

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -149,7 +150,7 @@ def test_the_scripts_for_an_administrator_do_what_the_changes_do(tmp_path):
     path = tmp_path / "etc" / "x.conf"
     scripts = [
         Write("write it", str(path), b"$HOME `id` 'x'\nlast line", 0o640, "root:root").script,
-        shell("two steps", f"test -f {path}\nfalse || exit 0\necho never").script,
+        shell("two steps", f"test -f {quote(str(path))}\nfalse || exit 0\necho never").script,
         RunCommand("input", ["tee", f"{path}.2"], stdin=b"a\nb\n").script,
     ]
     done = subprocess.run(["bash"], input="\n".join(scripts), capture_output=True, text=True, check=True)
