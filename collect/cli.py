@@ -302,11 +302,11 @@ def _timeline(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _watch(arguments: argparse.Namespace, output: Output) -> int:
-    from collect.watch import command
+    from collect.watch import server
 
     if not 0 <= arguments.port <= LAST_PORT:
         raise InputError(f"--port: found {arguments.port}. Allowed: 0 (any free port) to {LAST_PORT}.")
-    return command.serve(_workspace(arguments), arguments.port, output)
+    return server.serve(_workspace(arguments), arguments.port, output)
 
 
 def _compare(arguments: argparse.Namespace, output: Output) -> int:
@@ -351,10 +351,10 @@ def _open(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _sample(arguments: argparse.Namespace, output: Output) -> int:
-    from collect.sampler import command
+    from collect.sampler import loop
 
     played = Path(arguments.played) if arguments.played else None
-    return command.sample(Path(arguments.out), arguments.hz, arguments.parent, played, output)
+    return loop.sample(Path(arguments.out), arguments.hz, arguments.parent, played, output)
 
 
 def _track(arguments: argparse.Namespace, output: Output) -> int:
