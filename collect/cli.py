@@ -368,19 +368,19 @@ def _metrics(arguments: argparse.Namespace, output: Output) -> int:
     return command.list_metrics(_workspace(arguments), output, trusted=arguments.trust)
 
 
-def _add_matrix(verb: Parser) -> None:
+def _add_matrix(verb: console.Parser) -> None:
     """Add the option that chooses a matrix of the workspace."""
     matrix_help = "a matrix of this workspace (default: the last matrix)"
     completion.offer(verb.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.expansions)
 
 
-def _add_trust(verb: Parser) -> None:
+def _add_trust(verb: console.Parser) -> None:
     """Add the option that allows the metrics of a workspace of somebody else."""
     trust_help = "execute the metrics of this workspace although it came from elsewhere (docs/own-models.md); read them first"
     verb.add_argument("--trust", action="store_true", help=trust_help)
 
 
-def _add_baseline(verb: Parser) -> None:
+def _add_baseline(verb: console.Parser) -> None:
     """Add the option that chooses the strategy to which speed-ups are relative."""
     baseline_help = "compute speed-up relative to this strategy (default: the matrix's baseline)"
     completion.offer(verb.add_argument("--baseline", metavar="STRATEGY", help=baseline_help), completion.strategies)

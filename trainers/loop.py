@@ -76,7 +76,7 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
         return
     with stage("building"):
         if cell.memory_limit_gib is not None:
-            limit_memory(cell.memory_limit_gib, ranks.device)
+            _limit_memory(cell.memory_limit_gib, ranks.device)
         engine = strategy.build(cell, task, ranks)
         if engine.joins:
             order = order.with_rest(cell.gpu_batch_size)
@@ -359,8 +359,9 @@ class Recorder:
             self.peak_bytes[kind] = max(size, self.peak_bytes.get(kind, 0))
 
 
-def limit_memory(limit_gib: float, device: torch.device) -> None:
-    """Limit this process to `limit_gib` GiB of its GPU's memory from now on. Called before the model is built.
+def _limit_memory(limit_gib: float, device: torch.device) -> None:
+    """Limit this process to `limit_gib` GiB of its GPU's memory from now on, before the model is built, so that a
+    study can search on any machine for the largest model or batch that fits.
 
     On a CPU, the limit takes the place of the size of a GPU's memory: the process may allocate `limit_gib` GiB of private
     writable memory (RLIMIT_DATA, as the kernel counts it) in addition to the memory that it has now, with its libraries. Above
