@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collect import shared_options
 from collect.loading import unreadable_runs
 from shardlab import completion, console, gc_pause, registry
 from shardlab.archive import SUFFIX
@@ -99,7 +98,7 @@ def parser() -> console.Parser:
     ):
         add(verbs)
     metrics_help = "list all metrics, also those of the workspace, with unit, direction and definition"
-    shared_options.add_trust(verbs.add("metrics", _metrics, metrics_help))
+    _add_trust(verbs.add("metrics", _metrics, metrics_help))
     return top
 
 
@@ -116,18 +115,18 @@ def _add_fetch(verbs: console.Verbs) -> None:
 
 def _add_summarize(verbs: console.Verbs) -> None:
     verb = verbs.add("summarize", _summarize, "print tables and write the report")
-    shared_options.add_matrix(verb)
+    _add_matrix(verb)
     verb.add_argument("--out", metavar="DIR", help="write the report to this folder (default: report/ in the workspace)")
-    shared_options.add_baseline(verb)
+    _add_baseline(verb)
     verb.add_list("--images", metavar="FORMAT,...", help="also write every figure as a file: svg, png or svg,png")
-    shared_options.add_trust(verb)
+    _add_trust(verb)
 
 
 def _add_verdicts(verbs: console.Verbs) -> None:
     summary = "compare the claims and printed numbers of a study with the measured values"
     verb = verbs.add("verdicts", _verdicts, summary)
-    shared_options.add_matrix(verb)
-    shared_options.add_baseline(verb)
+    _add_matrix(verb)
+    _add_baseline(verb)
     verb.add_argument("--strict", action="store_true", help="exit with code 1 if a claim is contradicted")
 
 
@@ -136,9 +135,9 @@ def _add_explain(verbs: console.Verbs) -> None:
     row_help = "a row of the summary: its name as tables print it, its id or the start of its id, or one of its runs"
     verb.add_argument("row", metavar="ROW", help=row_help)
     verb.add_argument("metric", metavar="METRIC", help="the name of a metric, as `collect metrics` lists it")
-    shared_options.add_matrix(verb)
-    shared_options.add_baseline(verb)
-    shared_options.add_trust(verb)
+    _add_matrix(verb)
+    _add_baseline(verb)
+    _add_trust(verb)
 
 
 def _add_trace(verbs: console.Verbs) -> None:
@@ -176,7 +175,7 @@ def _add_compare(verbs: console.Verbs) -> None:
 
 def _add_export(verbs: console.Verbs) -> None:
     verb = verbs.add("export", _export, "write tables for papers or programs, or runs for experiment trackers")
-    shared_options.add_matrix(verb)
+    _add_matrix(verb)
     formats = registry.modules("collect.exports")
     completion.offer(verb.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(formats)), lambda _: formats)
     verb.add_argument("--out", metavar="DIR", help="write to this folder (default: export/FORMAT in the workspace)")
@@ -193,7 +192,7 @@ def _add_history(verbs: console.Verbs) -> None:
 def _add_archive(verbs: console.Verbs) -> None:
     summary = "write one file with the runs of a matrix, the matrix, the cluster and the report, for other people"
     verb = verbs.add("archive", _archive, summary)
-    shared_options.add_matrix(verb)
+    _add_matrix(verb)
     verb.add_argument("--out", metavar="FILE", help=f"write this file (default: MATRIX{SUFFIX} in the workspace)")
     gib_help = "largest sum of all files; snapshots, traces, logs and telemetry are left out, in this order, to stay below it"
     verb.add_argument("--max-gib", type=float, default=1.0, metavar="N", help=f"{gib_help} (default: 1)")
@@ -206,7 +205,7 @@ def _add_open(verbs: console.Verbs) -> None:
     verb = verbs.add("open", _open, summary)
     verb.add_argument("archived", metavar="FILE", help="an archive, as `collect archive` writes it")
     verb.add_argument("--out", metavar="DIR", help="the new workspace (default: named after the file, in the current folder)")
-    shared_options.add_trust(verb)
+    _add_trust(verb)
 
 
 def _add_sample(verbs: console.Verbs) -> None:
@@ -302,11 +301,11 @@ def _timeline(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _watch(arguments: argparse.Namespace, output: Output) -> int:
-    from collect.watch import command
+    from collect.watch import server
 
     if not 0 <= arguments.port <= LAST_PORT:
         raise InputError(f"--port: found {arguments.port}. Allowed: 0 (any free port) to {LAST_PORT}.")
-    return command.serve(_workspace(arguments), arguments.port, output)
+    return server.serve(_workspace(arguments), arguments.port, output)
 
 
 def _compare(arguments: argparse.Namespace, output: Output) -> int:
@@ -351,10 +350,10 @@ def _open(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _sample(arguments: argparse.Namespace, output: Output) -> int:
-    from collect.sampler import command
+    from collect.sampler import loop
 
     played = Path(arguments.played) if arguments.played else None
-    return command.sample(Path(arguments.out), arguments.hz, arguments.parent, played, output)
+    return loop.sample(Path(arguments.out), arguments.hz, arguments.parent, played, output)
 
 
 def _track(arguments: argparse.Namespace, output: Output) -> int:
@@ -367,3 +366,21 @@ def _metrics(arguments: argparse.Namespace, output: Output) -> int:
     from collect.explain import command
 
     return command.list_metrics(_workspace(arguments), output, trusted=arguments.trust)
+
+
+def _add_matrix(verb: console.Parser) -> None:
+    """Add the option that chooses a matrix of the workspace."""
+    matrix_help = "a matrix of this workspace (default: the last matrix)"
+    completion.offer(verb.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.expansions)
+
+
+def _add_trust(verb: console.Parser) -> None:
+    """Add the option that allows the metrics of a workspace of somebody else."""
+    trust_help = "execute the metrics of this workspace although it came from elsewhere (docs/own-models.md); read them first"
+    verb.add_argument("--trust", action="store_true", help=trust_help)
+
+
+def _add_baseline(verb: console.Parser) -> None:
+    """Add the option that chooses the strategy to which speed-ups are relative."""
+    baseline_help = "compute speed-up relative to this strategy (default: the matrix's baseline)"
+    completion.offer(verb.add_argument("--baseline", metavar="STRATEGY", help=baseline_help), completion.strategies)

@@ -29,8 +29,7 @@ from jobs import claim, hold, next_try, node_processes, rendezvous, retries, wai
 from jobs.hang_detection import HangWatch
 from jobs.launcher import launcher
 from jobs.slurm import query, states
-from jobs.slurm.commands import is_down
-from jobs.slurm.outage import OutageWatch
+from jobs.slurm.commands import OutageWatch, is_down
 from jobs.ssh import node_folders, step
 from shardlab import console, container, host, source_digest, suspension
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
@@ -331,7 +330,7 @@ class Attempt:
 
     def _waits_for_controller(self) -> bool:
         """Whether Slurm's controller does not answer. During such an outage, the ranks may have ended already, although their
-        job step still waits for the controller (jobs.slurm.outage)."""
+        job step still waits for the controller (jobs.slurm.commands)."""
         return self.in_slurm and self.outage.is_away()
 
     def _asked_to_end(self) -> bool:

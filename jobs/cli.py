@@ -25,7 +25,6 @@ from jobs import (
     views,
     watch,
 )
-from jobs.command_examples import EPILOG, EXAMPLES
 from jobs.gpu_hours import must_be_within
 from jobs.invocation import Invocation
 from jobs.reconcile import Status
@@ -40,6 +39,28 @@ from shardlab.workspace import Workspace
 INTERRUPTED = "interrupted; runs that were started continue, and their state is saved."
 RETRIED = "failed,node_fail,preempted,hung"
 MAY_BE_RETRIED = state.FINAL | {"unknown", submit.HELD}
+EXAMPLES = {
+    "plan": "jobs plan --matrix quickstart",
+    "render": "jobs render --matrix quickstart --out /tmp/scripts",
+    "submit": "jobs submit --matrix quickstart --wait",
+    "status": "jobs status --watch",
+    "logs": "jobs logs 'ddp-gpt2-tiny-*-r1' --rank 1 --follow",
+    "cancel": "jobs cancel --where \"strategy == 'ddp'\"",
+    "retry": "jobs retry --only failed,node_fail",
+    "advise": "jobs advise --workload gpt2-large --gpus 8 --gpu a100 --link nvlink",
+    "trace": "jobs trace /scratch/alice/traces --cluster cluster.yaml --wait",
+    "matrices": "jobs matrices",
+    "strategies": "jobs strategies --json",
+    "workloads": "jobs workloads",
+    "launchers": "jobs launchers",
+}
+EPILOG = """example:
+  jobs submit --matrix quickstart --wait
+
+`jobs` is also a builtin command of your shell. Each of these lines runs this program instead:
+  env jobs status        shardlab jobs status
+  eval "$(shardlab shell-init)"     after this line, `jobs status` runs this program too
+"""
 
 
 def parser() -> console.Parser:

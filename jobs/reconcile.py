@@ -9,18 +9,18 @@ from typing import Any
 
 import msgspec
 
-from jobs import lease_end, retries
+from jobs import retries
 from jobs.scheduler import ObservedRun, RunOnDisk, apart, scheduler
-from shardlab import gc_pause, inventory, recorder_ends, suspension
+from shardlab import gc_pause, inventory, lease_cutoff, recorder_ends, suspension
 from shardlab.batch_search import BatchSearch
 from shardlab.errors import ShardlabError
 from shardlab.lease import Lease
 from shardlab.progress import Progress
-from shardlab.record import Event
+from shardlab.record import Event, Sample, read_lines
 from shardlab.retry import Retry
 from shardlab.run import attempt_of
 from shardlab.rundir import RunDir, was_rehearsal
-from shardlab.state import FINAL
+from shardlab.state import FINAL, JudgedState
 from shardlab.workspace import Workspace
 
 RETRIED = ("pending", "running", "completed")  # states beside which the table says why the run was started again
@@ -131,7 +131,7 @@ def _read(folder: RunDir) -> RunOnDisk | ShardlabError:
 
 def _status(records: RunOnDisk, seen: ObservedRun, lease: Lease | None) -> Status:
     folder, run = records.folder, records.run
-    verdict = lease_end.verdict(records, seen, lease, span(records.events, seen.verdict.state)[1], datetime.now(UTC))
+    verdict = judge_with_lease(records, seen, lease, span(records.events, seen.verdict.state)[1], datetime.now(UTC))
     result = records.result or folder.read_result() if verdict.state == "completed" else None
     has_steps = result is None and verdict.state != "planned"
     paused = suspension.of(records.events)
@@ -242,3 +242,31 @@ def _unreadable(folder: RunDir, error: ShardlabError) -> Status:
         rehearsal=None,
         expected=False,
     )
+
+
+def judge_with_lease(
+    run: RunOnDisk, seen: ObservedRun, lease: Lease | None, ended: datetime | None, now: datetime
+) -> JudgedState:
+    """The state of a run, with the end of the lease taken into account.
+
+    Without a lease, and before the lease ends, this is the state that the scheduler observed. After the end of the lease, the
+    state by the scheduler still counts if the scheduler answers, because the lease may have been extended.
+
+    seen: the state by the scheduler. ended: when the supervisor recorded the end of the run; None if it recorded no end. now:
+    the current time.
+    """
+    if lease is None or not lease.has_ended(now):
+        return seen.verdict
+    is_lost = seen.verdict.state == "node_fail" and (ended is None or ended >= lease.expires)
+    if is_lost and lease_cutoff.is_near(_last_record(run), lease):
+        return JudgedState("node_fail", f"{lease_cutoff.in_words(lease)}: {seen.verdict.why}")
+    return lease_cutoff.judge_by_records(seen.verdict, lease, _last_record(run), now) if seen.unanswered else seen.verdict
+
+
+def _last_record(run: RunOnDisk) -> datetime:
+    """The time of the last record in the run's folder, by the clocks of the nodes."""
+    moments_s = [event.wall_s for event in run.events]
+    moments_s += [record.wall_s for record in run.folder.steps(0).records[-1:]]
+    for host in run.folder.hosts():
+        moments_s += [sample.wall_s for sample in read_lines(run.folder.samples_file(host), Sample).records[-1:]]
+    return datetime.fromtimestamp(max(moments_s, default=0.0), UTC)

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from jobs import (
     batch_searches,
     cell_differences,
     datasets,
     gpu_hours,
-    own_model_facts,
     render,
     repeats,
     search_runs,
     status_table,
 )
 from jobs.lease_report import LeaseReport
+from jobs.own_workloads import OwnWorkloads
 from jobs.plan import MatrixPlan
 from jobs.planner import cell_schedule, planner_table
 from jobs.planner.cell_schedule import CellSchedule
@@ -29,6 +30,7 @@ from jobs.submit import RunDecision
 from shardlab import moments
 from shardlab.cell import Cell
 from shardlab.console import Output
+from shardlab.own_workload import OwnWorkload
 from shardlab.workspace import Workspace
 
 PLAN_COLUMNS = [
@@ -88,8 +90,8 @@ def plan(
     for one in planned.matrix.excluded:
         keys = ", ".join(f"{key}={value}" for key, value in one.cell.items() if _varies(planned, key))
         out.line(f"excluded: {keys}: {one.why}")
-    models = own_model_facts.used(planned.source.own.workloads, planned.cells)
-    for sentence in (sentence for model in models for sentence in own_model_facts.sentences(model)):
+    models = _select_own_models(planned.source.own.workloads, planned.cells)
+    for sentence in (sentence for model in models for sentence in _describe_model(model)):
         out.line(sentence)
     for why, count in Counter(misfit.why for misfit in planned.misfits).items():
         out.line(f"not on this cluster: {count} cell(s): {why}")
@@ -124,7 +126,7 @@ def plan(
                 for cell in planned.cells
             ],
             **({} if schedule is None else {"schedule": schedule}),
-            "models": [own_model_facts.document(model) for model in models],
+            "models": [_make_model_document(model) for model in models],
             "excluded": planned.matrix.excluded,
             "deviations": planned.matrix.file.deviations,
             "misfits": [{"id": one.cell, "why": one.why} for one in planned.misfits],
@@ -221,3 +223,43 @@ def _hours(cost: repeats.Cost, cells: int) -> str:
 def _varies(planned: MatrixPlan, key: str) -> bool:
     file = planned.matrix.file
     return key in file.axes or any(key in group for group in file.zip)
+
+
+def _select_own_models(own: OwnWorkloads, cells: Sequence[Cell]) -> list[OwnWorkload]:
+    """The workloads of these cells that do not ship with shardlab, sorted by name."""
+    found = {cell.workload: known for cell in cells if (known := own.of(cell)) is not None}
+    return [found[name] for name in sorted(found)]
+
+
+def _describe_model(known: OwnWorkload) -> list[str]:
+    """Sentences about a model: first its parameters, blocks and FLOPs; then each fact that could not be derived, and which
+    strategies are not possible for that reason."""
+    kind = f" ({known.block})" if known.block else ""
+    blocks = f"{known.block_count} blocks{kind}" if known.block_count else "no blocks"
+    unit = known.unit.removesuffix("s")
+    length = "" if known.seq_len is None else f", in sequences of {known.seq_len}"
+    flops = "unknown FLOPs" if known.flops_per_unit is None else f"{known.flops_per_unit / 1e6:,.1f} MFLOP per {unit}{length}"
+    degrees = f"; tp: {', '.join(map(str, (1, *known.tensor_degrees)))}" if known.tensor_degrees else ""
+    derived = f"{known.name}: {known.summary}: {known.parameters:,} parameters, {blocks}, {flops}{degrees}."
+    lacking = [f"{known.name}: {remark}." for remark in known.remarks]
+    helps = [f"{known.name}: a model by code can define what is not known here (docs/own-models.md)."]
+    return [derived, *lacking, *(helps if lacking else [])]
+
+
+def _make_model_document(known: OwnWorkload) -> dict[str, Any]:
+    """The same facts about a model as a dictionary, for --json."""
+    return {
+        "name": known.name,
+        "summary": known.summary,
+        "code": known.code,
+        "parameters": known.parameters,
+        "block": known.block or None,
+        "blocks": known.block_count,
+        "unit": known.unit,
+        "flops_per_unit": known.flops_per_unit,
+        "flops_source": known.flops_source,
+        "seq_len": known.seq_len,
+        "tensor_degrees": known.tensor_degrees,
+        "most_stages": known.most_stages,
+        "not_derived": known.remarks,
+    }

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jobs import lease_report, search_runs, stale_jobs, status_table, views
 from jobs.backlog import Backlog
@@ -18,6 +19,9 @@ from shardlab.run import REHEARSAL, attempt_of
 from shardlab.rundir import RunDir
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace, chosen
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 LOGS_S = 0.5
 LOG_PART = 2**20  # bytes of a log that are read at a time
@@ -146,14 +150,12 @@ def _until_ended(
     if out.results.is_terminal and not out.json:
         from rich.live import Live
 
-        from jobs import live_table
-
         console = out.results.console
-        with Live(live_table.drawn(runs, *console.size), console=console, auto_refresh=False) as screen:
+        with Live(_draw_live_table(runs, *console.size), console=console, auto_refresh=False) as screen:
             while backlog or sent or not _ended(runs):
                 _rest(workspace, runs, restart=restart)
                 runs, sent = _looked(look, backlog)
-                screen.update(live_table.drawn(runs, *console.size), refresh=True)
+                screen.update(_draw_live_table(runs, *console.size), refresh=True)
         return runs
     before: dict[str, str] = {}
     while True:
@@ -209,3 +211,15 @@ def _print_from(out: Output, file: Path, place: int, log: LogText) -> int:
             out.log(log, part)
             place += len(part)
     return place
+
+
+def _draw_live_table(runs: Sequence[Status], width: int, height: int) -> Group:
+    """The live table of --watch and --wait, drawn for a terminal of this size (in characters and lines)."""
+    from rich.console import Group
+
+    from shardlab.rich_console import drawn_table
+
+    shown = status_table.table(runs, width, height)
+    table = drawn_table(shown.columns, shown.rows, shown.styles)
+    more = f" {shown.left_out} of them not shown." if shown.left_out else ""
+    return Group(table, status_table.summary(runs) + more)

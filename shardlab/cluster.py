@@ -14,10 +14,9 @@ import msgspec
 
 from shardlab import cloudlab_experiment, cloudlab_keys, cloudlab_manifest, document, environment_keys, slurm_keys, validation
 from shardlab.cloudlab_keys import Cloudlab
-from shardlab.cluster_keys import HOST, LOCAL_FOLDER, Data, DataSet, Lan, Login, Name, NodeEntry, Role, Ssh, Storage
+from shardlab.cluster_keys import HOST, LOCAL_FOLDER, Data, DataSet, Lan, Login, Name, Network, NodeEntry, Role, Ssh, Storage
 from shardlab.environment_keys import Environment
 from shardlab.errors import InputError
-from shardlab.network_keys import Network
 from shardlab.slurm_keys import Gpus, Slurm
 
 Release = Literal["bookworm", "trixie", "sid"]  # releases of Debian

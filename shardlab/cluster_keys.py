@@ -20,6 +20,20 @@ LOCAL_FOLDER = "/opt/shardlab"  # shardlab's folder on each node, if the nodes s
 SetName = Literal["cifar10", "mnist", "imagenet"]
 
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+LinkName = Literal[
+    "nvlink", "pcie-3", "pcie-4", "pcie-5",
+    "infiniband-edr", "infiniband-hdr", "infiniband-ndr",
+    "ethernet-1", "ethernet-10", "ethernet-25", "ethernet-40", "ethernet-100",
+]  # fmt: skip
+
+
+class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The links between GPUs. `jobs plan` and `jobs advise` calculate with them; runs do not use them."""
+
+    link: LinkName | None = None
+    """The link between the GPUs of one node; null: the link that the data sheet of the GPU model names."""
+    between_nodes: LinkName | None = None
+    """The link between two nodes; null: not known, so that no time is predicted for runs on several nodes."""
 
 
 class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,7 +15,6 @@ from collect.cli import main
 from collect.loading import load
 from collect.metric import Compared, menu
 from collect.metrics import operators
-from collect.traces import operator_classes
 from collect.traces.breakdown import Breakdown, EventTally
 from jobs.cli import main as jobs
 from shardlab import matrix
@@ -213,13 +212,13 @@ def test_a_damaged_rank_is_left_out_of_both(tmp_path):
     ],
 )  # fmt: skip
 def test_a_name_means_whole_words_and_a_class_its_patterns(of, name, fits):
-    assert bool(operator_classes.pattern(of, "gpu").search(name)) == fits
+    assert bool(operators.find_pattern(of, "gpu").search(name)) == fits
 
 
 def test_classes_of_a_cpu_are_operators():
-    assert operator_classes.pattern("GEMM", "gloo").search("aten::addmm")
-    assert not operator_classes.pattern("GEMM", "cpu").search("aten::addmm_out")
-    assert operator_classes.pattern("vectorized kernels", "gloo") is None
+    assert operators.find_pattern("GEMM", "gloo").search("aten::addmm")
+    assert not operators.find_pattern("GEMM", "cpu").search("aten::addmm_out")
+    assert operators.find_pattern("vectorized kernels", "gloo") is None
 
 
 def told(rank, tallies, *, steps=2, source="gpu"):

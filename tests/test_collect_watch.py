@@ -17,7 +17,7 @@ from collect.watch.curve import MOST_POINTS, LiveCurve
 from collect.watch.live_page import MOST_RUNS, LivePage
 from collect.watch.queue import Queue, QueuedRun
 from collect.watch.run_series import GPU_BUSY, LOSS, SENT, STEP_TIME, RunSeries
-from collect.watch.served_files import open_below
+from collect.watch.server import open_below
 from shardlab import suspension
 from shardlab.record import TRACKER_ENDED, GpuSample, LineWriter, Sample, StepRecord
 from shardlab.workspace import Workspace

@@ -9,7 +9,7 @@ import pytest
 import support_collect as support
 from support_queue import MATRIX, Queue, Study
 
-from jobs import lease_end, watch
+from jobs import reconcile, watch
 from jobs.backlog import Backlog
 from jobs.lease_schedule import EstimatedEnd, NodeSchedule, RunTime
 from jobs.reconcile import own
@@ -284,7 +284,7 @@ def judged(folder, state, last_s, *, unanswered=False, lease=OVER, now=END + tim
     """
     support.event(folder, "started", 3600 + last_s)
     seen = ObservedRun(JudgedState(state, "as it says"), "7", state, unanswered=unanswered)
-    return lease_end.verdict(own(folder), seen, lease, ended, now)
+    return reconcile.judge_with_lease(own(folder), seen, lease, ended, now)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from test_jobs_attempt import write_run
 from jobs import hang_detection
 from jobs.attempt import Attempt
 from jobs.hang_detection import HangWatch
-from jobs.slurm import outage
+from jobs.slurm import commands
 from shardlab.rundir import RunDir
 
 OVER, LATER = float("-inf"), float("inf")  # deadlines of a run: OVER has passed, LATER never passes
@@ -21,7 +21,7 @@ OVER, LATER = float("-inf"), float("inf")  # deadlines of a run: OVER has passed
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for module in (hang_detection, outage):
+    for module in (hang_detection, commands):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -79,7 +79,7 @@ def test_a_run_whose_result_is_written_is_not_out_of_time_while_its_step_waits(a
     attempt.folder.result.write_text("{}")
     assert attempt._reason_to_end(OVER, progress) is None
     back(controller)
-    clock.now += outage.RETURN_S + 1
+    clock.now += commands.RETURN_S + 1
     assert attempt._reason_to_end(OVER, progress) == "timeout"
 
 

@@ -8,7 +8,7 @@ import torch
 from support_long import LONG
 from support_planner import cell
 
-from jobs.planner import fit, gpu, memory, model_facts, pipeline_share, sharding
+from jobs.planner import gpu, memory, model_facts, pipeline_share, predict, sharding
 from shardlab.cell import Optimizer
 from shardlab.prediction import PredictedRange, exactly
 from trainers import dtypes, menu
@@ -247,19 +247,19 @@ def test_memory_measured_on_an_h100_is_predicted(workload, micro, keys, measured
     ],
 )
 def test_whether_a_cell_fits(needed, complete, expected):
-    assert fit.verdict(PredictedRange(*needed), PredictedRange(75, 79, 80), complete=complete) == expected
+    assert predict.judge_fit(PredictedRange(*needed), PredictedRange(75, 79, 80), complete=complete) == expected
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1"])
 def test_the_largest_micro_batch_fits_and_the_next_does_not(strategy):
     one, capacity = cell("gpt2-large", strategy, 8, precision="bf16"), exactly(80 * 2**30)
-    largest = fit.largest_micro_batch(one, capacity, on_gpu=True)
+    largest = predict.find_largest_micro_batch(one, capacity, on_gpu=True)
     assert memory.of(one, micro_batch=largest).bytes.likely <= capacity.likely
     assert memory.of(one, micro_batch=largest + 1).bytes.likely > capacity.likely
 
 
 def test_a_model_whose_states_do_not_fit_has_no_micro_batch():
-    assert fit.largest_micro_batch(cell("llm-7b", "ddp"), exactly(80 * 2**30), on_gpu=True) == 0
+    assert predict.find_largest_micro_batch(cell("llm-7b", "ddp"), exactly(80 * 2**30), on_gpu=True) == 0
 
 
 @pytest.mark.parametrize(

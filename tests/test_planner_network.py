@@ -8,7 +8,7 @@ import pytest
 import support_link
 from support_long import LONG, only_long
 
-from jobs.planner import collective_time, link_fit
+from jobs.planner import link_fit, step_time
 from jobs.planner.exchanges import Exchange
 from shardlab.all_reduce import MeasuredAllReduce
 
@@ -38,7 +38,7 @@ def points():
         over = link_fit.link("network", [fitted])
         for one in figures[len(FITTED) :]:
             exchange = Exchange("all_reduce", one["bytes"], 1, 2, "dp", False)
-            seconds[mbps, one["bytes"]] = (collective_time.of(exchange, over).likely, one["seconds"])
+            seconds[mbps, one["bytes"]] = (step_time.predict_exchange_time(exchange, over).likely, one["seconds"])
     return seconds
 
 

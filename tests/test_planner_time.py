@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from support_planner import cell
 
-from jobs.planner import advise, calibration, collective_time, exchanges, gpu, link, predict, rules, scale_out, step_time
+from jobs.planner import advise, calibration, exchanges, gpu, link, predict, rules, scale_out, step_time
 from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import NO_GPU, PlannedMachine
 from jobs.planner.pipeline_schedule import drawn, simulate
@@ -110,17 +110,17 @@ def test_the_timeline_has_a_line_per_rank_and_dots_where_it_waits():
     ],
 )
 def test_the_time_of_a_collective(op, size, expected_s):
-    assert collective_time.faster_s(op, size, 4, 1e-3, 1e9) == pytest.approx(expected_s)
-    assert collective_time.faster_s(op, size, 1, 1e-3, 1e9) == 0
+    assert step_time.faster_s(op, size, 4, 1e-3, 1e9) == pytest.approx(expected_s)
+    assert step_time.faster_s(op, size, 1, 1e-3, 1e9) == 0
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_a_collective_takes_longer_over_slower_links_and_more_ranks(op):
     names = ["ethernet-1", "ethernet-10", "ethernet-100", "infiniband-ndr"]
     one = exchanges.Exchange(op, 1e8, 1, 8, "dp", False)
-    times = [collective_time.of(one, link.named(name, None)).likely for name in names]
+    times = [step_time.predict_exchange_time(one, link.named(name, None)).likely for name in names]
     assert times == sorted(times, reverse=True)
-    ring = [collective_time.ring(op, 1e6, ranks, 1e-5, 1e9) for ranks in (2, 4, 8, 64, 512)]
+    ring = [step_time.ring_s(op, 1e6, ranks, 1e-5, 1e9) for ranks in (2, 4, 8, 64, 512)]
     assert ring == sorted(ring)
 
 

@@ -9,7 +9,7 @@ from support_link import RANK, SHAPE
 from support_long import LONG
 from support_practice import WHY
 
-from jobs.planner import collective_time, link_fit
+from jobs.planner import link_fit, step_time
 from jobs.planner.exchanges import Exchange
 from shardlab import inventory
 from shardlab.workspace import Workspace
@@ -75,7 +75,7 @@ def test_times_at_three_rates_are_predicted_in_order_and_within_a_quarter(practi
             over = link_fit.link("network", [between])
             for size, measured_s in seconds(practice).items():
                 exchange = Exchange("all_reduce", size, 1, len(practice.nodes), "dp", False)
-                points[mbps, size] = (collective_time.of(exchange, over).likely, measured_s)
+                points[mbps, size] = (step_time.predict_exchange_time(exchange, over).likely, measured_s)
     finally:
         limit(practice, practice.cluster.lan.mbps)
     told = "\n".join(f"{place}: predicted {one[0]:.4f} s, measured {one[1]:.4f} s" for place, one in points.items())

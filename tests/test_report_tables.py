@@ -11,7 +11,7 @@ from collect import summary
 from collect.cli import main
 from collect.findings import columns
 from collect.loading import load
-from collect.report import table_tools
+from collect.report import page
 from shardlab.workspace import Workspace
 
 STRATEGIES, RANKS, BATCHES = ("single", "ddp", "fsdp2"), (1, 2), (8, 16)
@@ -80,11 +80,11 @@ def test_a_table_of_cells_comes_with_hidden_tools_and_the_facets_of_each_row(rep
 
 
 def test_a_key_with_many_values_or_with_one_has_no_check_boxes(summarized_of):
-    keys, shown = summarized_of([support.cell("ddp", 1, seed=seed) for seed in range(table_tools.MOST_VALUES + 1)])
+    keys, shown = summarized_of([support.cell("ddp", 1, seed=seed) for seed in range(page.MOST_VALUES + 1)])
     assert [column.name for column in keys][:3] == ["strategy", "gpus", "seed"]
-    assert table_tools.facets(keys, shown) == []
+    assert page.make_facets(keys, shown) == []
     keys, shown = summarized_of([support.cell("ddp", ranks) for ranks in (16, 2, 8)])
-    assert [facet.choices for facet in table_tools.facets(keys, shown)] == [["2", "8", "16"]]
+    assert [facet.choices for facet in page.make_facets(keys, shown)] == [["2", "8", "16"]]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from shardlab.cell import Optimizer
 from shardlab.rehearsed import MemoryByCategory, NotRehearsed, RehearsalRequest, Rehearsed
 from trainers import menu
 from trainers.instruments.memory_timeline import CATEGORIES
-from trainers.rehearsal import measured as measured_error
+from trainers.rehearsal.rehearse import ERROR_PCT
 
 ADAMW = Optimizer(name="adamw", lr=0.001)
 ALLOWED = 0.08  # how much the predicted peak of memory may differ, as a share of the measured peak
@@ -122,7 +122,7 @@ def test_memory_is_what_the_allocator_counts(cell_of, rehearse, case):
     assert isinstance(answer, Rehearsed), answer.why
     for rank, real in zip(answer.ranks, measured, strict=True):
         assert rank.peak_bytes == pytest.approx(real, rel=ALLOWED), rank
-        assert rank.peak_bytes == pytest.approx(real, rel=measured_error.ERROR_PCT / 100 + 0.005), "the error that answers name"
+        assert rank.peak_bytes == pytest.approx(real, rel=ERROR_PCT / 100 + 0.005), "the error that answers name"
 
 
 def test_every_strategy_of_the_menu_is_compared_or_has_a_reason():

@@ -14,7 +14,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 
 from shardlab.errors import InputError
 from trainers.tasks import unpacked_attention
-from trainers.tiny_configuration import tiny
 
 Kind = Literal["causal language model", "masked language model", "image classifier"]
 CLASSES: dict[Kind, dict[str, Any]] = {
@@ -25,6 +24,9 @@ CLASSES: dict[Kind, dict[str, Any]] = {
 LAYERS = "num_hidden_layers"
 MOST_LAYERS = 1000
 IGNORED = ("dtype", "torch_dtype", "use_cache", "output_attentions", "output_hidden_states", "return_dict")
+# The sizes of a tiny twin: narrow layers, a small vocabulary and small images.
+HEADS, HEAD_WIDTH, VOCABULARY, EXPERTS, PATCH, PATCHES_A_SIDE = 4, 16, 512, 4, 8, 4
+MULTIPLE = 16  # the width of an MLP in a tiny twin is a multiple of this number
 
 
 class Architecture(NamedTuple):
@@ -63,7 +65,7 @@ def architecture(values: dict[str, Any]) -> Architecture:
 def twin_of(found: Architecture, values: dict[str, Any]) -> dict[str, Any]:
     """The content of the configuration of a tiny twin, which is a much smaller model of the same class. The configuration may
     be invalid for transformers, so the caller must try to build the twin."""
-    changed = tiny(configured(found, values, dropout=True))
+    changed = _shrink_keys(configured(found, values, dropout=True))
     kept = {key: value for key, value in values.items() if key not in changed}
     for name, spelled in CONFIG_MAPPING[found.model_type].attribute_map.items():
         if spelled in changed:
@@ -150,3 +152,45 @@ def one_line(error: BaseException) -> str:
 
 def _names(value: Any) -> tuple[str, ...]:
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def _shrink_keys(made: Any) -> dict[str, Any]:
+    """The keys of a configuration that change for the tiny twin, with their new values.
+
+    made: the configuration as an object of transformers. Keys that it does not have, or whose value is not a number, are not
+    changed. The twin of an unusual model may therefore be invalid; the caller must try to build it.
+    """
+    found: dict[str, Any] = {}
+
+    def number(name: str) -> int:
+        value = getattr(made, name, None)
+        return value if type(value) is int and value > 0 else 0
+
+    width, heads, pairs = number("hidden_size"), number("num_attention_heads"), number("num_key_value_heads")
+    if width and heads:
+        of_twin = min(heads, HEADS)
+        found |= {"num_attention_heads": of_twin, "hidden_size": of_twin * HEAD_WIDTH}
+        if pairs:
+            shared = max(1, of_twin * pairs // heads)
+            found["num_key_value_heads"] = shared if of_twin % shared == 0 else of_twin
+        if number("head_dim"):
+            found["head_dim"] = HEAD_WIDTH
+        for name in ("intermediate_size", "moe_intermediate_size"):
+            if number(name):
+                found[name] = max(1, number(name) * of_twin * HEAD_WIDTH // (width * MULTIPLE)) * MULTIPLE
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if number(name):
+            found[name] = min(number(name), EXPERTS)
+    if number("num_experts_per_tok"):
+        found["num_experts_per_tok"] = min(number("num_experts_per_tok"), EXPERTS // 2)
+    if number("vocab_size"):
+        found["vocab_size"] = min(number("vocab_size"), VOCABULARY)
+        found |= {name: 0 for name in made.to_dict() if name.endswith("_token_id") and number(name) >= found["vocab_size"]}
+    if number("patch_size") and number("image_size"):
+        found["patch_size"] = min(number("patch_size"), PATCH)
+        found["image_size"] = found["patch_size"] * PATCHES_A_SIDE
+    depths = getattr(made, "depths", None)
+    if isinstance(depths, list):
+        found["depths"] = [min(depth, 1) if type(depth) is int else depth for depth in depths]
+    spelled = {made.attribute_map.get(name, name): value for name, value in found.items()}
+    return {name: value for name, value in spelled.items() if hasattr(made, name)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from shardlab.errors import InputError
 from shardlab.record import SCHEMA, LineWriter, StepRecord
 from shardlab.run import Run
 from shardlab.rundir import RunDir
-from trainers import clock_check, dtypes, hang_dump, memory_limit, menu, optimization, proof, result
+from trainers import clock_check, dtypes, hang_dump, menu, optimization, proof, result
 from trainers.data import node_copy
 from trainers.data.order import TIMED, WARMUP, Order
 from trainers.data.prefetch import prefetched
@@ -39,6 +40,7 @@ from trainers.task import Batch, Task
 from trainers.tasks.device_copy import SideStream
 
 SLOTS = 3  # number of host tensors for losses: of this step, of the previous step, and one in reserve
+GIB = 2**30
 
 
 def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
@@ -74,7 +76,7 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
         return
     with stage("building"):
         if cell.memory_limit_gib is not None:
-            memory_limit.hold(cell.memory_limit_gib, ranks.device)
+            _limit_memory(cell.memory_limit_gib, ranks.device)
         engine = strategy.build(cell, task, ranks)
         if engine.joins:
             order = order.with_rest(cell.gpu_batch_size)
@@ -355,3 +357,26 @@ class Recorder:
             self.watched.append(record.watched)
         for kind, size in ({} if record.watched else sizes).items():
             self.peak_bytes[kind] = max(size, self.peak_bytes.get(kind, 0))
+
+
+def _limit_memory(limit_gib: float, device: torch.device) -> None:
+    """Limit this process to `limit_gib` GiB of its GPU's memory from now on, before the model is built, so that a
+    study can search on any machine for the largest model or batch that fits.
+
+    On a CPU, the limit takes the place of the size of a GPU's memory: the process may allocate `limit_gib` GiB of private
+    writable memory (RLIMIT_DATA, as the kernel counts it) in addition to the memory that it has now, with its libraries. Above
+    the limit, torch raises an error that it cannot allocate memory.
+    """
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gib * GIB / total), device)
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (_count_data_bytes() + int(limit_gib * GIB), hard))
+
+
+def _count_data_bytes() -> int:
+    """The bytes of this process that the kernel counts against RLIMIT_DATA now."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    kib = next(line.split()[1] for line in lines if line.startswith("VmData:"))
+    return int(kib) * 1024

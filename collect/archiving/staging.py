@@ -3,13 +3,14 @@ runs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from collect import own_metrics, write_report
-from collect.archiving import anonymous, contents, secrets
+from collect.archiving import anonymous, contents
 from collect.archiving.anonymous import Pseudonyms
 from collect.archiving.contents import ArchiveSource
 from collect.fetching import manifest
@@ -23,6 +24,17 @@ from shardlab.errors import ShardlabError
 from shardlab.host import Host
 from shardlab.run import Run
 from shardlab.workspace import Workspace
+
+# The patterns match the beginnings of private keys, the tokens of services that training runs use (logs of runs may contain
+# them), and assignments to variables that hold a secret. A token must have at least 16 characters after its prefix, so that
+# `hf_...` in a documentation text does not match.
+SECRETS = {
+    "a private key": re.compile(rb"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----"),
+    "a token": re.compile(rb"\b(?:hf_|ghp_|gho_|github_pat_|glpat-|xoxb-|sk-|AKIA)[A-Za-z0-9_-]{16,}"),
+    "a secret variable": re.compile(
+        rb"\b[A-Z][A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY)[\"']?\s*[=:]\s*[\"']?[A-Za-z0-9+/_.-]{16,}"
+    ),
+}
 
 
 class RunEnvironment(msgspec.Struct, frozen=True):
@@ -51,7 +63,7 @@ def fill(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms 
     for source in sources:
         with files.as_workspace_error("read"):
             content = files.read(source.path)
-        if (what := secrets.found(content)) is not None:
+        if (what := _find_secret(content)) is not None:
             left_out.append(LeftOutFile(source.name, source.bytes, f"it contains what looks like {what}"))
             continue
         name = source.name
@@ -129,3 +141,8 @@ def _without_secrets(described: Cluster) -> Cluster:
     if experiment is not None:
         experiment = msgspec.structs.replace(experiment, bindings={}, portal_url=Cloudlab().portal_url)
     return msgspec.structs.replace(described, ssh=ssh, cloudlab=experiment)
+
+
+def _find_secret(content: bytes) -> str | None:
+    """The kind of secret that a text seems to contain, such as `a token`; None if nothing in the text looks like a secret."""
+    return next((what for what, pattern in SECRETS.items() if pattern.search(content)), None)

@@ -1,16 +1,29 @@
-"""`collect fetch`: copies runs from the cluster, checks their files, and prints what was fetched."""
+"""`collect fetch`: copies runs from the cluster, checks their files, and prints what was fetched.
+
+Before the cluster starts its program, only the modules are imported that asking it needs; the others are imported meanwhile.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from collect.fetching import request
+from collect.fetching.messages import Asked
 from collect.loading import unreadable_runs
+from shardlab import files, remote_workspace
 from shardlab.console import Output
 from shardlab.errors import InputError
+from shardlab.remote_conversation import RemoteConversation
 from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.workspace import Workspace, chosen
+
+if TYPE_CHECKING:
+    from collect.fetching.fetched_run import Downloaded, Fetched
+    from collect.fetching.progress import TransferProgress
+
+WAITING = "another collect fetch is transferring files to this workspace; waiting until that command has ended."
 
 
 def show(workspace: Workspace, patterns: Sequence[str], output: Output, *, prunes: bool, confirmed: bool) -> int:
@@ -26,11 +39,11 @@ def show(workspace: Workspace, patterns: Sequence[str], output: Output, *, prune
         prune.must_be_elsewhere(workspace)
         if not confirmed and not sys.stdin.isatty():
             raise InputError("--prune was not confirmed. Allowed: the option --yes, or the answer `yes` on a terminal.")
-    with request.asked(workspace, patterns, output) as conversation:
-        from collect.fetching import fetch, progress  # imported while the cluster starts its program
+    with _ask_for_runs(workspace, patterns, output) as conversation:
+        from collect.fetching import progress
 
         with progress.shown(output) as shown:
-            fetched = fetch.fetch(workspace, patterns, conversation, shown)
+            fetched = _fetch_runs(workspace, patterns, conversation, shown)
     columns = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Truncated files (n)", "Corrupt lines (n)"]
     rows = [
         [run.run, run.state, *(f"{n:,}" for n in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt))]
@@ -61,8 +74,89 @@ def show(workspace: Workspace, patterns: Sequence[str], output: Output, *, prune
     unreadable_runs.show(output, [(RunDir(workspace.runs / run.run), run.unreadable) for run in fetched])
     is_freed = True
     if prunes:
-        from collect.fetching import prune_command
-
-        is_freed = prune_command.free(output, workspace, fetched, is_confirmed=confirmed)
+        is_freed = _remove_fetched(output, workspace, fetched, is_confirmed=confirmed)
     output.document(fetched)
     return 0 if is_freed and all(run.is_sound for run in fetched) else 1
+
+
+def _remove_fetched(output: Output, workspace: Workspace, fetched: Sequence[Fetched], *, is_confirmed: bool) -> bool:
+    """Remove the files of fetched runs on the cluster or its nodes, after the user has agreed.
+
+    is_confirmed: whether the user has already agreed and is not asked. Returns False if files that should be removed were not
+    removed; True if all were removed, or the user did not agree.
+    """
+    from collect.fetching import progress, prune
+
+    with progress.shown(output) as shown:
+        places = prune.verify(workspace, fetched, shown)
+    for place in places:
+        if place.runs:
+            found = f"{place.count:,} files of {len(place.runs):,} run(s), {place.size / 2**20:,.1f} MiB"
+            output.remark(f"{place.where}: {found}: their checksums are those of the files on this machine.")
+    if not any(place.runs for place in places):
+        output.remark("There is nothing to remove.")
+    elif not is_confirmed and output.ask("Remove these files there? Type yes: ") != "yes":
+        output.remark("Nothing was removed.")
+        return True
+    with progress.shown(output) as shown:
+        freed = prune.remove(places, shown)
+    for run in fetched:
+        run.freed = [removed for removed in freed if removed.run == run.run]
+    for removed in freed:
+        if removed.why:
+            output.remark(f"{removed.where}: files of {removed.run} stay: {removed.why}", style="red")
+    for where in dict.fromkeys(removed.where for removed in freed if removed.files):
+        of_place = [removed for removed in freed if removed.where == where]
+        count, size = sum(removed.files for removed in of_place), sum(removed.bytes for removed in of_place)
+        output.remark(f"{where}: {count:,} files removed, {size / 2**20:,.1f} MiB freed")
+    return not any(removed.why for removed in freed)
+
+
+@contextmanager
+def _ask_for_runs(workspace: Workspace, patterns: Sequence[str], output: Output) -> Iterator[RemoteConversation | None]:
+    """During the block, the cluster executes collect.fetching.sender, which sends runs, and no other `collect fetch`
+    transfers files to this workspace.
+
+    patterns: shell patterns of the ids of the runs that the cluster offers; if there are none, it offers all runs.
+    Yields the conversation with the program, or None if the cluster is local, because its runs are already in this workspace.
+    Raises ShardlabError if the login fails.
+    """
+    cluster = remote_workspace.known(workspace)
+    if cluster is None:
+        yield None
+        return
+    files.make_folder(workspace.runs)
+    with (
+        files.locked(workspace.own / "fetch.lock", lambda _descriptor: output.remark(WAITING)),
+        RemoteConversation(cluster, "collect.fetching.sender", "collect fetch") as conversation,
+    ):
+        conversation.send(Asked(list(patterns)))
+        yield conversation
+
+
+def _fetch_runs(
+    workspace: Workspace, patterns: Sequence[str], conversation: RemoteConversation | None, progress: TransferProgress
+) -> list[Fetched]:
+    """Fetch every run whose id matches one of the patterns, or all runs if there are no patterns.
+
+    The runs of a local cluster are already in the workspace, so only their manifests are written. The runs of a remote cluster
+    are downloaded first. If each node has its own part of a run's folder, the first node gathers the parts.
+
+    conversation: as `_ask_for_runs` yields it for these patterns. Raises InputError if a pattern matches no run.
+    """
+    from collect.fetching import fetched_run, node_parts, side_by_side
+
+    downloaded: dict[str, Downloaded] = {}
+    if conversation is not None:
+        from collect.fetching import download
+
+        downloaded = download.download(workspace, patterns, conversation, progress)
+    known = sorted({*workspace.run_ids(), *downloaded})
+    ids = chosen(known, patterns) if patterns else known
+    parts = {run_id: run.parts for run_id, run in downloaded.items()}
+    parts |= node_parts.gathered(workspace, [run_id for run_id in ids if run_id not in downloaded], progress)
+
+    def fetched(run_id: str) -> Fetched:
+        return fetched_run.fetch_run(RunDir(workspace.runs / run_id), downloaded.get(run_id), parts.get(run_id, []))
+
+    return list(side_by_side.each(fetched, ids))

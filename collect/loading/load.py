@@ -7,12 +7,13 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from collect.loading import read_many, searched_cells
+from collect.loading import read_many
 from collect.loading.loaded_run import LoadedRun
 from collect.loading.records import NO_FOLDER
-from shardlab import gc_pause, inventory, lease_cutoff
+from shardlab import gc_pause, inventory, lease_cutoff, search_path
+from shardlab.batch_search import try_cell
 from shardlab.cell import Cell
-from shardlab.expansion import Expansion
+from shardlab.expansion import ExpandedCell, Expansion
 from shardlab.run import parts_of
 from shardlab.search_path import SearchPath
 from shardlab.workspace import Workspace
@@ -54,7 +55,7 @@ def load(workspace: Workspace, matrix: str | None) -> Loaded:
 
     Raises InputError if the workspace has no such matrix, or if its expansion cannot be read.
     """
-    expansion, searches = searched_cells.expanded(workspace, workspace.expansion(matrix))
+    expansion, searches = _split_searched_cells(workspace, workspace.expansion(matrix))
     attempts: dict[str, list[str]] = {}
     for run_id in workspace.run_ids():
         if parts := parts_of(run_id):
@@ -84,3 +85,28 @@ def _cell(cell_id: str, cell: Cell, runs: Iterable[LoadedRun]) -> LoadedCell:
         latest.append(attempts[-1])
         earlier += attempts[:-1]
     return LoadedCell(cell_id, cell, latest, earlier)
+
+
+def _split_searched_cells(workspace: Workspace, expansion: Expansion) -> tuple[Expansion, list[SearchPath]]:
+    """Replace each cell that has a search for its batch size. Returns (the expansion with a cell for each batch size that was
+    tried so far, all search paths).
+
+    The cell for a batch size has the runs of all repeats that tried this batch size. There is one search path for each repeat
+    of a cell that has a search.
+    """
+    cells: list[ExpandedCell] = []
+    every: list[SearchPath] = []
+    for entry in expansion.cells:
+        if entry.search is None:
+            cells.append(entry)
+            continue
+        repeats = range(1, len(entry.runs) + 1)
+        paths = [search_path.walk(workspace.runs, entry.cell, entry.search, repeat) for repeat in repeats]
+        runs: dict[int, list[str]] = {}
+        for path in paths:
+            for one in path.tries:
+                runs.setdefault(one.size, []).append(one.run)
+        of_tries = [(try_cell(entry.cell, size), names) for size, names in sorted(runs.items())]
+        cells += [ExpandedCell(cell.name(), cell, names, entry.search) for cell, names in of_tries] or [entry]
+        every += paths
+    return msgspec.structs.replace(expansion, cells=cells), every

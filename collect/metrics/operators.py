@@ -3,17 +3,37 @@ baseline."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Compared, Metric
 from collect.metrics.baseline_differences import more
-from collect.traces import operator_classes
 from collect.traces.breakdown import EventTally
 
-OF = "`of` is a name in whole words, or the beginning of names followed by *, or a class: " + ", ".join(
-    operator_classes.CLASSES
-)
+
+class OperatorClass(NamedTuple):
+    """A class of kernels and operators, given by patterns of their names.
+
+    kernels: the pattern for kernels and memory operations of a GPU. operators: the pattern for operators, which is used if
+    there is no GPU; None if the class contains no operators.
+    """
+
+    kernels: re.Pattern[str]
+    operators: re.Pattern[str] | None
+
+
+CLASSES = {
+    # Kineto names a copy by the driver such as `Memcpy DtoD (Device -> Device)`. The only operator that copies is aten::copy_.
+    "memory copies": OperatorClass(re.compile(r"^Memcpy\b"), re.compile(r"^aten::copy_$")),
+    # The kernel of pointwise operators on aligned memory (PyTorch, aten/src/ATen/native/cuda/CUDALoops.cuh).
+    "vectorized kernels": OperatorClass(re.compile(r"(?<!\w)vectorized_elementwise_kernel(?!\w)"), None),
+    # Names of cuBLAS kernels contain gemm (ampere_sgemm_..., sm80_xmma_gemm_..., cutlass_..._gemm_...) or begin with nvjet_.
+    "GEMM": OperatorClass(re.compile(r"gemm|^nvjet_", re.IGNORECASE), re.compile(r"^aten::(mm|addmm|bmm|baddbmm)$")),
+}
+
+OF = "`of` is a name in whole words, or the beginning of names followed by *, or a class: " + ", ".join(CLASSES)
 EXAMPLE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
@@ -29,6 +49,22 @@ def time(run: LoadedRun, of: str) -> Quantity | None:
     return _a_step(run, of, "ms", lambda one: one.total_ns / 1e6)
 
 
+def find_pattern(of: str, source: str) -> re.Pattern[str] | None:
+    """The pattern to search for in the names of kernels (source `gpu`) or operators (other sources).
+
+    None if `of` is a class without operators and the source is not `gpu`.
+
+    of: the name of a class, or a part of the name of a kernel or operator. source: `gpu`, `gloo` or `cpu`, see `Breakdown`.
+
+    A name that is not a class must match whole words: CatArrayBatchedCopy does not match CatArrayBatchedCopy_contig. If the
+    name ends in `*`, the last word may be longer, for names that the table of a study cuts off.
+    """
+    if of in CLASSES:
+        return CLASSES[of].kernels if source == "gpu" else CLASSES[of].operators
+    end = "" if of.endswith("*") else r"(?!\w)"
+    return re.compile(rf"(?<!\w){re.escape(of.removesuffix('*'))}{end}")
+
+
 def _a_step(run: LoadedRun, of: str, unit: str, size: Callable[[EventTally], float]) -> Quantity | None:
     """The sum of `size` over all calls that match `of`, per step, as the mean over the ranks that were profiled by steps.
 
@@ -38,7 +74,7 @@ def _a_step(run: LoadedRun, of: str, unit: str, size: Callable[[EventTally], flo
     they contain operators, because `of` may be the name of a kernel.
     """
     ranks = [one for one in run.breakdowns if one.steps]
-    wanted = [operator_classes.pattern(of, one.source) for one in ranks]
+    wanted = [find_pattern(of, one.source) for one in ranks]
     found = [[each for each in one.kernels if look and look.search(each.name)] for one, look in zip(ranks, wanted, strict=True)]
     if not ranks or (not any(found) and any(one.source != "gpu" for one in ranks)):
         return None

@@ -69,7 +69,6 @@ from collect.report import (
     report_start,
     score_text,
     study_tables,
-    table_tools,
     terminal,
     truncation,
     verdict_text,
@@ -121,6 +120,20 @@ SECTIONS = {
     "reading": "Definitions of the metrics",
     "cite": "How to cite",
 }
+MOST_VALUES = 24  # a key with more values gets no check boxes; the search field finds its values
+LEAST_ROWS = 4  # a table with fewer rows gets no tools: the reader sees all of it at once
+
+
+class Facet(msgspec.Struct, frozen=True):
+    """A property of cells by which a table is filtered and grouped, such as the strategy.
+
+    heading: the name of the property in the page. values: the value of each row of the summary, as text; "" if it has none.
+    choices: the different values, each with a check box, in the order of the rows (numbers: ascending).
+    """
+
+    heading: str
+    values: list[str]
+    choices: list[str]
 
 
 class DrawnFigure(msgspec.Struct, frozen=True):
@@ -182,9 +195,9 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
         metric_heading=study_tables.heading,
         tables=printed_text,
         table=table,
-        facets=table_tools.facets(table.columns, shown.rows),
-        facets_of_row=table_tools.of_row,
-        least_rows=table_tools.LEAST_ROWS,
+        facets=make_facets(table.columns, shown.rows),
+        facets_of_row=_encode_facets_of_row,
+        least_rows=LEAST_ROWS,
         runs_path=Path(os.path.relpath(runs, folder)).as_posix(),
         run_columns=_run_columns(table.columns),
         run_value=_run_value,
@@ -343,3 +356,25 @@ def _state_class(row: CellRow) -> str:
     """
     known = [state for state in terminal.STYLES if state in row.states]
     return known[0] if known else next(iter(row.states), "unknown")
+
+
+def make_facets(columns: Sequence[Column], rows: Sequence[CellRow]) -> list[Facet]:
+    """The facets of the rows: each key that identifies the cells and has few values, and the states of the runs.
+
+    columns, rows: those of the summary table. The columns before `state` are the keys that identify the cells.
+    """
+    facets = []
+    for column in columns:
+        if column.name == "state":
+            states = [" and ".join(row.states) for row in rows]
+            facets.append(Facet(column.heading, states, list(dict.fromkeys(states))))
+            break
+        values = [str(cell) for cell in column.cells]
+        choices = list(dict.fromkeys(filter(None, values)))
+        facets.append(Facet(column.heading, values, sorted(choices, key=float) if column.is_number else choices))
+    return [facet for facet in facets if 1 < len(facet.choices) <= MOST_VALUES]
+
+
+def _encode_facets_of_row(facets: Sequence[Facet], row: int) -> str:
+    """The values of all facets for one row, as a JSON list of texts. row: index of the row in the summary."""
+    return msgspec.json.encode([facet.values[row] for facet in facets]).decode()

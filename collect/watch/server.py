@@ -11,7 +11,9 @@ import io
 import os
 import secrets
 import shutil
+import stat
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,12 +23,13 @@ from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from collect.report.page import plotly_script
-from collect.watch import served_files
 from collect.watch.live_page import LivePage
 from collect.watch.report_on_request import ReportOnRequest
 from collect.write_report import PAGE
 from shardlab import printable
+from shardlab.console import Output
 from shardlab.errors import InputError, ShardlabError
+from shardlab.workspace import Workspace
 from templates import render_page
 
 ADDRESS = "127.0.0.1"
@@ -42,6 +45,7 @@ HTML, SCRIPT, JSON, TEXT = "text/html", "text/javascript", "application/json", "
 TYPES = {".html": HTML, ".json": JSON, ".jsonl": TEXT, ".csv": TEXT, ".md": TEXT, ".tex": TEXT, ".log": TEXT, ".sh": TEXT}
 TYPES |= {".sbatch": TEXT, ".yaml": TEXT, ".py": TEXT}
 BYTES = "application/octet-stream"
+MOST_ENTRIES = 1000  # the most entries of a folder that are listed
 
 
 class WatchServer(ThreadingHTTPServer):
@@ -160,7 +164,7 @@ class Handler(BaseHTTPRequestHandler):
 
         names: the parts of the path below `root`. policy: the content security policy.
         """
-        found = served_files.open_below(root, names[:-1] if names[-1:] == [""] else names)
+        found = open_below(root, names[:-1] if names[-1:] == [""] else names)
         if isinstance(found, list):
             if names[-1:] != [""]:
                 raise FileNotFoundError  # without the slash at the end, relative links would lead to the parent folder
@@ -210,3 +214,53 @@ class _Prefix(io.RawIOBase):
         part = self._file.read(min(size, self._left) if size >= 0 else self._left)
         self._left -= len(part)
         return part
+
+
+def open_below(root: Path, names: Sequence[str]) -> io.BufferedReader | list[str]:
+    """Open a file below the folder `root` for reading. If the path is a folder, return the sorted names of its entries instead.
+
+    Neither a name from the browser nor a link in a run folder can lead out of `root`. The names of folders end in a slash.
+    names: the parts of the path below `root`. Raises OSError if the path does not exist, is neither a regular file nor a
+    folder, or contains a link.
+    """
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in names:
+            if name in ("", ".", "..") or "/" in name or "\0" in name:
+                raise FileNotFoundError(name)
+            inner = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(mode):
+            file = os.fdopen(descriptor, "rb")
+            descriptor = -1
+            return file
+        if not stat.S_ISDIR(mode):
+            raise FileNotFoundError(names[-1] if names else str(root))
+        with os.scandir(descriptor) as entries:
+            found = sorted(f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in entries)
+        return found[:MOST_ENTRIES]
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def serve(workspace: Workspace, port: int, output: Output) -> int:
+    """Serve the live page until Ctrl-C or SIGTERM, then return exit code 0. port: the port of the server; 0: any free port.
+
+    Raises InputError if the folder of the workspace does not exist or the port cannot be used.
+    """
+    if not workspace.path.is_dir():
+        raise InputError(f"{workspace.path}: there is no such folder. Allowed: the folder of a workspace.")
+    try:
+        with tempfile.TemporaryDirectory(prefix="shardlab-watch-") as folder:
+            report = ReportOnRequest(workspace, Path(folder))
+            with WatchServer(port, LivePage(workspace), report, workspace.runs, output.detail) as server:
+                output.line(f"watch {workspace.path}: {server.url}")
+                output.remark("The address holds a secret and works on this machine alone. Ctrl-C ends the server.")
+                output.document({"workspace": str(workspace.path), "url": server.url})
+                server.serve_forever()
+    except KeyboardInterrupt:
+        pass
+    return 0

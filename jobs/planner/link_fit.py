@@ -1,6 +1,6 @@
 """Fits the alpha-beta model of a link to the all-reduces that `provision` measured over this link.
 
-An all-reduce over n ranks in a ring or a tree takes a x alpha + b / B seconds, with the factors a and b of `collective_time`.
+An all-reduce over n ranks in a ring or a tree takes a x alpha + b / B seconds, with the factors a and b of `step_time`.
 The measurements of the smallest and the largest tensor give the latency alpha and the bandwidth B. The measurements of the
 sizes in between only widen the range, because buffers of a network or a library make them faster or slower than the model. For
 the smallest tensor, only the fastest iteration is used: if a processor is busy for a moment, the delay is longer than the

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
 
-from jobs.planner import exchanges, fit, memory, model_facts, rehearsed_step, run_time, step_time
+from jobs.planner import exchanges, memory, model_facts, step_time
 from jobs.planner.calibration import LEAST_SPREAD, NOTHING, Calibration
 from jobs.planner.machine import NO_GPU, PlannedMachine
 from shardlab.cell import Cell
-from shardlab.prediction import PredictedExchange, PredictedRange, Prediction, Source, exactly, total
-from shardlab.rehearsed import Answer, NotRehearsed, Rehearsed, RehearsedCollective
+from shardlab.gpu_models import GpuModel
+from shardlab.prediction import Fits, PredictedExchange, PredictedRange, Prediction, Source, exactly, total
+from shardlab.rehearsed import Answer, NotRehearsed, Rehearsed, RehearsedCollective, RehearsedRank
 
 GIB = 1 << 30
 CPU_RANKS = "ranks are processes on a CPU, so neither their whole memory nor their time is predicted"
 
 OWN_STRATEGY = "no formula describes a strategy of the workspace"
 OWN_OPTIONS = "the size of a model of the workspace is known only with its default options"
+LARGEST_MICRO_BATCH = 1 << 20  # the largest micro-batch that is considered
+# over n ranks, a rank sends factor x (n-1)/n bytes per byte of the tensor
+SENT_FACTORS = {**exchanges.FACTORS, "all_to_all": 1.0}
+UNMEASURED_PCT = 8.0  # the error of a rehearsal whose error was never measured; the limit that the tests allow
+START_S = PredictedRange(15.0, 45.0, 240.0)  # seconds before the first step: imports, NCCL, model, same-work proof; assumed
+POWER = PredictedRange(0.45, 0.75, 1.0)  # share of a board's largest power while it trains; assumed
+ITEMS = {"cifar10": 50_000, "mnist": 60_000, "imagenet": 1_281_167}  # the number of images in the official training split
+
+
+class PredictedRunTime(msgspec.Struct, frozen=True):
+    """The predicted time of a whole run in seconds, and the energy of its GPUs in kWh (None if their power is not known)."""
+
+    time_s: PredictedRange
+    energy_kwh: PredictedRange | None
 
 
 def of(
@@ -46,12 +62,12 @@ def of(
     sent, sent_from, collectives = _traffic(cell, answer)
     step = step_time.of(cell, machine)
     step_s, of_time = (None, "") if step is None else calibration.time(cell, machine.name, step.seconds)
-    power_w, of_energy = run_time.assumed_power(machine.gpu), ""
+    power_w, of_energy = _assume_power(machine.gpu), ""
     if power_w is not None:
         power_w, of_energy = calibration.power(cell, machine.name, power_w)
-    run = None if step_s is None else run_time.of(cell, step_s, power_w)
+    run = None if step_s is None else _predict_run_time(cell, step_s, power_w)
     if recorded_s is not None:
-        run = run_time.with_energy(cell, around(recorded_s), power_w)
+        run = _add_energy(cell, around(recorded_s), power_w)
     gpus = (cell.gpus if occupied is None else occupied) if machine.on_gpu else 0
     gpu_hours = run.time_s.times(gpus / 3600) if run is not None and gpus else None
     how = [found.how]
@@ -72,7 +88,7 @@ def of(
         tensor_bytes=found.tensors,
         memory_from=found.source,
         capacity_bytes=capacity,
-        fits=fit.verdict(found.bytes, capacity, complete=found.complete) if capacity is not None else None,
+        fits=judge_fit(found.bytes, capacity, complete=found.complete) if capacity is not None else None,
         largest_micro_batch=_largest_micro_batch(cell, machine, capacity, needed, found),
         step_s=step_s,
         step_parts_s={} if step is None else {name: part.likely for name, part in step.parts.items() if part.likely},
@@ -128,17 +144,17 @@ def _memory(
 
 
 def _rehearsed(cell: Cell, machine: PlannedMachine, answer: Rehearsed) -> _Memory:
-    by_category = rehearsed_step.by_category(cell, answer, on_gpu=machine.on_gpu)
+    by_category = _predict_rehearsed_memory(cell, answer, on_gpu=machine.on_gpu)
     tensors = total({name: term for name, term in by_category.items() if name not in memory.BESIDE})
-    how = f"memory and traffic: {rehearsed_step.in_words(answer, on_gpu=machine.on_gpu)}"
+    how = f"memory and traffic: {_describe_rehearsal(answer, on_gpu=machine.on_gpu)}"
     return _Memory(by_category, tensors, True, "rehearsal", how)
 
 
 def _traffic(cell: Cell, answer: Answer | None) -> tuple[float | None, Source | None, tuple[RehearsedCollective, ...]]:
     """The traffic of the rank that sends most, in a step: (bytes that it sends, `rehearsal` or `formula`, its collectives if
     they were rehearsed)."""
-    if isinstance(answer, Rehearsed) and (rank := rehearsed_step.busiest(answer)) is not None:
-        return rehearsed_step.sent_bytes(rank), "rehearsal", rank.collectives or ()
+    if isinstance(answer, Rehearsed) and (rank := _find_busiest_rank(answer)) is not None:
+        return _sum_sent_bytes(rank), "rehearsal", rank.collectives or ()
     sent = None if cell.strategy_code is not None else exchanges.sent_bytes(cell)
     return sent, None if sent is None else "formula", ()
 
@@ -157,7 +173,7 @@ def _largest_micro_batch(
     if capacity is None:
         return None
     ratio = found.bytes.likely / needed.bytes.likely if found.source == "rehearsal" else 1.0
-    return fit.largest_micro_batch(cell, capacity, on_gpu=machine.on_gpu, ratio=ratio)
+    return find_largest_micro_batch(cell, capacity, on_gpu=machine.on_gpu, ratio=ratio)
 
 
 def _without_formula(
@@ -177,7 +193,7 @@ def _without_formula(
         tensor_bytes=found.tensors,
         memory_from=found.source,
         capacity_bytes=capacity,
-        fits=fit.verdict(found.bytes, capacity, complete=True) if capacity is not None else None,
+        fits=judge_fit(found.bytes, capacity, complete=True) if capacity is not None else None,
         time_s=time_s,
         sent_bytes=sent,
         sent_from=sent_from,
@@ -209,7 +225,7 @@ def capacity_of(cell: Cell, machine: PlannedMachine) -> PredictedRange | None:
     limit = None if cell.memory_limit_gib is None else exactly(cell.memory_limit_gib * GIB)
     if limit is None or machine.capacity is None:
         return limit or machine.capacity
-    pairs = zip(run_time.ends(limit), run_time.ends(machine.capacity), strict=True)
+    pairs = zip(msgspec.structs.astuple(limit), msgspec.structs.astuple(machine.capacity), strict=True)
     return PredictedRange(*(min(pair) for pair in pairs))
 
 
@@ -217,3 +233,125 @@ def that_do_not_fit(cells: Mapping[str, Cell], predictions: Mapping[str, Predict
     """The names of the cells that certainly do not fit the memory. Cells that list `oom` in `expect` are left out, because out
     of memory is the result that they test."""
     return [name for name, found in predictions.items() if found.fits == "no" and "oom" not in cells[name].expect]
+
+
+def judge_fit(needed: PredictedRange, capacity: PredictedRange, *, complete: bool) -> Fits | None:
+    """Whether the memory that a cell needs fits the memory of a GPU; None if it is not known.
+
+    complete: false if the memory of activations is not known. `needed` is then a lower bound, so the only possible answers are
+    `no` and None.
+    """
+    if needed.low > capacity.high:
+        return "no"
+    if not complete:
+        return None
+    if needed.high <= capacity.low:
+        return "yes"
+    return "likely" if needed.likely <= capacity.likely else "unlikely"
+
+
+def find_largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bool, ratio: float = 1.0) -> int | None:
+    """The largest micro_batch_size that is likely to fit if the number of passes per step stays the same.
+
+    Returns 0 if not even one item fits, and None if the memory of activations is not known.
+
+    For small micro-batches, the memory is constant; for larger micro-batches, activations decide the peak, and the memory grows
+    linearly. So a line through the memory of two large micro-batches gives a first result, which is then corrected by the whole
+    formula. ratio: the real memory divided by the memory that the formula gives.
+    """
+
+    def needed(micro: int) -> float:
+        return ratio * memory.of(cell, micro_batch=micro, on_gpu=on_gpu).bytes.likely
+
+    if not memory.of(cell, on_gpu=on_gpu).complete:
+        return None
+    if needed(1) > capacity.likely:
+        return 0
+    far = needed(LARGEST_MICRO_BATCH)
+    slope = (far - needed(LARGEST_MICRO_BATCH // 2)) / (LARGEST_MICRO_BATCH - LARGEST_MICRO_BATCH // 2)
+    if slope <= 0 or far <= capacity.likely:
+        return LARGEST_MICRO_BATCH
+    guess = max(1, min(LARGEST_MICRO_BATCH, math.floor(LARGEST_MICRO_BATCH - (far - capacity.likely) / slope)))
+    while guess > 1 and needed(guess) > capacity.likely:
+        guess -= 1
+    while guess < LARGEST_MICRO_BATCH and needed(guess + 1) <= capacity.likely:
+        guess += 1
+    return guess
+
+
+def _predict_rehearsed_memory(cell: Cell, answer: Rehearsed, *, on_gpu: bool) -> dict[str, PredictedRange]:
+    """The bytes of each category at the peak, on the rank that needs most memory. on_gpu: whether ranks have GPUs.
+
+    A rehearsal gives the bytes of tensors exactly as the operators of a CPU allocate them (shardlab/rehearsed.py). On a GPU,
+    other operators run; `gpu_operators` in terms.yaml has the range of the difference. A rehearsal does not contain the CUDA
+    context, NCCL's buffers and fragmentation, so they are the same terms as in the formula.
+    """
+    error = (UNMEASURED_PCT if answer.error_pct is None else answer.error_pct) / 100
+    other = memory.terms()["gpu_operators"]
+    low, high = (1 + other.low, 1 + other.high) if on_gpu else (1.0, 1.0)
+    peak = msgspec.structs.asdict(answer.worst.at_peak)
+    found = {
+        name: PredictedRange(size * low * (1 - error), size, size * high * (1 + error)) for name, size in peak.items() if size
+    }
+    return {**found, **memory.beside_tensors(cell, total(found))} if on_gpu else found
+
+
+def _find_busiest_rank(answer: Rehearsed) -> RehearsedRank | None:
+    """The rank that sends most bytes; None if the collectives of a rank could not be counted."""
+    if any(rank.collectives is None for rank in answer.ranks):
+        return None
+    return max(answer.ranks, key=_sum_sent_bytes)
+
+
+def _sum_sent_bytes(rank: RehearsedRank) -> float:
+    """The bytes that a rank sends in a step, if every collective uses the ring algorithm."""
+    return sum(map(_count_sent_bytes, rank.collectives or ()))
+
+
+def _count_sent_bytes(call: RehearsedCollective) -> float:
+    share = 1.0 if call.op == "send" else SENT_FACTORS[call.op] * (call.ranks - 1) / call.ranks
+    return call.times * call.payload_bytes * share
+
+
+def _describe_rehearsal(answer: Rehearsed, *, on_gpu: bool) -> str:
+    """A clause that says how the rehearsal was made, for the explanation of a prediction."""
+    depths = "" if answer.depths is None else f", extrapolated from {answer.depths[0]} and {answer.depths[1]} blocks"
+    error = "error never measured"
+    if answer.error_pct is not None:
+        error = f"largest measured error {answer.error_pct:g} %, {answer.error_from}"
+    gpu = "; operators of a GPU may need other memory, never measured" if on_gpu else ""
+    remarks = "".join(f"; {remark.rstrip('.')}" for remark in answer.remarks)
+    return f"rehearsed on {answer.how.replace('_', ' ')} of a {answer.device.upper()}{depths} ({error}{gpu}{remarks})"
+
+
+def _count_steps(cell: Cell) -> int | None:
+    """The number of steps of a run, with its warm-up steps; None if the run counts epochs and the length of an epoch is known
+    only when the data are read."""
+    if cell.steps is not None:
+        return cell.steps + cell.warmup_steps
+    items = cell.options.get("subset") or ITEMS.get(str(cell.options.get("data")))
+    if not isinstance(items, int) or cell.epochs is None:
+        return None
+    return cell.epochs * max(1, items // cell.global_batch_size) + cell.warmup_steps
+
+
+def _assume_power(gpu: GpuModel | None) -> PredictedRange | None:
+    """The power of a GPU while it trains, in watts; None if its largest power is not known."""
+    return None if gpu is None or gpu.power_w is None else POWER.times(gpu.power_w)
+
+
+def _predict_run_time(cell: Cell, step_s: PredictedRange, power_w: PredictedRange | None) -> PredictedRunTime | None:
+    """The time and energy of a run; None if the number of its steps is not known. power_w: the power of one GPU in watts; None:
+    not known."""
+    steps = _count_steps(cell)
+    if steps is None:
+        return None
+    return _add_energy(cell, START_S + step_s.times(steps), power_w)
+
+
+def _add_energy(cell: Cell, time_s: PredictedRange, power_w: PredictedRange | None) -> PredictedRunTime:
+    """The time and energy of a run whose time is already known. power_w: as for `_predict_run_time`."""
+    if power_w is None:
+        return PredictedRunTime(time_s, None)
+    pairs = zip(msgspec.structs.astuple(time_s), msgspec.structs.astuple(power_w), strict=True)
+    return PredictedRunTime(time_s, PredictedRange(*(seconds / 3600 * cell.gpus * watts / 1000 for seconds, watts in pairs)))

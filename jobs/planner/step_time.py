@@ -6,8 +6,8 @@ import math
 
 import msgspec
 
-from jobs.planner import collective_time, device_profile, exchanges, model_facts, pipeline_schedule, pipeline_share, sharding
-from jobs.planner.exchanges import Axis
+from jobs.planner import device_profile, exchanges, model_facts, pipeline_schedule, pipeline_share, sharding
+from jobs.planner.exchanges import Axis, Exchange
 from jobs.planner.link import PlannedLink
 from jobs.planner.machine import PlannedMachine
 from jobs.planner.model_facts import ModelFacts
@@ -24,6 +24,15 @@ WINDOW = PredictedRange(0.95, 0.85, 0.6)
 EXPOSED = PredictedRange(0.02, 0.06, 0.25)
 SLOWEST = PredictedRange(0.0, 0.01, 0.03)  # standard deviation of a rank's step time, divided by the mean; assumed
 UPDATE_BYTES = {True: 28, False: 72}  # bytes per parameter that Adam in fp32 reads and writes; True: the fused optimizer
+
+# The time of a collective follows the alpha-beta model, by algorithm (Thakur et al., 2005; Patarasuk and Yuan, 2009). Seconds
+# for n ranks and S bytes, if a hop (a message from one rank to the next) takes alpha seconds, and the bus bandwidth is B:
+#
+#     ring   all-reduce 2(n-1) alpha + 2 (n-1)/n S/B; all-gather, reduce-scatter (n-1) alpha + (n-1)/n S/B
+#     tree   all-reduce 2 ceil(log2 n) alpha + 2 S/B (reduce, then broadcast, pipelined)
+#     send   alpha + S/B
+#
+# NCCL chooses the faster algorithm for each size, and so does `faster_s`.
 
 
 class PredictedStepTime(msgspec.Struct, frozen=True):
@@ -60,7 +69,7 @@ def of(cell: Cell, machine: PlannedMachine) -> PredictedStepTime | None:
     hidden, shown = ZERO, ZERO
     for exchange, link in timed:
         assert link is not None
-        seconds = collective_time.of(exchange, link, _rings(cell, exchange.axis))
+        seconds = predict_exchange_time(exchange, link, _rings(cell, exchange.axis))
         hidden, shown = (hidden + seconds, shown) if exchange.hidden else (hidden, shown + seconds)
     busy = compute + launches
     exposed = shown + _not_hidden(cell, hidden, busy)
@@ -171,4 +180,45 @@ def _stragglers(cell: Cell, step: PredictedRange) -> PredictedRange:
     deviations = math.sqrt(2 * math.log(cell.gpus))
     return PredictedRange(
         step.low * SLOWEST.low * deviations, step.likely * SLOWEST.likely * deviations, step.high * SLOWEST.high * deviations
+    )
+
+
+def ring_s(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> float:
+    """The seconds that one collective of `size` bytes takes with the ring algorithm."""
+    rounds = 2 if op == "all_reduce" else 1
+    return rounds * ((ranks - 1) * alpha_s + (ranks - 1) / ranks * size / bandwidth)
+
+
+def tree_s(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> float:
+    """The seconds that one all-reduce or broadcast takes with the tree algorithm; infinite for other collectives."""
+    if op not in ("all_reduce", "broadcast"):
+        return math.inf
+    rounds = 2 if op == "all_reduce" else 1
+    return rounds * (math.ceil(math.log2(ranks)) * alpha_s + size / bandwidth)
+
+
+def faster_s(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> float:
+    """The seconds that one collective takes with the faster algorithm; 0 for a single rank, which exchanges nothing."""
+    if ranks == 1:
+        return 0.0
+    if op == "send":
+        return alpha_s + size / bandwidth
+    return min(ring_s(op, size, ranks, alpha_s, bandwidth), tree_s(op, size, ranks, alpha_s, bandwidth))
+
+
+def predict_exchange_time(exchange: Exchange, link: PlannedLink, rings: int = 1) -> PredictedRange:
+    """The seconds that all calls of an exchange take in a step. rings: the number of groups of ranks on one node that use the
+    link at the same time."""
+    if not exchange.calls or exchange.ranks == 1:
+        return PredictedRange(0.0, 0.0, 0.0)
+    size = exchange.payload_bytes / exchange.calls
+
+    def seconds(alpha_s: float, bandwidth: float) -> float:
+        return exchange.calls * faster_s(exchange.op, size, exchange.ranks, alpha_s, bandwidth / rings)
+
+    # In the ranges of a link, `low` is the slowest case, which gives the longest time.
+    return PredictedRange(
+        seconds(link.alpha_s.high, link.bandwidth.high),
+        seconds(link.alpha_s.likely, link.bandwidth.likely),
+        seconds(link.alpha_s.low, link.bandwidth.low),
     )

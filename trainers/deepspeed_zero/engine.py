@@ -12,13 +12,14 @@ import torch
 from deepspeed.git_version_info import installed_ops
 from deepspeed.utils import safe_get_full_grad, safe_set_full_fp32_param, safe_set_local_fp32_param
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.nn.functional import pad
 
 from shardlab.cell import Cell
 from trainers import activation_checkpointing, dtypes, model_options, precision
 from trainers.checkpointing import state_parts
 from trainers.communication import Term
-from trainers.deepspeed_zero import deepspeed_config, gather_state, sharded_build, zero_state
-from trainers.deepspeed_zero.parameter_order import order_of_use
+from trainers.deepspeed_zero import deepspeed_config, gather_state, zero_state
 from trainers.dtypes import dtype_name
 from trainers.replicated import ReplicatedEngine
 
@@ -51,7 +52,7 @@ class ZeroEngine(ReplicatedEngine):
         low = dtypes.cast_dtype(cell.precision)
         if deferred is not None:
             blocks = activation_checkpointing.units(task, model)
-            drawn = sharded_build.shard(model, deferred, blocks, ranks, self.config, low)
+            drawn = _build_sharded(model, deferred, blocks, ranks, self.config, low)
         else:
             # DeepSpeed moves this rank's part of the model to the device, at stage 3 one parameter at a time. `drawn` keeps the
             # fp32 weights without a copy, because casting the model allocates new memory for each parameter.
@@ -61,7 +62,7 @@ class ZeroEngine(ReplicatedEngine):
         self.scaler = None  # shardlab's loss scaler is not used, because DeepSpeed has its own
         # The number of elements of each parameter before sharding, because afterwards its size is 0, and the order of use.
         self._sizes = dict(zip((id(p) for p in model.parameters() if p.requires_grad), elements, strict=True))
-        self._uses = order_of_use(model)
+        self._uses = _list_uses(model)
         self.model, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=self.config)
         self._start_from(drawn, whole=deferred is None)
 
@@ -76,7 +77,7 @@ class ZeroEngine(ReplicatedEngine):
             if name in drawn and self.stage == 3:
                 # DeepSpeed's function that sets a whole parameter fails if the parameter's size is not divisible by the number
                 # of ranks.
-                part = sharded_build.part_of(drawn[name], self.data_rank, self.data_ranks) if whole else drawn[name]
+                part = _cut_part(drawn[name], self.data_rank, self.data_ranks) if whole else drawn[name]
                 safe_set_local_fp32_param(parameter, part.to(self.device))
             elif name in drawn and self.stage:
                 safe_set_full_fp32_param(parameter, drawn[name].to(self.device))
@@ -280,3 +281,64 @@ def _set_up(ranks: Ranks) -> None:
         # On its first start, DeepSpeed would take a minute to compile an operation that only inference uses.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=ranks.backend, auto_mpi_discovery=False)
+
+
+def _list_uses(model: nn.Module) -> list[int]:
+    """The ids of parameters in the order in which forward and backward need them. A tied parameter occurs once for each module
+    that uses it.
+
+    Forward uses modules in the order of `model.modules()`, backward in the reverse order. A checkpointed block is recomputed
+    before its backward, except its last module, because backward needs only the inputs of the last module.
+    """
+    wrappers = [module for module in model.modules() if isinstance(module, CheckpointWrapper)]
+    wrapper_of = {id(module): wrapper for wrapper in wrappers for module in wrapper.modules()}
+
+    def own(module: nn.Module) -> list[int]:
+        return [id(p) for p in module.parameters(recurse=False) if p.requires_grad]
+
+    users = [module for module in model.modules() if own(module)]
+    order = list(users)
+    again: nn.Module | None = None
+    for module in reversed(users):
+        wrapper = wrapper_of.get(id(module))
+        if wrapper is not None and wrapper is not again:
+            order += [inner for inner in wrapper.modules() if own(inner) and inner is not module]
+        again = wrapper
+        order.append(module)
+    return [parameter for module in order for parameter in own(module)]
+
+
+def _build_sharded(
+    model: nn.Module,
+    deferred: Deferred,
+    blocks: Iterable[nn.Module],
+    ranks: Ranks,
+    config: dict[str, Any],
+    computed: torch.dtype | None,
+) -> dict[str, torch.Tensor]:
+    """Fill and shard the blocks of a model on the meta device, one by one, and then the rest of the model. A collective.
+
+    config: DeepSpeed's configuration. computed: the dtype to which the weights are cast; None: they are not cast. Returns this
+    rank's parts of the fp32 weights by name, in host memory; an empty dict if `computed` is None.
+    """
+    parts: dict[str, torch.Tensor] = {}
+    init: Any = None
+    for module in (*blocks, model):
+        deferred.fill(module)
+        if computed is not None:
+            for name, parameter in model.named_parameters():
+                if not parameter.is_meta and name not in parts:
+                    parts[name] = _cut_part(parameter.detach(), ranks.rank, ranks.world_size).cpu()
+            module.to(computed)
+        if init is None:  # one object for all blocks: each object allocates buffers if parameters are offloaded to NVMe
+            init = deepspeed.zero.Init(module=module, config_dict_or_path=config)
+        else:
+            init._convert_to_zero_parameters(module.parameters())
+    return parts
+
+
+def _cut_part(whole: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+    """The elements of a whole parameter that belong to a rank in ZeRO-3, 1-dim. DeepSpeed pads each parameter, so that its size
+    is a multiple of the number of ranks."""
+    flat = whole.flatten()
+    return pad(flat, (0, -flat.numel() % ranks)).chunk(ranks)[rank]
