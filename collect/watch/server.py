@@ -14,6 +14,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,11 +23,13 @@ from socketserver import TCPServer
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from collect import write_report
+from collect.loading.load import load
 from collect.report.page import plotly_script
+from collect.summary import summarize
 from collect.watch.live_page import LivePage
-from collect.watch.report_on_request import ReportOnRequest
 from collect.write_report import PAGE
-from shardlab import printable
+from shardlab import gc_pause, printable
 from shardlab.console import Output
 from shardlab.errors import InputError, ShardlabError
 from shardlab.workspace import Workspace
@@ -46,6 +49,25 @@ TYPES = {".html": HTML, ".json": JSON, ".jsonl": TEXT, ".csv": TEXT, ".md": TEXT
 TYPES |= {".sbatch": TEXT, ".yaml": TEXT, ".py": TEXT}
 BYTES = "application/octet-stream"
 MOST_ENTRIES = 1000  # the most entries of a folder that are listed
+
+
+class ReportOnRequest:
+    """The report of the last matrix of a workspace, as `collect summarize` writes it. It is written when a browser requests it.
+
+    folder: the folder in which the folder `report` is created.
+    """
+
+    def __init__(self, workspace: Workspace, folder: Path) -> None:
+        self.folder = folder / "report"
+        self._workspace = workspace
+        self._lock = threading.Lock()
+
+    def draw(self) -> None:
+        """Write the report again. Raises ShardlabError, such as InputError if no matrix was submitted in this workspace."""
+        with self._lock, gc_pause.not_searched():
+            loaded = load(self._workspace, None)
+            summary = summarize(loaded, loaded.expansion.baseline)
+            write_report.write(self.folder, self._workspace, loaded, summary, shown_in=self._workspace.report)
 
 
 class WatchServer(ThreadingHTTPServer):
