@@ -132,9 +132,8 @@ def _components(*shapes: type[msgspec.Struct]) -> Schema:
     The description of a key is the docstring of its field, which msgspec does not know.
     """
     _, components = msgspec.json.schema_components(shapes, ref_template="#/$defs/{name}")
-    for component in components.values():
-        if "description" in component:
-            component["description"] = field_docs.join_lines(component["description"])
+    for component in (one for one in components.values() if "description" in one):
+        component["description"] = field_docs.join_lines(component["description"])
     for shape in shapes:
         for name, kind in field_docs.structs(shape).items():
             for key, description in field_docs.of(kind).items():

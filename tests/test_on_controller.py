@@ -20,6 +20,7 @@ from shardlab.remote import Address, ssh_command
 from shardlab.remote_workspace import RemoteWorkspace
 from shardlab.workspace import Workspace
 
+NEEDS_SSH = pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed here")
 FILE = """\
 schema: 1
 name: far
@@ -163,6 +164,7 @@ def test_what_ssh_would_fill_in_is_left_as_it_is_in_paths():
     ]
 
 
+@NEEDS_SSH
 @pytest.mark.parametrize(
     ("text", "jump"),
     [
@@ -257,6 +259,7 @@ def test_an_inventory_alone_removes_no_template(tmp_path):
     assert (tmp_path / ".shardlab/inventory.json").read_text() == "{}"
 
 
+@NEEDS_SSH
 def test_after_the_lease_the_status_is_that_of_the_fetched_runs(workspace, capsys, monkeypatch):
     there = RemoteWorkspace(
         **{**{name: getattr(THERE, name) for name in THERE.__struct_fields__}, "host": "127.0.0.1", "port": 1}

@@ -149,7 +149,7 @@ def test_the_user_makes_what_the_user_may_make(lab, capsys, monkeypatch):
 def test_the_scripts_for_an_administrator_do_what_the_changes_do(tmp_path):
     path = tmp_path / "etc" / "x.conf"
     scripts = [
-        Write("write it", str(path), b"$HOME `id` 'x'\nlast line", 0o640, "root:root").script,
+        Write("write it", str(path), b"$HOME `id` 'x'\nlast line", 0o640, f"{os.getuid()}:{os.getgid()}").script,
         shell("two steps", f"test -f {quote(str(path))}\nfalse || exit 0\necho never").script,
         RunCommand("input", ["tee", f"{path}.2"], stdin=b"a\nb\n").script,
     ]

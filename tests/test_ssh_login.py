@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import threading
@@ -18,6 +19,7 @@ from shardlab.remote import Address, Remote, Unreachable
 
 # paramiko never closes its socket to an SSH agent, which would cause this warning.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed here")
 PASSPHRASE = "a long passphrase"
 
 

@@ -35,6 +35,7 @@ def fetch(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
                 break
             why = "the connection ended early"
         except urllib.error.HTTPError as error:
+            error.close()  # the answer of the server, which nobody reads
             if error.code < 500 and error.code not in (408, 416, 429):
                 raise InputError(f"{url}: the server says {error.code} {error.reason}.") from None
             if error.code == 416:  # the server has no more bytes: the partial file is complete, or fails the checksum below
