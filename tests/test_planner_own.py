@@ -82,7 +82,7 @@ def test_the_lower_bound_of_a_model_is_below_the_prediction_for_the_shipped_work
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
-@pytest.mark.parametrize("strategy", ["fsdp1-full-shard", "fsdp2", "zero2", "zero3"])
+@pytest.mark.parametrize("strategy", ["fsdp2", "zero2", "zero3"])
 def test_the_lower_bound_is_most_of_what_the_shipped_workload_needs_besides_activations(strategy, checkpointing):
     shipped = cell("llm-7b", strategy, 8, passes=8, precision="bf16", activation_checkpointing=checkpointing)
     bound, predicted = memory.of(in_place_of(shipped, equal_in_shape("llm-7b"))), memory.of(shipped)
@@ -162,17 +162,20 @@ def rehearse():
     process.close()
 
 
-STRATEGIES = ("ddp", "fsdp1-full-shard", "fsdp1-shard-grad-op", "fsdp2", "fsdp2-zero2", "tp-fsdp2", "zero1", "zero2", "zero3")
+STRATEGIES = ("fsdp1-full-shard", "fsdp1-shard-grad-op", "fsdp2", "tp-fsdp2", "zero1", "zero3")
+OTHERS = only_long("single", "ddp", "fsdp1-hybrid-shard", "fsdp2-zero2", "fsdp2-hsdp", "tp", "zero2")
 
 
 @pytest.mark.parametrize("name", ["llama", *only_long("gpt_neox")])
 def test_a_rehearsal_never_needs_less_than_the_lower_bound(rehearse, tmp_path, name):
-    (known, _) = described(tmp_path / "described", model_of(tmp_path, name)).workloads
-    known = msgspec.structs.replace(known, file=str(tmp_path / "described" / f"my-{name}" / known.file))
-    for strategy in STRATEGIES:
+    """Many small blocks and few tokens: activations, buffers and gathered blocks are small, so they hide no error."""
+    model = model_of(tmp_path, name, num_hidden_layers=12, vocab_size=64)
+    known = described(tmp_path / "described", model).workloads[0]
+    known = msgspec.structs.replace(known, seq_len=2, file=str(tmp_path / "described" / f"my-{name}" / known.file))
+    for strategy in (*STRATEGIES, *OTHERS):
         for passes in (2, *only_long(1)):
             keys = {"precision": "bf16", "activation_checkpointing": "full"}
-            shipped = cell("llm-7b", strategy, 4, passes=passes, **mesh(strategy), **keys)
+            shipped = cell("llm-7b", strategy, 1 if strategy == "single" else 4, passes=passes, **mesh(strategy), **keys)
             one = in_place_of(shipped, known)
             answer, _ = rehearse(one, own=known)
             assert memory.of(one, on_gpu=False).bytes.low <= answer.worst.peak_bytes, (strategy, passes)

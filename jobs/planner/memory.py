@@ -117,7 +117,10 @@ def _of_part(cell: Cell, facts: ModelFacts, division: Division, share: StageShar
     if facts.saved is None:
         # The memory of this model is a lower bound, and these parts need not exist at the same moment. So only the largest of
         # sharded gradients, whole gradients and gathered weights counts, and no buffer.
-        gradient = msgspec.structs.replace(gradient, low=max(parts))
+        sharded_bytes, whole_bytes = parts
+        if sharding.strategy(cell.strategy).engine.endswith("fsdp1"):  # adds up gradients in the precision of the computation
+            whole_bytes = min(whole_bytes, division.gathered_bytes * parameters)
+        gradient = msgspec.structs.replace(gradient, low=max(sharded_bytes, whole_bytes))
         gathered, copied = (
             msgspec.structs.replace(weights, low=max(0.0, weights.low - gradient.low)) for weights in (gathered, copied)
         )
