@@ -17,9 +17,11 @@ import pytest
 
 from shardlab.remote import Address, Remote, Unreachable
 
-# paramiko never closes its socket to an SSH agent, which would cause this warning.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed here")
+pytestmark = [
+    # paramiko never closes its socket to an SSH agent, which would cause this warning.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+    pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed here"),
+]
 PASSPHRASE = "a long passphrase"
 
 
