@@ -64,7 +64,7 @@ check: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Writes all golden files and JSON schemas anew. Read the diff before you commit it. The help texts are written by Python 3.11 only.
+# Writes all golden files and JSON schemas anew. Read the diff before you commit it.
 golden: $(VENV)/installed-dev
 	$(BIN)/python -m shardlab.json_schema
 	SHARDLAB_GOLDEN=write $(BIN)/pytest --quiet $$(grep -l same_as_golden tests/test_*.py)
