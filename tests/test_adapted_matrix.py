@@ -419,7 +419,7 @@ def test_models_that_a_matrix_names_are_copied_beside_it(tmp_path):
     asked = matrix.load(own / "m.yaml")
     (workload,) = asked.models
     sgd = Optimizer("sgd", 0.1)
-    known = OwnWorkload(workload, "A model.", "0" * 64, f"{workload}.json", "tokens", 9, 1, None, "", sgd, (), seq_len=24)
+    known = OwnWorkload(workload, "A model.", "0" * 64, f"{workload}.json", "tokens", 9, None, "", sgd, (), seq_len=24)
     with_model = OwnPlugins(workloads=OwnWorkloads(known={workload: known}))
     found = adapt(asked, machine(1, 2), with_model, "small")
     file = written(asked, found, machine(1, 2), with_model, Workspace(tmp_path / "w"))

@@ -29,7 +29,7 @@ def workspace(path, code):
     ours = {"workload": "rings", "workload_code": code, "seq_len": None}
     cells = [support.cell(**ours), support.cell("ddp", 2, **ours)]
     support.keep(made, cells, claims=[CLAIM])
-    known = OwnWorkload("rings", "Rings.", code, "/w/workloads/rings.py", "points", 9, 1, None, "", Optimizer("sgd", 0.1), ())
+    known = OwnWorkload("rings", "Rings.", code, "/w/workloads/rings.py", "points", 9, None, "", Optimizer("sgd", 0.1), ())
     proven = {"same_work": SameWork(verdict="proven", why="")}
     for what, repeat in itertools.product(cells, (1, 2, 3)):
         folder = support.completed(made, what, repeat, rehearsal=False, found=proven)
