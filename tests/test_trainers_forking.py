@@ -84,9 +84,9 @@ def test_a_runtime_folder_that_others_can_write_into_is_not_used(short, monkeypa
     assert address.folder() == short / f"shardlab-{os.getuid()}"
 
 
-def test_a_temporary_folder_in_which_nothing_can_be_made_is_one_sentence(tmp_path, monkeypatch):
+def test_a_temporary_folder_in_which_nothing_can_be_made_is_one_sentence(short, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    monkeypatch.setattr(tempfile, "tempdir", str(short / "missing"))
     with pytest.raises(ShardlabError, match="Set XDG_RUNTIME_DIR to a folder of your own with mode 0700"):
         address.folder()
 
