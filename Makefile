@@ -88,7 +88,7 @@ mutants: $(VENV)/installed-mutants
 	$(BIN)/python tests/mutants $(MUTANTS)
 
 # Makes an environment anew unless it works here: its pip starts, and pip's command is of this path. One that is half made, was moved,
-# or is of a Python that is gone does not.
+# or is of a Python that is gone does not. A link, and packages that make did not install, are never removed.
 WORKS := import pip, sys; sys.exit(sys.prefix == sys.base_prefix or sys.prefix + "/bin/python" not in open(sys.prefix + "/bin/pip").read())
 define CAN_MAKE
 import sys, importlib.util
@@ -99,9 +99,14 @@ if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip
     sys.exit("error: $(PYTHON) cannot make environments; on Debian or Ubuntu, install its package first: sudo apt install %s-venv" % version)
 endef
 export CAN_MAKE
+IS_FOREIGN = test -L $* || { ! ls $*/installed* >/dev/null 2>&1 && ls $*/lib/python3*/site-packages 2>/dev/null \
+	| grep -qEv '^(pip|setuptools|wheel|pkg_resources|_distutils_hack|distutils-precedence|__pycache__)'; }
 $(VENV)/pyvenv.cfg $(HTA)/pyvenv.cfg: %/pyvenv.cfg: FORCE
-	@$*/bin/python -c '$(WORKS)' 2>/dev/null || { $(PYTHON) -c "$$CAN_MAKE" && echo "making $* with $(PYTHON)" && $(PYTHON) -m venv --clear $*; }
+	@$*/bin/python -c '$(WORKS)' 2>/dev/null || { ! { $(IS_FOREIGN); } || { \
+		echo "error: $* does not work here as an environment with pip, and make did not make it; remove it: rm -r $*" >&2; exit 2; }; \
+		$(PYTHON) -c "$$CAN_MAKE" && echo "making $* with $(PYTHON)" && $(PYTHON) -m venv --clear $*; }
 
+comma := ,
 # Says what the first installation takes, before minutes without a question; refuses if the disk has no room for it.
 define SAY_SIZE
 @test -d $(VENV)/lib/python3*/site-packages/torch || { free=$$($(call FREE_GB,.)); \
@@ -109,7 +114,7 @@ echo "Installing torch and some 90 packages into $(VENV): $(VENV_GB) GB, and $(D
 $(if $(TORCH),,echo "These are the figures of the CUDA build of torch. The CPU build takes 2 GB: make $(MAKECMDGOALS) TORCH=cpu";) \
 test $$free -ge $$(($(VENV_GB) + $(DOWNLOAD_GB))) || { \
 echo "error: $(CURDIR) is on a disk with $$free GB free, and the installation takes $$(($(VENV_GB) + $(DOWNLOAD_GB))) GB while it runs;" \
-"free some, or say that less will do: make $(MAKECMDGOALS) VENV_GB=2" >&2; exit 2; }; }
+"free some$(if $(filter cpu,$(TORCH)),,$(comma) or take the CPU build: make $(MAKECMDGOALS) TORCH=cpu)" >&2; exit 2; }; }
 endef
 
 # TORCH=cpu (or cu126, ...): this build of torch, from PyTorch's own index, whose address uv knows.

@@ -240,7 +240,7 @@ def _describe_model(known: OwnWorkload) -> list[str]:
     length = "" if known.seq_len is None else f", in sequences of {known.seq_len}"
     flops = "unknown FLOPs" if known.flops_per_unit is None else f"{known.flops_per_unit / 1e6:,.1f} MFLOP per {unit}{length}"
     degrees = f"; tp: {', '.join(map(str, (1, *known.tensor_degrees)))}" if known.tensor_degrees else ""
-    derived = f"{known.name}: {known.summary}: {known.parameters:,} parameters, {blocks}, {flops}{degrees}."
+    derived = f"{known.name}: {known.summary.removesuffix('.')}: {known.parameters:,} parameters, {blocks}, {flops}{degrees}."
     lacking = [f"{known.name}: {remark}." for remark in known.remarks]
     helps = [f"{known.name}: a model by code can define what is not known here (docs/own-models.md)."]
     return [derived, *lacking, *(helps if lacking else [])]

@@ -25,9 +25,9 @@ VERB_OF = {"pretend": "plan", "profile": "request", "hours": "extend", "reason":
 VERB_OF |= dict.fromkeys(("site", "ssh", "cloudlab"), "init")  # option -> the only verb that has it
 EXAMPLE = """\
 example:
-  provision examples/local.yaml plan     what would change on this machine
-  provision examples/local.yaml          make these changes, and verify that two ranks can train
+  provision init > cluster.yaml          a cluster file of this machine
   provision plan                         what would change on the cluster of ./cluster.yaml
+  provision cluster.yaml                 make these changes, and verify that two ranks can train
 
 If the first word is a verb, it is read as the verb; write a cluster file with such a name as ./down.
 Commas or spaces separate the items of a list: --limit node0,node1 is --limit node0 node1.
@@ -95,12 +95,15 @@ def parser() -> console.Parser:
 
 
 def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError(f"found {text!r}. Allowed: one or more names, separated by commas or spaces")
+    return names
 
 
 def _ends_names(word: str) -> bool:
     """Whether a word cannot be the name of a node or of an operation, because it is a verb or the cluster file."""
-    return word in VERBS or "/" in word or "." in word
+    return word in VERBS or _may_be_file(word)
 
 
 def _count(text: str) -> int:

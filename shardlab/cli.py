@@ -26,12 +26,14 @@ SCHEMAS = ("cluster", "matrix")
 
 EXAMPLE = """\
 example:
-  shardlab provision examples/local.yaml
+  shardlab provision init > cluster.yaml
+  shardlab provision cluster.yaml
   shardlab jobs submit --matrix quickstart --wait
   shardlab collect summarize
 
   eval "$(shardlab shell-init)"          after this, `jobs submit ...` works in bash and zsh, although `jobs` is a builtin,
-                                         and the Tab key completes verbs, options, matrices, strategies and run ids
+                                         and the Tab key completes verbs, options, matrices and run ids (in zsh, write
+                                         the line after `compinit`)
   shardlab shell-init fish | source      the same in fish
 
 Help for a command: shardlab COMMAND --help
@@ -78,7 +80,7 @@ def _parser() -> console.Parser:
     completion.offer(command, lambda _: [*COMMANDS, "shell-init", "schema"])
     name_help = "shell-init: bash, zsh or fish; schema: cluster or matrix"
     name = parser.add_argument("name", nargs="?", metavar="NAME", help=name_help)
-    completion.offer(name, lambda _: [*shell_init.SHELLS, *SCHEMAS])
+    completion.offer(name, lambda _: [*SCHEMAS, *shell_init.SHELLS])
     return parser
 
 

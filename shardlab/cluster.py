@@ -128,7 +128,7 @@ def load(path: Path, created: Sequence[Path] = ()) -> Cluster:
         raise InputError(f"{path}: no such file. {HOW}")
     text = document.load(path)
     if text.data is None:
-        raise InputError(f"{path}: the file is empty. {HOW}")
+        raise InputError(f"{path}: the file has no keys. {HOW}")
     cluster = validation.convert(text, Cluster)
     if cluster.data.path is not None and not cluster.data.path.strip():
         raise text.error(("data", "path"), "found an empty path. Allowed: the path of a folder, or null.")

@@ -17,6 +17,8 @@ from shardlab.workspace import Workspace
 
 IS_ASKED = "_ARGCOMPLETE"  # set by argcomplete's shell code: which word of the line is the name of the command, counted from 1
 
+SHELL = "_ARGCOMPLETE_SHELL"  # set by the same code: the name of the shell
+
 
 def offer(action: argparse.Action, list_names: Callable[[Workspace], Iterable[str]], *, endings: tuple[str, ...] = ()) -> None:
     """Complete an argument with names.
@@ -51,9 +53,13 @@ def answer_shell(parser: argparse.ArgumentParser) -> None:
 def words_to_complete(commands: Container[str]) -> list[str]:
     """If the shell asks about `jobs ...` or `shardlab jobs ...`, returns ["jobs"], and the same for each of the commands.
 
-    Otherwise returns an empty list: the shell asks about the words of the command `shardlab` itself.
+    Otherwise returns an empty list: the shell asks about the words of the command `shardlab` itself. zsh sends the whole line,
+    of which only the command after the last `;`, `&` or `|` counts.
     """
-    typed = os.environ.get("COMP_LINE", "")[: int(os.environ.get("COMP_POINT", "0"))]
+    line, point = os.environ.get("COMP_LINE", ""), int(os.environ.get("COMP_POINT", "0"))
+    start = max(line.rfind(separator, 0, point) + 1 for separator in ";&|") if os.environ.get(SHELL) == "zsh" else 0
+    typed = line[start:point]
+    os.environ |= {"COMP_LINE": line[start:], "COMP_POINT": str(point - start)}
     finished = [Path(word).name for word in f"{typed}|".split()[:-1]]  # without the word that is being typed
     for index, name in enumerate(finished[:2]):
         if name in commands:

@@ -56,9 +56,9 @@ def _explain(package: str, origin: str) -> str:
     search_path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     others = [entry for entry in search_path if os.path.realpath(entry) != parent]
     if len(others) < len(search_path):
-        remedy = f"run the command without it: PYTHONPATH={shlex.quote(os.pathsep.join(others))}"
+        remedy = f"write this before the command: PYTHONPATH={shlex.quote(os.pathsep.join(others))}"
     elif parent == os.path.realpath(os.curdir):
         remedy = "run the command in another folder"
     else:
         remedy = "install shardlab in an environment of its own"
-    return f"{folder} hides shardlab's package {package}, which has the same name; {remedy}."
+    return f"{folder} hides shardlab's package {package}, which has the same name; {remedy}"

@@ -118,7 +118,7 @@ def test_missing_keys_and_wrong_kinds_of_value(tmp_path):
     with pytest.raises(InputError, match="expected a mapping, found a list"):
         cluster.load(write(tmp_path, "- 1\n"))
     for nothing in ("", "\n", "# only a comment\n"):  # the shell leaves an empty file if `provision init > cluster.yaml` fails
-        with pytest.raises(InputError, match=r"cluster.yaml: the file is empty\. To get a .* provision init > cluster\.yaml$"):
+        with pytest.raises(InputError, match=r"cluster.yaml: the file has no keys\. To get .* init > cluster\.yaml$"):
             cluster.load(write(tmp_path, nothing))
     with pytest.raises(InputError, match=r"gone\.yaml: no such file\. To get a .*, run: provision init > cluster\.yaml$"):
         cluster.load(tmp_path / "gone.yaml")

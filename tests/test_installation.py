@@ -136,6 +136,24 @@ def test_readme_names_the_sizes_that_make_names(project, build, sizes):
     assert all(size in (cpu if build else cuda) for size in sizes)
 
 
+@pytest.mark.parametrize("is_link", [True, False])
+def test_an_environment_that_make_did_not_make_is_never_removed(project, is_link):
+    """A link to an environment elsewhere, and an environment without pip in which somebody installed packages."""
+    environment = project.parent / "theirs" if is_link else project / ".venv"
+    subprocess.run([BASE_PYTHON, "-m", "venv", "--without-pip", environment], check=True)
+    package = next(environment.glob("lib/python3*/site-packages")) / "theirs.py"
+    package.touch()
+    if is_link:
+        (project / ".venv").symlink_to(environment)
+    done = run_make(project, ".venv/pyvenv.cfg")
+    assert done.returncode == 2
+    assert (
+        "error: .venv does not work here as an environment with pip, and make did not make it; remove it: rm -r .venv\n"
+        in done.stderr
+    )
+    assert package.exists()
+
+
 def test_the_environment_of_hta_heals_too(project):
     subprocess.run([BASE_PYTHON, "-m", "venv", "--without-pip", ".venv-hta"], cwd=project, check=True)
     assert run_make(project, ".venv-hta/pyvenv.cfg").returncode == 0
@@ -158,7 +176,10 @@ def test_a_python_that_cannot_make_environments_names_the_package_of_debian(proj
 def test_a_disk_without_room_is_refused_before_anything_is_installed(project):
     done = run_make(project, ".venv/installed", "VENV_GB=1000000")
     assert done.returncode == 2
-    assert "the installation takes 1000003 GB while it runs; free some, or say that less will do: make" in done.stderr
+    assert (
+        "the installation takes 1000003 GB while it runs; free some, or take the CPU build: make .venv/installed TORCH=cpu\n"
+        in done.stderr
+    )
     assert not list(project.glob(".venv/lib/python3*/site-packages/tool*"))
 
 

@@ -85,7 +85,7 @@ def test_a_package_in_pythonpath_that_hides_ours_is_named(bin_folder, tmp_path):
             assert (done.returncode, done.stdout) == (2, "")
             assert done.stderr == (
                 f"error: {folder / package} hides shardlab's package {package}, which has the same name; "
-                "run the command without it: PYTHONPATH=/elsewhere.\n"
+                "write this before the command: PYTHONPATH=/elsewhere\n"
             )
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "jobs").mkdir()  # a folder without __init__.py hides nothing
@@ -99,7 +99,7 @@ def test_a_module_in_the_current_folder_that_hides_ours_is_named(tmp_path):
     assert done.returncode == 2
     assert done.stderr == (
         f"error: {tmp_path / 'trainers.py'} hides shardlab's package trainers, which has the same name; run the command in "
-        "another folder.\n"
+        "another folder\n"
     )
 
 

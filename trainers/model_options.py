@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from packaging.version import Version
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -52,7 +53,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
 
 def _gradient_norms(gradients: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The L2 norm of each gradient (0-dim), in fp32."""
-    if torch.__version__ >= "2.14" and isinstance(gradients[0], DTensor):
+    if Version(torch.__version__).release >= (2, 14) and isinstance(gradients[0], DTensor):
         # With DTensors, `_foreach_norm` of torch 2.14 takes its dtype for a dimension (pull request 194033 of PyTorch).
         return tuple(torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients)
     return torch._foreach_norm(gradients, 2, dtype=torch.float32)

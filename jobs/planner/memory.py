@@ -135,9 +135,8 @@ def _of_part(cell: Cell, facts: ModelFacts, division: Division, share: StageShar
     }
     ends = {**persistent, "gathered": gathered, "gradient": gradient, "activation": ZERO, "buffer": buckets}
     unfused = cell.optimizer.name in STATES and not cell.optimizer.fused
-    copies = exactly(
-        4 * parameters / sharded if unfused and on_gpu else 0
-    )  # without fused kernels, torch's foreach optimizer makes a temporary tensor of the size of each weight
+    # Without fused kernels, torch's foreach optimizer makes a temporary tensor of the size and type of each weight.
+    copies = exactly((2 if cell.precision == "bf16-pure" else 4) * parameters / sharded if unfused and on_gpu else 0)
     steps = {**ends, "gathered": copied, "temporary": copies}
     return max((begins, ends, steps), key=lambda moment: total(moment).likely)
 
