@@ -278,11 +278,11 @@ def test_the_tab_key_completes_on_a_terminal(name, completed_folder, monkeypatch
     monkeypatch.setenv("ZDOTDIR", str(completed_folder))
     lines = ["autoload -Uz compinit; compinit -u"] if name == "zsh" else []
     interactive = {"bash": ["bash", "--norc", "-i"], "zsh": ["zsh", "-f", "-i"]}[name]
-    typed = ["jobs advi\t--help", "jobs logs --workspace theirs ddp\t; echo ended", "true && collect histo\t--help"]
+    typed = ["jobs advi\t--help", "jobs logs --workspace theirs ddp\t; echo ended", "true && jobs strat\t--help"]
     out = type_into(interactive, [*lines, teach(name), *typed])
     assert "usage: jobs advise" in out
     assert "ddp-only" in out.split("usage: jobs advise")[1]
-    assert "usage: collect history" in out
+    assert "usage: jobs strategies" in out
 
 
 def test_completion_of_a_broken_workspace_says_nothing(completed_folder):
