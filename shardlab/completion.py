@@ -16,7 +16,6 @@ from shardlab.errors import ShardlabError
 from shardlab.workspace import Workspace
 
 IS_ASKED = "_ARGCOMPLETE"  # set by argcomplete's shell code: which word of the line is the name of the command, counted from 1
-
 SHELL = "_ARGCOMPLETE_SHELL"  # set by the same code: the name of the shell
 
 
