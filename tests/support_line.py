@@ -93,7 +93,7 @@ def time_limit_s(folder: Path) -> int:
     measured.run("jobs", "submit", "--matrix", name, "--wait")
     _, second = measured.folders()
     start = next(event.wall_s for event in second.events() if event.event == "started")
-    return round(10 + 3 * (second.steps(0).records[0].wall_s - start))
+    return round(20 + 3 * (second.steps(0).records[0].wall_s - start))
 
 
 def clock(seconds: int) -> str:
@@ -136,13 +136,19 @@ def started(folder: RunDir) -> dict[str, Any] | None:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """The processes that belong to a folder: their working folder lies in it, or their command line contains its path."""
+    """The processes that belong to a folder: their working folder lies in it, or their command line contains its path.
+
+    A fork server is left out unless its socket is in the folder. It works in the copied source of the workspace that started
+    it, but it serves all workspaces of this user, and stays for a while after the last run.
+    """
     found = []
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
             is_named = any(str(folder) in word for word in words)
-            if process.pid != os.getpid() and (is_named or Path(process.cwd()).is_relative_to(folder)):
+            at = Path(process.cwd())
+            works_there = at.is_relative_to(folder) and at.parent.parts[-2:] != (".shardlab", "source")
+            if process.pid != os.getpid() and (is_named or works_there):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
