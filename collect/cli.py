@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collect.loading import unreadable_runs
-from shardlab import completion, console, gc_pause, registry
+from shardlab import completion, console, gc_pause, registry, workspace_trust
 from shardlab.archive import SUFFIX
 from shardlab.cell import FASTEST_HZ, TELEMETRY_HZ
 from shardlab.console import Output
@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         output = Output.of(arguments)
+        if getattr(arguments, "trust", False) and arguments.verb != "open":  # `open` makes the workspace first
+            workspace_trust.consent(_workspace(arguments), output.remark)
         code = int(arguments.run(arguments, output))
         if arguments.verb in OF_A_WORKSPACE and (urge := _urge(_workspace(arguments))) is not None:
             output.remark(urge, style="yellow")
@@ -248,7 +250,7 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
     workspace = _workspace(arguments)
     with gc_pause.not_searched():
         loaded = load(workspace, arguments.matrix)
-        own = own_metrics.of(workspace, loaded.expansion.name, trusted=arguments.trust)
+        own = own_metrics.of(workspace, loaded.expansion.name)
         own.add_to(loaded)
         summary = summarize(loaded, comparability.baseline_strategy(arguments.baseline, loaded))
         summary.remarks.extend(own.remarks())
@@ -285,7 +287,7 @@ def _explain(arguments: argparse.Namespace, output: Output) -> int:
     from collect.explain import command
 
     options = (arguments.matrix, arguments.baseline, arguments.row, arguments.metric)
-    return command.show(_workspace(arguments), *options, output, trusted=arguments.trust)
+    return command.show(_workspace(arguments), *options, output)
 
 
 def _trace(arguments: argparse.Namespace, output: Output) -> int:
@@ -365,7 +367,7 @@ def _track(arguments: argparse.Namespace, output: Output) -> int:
 def _metrics(arguments: argparse.Namespace, output: Output) -> int:
     from collect.explain import command
 
-    return command.list_metrics(_workspace(arguments), output, trusted=arguments.trust)
+    return command.list_metrics(_workspace(arguments), output)
 
 
 def _add_matrix(verb: console.Parser) -> None:
@@ -375,8 +377,8 @@ def _add_matrix(verb: console.Parser) -> None:
 
 
 def _add_trust(verb: console.Parser) -> None:
-    """Add the option that allows the metrics of a workspace of somebody else."""
-    trust_help = "execute the metrics of this workspace although it came from elsewhere (docs/own-models.md); read them first"
+    """Add the option that allows a workspace of somebody else to execute its metrics or to log in to a cluster."""
+    trust_help = "allow this workspace of somebody else to act (docs/design/trust.md); read its files first"
     verb.add_argument("--trust", action="store_true", help=trust_help)
 
 

@@ -73,18 +73,18 @@ class OwnMetrics(msgspec.Struct, frozen=True):
                 run.quantities = metric.quantities(run) | self.values[run.run_id]
 
 
-def of(workspace: Workspace, matrix: str | None, *, trusted: bool) -> OwnMetrics:
+def of(workspace: Workspace, matrix: str | None, *, owner: Workspace | None = None) -> OwnMetrics:
     """The metrics that the workspace defines itself, and their values for the runs of a matrix.
 
-    matrix: the name of the matrix; None: no values are computed. trusted: whether the user has just allowed the code of the
-    workspace (--trust); the workspace is then marked as trusted. If the workspace is not trusted, no file is executed, and
+    matrix: the name of the matrix; None: no values are computed. owner: the workspace of which `workspace` is a copy, if it
+    is one. If the user may not act in the owner (shardlab.workspace_trust), no file is executed, and
     `faults` of the result says so. Raises WorkspaceError if a file of the workspace cannot be read.
     """
     found = plugin_source.files_in(workspace.path / FOLDER)
     if not found:
         return OwnMetrics()
     try:
-        workspace_trust.must_be_trusted(workspace, found, trusted=trusted)
+        workspace_trust.must_be_allowed(owner or workspace, f"execute {found[0]}")
     except InputError as error:
         return OwnMetrics(faults=[str(error)])
     return _computed_in_process(workspace, matrix, found)

@@ -45,7 +45,7 @@ def as_matrix(invocation: Invocation, words: Sequence[str]) -> Sequence[str]:
         return words
     asked = matrix.load(matrix.find(arguments.matrix))
     machine = plan.capacity(invocation.cluster, in_allocation=getattr(arguments, "in_allocation", False))
-    own = plan.own_of(invocation.workspace, asked, trust=arguments.trust)
+    own = plan.own_of(invocation.workspace, asked)
     try:
         found = adapt(asked, machine, own, invocation.cluster.name)
         if found is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -28,9 +29,9 @@ from jobs import (
 from jobs.gpu_hours import must_be_within
 from jobs.invocation import Invocation
 from jobs.reconcile import Status
-from jobs.run_queue import scripts_must_be_trusted
+from jobs.run_queue import waiting_files
 from jobs.select import select
-from shardlab import completion, console, state
+from shardlab import completion, console, state, workspace_trust
 from shardlab.cell import Cell
 from shardlab.console import Output
 from shardlab.errors import InputError, ShardlabError, UnknownName
@@ -39,6 +40,9 @@ from shardlab.workspace import Workspace
 INTERRUPTED = "interrupted; runs that were started continue, and their state is saved."
 RETRIED = "failed,node_fail,preempted,hung"
 MAY_BE_RETRIED = state.FINAL | {"unknown", submit.HELD}
+STARTS = ("submit", "retry", "trace")  # verbs after which a runner starts the waiting runs of the workspace
+# The verbs that do more than read and draw, and what they do, for the question whether they may.
+ACTS = {**dict.fromkeys(STARTS, "start runs"), "render": "use the templates of the workspace", "cancel": "cancel runs"}
 EXAMPLES = {
     "plan": "jobs plan --matrix quickstart",
     "render": "jobs render --matrix quickstart --out /tmp/scripts",
@@ -128,12 +132,14 @@ def _add_status(verbs: console.Verbs) -> None:
     verb = verbs.add("status", _status, "show the state of runs; cancel queued Slurm jobs whose runs have ended")
     shared_options.add_run_selection(verb)
     verb.add_argument("--watch", action="store_true", help="show a live table until all runs have ended or you press Ctrl-C")
+    shared_options.add_trust(verb)
 
 
 def _add_cancel(verbs: console.Verbs) -> None:
     verb = verbs.add("cancel", _cancel, "cancel runs that are pending or running")
     shared_options.add_run_selection(verb)
     verb.add_argument("--all", action="store_true", help="cancel every run of the workspace that has not ended")
+    shared_options.add_trust(verb)
 
 
 def _add_retry(verbs: console.Verbs) -> None:
@@ -160,6 +166,7 @@ def _add_logs(verbs: console.Verbs) -> None:
     rank_help = "print the log of rank N (default: the log of the launcher, then the log of rank 0)"
     verb.add_argument("--rank", type=int, metavar="N", help=rank_help)
     verb.add_argument("--follow", action="store_true", help="keep printing new output until the run has ended")
+    shared_options.add_trust(verb)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -170,6 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = command_line.parse_args(given)
 
     def command() -> int:
+        _ask_whether_allowed(arguments)
         words = archived_matrix.as_matrix(arguments, given)
         invocation = Invocation(arguments)
         words = adapted_matrix.as_matrix(invocation, words)
@@ -185,6 +193,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(arguments.run(invocation))
 
     return console.run(command, name=f"jobs {arguments.verb}", interrupted=INTERRUPTED)
+
+
+def _ask_whether_allowed(arguments: argparse.Namespace) -> None:
+    """Store the consent of --trust. Raises InputError if the verb acts and the user may not act in this workspace."""
+    workspace = Workspace.find(getattr(arguments, "workspace", None))
+    waiting = waiting_files(workspace) if arguments.verb in STARTS else []
+    if getattr(arguments, "trust", False):
+        workspace_trust.consent(workspace, Output.of(arguments).remark, waiting)
+    if arguments.verb in ACTS:
+        workspace_trust.must_be_allowed(workspace, ACTS[arguments.verb], waiting)
 
 
 def _plan(invocation: Invocation) -> int:
@@ -241,7 +259,6 @@ def _submit(invocation: Invocation) -> int:
         out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
         return int(skipped > 0)
     plan.must_run_here(planned.source, here=arguments.here)
-    scripts_must_be_trusted(workspace, trusted=arguments.trust)
     with workspace.alone():
         readable = sending.finish_interrupted(out, workspace, planned.source)
         steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
@@ -290,7 +307,6 @@ def _retry(invocation: Invocation) -> int:
     how = shared_options.submit_options(invocation, source)
     retried = [step.run for step in submit.retry(workspace, runs, only, source, trust=arguments.trust)]
     plan.must_run_here(source, here=arguments.here, trains=any(run.traces is None for run in retried) or not retried)
-    scripts_must_be_trusted(workspace, trusted=arguments.trust)
     _data_must_be_there(out, workspace, [run.cell for run in retried], source)
     with workspace.alone():
         readable = sending.finish_interrupted(out, workspace, source)

@@ -18,7 +18,7 @@ import msgspec
 
 from jobs import on_controller
 from jobs.render import RenderContext
-from shardlab import console, remote_workspace
+from shardlab import console, remote_workspace, workspace_trust
 from shardlab.cell import Cell
 from shardlab.errors import InputError, ShardlabError
 from shardlab.workspace import Workspace
@@ -64,6 +64,7 @@ def look(cells: Sequence[Cell], source: RenderContext, workspace: Workspace) -> 
     if on_controller.is_here(where):
         return answer(question, workspace)
     try:
+        workspace_trust.must_be_allowed(workspace, f"log in to the cluster {where.name}")
         there = remote_workspace.known(workspace)
         if there is None or there.cluster != where.name:
             there = remote_workspace.of(workspace, where)

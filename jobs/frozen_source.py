@@ -25,17 +25,17 @@ SYNCING = 32  # files that are synced to the disk at the same time: to sync them
 
 def folder(workspace: Workspace) -> Path:
     """The folder of the workspace that contains all copies of the source."""
-    return workspace.own / workspace_trust.SOURCE
+    return workspace_trust.copies(workspace, workspace_trust.SOURCE)
 
 
-def freeze(copy: Path, *, reuse: bool = True) -> None:
+def freeze(copy: Path) -> None:
     """Copy the source that this process uses to the folder `copy`, unless the folder already contains an undamaged copy.
 
-    copy: the folder, whose name is the digest of the source. reuse: whether an existing copy may be used. `reuse` must be false
-    if another person may have made that copy: Python executes the bytecode beside the source, and the digest does not cover the
-    bytecode. Raises ShardlabError, also if a source file changes while it is copied.
+    copy: the folder, whose name is the digest of the source. A copy that another person may have made or changed is replaced:
+    Python executes the bytecode beside the source, and imports every file that lies there, and the digest covers neither.
+    Raises ShardlabError, also if a source file changes while it is copied.
     """
-    if reuse and copy.is_dir() and source_digest.source(copy) == copy.name:
+    if copy.is_dir() and workspace_trust.others_may_write(copy) is None and source_digest.is_whole(copy):
         return
     new = copy.with_name(f".{copy.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -88,6 +88,8 @@ def _copy(new: Path) -> None:
             with contextlib.suppress(OSError):  # without readable bytecode, Python compiles the file again
                 bytecode.parent.mkdir(exist_ok=True)
                 shutil.copy2(importlib.util.cache_from_source(str(path)), bytecode)
+    for folder, _, _ in os.walk(new):
+        Path(folder).chmod(0o755)
     with ThreadPoolExecutor(SYNCING) as pool:
         list(pool.map(_sync, copied))
 

@@ -18,13 +18,13 @@ from trainers.strategy import Strategy
 from trainers.workload import Workload
 
 
-def strategies(out: Output, workspace: Workspace, *, trust: bool) -> int:
+def strategies(out: Output, workspace: Workspace) -> int:
     """Print all strategies, also the workspace's own strategies, and their options.
 
-    trust: whether the user allows the workspace's code to be executed (--trust). Returns the exit code, which is 1 if a file in
+    Returns the exit code, which is 1 if a file in
     the workspace's folder of strategies defines no strategy; the reason is printed.
     """
-    own = own_strategies.find(workspace, trust=trust)
+    own = own_strategies.find(workspace)
     entries = [*own.menu({}).values(), *menu.strategies().values()]
     rows = [[s.name, s.summary, ", ".join(s.precisions), s.file or "ships"] for s in entries]
     out.table("strategies", ["name", "what it does", "precisions", "from"], rows)
@@ -46,13 +46,13 @@ def strategies(out: Output, workspace: Workspace, *, trust: bool) -> int:
     return int(bool(own.faults))
 
 
-def workloads(out: Output, workspace: Workspace, *, trust: bool) -> int:
+def workloads(out: Output, workspace: Workspace) -> int:
     """Print all workloads, also the workspace's own workloads, and their options.
 
-    trust: whether the user allows the workspace's code to be executed (--trust). Returns the exit code, which is 1 if a file in
+    Returns the exit code, which is 1 if a file in
     the workspace's folder of workloads defines no workload; the reason is printed.
     """
-    own = own_workloads.find(workspace, trust=trust)
+    own = own_workloads.find(workspace)
     entries = [*own.menu().values(), *menu.workloads().values()]
     rows = [[w.name, w.summary, f"{w.parameters:,}", w.unit, _mflop(w.flops_per_unit), w.file or "ships"] for w in entries]
     out.table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"], rows)
@@ -170,4 +170,4 @@ def verb(show: Callable[[Output], None]) -> Callable[[Invocation], int]:
 def own_verb(show: Callable[..., int]) -> Callable[[Invocation], int]:
     """The function of a verb of `jobs` that prints a menu with the plug-ins of the workspace. show: prints the menu and returns
     the exit code."""
-    return lambda invocation: show(invocation.out, invocation.workspace, trust=invocation.arguments.trust)
+    return lambda invocation: show(invocation.out, invocation.workspace)

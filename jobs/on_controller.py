@@ -30,7 +30,23 @@ OF_LEASE = ("status", "retry")
 
 
 def elsewhere(invocation: Invocation) -> RemoteWorkspace | None:
-    """The remote workspace in which the command must run; None if the command runs on this machine. Raises InputError."""
+    """The remote workspace in which the command must run; None if the command runs on this machine.
+
+    Raises InputError, also if this user may not log in for this workspace. `jobs status` then shows the runs that are here.
+    """
+    there = _where_it_runs(invocation)
+    if there is not None:
+        try:
+            workspace_trust.must_be_allowed(invocation.workspace, f"log in to {there.host}")
+        except InputError as refusal:
+            if invocation.arguments.verb != "status":
+                raise
+            invocation.out.remark(f"The table shows the runs that were fetched. {refusal}", style="yellow")
+            return None
+    return there
+
+
+def _where_it_runs(invocation: Invocation) -> RemoteWorkspace | None:
     arguments, workspace = invocation.arguments, invocation.workspace
     if arguments.verb in CHANGES:
         return remote_workspace.of_this_workspace(workspace)
@@ -121,7 +137,6 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
         for path in workspace.template_files():
             texts[str(path.relative_to(workspace.path))] = path.read_bytes()
         own = plugin_source.texts(workspace.path)
-        workspace_trust.must_be_trusted(workspace, [workspace.path / name for name in own], trusted=arguments.trust)
         texts |= own
         # Without Slurm, the scheduler on the controller reads the addresses of the nodes from the inventory. If the nodes have
         # a lease, the command on the controller reads the lease from the inventory, to decide which runs are held back.

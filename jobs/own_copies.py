@@ -21,7 +21,7 @@ LEFT_S = 24 * 3600  # a temporary folder that is older than this number of secon
 
 def store(workspace: Workspace) -> Path:
     """The folder of the workspace that contains the frozen copies. The name of each copy is the digest of its files."""
-    return workspace.own / workspace_trust.ANSWERS
+    return workspace_trust.copies(workspace, workspace_trust.ANSWERS)
 
 
 def freeze(workspace: Workspace, sources: Iterable[PluginSource]) -> None:

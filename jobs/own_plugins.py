@@ -50,18 +50,15 @@ def find(
     workspace: Workspace,
     workloads: Collection[str],
     strategies: Collection[str],
-    *,
-    trust: bool,
     models: Mapping[str, ModelFile],
 ) -> OwnPlugins:
     """Find the plug-ins of the workspace with these names.
 
-    workloads, strategies: the names. models: the models that a matrix describes by a configuration file, by name. trust: as in
-    `own_workloads.find`.
+    workloads, strategies: the names. models: the models that a matrix describes by a configuration file, by name.
     """
     return OwnPlugins(
-        own_workloads.find(workspace, workloads, trust=trust, models=models),
-        own_strategies.find(workspace, strategies, trust=trust),
+        own_workloads.find(workspace, workloads, models),
+        own_strategies.find(workspace, strategies),
     )
 
 
@@ -106,7 +103,7 @@ def _carried(
     """
     kind, folder = ("workload", own_workload.FOLDER) if isinstance(known, OwnWorkload) else ("strategy", own_strategy.FOLDER)
     frozen = own_copies.copy(own_copies.store(workspace) / code, known.file, code)
-    if frozen is not None and (trust or workspace_trust.is_trusted(workspace)):
+    if frozen is not None and (trust or workspace_trust.allows(workspace)):
         return {}
     there = workspace.runs / run.run_id / folder
     found = own_copies.copy(there, known.file, code) if trust else None

@@ -148,10 +148,10 @@ class OwnStrategies(msgspec.Struct, frozen=True):
         )
 
 
-def find(workspace: Workspace, names: Collection[str] | None = None, *, trust: bool = False) -> OwnStrategies:
+def find(workspace: Workspace, names: Collection[str] | None = None) -> OwnStrategies:
     """Find the workspace's own strategies. Files that cannot define any of these names are not executed.
 
-    names: the names to look for; None: all strategies. trust: as in `own_workloads.find`. Raises WorkspaceError.
+    names: the names to look for; None: all strategies. Raises WorkspaceError.
     """
     known: dict[str, OwnStrategy] = {}
     sources: dict[str, PluginSource] = {}
@@ -162,7 +162,7 @@ def find(workspace: Workspace, names: Collection[str] | None = None, *, trust: b
             continue
         try:
             source = plugin_source.read(file)
-            workspace_trust.must_be_trusted(workspace, [file], trusted=trust)
+            workspace_trust.must_be_allowed(workspace, f"execute {file}")
             _must_not_share_helpers(workspace, source)
             found = own_answers.described(workspace, source, StrategyDescription).strategies
             for one in found:

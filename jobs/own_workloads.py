@@ -46,14 +46,12 @@ class OwnWorkloads(msgspec.Struct, frozen=True):
 def find(
     workspace: Workspace,
     names: Collection[str] | None = None,
-    *,
-    trust: bool = False,
     models: Mapping[str, ModelFile] | None = None,
 ) -> OwnWorkloads:
     """Find the workspace's own workloads, and the models that a matrix describes by a configuration.
 
-    names: the names to look for; None: all workloads. Files that cannot define one of these names are not executed. trust:
-    whether to mark the workspace as trusted, if it has files that must be executed. If the workspace is not trusted, no file is
+    names: the names to look for; None: all workloads. Files that cannot define one of these names are not executed. If
+    this user may not act in the workspace (shardlab.workspace_trust), no file is
     executed, and each file is reported as a fault. models: the models that a matrix describes by a configuration, by name.
     Raises WorkspaceError.
     """
@@ -66,7 +64,7 @@ def find(
             continue
         try:
             source = plugin_source.read(file)
-            workspace_trust.must_be_trusted(workspace, [file], trusted=trust)
+            workspace_trust.must_be_allowed(workspace, f"execute {file}")
             found = _described(workspace, source)
             if ships := sorted({one.name for one in found} & set(menu.workloads())):
                 raise InputError(

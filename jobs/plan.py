@@ -32,7 +32,7 @@ from jobs.resolve import Capacity, Misfit, misfits, resolve
 from jobs.select import condition, holds
 from jobs.slurm import allocation, share
 from jobs.slurm.share import Share
-from shardlab import batch_search, extras, host, inventory, login_node, matrix, workspace_trust
+from shardlab import batch_search, extras, host, inventory, login_node, matrix
 from shardlab.cell import Cell
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, MissingExtra
@@ -98,20 +98,19 @@ def of(
     wait_gpus_s: int = 0,
     in_allocation: bool = False,
     track: str | None = None,
-    trust: bool = False,
 ) -> MatrixPlan:
     """Read, check and resolve a matrix on a cluster. No run folder is written. Raises InputError.
 
     name: the name of a shipped matrix, or the path of a matrix file. target: the cluster. where: the expression of --where; it
     is always evaluated for the cells of the file, also with scale `tiny`. repeats: the number of runs of each cell; None: as
     the matrix says. scale: `full` or `tiny`. wait_gpus_s, track: as in `Run`. in_allocation: whether the runs start in the
-    Slurm allocation of this process. trust: whether to trust the code of the workspace from now on.
+    Slurm allocation of this process.
     """
     if repeats is not None and not 1 <= repeats <= 1000:
         raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
     asked = matrix.load(matrix.find(name))
     machine = capacity(target, in_allocation=in_allocation)
-    own = own_of(workspace, asked, trust=trust)
+    own = own_of(workspace, asked)
     try:
         cells = resolve(asked, cluster=None if machine.here else machine, own=own)
         if scale == "tiny":
@@ -148,12 +147,12 @@ def of(
     )
 
 
-def own_of(workspace: Workspace, asked: Matrix, *, trust: bool) -> OwnPlugins:
+def own_of(workspace: Workspace, asked: Matrix) -> OwnPlugins:
     """The plug-ins of the workspace that a matrix names."""
     names = {str(point.keys.get("workload")) for point in asked.points}
     models = {name: model for name, model in asked.models.items() if name in names}
     strategies = {asked.file.baseline, *(str(point.keys.get("strategy")) for point in asked.points)}
-    return own_plugins.find(workspace, names - models.keys(), strategies, trust=trust, models=models)
+    return own_plugins.find(workspace, names - models.keys(), strategies, models)
 
 
 def capacity(where: Cluster, *, in_allocation: bool = False) -> Capacity:
@@ -314,7 +313,7 @@ def render_all(plan: MatrixPlan, workspace: Workspace, runs: Path) -> Rendering:
     """Write a run folder for every repeat of every selected cell into the folder `runs`. The folder of a run that was submitted
     already is not changed."""
     folders, skipped = [], []
-    frozen_source.freeze(Path(plan.source.source), reuse=workspace_trust.is_trusted(workspace))
+    frozen_source.freeze(Path(plan.source.source))
     own_copies.freeze(workspace, plan.source.own.sources)
     for cell, repeat in number_of_runs.rounds(plan.cells, plan.repeats):
         run = render.run_of(cell, repeat, 1, plan.source)

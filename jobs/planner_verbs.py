@@ -117,7 +117,6 @@ def planned(invocation: Invocation) -> MatrixPlan:
         in_allocation=getattr(arguments, "in_allocation", False),
         track=shared_options.tracker(invocation),
         wait_gpus_s=shared_options.wait_gpus_s(arguments),
-        trust=arguments.trust,
     )
     return _rehearsed(invocation, found)
 

@@ -22,7 +22,7 @@ import psutil
 
 from jobs import claim
 from jobs.scheduler import ObservedRun, RunOnDisk
-from shardlab import cloudlab_keys, files, host, workspace_trust
+from shardlab import cloudlab_keys, files, host, own_strategy, own_workload, workspace_trust
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import ShardlabError, WorkspaceError
 from shardlab.record import Event
@@ -55,13 +55,15 @@ class AnotherRunner(Exception):
     """Raised if another process holds the lock of the runner, and so is already the runner of this workspace."""
 
 
-def scripts_must_be_trusted(workspace: Workspace, *, trusted: bool) -> None:
-    """Raises InputError if a runner would start scripts that another person may have put into the workspace.
+def waiting_files(workspace: Workspace) -> list[Path]:
+    """The files that a runner of this workspace would execute: those of the runs that wait in a queue."""
+    return [path for name in ("local", "ssh") for run in RunQueue(name, workspace).waiting() for path in executed_files(run)]
 
-    trusted: whether to mark the workspace as trusted instead.
-    """
-    waiting = [folder for name in ("local", "ssh") for folder in RunQueue(name, workspace).waiting()]
-    workspace_trust.must_be_trusted(workspace, [folder.path / SCRIPT for folder in waiting], trusted=trusted)
+
+def executed_files(folder: RunDir) -> list[Path]:
+    """The files of a run that decide what starts: its script, run.json, and the code of its own workload and strategy."""
+    code = [path for name in (own_workload.FOLDER, own_strategy.FOLDER) for path in (folder.path / name).glob("*")]
+    return [path for path in (folder.path / SCRIPT, folder.run_json, *code) if path.is_file()]
 
 
 class RunQueue:
@@ -75,6 +77,7 @@ class RunQueue:
         """Submit runs, in this order, and start a runner if no runner is alive."""
         for folder in folders:
             folder.write_event("controller", "submitted", scheduler=self._scheduler)
+        workspace_trust.keep(self._workspace, *(path for folder in folders for path in executed_files(folder)))
         self._ensure_runner()
 
     def _ensure_runner(self) -> None:
@@ -111,9 +114,9 @@ class RunQueue:
         return runner if _alive(runner.pid, runner.created, runner.boot_id) else None
 
     def attend(self) -> None:
-        """Start a runner if runs wait and no runner is alive, because the runner may have been killed. Does nothing in a
-        workspace that is not trusted."""
-        if workspace_trust.is_trusted(self._workspace) and not self.runner_alive() and next(self.waiting(), None) is not None:
+        """Start a runner if runs wait and no runner is alive, because the runner may have been killed. Does nothing for runs
+        that this user may not start."""
+        if not self.runner_alive() and next(self.startable(), None) is not None:
             self._ensure_runner()
 
     def observe(self, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
@@ -158,7 +161,7 @@ class RunQueue:
         start_runs: starts the waiting runs. A lock makes sure that the queue of a workspace has only one runner.
         """
         files.make_folder(self._own)
-        while next(self.waiting(), None) is not None:
+        while next(self.startable(), None) is not None:
             try:
                 with files.locked(self._own / "runner.lock", _leave):
                     me = psutil.Process()
@@ -186,6 +189,10 @@ class RunQueue:
                 if folder.read_run().scheduler == self._scheduler:
                     yield folder
 
+    def startable(self) -> Iterator[RunDir]:
+        """The waiting runs that this user may start. A run of unknown origin stays where it is until its user says --trust."""
+        return (folder for folder in self.waiting() if workspace_trust.allows(self._workspace, executed_files(folder)))
+
     def start_one_after_another(self, may_start: Callable[[RunDir], bool] = lambda _folder: True) -> None:
         """Start the waiting runs one after another, until no run waits. A run starts only when no other run of the workspace is
         running on this machine.
@@ -193,7 +200,7 @@ class RunQueue:
         may_start: called with each run before its start. To prevent the start, may_start returns False and records an event,
         after which the run no longer waits.
         """
-        while (folder := next(self.waiting(), None)) is not None:
+        while (folder := next(self.startable(), None)) is not None:
             self.wait_for_running()
             if may_start(folder):
                 self.after_end(folder, start(folder).wait())

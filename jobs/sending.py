@@ -12,6 +12,7 @@ from jobs.lease_report import LeaseReport
 from jobs.reconcile import Status
 from jobs.scheduler import Full, SubmitOptions, scheduler
 from jobs.slurm import preflight
+from shardlab import workspace_trust
 from shardlab.console import Output
 from shardlab.workspace import Workspace
 
@@ -41,7 +42,7 @@ def tidy(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_schedu
     of_scheduler: whether to check the schedulers' own records as well. Returns whether all such jobs were cancelled and every
     record can be read.
     """
-    cancelled = stale_jobs.cancel(runs)
+    cancelled = stale_jobs.cancel(runs if workspace_trust.allows(workspace) else [])
     for sentence in cancelled.sentences:
         out.remark(sentence)
     names = {run.scheduler["name"] for run in runs if not run.is_unreadable} if of_scheduler else set()

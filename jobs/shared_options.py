@@ -50,7 +50,9 @@ def with_matrix(words: Sequence[str], option: str, path: str) -> list[str]:
 
 def add_trust(verb: console.Parser) -> None:
     """Add the option --trust to a verb."""
-    trust_help = "execute the code that came with this workspace or its runs (docs/own-models.md); read all of it first"
+    trust_help = (
+        "allow this workspace of somebody else, or code of its runs, to act (docs/design/trust.md); read its files first"
+    )
     verb.add_argument("--trust", action="store_true", help=trust_help)
 
 

@@ -11,7 +11,7 @@ from jobs import frozen_source, hold, own_copies, own_plugins, render, retries
 from jobs.reconcile import Status, latest, not_replaceable, statuses
 from jobs.repeats import rounds
 from jobs.scheduler import SubmitOptions, scheduler
-from shardlab import batch_search, search_path, workspace_trust
+from shardlab import batch_search, search_path
 from shardlab.cell import Cell
 from shardlab.checkpoint import CheckpointManifest, read, whole, why_not
 from shardlab.errors import InputError, ShardlabError
@@ -131,7 +131,7 @@ def send(workspace: Workspace, steps: Iterable[RunDecision], source: render.Rend
     new = [step.run for step in sent if step not in released]
     back = [step for step in steps if step.held_back]
     if new or back:
-        frozen_source.freeze(Path(source.source), reuse=workspace_trust.is_trusted(workspace))
+        frozen_source.freeze(Path(source.source))
         own_copies.freeze(workspace, source.own.sources)
     for step in back:
         render.write(step.run, workspace.runs, source).write_event("controller", "held", why=step.why)

@@ -15,7 +15,6 @@ import msgspec
 
 from jobs import lease_report, on_controller, plan, render, sending, shared_options, submit
 from jobs.invocation import Invocation
-from jobs.run_queue import scripts_must_be_trusted
 from shardlab import console
 from shardlab.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.cluster import Cluster
@@ -58,7 +57,6 @@ def _trace(invocation: Invocation) -> int:
     cells = [cell for cell, _ in runs.parts]
     submit.check(workspace, cells, dict.fromkeys((cell.name() for cell in cells), 1), source)
     plan.must_run_here(source, here=invocation.arguments.here, trains=False)
-    scripts_must_be_trusted(workspace, trusted=invocation.arguments.trust)
     with workspace.alone():
         readable = sending.finish_interrupted(out, workspace, source)
         steps, lease = lease_report.held_back(invocation, decided(workspace, runs, source), source, how)

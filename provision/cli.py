@@ -63,6 +63,10 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         return _request(output, file, described, workspace, provider, profile=arguments.profile)
     if provider.name == "local" and verb in ("apply", "verify"):  # both verbs start two ranks: not allowed on a login node
         login_node.must_not_be(here=arguments.here)
+    if arguments.trust:
+        workspace_trust.consent(workspace, output.remark)
+    _show_once(output, workspace, arguments.file)
+    workspace_trust.must_be_allowed(workspace, "log in to the nodes and change them")
     present = described
     if provider.present is not None and verb not in BY_PROVIDER:
         found = provider.present(described, workspace)
@@ -109,6 +113,21 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
             order = [Operation(MACHINE, lambda site, target: provider.bring_up(present, workspace, target.node)), *order]
         targets = [target for target in site.targets if target.node.name in limited]
         return _converge(output, verb, site, targets, order, chosen, arguments.parallel)
+
+
+def _show_once(output: Output, workspace: Workspace, file: str | None) -> None:
+    """Show what the cluster file makes commands do, if it was there before the workspace began; on a terminal, ask the user.
+
+    Raises InputError if the user does not agree.
+    """
+    unshown = workspace_trust.unshown_powers(workspace)
+    if not unshown:
+        return
+    for power in unshown:
+        output.remark(f"{file or 'cluster.yaml'}: {power}", style="yellow")
+    if sys.stdin.isatty() and output.ask("This file was here before. Type yes if this is what it should do: ") != "yes":
+        raise InputError("the cluster file was not allowed. Nothing was changed.")
+    workspace_trust.mark_shown(workspace)
 
 
 def _check_creation(described: Cluster, to_create: ToCreate, verb: str, arguments: argparse.Namespace) -> None:

@@ -175,9 +175,14 @@ def git_commit() -> str | None:
 
     None if this code is an installed wheel, or if git does not answer.
     """
-    here = Path(__file__).parent
-    command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty", "--match="]
-    tracked = ["git", "-C", str(here), "ls-files", "--error-unmatch", Path(__file__).name]
+    root = Path(__file__).parent.parent
+    if not (
+        root / ".git"
+    ).exists():  # git would look for a repository in the folders above, such as a workspace of somebody else
+        return None
+    git = ["git", "-c", "core.fsmonitor=false", "-C", str(root)]  # fsmonitor: a command of the repository's configuration
+    command = [*git, "describe", "--always", "--abbrev=40", "--dirty", "--match="]
+    tracked = [*git, "ls-files", "--error-unmatch", str(Path(__file__).relative_to(root))]
     try:
         answers = [subprocess.run(ask, capture_output=True, text=True, timeout=10, check=False) for ask in (command, tracked)]
     except (OSError, subprocess.TimeoutExpired):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from shardlab import __version__, files, shared_connection, terminal_relay
+from shardlab import __version__, files, shared_connection, terminal_relay, workspace_trust
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
 from shardlab.remote import Address, HostKeys, for_any_shell, ssh_command
@@ -301,6 +301,7 @@ def keep(workspace: Workspace, away: RemoteWorkspace) -> None:
     """Write away.json in this workspace, which says where its runs are stored on the cluster. Raises WorkspaceError."""
     files.make_folder(workspace.own)
     files.write_json(workspace.own / "away.json", away)
+    workspace_trust.keep(workspace, workspace.own / "away.json")
 
 
 def keep_matrix(workspace: Workspace, file: Path) -> None:

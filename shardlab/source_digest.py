@@ -28,6 +28,12 @@ def source(root: Path = ROOT) -> str:
     return of(RUN_PACKAGES, root)
 
 
+def is_whole(copy: Path) -> bool:
+    """Whether a copy of the source, whose name is its digest, has exactly the files of the digest, apart from bytecode."""
+    there = {path for path in copy.rglob("*") if not path.is_dir() and BYTECODE not in path.parts}
+    return there == set(sources(RUN_PACKAGES, copy)) and source(copy) == copy.name
+
+
 def of(packages: Iterable[str], root: Path = ROOT) -> str:
     """The digest of all files of some of shardlab's packages: 12 hexadecimal digits.
 

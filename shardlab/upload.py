@@ -12,13 +12,12 @@ python -m shardlab.upload --workspace DIR --json
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from pathlib import PurePosixPath
 
 from shardlab import __version__, console, files, plugin_source, workspace_trust
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
 INVENTORY = PurePosixPath(".shardlab/inventory.json")  # the only file of .shardlab that may be sent: it lists nodes and lease
@@ -29,6 +28,7 @@ def main() -> int:
     arguments = console.Parser(prog="python -m shardlab.upload", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     received: dict[str, str] = json.load(sys.stdin)
+    workspace_trust.begin(workspace)
     for name, text in received.items():
         path = PurePosixPath(name)
         is_ours = path.parts[0] in ("runs", ".shardlab") and path != INVENTORY
@@ -39,16 +39,12 @@ def main() -> int:
         if not target.is_file() or target.read_bytes() != content:
             files.make_folder(target.parent)
             files.write_atomic(target, content)
+            workspace_trust.keep(workspace, target)
     if "cluster.yaml" in received:
         plugins = [file for name in plugin_source.CARRIED for file in plugin_source.python_files(workspace.path / name)]
         for file in (*workspace.template_files(), *plugins):
             if str(file.relative_to(workspace.path)) not in received:
                 file.unlink()
-        # All code in this workspace came from the user's machine, where the user trusts the code, so it is trusted here too.
-        if not workspace_trust.is_trusted(workspace):
-            # If the home folder is not writable, the workspace stays untrusted, and a command that needs its code reports it.
-            with contextlib.suppress(WorkspaceError):
-                workspace_trust.trust(workspace)
     console.Output.of(arguments).document({"version": __version__})
     return 0
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
-import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -64,23 +62,10 @@ class Workspace:
         return sorted(self.own_templates.rglob("*.j2")) if self.own_templates is not None else []
 
     def exposed(self) -> list[str]:
-        """A sentence for each folder of the workspace that other users of this machine can change; empty if there is none.
-
-        This user, root and, under sudo, the user who called sudo do not count as other users.
-        """
-        caller = os.environ.get("SUDO_UID", "")
-        trusted = {0, os.geteuid(), int(caller) if caller.isdecimal() else 0}
-        whys = []
-        for folder in (self.path, self.own, self.runs):
-            try:
-                status = folder.stat()
-            except OSError:  # no folder yet; any other error is reported where the folder is needed
-                continue
-            if status.st_uid not in trusted:
-                whys.append(f"{folder}: it belongs to another user (uid {status.st_uid}), who can change its content.")
-            elif status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-                whys.append(f"{folder}: every user of this machine can write to it; run: chmod o-w {shlex.quote(str(folder))}")
-        return whys
+        """A sentence for each folder of the workspace that other users of this machine can change; empty if there is none."""
+        folders = [folder for folder in (self.path, self.own, self.runs) if folder.exists()]
+        with files.as_workspace_error("read"):
+            return [why for folder in folders if (why := workspace_trust.others_may_write(folder)) is not None]
 
     def relative(self, path: str) -> Path:
         """The absolute path for a path that the user wrote, for example in the cluster file. `~` is the home folder.

@@ -85,7 +85,7 @@ def write(workspace: Workspace, matrix: str | None, out: str | None, most_gib: f
         folder = Path(name_of_folder)
         left_out += staging.fill(folder, sources, pseudonyms)
         staging.describe(folder, loaded, described, pseudonyms)
-        staging.finish(folder, name, trusted=workspace_trust.is_trusted(workspace))
+        staging.finish(folder, name, workspace)
         runs = Workspace(folder).run_ids()
         if pseudonyms is not None:
             left_out = [msgspec.structs.replace(one, name=pseudonyms.replaced(one.name.encode()).decode()) for one in left_out]
@@ -121,8 +121,8 @@ def open_(file: str, out: str | None, output: Output, *, trusted: bool) -> int:
     opened = Workspace(folder)
     code = [one for name in workspace_trust.CODE for one in plugin_source.python_files(opened.path / name)]
     if trusted and code:
-        workspace_trust.trust(opened)
-    staging.report(opened, index.matrix, trusted=False)
+        workspace_trust.consent(opened, output.remark)
+    staging.report(opened, index.matrix, opened)
     same = _numbers(archived) == _numbers(files.read(opened.path / SUMMARY))
     _show_opened(output, opened, index, same=same, code=[] if trusted else code)
     output.document(

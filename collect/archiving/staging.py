@@ -96,24 +96,24 @@ def describe(folder: Path, loaded: Loaded, described: Cluster, pseudonyms: Pseud
         files.write_new(path, msgspec.json.format(changed, indent=2) + b"\n")
 
 
-def finish(folder: Path, matrix: str, *, trusted: bool) -> Summary:
+def finish(folder: Path, matrix: str, owner: Workspace) -> Summary:
     """Write the manifests of the runs in `folder` and the report of the matrix. Returns the summary of the report.
 
-    trusted: whether to execute the metrics that the workspace defines itself, so that the report contains them.
+    owner: the workspace that is archived. If its own metrics may be executed, the report contains them.
     """
     staged = Workspace(folder)
     for run in staged.all_runs():
         manifest.write(run, manifest.make(run, manifest.list_files(run.path), complete=True))
-    return report(staged, matrix, trusted=trusted)
+    return report(staged, matrix, owner)
 
 
-def report(workspace: Workspace, matrix: str, *, trusted: bool) -> Summary:
+def report(workspace: Workspace, matrix: str, owner: Workspace) -> Summary:
     """Write the report of a matrix, and return its summary.
 
-    trusted: whether to mark the workspace as trusted first, so that the metrics that it defines itself are executed.
+    owner: as in `finish`.
     """
     loaded = load(workspace, matrix)
-    own = own_metrics.of(workspace, matrix, trusted=trusted)
+    own = own_metrics.of(workspace, matrix, owner=owner)
     own.add_to(loaded)
     summary = summarize(loaded, loaded.expansion.baseline)
     summary.remarks.extend(own.remarks())

@@ -27,19 +27,17 @@ def show(
     row_name: str,
     metric_name: str,
     output: Output,
-    *,
-    trusted: bool,
 ) -> int:
     """Print how a number of the summary was computed. Returns the exit code: 1 if a file of the workspace defines no metric.
 
     matrix, baseline: as for `collect summarize`; None: its defaults. row_name, metric_name: row and metric of the number.
-    trusted: whether the user allows code of the workspace to be executed (--trust). Raises InputError if there is no such row.
+    Raises InputError if there is no such row.
     """
     loaded = load(workspace, matrix)
     shipped = {metric.name for metric in menu()}
     own = own_metrics.OwnMetrics()
     if metric_name not in shipped:
-        own = own_metrics.of(workspace, loaded.expansion.name, trusted=trusted)
+        own = own_metrics.of(workspace, loaded.expansion.name)
         own.add_to(loaded)
         for fault in own.faults:
             output.remark(fault, style="red")
@@ -111,9 +109,9 @@ def _inputs(run: ExplainedRun) -> str:
     return f"{steps:,.0f} steps, {notation.number(step_ms)} ms, {notation.number(units)} units"
 
 
-def list_metrics(workspace: Workspace, output: Output, *, trusted: bool) -> int:
+def list_metrics(workspace: Workspace, output: Output) -> int:
     """Print all metrics, also those of the workspace. Returns the exit code: 1 if a file of the workspace defines no metric."""
-    own = own_metrics.of(workspace, None, trusted=trusted)
+    own = own_metrics.of(workspace, None)
     own.on_menu()
     metrics = menu()
     files = {metric.name: metric.file for metric in own.metrics}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from collect.fetching.messages import Asked
 from collect.loading import unreadable_runs
-from shardlab import files, remote_workspace
+from shardlab import files, remote_workspace, workspace_trust
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.remote_conversation import RemoteConversation
@@ -125,6 +125,7 @@ def _ask_for_runs(workspace: Workspace, patterns: Sequence[str], output: Output)
     if cluster is None:
         yield None
         return
+    workspace_trust.must_be_allowed(workspace, f"log in to {cluster.host}")
     files.make_folder(workspace.runs)
     with (
         files.locked(workspace.own / "fetch.lock", lambda _descriptor: output.remark(WAITING)),

@@ -21,7 +21,7 @@ from collect.fetching.manifest import ManifestFile, RunManifest
 from collect.fetching.part_manifest import ListedPart
 from collect.fetching.progress import TransferProgress
 from collect.fetching.transfer import Rsync, put_in_place, those_arrived
-from shardlab import files, inventory, part_files, placement, remote_workspace
+from shardlab import files, inventory, part_files, placement, remote_workspace, workspace_trust
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import NotRegular
 from shardlab.inventory import InventoryNode
@@ -85,6 +85,7 @@ def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgr
             sentences[run.run_id] = []
     if not wanted:
         return elsewhere
+    workspace_trust.must_be_allowed(workspace, f"log in to {', '.join(wanted)}")
     with files.locked(workspace.own / "gather.lock", lambda _descriptor: progress.say(WAITING)) as lock:
         for run_id, of_run in _from_nodes(workspace, wanted, lock, progress):
             sentences[run_id] += of_run

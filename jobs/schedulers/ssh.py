@@ -72,7 +72,7 @@ def _start_runs(workspace: Workspace, queue: RunQueue) -> None:
             if (code := script.poll()) is not None:
                 queue.after_end(RunDir(workspace.runs / name), code)
                 del running[name]
-        first = next((folder for folder in queue.waiting() if folder.run_id not in running), None)
+        first = next((folder for folder in queue.startable() if folder.run_id not in running), None)
         if first is None and not running:
             return
         started = _start(workspace, first) if first is not None else None

@@ -19,7 +19,7 @@ import msgspec
 from jobs import claim
 from jobs.slurm import query
 from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call, number
-from shardlab import files
+from shardlab import files, workspace_trust
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import ShardlabError
 from shardlab.rundir import RunDir
@@ -301,6 +301,7 @@ def _forget(workspace: Workspace, submission: Submission) -> None:
 
 def _keep(workspace: Workspace, submission: Submission) -> None:
     files.write_json(_file(workspace, submission), submission)
+    workspace_trust.keep(workspace, _file(workspace, submission))
 
 
 def _file(workspace: Workspace, submission: Submission) -> Path:
