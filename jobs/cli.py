@@ -31,7 +31,7 @@ from jobs.invocation import Invocation
 from jobs.reconcile import Status
 from jobs.run_queue import waiting_files
 from jobs.select import select
-from shardlab import completion, console, state, workspace_trust
+from shardlab import completion, console, remote_workspace, state, workspace_trust
 from shardlab.cell import Cell
 from shardlab.console import Output
 from shardlab.errors import InputError, ShardlabError, UnknownName
@@ -201,8 +201,11 @@ def _ask_whether_allowed(arguments: argparse.Namespace) -> None:
     waiting = waiting_files(workspace) if arguments.verb in STARTS else []
     if getattr(arguments, "trust", False):
         workspace_trust.consent(workspace, Output.of(arguments).remark, waiting)
+    if arguments.verb in on_controller.CHANGES:
+        remote_workspace.of_this_workspace(workspace)  # its refusal says more, if this workspace is a copy
     if arguments.verb in ACTS:
-        workspace_trust.must_be_allowed(workspace, ACTS[arguments.verb], waiting)
+        only_writes = arguments.verb == "render" or getattr(arguments, "dry_run", False)
+        workspace_trust.must_be_allowed(workspace, ACTS[arguments.verb], waiting, only_writes=only_writes)
 
 
 def _plan(invocation: Invocation) -> int:

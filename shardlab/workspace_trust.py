@@ -80,11 +80,11 @@ def begin(workspace: Workspace) -> None:
             _prove(workspace, began=True, unshown=_powers_there(workspace))
 
 
-def must_be_allowed(workspace: Workspace, doing: str, others: Iterable[Path] = ()) -> None:
+def must_be_allowed(workspace: Workspace, doing: str, others: Iterable[Path] = (), *, only_writes: bool = False) -> None:
     """Raise InputError unless this user may act in the workspace. Every act that is more than reading asks this function.
 
     doing: what the command is about to do, as in `this command would ...`. others: further files in the workspace that steer
-    the act, such as scripts that wait.
+    the act, such as scripts that wait. only_writes: whether the command neither starts anything nor logs in.
     """
     others = list(others)
     if not allows(workspace, others):
@@ -97,7 +97,7 @@ def must_be_allowed(workspace: Workspace, doing: str, others: Iterable[Path] = (
             f"{workspace.path}: not allowed: this command would {doing}, and {why}; files of another person may steer it."
             f"{names} If you wrote these files or have read all of them, allow it with --trust."
         )
-    if unshown := unshown_powers(workspace):
+    if not only_writes and (unshown := unshown_powers(workspace)):
         raise InputError(
             f"{workspace.path / 'cluster.yaml'}: was there before this workspace began, and was not shown yet. It "
             f"{'; '.join(map(printable.one_line, unshown))}. Run first: provision, which shows it; or allow it with --trust."

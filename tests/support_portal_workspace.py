@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from support_cloudlab import lan, manifest, node
 from support_portal import TOKEN, URN, serve, two_nodes
 
 from provision import cli
 from provision.cloudlab import readiness, termination
-from shardlab import workspace_trust
 
 FILE = """\
 schema: 1
@@ -73,7 +73,7 @@ class Place:
     def kept(self):
         """The names of all files in .shardlab, except locks and the trust mark, which every new workspace has."""
         found = [path for path in self.own.rglob("*") if path.is_file() and path.suffix != ".lock"]
-        return sorted(str(path.relative_to(self.own)) for path in found if path.name != workspace_trust.MARK)
+        return sorted(str(path.relative_to(self.own)) for path in found if not path.name.startswith("trusted."))
 
     def change(self, before, after):
         file = self.folder / "cluster.yaml"
@@ -90,12 +90,12 @@ def place_of_portal(tmp_path: Path, monkeypatch: Any, capsys: Any) -> Iterator[P
     workspace.chmod(0o700)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.delenv("CLOUDLAB_TOKEN", raising=False)
-    token = home / ".config/shardlab/cloudlab-token"
-    token.write_text(TOKEN)
-    token.chmod(0o600)
     monkeypatch.setenv("SSL_CERT_FILE", str(server / "certificate.pem"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(readiness, "POLL_S", 0.01)
     monkeypatch.setattr(termination, "POLL_S", 0.01)
     with serve(server) as portal:
+        token = home / f".config/shardlab/cloudlab-token.{urlsplit(portal.url).netloc}"
+        token.write_text(TOKEN)
+        token.chmod(0o600)
         yield Place(workspace, portal, capsys)

@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from support_trust import make_own
+
 from jobs import cli, reconcile
 from jobs.schedulers import slurm
-from shardlab.workspace import Workspace
 
 COMMANDS = ("sbatch", "squeue", "sacct", "scontrol", "scancel", "sinfo")
 CLUSTER = """\
@@ -170,7 +171,7 @@ class Queue:
 
 class Study:
     def __init__(self, path, runs):
-        self.workspace = Workspace(path / "w")
+        self.workspace = make_own(path / "w")
         own = self.workspace.own_templates / slurm.TEMPLATE
         own.parent.mkdir(parents=True)
         own.write_text(SCRIPT)

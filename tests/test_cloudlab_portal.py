@@ -323,6 +323,18 @@ def test_the_token_is_that_of_the_environment_else_of_the_file(tmp_path, monkeyp
     assert (token.read().reveal(), token.read().source) == ("other", "CLOUDLAB_TOKEN")
 
 
+def test_a_token_goes_only_to_the_portal_that_it_was_stored_for(tmp_path, monkeypatch):
+    path = _file(tmp_path, monkeypatch, TOKEN.encode())
+    monkeypatch.setenv("CLOUDLAB_TOKEN", TOKEN)
+    assert token.read("https://stranger.example:43794") is None
+    assert token.read("https://boss.emulab.net.stranger.example:43794") is None
+    assert token.read("https://boss.emulab.net:1") is None
+    path.with_name(f"{path.name}.stranger.example:43794").write_text("theirs")
+    path.with_name(f"{path.name}.stranger.example:43794").chmod(0o600)
+    assert token.read("https://stranger.example:43794/portal").reveal() == "theirs"
+    assert token.read("https://boss.emulab.net:43794/portal").reveal() == TOKEN
+
+
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660, 0o602])
 def test_a_token_that_others_can_read_is_refused(mode, tmp_path, monkeypatch):
     path = _file(tmp_path, monkeypatch, TOKEN.encode())

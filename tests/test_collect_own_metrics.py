@@ -4,10 +4,10 @@ import json
 
 import pytest
 import support_collect as support
+from support_trust import make_own
 
 from collect.cli import main
 from collect.metric import set_own
-from shardlab import workspace_trust
 
 METRIC = """\
 from pathlib import Path
@@ -50,7 +50,7 @@ def summarized(workspace, capsys, *more, code=0):
 
 def test_an_own_metric_is_in_the_report_with_the_digest_of_its_code(made, capsys):
     workspace, _ = made
-    workspace_trust.trust(workspace)
+    make_own(workspace.path)
     summary = summarized(workspace, capsys)
     values = [row["metrics"]["double_steps"]["value"] for row in summary["rows"] if row["n"]]
     assert set(values) == {20}
@@ -67,9 +67,9 @@ def test_an_own_metric_is_in_the_report_with_the_digest_of_its_code(made, capsys
 def test_metrics_of_a_foreign_workspace_are_executed_only_with_trust(made, capsys):
     workspace, marker = made
     summary = summarized(workspace, capsys, code=1)
-    assert any("mine.py: not executed" in remark for remark in summary["remarks"])
+    assert any("mine.py, and nothing shows that" in remark for remark in summary["remarks"])
     assert main(["metrics", "--workspace", str(workspace.path)]) == 1
-    assert "mine.py: not executed" in capsys.readouterr().err
+    assert "mine.py, and nothing shows that" in capsys.readouterr().err
     for words in (["verdicts"], ["export", "--to", "csv"], ["fetch"]):
         main([*words, "--workspace", str(workspace.path)])
     assert not marker.exists()
@@ -90,7 +90,7 @@ def test_metrics_of_a_foreign_workspace_are_executed_only_with_trust(made, capsy
 )
 def test_a_faulty_file_is_named_and_the_others_work(made, capsys, text, said):
     workspace, _ = made
-    workspace_trust.trust(workspace)
+    make_own(workspace.path)
     head = "from collect.metric import Metric\ndef value(run):\n    return {}['none']\n"
     keys = "unit='s', direction='neither', definition='Odd.', of_run=value"
     (workspace.path / "metrics" / "odd.py").write_text(text.replace("{m}", head).replace("{k}", keys))

@@ -2,10 +2,10 @@
 
 import pytest
 from support_line import benches
+from support_trust import make_own
 from test_own_workloads import MATRIX, MODEL
 
 from jobs.cli import main
-from shardlab import workspace_trust
 from shardlab.workspace import Workspace
 
 pytestmark = pytest.mark.line
@@ -18,7 +18,7 @@ def archived(tmp_path_factory):
         (theirs.path / "workloads").mkdir(parents=True)
         (theirs.path / "workloads" / "points.py").write_text(MODEL)
         (theirs.path / "m.yaml").write_text(MATRIX)
-        workspace_trust.trust(Workspace(theirs.path))
+        make_own(theirs.path)
         theirs.run("jobs", "submit", "--matrix", str(theirs.path / "m.yaml"), "--wait")
         file = tmp_path_factory.mktemp("archive") / "mine.shardlab.zip"
         theirs.run("collect", "archive", "--out", str(file))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support_trust import make_own
 
 from jobs import cell_differences, datasets, on_controller, plan, render
 from jobs.cli import main
@@ -285,6 +286,7 @@ class Far:
         self.asked = 0
         self.cluster = "far"
         monkeypatch.setattr(remote_workspace, "known", lambda _workspace: self)
+        make_own(workspace)
         (workspace / "cluster.yaml").write_text(FAR.replace("SHARED", str(folder)))
 
     def ask(self, module, arguments, shape, *, given):

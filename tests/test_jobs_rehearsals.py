@@ -159,7 +159,7 @@ def test_a_plan_rehearses_what_it_can_and_keeps_the_answers(tmp_path, capsys):
     (tmp_path / "strategies").mkdir()
     (tmp_path / "strategies" / "alone.py").write_text(STRATEGY)
     (tmp_path / "m.yaml").write_text(MATRIX)
-    workspace_trust.trust(Workspace(tmp_path))
+    workspace_trust.consent(Workspace(tmp_path), print)
     words = ["plan", "--matrix", str(tmp_path / "m.yaml"), "--workspace", str(tmp_path), "--json"]
     assert main([*words, "--rehearse"]) == 0
     printed = capsys.readouterr()

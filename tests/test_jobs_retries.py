@@ -9,6 +9,7 @@ import sys
 import msgspec
 import pytest
 from support_cells import CELL
+from support_trust import make_own
 
 from jobs import claim, render, retries, submit, watch
 from jobs.reconcile import statuses
@@ -19,7 +20,6 @@ from shardlab.errors import InputError
 from shardlab.retry import Retry
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
 
 SCRIPT = """\
 cd {{ folder }} && exec {{ python }} -P -m jobs.attempt . -- sh -c 'echo x >> ../../starts; exit 9'
@@ -29,7 +29,7 @@ LIMIT_S = 120
 
 @pytest.fixture
 def workspace(tmp_path):
-    made = Workspace(tmp_path)
+    made = make_own(tmp_path / "w")
     (made.own_templates / "launch").mkdir(parents=True)
     (made.own_templates / "launch" / "local.sh.j2").write_text(SCRIPT)
     return made

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support_trust import make_own
 
 from jobs import on_controller
 from jobs.cli import main, parser
@@ -37,8 +38,9 @@ THERE = RemoteWorkspace(
 
 @pytest.fixture
 def workspace(tmp_path):
-    (tmp_path / "cluster.yaml").write_text(FILE.replace("SHARED", "/mydata"))
-    return Workspace(tmp_path)
+    made = make_own(tmp_path / "w")
+    (made.path / "cluster.yaml").write_text(FILE.replace("SHARED", "/mydata"))
+    return made
 
 
 @pytest.fixture
@@ -54,7 +56,6 @@ def test_a_cluster_that_was_never_provisioned_is_said(workspace, capsys):
 
 
 def test_an_inventory_of_another_cluster_is_refused(workspace, invocation):
-    workspace.own.mkdir()
     (workspace.own / "inventory.json").write_text('{"schema": 1, "cluster": "near", "nodes": []}')
     with pytest.raises(InputError, match="describes the cluster near, not far"):
         on_controller.elsewhere(invocation("submit", "--matrix", "quickstart"))
@@ -73,7 +74,6 @@ def test_a_slurm_cluster_without_a_shared_folder_is_refused(workspace, invocatio
 def test_without_slurm_the_runs_of_nodes_that_share_no_folder_are_on_the_first_node(workspace, invocation, storage, folder):
     text = FILE.replace("storage: {shared: SHARED}\n", storage).replace("slurm: {partition: batch}\n", "")
     (workspace.path / "cluster.yaml").write_text(text)
-    workspace.own.mkdir()
     node = {"name": "gpu0", "host": "10.9.9.1", "python": "/p/bin/python"}
     (workspace.own / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "far", "nodes": [node]}))
     there = on_controller.elsewhere(invocation("submit", "--matrix", "quickstart"))
@@ -125,8 +125,8 @@ def test_a_template_that_was_removed_here_is_removed_there(tmp_path):
         )  # fmt: skip
         (tmp_path / "templates/notes.txt").write_text("not a template")
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert files == {"templates/b.j2", "templates/notes.txt", "cluster.yaml", ".shardlab/trusted.json"}
-    assert workspace_trust.is_trusted(Workspace(tmp_path))
+    assert files == {"templates/b.j2", "templates/notes.txt", "cluster.yaml", f".shardlab/trusted.{os.getuid()}.json"}
+    assert workspace_trust.is_own(Workspace(tmp_path))
     assert (tmp_path / "templates/b.j2").read_text() == "new"
 
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from support_cells import CELL
 from support_page import files_of
+from support_trust import make_own
 
 from jobs import own_answers, own_copies, own_plugins, own_strategies
 from jobs.cli import main
@@ -45,12 +46,11 @@ def text_of(name="alone", refuse="return None"):
 
 
 def workspace(folder, text, name="alone"):
-    """A trusted workspace whose strategy file contains `text`. The matrix of the workspace uses the strategy `alone`."""
+    """An own workspace whose strategy file contains `text`. The matrix of the workspace uses the strategy `alone`."""
     (folder / "strategies").mkdir(parents=True)
     (folder / "strategies" / f"{name}.py").write_text(text)
     (folder / "m.yaml").write_text(MATRIX)
-    workspace_trust.trust(Workspace(folder))
-    return Workspace(folder)
+    return make_own(folder)
 
 
 def call(made, verb, *words):
@@ -294,10 +294,10 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
     shutil.copytree(run_dir.path, ours.runs / run_dir.run_id)
     with pytest.raises(InputError, match=r"the code of its strategy alone .*was not submitted from this workspace.*--trust"):
         own_plugins.of_run(ours, run, trust=False)
-    own_copies.freeze(ours, own_plugins.of_run(ours, run, trust=True).sources)
-    with pytest.raises(InputError, match="--trust"):  # the second workspace is not trusted yet
+    workspace_trust.consent(ours, print)
+    with pytest.raises(InputError, match="--trust"):  # the user consented before any code was frozen
         own_plugins.of_run(ours, run, trust=False)
-    workspace_trust.trust(ours)
+    own_copies.freeze(ours, own_plugins.of_run(ours, run, trust=True).sources)
     found = own_plugins.of_run(ours, run, trust=False)
     assert (found.strategies.known, found.sources) == ({"alone": run.own_strategy}, [])
     shutil.rmtree(ours.own)
@@ -309,7 +309,7 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
 def test_a_workspace_that_came_from_elsewhere_executes_no_strategy(tmp_path, capsys):
     marker = tmp_path / "executed"
     made = workspace(tmp_path / "w", f"open({str(marker)!r}, 'w')\n{text_of()}")
-    (made.own / workspace_trust.MARK).unlink()
+    workspace_trust.mark_of(made).unlink()
     assert call(made, "strategies") == 1
     assert call(made, "plan") == 2
     assert capsys.readouterr().err.count("allow it with --trust") == 2

@@ -7,6 +7,7 @@ import jinja2
 import pytest
 from support_golden import run_of
 from support_queue import CLUSTER, Queue
+from support_trust import make_own
 
 import templates
 from jobs import render
@@ -27,6 +28,7 @@ def workspace(tmp_path, monkeypatch):
     (elsewhere / "templates" / "launch").mkdir(parents=True)
     (elsewhere / "templates" / NAME).write_text("of the current folder\n")
     monkeypatch.chdir(elsewhere)
+    make_own(tmp_path / "workspace")
     (tmp_path / "workspace" / "templates" / "launch").mkdir(parents=True)
     return tmp_path / "workspace"
 

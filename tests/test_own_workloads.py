@@ -7,6 +7,7 @@ import shutil
 import time
 
 import pytest
+from support_trust import make_own
 
 from jobs import own_copies, own_plugins
 from jobs.cli import main
@@ -36,12 +37,11 @@ axes: {seed: [1]}
 
 
 def workspace(folder, text=MODEL, name="points"):
-    """A trusted workspace whose workload file contains `text`. The matrix of the workspace trains the workload."""
+    """An own workspace whose workload file contains `text`. The matrix of the workspace trains the workload."""
     (folder / "workloads").mkdir(parents=True)
     (folder / "workloads" / f"{name}.py").write_text(text)
     (folder / "m.yaml").write_text(MATRIX)
-    workspace_trust.trust(Workspace(folder))
-    return Workspace(folder)
+    return make_own(folder)
 
 
 def render(made):
@@ -104,11 +104,10 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
     with pytest.raises(InputError, match=r"was not submitted from this workspace, so it is not executed.*--trust"):
         own_plugins.of_run(ours, run, trust=False)
     assert not ours.own.exists()
-    own_copies.freeze(ours, own_plugins.of_run(ours, run, trust=True).sources)
-    # The second workspace has a copy of the code that another workspace made, so running the code needs --trust too.
-    with pytest.raises(InputError, match="--trust"):
+    workspace_trust.consent(ours, print)
+    with pytest.raises(InputError, match="--trust"):  # the user consented before any code was frozen
         own_plugins.of_run(ours, run, trust=False)
-    workspace_trust.trust(ours)
+    own_copies.freeze(ours, own_plugins.of_run(ours, run, trust=True).sources)
     assert own_plugins.of_run(ours, run, trust=False).workloads.known["points"] == run.own_workload
     shutil.rmtree(ours.own)
     files.write_atomic(ours.runs / run_dir.run_id / "workloads" / "points.py", b"changed\n")

@@ -29,7 +29,7 @@ LOCKED = {
     ".",
     ".shardlab",
     ".shardlab/provision.lock",
-    ".shardlab/trusted.json",
+    f".shardlab/trusted.{os.geteuid()}.json",
 }  # files that remain after a command that changed nothing
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support_trust import make_own
 
 from jobs.cli import main
 from provision.providers import virtual
@@ -53,7 +54,7 @@ if "-G" not in sys.argv:
 @pytest.fixture
 def ws(tmp_path, monkeypatch):
     folder = tmp_path / "ws"
-    (folder / ".shardlab").mkdir(parents=True)
+    make_own(folder)
     (tmp_path / "link").symlink_to("ws")
     (folder / "cluster.yaml").write_text(FILE)
     node = {"name": "gpu0", "host": "10.9.9.1", "roles": ["controller"], "python": "/opt/bin/python"}

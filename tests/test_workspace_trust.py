@@ -1,17 +1,24 @@
-"""Code in a workspace that was made elsewhere is executed only if the user says --trust."""
+"""Who may act: commands start, send, cancel, log in and execute code only in a workspace that is this user's own, or to whose
+files the user consented (--trust)."""
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 
 from collect import cli as collect_cli
 from jobs import cli as jobs_cli
 from jobs.run_queue import RunQueue
-from shardlab import files, workspace_trust
+from provision import cli as provision_cli
+from shardlab import files, host, remote_workspace, workspace_trust
 from shardlab.workspace import Workspace
 
-MAIN = {"jobs": jobs_cli.main, "collect": collect_cli.main}
+MAIN = {"jobs": jobs_cli.main, "collect": collect_cli.main, "provision": provision_cli.main}
 HOSTILE = """\
 "A model whose code writes a file beside the workspace."
 from pathlib import Path
@@ -31,12 +38,18 @@ title: mine
 defaults: {workload: evil, strategy: single, launcher: fork, global_batch_size: 4, steps: 2}
 axes: {seed: [1]}
 """
+PLAIN = MATRIX.replace("evil", "gpt2-tiny")
 
 
 def call(workspace, words):
     """Runs a command, given as a text, in a workspace and returns its exit code."""
     program, *others = words.split()
     return MAIN[program]([*others, "--workspace", str(workspace.path)])
+
+
+def unpacked(tar, folder):
+    with tarfile.open(tar) as open_tar:
+        open_tar.extractall(folder, filter="data")
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +78,23 @@ def opened(archive, tmp_path):
     executed)."""
     tar, marker = archive
     marker.unlink(missing_ok=True)
-    with tarfile.open(tar) as open_tar:
-        open_tar.extractall(tmp_path, filter="data")
+    unpacked(tar, tmp_path)
     return Workspace(tmp_path / "w"), marker
+
+
+@pytest.fixture
+def ours(tmp_path):
+    """A workspace that began on this account."""
+    workspace = Workspace(tmp_path / "ours")
+    with workspace.alone():
+        assert workspace_trust.is_own(workspace)
+    return workspace
+
+
+def copied(workspace, folder):
+    """A copy of a workspace, which is nobody's own."""
+    shutil.copytree(workspace.path, folder)
+    return Workspace(folder)
 
 
 @pytest.mark.parametrize(
@@ -77,107 +104,297 @@ def opened(archive, tmp_path):
         ("jobs plan --matrix {path}/mine.yaml", 2),
         ("jobs render --matrix {path}/mine.yaml", 2),
         ("jobs submit --matrix {path}/mine.yaml", 2),
+        ("jobs submit --matrix quickstart", 2),
         ("jobs retry", 2),
+        ("jobs cancel --all", 2),
         ("jobs status", 0),
         ("collect fetch", 0),
         ("collect summarize", 0),
     ],
 )
-def test_no_command_executes_the_code_of_an_archive(opened, capsys, words, code):
+def test_no_command_acts_in_a_workspace_that_came_from_elsewhere(opened, capsys, words, code):
     workspace, marker = opened
-    assert workspace_trust.is_trusted(workspace) is False
+    before = {path: path.read_bytes() for path in workspace.runs.rglob("events.*")}
     assert call(workspace, words.format(path=workspace.path)) == code
     assert not marker.exists()
     said = capsys.readouterr()
     if code:
         assert "--trust" in said.err
-        assert "evil.py" in said.err or "its workload evil" in said.err
-    assert workspace_trust.is_trusted(workspace) is False
+        assert "workloads/evil.py" in said.err
+    assert not workspace_trust.allows(workspace)
     assert len(workspace.all_runs()) == 1
+    assert {path: path.read_bytes() for path in workspace.runs.rglob("events.*")} == before
 
 
-def test_a_script_that_waits_in_an_archive_is_not_started(opened, capsys):
+def test_trust_prints_the_files_and_holds_only_for_them(opened, capsys):
+    workspace, marker = opened
+    (workspace.path / "templates").mkdir()
+    (workspace.path / "templates" / "note.j2").write_text("")
+    assert call(workspace, "jobs workloads --trust") == 0
+    assert marker.exists()
+    said = capsys.readouterr().err
+    for name in ("workloads/evil.py", "templates/note.j2"):
+        digest = files.sha256(workspace.path / name)
+        assert f"  {digest[:16]}  {name}\n" in said
+    marker.unlink()
+    assert call(workspace, "jobs render --matrix quickstart") == 0  # the user is not asked again
+    # Files that come later are asked about again, and the message names only them.
+    for name, content in {
+        "metrics/late.py": "",
+        "workloads/evil.py": HOSTILE.format(marker=str(marker)) + "# changed",
+        "templates/launch/local.sh.j2": "id",
+        "cluster.yaml": "schema: 1\nname: late\nprovider: local\n",
+        ".shardlab/inventory.json": "{}",
+        ".shardlab/away.json": "{}",
+        ".shardlab/submissions/t.1.json": "{}",
+    }.items():
+        file = workspace.path / name
+        before = file.read_bytes() if file.exists() else None
+        files.make_folder(file.parent)
+        file.write_text(content)
+        assert call(workspace, "jobs render --matrix quickstart") == 2
+        assert f"Not allowed yet: {name}. If" in capsys.readouterr().err
+        if before is None:
+            file.unlink()
+        else:
+            file.write_bytes(before)
+    assert call(workspace, "jobs render --matrix quickstart") == 0
+
+
+def test_nothing_that_somebody_else_said_of_code_is_believed(opened, capsys):
+    workspace, marker = opened
+    (answers,) = {path.parent for path in workspace.own.glob("own*/*.json")}
+    (answer,) = answers.glob("*.json")
+    answer.write_text(answer.read_text().replace('"parameters": 67', '"parameters": 1'))
+    answers.rename(workspace.own / "own")
+    assert call(workspace, "jobs workloads --trust") == 0
+    assert marker.exists()
+    assert "67" in capsys.readouterr().out
+
+
+def test_copies_of_the_source_that_somebody_else_made_are_not_used(opened):
+    workspace, _ = opened
+    (theirs,) = workspace.own.glob("source*/*")
+    for name in ("sitecustomize.py", "torch.pyc", "shardlab/__pycache__/planted.pyc"):
+        (theirs / name).parent.mkdir(exist_ok=True)
+        (theirs / name).touch()
+    theirs.parent.rename(workspace.own / "source")
+    (workspace.path / "other.yaml").write_text(PLAIN)
+    shutil.rmtree(workspace.all_runs()[0].path)
+    assert call(workspace, f"jobs render --matrix {workspace.path}/other.yaml --trust") == 0
+    used = Path(workspace.all_runs()[0].read_run().source)
+    assert (used / "shardlab" / "cell.py").exists()
+    assert not [path for path in used.rglob("*") if path.name in ("sitecustomize.py", "torch.pyc", "planted.pyc")]
+
+
+def test_a_file_beside_the_source_is_not_imported_by_runs(ours):
+    (ours.path / "mine.yaml").write_text(PLAIN)
+    assert call(ours, f"jobs render --matrix {ours.path}/mine.yaml") == 0
+    (copy,) = (ours.own / "source").iterdir()
+    (copy / "sitecustomize.py").touch()
+    shutil.rmtree(ours.all_runs()[0].path)
+    assert call(ours, f"jobs render --matrix {ours.path}/mine.yaml") == 0
+    assert not (copy / "sitecustomize.py").exists()
+
+
+def test_bytecode_beside_code_is_removed_before_the_code_is_executed(opened):
+    workspace, _ = opened
+    planted = workspace.path / "workloads" / "__pycache__" / "_helper.pyc"
+    for words in ("jobs workloads --trust", "jobs workloads"):
+        planted.parent.mkdir(exist_ok=True)
+        planted.touch()
+        call(workspace, words)
+        assert not planted.exists()
+
+
+def test_a_script_that_waits_is_started_only_after_trust(opened, capsys):
     workspace, marker = opened
     (run,) = workspace.all_runs()
     for file in run.path.glob("events.*"):
         file.unlink()
     run.write_event("controller", "submitted", scheduler="local")
-    (run.path / "job.sh").write_text(f"touch {marker}\n")
+    script = run.path / "job.sh"
+    script.write_text(f"touch {marker}\n")
     assert call(workspace, "jobs submit --matrix quickstart") == 2
-    assert f"{run.path / 'job.sh'}: not executed" in capsys.readouterr().err
-    RunQueue("local", workspace).attend()
-    assert not (workspace.own / "local").exists()
-
-
-def test_bytecode_that_came_with_an_archive_is_not_used(opened):
-    workspace, _ = opened
-    (copy,) = (workspace.own / "source").iterdir()
-    planted = copy / "shardlab" / "__pycache__" / "planted.pyc"
-    planted.touch()
-    (run,) = workspace.all_runs()
-    shutil.rmtree(run.path)
-    (workspace.path / "other.yaml").write_text(MATRIX.replace("evil", "gpt2-tiny"))
-    assert call(workspace, f"jobs render --matrix {workspace.path}/other.yaml") == 0
-    assert (copy / "shardlab" / "cell.py").exists()
-    assert not planted.exists()
-    beside = workspace.path / "workloads" / "__pycache__" / "_helper.pyc"
-    for path in (planted, beside):
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-    workspace_trust.trust(workspace)
-    assert not planted.exists()
-    assert not beside.exists()
-
-
-def test_code_that_the_user_trusts_is_executed_and_nothing_that_the_archive_says_of_it_is_believed(opened, capsys):
-    workspace, marker = opened
-    (answer,) = (workspace.own / "own").glob("*.json")
-    answer.write_text(answer.read_text().replace('"parameters": 67', '"parameters": 1'))
+    assert f"runs/{run.run_id}/job.sh" in capsys.readouterr().err
+    # Consent that was given for another command does not hold for the script, which no message named.
     assert call(workspace, "jobs workloads --trust") == 0
-    assert marker.exists()
-    assert "67" in capsys.readouterr().out
-    assert workspace_trust.is_trusted(workspace)
     marker.unlink()
-    assert call(workspace, f"jobs plan --matrix {workspace.path}/mine.yaml") == 0
+    assert call(workspace, "jobs submit --matrix quickstart") == 2
+    queue = RunQueue("local", workspace)
+    queue.attend()
+    assert queue.work_off(lambda: pytest.fail("nothing may start")) == 0
+    assert not marker.exists()
+    workspace_trust.consent(workspace, print, jobs_cli.waiting_files(workspace))
+    assert [folder.run_id for folder in queue.startable()] == [run.run_id]
+    script.write_text(f"touch {marker}; id\n")
+    assert list(queue.startable()) == []
 
 
-def test_a_run_that_was_copied_into_an_own_workspace_is_not_executed(opened, tmp_path, capsys):
+def test_a_run_that_was_copied_into_an_own_workspace_is_not_executed(opened, ours, capsys):
     theirs, marker = opened
-    ours = Workspace(tmp_path / "ours")
-    with ours.alone():
-        assert workspace_trust.is_trusted(ours)
     shutil.copytree(theirs.runs, ours.runs)
     assert call(ours, "jobs retry") == 2
     assert "was not submitted from this workspace, so it is not executed" in capsys.readouterr().err
     assert not marker.exists()
 
 
-def test_a_workspace_that_begins_here_is_trusted_and_its_copies_are_not(tmp_path):
-    ours = Workspace(tmp_path / "ours")
-    with ours.alone():
-        pass
-    (ours.path / "workloads").mkdir()
-    assert workspace_trust.is_trusted(ours)
+def test_an_own_workspace_may_be_moved_and_edited_and_its_copies_are_not_own(ours, tmp_path):
+    for name in ("workloads/a.py", "templates/a.j2", "cluster.yaml", ".shardlab/inventory.json"):
+        files.make_folder((ours.path / name).parent)
+        (ours.path / name).touch()
+    assert workspace_trust.is_own(ours)
     shutil.move(ours.path, tmp_path / "moved")
-    assert workspace_trust.is_trusted(Workspace(tmp_path / "moved"))
-    shutil.copytree(tmp_path / "moved", tmp_path / "copied")
-    assert not workspace_trust.is_trusted(Workspace(tmp_path / "copied"))
+    moved = Workspace(tmp_path / "moved")
+    assert workspace_trust.is_own(moved)
+    assert not workspace_trust.allows(copied(moved, tmp_path / "copied"))
 
 
-@pytest.mark.parametrize("there", ["workloads/a.py", "strategies/a.py", "metrics/a.py", "runs/a-r1/run.json", ".shardlab/x"])
+def test_a_mark_that_is_unpacked_again_does_not_count_even_with_the_same_inodes(ours, tmp_path):
+    mark = workspace_trust.mark_of(ours)
+    content = mark.read_bytes()
+    status = mark.stat()
+    (proof,) = (path for path in Path(os.environ["XDG_STATE_HOME"]).rglob("*.json") if path.stem == content.decode().strip())
+    # A file system may give the new mark the inode number of the old one; here the same file is written again.
+    mark.write_bytes(content)
+    os.utime(mark, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert mark.stat().st_ino == status.st_ino
+    assert not workspace_trust.allows(ours)
+    # Nor does the proof count for another user's home folder, or if it names another mark.
+    document = json.loads(proof.read_text())
+    proof.write_text(json.dumps(document | {"ctime_ns": mark.stat().st_ctime_ns}))
+    assert workspace_trust.is_own(ours)
+    proof.unlink()
+    assert not workspace_trust.allows(ours)
+
+
+def test_the_mark_and_the_proof_are_readable_only_by_their_user(ours):
+    mark = workspace_trust.mark_of(ours)
+    assert mark.stat().st_mode & 0o777 == 0o600
+    (folder,) = {path.parent for path in Path(os.environ["XDG_STATE_HOME"]).rglob(f"{mark.read_text().strip()}.json")}
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        "workloads/a.py", "strategies/a.py", "metrics/a.py", "templates/launch/local.sh.j2", "runs/a-r1/run.json",
+        ".shardlab/x", ".shardlab/away.json", ".shardlab/inventory.json",
+    ],
+)  # fmt: skip
 def test_a_workspace_in_which_something_is_stored_does_not_begin_here(tmp_path, there):
     files.make_folder((tmp_path / there).parent)
     (tmp_path / there).touch()
     with Workspace(tmp_path).alone():
-        assert not workspace_trust.is_trusted(Workspace(tmp_path))
+        assert not workspace_trust.allows(Workspace(tmp_path))
 
 
-def test_a_mark_that_another_key_made_does_not_count(tmp_path, monkeypatch):
-    ours = Workspace(tmp_path / "ours")
-    workspace_trust.trust(ours)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert not workspace_trust.is_trusted(ours)
-    workspace_trust.trust(ours)
-    assert workspace_trust.is_trusted(ours)
-    (tmp_path / "state" / "shardlab" / "workspaces.key").write_bytes(b"")
-    assert not workspace_trust.is_trusted(ours)
+def test_a_cluster_file_that_was_there_is_shown_before_it_names_what_runs(tmp_path, capsys):
+    workspace = Workspace(tmp_path)
+    text = "schema: 1\nname: site\nprovider: slurm\nslurm: {setup: ['id > pwned']}\nlogin: {host: login.example}\n"
+    text += "storage: {shared: /project/x}\n"
+    (tmp_path / "cluster.yaml").write_text(text)
+    (tmp_path / "mine.yaml").write_text(PLAIN)
+    for _ in range(2):  # the second time, the workspace has begun
+        assert call(workspace, f"jobs submit --matrix {tmp_path}/mine.yaml") == 2
+        said = capsys.readouterr().err
+        assert "runs `id > pwned` in every job" in said
+        assert "logs in to login.example" in said
+        workspace_trust.begin(workspace)
+    # What the user writes afterwards is the user's own.
+    (tmp_path / "cluster.yaml").write_text(
+        "schema: 1\nname: site\nprovider: slurm\nslurm: {setup: ['source mine']}\nstorage: {shared: /project/x}\n"
+    )
+    assert workspace_trust.unshown_powers(workspace) == []
+    (tmp_path / "cluster.yaml").write_text(text)
+    assert len(workspace_trust.unshown_powers(workspace)) == 2
+    call(workspace, "provision plan")
+    assert "logs in to login.example" in capsys.readouterr().err
+    assert workspace_trust.unshown_powers(workspace) == []
+
+
+def test_status_shows_what_was_fetched_if_it_may_not_log_in(ours, tmp_path, capsys, monkeypatch):
+    witness = tmp_path / "login"
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(f"#!/bin/sh\ntouch {witness}\nexit 255\n")
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    away = remote_workspace.RemoteWorkspace(
+        schema=1, cluster="c", host="stranger.example", port=None, user=None, identity=None, known_hosts="k",
+        host_keys="strict", python="/evil", workspace="/w", mark=f"here:{ours.real_path}\n", shared=False,
+    )  # fmt: skip
+    remote_workspace.keep(ours, away)
+    theirs = copied(ours, tmp_path / "theirs")
+    assert call(theirs, "jobs status") == 0
+    assert "would log in to stranger.example" in capsys.readouterr().err
+    for words in ("jobs logs x", "collect fetch", "jobs cancel --all"):
+        assert call(theirs, words) == 2
+        assert "--trust" in capsys.readouterr().err
+    assert not witness.exists()
+    assert call(ours, "collect fetch") != 0
+    assert witness.exists()
+
+
+def test_git_never_reads_the_configuration_of_a_workspace(ours, tmp_path):
+    witness = tmp_path / "witness"
+    (ours.path / "mine.yaml").write_text(PLAIN)
+    assert call(ours, f"jobs render --matrix {ours.path}/mine.yaml") == 0
+    (copy,) = (ours.own / "source").iterdir()
+    subprocess.run(["git", "init", "--quiet", ours.path], check=True)
+    subprocess.run(["git", "-C", ours.path, "add", "-f", copy / "shardlab" / "host.py"], check=True)
+    subprocess.run(["git", "-C", ours.path, "config", "core.fsmonitor", f"touch {witness}; false"], check=True)
+    subprocess.run(["git", "-C", ours.path, "status"], check=True, stdout=subprocess.DEVNULL)
+    assert witness.exists()  # the configuration does execute the command
+    witness.unlink()
+    code = "from shardlab import host; print(host.git_commit())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, check=True)
+    assert (done.stdout, witness.exists()) == ("None\n", False)
+    assert host.git_commit() is not None or not (Path(host.__file__).parents[1] / ".git").exists()
+
+
+# The ids of another user and of a group with other members.
+NOBODY, GROUP = 65534, 54321
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make files of another user")
+
+
+@AS_ROOT
+def test_a_workspace_that_others_may_write_is_never_own(ours):
+    for path, change in {
+        ours.path: lambda path: path.chmod(0o777),
+        ours.own: lambda path: (os.chown(path, -1, GROUP), path.chmod(0o775)),
+        ours.runs: lambda path: (path.mkdir(), os.chown(path, NOBODY, -1)),
+    }.items():
+        change(path)
+        assert not workspace_trust.allows(ours), path
+        os.chown(path, 0, 0)
+        path.chmod(0o755)
+        assert workspace_trust.is_own(ours)
+
+
+@AS_ROOT
+@pytest.mark.parametrize("name", ["metrics/evil.py", ".shardlab/away.json", "templates/launch/local.sh.j2", "cluster.yaml"])
+def test_a_file_of_another_user_is_asked_about(ours, name):
+    file = ours.path / name
+    files.make_folder(file.parent)
+    file.touch()
+    assert workspace_trust.is_own(ours)
+    os.chown(file, NOBODY, -1)
+    assert not workspace_trust.allows(ours)
+
+
+@AS_ROOT
+def test_the_members_of_a_group_share_a_workspace_and_cannot_take_consent_away(tmp_path):
+    shared = Workspace(tmp_path / "shared")
+    shared.path.mkdir()
+    os.chown(shared.path, -1, GROUP)
+    shared.path.chmod(0o2775)
+    with shared.alone():
+        assert not workspace_trust.allows(shared)
+    workspace_trust.consent(shared, print)
+    assert workspace_trust.allows(shared)
+    for mark in shared.own.glob("trusted*"):
+        mark.unlink()
+    assert workspace_trust.allows(shared)
+    (shared.path / "metrics").mkdir()
+    (shared.path / "metrics" / "new.py").touch()
+    assert not workspace_trust.allows(shared)

@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from provision.cloudlab import profile_request, readiness
-from provision.cloudlab.portal import DEFAULT_URL, NoConnection, OutcomeUnknown, Portal, PortalError, http_date, nothing_changed
+from provision.cloudlab.portal import NoConnection, OutcomeUnknown, Portal, PortalError, http_date, nothing_changed
 from provision.cloudlab.portal_answers import PortalExperiment, moment
 from provision.cloudlab.profile_request import ProfileRequest
 from provision.cloudlab.readiness import DOWN
+from provision.cloudlab.token import DEFAULT_URL
 from shardlab import cloudlab_experiment, cloudlab_manifest, lease, moments
 from shardlab.cloudlab_experiment import ExperimentNote
 from shardlab.cloudlab_manifest import Experiment

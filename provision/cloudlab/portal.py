@@ -18,12 +18,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from provision.cloudlab.portal_answers import PortalExperiment, PortalFault, PortalVersion, TokenOwner
-from provision.cloudlab.token import HOW, Token
+from provision.cloudlab.token import DEFAULT_URL, HOW, Token
 from shardlab import moments
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, MissingExtra, ShardlabError
 
-DEFAULT_URL = "https://boss.emulab.net:43794"
 PREFIXES = ("", "/portal/api")  # published clients use different prefixes for the paths
 BACKOFF_S = (2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 MOST_RETRY_AFTER_S = 120.0
@@ -235,7 +234,9 @@ class Portal:
         """
         import httpx
 
-        headers = {"X-Api-Token": self._token.reveal(), "X-Api-Elaborate": "true", "Accept-Encoding": "identity"}
+        headers = {"X-Api-Elaborate": "true", "Accept-Encoding": "identity"}
+        if self._prefix is not None:  # else this request only asks whether a portal is there
+            headers["X-Api-Token"] = self._token.reveal()
         ends = time.monotonic() + MOST_S
         try:
             with self._client.stream(method, f"{self.url}{path}", json=content, headers=headers) as response:

@@ -6,17 +6,19 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from shardlab import files
 from shardlab.cloudlab_keys import TOKEN_VARIABLE
 from shardlab.errors import InputError, WorkspaceError
 
+DEFAULT_URL = "https://boss.emulab.net:43794"  # the address of CloudLab's portal
 FILE = Path(".config", "shardlab", "cloudlab-token")  # the file with the token, relative to the home folder of the user
 MOST_BYTES = 16 << 10
 HIDDEN = "[token]"
 HOW = (
     f"To get a token, sign in at the portal, choose your name, then Portal API Token; store it in ~/{FILE} with mode "
-    f"0600, or set {TOKEN_VARIABLE}."
+    f"0600, or set {TOKEN_VARIABLE}. A token for the portal of another cloudlab.portal_url is in ~/{FILE}.HOST:PORT."
 )
 
 
@@ -40,14 +42,19 @@ class Token:
         return text.replace(self._secret, HIDDEN)
 
 
-def read() -> Token | None:
-    """The token in $CLOUDLAB_TOKEN, else in the file in the user's home; None if neither exists.
+def read(url: str | None = None) -> Token | None:
+    """The token for one portal; None if there is none. url: the address of the portal; None: CloudLab's portal.
+
+    A token goes only to the portal that it was stored for, because a cluster file of somebody else may name any portal:
+    $CLOUDLAB_TOKEN, else FILE, to CloudLab's portal; a token for another portal is in the file FILE.HOST:PORT.
 
     Raises InputError for a file that other users can read or that contains no token, and WorkspaceError for an unreadable file.
     """
-    if given := os.environ.get(TOKEN_VARIABLE, "").strip():
+    host = urlsplit(url or DEFAULT_URL).netloc
+    is_cloudlab = host == urlsplit(DEFAULT_URL).netloc
+    if is_cloudlab and (given := os.environ.get(TOKEN_VARIABLE, "").strip()):
         return _checked(given, TOKEN_VARIABLE)
-    path = Path.home() / FILE
+    path = Path.home() / (FILE if is_cloudlab else FILE.with_name(f"{FILE.name}.{host}"))
     try:
         with files.open_regular(path) as handle:
             status = os.fstat(handle.fileno())

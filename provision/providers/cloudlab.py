@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from provision.cloudlab import creation, extension, own_manifest, profile_request, request, termination, token
-from provision.cloudlab.portal import DEFAULT_URL, Portal, PortalError
+from provision.cloudlab.portal import Portal, PortalError
 from provision.cloudlab.profile_request import ProfilePlan
 from provision.cloudlab.request import ExperimentRequest
-from provision.cloudlab.token import Token
+from provision.cloudlab.token import DEFAULT_URL, Token
 from provision.provider import Confirmation, Provider, ToCreate
 from provision.providers import ssh
 from shardlab import cloudlab_experiment, lease
@@ -42,7 +42,7 @@ def present(cluster: Cluster, workspace: Workspace) -> Cluster | ToCreate:
     note = _note(cluster, workspace)
     if cluster.nodes:
         return cluster
-    found = token.read()
+    found = _stored_token(cluster)
     if _takes_own_manifest(cluster, found):
         return cluster_file.with_manifests(cluster, [(" ".join(own_manifest.COMMAND), own_manifest.read())])
     without_token = (
@@ -68,13 +68,13 @@ def obtain(cluster: Cluster, workspace: Workspace) -> None:
         if note is not None:
             _refresh(cluster, workspace, note)
         return
-    if _takes_own_manifest(cluster, token.read()):
+    if _takes_own_manifest(cluster, _stored_token(cluster)):
         own_manifest.store(cluster, workspace)
         return
     output = Output()
     for sentence in profile_request.plan(cluster).warnings:
         output.remark(f"warning: {sentence}.", style="yellow")
-    with _portal(cluster, _token(), output) as portal:
+    with _portal(cluster, _token(cluster), output) as portal:
         creation.obtain(cluster, workspace, portal, output)
 
 
@@ -105,7 +105,7 @@ def extend(cluster: Cluster, workspace: Workspace, hours: int | None, reason: st
     asked = extension.check(hours, reason)
     _note(cluster, workspace)
     output = Output()
-    with _portal(cluster, _token(), output) as portal:
+    with _portal(cluster, _token(cluster), output) as portal:
         return extension.extend(workspace, portal, *asked)
 
 
@@ -114,7 +114,7 @@ def confirmation(cluster: Cluster, workspace: Workspace) -> Confirmation | None:
     note = _note(cluster, workspace)
     if note is None or not note.created_by_us:
         return None
-    _token()  # a missing token raises an error before the user is asked
+    _token(cluster)  # a missing token raises an error before the user is asked
     says = [f"down terminates the experiment {note.name} of the project {note.project}; all data on its nodes is lost."]
     if (lent := lease.newest(workspace.own, [])) is not None:
         says.append(lent.in_words(datetime.now(UTC)))
@@ -129,7 +129,7 @@ def down(cluster: Cluster, workspace: Workspace) -> str:
     if not note.created_by_us:
         return termination.leave(cluster, workspace, note)
     output = Output()
-    with _portal(cluster, _token(), output) as portal:
+    with _portal(cluster, _token(cluster), output) as portal:
         return termination.terminate(cluster, workspace, portal, output)
 
 
@@ -155,7 +155,7 @@ def _refresh(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> No
         return
     output = Output()
     try:
-        with _portal(cluster, _token(), output) as portal:
+        with _portal(cluster, _token(cluster), output) as portal:
             creation.refresh(workspace, portal)
     except (PortalError, InputError) as error:
         output.remark(f"warning: the end of the lease was not read anew: {error}", style="yellow")
@@ -166,8 +166,12 @@ def _portal(cluster: Cluster, found: Token, output: Output) -> Portal:
     return Portal(cluster.cloudlab.portal_url, found, output.remark)
 
 
-def _token() -> Token:
-    found = token.read()
+def _stored_token(cluster: Cluster) -> Token | None:
+    return token.read(cluster.cloudlab.portal_url if cluster.cloudlab is not None else None)
+
+
+def _token(cluster: Cluster) -> Token:
+    found = _stored_token(cluster)
     if found is None:
         raise InputError(f"there is no token of the portal. {token.HOW}")
     return found
