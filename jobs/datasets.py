@@ -64,10 +64,10 @@ def look(cells: Sequence[Cell], source: RenderContext, workspace: Workspace) -> 
     if on_controller.is_here(where):
         return answer(question, workspace)
     try:
-        workspace_trust.must_be_allowed(workspace, f"log in to the cluster {where.name}")
         there = remote_workspace.known(workspace)
         if there is None or there.cluster != where.name:
             there = remote_workspace.of(workspace, where)
+        workspace_trust.must_be_allowed(workspace, f"log in to {there.host}")
         return there.ask("jobs.datasets", [], MissingData, given=msgspec.json.encode(question))
     except ShardlabError as error:
         why = str(error).rstrip(".")

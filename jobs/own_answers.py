@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from jobs import own_copies
-from shardlab import files, model_file, own_workload, plugin_source, source_digest
+from shardlab import files, model_file, own_workload, plugin_source, source_digest, workspace_trust
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError
 from shardlab.login_node import PYTHON
@@ -47,6 +47,7 @@ def described(workspace: Workspace, source: PluginSource, kind: type[D], seq_len
         found = _asked(source, kind, seq_len)
     if found.fault:
         raise InputError(found.fault)
+    workspace_trust.begin(workspace)
     files.make_folder(kept.parent)
     for earlier in kept.parent.glob(f"{head}-{'?' * 16}.json"):  # remove answers for earlier versions of the file
         earlier.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ from provision.providers.ssh import SshNode
 from provision.site import proposal, survey
 from provision.site.proposal import Proposal, TypedPartition
 from provision.site.survey import Survey
+from shardlab import workspace_trust
 from shardlab.cluster_keys import Login
 from shardlab.console import Output
 from shardlab.errors import InputError
@@ -229,6 +230,7 @@ def _ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]) -> 
 
 
 def _ssh_node(workspace: Workspace, login: Login) -> SshNode:
+    workspace_trust.begin(workspace)  # a login writes the host key into .shardlab
     where = Address(login.host, login.port, login.user, known_hosts=workspace.own / "known_hosts")
     return SshNode(login.host, login.host, login.port, login.user, None, "python3", Remote(where))
 

@@ -276,7 +276,7 @@ def _proofs() -> Path:
 def _may_begin(workspace: Workspace) -> bool:
     """Whether the workspace is new: it holds nothing that shardlab stores or executes, only perhaps a cluster file."""
     there = [path for path in steering_files(workspace) if path != workspace.path / "cluster.yaml"]
-    if workspace.own.exists() or workspace.runs.exists() or there or workspace.exposed():
+    if workspace.own.is_dir() or workspace.runs.exists() or there or workspace.exposed():
         return False
     return not _is_of_others(workspace.path / "cluster.yaml")
 

@@ -346,6 +346,7 @@ def test_a_matrix_without_files_asks_nobody(tmp_path, monkeypatch):
 
 
 def test_a_controller_knows_shared_storage_and_no_disk_of_another_node(tmp_path, monkeypatch, capsys):
+    make_own(tmp_path)
     (tmp_path / "cluster.yaml").write_text(FAR.replace("SHARED", str(tmp_path)))
     monkeypatch.setattr(on_controller, "is_here", lambda _where: True)
     assert main(["submit", "--matrix", images(tmp_path), "--workspace", str(tmp_path)]) == 2

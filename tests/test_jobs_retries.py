@@ -63,7 +63,7 @@ def test_the_runner_starts_a_failed_run_again_once_and_each_attempt_is_on_record
     words = [sys.executable, "-P", "-m", "jobs.schedulers.local", str(workspace.path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "starts").read_text().splitlines() == ["x", "x"]
+    assert (workspace.path / "starts").read_text().splitlines() == ["x", "x"]
     second = attempt(workspace, 2)
     assert workspace.run_ids() == [first.run_id, second.run_id]
     assert [folder.judge().state for folder in (first, second)] == ["failed", "failed"]

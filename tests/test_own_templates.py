@@ -160,6 +160,7 @@ def test_nothing_of_a_template_ran(workspace, tmp_path):
 
 def test_every_template_of_slurm_and_what_it_includes_has_a_digest_and_is_said(tmp_path, capfd, monkeypatch):
     Queue(tmp_path / "slurm", monkeypatch)  # makes this machine the controller of the cluster
+    make_own(tmp_path)
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     own = tmp_path / "templates"
     (own / "launch").mkdir(parents=True)

@@ -12,6 +12,7 @@ import msgspec
 import psutil
 import pytest
 from support_line import until
+from support_trust import make_own
 
 from provision import cli
 from provision.check import Outcome
@@ -108,7 +109,7 @@ def test_plan_twice_changes_nothing(workspace, words, capsys):
 
 
 def test_a_damaged_inventory_is_rewritten(workspace, capsys):
-    (workspace / ".shardlab").mkdir()
+    make_own(workspace)
     (workspace / ".shardlab" / "inventory.json").write_text("{half")
     assert main([LOCAL, "plan", "--workspace", str(workspace)]) == 0
     assert "rewrite" in capsys.readouterr().out
