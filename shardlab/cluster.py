@@ -377,7 +377,7 @@ def _check_sets(text: document.Document, sets: list[DataSet]) -> None:
                 address = without_secrets(data_set.archive.partition("?")[0])
                 raise text.error((*place, "archive"), f"found {address!r}. Allowed: http://, https://, or a path.")
             if not re.fullmatch(r"[!#-&(-;=?-~]+", data_set.archive):
-                raise text.error((*place, "archive"), "found a space, a quote or a letter outside of ASCII. Allowed: a URL that has %20 for a space.")
+                raise text.error((*place, "archive"), "found a space or a quote in a URL. Allowed: %20, %22 and %27 for these.")
             if url.username or url.password:
                 raise text.error((*place, "archive"), "a URL with a user or password in it. Allowed: a URL without them.")
             if data_set.sha256 is None:

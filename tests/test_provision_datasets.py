@@ -656,13 +656,14 @@ def test_no_error_and_no_note_of_a_download_has_the_signature_of_the_url(tmp_pat
     "sets",
     [
         f"[{{name: cifar10, archive: 's3://sets/x?X-Amz-Signature={SIGNATURE}'}}]",
-        f"[{{name: cifar10, archive: 'https://h/a b?x=1 2&X-Amz-Signature={SIGNATURE}', sha256: {'0' * 64}}}]",
-        f"[{{name: cifar10, archive: 'https://ada:{SIGNATURE}@h/a', sha256: {'0' * 64}}}]",
+        f"[{{name: cifar10, archive: 'https://h/a b?x=1 2&X-Amz-Signature={SIGNATURE}', sha256: {'a' * 64}}}]",
+        f"[{{name: cifar10, archive: 'https://ada:{SIGNATURE}@h/a', sha256: {'a' * 64}}}]",
         f"['https://h/a?sig={SIGNATURE}']",
         f"'https://h/a?sig={SIGNATURE}'",
     ],
 )
 def test_no_error_of_the_cluster_file_has_the_signature_of_a_url(tmp_path, sets):
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=r"data\.sets") as error:
         cluster_file.load(Path(cluster(tmp_path, sets)))
+    assert "Allowed" in str(error.value) or "expected" in str(error.value)
     assert SIGNATURE[:10] not in str(error.value)

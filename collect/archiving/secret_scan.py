@@ -22,6 +22,9 @@ BLOCK = 1 << 20  # bytes that are read at a time
 MOST_BYTES = 1 << 12  # the largest size of a secret, and of the part of a line that names its key
 MOST_SHOWN = 10  # the most files that the message names
 SHORTEST = 16  # the fewest characters of a value, other than a password, that counts as a secret because of its name
+HELP = """
+Replace each secret in the workspace by the word REMOVED, and run the command again. Let jobs read their secrets from a
+file that only you can read, which a line of slurm.setup may source."""
 # The beginning of a word, also after an escape of JSON, such as \n, and after a color of a terminal.
 _START = r"(?:(?<!\w)|(?<=\\[nrt])|(?<=\dm))"
 _QUOTE = r"(?:\\*[\"']|&quot;|&#(?:34|39|x27);)?"
@@ -55,7 +58,7 @@ FORMS = [
          _START + r"(?<!-)sk-(?:[0-9a-f]{32,}|or-v1-[0-9a-f]{40,}|(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,})"),
         ("a JSON Web Token", "eyj", _START + r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"),
         ("a password of a login", "login",
-         r"(?<=wandb[ .])login[^\n]{0,30}?(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f])|login\s+\S+\s+password\s+(?![<$])\S{6,}"),
+         r"(?<=wandb[ .])login[^\n]{0,30}?(?<!\w)[0-9a-f]{40}(?!\w)|login\s+\S+\s+password\s+(?![<$])\S{6,}"),
         ("a header that authorizes", "authorization bearer", _HEADER + r"(?=[\w.~+/=-]*(?:\d|[a-z][A-Z]))[\w.~+/=-]{12,}"),
         ("a value whose name says that it is secret", "token secret passw passphrase pwd credential key", _ASSIGNED),
     )
@@ -63,7 +66,7 @@ FORMS = [
 # Values that are no secrets: variables and placeholders, paths and URLs, names of variables, and the tokens with which shardlab
 # marks its jobs, such as `quickstart.0123456789`.
 _NO_SECRET = re.compile(
-    rb"(?i:[$%*.-].*|.*(?:example|placeholder|redacted|removed|hidden|change-?me|your|xxx|\*\*\*).*|x+|none|null|true|false"
+    rb"[^A-Za-z]*|(?i:[$%*.-].*|.*(?:example|placeholder|redacted|removed|hidden|change-?me|your|xxx|\*\*\*).*|x+"
     rb"|(?:~|\.{0,2})/[a-z][\w.-]*(?:/.*)?|[a-z][a-z0-9+.-]*://.*)|[a-z0-9._-]+\.[0-9a-f]{10}(?:_\d+)?|[A-Z]+(?:_[A-Z]+)+"
     rb"|[a-z._-]+(?:/[a-z._-]+)+"
 )
@@ -82,13 +85,8 @@ def must_contain_no_secret(folder: Path, index: ArchiveIndex) -> None:
         below = name.removeprefix(archive.INSIDE)
         secrets += islice(_secrets(_blocks(folder / below), below), 1)
     if secrets:
-        more = [f"and {len(secrets) - MOST_SHOWN} more files"] if len(secrets) > MOST_SHOWN else []
-        places = "\n  ".join(secrets[:MOST_SHOWN] + more)
-        raise InputError(
-            f"no archive was written, because its files contain what looks like a secret:\n  {places}\nReplace each secret in "
-            "the workspace by the word REMOVED, and run the command again. Let jobs read their secrets from a file that only "
-            "you can read, which a line of slurm.setup may source."
-        )
+        count = f"no archive was written, because {len(secrets)} file(s) seem to have a secret:"
+        raise InputError("\n  ".join([count, *secrets[:MOST_SHOWN]]) + HELP)
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -121,26 +119,22 @@ def _secrets(blocks: Iterable[bytes], name: str) -> Iterator[str]:
 
 def _key(text: bytes, match: re.Match[bytes]) -> str | None:
     """The name or key to which a secret belongs, such as HF_TOKEN; "" if it is not known. None: the value is no secret."""
-    start = match.start()
+    line = text[max(text.rfind(b"\n", 0, match.start()) + 1, match.start() - MOST_BYTES) : match.start()]
     if "name" in match.re.groupindex:
-        name = text[max(start - 60, 0) : start] + match["name"]
-        name = re.sub(rb"(?s).*(?:\\[nrt]|[^\w.-])", b"", name)
+        name = re.sub(rb"(?s).*(?:\\[nrt]|[^\w.-])", b"", line[-60:] + match["name"])
         if not _is_secret(name, match):
             return None
     else:
-        line = text[max(text.rfind(b"\n", 0, start) + 1, start - MOST_BYTES) : start]
         name = b"".join((_KEYS.findall(line) or [(b"", b"")])[-1])
-    is_public = not any(pattern.search(name) for _, _, pattern in FORMS)
-    return name.lstrip(b"-").decode("utf-8", "replace") if is_public else ""
+    return "" if any(pattern.search(name) for _, _, pattern in FORMS) else name.lstrip(b"-").decode("utf-8", "replace")
 
 
 def _is_secret(name: bytes, match: re.Match[bytes]) -> bool:
     """Whether a value is a secret, and not a placeholder, a path or source code. name: that to which it is assigned."""
-    value, is_quoted = match["value"], bool(match["quote"])
+    value, is_quoted, has_digit = match["value"], bool(match["quote"]), re.search(rb"\d", match["value"]) is not None
     is_code = match["code"] or (not is_quoted and not name.isupper() and _CODE.fullmatch(value))
     if is_code or (match["option"] and not name.startswith(b"--")) or _NO_SECRET.fullmatch(value):
         return False
-    has_digit = re.search(rb"\d", value) is not None
     if re.search(rb"(?i)pass|pwd", name):
-        return re.search(rb"[A-Za-z]", value) is not None and (is_quoted or has_digit or not value.isalpha())
-    return len(value) >= SHORTEST and re.search(rb"[A-Za-z]", value) is not None and (has_digit or name.isupper())
+        return is_quoted or has_digit or not value.isalpha()
+    return len(value) >= SHORTEST and (has_digit or name.isupper())

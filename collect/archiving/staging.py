@@ -76,18 +76,18 @@ def describe(folder: Path, loaded: Loaded, described: Cluster, pseudonyms: Pseud
     """
     expansion = loaded.expansion
     kept = msgspec.structs.replace(expansion, path=f"{contents.MATRIX}/{Path(expansion.path).name}")
-    public = _without_secrets(described)
+    public = _public_file(described)
     documents = {
         f".shardlab/matrices/{expansion.name}.json": msgspec.json.encode(kept),
         archive.ENVIRONMENT: msgspec.json.encode(_environment(loaded)),
-        archive.CLUSTER: cluster.resolved_file(public),
+        archive.CLUSTER: public,
     }
     for name, content in documents.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         changed = content if pseudonyms is None else pseudonyms.replaced(content)
         files.write_new(path, msgspec.json.format(changed, indent=2) + b"\n")
-    return [LeftOutFile("cluster.yaml", None, LACKS)] if public != described else []
+    return [LeftOutFile("cluster.yaml", None, LACKS)] if public != cluster.resolved_file(described) else []
 
 
 def finish(folder: Path, matrix: str, *, trusted: bool) -> Summary:
@@ -128,19 +128,13 @@ def _environment(loaded: Loaded) -> ArchivedEnvironment:
     return ArchivedEnvironment(1, software, hosts)
 
 
-def _without_secrets(described: Cluster) -> Cluster:
-    """The cluster without values that may be secret: those that LACKS names."""
-    replace, slurm, experiment, image = msgspec.structs.replace, described.slurm, described.cloudlab, described.environment
-    sets = [one if isinstance(one, str) else replace(one, archive=_public_url(one.archive)) for one in described.data.sets]
-    return replace(
+def _public_file(described: Cluster) -> bytes:
+    """The content of the archived cluster file, without the values that LACKS names."""
+    replace, slurm, experiment = msgspec.structs.replace, described.slurm, described.cloudlab
+    public = replace(
         described,
         ssh=replace(described.ssh, identity=None),
-        slurm=replace(slurm, setup=[], extra={}) if slurm is not None else None,
-        cloudlab=replace(experiment, bindings={}, portal_url=None) if experiment is not None else None,
-        environment=replace(image, container=_public_url(image.container)),
-        data=replace(described.data, sets=sets),
+        slurm=slurm and replace(slurm, setup=[], extra={}),
+        cloudlab=experiment and replace(experiment, bindings={}, portal_url=None),
     )
-
-
-def _public_url(address: str | None) -> str | None:
-    return None if address is None else url.without_secrets(address)
+    return url.without_secrets(cluster.resolved_file(public).decode()).encode()
