@@ -91,7 +91,7 @@ SECRETS: dict[str, tuple[str, str, str | None]] = {
     "RSA key": ("", pem("RSA "), None),
     "OpenSSH key": ("", pem("OPENSSH "), None),
     "encrypted key": ("", pem("ENCRYPTED "), None),
-    "PuTTY key": ("", f"PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: none\nPrivate-Lines: 1\n{(key := drawn(48))}", key),
+    "PuTTY key": ("", f"{token('PuTTY-User', '-Key-File-3')}: ssh-ed25519\nEncryption: none\nPrivate-Lines: 1\n{(key := drawn(48))}", key),
     "password in a URL": ("", f"postgresql://ada:{(key := drawn(12))}@db.example.com/runs", key),
     "password": ("DB_PASSWORD", "Tr0ub4dor" + "&3", "Tr0ub4dor"),
     "password of words": ("password", "correct-horse" + "-battery", None),
@@ -194,7 +194,7 @@ def test_a_secret_on_the_border_of_two_blocks_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(secret_scan, "BLOCK", 5000)
     secret = SECRETS["Hugging Face"][1]
     for before in (4950, 4965, 4980, 4995, 4999, 5000, 5001):
-        with pytest.raises(InputError, match="log: line 1: a token of a service"):
+        with pytest.raises(InputError, match="log: line 1: a token of Hugging Face"):
             scan(tmp_path, "runs/a/log/rank-00000.log", " " * before + secret + " " * 9000)
 
 
@@ -252,7 +252,8 @@ def small(path: Path, title: str = "plain") -> tuple[Workspace, RunDir]:
 
 
 @pytest.mark.parametrize("hidden", [(), ("--anonymous",)])
-def test_secrets_of_the_cluster_file_are_left_out_and_the_archive_says_so(tmp_path, capsys, hidden):
+def test_secrets_of_the_cluster_file_are_left_out_and_the_archive_says_so(tmp_path, monkeypatch, capsys, hidden):
+    support.log_in(monkeypatch, "zebra_user")
     theirs, _ = small(tmp_path / "work")
     (theirs.path / "cluster.yaml").write_text(cluster())
     out = tmp_path / "new" / "folder" / "a.zip"
@@ -273,7 +274,8 @@ def test_secrets_of_the_cluster_file_are_left_out_and_the_archive_says_so(tmp_pa
     ("place", "hidden"),
     [("cluster file", ["--anonymous"]), ("title", []), ("environment", []), ("log", []), ("record", ["--anonymous"])],
 )
-def test_an_archive_with_a_secret_is_refused_and_nothing_is_left_behind(tmp_path, capsys, place, hidden):
+def test_an_archive_with_a_secret_is_refused_and_nothing_is_left_behind(tmp_path, monkeypatch, capsys, place, hidden):
+    support.log_in(monkeypatch, "zebra_user")
     secret = SECRETS["Hugging Face"][1]
     theirs, run = small(tmp_path / "work", title=f"with {secret}" if place == "title" else "plain")
     if place == "cluster file":

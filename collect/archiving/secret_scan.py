@@ -29,10 +29,6 @@ file that only you can read, which a line of slurm.setup may source."""
 _START = r"(?:(?<!\w)|(?<=\\[nrt])|(?<=\dm))"
 _QUOTE = r"(?:\\*[\"']|&quot;|&#(?:34|39|x27);)?"
 _KEY = "".join(f"|(?<={of})key|(?<={of}[_-])key" for of in ("api", "access", "secret", "private", "auth", "account", "license"))
-_SERVICE = (
-    r"(?:hf_[A-Za-z0-9]{30,}|wandb_v1_\w{30,}|gh[a-z]_[A-Za-z0-9]{36,}|github_pat_\w{50,}|(?:xox[a-z]|xapp)-"
-    r"(?=[\w-]*\d)[\w-]{10,}|nvapi-[\w-]{40,}|dckr_pat_[\w-]{20,}|npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{40,})"
-)
 _HEADER = rf"(?i:authorization{_QUOTE}\s{{0,4}}[:=]\s{{0,4}}{_QUOTE}(?:(?:basic|bearer|token)\s+)?|{_START}bearer\s+)"
 # A value that is assigned to a name, as in YAML, JSON, shell scripts and Python, or that follows an option of a command.
 _ASSIGNED = (
@@ -51,9 +47,13 @@ FORMS = [
         ("a key of Google", "aiza gocspx- ya29.", _START + r"(?:AIza[\w-]{35}|GOCSPX-[\w-]{28}|ya29\.[\w-]{30,})"),
         ("a signed URL", "ignature= sig=", r"(?:(?<=[?&;6-][Ss])ignature|(?<=[?&;6])sig)=[\w%+/.~-]{16,}"),
         ("a password in a URL", "://", r"://[^\s/?#:@'\"<]*:(?![${<*]|(?i:pass|secret|x+@))[^\s/?#@'\"<>]{3,}@"),
-        ("a token of a service", "hf_ wandb_v1_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ xox xapp- nvapi- dckr_pat_ npm_ pypi-",
-         _START + _SERVICE),
-        ("a token of GitLab", "glpat- gldt- glrt- glcbt-", _START + r"gl[a-z]{2,3}-(?=[\w.-]*\d)[\w.-]{20,}"),
+        ("a token of Hugging Face or W&B", "hf_ wandb_v1_", _START + r"(?:hf_[A-Za-z0-9]{30,}|wandb_v1_\w{30,})"),
+        ("a token of GitHub", "ghp_ gho_ ghu_ ghs_ ghr_ github_pat_",
+         _START + r"(?:gh[a-z]_[A-Za-z0-9]{36,}|github_pat_\w{50,})"),
+        ("a token of GitLab or Slack", "glpat- gldt- glrt- glcbt- xox xapp-",
+         _START + r"(?:gl[a-z]{2,3}|xox[a-z]|xapp)-(?=[\w.-]*\d)[\w.-]{15,}"),
+        ("a token of a registry", "nvapi- dckr_pat_ npm_ pypi-",
+         _START + r"(?:(?:nvapi-|dckr_pat_|pypi-AgE)[\w-]{20,}|npm_[A-Za-z0-9]{36})"),
         ("a key of an AI service", "sk-",
          _START + r"(?<!-)sk-(?:[0-9a-f]{32,}|or-v1-[0-9a-f]{40,}|(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,})"),
         ("a JSON Web Token", "eyj", _START + r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"),
