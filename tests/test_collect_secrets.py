@@ -91,7 +91,7 @@ SECRETS: dict[str, tuple[str, str, str | None]] = {
     "RSA key": ("", pem("RSA "), None),
     "OpenSSH key": ("", pem("OPENSSH "), None),
     "encrypted key": ("", pem("ENCRYPTED "), None),
-    "PuTTY key": ("", f"{token('PuTTY-User', '-Key-File-3')}: ssh-ed25519\nEncryption: none\nPrivate-Lines: 1\n{(key := drawn(48))}", key),
+    "PuTTY key": ("", f"{token('PuTTY-User', '-Key-File-3')}: ada\nPrivate-Lines: 1\n{(key := drawn(48))}", key),
     "password in a URL": ("", f"postgresql://ada:{(key := drawn(12))}@db.example.com/runs", key),
     "password": ("DB_PASSWORD", "Tr0ub4dor" + "&3", "Tr0ub4dor"),
     "password of words": ("password", "correct-horse" + "-battery", None),
