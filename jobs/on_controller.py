@@ -12,7 +12,7 @@ from socket import gethostname
 from jobs.invocation import Invocation
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES
-from shardlab import cluster, first_node, inventory, matrix, plugin_source, remote_workspace, upload, workspace_trust
+from shardlab import cluster, first_node, inventory, matrix, plugin_source, remote_workspace, upload, url, workspace_trust
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, ShardlabError
 from shardlab.login_node import PYTHON
@@ -134,6 +134,9 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
     if arguments.verb in (*SENDS, REHEARSES):
         file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
         texts = {"cluster.yaml": file.read_bytes() if where.provider != "cloudlab" else cluster.resolved_file(where)}
+        for address in filter(None, (one.archive for one in where.data.named())):  # runs need no signatures of URLs
+            public = url.without_secrets(address).encode()
+            texts["cluster.yaml"] = texts["cluster.yaml"].replace(address.encode(), public)
         for path in workspace.template_files():
             texts[str(path.relative_to(workspace.path))] = path.read_bytes()
         own = plugin_source.texts(workspace.path)

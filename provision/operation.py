@@ -109,6 +109,9 @@ class Here(msgspec.Struct, frozen=True):
     command: str = ""
     script: str = ""
 
+    def __repr__(self) -> str:  # the text does not contain the arguments of `do`, which may be secret
+        return f"Here({self.says!r})"
+
     def make(self, node: Node) -> None:
         self.do()
 

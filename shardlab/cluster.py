@@ -18,6 +18,7 @@ from shardlab.cluster_keys import HOST, LOCAL_FOLDER, Data, DataSet, Lan, Login,
 from shardlab.environment_keys import Environment
 from shardlab.errors import InputError
 from shardlab.slurm_keys import Gpus, Slurm
+from shardlab.url import without_secrets
 
 Release = Literal["bookworm", "trixie", "sid"]  # releases of Debian
 MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*$")  # a path that can be mounted in a container; : and , separate mounts
@@ -373,7 +374,10 @@ def _check_sets(text: document.Document, sets: list[DataSet]) -> None:
         if data_set.is_url:
             url = urlsplit(data_set.archive)
             if url.scheme not in ("http", "https") or not url.hostname:
-                raise text.error((*place, "archive"), f"found {data_set.archive!r}. Allowed: http://, https://, or a path.")
+                address = without_secrets(data_set.archive.partition("?")[0])
+                raise text.error((*place, "archive"), f"found {address!r}. Allowed: http://, https://, or a path.")
+            if not re.fullmatch(r"[!#-&(-;=?-~]+", data_set.archive):
+                raise text.error((*place, "archive"), "found a space or a quote in a URL. Allowed: %20, %22 and %27 for these.")
             if url.username or url.password:
                 raise text.error((*place, "archive"), "a URL with a user or password in it. Allowed: a URL without them.")
             if data_set.sha256 is None:

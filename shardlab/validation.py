@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 
 from shardlab.document import Document, Path_, Problem
+from shardlab.url import without_secrets
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -109,5 +110,5 @@ def describe(data: Any) -> str:
         return "a mapping"
     if isinstance(data, list):
         return "a list"
-    text = str(data).lower() if isinstance(data, bool) else repr(data)
+    text = str(data).lower() if isinstance(data, bool) else repr(without_secrets(data) if isinstance(data, str) else data)
     return f"{names[type(data)]} {text[:60]}"

@@ -89,17 +89,23 @@ class Server:
     """An HTTP server for one file, which supports the headers Range and ETag.
 
     cuts: the server closes the connection of its n-th answer after `cuts[n]` bytes. `asked` contains the Range header of each
-    request, and `sent` the number of bytes of each answer.
+    request, and `sent` the number of bytes of each answer. redirect: the URL to which every request is redirected, or None.
     """
 
     def __init__(self, content: bytes, cuts=(), *, ranges=True) -> None:
         self.content, self.cuts, self.asked, self.sent, self.etag = content, list(cuts), [], [], '"one"'
+        self.redirect = None
         server = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
                 asked = self.headers.get("Range")
                 server.asked.append(asked)
+                if server.redirect:
+                    self.send_response(302)
+                    self.send_header("Location", server.redirect)
+                    self.end_headers()
+                    return
                 begin = 0
                 if asked and ranges and self.headers.get("If-Range", server.etag) == server.etag:
                     begin = int(asked.removeprefix("bytes=").removesuffix("-"))

@@ -216,6 +216,15 @@ def test_what_names_a_file_of_this_machine_is_not_handed_over(workspace, invocat
     assert there.brought == {"cluster.yaml": file.read_bytes(), "matrices/m.yaml": matrix.read_bytes()}
 
 
+def test_the_cluster_file_on_the_cluster_has_no_signature_of_a_url(workspace, invocation, monkeypatch):
+    file = workspace.path / "cluster.yaml"
+    sets = "data: {sets: [{name: cifar10, archive: 'https://h/a?sig=0123&b=4', sha256: %s}]}\n" % ("a" * 64)
+    file.write_text(file.read_text() + sets)
+    there = Controller(monkeypatch)
+    assert on_controller.run(there, invocation("submit", "--matrix", "quickstart"), ["submit", "--matrix", "quickstart"]) == 0
+    assert there.brought["cluster.yaml"].decode() == file.read_text().replace("?sig=0123&b=4", "")
+
+
 def test_words_behind_two_hyphens_are_no_options(workspace, invocation, monkeypatch):
     """A word after `--` is not treated as an option, even if it is `--workspace`."""
     there = Controller(monkeypatch)

@@ -129,6 +129,10 @@ def test_a_second_submit_of_a_study_sends_nothing(rehearsed):
     assert "rehearsal" in again.stdout + again.stderr
 
 
+def test_nothing_in_the_archive_of_a_study_is_taken_for_a_secret(rehearsed):
+    rehearsed.bench.run("collect", "archive")
+
+
 @support_browser.needed
 def test_the_report_of_a_study_opens_in_a_browser(rehearsed):
     support_browser.check(rehearsed.bench.path / "report" / "index.html")

@@ -39,6 +39,7 @@ from shardlab import cluster as cluster_file
 from shardlab import remote_workspace
 from shardlab.cluster import Cluster
 from shardlab.cluster_keys import Data, DataSet, Storage
+from shardlab.environment_keys import Environment
 from shardlab.errors import InputError, ShardlabError
 from shardlab.remote import CommandOutput
 from shardlab.slurm_keys import Slurm
@@ -404,14 +405,15 @@ def as_nobody(tmp_path):
     home.chmod(0o755)
 
     def run(verb, request, code=0):
-        done = python("-m", "provision.datasets", verb, json.dumps(vars(request)))
+        done = python("-m", "provision.datasets", verb, given=json.dumps(vars(request)))
         assert done.returncode == code, done.stderr
         return json.loads(done.stdout) if code == 0 else done.stderr
 
-    def python(*words):
+    def python(*words, given=""):
         return subprocess.run(
             ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-P", *words],
             env={**os.environ, "HOME": str(home), "PYTHONPATH": str(Path(stage.__file__).parents[2])},
+            input=given,
             capture_output=True,
             text=True,
             check=False,
@@ -496,13 +498,14 @@ def managed(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(stage.__file__).parents[2]))
     node = LoginNodeHere(name="login", python=sys.executable)
 
-    def planned(archive_, digest=None):
+    def planned(archive_, digest=None, build="auto"):
         described = Cluster(
             schema=1,
             name="site",
             provider="slurm",
             slurm=Slurm(partition="cpu"),
             storage=Storage(str(tmp_path / "shared")),
+            environment=Environment(build=build),
             data=Data(str(tmp_path / "data"), [DataSet("cifar10", str(archive_), digest)]),
         )
         target = Target(node, Facts(node))
@@ -533,8 +536,8 @@ def test_data_sets_are_staged_where_the_runs_of_the_cluster_read_them(tmp_path, 
     asked = []
 
     class AskedNode(LoginNodeHere, eq=False):
-        def run(self, argv, **_):
-            asked.append(argv[-1])
+        def run(self, argv, *, stdin, **_):
+            asked.append(stdin)
             return CommandOutput(1, "", "")
 
     node = AskedNode(name="gpu0", python="python3")
@@ -553,9 +556,9 @@ def test_data_sets_are_staged_where_the_runs_of_the_cluster_read_them(tmp_path, 
 
 def test_at_a_managed_site_an_archive_is_unpacked_in_a_job(tmp_path, managed):
     archive_ = tar(tmp_path / "set.tar", cifar_members(), zipped=True)
-    write, submit = managed(archive_)
+    ask, write, submit = managed(archive_)
     assert submit.says == f"unpack {archive_} as {tmp_path / 'data' / CIFAR}, in a job"
-    for change in (write, submit):
+    for change in (ask, write, submit):
         assert not (tmp_path / "data" / CIFAR).exists()
         change.make(managed.node)
     script = tmp_path / "shared/datasets/cifar10.sh"
@@ -585,7 +588,82 @@ def test_a_second_job_is_not_submitted_while_the_first_one_waits(tmp_path, manag
 
 def test_a_job_that_fails_says_why(tmp_path, managed):
     (tmp_path / "set.tar").write_bytes(b"no archive")
-    *_, submit = changes = managed(tmp_path / "set.tar")
-    changes[0].make(managed.node)
+    *sent, submit = managed(tmp_path / "set.tar")
+    for change in sent:
+        change.make(managed.node)
     with pytest.raises(Unanswered, match="is not a whole tar file"):
         submit.make(managed.node)
+
+
+SIGNATURE = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize("build", ["login", "job"])
+def test_a_signed_url_is_in_no_argument_no_sentence_and_no_file_that_others_can_read(tmp_path, monkeypatch, managed, build):
+    arguments = []
+    run = LoginNodeHere.run
+
+    def recorded(node, argv, **options):
+        arguments.extend(argv)
+        return run(node, argv, **options)
+
+    monkeypatch.setattr(LoginNodeHere, "run", recorded)
+    archive_ = tar(tmp_path / "set.tar", cifar_members(), zipped=True)
+    mask = os.umask(0)
+    try:
+        with Server(archive_.read_bytes()) as server:
+            changes = managed(f"{server.url}?X-Amz-Signature={SIGNATURE}", sha256(archive_), build=build)
+            for change in changes:
+                change.make(managed.node)
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "data" / CIFAR / "test_batch.bin").exists()
+    assert not [text for text in arguments if SIGNATURE in text]
+    assert not [change for change in changes if SIGNATURE in f"{change.says} {change.command} {change.script} {change!r}"]
+    holding = [path for path in tmp_path.rglob("*") if path.is_file() and SIGNATURE.encode() in path.read_bytes()]
+    assert [(path.name, path.stat().st_mode & 0o777) for path in holding] == [("cifar10.request", 0o600)]
+
+
+def test_no_error_and_no_note_of_a_download_has_the_signature_of_the_url(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "ATTEMPTS", 1)
+    partial = tmp_path / "x"
+    content = bytes(1000)
+    said = []
+
+    def fail(server, sha256_="0" * 64, most=1000, host=None):
+        url = f"{host or server.url}?X-Amz-Signature={SIGNATURE}"
+        with pytest.raises(ShardlabError) as error:
+            download.fetch(url, partial, sha256_, most)
+        said.append(str(error.value))
+        assert SIGNATURE not in "".join(path.read_text(errors="replace") for path in tmp_path.iterdir())
+
+    with Server(content, cuts=[100]) as server:
+        fail(server)  # the connection ends early; the note about the partial file stays
+        assert {path.name for path in tmp_path.iterdir()} == {"x", "x.json"}
+        fail(server, most=10)
+        fail(server)  # another SHA-256
+        for target in (f"file:///x?sig={SIGNATURE}", f"{server.url}?sig={SIGNATURE}"):
+            server.redirect = target
+            fail(server)
+    fail(server)  # connection refused
+    fail(server, host="http://h.invalid:9x/a")
+    assert len(said) == 7
+    assert SIGNATURE not in "\n".join(said)
+    assert "Redirection to url 'file:///x' is not allowed" in said[3]
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        f"[{{name: cifar10, archive: 's3://sets/x?X-Amz-Signature={SIGNATURE}'}}]",
+        f"[{{name: cifar10, archive: 'https://h/a b?x=1 2&X-Amz-Signature={SIGNATURE}', sha256: {'a' * 64}}}]",
+        f"[{{name: cifar10, archive: 'https://ada:{SIGNATURE}@h/a', sha256: {'a' * 64}}}]",
+        f"['https://h/a?sig={SIGNATURE}']",
+        f"'https://h/a?sig={SIGNATURE}'",
+    ],
+)
+def test_no_error_of_the_cluster_file_has_the_signature_of_a_url(tmp_path, sets):
+    with pytest.raises(InputError, match=r"data\.sets") as error:
+        cluster_file.load(Path(cluster(tmp_path, sets)))
+    assert "Allowed" in str(error.value) or "expected" in str(error.value)
+    assert SIGNATURE[:10] not in str(error.value)

@@ -36,7 +36,7 @@ def test_the_daily_commands_of_the_readme_end_with_a_report(tmp_path):
     before = files_in(checkout)
     block = daily_block()
     submit = re.search(r"jobs submit --matrix quickstart --wait", block)[0]
-    script = "set -euo pipefail\n" + (block if LONG else block.replace(submit, submit + SHORT))
+    script = "set -euo pipefail\n" + (block if LONG else block.replace(submit, submit + SHORT)) + "\ncollect archive\n"
     environment = {name: value for name, value in os.environ.items() if name != "SHARDLAB_WORKSPACE"}
     environment["PYTHONPATH"] = str(checkout)  # the commands are those of the copy
     options = {"cwd": checkout, "env": environment, "capture_output": True, "text": True, "timeout": PATIENCE_S}
@@ -51,5 +51,6 @@ def test_the_daily_commands_of_the_readme_end_with_a_report(tmp_path):
     assert (len(completed), sum(completed)) == (8, 24 if LONG else 1)
     assert "verified: ready to train" in done.stdout
     assert f"report: {mine}/report/index.html" in done.stdout
+    assert f"archive: {mine}/quickstart.shardlab.zip" in done.stdout  # nothing in it was taken for a secret
     assert "own template" not in done.stderr
     assert files_in(checkout) == before

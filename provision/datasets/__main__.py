@@ -1,4 +1,5 @@
-"""``python -m provision.datasets look|download|stage REQUEST``: a program that `provision` runs on nodes. It prints JSON."""
+"""``python -m provision.datasets look|download|stage``: a program that `provision` runs on nodes. It reads the request from
+standard input, because other users can read the arguments of a command and a URL may be signed. It prints JSON."""
 
 from __future__ import annotations
 
@@ -28,4 +29,4 @@ def main(verb: str, request: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3]))
+    sys.exit(main(sys.argv[1], sys.stdin.read()))

@@ -13,6 +13,7 @@ from email.message import Message
 from pathlib import Path
 
 from shardlab.errors import InputError, ShardlabError
+from shardlab.url import without_secrets
 
 CHUNK = 2**20
 ATTEMPTS = 5  # attempts in one command; the next command resumes the download
@@ -26,7 +27,7 @@ def fetch(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
     most_bytes: the largest allowed size of the archive. Raises InputError if the archive has another SHA-256 (the partial file
     is then deleted), and ShardlabError if the download could not be completed (the partial file is then kept).
     """
-    why = ""
+    why, shown = "", without_secrets(url)
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(PAUSE_S * 2 ** (attempt - 1))
@@ -37,19 +38,21 @@ def fetch(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
         except urllib.error.HTTPError as error:
             error.close()  # the answer of the server, which nobody reads
             if error.code < 500 and error.code not in (408, 416, 429):
-                raise InputError(f"{url}: the server says {error.code} {error.reason}.") from None
+                raise InputError(f"{shown}: the server says {error.code} {without_secrets(str(error.reason))}.") from None
             if error.code == 416:  # the server has no more bytes: the partial file is complete, or fails the checksum below
                 break
-            why = f"the server says {error.code} {error.reason}"
+            why = f"the server says {error.code} {without_secrets(str(error.reason))}"
         except (OSError, http.client.HTTPException) as error:
-            why = str(getattr(error, "reason", error)) or type(error).__name__
+            why = without_secrets(str(getattr(error, "reason", error))) or type(error).__name__
     else:
         have = partial.stat().st_size if partial.exists() else 0
-        raise ShardlabError(f"{url}: {why}, after {have} bytes; run the same command again to resume the download.")
+        raise ShardlabError(f"{shown}: {why}, after {have} bytes; run the same command again to resume the download.")
     actual = digest(partial)
     if actual != sha256:
         forget(partial)
-        raise InputError(f"{url}: its SHA-256 is {actual}. Allowed: {sha256}, as cluster.yaml says. The download was deleted.")
+        raise InputError(
+            f"{shown}: its SHA-256 is {actual}. Allowed: {sha256}, as cluster.yaml says. The download was deleted."
+        )
     return partial
 
 
@@ -68,24 +71,24 @@ def digest(path: Path) -> str:
 def _transfer(url: str, partial: Path, most_bytes: int) -> bool:
     """Make one attempt to download the missing bytes. Returns whether the partial file is complete now."""
     request = urllib.request.Request(url)  # noqa: S310  # the scheme of the URL was checked when cluster.yaml was read
-    have = partial.stat().st_size if partial.exists() else 0
-    noted = _noted(partial)
-    if have and noted.get("url") == url:
+    have, shown = partial.stat().st_size if partial.exists() else 0, without_secrets(url)
+    noted, asked = _noted(partial), hashlib.sha256(url.encode()).hexdigest()
+    if have and noted.get("url_sha256") == asked:
         request.add_header("Range", f"bytes={have}-")
         if validator := noted.get("validator"):
             request.add_header("If-Range", validator)  # if the file at the URL changed, the server sends the whole file
     with urllib.request.urlopen(request, timeout=STALL_S) as answer:  # noqa: S310
         begin, total = _extent(answer.status, answer.headers)
         if begin not in (0, have):
-            raise InputError(f"{url}: asked for the bytes from {have}, the server sent those from {begin}.")
+            raise InputError(f"{shown}: asked for the bytes from {have}, the server sent those from {begin}.")
         if total is not None and total > most_bytes:
-            raise InputError(f"{url}: has {total} bytes. Allowed: at most {most_bytes} for this set.")
+            raise InputError(f"{shown}: has {total} bytes. Allowed: at most {most_bytes} for this set.")
         if not begin:
-            _note(partial).write_text(json.dumps({"url": url, "validator": _validator(answer.headers)}))
+            _note(partial).write_text(json.dumps({"url_sha256": asked, "validator": _validator(answer.headers)}))
         with partial.open("ab" if begin else "wb") as file:
             while piece := answer.read(CHUNK):
                 if file.tell() + len(piece) > most_bytes:
-                    raise InputError(f"{url}: sends more than {most_bytes} bytes, the most for this set.")
+                    raise InputError(f"{shown}: sends more than {most_bytes} bytes, the most for this set.")
                 file.write(piece)
             return total is None or file.tell() == total
 
@@ -105,7 +108,7 @@ def _validator(headers: Message) -> str | None:
 
 
 def _noted(partial: Path) -> dict[str, str | None]:
-    """The note about a partial file: from which URL it comes, and the validator of the file there.
+    """The note about a partial file: the SHA-256 of the URL from which it comes, and the validator of the file there.
 
     Empty if the note does not exist or is damaged; the download then starts again.
     """

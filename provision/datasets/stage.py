@@ -13,7 +13,7 @@ from pathlib import Path
 
 from provision.datasets import archive, download, imagenet_archives
 from provision.datasets.formats import FORMATS, Format
-from shardlab import data_cache
+from shardlab import data_cache, url
 from shardlab.errors import InputError
 
 SCHEMA = 1
@@ -76,7 +76,7 @@ def look(wanted: Wanted) -> DataSetState:
     how = "fetch" if _is_url(wanted.source) else "use the folder" if Path(wanted.source).is_dir() else "unpack"
     if _is_official(wanted.name, Path(wanted.source)):
         how = "unpack the official archives in"
-    return DataSetState(False, True, f"{how} {wanted.source} as {folder}", makes=True)
+    return DataSetState(False, True, f"{how} {url.without_secrets(wanted.source)} as {folder}", makes=True)
 
 
 def stage(wanted: Wanted) -> DataSetState:

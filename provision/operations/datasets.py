@@ -12,13 +12,15 @@ from provision.fact import Unanswered, decode
 from provision.node import last_line
 from provision.operation import Change, Here, Nothing, Operation, Site, Target, Write
 from provision.site import jobs, requests
-from shardlab import first_node, remote_workspace
+from shardlab import first_node, remote_workspace, url
 from shardlab.cluster_keys import DataSet
 from templates import render
 
 JOB_MINUTES = 12 * 60  # time limit of a job that stages; ImageNet has 1.3 million files
 LOOK_S, STAGE_S = 120.0, 24 * 3600.0  # time limits: to look for a data set, and to stage it, such as a download of ImageNet
 NOT_FOUND = (126, 127)  # exit codes of a command that cannot be started
+# Errors of an environment that is not complete, or of an older version of shardlab, which expects the request as an argument.
+NO_ENVIRONMENT = ("No module named", "missing 1 required positional argument: 'request'")
 
 
 class NoEnvironment(Unanswered):
@@ -58,12 +60,12 @@ def _in_a_job(site: Site, target: Target, wanted: DataSet, request: str, state: 
     Raises Unanswered if a job of an earlier command that stages this data set has not ended yet.
     """
     folder = f"{site.cluster.storage.shared}/datasets"
-    script, log = f"{folder}/{wanted.name}.sh", f"{folder}/{wanted.name}.log"
+    script, log, asked = (f"{folder}/{wanted.name}.{end}" for end in ("sh", "log", "request"))
     jobs.must_not_wait(target.node, script, f"stages the data set {wanted.name}")
     changes: list[Change] = []
     if wanted.is_url and site.cluster.environment.build != "job":  # at most sites, only the login node can download
         download = functools.partial(_ask, target, "download", request, STAGE_S)
-        changes.append(Here(f"download {wanted.archive} on the login node", download))
+        changes.append(Here(f"download {url.without_secrets(wanted.archive or '')} on the login node", download))
     options = [
         f"--job-name={jobs.NAME}",
         f"--output={log}",
@@ -75,8 +77,9 @@ def _in_a_job(site: Site, target: Target, wanted: DataSet, request: str, state: 
         data_set=wanted.name,
         data_path=_data_path(site),
         python=target.node.python,
-        request=request,
+        request=asked,
     )
+    changes.append(Write(f"send the request to stage {wanted.name}", asked, request.encode(), 0o600, ""))
     changes.append(Write(f"send the script that stages {wanted.name}", script, text.encode(), 0o755, ""))
     return [*changes, jobs.submit(f"{state.says}, in a job", script, log, STAGE_S)]
 
@@ -105,11 +108,12 @@ def _data_path(site: Site) -> str:
 
 
 def _ask(target: Target, verb: str, request: str, timeout_s: float) -> DataSetState:
-    answer = target.node.run([target.node.python, "-m", "provision.datasets", verb, request], timeout_s=timeout_s)
+    argv = [target.node.python, "-m", "provision.datasets", verb]
+    answer = target.node.run(argv, timeout_s=timeout_s, stdin=request.encode())  # other users can read argv, and scripts
     where = f"{target.node.name}: the data sets"
     if answer.code is None:
         raise Unanswered(f"{where}: not finished within {timeout_s:g} s; run the same command again.")
-    if answer.code in NOT_FOUND or "No module named" in answer.stderr:
+    if answer.code in NOT_FOUND or any(text in answer.stderr for text in NO_ENVIRONMENT):
         raise NoEnvironment(f"{where}: its Python environment is not made yet; run the same command without --only and --skip.")
     if answer.code != 0:
         raise Unanswered(f"{where}: {last_line(answer)}")
