@@ -122,7 +122,7 @@ def _is_apart(request: TaskRequest) -> bool:
     if not request.token:
         return False
     token = Path(request.folder) / TOKEN
-    return not token.exists() or token.read_text() != request.token
+    return not token.exists() or files.read(token).decode(errors="replace") != request.token
 
 
 def _start(request: TaskRequest, rendezvous: str) -> subprocess.Popen[bytes]:
