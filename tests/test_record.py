@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -119,7 +120,7 @@ def test_a_kill_loses_no_line_that_was_written(tmp_path):
 
 def test_a_full_disk_is_one_sentence(tmp_path):
     writer = LineWriter(tmp_path / "full")
-    with open("/dev/full", "ab") as full:
+    with Path("/dev/full").open("ab") as full:
         os.dup2(full.fileno(), writer._descriptor)
     with pytest.raises(WorkspaceError, match="the disk is full; free some space"):
         writer.write(STEP)
@@ -129,7 +130,7 @@ def test_a_full_disk_is_one_sentence(tmp_path):
 def test_records_are_not_appended_to_a_link_a_fifo_or_a_folder(tmp_path, make):
     (tmp_path / "victim").write_text("mine")
     make(tmp_path / "events.jsonl")
-    with pytest.raises(WorkspaceError, match="cannot write .*events.jsonl: "):
+    with pytest.raises(WorkspaceError, match=r"cannot write .*events.jsonl: "):
         LineWriter(tmp_path / "events.jsonl").write(STEP)
     assert (tmp_path / "victim").read_text() == "mine"
 
