@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from collect import atomic_folder
-from collect.archiving import anonymous, contents, pack, staging
+from collect.archiving import anonymous, contents, pack, secret_scan, staging
 from collect.archiving.anonymous import Pseudonyms
 from collect.loading.load import load
 from shardlab import archive, cluster, files, plugin_source, workspace_trust
@@ -66,8 +66,8 @@ def write(workspace: Workspace, matrix: str | None, out: str | None, most_gib: f
     matrix: name of the matrix; None: the last matrix. out: path of the archive; None: in the workspace, named after the matrix.
     most_gib: the limit of the size in GiB. hidden: whether to replace names by pseudonyms (--anonymous).
 
-    Raises InputError if the file `out` exists and is not an archive, or if a name cannot be replaced; ShardlabError if the
-    files that an archive needs are larger than `most_gib` GiB.
+    Raises InputError if the file `out` exists and is not an archive, if a name cannot be replaced, or if a file contains what
+    looks like a secret; ShardlabError if the files that an archive needs are larger than `most_gib` GiB.
     """
     if not 0 < most_gib <= 2**20:
         raise InputError(f"--max-gib: found {most_gib:g}. Allowed: more than 0, up to {2**20}.")
@@ -79,18 +79,21 @@ def write(workspace: Workspace, matrix: str | None, out: str | None, most_gib: f
     sources, left_out = contents.chosen(workspace, loaded, int(most_gib * 2**30))
     pseudonyms = anonymous.of(workspace, loaded, described) if hidden else None
     with files.as_workspace_error("write"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staged = tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        nearest = next(parent for parent in target.parents if parent.is_dir())
+        staged = tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=nearest)
     with staged as name_of_folder:
         folder = Path(name_of_folder)
         left_out += staging.fill(folder, sources, pseudonyms)
-        staging.describe(folder, loaded, described, pseudonyms)
+        left_out += staging.describe(folder, loaded, described, pseudonyms)
         staging.finish(folder, name, trusted=workspace_trust.is_trusted(workspace))
         runs = Workspace(folder).run_ids()
         if pseudonyms is not None:
             left_out = [msgspec.structs.replace(one, name=pseudonyms.replaced(one.name.encode()).decode()) for one in left_out]
         index = pack.index(folder, name, runs, left_out, anonymous=hidden)
+        secret_scan.must_contain_no_secret(folder, index)
         remaining = _remaining(folder, index, pseudonyms) if pseudonyms is not None else {}
+        with files.as_workspace_error("write"):
+            target.parent.mkdir(parents=True, exist_ok=True)
         size = pack.write(target, folder, index)
     replaced = pseudonyms.counts if pseudonyms is not None else {}
     _show_written(output, target, size, index, replaced, remaining)

@@ -3,7 +3,6 @@ runs."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,25 +15,19 @@ from collect.archiving.contents import ArchiveSource
 from collect.fetching import manifest
 from collect.loading.load import Loaded, load
 from collect.summary import Summary, summarize
-from shardlab import archive, cluster, files
+from shardlab import archive, cluster, files, url
 from shardlab.archive import LeftOutFile
-from shardlab.cloudlab_keys import Cloudlab
 from shardlab.cluster import Cluster
 from shardlab.errors import ShardlabError
 from shardlab.host import Host
 from shardlab.run import Run
 from shardlab.workspace import Workspace
 
-# The patterns match the beginnings of private keys, the tokens of services that training runs use (logs of runs may contain
-# them), and assignments to variables that hold a secret. A token must have at least 16 characters after its prefix, so that
-# `hf_...` in a documentation text does not match.
-SECRETS = {
-    "a private key": re.compile(rb"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----"),
-    "a token": re.compile(rb"\b(?:hf_|ghp_|gho_|github_pat_|glpat-|xoxb-|sk-|AKIA)[A-Za-z0-9_-]{16,}"),
-    "a secret variable": re.compile(
-        rb"\b[A-Z][A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY)[\"']?\s*[=:]\s*[\"']?[A-Za-z0-9+/_.-]{16,}"
-    ),
-}
+# Why cluster.yaml is left out: the values that the archived cluster file lacks, because they may be secret.
+LACKS = (
+    f"{archive.CLUSTER} has its content without ssh.identity, slurm.setup, slurm.extra, the bindings and the portal_url of "
+    "cloudlab, and without users, passwords and queries of URLs"
+)
 
 
 class RunEnvironment(msgspec.Struct, frozen=True):
@@ -54,8 +47,7 @@ class ArchivedEnvironment(msgspec.Struct, frozen=True):
 
 
 def fill(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms | None) -> list[LeftOutFile]:
-    """Copy the chosen files into `folder`. Returns the files that were not copied, with the reasons, such as a secret in a
-    file.
+    """Copy the chosen files into `folder`. Returns the files that were not copied because names in them cannot be replaced.
 
     sources: the files to copy. pseudonyms: replaces names in contents and file names; None: files are copied unchanged.
     """
@@ -63,9 +55,6 @@ def fill(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms 
     for source in sources:
         with files.as_workspace_error("read"):
             content = files.read(source.path)
-        if (what := _find_secret(content)) is not None:
-            left_out.append(LeftOutFile(source.name, source.bytes, f"it contains what looks like {what}"))
-            continue
         name = source.name
         if pseudonyms is not None:
             try:
@@ -80,20 +69,25 @@ def fill(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms 
     return left_out
 
 
-def describe(folder: Path, loaded: Loaded, described: Cluster, pseudonyms: Pseudonyms | None) -> None:
-    """Write three files into `folder`: the expansion of the matrix, the cluster without its secrets, and environment.json."""
+def describe(folder: Path, loaded: Loaded, described: Cluster, pseudonyms: Pseudonyms | None) -> list[LeftOutFile]:
+    """Write three files into `folder`: the expansion of the matrix, the cluster without its secrets, and environment.json.
+
+    Returns cluster.yaml with the reason why it is left out, if the archived cluster is not the same.
+    """
     expansion = loaded.expansion
     kept = msgspec.structs.replace(expansion, path=f"{contents.MATRIX}/{Path(expansion.path).name}")
+    public = _without_secrets(described)
     documents = {
         f".shardlab/matrices/{expansion.name}.json": msgspec.json.encode(kept),
         archive.ENVIRONMENT: msgspec.json.encode(_environment(loaded)),
-        archive.CLUSTER: cluster.resolved_file(_without_secrets(described)),
+        archive.CLUSTER: cluster.resolved_file(public),
     }
     for name, content in documents.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         changed = content if pseudonyms is None else pseudonyms.replaced(content)
         files.write_new(path, msgspec.json.format(changed, indent=2) + b"\n")
+    return [LeftOutFile("cluster.yaml", None, LACKS)] if public != described else []
 
 
 def finish(folder: Path, matrix: str, *, trusted: bool) -> Summary:
@@ -135,14 +129,18 @@ def _environment(loaded: Loaded) -> ArchivedEnvironment:
 
 
 def _without_secrets(described: Cluster) -> Cluster:
-    """The cluster without paths of private keys, and without the parameters of a CloudLab profile, which may be secret."""
-    ssh = msgspec.structs.replace(described.ssh, identity=None)
-    experiment = described.cloudlab
-    if experiment is not None:
-        experiment = msgspec.structs.replace(experiment, bindings={}, portal_url=Cloudlab().portal_url)
-    return msgspec.structs.replace(described, ssh=ssh, cloudlab=experiment)
+    """The cluster without values that may be secret: those that LACKS names."""
+    replace, slurm, experiment, image = msgspec.structs.replace, described.slurm, described.cloudlab, described.environment
+    sets = [one if isinstance(one, str) else replace(one, archive=_public_url(one.archive)) for one in described.data.sets]
+    return replace(
+        described,
+        ssh=replace(described.ssh, identity=None),
+        slurm=replace(slurm, setup=[], extra={}) if slurm is not None else None,
+        cloudlab=replace(experiment, bindings={}, portal_url=None) if experiment is not None else None,
+        environment=replace(image, container=_public_url(image.container)),
+        data=replace(described.data, sets=sets),
+    )
 
 
-def _find_secret(content: bytes) -> str | None:
-    """The kind of secret that a text seems to contain, such as `a token`; None if nothing in the text looks like a secret."""
-    return next((what for what, pattern in SECRETS.items() if pattern.search(content)), None)
+def _public_url(address: str | None) -> str | None:
+    return None if address is None else url.without_secrets(address)

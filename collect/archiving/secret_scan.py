@@ -1,0 +1,146 @@
+"""Searches the files of an archive for secrets: keys of clouds, tokens of services, signed URLs, private keys and passwords.
+
+A secret is recognized by its form, or by the name to which a value is assigned, such as HF_TOKEN. Digests, commits,
+placeholders, names inside of longer words and expressions of source code are not reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from shardlab import archive, files
+from shardlab.archive import ArchiveIndex
+from shardlab.errors import InputError
+
+BLOCK = 1 << 20  # bytes that are read at a time
+MOST_BYTES = 1 << 12  # the largest size of a secret, and of the part of a line that names its key
+MOST_SHOWN = 10  # the most files that the message names
+SHORTEST = 16  # the fewest characters of a value, other than a password, that counts as a secret because of its name
+# The beginning of a word, also after an escape of JSON, such as \n, and after a color of a terminal.
+_START = r"(?:(?<!\w)|(?<=\\[nrt])|(?<=\dm))"
+_QUOTE = r"(?:\\*[\"']|&quot;|&#(?:34|39|x27);)?"
+_KEY = "".join(f"|(?<={of})key|(?<={of}[_-])key" for of in ("api", "access", "secret", "private", "auth", "account", "license"))
+_SERVICE = (
+    r"(?:hf_[A-Za-z0-9]{30,}|wandb_v1_\w{30,}|gh[a-z]_[A-Za-z0-9]{36,}|github_pat_\w{50,}|(?:xox[a-z]|xapp)-"
+    r"(?=[\w-]*\d)[\w-]{10,}|nvapi-[\w-]{40,}|dckr_pat_[\w-]{20,}|npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{40,})"
+)
+_HEADER = rf"(?i:authorization{_QUOTE}\s{{0,4}}[:=]\s{{0,4}}{_QUOTE}(?:(?:basic|bearer|token)\s+)?|{_START}bearer\s+)"
+# A value that is assigned to a name, as in YAML, JSON, shell scripts and Python, or that follows an option of a command.
+_ASSIGNED = (
+    rf"(?i)(?P<name>token|secret|passw(?:or)?d|passphrase|(?<=[_.-])pwd|credentials?{_KEY})(?:[_-]?\d)?"
+    rf"(?:{_QUOTE}[ \t]{{0,4}}(?::=|=>|[:=])[ \t]{{0,4}}|(?P<option>[\"',\s]{{1,5}}))"
+    rf"(?P<quote>{_QUOTE})(?P<value>[^\x00-\x20\"'<>\\,;&|(){{}}\[\]`]{{6,}}+)(?P<code>[(\[{{])?"
+)
+# (what the secret is, texts in lower case with one of which every such secret begins, pattern). A pattern is only compared
+# where one of these texts is, because a search for the patterns themselves takes many times as long.
+FORMS = [
+    (what, clues.encode().split(), re.compile(pattern.encode()))
+    for what, clues, pattern in (
+        ("a private key", "begin putty-user-key-file-",
+         r"BEGIN (?:[A-Z0-9]+ ){0,4}PRIVATE KEY[A-Z ]{0,6}-{4,5}(?:\\+[nr]|\s)+(?:[A-Za-z0-9+/]{4}|\Z)|PuTTY-User-Key-File-\d"),
+        ("a key of AWS", "akia asia", _START + r"A[KS]IA(?!\w*EXAMPLE)[A-Z2-7]{16}(?!\w)"),
+        ("a key of Google", "aiza gocspx- ya29.", _START + r"(?:AIza[\w-]{35}|GOCSPX-[\w-]{28}|ya29\.[\w-]{30,})"),
+        ("a signed URL", "ignature= sig=", r"(?:(?<=[?&;6-][Ss])ignature|(?<=[?&;6])sig)=[\w%+/.~-]{16,}"),
+        ("a password in a URL", "://", r"://[^\s/?#:@'\"<]*:(?![${<*]|(?i:pass|secret|x+@))[^\s/?#@'\"<>]{3,}@"),
+        ("a token of a service", "hf_ wandb_v1_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ xox xapp- nvapi- dckr_pat_ npm_ pypi-",
+         _START + _SERVICE),
+        ("a token of GitLab", "glpat- gldt- glrt- glcbt-", _START + r"gl[a-z]{2,3}-(?=[\w.-]*\d)[\w.-]{20,}"),
+        ("a key of an AI service", "sk-",
+         _START + r"(?<!-)sk-(?:[0-9a-f]{32,}|or-v1-[0-9a-f]{40,}|(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,})"),
+        ("a JSON Web Token", "eyj", _START + r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"),
+        ("a password of a login", "login",
+         r"(?<=wandb[ .])login[^\n]{0,30}?(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f])|login\s+\S+\s+password\s+(?![<$])\S{6,}"),
+        ("a header that authorizes", "authorization bearer", _HEADER + r"(?=[\w.~+/=-]*(?:\d|[a-z][A-Z]))[\w.~+/=-]{12,}"),
+        ("a value whose name says that it is secret", "token secret passw passphrase pwd credential key", _ASSIGNED),
+    )
+]  # fmt: skip
+# Values that are no secrets: variables and placeholders, paths and URLs, names of variables, and the tokens with which shardlab
+# marks its jobs, such as `quickstart.0123456789`.
+_NO_SECRET = re.compile(
+    rb"(?i:[$%*.-].*|.*(?:example|placeholder|redacted|removed|hidden|change-?me|your|xxx|\*\*\*).*|x+|none|null|true|false"
+    rb"|(?:~|\.{0,2})/[a-z][\w.-]*(?:/.*)?|[a-z][a-z0-9+.-]*://.*)|[a-z0-9._-]+\.[0-9a-f]{10}(?:_\d+)?|[A-Z]+(?:_[A-Z]+)+"
+    rb"|[a-z._-]+(?:/[a-z._-]+)+"
+)
+_CODE = re.compile(rb"[A-Za-z_]\w*[_.][\w.]*")  # a name in source code that has several parts
+_KEYS = re.compile(rb'"([A-Za-z_][\w.-]{0,60})"\s*:|^\s*(?:-\s+)?(?:export\s+)?([A-Za-z_][\w.-]{0,60})\s*[:=]')
+
+
+def must_contain_no_secret(folder: Path, index: ArchiveIndex) -> None:
+    """Search all files of an archive before it is written. Raises InputError, which names the places of secrets.
+
+    folder: the folder with the files. index: the content of archive.json, which is searched first, because it has the names of
+    all files. Files .gz are unzipped. Parquet files and pictures are not, as they only repeat the content of other files.
+    """
+    secrets = list(islice(_secrets([files.as_json(index)], archive.INDEX), 1))
+    for name in index.files if not secrets else ():
+        below = name.removeprefix(archive.INSIDE)
+        secrets += islice(_secrets(_blocks(folder / below), below), 1)
+    if secrets:
+        more = [f"and {len(secrets) - MOST_SHOWN} more files"] if len(secrets) > MOST_SHOWN else []
+        places = "\n  ".join(secrets[:MOST_SHOWN] + more)
+        raise InputError(
+            f"no archive was written, because its files contain what looks like a secret:\n  {places}\nReplace each secret in "
+            "the workspace by the word REMOVED, and run the command again. Let jobs read their secrets from a file that only "
+            "you can read, which a line of slurm.setup may source."
+        )
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """The content of a file in blocks of whole lines, unzipped if it is a .gz file. A longer line is in several blocks, each
+    of which repeats the end of the block before. Of a damaged .gz file, the part before the damage."""
+    with files.as_workspace_error("read"), path.open("rb") as raw, gzip.open(raw) if path.suffix == ".gz" else raw as handle:
+        rest = b""
+        with contextlib.suppress(gzip.BadGzipFile, EOFError, zlib.error):
+            while piece := handle.read1(BLOCK):
+                text = rest + piece
+                end = text.rfind(b"\n") + 1
+                yield text[:end] or text
+                rest = text[end or -MOST_BYTES :]
+        yield rest
+
+
+def _secrets(blocks: Iterable[bytes], name: str) -> Iterator[str]:
+    """The places of secrets in a file, as texts that do not contain the secrets. blocks: the content of the file."""
+    line = 1
+    for text in blocks:
+        lower = text.lower()
+        for what, clue, pattern in ((what, clue, pattern) for what, clues, pattern in FORMS for clue in clues):
+            place = -1
+            while (place := lower.find(clue, place + 1)) >= 0:
+                if (match := pattern.match(text, place)) is not None and (key := _key(text, match)) is not None:
+                    number = line + text.count(b"\n", 0, place)
+                    yield f"{name}: line {number}{key and f', {key}'}: {what}"
+        line += text.count(b"\n")
+
+
+def _key(text: bytes, match: re.Match[bytes]) -> str | None:
+    """The name or key to which a secret belongs, such as HF_TOKEN; "" if it is not known. None: the value is no secret."""
+    start = match.start()
+    if "name" in match.re.groupindex:
+        name = text[max(start - 60, 0) : start] + match["name"]
+        name = re.sub(rb"(?s).*(?:\\[nrt]|[^\w.-])", b"", name)
+        if not _is_secret(name, match):
+            return None
+    else:
+        line = text[max(text.rfind(b"\n", 0, start) + 1, start - MOST_BYTES) : start]
+        name = b"".join((_KEYS.findall(line) or [(b"", b"")])[-1])
+    is_public = not any(pattern.search(name) for _, _, pattern in FORMS)
+    return name.lstrip(b"-").decode("utf-8", "replace") if is_public else ""
+
+
+def _is_secret(name: bytes, match: re.Match[bytes]) -> bool:
+    """Whether a value is a secret, and not a placeholder, a path or source code. name: that to which it is assigned."""
+    value, is_quoted = match["value"], bool(match["quote"])
+    is_code = match["code"] or (not is_quoted and not name.isupper() and _CODE.fullmatch(value))
+    if is_code or (match["option"] and not name.startswith(b"--")) or _NO_SECRET.fullmatch(value):
+        return False
+    has_digit = re.search(rb"\d", value) is not None
+    if re.search(rb"(?i)pass|pwd", name):
+        return re.search(rb"[A-Za-z]", value) is not None and (is_quoted or has_digit or not value.isalpha())
+    return len(value) >= SHORTEST and re.search(rb"[A-Za-z]", value) is not None and (has_digit or name.isupper())
