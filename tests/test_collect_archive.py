@@ -13,7 +13,9 @@ import pytest
 import support_collect as support
 
 from collect import cli
+from collect.archiving import staging
 from collect.archiving.anonymous import Pseudonyms
+from collect.archiving.contents import ArchiveSource
 from collect.fetching import manifest
 from shardlab import archive, files
 from shardlab.errors import InputError, WorkspaceError
@@ -286,6 +288,26 @@ def test_the_memory_to_open_an_archive_is_bounded_by_its_size(tmp_path, folders)
     finally:
         tracemalloc.stop()
     assert peak < 6 * path.stat().st_size
+
+
+@pytest.mark.parametrize("pseudonyms", [None, Pseudonyms([("host", support.HOST)])], ids=["plain", "anonymous"])
+@pytest.mark.parametrize("name", ["rank-00000.log", "trace.json.gz"])
+def test_a_long_file_is_archived_without_reading_it_as_a_whole(tmp_path, pseudonyms, name):
+    text = (f"step 1 on {support.HOST}\n" + f"loss {'2.5 ' * 200}\n" * 10).encode() * 400
+    content = gzip.compress(text, 1) if name.endswith(".gz") else text
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "staged").mkdir()
+    source = ArchiveSource(f"runs/a/log/{name}", tmp_path / name, len(content))
+    tracemalloc.start()
+    try:
+        assert staging.fill(tmp_path / "staged", [source], pseudonyms) == []
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < len(text) / 3
+    archived = (tmp_path / "staged" / source.name).read_bytes()
+    expected = text if pseudonyms is None else text.replace(support.HOST.encode(), b"host1")
+    assert (gzip.decompress(archived) if name.endswith(".gz") else archived) == expected
 
 
 def test_a_small_archive_with_a_large_index_is_refused(file, tmp_path, capsys):
