@@ -31,7 +31,7 @@ from jobs.launcher import launcher
 from jobs.slurm import query, states
 from jobs.slurm.commands import OutageWatch, is_down
 from jobs.ssh import node_folders, step
-from shardlab import console, container, host, source_digest, suspension
+from shardlab import console, container, files, host, source_digest, suspension
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.run import SAVE_AT
 from shardlab.rundir import RunDir
@@ -190,8 +190,7 @@ class Attempt:
         except node_processes.CannotStart as error:
             code, reason = NOT_FOUND, None
             self._event("failed", why=str(error))
-            with self.folder.job_log.open("a") as log:
-                log.write(f"{error}\n")
+            files.append(self.folder.job_log, f"{error}\n".encode())
         if self.sampler is not None:
             self.sampler.end()
         node_processes.end_strays(str(self.folder.path))
@@ -287,7 +286,7 @@ class Attempt:
         exit code is 128 + N, as in a shell.
         """
         deadline = self._limited()
-        with self.folder.job_log.open("ab") as log:
+        with files.open_append(self.folder.job_log) as log:
             environment = {
                 **os.environ,
                 **extra,

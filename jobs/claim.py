@@ -103,7 +103,7 @@ def move_earlier_records(folder: RunDir) -> None:
 
 def _is_ours(folder: RunDir) -> bool:
     try:
-        return (folder.claim / OWNER).read_text().strip() == job()
+        return files.read(folder.claim / OWNER).decode(errors="replace").strip() == job()
     except FileNotFoundError:
         return True  # an earlier start of this job made the claim and was killed before it wrote its job number
 

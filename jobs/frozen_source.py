@@ -95,5 +95,5 @@ def _copy(new: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    with path.open("rb") as handle:
+    with files.open_regular(path) as handle:
         os.fsync(handle.fileno())

@@ -83,7 +83,7 @@ def files_of(folder: Path, *, ask: bool) -> Iterator[tuple[str, int, int]]:
                         yield from files_of(Path(entry.path), ask=ask)
                     continue
                 if ask:
-                    os.close(os.open(entry.path, os.O_RDONLY | os.O_NONBLOCK))
+                    os.close(os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
                 status = Path(entry.path).lstat()
                 yield entry.path, status.st_size, status.st_mtime_ns
 

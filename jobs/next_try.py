@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from jobs import claim
-from shardlab import console, host, search_path
+from shardlab import console, files, host, search_path
 from shardlab.errors import InputError
 from shardlab.run import Run, run_id
 from shardlab.rundir import RunDir
@@ -130,7 +130,7 @@ def _become(folder: RunDir, claimed: str | None) -> None:
     if before and before == os.environ.get("SHARDLAB_SOURCE"):  # the script adds this folder to PYTHONPATH again
         os.environ["PYTHONPATH"] = paths
     folder.log.mkdir(exist_ok=True)
-    with (folder.log / "script.log").open("ab") as log:
+    with files.open_append(folder.log / "script.log") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.execvp("bash", ["bash", str(folder.path / scheduler(folder.read_run().scheduler).SCRIPT)])

@@ -15,7 +15,7 @@ from socket import gethostname
 
 import psutil
 
-from shardlab import node_folder
+from shardlab import files, node_folder
 from shardlab.errors import ShardlabError, WorkspaceError
 from shardlab.record import SAMPLER_ENDED, TRACKER_ENDED
 from shardlab.rundir import RunDir
@@ -67,7 +67,7 @@ class Sampler:
         command = [sys.executable, "-m", "collect", "sample", f"--out={out}", f"--hz={self._hz:g}"]
         command += [f"--played={self._played}"] if self._played else []
         command.append(f"--parent={os.getpid()}")  # the sampler ends when this process ends, even if this process is killed
-        with (self._folder.log / f"sampler.{gethostname()}.log").open("ab") as log:
+        with files.open_append(self._folder.log / f"sampler.{gethostname()}.log") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
@@ -81,7 +81,7 @@ class Tracker:
         workspace = folder.path.parents[1]
         command = [sys.executable, "-m", "collect", "track", folder.run_id, f"--to={tracker}", f"--workspace={workspace}"]
         command.append(f"--parent={os.getpid()}")  # the tracker ends when this process ends
-        with contextlib.suppress(OSError), (folder.log / "tracker.log").open("ab") as log:
+        with contextlib.suppress(OSError), files.open_append(folder.log / "tracker.log") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
     def look(self) -> None:

@@ -12,7 +12,7 @@ from socket import gethostname
 from jobs.invocation import Invocation
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES
-from shardlab import cluster, first_node, inventory, matrix, plugin_source, remote_workspace, upload, url, workspace_trust
+from shardlab import cluster, files, first_node, inventory, matrix, plugin_source, remote_workspace, upload, url, workspace_trust
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, ShardlabError
 from shardlab.login_node import PYTHON
@@ -133,18 +133,20 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
     own_matrix: Path | None = None
     if arguments.verb in (*SENDS, REHEARSES):
         file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
-        texts = {"cluster.yaml": file.read_bytes() if where.provider != "cloudlab" else cluster.resolved_file(where)}
+        texts = {
+            "cluster.yaml": files.read(file, follow=True) if where.provider != "cloudlab" else cluster.resolved_file(where)
+        }
         for address in filter(None, (one.archive for one in where.data.named())):  # runs need no signatures of URLs
             public = url.without_secrets(address).encode()
             texts["cluster.yaml"] = texts["cluster.yaml"].replace(address.encode(), public)
         for path in workspace.template_files():
-            texts[str(path.relative_to(workspace.path))] = path.read_bytes()
+            texts[str(path.relative_to(workspace.path))] = files.read(path)
         own = plugin_source.texts(workspace.path)
         texts |= own
         # Without Slurm, the scheduler on the controller reads the addresses of the nodes from the inventory. If the nodes have
         # a lease, the command on the controller reads the lease from the inventory, to decide which runs are held back.
         if where.slurm is None or inventory.leased(workspace, where.name) is not None:
-            texts[str(upload.INVENTORY)] = inventory.path_of(workspace).read_bytes()
+            texts[str(upload.INVENTORY)] = files.read(inventory.path_of(workspace))
         file = file if arguments.verb in WITHOUT_MATRIX else matrix.find(arguments.matrix)
         if arguments.verb not in WITHOUT_MATRIX and file not in matrix.shipped().values():
             own_matrix = file
@@ -158,7 +160,7 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
             if own_matrix is not None:
                 remote_workspace.keep_matrix(workspace, own_matrix)
     elif arguments.verb in OF_LEASE and inventory.leased(workspace, there.cluster) is not None:
-        remote_workspace.deliver(there, {str(upload.INVENTORY): inventory.path_of(workspace).read_bytes()})
+        remote_workspace.deliver(there, {str(upload.INVENTORY): files.read(inventory.path_of(workspace))})
     return there.hand_over("jobs", words)
 
 
@@ -168,8 +170,8 @@ def matrix_files(file: Path) -> dict[str, bytes]:
     Raises InputError, which names the files on this machine, not their copies.
     """
     paths = [model.path for model in matrix.load(file).models.values() if model.path is not None]
-    return {f"matrices/{file.name}": file.read_bytes()} | {
-        f"matrices/{path}": (file.parent / path).read_bytes() for path in paths
+    return {f"matrices/{file.name}": files.read(file, follow=True)} | {
+        f"matrices/{path}": files.read(file.parent / path) for path in paths
     }
 
 

@@ -118,7 +118,7 @@ def _run(argv: Sequence[str], folder: str, said: Path) -> int | None:
 
 def last_line(path: Path) -> str:
     """The last line that a process wrote to a file; empty if the process wrote nothing."""
-    with path.open("rb") as handle:
+    with files.open_regular(path) as handle:
         handle.seek(max(0, path.stat().st_size - MOST_SAID))
         lines = handle.read().decode("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else ""

@@ -90,7 +90,7 @@ class Rehearsals:
                 plugin_source.write(file.parent / own_workload.FOLDER, self._own.workloads.sources[workload.code])
             why = self._run(file, answer, said)
             try:
-                found = rehearsed.decode(answer.read_bytes())
+                found = rehearsed.decode(files.read(answer))
             except (OSError, *DECODE_FAULTS):
                 last = own_answers.last_line(said)
                 why = f"the rehearsal failed: {why or last or 'its process gave no answer'}"

@@ -83,7 +83,7 @@ class RunQueue:
     def _ensure_runner(self) -> None:
         """Start a runner. The new runner ends by itself if another runner is alive or if no run waits."""
         files.make_folder(self._own)
-        with files.as_workspace_error("write"), (self._own / "runner.log").open("ab") as log:
+        with files.as_workspace_error("write"), files.open_append(self._own / "runner.log") as log:
             subprocess.Popen(
                 [sys.executable, "-P", "-m", f"jobs.schedulers.{self._scheduler}", str(self._workspace.path)],
                 stdin=subprocess.DEVNULL,
@@ -108,7 +108,7 @@ class RunQueue:
 
     def _runner(self) -> Runner | None:
         try:
-            runner = msgspec.json.decode((self._own / "runner.json").read_bytes(), type=Runner)
+            runner = msgspec.json.decode(files.read(self._own / "runner.json"), type=Runner)
         except (OSError, *DECODE_FAULTS):
             return None
         return runner if _alive(runner.pid, runner.created, runner.boot_id) else None
@@ -271,7 +271,7 @@ def start(
     """
     folder.log.mkdir(exist_ok=True)
     own = {name: value for name, value in os.environ.items() if name != cloudlab_keys.TOKEN_VARIABLE}
-    with (folder.log / "script.log").open("ab") as log:
+    with files.open_append(folder.log / "script.log") as log:
         return subprocess.Popen(
             ["bash", str(folder.path / SCRIPT)],
             stdin=subprocess.DEVNULL,

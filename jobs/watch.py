@@ -12,6 +12,7 @@ from jobs import lease_report, search_runs, stale_jobs, status_table, views
 from jobs.backlog import Backlog
 from jobs.reconcile import Status, latest, own, statuses, unreadable_status
 from jobs.scheduler import apart, scheduler
+from shardlab import files
 from shardlab.console import Output
 from shardlab.errors import InputError
 from shardlab.printable import LogText
@@ -205,7 +206,7 @@ def _print_from(out: Output, file: Path, place: int, log: LogText) -> int:
     """
     if not file.exists():
         return place
-    with file.open("rb") as handle:
+    with files.open_regular(file) as handle:
         handle.seek(place)
         while part := handle.read(LOG_PART):
             out.log(log, part)

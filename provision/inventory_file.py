@@ -24,7 +24,7 @@ def read(workspace: Workspace) -> bytes | None:
     """The bytes of the inventory; None if the workspace has no inventory. Raises WorkspaceError."""
     with files.as_workspace_error("read"):
         try:
-            return path_of(workspace).read_bytes()
+            return files.read(path_of(workspace))
         except FileNotFoundError:
             return None
 

@@ -22,6 +22,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -41,12 +42,16 @@ CLUSTER = "archived-cluster.yaml"
 ENVIRONMENT = "environment.json"
 BLOCK = 1 << 20  # bytes that are read at a time
 MOST_INDEX = 1 << 28  # the largest allowed size of archive.json, in bytes
+# An archive.json with more bytes than this and INDEX_RATIO times the bytes of the archive is not read, so that a small archive
+# cannot take much memory. Each file of an archive takes at most twice as many bytes there as in the zip file.
+LEAST_INDEX, INDEX_RATIO = 1 << 20, 8
 MOST_FILES = 2_000_000
 # The files and folders that an archive may contain. A file cluster.yaml and a folder of templates are not allowed: they could
 # make commands in the unpacked workspace log in to machines, or run a script, that the author of the archive chose.
 TOP_FILES = {CLUSTER, ENVIRONMENT}
 FOLDERS = ("matrix/", "runs/", "report/", ".shardlab/matrices/", *(f"{name}/" for name in CODE))
 MOST_NAME = 1000  # the largest allowed number of characters in the path of a file
+MOST_PARTS = 32  # the largest allowed number of folders in the path of a file, each of which takes room on the disk
 METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # the methods of compression that an archive may use
 ENCRYPTED = 0x1  # the flag bit of an encrypted member in a zip file
 # The exceptions of zipfile for a damaged file: a wrong checksum, a truncated or impossible structure, an unknown version.
@@ -148,7 +153,8 @@ def _index(path: Path, found: zipfile.ZipFile) -> ArchiveIndex:
     for entry in entries:
         if entry.compress_type not in METHODS or entry.flag_bits & ENCRYPTED:
             raise InputError(f"{path}: {entry.filename[:100]!r} is encrypted, or compressed in a way that archives do not use.")
-    content = _content(found, INDEX, MOST_INDEX)
+    most = min(MOST_INDEX, LEAST_INDEX + INDEX_RATIO * path.stat().st_size)
+    content = _content(found, INDEX, most)
     try:
         index = decoder(ArchiveIndex).decode(content)
     except DECODE_FAULTS as error:
@@ -156,9 +162,10 @@ def _index(path: Path, found: zipfile.ZipFile) -> ArchiveIndex:
     for name in index.files:
         if not _is_name(name):
             raise InputError(f"{path}: names the file {name[:100]!r}, which is not a valid path in an archive.")
-    folders = {name[:end] for name in index.files for end in range(len(name)) if name[end] == "/"}
-    if twice := folders & index.files.keys():
-        raise InputError(f"{path}: {min(twice)[:100]!r} is both a file and a folder.")
+    # In this order, a file `a` and a file `a/b` are neighbours. A set of all folders would take much more memory than names.
+    for name, after in pairwise(sorted(index.files, key=lambda name: name.replace("/", "\0"))):
+        if after.startswith(f"{name}/"):
+            raise InputError(f"{path}: {name[:100]!r} is both a file and a folder.")
     if sorted(names) != sorted([INDEX, *index.files]):
         odd = sorted({*names} ^ {INDEX, *index.files}) or ["one of them twice"]
         raise InputError(f"{path}: its files are not those that {INDEX} lists: {odd[0][:100]!r}.")
@@ -180,7 +187,11 @@ def _is_name(name: str) -> bool:
     below = name.removeprefix(INSIDE)
     parts = below.removeprefix(".shardlab/").split("/")
     known = below in TOP_FILES or below.startswith(FOLDERS)
-    return known and all(part and not part.startswith(".") and len(part.encode()) <= 255 for part in parts)
+    return (
+        known
+        and len(parts) <= MOST_PARTS
+        and all(part and not part.startswith(".") and len(part.encode()) <= 255 for part in parts)
+    )
 
 
 def _must_fit(path: Path, folder: Path, needed: int) -> None:

@@ -141,7 +141,7 @@ def whole(run: Path) -> list[Path]:
 def read(path: Path) -> CheckpointManifest | str:
     """The manifest of a checkpoint, or a sentence that says why it cannot be used."""
     try:
-        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=CheckpointManifest)
+        manifest = msgspec.json.decode(files.read(path / MANIFEST), type=CheckpointManifest)
     except OSError as error:
         return f"{path}: its manifest cannot be read: {error.strerror}"
     except DECODE_FAULTS as error:

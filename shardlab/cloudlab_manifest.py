@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shardlab import moments
+from shardlab import files, moments
 from shardlab.errors import InputError, MissingExtra
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Experiment(msgspec.Struct, frozen=True):
 def read(path: Path) -> bytes:
     """Read the file of a manifest, at most MOST_BYTES + 1 bytes. Raises InputError."""
     try:
-        with path.open("rb") as file:
+        with files.open_regular(path, follow=True) as file:
             return file.read(MOST_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}. Allowed: the file of a manifest.") from None

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import signal
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -251,6 +252,7 @@ def run(command: Callable[[], int], *, name: str | None = None, interrupted: str
     sentence too. interrupted: the sentence that is printed after Ctrl-C or SIGTERM; None: the command handles these signals
     itself.
     """
+    os.umask(os.umask(0o077) | stat.S_IWOTH)  # no user of the machine may write into files that commands and runs make
     try:
         if interrupted is not None:
             command_start.raise_on_signal()

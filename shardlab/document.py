@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from shardlab import files
 from shardlab.errors import InputError, WorkspaceError
 
 MAX_BYTES = 4 * 1024 * 1024  # the largest file that is read; a larger matrix file or cluster file is a mistake or an attack
@@ -100,16 +101,17 @@ def dotted(path: Path_) -> str:
 def load(path: Path) -> Document:
     """Read the file `path`. Raises InputError for a missing file and for everything that is not plain, unambiguous YAML."""
     try:
-        with path.open("rb") as handle:
-            raw = handle.read(MAX_BYTES + 1)
+        raw = files.read(path, MAX_BYTES, follow=True)
+    except files.TooLarge:
+        raise InputError(
+            f"{path}: larger than {MAX_BYTES // 2**20} MiB, the limit for a cluster file or a matrix file."
+        ) from None
     except FileNotFoundError:
         raise InputError(f"{path}: no such file.") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a folder, not a file.") from None
+    except files.NotRegular as error:
+        raise InputError(f"{path}: is {error.kind}, not a file.") from None
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
-    if len(raw) > MAX_BYTES:
-        raise InputError(f"{path}: larger than {MAX_BYTES // 2**20} MiB, the limit for a cluster file or a matrix file.")
     return parse(raw, str(path))
 
 

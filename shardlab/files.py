@@ -1,6 +1,9 @@
 """Reads, replaces and locks files.
 
 When a file is replaced, a reader sees the whole old file or the whole new file, even if the writer is killed.
+
+All files of a workspace, of an archive or of a shared folder are opened here, because another person may have put anything in
+their place: a link to a file of this user, a FIFO or a device that never ends. A test of this project refuses other opens.
 """
 
 from __future__ import annotations
@@ -22,46 +25,71 @@ import msgspec
 from shardlab import printable
 from shardlab.errors import InputError, WorkspaceError
 
+MOST_BYTES = 1 << 26  # the largest file that is read as one document, such as run.json or an expansion
+MOST_RECORDS = 1 << 30  # the largest file of records that is read at once, such as steps/rank-00000.jsonl
+
 
 class NotRegular(OSError):
     """The path is not a regular file but, for example, a symlink or a FIFO. kind: the kind of file in words."""
 
     def __init__(self, path: Path | str, kind: str) -> None:
-        super().__init__(errno.EINVAL, f"it is {kind}, and only regular files are read; remove it", str(path))
+        super().__init__(errno.EINVAL, f"it is {kind}, and only regular files are read or written; remove it", str(path))
         self.kind = kind
 
 
-def read(path: Path | str) -> bytes:
-    """The content of a regular file. Raises OSError as open does, and NotRegular for a symlink, a FIFO, a socket or a device.
+class TooLarge(OSError):
+    """The file has more bytes than files of its kind may have."""
+
+    def __init__(self, path: Path | str, most: int) -> None:
+        super().__init__(errno.EFBIG, f"it has more than {most:,} bytes, the limit for this kind of file", str(path))
+
+
+def read(path: Path | str, most: int = MOST_BYTES, *, follow: bool = False) -> bytes:
+    """The content of a regular file. Raises OSError as open does, NotRegular for a symlink, a FIFO, a socket or a device, and
+    TooLarge.
+
+    most: the largest allowed size in bytes. follow: as in `open_regular`.
 
     Only regular files are allowed, because the files of a run may come from another machine: a symlink could point to any file
     of this machine, and reading a FIFO could block for ever. For small files, this function is faster than Path.read_bytes.
     """
-    descriptor, size = open_descriptor(path)
+    descriptor, size = open_descriptor(path, follow=follow)
     try:
-        content = os.read(descriptor, size + 1)
-        if len(content) == size:
+        content = os.read(descriptor, min(size, most) + 1)
+        if len(content) == size <= most:
             return content
-        parts = [content]
-        while content := os.read(descriptor, 1 << 20):  # the file has grown, or is larger than one read of the kernel
-            parts.append(content)
-        return b"".join(parts)
+        parts, read_bytes = [content], len(content)
+        while content and read_bytes <= most:  # the file has grown, or is larger than one read of the kernel
+            parts.append(content := os.read(descriptor, 1 << 20))
+            read_bytes += len(content)
     finally:
         os.close(descriptor)
+    if read_bytes > most:
+        raise TooLarge(path, most)
+    return b"".join(parts)
 
 
-def open_regular(path: Path | str) -> io.BufferedReader:
-    """Open a regular file for reading. Raises the same exceptions as `read`."""
-    return os.fdopen(open_descriptor(path)[0], "rb")
+def open_regular(path: Path | str, *, follow: bool = False) -> io.BufferedReader:
+    """Open a regular file for reading. Raises OSError as open does, and NotRegular.
+
+    follow: whether the path may be a symlink to a regular file. Only for a file that the user names, such as a cluster file
+    that several workspaces share.
+    """
+    return os.fdopen(open_descriptor(path, follow=follow)[0], "rb")
 
 
-def open_descriptor(path: Path | str) -> tuple[int, int]:
+def open_descriptor(path: Path | str, *, follow: bool = False) -> tuple[int, int]:
     """Open a regular file for reading. Returns (descriptor, size of the file in bytes). The caller closes the descriptor.
 
-    Raises the same exceptions as `read`.
+    follow, and what it raises: as `open_regular`.
     """
+    return _open(path, os.O_RDONLY if follow else os.O_RDONLY | os.O_NOFOLLOW)
+
+
+def _open(path: Path | str, how: int, mode: int = 0o644) -> tuple[int, int]:
+    """Open a regular file. Returns (descriptor, size in bytes). how: flags of os.open. mode: the permissions of a new file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, how | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # the path is a symlink (ELOOP) or a socket (ENXIO)
             raise NotRegular(path, kind_of(os.lstat(path).st_mode)) from None
@@ -123,14 +151,23 @@ def append(path: Path, content: bytes) -> None:
 
     If the process is killed, the file may have only the beginning of the content.
     """
-    how = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, how, 0o644)
-    try:
-        if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
-            raise NotRegular(path, kind_of(mode))
-        write_all(descriptor, content)
-    finally:
-        os.close(descriptor)
+    with open_append(path) as handle:
+        write_all(handle.fileno(), content)
+
+
+def open_append(path: Path) -> io.FileIO:
+    """Open a regular file, which is created if it does not exist, for appending, for example as the output of a process.
+
+    Raises OSError, NotRegular.
+    """
+    return os.fdopen(append_descriptor(path), "ab", buffering=0)
+
+
+def append_descriptor(path: Path) -> int:
+    """As `open_append`, but returns a descriptor, which can be read too. The caller closes the descriptor."""
+    descriptor, _ = _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
+    os.set_blocking(descriptor, True)  # a process that inherits the descriptor expects this
+    return descriptor
 
 
 @contextlib.contextmanager
@@ -242,23 +279,18 @@ def locked(path: Path, busy: Callable[[int], object] = lambda _descriptor: None)
 def _open_lock(path: Path) -> int:
     """Open a lock file, which is created if it does not exist. Returns the descriptor, which child processes do not inherit."""
     make_folder(path.parent)
-    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     with as_workspace_error("lock"):
         try:
             # Every user who can open the file can hold the lock, so only users with access to the folder may open the file.
             mode = 0o600 | (path.parent.stat().st_mode & 0o066)
-            descriptor = os.open(path, flags | os.O_RDWR, mode)
+            return _open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)[0]
         except PermissionError:  # the file belongs to another user, such as root: this user can lock it, but not write to it
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise WorkspaceError(f"cannot lock {path}: it is not a regular file; remove it.")
-    return descriptor
+            return open_descriptor(path)[0]
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of the content of a file, in hexadecimal."""
-    with path.open("rb") as handle:
+    """The SHA-256 of the content of a regular file, in hexadecimal. Raises OSError, NotRegular."""
+    with open_regular(path) as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 

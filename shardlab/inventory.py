@@ -6,10 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from shardlab import files
 from shardlab.all_reduce import MeasuredAllReduce
 from shardlab.cluster import Cluster
 from shardlab.decoders import DECODE_FAULTS
-from shardlab.errors import InputError
+from shardlab.errors import InputError, WorkspaceError
 from shardlab.lease import Lease
 from shardlab.remote import Address
 from shardlab.workspace import Workspace
@@ -76,12 +77,15 @@ def read(workspace: Workspace, cluster: str) -> Inventory:
 
 
 def of_workspace(workspace: Workspace) -> Inventory | None:
-    """The inventory in this workspace, of any cluster; None if `provision` has not written it. Raises InputError."""
+    """The inventory in this workspace, of any cluster; None if `provision` has not written it. Raises InputError and
+    WorkspaceError."""
     path = path_of(workspace)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Inventory)
+        return msgspec.json.decode(files.read(path), type=Inventory)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read") from error
     except DECODE_FAULTS as error:
         raise InputError(f"{path}: is not an inventory of this version: {error}. {FIRST}.") from None
 

@@ -34,7 +34,7 @@ def write(workspace: Workspace, matrix: str, watts_per_gpu: Mapping[str, float])
     content = msgspec.json.format(msgspec.json.encode(MeasuredPowers(SCHEMA, dict(watts_per_gpu))), indent=2) + b"\n"
     path = folder / f"{matrix}.json"
     with files.as_workspace_error("write"):
-        if path.exists() and path.read_bytes() == content:
+        if path.exists() and files.read(path) == content:
             return
     files.make_folder(folder)
     files.write_atomic(path, content)
@@ -45,7 +45,7 @@ def read_all(workspace: Workspace) -> dict[str, float]:
     found: dict[str, float] = {}
     for path in sorted(_folder(workspace).glob("*.json")):
         try:
-            found |= decoder(MeasuredPowers).decode(path.read_bytes()).watts_per_gpu
+            found |= decoder(MeasuredPowers).decode(files.read(path)).watts_per_gpu
         except (OSError, *DECODE_FAULTS):
             continue
     return found

@@ -14,14 +14,12 @@ import fcntl
 import hashlib
 import os
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import gethostname
 
-from shardlab import files
-from shardlab.errors import WorkspaceError
+from shardlab import files, own_folder
 
 FILLED = ".filled"  # an empty file in the shared folder, written last: if it exists, the folder is completely filled
 LOCK = ".lock"  # suffix of the lock file beside the shared folder
@@ -87,14 +85,8 @@ def _own_folder() -> Path:
 
     Only this user can open it, because all users of the node may share $TMPDIR.
     """
-    own = parent()[0] / f"shardlab-data-{os.geteuid()}"
     with files.as_workspace_error("make"):
-        with contextlib.suppress(FileExistsError):
-            own.mkdir(mode=0o700)
-        status = own.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise WorkspaceError(f"{own}: is not a folder that only you can open, so no data is copied there. Remove it.")
-    return own
+        return own_folder.make(parent()[0], f"shardlab-data-{os.geteuid()}")
 
 
 def _name(name: str) -> str:

@@ -303,7 +303,7 @@ def read_lines(path: Path | str, kind: type[T]) -> RecordLines[T]:
     kind: the type of the records. A file that does not exist has no records. Raises WorkspaceError if the file cannot be read.
     """
     try:
-        raw = files.read(path)
+        raw = files.read(path, files.MOST_RECORDS)
     except FileNotFoundError:
         return RecordLines([])
     except OSError as error:
@@ -345,7 +345,7 @@ def damaged_line(path: Path | str, kind: type[Record]) -> tuple[int, str] | None
     starts a new line after it. kind: the type of the records.
     """
     decoder = msgspec.json.Decoder(kind)
-    for number, line in enumerate(files.read(path).split(b"\n")[:-1], start=1):
+    for number, line in enumerate(files.read(path, files.MOST_RECORDS).split(b"\n")[:-1], start=1):
         try:
             decoder.decode(line)
         except DECODE_FAULTS as error:
@@ -357,16 +357,14 @@ def damaged_line(path: Path | str, kind: type[Record]) -> tuple[int, str] | None
 class LineWriter:
     """Appends records to a file. Each record is one write, so that a killed writer leaves at most the last line incomplete."""
 
-    _HOW = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-
     def __init__(self, path: Path) -> None:
         self._encoder, self._path = msgspec.json.Encoder(), path
         try:
             try:
-                self._descriptor = os.open(path, self._HOW, 0o644)
+                self._descriptor = files.append_descriptor(path)
             except FileNotFoundError:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._descriptor = os.open(path, self._HOW, 0o644)
+                self._descriptor = files.append_descriptor(path)
             if (size := os.fstat(self._descriptor).st_size) and os.pread(self._descriptor, 1, size - 1) != b"\n":
                 # An earlier writer left its last line incomplete. End this line, so that the next record starts a new line.
                 size += os.write(self._descriptor, b"\n")

@@ -385,7 +385,7 @@ _REMEMBERING = threading.Lock()
 
 def _remember(known_hosts: Path, hostname: str, key: Any) -> None:
     with _REMEMBERING:
-        old = known_hosts.read_bytes() if known_hosts.exists() else b""
+        old = files.read(known_hosts, follow=True) if known_hosts.exists() else b""
         files.make_folder(known_hosts.parent)
         files.write_atomic(known_hosts, old + f"{hostname} {key.get_name()} {key.get_base64()}\n".encode())
 

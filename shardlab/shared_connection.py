@@ -15,14 +15,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardlab import files
-from shardlab.errors import ShardlabError, WorkspaceError
+from shardlab import files, own_folder
+from shardlab.errors import ShardlabError
 
 KEPT = "4h"  # how long the connection stays open after the last command that used it
 LOGIN_S = 300.0  # time limit of a login; long, because a person may have to find a hardware token or a phone
 # The longest path of the folder of the sockets, in bytes. The path of a socket has at most 107 bytes, and OpenSSH adds 58 bytes
 # to the path of the folder.
 LONGEST = 49
+TEMPORARY = Path("/tmp")  # in place of the user's cache, if the path of that is longer
 
 
 class NoLogin(ShardlabError):
@@ -35,14 +36,14 @@ def folder() -> Path:
     Raises WorkspaceError.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / "ssh"
-    short = Path(f"/tmp/shardlab-ssh-{os.geteuid()}")
-    path = cache if len(os.fsencode(cache)) <= LONGEST else short
-    files.make_folder(path)
-    if path.is_symlink() or path.stat().st_uid != os.geteuid():
-        raise WorkspaceError(f"{path}: belongs to another user, who could use your logins. Remove it.")
+    if len(os.fsencode(cache)) > LONGEST:
+        with files.as_workspace_error("make"):
+            return own_folder.make(TEMPORARY, f"shardlab-ssh-{os.geteuid()}")
+    files.make_folder(cache.parent)
     with files.as_workspace_error("close to other users"):
-        path.chmod(0o700)
-    return path
+        if own_folder.belongs_to_us(cache, 0):
+            cache.chmod(0o700)
+        return own_folder.make(cache.parent, cache.name)
 
 
 def options() -> list[str]:

@@ -1,7 +1,8 @@
 """Runs a command such as ssh, and removes from its output every escape sequence that could control the user's terminal.
 
 A command that draws a live table uses escape sequences for styles and cursor movements. The few sequences that rich uses for
-live tables are passed on to the terminal, and all other sequences are removed.
+live tables are passed on to the terminal, and all other sequences are removed. The cursor never moves above the first line that
+the command wrote: otherwise a hostile cluster could change what the user's own commands and shell have said.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ _UNFINISHED = re.compile(r"\x1b(?:\[[0-9;?]{0,20})?\Z")
 class TerminalFilter:
     """Filters one output stream of a command, which arrives in parts.
 
-    drawing: whether to pass on the escape sequences that rich uses for live tables.
+    drawing: whether to pass on the escape sequences that rich uses for live tables. Only one stream of a command may draw.
     """
 
     def __init__(self, *, drawing: bool) -> None:
         self._drawing = drawing
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._unfinished = ""
+        self._line = 0  # the line of the cursor, counted from the line on which this stream began
 
     def add(self, part: bytes, *, last: bool = False) -> str:
         """The filtered text of the next part. An incomplete escape sequence at the end of the part is kept for the next part.
@@ -50,9 +52,22 @@ class TerminalFilter:
             return printable.visible(text)
         written, place = [], 0
         for drawn in _DRAWN.finditer(text):
-            written += [printable.visible(text[place : drawn.start()]), drawn[0]]
+            written += [self._plain(text[place : drawn.start()]), self._bounded(drawn[0])]
             place = drawn.end()
-        return "".join([*written, printable.visible(text[place:])])
+        return "".join([*written, self._plain(text[place:])])
+
+    def _plain(self, text: str) -> str:
+        shown = printable.visible(text)
+        self._line += shown.count("\n")
+        return shown
+
+    def _bounded(self, drawn: str) -> str:
+        """An escape sequence that rich uses; a movement of the cursor to a line above is shortened, or left out."""
+        if not drawn.endswith("A"):
+            return drawn
+        lines = min(int(drawn[2:-1][:9] or 1) or 1, self._line)
+        self._line -= lines
+        return f"\x1b[{lines}A" if lines else ""
 
 
 def run(argv: Sequence[str], *, terminal: bool) -> int:
@@ -66,7 +81,7 @@ def run(argv: Sequence[str], *, terminal: bool) -> int:
     try:
         with selectors.DefaultSelector() as pipes:
             pipes.register(process.stdout, selectors.EVENT_READ, (TerminalFilter(drawing=terminal), sys.stdout))
-            pipes.register(process.stderr, selectors.EVENT_READ, (TerminalFilter(drawing=terminal), sys.stderr))
+            pipes.register(process.stderr, selectors.EVENT_READ, (TerminalFilter(drawing=False), sys.stderr))
             while pipes.get_map():
                 ready = pipes.select(DRAIN_S)
                 if not ready and process.poll() is not None:

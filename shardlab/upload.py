@@ -36,7 +36,7 @@ def main() -> int:
             raise InputError(f"{name!r}: no file may be written there. Allowed: workspace paths outside runs/, .shardlab/.")
         target = workspace.path / path
         content = text.encode("utf-8", "surrogateescape")
-        if not target.is_file() or target.read_bytes() != content:
+        if not target.is_file() or files.read(target) != content:
             files.make_folder(target.parent)
             files.write_atomic(target, content)
             workspace_trust.keep(workspace, target)

@@ -102,7 +102,7 @@ def parts(name: str, own: Path | None = None) -> list[str]:
 def digest(name: str, own: Path | None = None) -> str:
     """The SHA-256 of the file of a template, which run.json records. own: as in `render`."""
     mine = own / name if own is not None else None
-    return hashlib.sha256((mine if mine is not None and mine.exists() else FOLDER / name).read_bytes()).hexdigest()
+    return hashlib.sha256((mine if mine is not None and mine.is_file() else FOLDER / name).read_bytes()).hexdigest()
 
 
 @functools.cache

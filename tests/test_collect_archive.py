@@ -1,8 +1,10 @@
 """`collect archive`, `collect open` and archives in `collect compare`, also with hostile and damaged archives."""
 
+import contextlib
 import gzip
 import hashlib
 import json
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import pytest
 import support_collect as support
 
 from collect import cli
+from collect.archiving import staging
 from collect.archiving.anonymous import Pseudonyms
+from collect.archiving.contents import ArchiveSource
 from collect.fetching import manifest
 from shardlab import archive, files
 from shardlab.errors import InputError, WorkspaceError
@@ -250,6 +254,7 @@ def rewritten(file: Path, folder: Path, changes: dict[str, bytes], *, honest: bo
         "workspace/runs/a//b",
         "workspace/runs/\x1b[31m",
         "workspace/runs/a\\b",
+        f"workspace/runs/{'a/' * 40}b",
         "elsewhere",
     ],
 )
@@ -260,6 +265,59 @@ def test_a_path_that_an_archive_may_not_contain_is_refused(file, tmp_path, capsy
     assert "which is not a valid path in an archive" in said
     assert "\x1b" not in said
     assert [path.name for path in tmp_path.iterdir()] == [changed.name]
+
+
+@pytest.mark.parametrize("folders", [28, 400])
+def test_the_memory_to_open_an_archive_is_bounded_by_its_size(tmp_path, folders):
+    """Archives of 1,000 files with long paths. The folders of all files as texts would need 400 or 8 times their size."""
+    width = 900 // folders - 1
+    names = [f"workspace/runs/{'/'.join(f'{file:0{width}}' for _ in range(folders))}" for file in range(0, 10**width, 1)[:1000]]
+    index = {
+        "schema": 1, "shardlab": "1", "created": "", "matrix": "m", "matrix_file": None, "anonymous": False, "runs": [],
+        "files": {name: {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()} for name in names}, "left_out": [],
+    }  # fmt: skip
+    path = tmp_path / "long.shardlab.zip"
+    with zipfile.ZipFile(path, "w") as zipped:
+        for name, content in {"archive.json": json.dumps(index), **dict.fromkeys(names, b"")}.items():
+            zipped.writestr(name, content)
+    tracemalloc.start()
+    try:
+        with contextlib.nullcontext() if folders < 32 else pytest.raises(InputError, match="not a valid path"):
+            assert len(archive.read_index(path).files) == len(names)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 * path.stat().st_size
+
+
+@pytest.mark.parametrize("pseudonyms", [None, Pseudonyms([("host", support.HOST)])], ids=["plain", "anonymous"])
+@pytest.mark.parametrize("name", ["rank-00000.log", "trace.json.gz"])
+def test_a_long_file_is_archived_without_reading_it_as_a_whole(tmp_path, pseudonyms, name):
+    text = (f"step 1 on {support.HOST}\n" + f"loss {'2.5 ' * 200}\n" * 10).encode() * 400
+    content = gzip.compress(text, 1) if name.endswith(".gz") else text
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "staged").mkdir()
+    source = ArchiveSource(f"runs/a/log/{name}", tmp_path / name, len(content))
+    tracemalloc.start()
+    try:
+        assert staging.fill(tmp_path / "staged", [source], pseudonyms) == []
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < len(text) / 3
+    archived = (tmp_path / "staged" / source.name).read_bytes()
+    expected = text if pseudonyms is None else text.replace(support.HOST.encode(), b"host1")
+    assert (gzip.decompress(archived) if name.endswith(".gz") else archived) == expected
+
+
+def test_a_small_archive_with_a_large_index_is_refused(file, tmp_path, capsys):
+    path = rewritten(file, tmp_path, {}, left_out=[{"name": "a", "bytes": 1, "why": "x" * 1000}] * 60_000)
+    with zipfile.ZipFile(path) as large, zipfile.ZipFile(tmp_path / "small.zip", "w", zipfile.ZIP_DEFLATED) as small:
+        for name in large.namelist():
+            small.writestr(name, large.read(name))
+    assert archive.read_index(path).left_out
+    assert collect("open", str(tmp_path / "small.zip"), "--out", str(tmp_path / "ours")) == 2
+    assert "archive.json: has more than" in capsys.readouterr().err
 
 
 def test_damaged_and_changed_archives_are_refused(file, tmp_path, capsys):

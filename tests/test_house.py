@@ -1,6 +1,8 @@
-"""Rules of this project: the wheel has all files, commands start without large imports, and no file is too long."""
+"""Rules of this project: the wheel has all files, commands start without large imports, no file is too long, and only
+shardlab/files.py opens files that another person may have written."""
 
 import ast
+import re
 import subprocess
 import sys
 import zipfile
@@ -12,6 +14,35 @@ ROOT = Path(__file__).parent.parent
 ROOMS = ("shardlab", "templates", "provision", "jobs", "trainers", "collect")
 HEAVY = ("torch", "transformers", "deepspeed", "numpy", "polars", "plotly", "submitit", "fabric", "paramiko")
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+
+OPENS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}  # names of functions and methods
+# An open of this text is safe by itself: a new file, a folder, no link, a descriptor, the kernel's files, files of our package.
+SAFE = re.compile(r"'x[bt]?'|O_EXCL|O_DIRECTORY|O_NOFOLLOW|closefd=False|os\.devnull|'/(?:proc|etc)/|resources\.files\(")
+# Other opens outside of shardlab/files.py, by file or folder, with the reason why they are safe.
+OPENED = {
+    "collect/archiving/pack.py": "writes members of a zip file",
+    "collect/fetching/arrival.py": "adds O_NOFOLLOW to its flags",
+    "collect/sampler/": "files of the kernel",
+    "collect/traces/figure_cache.py": "our own source",
+    "jobs/own_answers.py": "in a new folder of mode 0700",
+    "jobs/rehearsals.py": "in a new folder of mode 0700",
+    "jobs/slurm/preflight.py": "in a new folder of mode 0700",
+    "provision/checks/_prove_node.py": "in a new folder of mode 0700",
+    "provision/datasets/": "data sets may be behind links; their sizes and digests are checked",
+    "provision/practice/": "in root's folder of mode 0700",
+    "provision/site/wheels.py": "files that pip has just written",
+    "provision/software.py": "our own source",
+    "shardlab/archive.py": "reads members of a zip file",
+    "shardlab/host.py": "files of the kernel, found by their folders",
+    "shardlab/json_schema.py": "writes files of our own source",
+    "shardlab/remote.py": "opens a connection",
+    "shardlab/source_digest.py": "our own source",
+    "templates/__init__.py": "imports nothing of ours; it reads templates only if is_file() is true, as jinja2 does",
+    "trainers/data/": "data sets may be behind links",
+    "trainers/forking/address.py": "our own source",
+    "trainers/proof.py": "our own source",
+    "trainers/rehearsal/fork_steps.py": "in a new folder of mode 0700",
+}
 
 
 def test_the_wheel_holds_exactly_what_is_meant(tmp_path):
@@ -61,3 +92,21 @@ def test_no_text_is_left_half_merged():
     assert not [
         path for path in texts if any(line.startswith(("<<<<<<< ", ">>>>>>> ")) for line in path.read_text().splitlines())
     ]
+
+
+def opens(text):
+    """The calls in Python code that open, read or write a file by its path, without those that are safe by themselves."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    named = [node for node in calls if getattr(node.func, "attr", getattr(node.func, "id", "")) in OPENS]
+    return [shown for node in named if not SAFE.search(shown := ast.unparse(node))]
+
+
+def test_files_of_other_people_are_opened_in_one_module_which_refuses_links_fifos_and_devices():
+    where = {str(path.relative_to(ROOT)): opens(path.read_text()) for path in SOURCES}
+    assert where.pop("shardlab/files.py") != []
+    allowed = {name: prefix for name in where for prefix in OPENED if name.startswith(prefix)}
+    assert {name: calls for name, calls in where.items() if calls and name not in allowed} == {}, "use shardlab.files"
+    assert {prefix for name, prefix in allowed.items() if where[name]} == set(OPENED), "an exception is not needed any more"
+    assert opens("gzip.open(p)\nopen(p)\np.open('ab')\nos.open(p, os.O_RDONLY)\np.open('xb')") == [
+        "gzip.open(p)", "open(p)", "p.open('ab')", "os.open(p, os.O_RDONLY)",
+    ]  # fmt: skip

@@ -11,7 +11,7 @@ from jobs import cli, on_controller, plan, render
 from jobs.invocation import Invocation
 from provision import cli as provision_cli
 from shardlab import cluster, login_node, shared_connection
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError
 from shardlab.workspace import Workspace
 
 SITE = "schema: 1\nname: site\nprovider: slurm\nslurm: {partition: gpu}\nstorage: {shared: SHARED}\n"
@@ -143,11 +143,16 @@ def test_without_a_terminal_the_person_is_told_how_to_log_in(ssh, monkeypatch):
 
 
 def test_the_folder_of_the_sockets_is_closed_to_others(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/tmp/s")
-    monkeypatch.setattr(shared_connection.files, "make_folder", lambda path: None)
-    monkeypatch.setattr(Path, "is_symlink", lambda path: True)
-    with pytest.raises(WorkspaceError, match="belongs to another user"):
-        shared_connection.folder()
+    monkeypatch.setattr(shared_connection, "LONGEST", 200)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "shardlab/ssh").mkdir(parents=True, mode=0o755)
+    assert shared_connection.folder() == tmp_path / "shardlab/ssh"
+    assert (tmp_path / "shardlab/ssh").stat().st_mode & 0o077 == 0
+    (tmp_path / "shardlab/ssh").rmdir()
+    (tmp_path / "shardlab/ssh").symlink_to(tmp_path)
+    made = shared_connection.folder()
+    assert made.name.startswith("ssh-")
+    assert made.stat().st_mode & 0o077 == 0
 
 
 def test_a_long_path_gets_a_short_folder_of_this_user(tmp_path, monkeypatch):

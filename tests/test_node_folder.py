@@ -124,8 +124,10 @@ def test_folders_of_other_nodes_on_a_shared_disk_are_not_touched(disk, monkeypat
 def test_a_folder_that_others_can_open_is_not_used(disk):
     disk.mkdir(mode=0o755)
     disk.chmod(0o755)
-    with pytest.raises(WorkspaceError, match="only you can open"):
-        node_folder.remove_unused()
+    with node_folder.shared("run", lambda folder: None) as folder:
+        assert folder.parent.name.startswith(f"{disk.name}-")
+        assert folder.parent.stat().st_mode & 0o077 == 0
+    assert not list(disk.iterdir())
 
 
 @pytest.mark.parametrize(("value", "why"), [(None, "TMPDIR is not set"), ("/nowhere/at/all", "TMPDIR is not a folder")])

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -118,10 +119,20 @@ def test_a_kill_loses_no_line_that_was_written(tmp_path):
 
 
 def test_a_full_disk_is_one_sentence(tmp_path):
-    path = tmp_path / "full"
-    path.symlink_to("/dev/full")
+    writer = LineWriter(tmp_path / "full")
+    with Path("/dev/full").open("ab") as full:
+        os.dup2(full.fileno(), writer._descriptor)
     with pytest.raises(WorkspaceError, match="the disk is full; free some space"):
-        LineWriter(path).write(STEP)
+        writer.write(STEP)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path.with_name("victim"))])
+def test_records_are_not_appended_to_a_link_a_fifo_or_a_folder(tmp_path, make):
+    (tmp_path / "victim").write_text("mine")
+    make(tmp_path / "events.jsonl")
+    with pytest.raises(WorkspaceError, match=r"cannot write .*events.jsonl: "):
+        LineWriter(tmp_path / "events.jsonl").write(STEP)
+    assert (tmp_path / "victim").read_text() == "mine"
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
-"""The locale, the time zone, the umask, the temporary folder and the user's name change no result of a command."""
+"""The locale, the time zone, the umask, the temporary folder and the user's name change no result of a command. With any umask,
+no user may write to what commands make, except the owner and the group."""
 
 import json
 import os
@@ -67,3 +68,20 @@ def test_the_surroundings_change_no_result(tmp_path):
     found = outputs(other, 0o077, TMPDIR=str(tmp_path / "link"), HOME="/proc/nothing", **OTHER)
     for name, value in expected.items():
         assert found[name] == value, name
+
+
+def test_nothing_is_writable_by_everybody_whatever_the_umask(tmp_path):
+    """The umask decides about the group, with whose members a user may share a workspace."""
+    tmp_path.chmod(0o755)
+    made = support.matrix(tmp_path / "ws")
+    before = {path: path.lstat().st_mode for path in (made.path, *made.path.rglob("*"))}
+    outputs = []
+    for line in (*COMMANDS.values(), "collect fetch", "collect open a.shardlab.zip --out opened"):
+        program, *words = line.split()
+        words = [sys.executable, "-P", "-m", program, *words]
+        outputs.append(subprocess.run(words, cwd=made.path, umask=0, capture_output=True, text=True, check=False))
+    assert [done.stderr for done in outputs if done.returncode] == []
+    new = [path for path in made.path.rglob("*") if before.get(path) != path.lstat().st_mode]
+    assert {path.relative_to(made.path).parts[0] for path in new} >= {".shardlab", "runs", "report", "exported", "opened"}
+    assert [path for path in new if path.lstat().st_mode & 0o002] == []
+    assert (made.path / "exported").stat().st_mode & 0o777 == 0o775

@@ -3,6 +3,7 @@ control sequences are removed."""
 
 import itertools
 import os
+import re
 import sys
 
 import pytest
@@ -14,7 +15,7 @@ from support_hostile import STEERING, on_terminal, steering
 from shardlab.terminal_relay import TerminalFilter
 from shardlab.workspace import Workspace
 
-DRAWN = "\x1b[1;31mred\x1b[0m \x1b[?25l\x1b[2K\x1b[3A\r\x1b[?25hend\n"
+DRAWN = "\n\n\n\x1b[1;31mred\x1b[0m \x1b[?25l\x1b[2K\x1b[3A\r\x1b[?25hend\n"
 
 
 def passed(parts, drawing=True):
@@ -31,6 +32,25 @@ def test_what_rich_draws_with_passes_to_a_terminal_and_not_to_a_file():
 def test_a_sequence_passes_wherever_the_parts_are_cut(places):
     cuts = [0, *sorted(places), len(DRAWN)]
     assert passed([DRAWN[begin:end].encode() for begin, end in itertools.pairwise(cuts)]) == DRAWN
+
+
+PARTS = ["\x1b[A", "\x1b[0A", "\x1b[1A", "\x1b[7A", "\x1b[99999999999999999999A", "\n", "\r\n", "\v", "a", "\x1b[2K", "\r"]
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=30))
+def test_the_cursor_never_moves_above_the_first_line_of_the_command(parts):
+    line = 0
+    for moved in re.finditer(r"\x1b\[([0-9]*)A|\n", passed([part.encode() for part in parts])):
+        line += 1 if moved[0] == "\n" else -(int(moved[1] or 1) or 1)
+        assert line >= 0, "a line that the command did not write could be changed"
+
+
+def test_a_table_is_drawn_again_over_itself_and_only_on_one_stream():
+    table = "a\nb\nc\r\x1b[2K\x1b[1A\x1b[2K\x1b[1A\x1b[2K"
+    assert passed([(table * 3).encode()]) == table * 3
+    there = "import sys; print('out', flush=True); print('\\n\\n\\x1b[2Aerr', file=sys.stderr)"
+    run = f"terminal_relay.run([sys.executable, '-c', {there!r}], terminal=True)"
+    assert "\x1b[2A" not in on_terminal(["-c", f"import sys; from shardlab import terminal_relay; {run}"])
 
 
 @pytest.mark.parametrize(

@@ -272,9 +272,9 @@ class Looked:
     def __init__(self, of) -> None:
         self.of, self.bytes = of, 0
 
-    def search(self, text: bytes):
-        self.bytes += len(text)
-        return self.of.search(text)
+    def search(self, text: bytes, begin: int = 0):
+        self.bytes += len(text) - begin
+        return self.of.search(text, begin)
 
     def __call__(self, text: bytes, *, final: bool):
         self.bytes += len(text)
@@ -295,3 +295,18 @@ def test_json_that_is_no_trace_is_read_once_and_refused(tmp_path, monkeypatch, s
     assert "the file has no list of events" in found.cut
     assert list_.bytes < 1.01 * len(content)
     assert single.bytes < 5_000_000
+
+
+@pytest.mark.parametrize("place", ["before", "behind"])
+def test_long_text_around_the_events_is_not_searched_again_and_again(tmp_path, monkeypatch, place):
+    """Text before the list of events is read only up to a limit. Text behind it is read to its end, but is searched once."""
+    events, text = b'{"traceEvents": [%b]' % shapes.text(shapes.rccl()).partition(b"[")[2].rpartition(b"]")[0], b" " * 8_000_000
+    looked, stacks = Looked(trace._LIST), Looked(trace._STACKS)
+    monkeypatch.setattr(trace, "_LONGEST", 1 << 20)
+    monkeypatch.setattr(trace, "_LIST", looked)
+    monkeypatch.setattr(trace, "_STACKS", stacks)
+    found = read(tmp_path / "t.json", text + events if place == "before" else events + text)
+    assert ("no list of events in its first 1 MiB" in found.cut) == (place == "before")
+    assert (len(found.name) == 0) == (place == "before")
+    assert looked.bytes < 2_000_000
+    assert stacks.bytes < 2_000_000

@@ -99,13 +99,13 @@ def _redirect(log: Path) -> int:
     previous standard error, which belongs to the launcher."""
     files.make_folder(log.parent)
     with files.as_workspace_error("write"):
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        handle = files.open_append(log)
     before = os.dup(2)  # os.dup returns a descriptor that programs started by this rank do not inherit
     sys.stdout.flush()
     sys.stderr.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+    with handle:
+        os.dup2(handle.fileno(), 1)
+        os.dup2(handle.fileno(), 2)
     return before
 
 

@@ -124,7 +124,7 @@ def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | 
     kept = folder / f"{digest(cell, ranks.trains_on)}.json" if folder is not None else None
     # Only rank 0 reads the stored file, and all ranks use what it read. If each rank read the file, some ranks might find it
     # and others not: another run may write the file at this moment, and other nodes may not have it.
-    stored = kept.read_bytes() if kept is not None and ranks.rank == 0 and kept.exists() else b""
+    stored = files.read(kept) if kept is not None and ranks.rank == 0 and kept.exists() else b""
     if kept is not None and (content := ranks.from_first(stored)):
         return msgspec.json.decode(content, type=SameWork)
     started = time.perf_counter()

@@ -7,6 +7,7 @@ UUIDs are found by their form. Words of shardlab's formats remain, as `max_grad_
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import html
 import json
@@ -16,10 +17,11 @@ import re
 import shlex
 import sys
 import zlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from socket import getfqdn, gethostname
 from types import ModuleType
+from typing import IO, cast
 
 import msgspec
 
@@ -34,7 +36,8 @@ from shardlab.part_files import COLUMNS
 from shardlab.state import STATES
 from shardlab.workspace import Workspace
 
-MOST_UNZIPPED = 2**30  # a gzip file whose content has more bytes than this is not archived
+PART = 2**16  # bytes that are searched at a time
+MOST_UNZIPPED = 2**30  # a gzip file whose content, or a file in which one line, has more bytes than this is not archived
 SHORTEST = 2  # the fewest characters of a name that is replaced: a name of one character occurs in most texts
 LEAST_INSIDE = 5  # the fewest bytes of a name that is searched within words: shorter names occur by chance (`vm` in NVML)
 # Paths that are not replaced by pseudonyms: they are usual on Linux systems, so they identify nobody.
@@ -157,34 +160,44 @@ def of(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> Pseudonyms:
     return pseudonyms
 
 
-def changed_file(name: str, content: bytes, pseudonyms: Pseudonyms) -> bytes:
-    """The content of a text file or gzip file, with pseudonyms in place of names. Raises ShardlabError if it cannot be
-    searched.
+class Unsearchable(ShardlabError):
+    """Names in a file cannot be found. The message is the reason, as a clause."""
+
+
+def copy_changed(name: str, source: IO[bytes], target: IO[bytes], pseudonyms: Pseudonyms) -> None:
+    """Copy a text file or gzip file, with pseudonyms in place of names. Raises Unsearchable, and OSError.
 
     name: the path of the file in the archive.
     """
     if name.endswith(COLUMNS):
-        raise ShardlabError("it only repeats telemetry samples, in a form in which names cannot be replaced")
+        raise Unsearchable("it only repeats telemetry samples, in a form in which names cannot be replaced")
     is_log = "/log/" in name or "/events." in name
-    if not name.endswith(".gz"):
-        _must_be_text(content)
-        return pseudonyms.replaced(content, is_log=is_log)
     try:
-        unzipper = zlib.decompressobj(wbits=31)
-        plain = unzipper.decompress(content, MOST_UNZIPPED)
-    except zlib.error as error:
-        raise ShardlabError(f"it cannot be unzipped: {error}") from None
-    if unzipper.unconsumed_tail or not unzipper.eof or unzipper.unused_data:
-        raise ShardlabError(f"it is not one gzip stream of at most {MOST_UNZIPPED / 2**30:g} GiB, so it cannot be searched")
-    _must_be_text(plain)
-    return gzip.compress(pseudonyms.replaced(plain), 6, mtime=0)
-
-
-def _must_be_text(content: bytes) -> None:
-    try:
-        content.decode()
+        with contextlib.ExitStack() as opened:
+            if is_zipped := name.endswith(".gz"):
+                source = cast("IO[bytes]", opened.enter_context(gzip.GzipFile(fileobj=source)))
+                target = cast("IO[bytes]", opened.enter_context(gzip.GzipFile("", "wb", 6, target, mtime=0)))
+            for lines in whole_lines(source):
+                if is_zipped and source.tell() > MOST_UNZIPPED:
+                    raise Unsearchable(f"it has more than {MOST_UNZIPPED / 2**30:g} GiB when it is unzipped")
+                lines.decode()
+                target.write(pseudonyms.replaced(lines, is_log=is_log))
     except UnicodeDecodeError:
-        raise ShardlabError("it is not text, so names in it cannot be found") from None
+        raise Unsearchable("it is not text, so names in it cannot be found") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise Unsearchable(f"it cannot be unzipped: {error}") from None
+
+
+def whole_lines(source: IO[bytes]) -> Iterator[bytes]:
+    """The content of a file in parts of whole lines, so that a name is never in two parts and few lines are in memory.
+
+    Raises Unsearchable if a line is longer than MOST_UNZIPPED.
+    """
+    while lines := source.read(PART):
+        lines += source.readline(MOST_UNZIPPED)
+        if len(lines) > MOST_UNZIPPED:
+            raise Unsearchable(f"it has a line of more than {MOST_UNZIPPED / 2**30:g} GiB")
+        yield lines
 
 
 def _spellings(name: str) -> set[bytes]:

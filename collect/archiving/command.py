@@ -183,8 +183,10 @@ def _remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -> dic
     found: dict[str, list[str]] = {}
     for name in index.files:
         if not name.endswith((*pack.STORED, ".html")):
-            for left in sorted(pseudonyms.left(files.read(folder / name.removeprefix(archive.INSIDE)))):
-                found.setdefault(left, []).append(name)
+            with files.open_regular(folder / name.removeprefix(archive.INSIDE)) as source:
+                left = {text for lines in anonymous.whole_lines(source) for text in pseudonyms.left(lines)}
+            for text in sorted(left):
+                found.setdefault(text, []).append(name)
     return found
 
 

@@ -63,7 +63,7 @@ def write(out: Path, folder: Path, described: ArchiveIndex) -> int:
             member.write(files.as_json(described))
         for name in described.files:
             path = folder / name.removeprefix(archive.INSIDE)
-            with path.open("rb") as source, zipped.open(_entry(name), "w", force_zip64=True) as member:
+            with files.open_regular(path) as source, zipped.open(_entry(name), "w", force_zip64=True) as member:
                 shutil.copyfileobj(source, member, archive.BLOCK)
     return out.stat().st_size
 

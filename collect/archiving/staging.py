@@ -3,6 +3,7 @@ runs."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from collect.summary import Summary, summarize
 from shardlab import archive, cluster, files, url
 from shardlab.archive import LeftOutFile
 from shardlab.cluster import Cluster
-from shardlab.errors import ShardlabError
 from shardlab.host import Host
 from shardlab.run import Run
 from shardlab.workspace import Workspace
@@ -53,19 +53,17 @@ def fill(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms 
     """
     left_out = []
     for source in sources:
-        with files.as_workspace_error("read"):
-            content = files.read(source.path)
-        name = source.name
-        if pseudonyms is not None:
-            try:
-                content = anonymous.changed_file(source.name, content, pseudonyms)
-            except ShardlabError as error:
-                left_out.append(LeftOutFile(source.name, source.bytes, str(error)))
-                continue
-            name = pseudonyms.replaced(name.encode()).decode()
-        target = folder / name
+        target = folder / (source.name if pseudonyms is None else pseudonyms.replaced(source.name.encode()).decode())
         target.parent.mkdir(parents=True, exist_ok=True)
-        files.write_new(target, content)
+        try:
+            with files.as_workspace_error("copy"), files.open_regular(source.path) as original, target.open("xb") as copy:
+                if pseudonyms is None:
+                    shutil.copyfileobj(original, copy)
+                else:
+                    anonymous.copy_changed(source.name, original, copy, pseudonyms)
+        except anonymous.Unsearchable as error:
+            target.unlink()
+            left_out.append(LeftOutFile(source.name, source.bytes, str(error)))
     return left_out
 
 

@@ -104,7 +104,7 @@ def _lines(path: Path, pattern: str, run: NotedRun, notes: Notes) -> str | None:
     if pattern == FILES["sample_records"]:
         records = _records(path, Sample)
         return spans(_in_window(records, run) if "window" in notes.every else _before_the_first_step(records, run))
-    return spans(range(1, files.read(path).count(b"\n") + 1))
+    return spans(range(1, files.read(path, files.MOST_RECORDS).count(b"\n") + 1))
 
 
 def _in_window(records: Sequence[tuple[int, Sample]], run: NotedRun) -> list[int]:
@@ -139,7 +139,7 @@ def _shows_power(gpu: GpuSample) -> bool:
 def _records(path: Path, kind: type[Any]) -> list[tuple[int, Any]]:
     """(number of the line, record) of each line of a file that can be read."""
     found = []
-    for number, line in enumerate(files.read(path).split(b"\n"), 1):
+    for number, line in enumerate(files.read(path, files.MOST_RECORDS).split(b"\n"), 1):
         try:
             found.append((number, decoder(kind).decode(line)))
         except DECODE_FAULTS:

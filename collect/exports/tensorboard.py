@@ -33,7 +33,7 @@ class EventFile:
         self._event = package("tensorboard.compat.proto.event_pb2").Event
         path = folder / run.id / f"events.out.tfevents.{int(run.began_s or 0)}.{run.id}"
         path.parent.mkdir(parents=True)
-        self._handle = path.open("wb")
+        self._handle = path.open("xb")
         self._records = package("tensorboard.summary.writer.record_writer").RecordWriter(self._handle)
         try:
             self._begin(run)

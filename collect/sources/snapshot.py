@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
 
 MOST_BYTES = 1 << 29  # a file whose JSON text is larger is not read, because it would need too much memory
@@ -92,7 +93,7 @@ def read(path: Path) -> AllocatorSnapshot | None:
     if path.parent.is_symlink():
         return None
     try:
-        with gzip.open(path) as file:
+        with files.open_regular(path) as zipped, gzip.GzipFile(fileobj=zipped) as file:
             text = file.read(MOST_BYTES + 1)
         return decoder(AllocatorSnapshot).decode(text) if len(text) <= MOST_BYTES else None
     except (OSError, EOFError, zlib.error, *DECODE_FAULTS):

@@ -26,7 +26,8 @@ def write(path: Path, timeline: RunTimeline, profiled: Iterable[Spans], mark: st
     count = 0
     with files.as_workspace_error("write"):
         unfinished = path.with_name(f".{path.name}.unfinished")
-        with gzip.open(unfinished, "wt") if path.suffix == ".gz" else unfinished.open("w") as handle:
+        unfinished.unlink(missing_ok=True)
+        with gzip.open(unfinished, "xt") if path.suffix == ".gz" else unfinished.open("x") as handle:
             about = {"run": timeline.run_id, "began_s": zero_s, "uncorrected_hosts": timeline.uncorrected}
             handle.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [\n')
             for event in _events(timeline, profiled, zero_s, mark):

@@ -13,6 +13,7 @@ from msgspec import Raw
 from zlib_ng import zlib_ng  # takes less than half the time that zlib takes to decompress
 
 from collect.traces.event import AnyArgs, AnyEvent
+from shardlab import files
 
 BLOCK = 1 << 18  # bytes that are decoded at once: they fit into the second-level cache, and are a quarter faster than 4 MiB
 _COMPRESSED = 1 << 16  # bytes of a gzip file that are read at once; few: each decompression copies those that are left
@@ -34,7 +35,7 @@ def blocks(path: Path) -> Iterator[bytes]:
 
     Raises CutShort after the last readable block if the file is damaged; raises OSError if the file cannot be opened.
     """
-    with path.open("rb") as file:
+    with files.open_regular(path) as file:
         gzipped = file.read(len(_GZIP)) == _GZIP
         file.seek(0)
         size = BLOCK if not gzipped else min(BLOCK, _COMPRESSED)

@@ -109,8 +109,9 @@ def read(path: Path) -> Trace:
     try:
         for found in _events(path, columns.lost):
             if isinstance(found, bytes):
+                known = max(0, len(outside) - _LEAST_LOOKED_AT)  # only new text is searched: the time is linear in its length
                 outside += found[: _LONGEST - len(outside)]
-                columns.details.numbers |= _STACKS.search(outside) is not None
+                columns.details.numbers |= _STACKS.search(outside, known) is not None
             else:
                 columns.add(found)
     except CutShort as short:
@@ -161,12 +162,15 @@ def _head(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
     """Yield the text before the list of events in pieces. Returns the rest of the block in which the list begins."""
     before = b""  # the end of the previous block: the start of the list may begin in one block and end in the next block
     blank = True
+    length = 0
     for block in source:
         text = before + block
         begin = _LIST.search(text) or (_BARE_LIST.match(text) if blank else None)
         if begin:
             yield text[: begin.start()]
             return text[begin.end() :]
+        if (length := length + len(block)) > _LONGEST:
+            raise CutShort(f"the file has no list of events in its first {_LONGEST >> 20} MiB")
         blank = blank and not text.strip()
         before = text[-_LEAST_LOOKED_AT:]
         yield text[:-_LEAST_LOOKED_AT]

@@ -17,6 +17,7 @@ import jobs
 from jobs.planner import gpu, link, memory, step_time
 from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import PlannedMachine
+from shardlab import files
 from shardlab.cell import Cell
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.host import Host
@@ -55,7 +56,7 @@ def measured(results: Iterable[Path]) -> Iterator[MeasuredRatio]:
 def _machine(path: Path) -> PlannedMachine | None:
     """The machine that HOST.json describes; None if the planner does not know the GPU model of the machine."""
     try:
-        host = decoder(Host).decode(path.read_bytes())
+        host = decoder(Host).decode(files.read(path))
     except (OSError, *DECODE_FAULTS):
         return None
     model = gpu.find(host.gpus[0].name) if host.gpus else None
@@ -67,7 +68,7 @@ def _machine(path: Path) -> PlannedMachine | None:
 
 def _of_proof(path: Path, machine: PlannedMachine) -> Iterator[MeasuredRatio]:
     try:
-        lines = path.read_bytes().splitlines()
+        lines = files.read(path).splitlines()
     except OSError:
         return
     for line in lines:

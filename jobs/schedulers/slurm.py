@@ -246,10 +246,9 @@ def _asked(folder: RunDir) -> tuple[str, ...]:
     As in sbatch, the options end at the first line that is neither a comment nor empty. Lines below are not read: they contain
     the path of the run's folder, which may contain any text.
     """
-    lines = itertools.takewhile(
-        lambda line: not line.strip() or line.lstrip().startswith("#"), (folder.path / SCRIPT).read_text().split("\n")
-    )
-    return tuple(line.removeprefix(_OPTION).strip() for line in lines if line.startswith(_OPTION))
+    lines = files.read(folder.path / SCRIPT).decode(errors="replace").split("\n")
+    head = itertools.takewhile(lambda line: not line.strip() or line.lstrip().startswith("#"), lines)
+    return tuple(line.removeprefix(_OPTION).strip() for line in head if line.startswith(_OPTION))
 
 
 def _send(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions, before: Sequence[str]) -> str | None:

@@ -18,9 +18,9 @@ from jobs import run_queue
 from jobs.rendezvous import NODES
 from jobs.run_queue import SCRIPT, RunQueue, cancel, cancel_jobs, damaged, hold, release, resolve
 from jobs.scheduler import ObservedRun, RunOnDisk, SubmitOptions
-from jobs.ssh.node_task import LOCKS
+from jobs.ssh import node_lock
 from jobs.ssh.step import last_line, login
-from shardlab import files, inventory
+from shardlab import inventory
 from shardlab.errors import ShardlabError
 from shardlab.inventory import InventoryNode
 from shardlab.remote import CONNECT_S
@@ -39,7 +39,7 @@ ANSWER_S = CONNECT_S + 5
 
 
 class InUse(Exception):
-    """Raised if another run holds the lock of a node."""
+    """Raised if another run holds the lock of a node. The message says which process of another user holds it."""
 
 
 def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
@@ -118,28 +118,33 @@ def _free(
     """
     chosen: list[InventoryNode] = []
     silent: list[str] = []
-    free = list(_locked(workers, held, locks))
+    users: list[str] = []
+    free = list(_locked(workers, held, locks, users))
     while len(chosen) < count and free:
         asked, free = free[: count - len(chosen)], free[count - len(chosen) :]
         with ThreadPoolExecutor(max_workers=len(asked)) as pool:
             answers = list(pool.map(lambda node: _answer(node, folder), asked))
         chosen += [node for node, answer in zip(asked, answers, strict=True) if not answer]
         silent += [f"{node.name} does not answer ({answer})" for node, answer in zip(asked, answers, strict=True) if answer]
-    return chosen, "; ".join(silent) or "waits for free nodes"
+    return chosen, "; ".join(silent or ["waits for free nodes", *users])
 
 
-def _locked(workers: Sequence[InventoryNode], held: dict[str, int], locks: contextlib.ExitStack) -> Iterator[InventoryNode]:
+def _locked(
+    workers: Sequence[InventoryNode], held: dict[str, int], locks: contextlib.ExitStack, users: list[str]
+) -> Iterator[InventoryNode]:
+    """Yields the nodes whose locks this process gets. users: gets a clause for each node that another user uses."""
     for node in workers:
-        lock = LOCKS / f"shardlab-node-{node.host.replace(':', '_')}.lock"
-        with contextlib.suppress(InUse):
-            held[node.name] = locks.enter_context(files.locked(lock, _in_use))
-            with contextlib.suppress(PermissionError):  # another user owns the lock file
-                os.utime(held[node.name])  # keep the lock file new: systemd removes old files from /tmp
+        try:
+            held[node.name] = locks.enter_context(node_lock.held("node", node.host, _in_use))
+        except InUse as in_use:
+            users += [f"{node.name} is used by {in_use}"] if str(in_use) else []
+        else:
             yield node
 
 
-def _in_use(_lock: int) -> None:
-    raise InUse
+def _in_use(lock: int) -> None:
+    user, who = node_lock.holder(lock)
+    raise InUse("" if user == os.geteuid() else who)
 
 
 def _answer(node: InventoryNode, folder: RunDir) -> str:

@@ -26,6 +26,7 @@ import msgspec
 
 from jobs import node_processes
 from jobs.rendezvous import NODE, NODES, RENDEZVOUS, NoMeeting
+from jobs.ssh import node_lock
 from jobs.ssh.record_mirror import RecordReader
 from jobs.wait_for_gpus import VISIBLE
 from shardlab import console, files, source_digest
@@ -35,7 +36,6 @@ SAYS = "shardlab:"  # the begin of each line that this program prints, because a
 BEAT_S, SILENT_S = 5.0, 60.0
 START_S = 180  # the most seconds until all nodes are ready
 BUSY_S = 30.0  # the most seconds to wait until another run, which is ending, no longer uses the node
-LOCKS = Path("/tmp")
 LOOK_S = 1.0  # seconds between two checks for new records
 SEND_S = 60.0  # the most seconds to send the last records after the end of the task
 TOKEN = "claim/first-node"  # a file in the run's folder of the first node, if the nodes share no folder
@@ -67,7 +67,7 @@ def main() -> int:
             f"{request.packages}). Run: provision CLUSTER.yaml"
         )
     own = request.hosts[request.number]
-    with files.locked(LOCKS / f"shardlab-run-{own.replace(':', '_')}.lock", _wait):
+    with node_lock.held("run", own, _wait):
         _say(f"ready {_free_address(own) if request.number == 0 else '-'}")
         signal.alarm(START_S)  # SIGALRM ends this process if no rendezvous arrives in time
         rendezvous = sys.stdin.buffer.readline().decode().strip()
@@ -122,7 +122,7 @@ def _is_apart(request: TaskRequest) -> bool:
     if not request.token:
         return False
     token = Path(request.folder) / TOKEN
-    return not token.exists() or token.read_text() != request.token
+    return not token.exists() or files.read(token).decode(errors="replace") != request.token
 
 
 def _start(request: TaskRequest, rendezvous: str) -> subprocess.Popen[bytes]:
@@ -168,7 +168,8 @@ def _wait(lock: int) -> None:
             return
         except BlockingIOError:
             time.sleep(0.2)
-    raise ShardlabError(f"{socket.gethostname()}: another run, which was not started from here, uses this node.")
+    who = node_lock.holder(lock)[1]
+    raise ShardlabError(f"{socket.gethostname()}: another run, which was not started from here, uses this node: {who}.")
 
 
 def _free_address(host: str) -> str:

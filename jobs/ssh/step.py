@@ -28,7 +28,7 @@ from jobs.rendezvous import MEETING, NODES, RENDEZVOUS
 from jobs.ssh import record_mirror
 from jobs.ssh.node_task import BEAT_S, SAYS, START_S, TOKEN, TaskRequest
 from jobs.ssh.record_mirror import RecordChange, RecordCopies
-from shardlab import console, inventory, placement
+from shardlab import console, files, inventory, placement
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError, ShardlabError
 from shardlab.inventory import InventoryNode
@@ -144,7 +144,7 @@ def login(node: InventoryNode, log: Path) -> list[str]:
 
 def last_line(log: Path) -> str:
     """The last line that ssh wrote into its log, or ''."""
-    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    lines = files.read(log).decode(errors="replace").split("\n") if log.exists() else []
     return next((line.strip().rstrip(".") for line in reversed(lines) if line.strip()), "")
 
 
@@ -170,7 +170,7 @@ class Step:
                 number=number,
                 hosts=[node.address_between_nodes for node in nodes],
                 gpus=run.world.nproc_per_node,
-                token=(folder.path / TOKEN).read_text() if run.separate_folders else "",
+                token=files.read(folder.path / TOKEN).decode(errors="replace") if run.separate_folders else "",
                 packages=run.packages if run.separate_folders else None,
             )
             session.send(msgspec.json.encode(request))

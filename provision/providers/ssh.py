@@ -100,8 +100,9 @@ class SshNode(msgspec.Struct, eq=False):
         files.make_folder(self.log.parent)
         moment = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         lines = [f"{moment} $ {what}", *(answer.stdout[-SAID:] + answer.stderr[-SAID:]).splitlines()]
-        with files.as_workspace_error("write"), self.log.open("a", encoding="utf-8", errors="replace") as handle:
-            handle.write("\n  ".join(lines) + f"\n  -> {'ended at its limit' if answer.code is None else answer.code}\n")
+        with files.as_workspace_error("write"):
+            text = "\n  ".join(lines) + f"\n  -> {'ended at its limit' if answer.code is None else answer.code}\n"
+            files.append(self.log, text.encode(errors="replace"))
 
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:

@@ -120,7 +120,7 @@ def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
             run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"shardlab {cluster.name}", "-f", str(identity)])
         machine = _machine(cluster, workspace, node, made)
         machine.create()
-        _trust(workspace, node.host, machine.host_key.with_suffix(".pub").read_text())
+        _trust(workspace, node.host, files.read(machine.host_key.with_suffix(".pub")).decode())
     _wait(node, BOOTS_S)
 
 
@@ -176,7 +176,7 @@ def _identity(workspace: Workspace) -> Path:
 def _trust(workspace: Workspace, host: str, public: str) -> None:
     """Write the public host key of a node, which this machine made, into known_hosts of the workspace. host: its address."""
     path = workspace.own / "known_hosts"
-    old = path.read_text().splitlines() if path.exists() else []
+    old = files.read(path).decode(errors="replace").splitlines() if path.exists() else []
     kept = [line for line in old if line.split(" ")[0] != host]
     files.write_atomic(path, "".join(f"{line}\n" for line in [*kept, f"{host} {' '.join(public.split()[:2])}"]).encode())
 
@@ -184,7 +184,7 @@ def _trust(workspace: Workspace, host: str, public: str) -> None:
 def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
     """Raises NoBase if another workspace has practice nodes with this cluster name: a name can be used once per machine."""
     owner = STATE / cluster.name / "workspace"
-    if owner.exists() and Path(other := owner.read_text().strip()).resolve() != workspace.real_path:
+    if owner.exists() and Path(other := files.read(owner).decode().strip()).resolve() != workspace.real_path:
         raise NoBase(
             f"the workspace {other} already has practice nodes of the name {cluster.name} on this machine; "
             "choose another name for this cluster."
@@ -195,7 +195,7 @@ def _check_room(cluster: Cluster) -> None:
     """Raises NoBase if root may have too few inotify instances for all nodes: systemd of the last nodes would not boot."""
     beside = [folder.name for folder in STATE.iterdir() if folder.name != cluster.name] if STATE.is_dir() else []
     count = len(cluster.nodes) + sum(len(machines(name)) for name in beside)
-    needed, limit = EACH * count + OTHERS, int(INSTANCES.read_text())
+    needed, limit = EACH * count + OTHERS, int(files.read(INSTANCES))
     if needed > limit:
         raise NoBase(
             f"{count} practice nodes on this machine need {needed} inotify instances, but its limit is {limit}; run: "
@@ -213,7 +213,7 @@ def _machine(cluster: Cluster, workspace: Workspace, node: SshNode, made: Path) 
         prefix=int(cluster.lan.subnet.split("/")[1]),
         bridge=network.bridge(cluster.name),
         base=made,
-        authorized=public.read_text().strip() if public.exists() else "",
+        authorized=files.read(public).decode().strip() if public.exists() else "",
         shared=cluster.storage.shared,
         wheelhouse=cluster.environment.wheelhouse or str(base.wheels_folder()),
         python=str(python.folder()) if base.is_other(cluster.release) else None,

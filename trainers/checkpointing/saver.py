@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from shardlab import checkpoint
+from shardlab import checkpoint, files
 from shardlab.checkpoint import CheckpointManifest
 from shardlab.errors import InputError
 from trainers.checkpointing import state_parts
@@ -64,7 +64,7 @@ class Saver:
         if manifest.world == self._world:
             state |= state_parts.of_random_numbers(self._device)
         asked = self._named(state, manifest.world)
-        index = msgspec.json.decode((path / INDEX).read_bytes(), type=Index)
+        index = msgspec.json.decode(files.read(path / INDEX), type=Index)
         whole = manifest.layout == "whole"
         for name, part in asked.items():
             entry = index.tensors.get(name)

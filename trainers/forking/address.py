@@ -10,14 +10,13 @@ import hashlib
 import json
 import os
 import socket
-import stat
 import struct
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from shardlab import host
+from shardlab import host, own_folder
 from shardlab.errors import InputError, ShardlabError
 
 SOURCE = Path(__file__).resolve().parents[2]  # the folder that contains trainers/ and shardlab/
@@ -52,42 +51,24 @@ def folder() -> Path:
     """The user's own folder for sockets, which no other user can enter. It is created if it does not exist. It is in /tmp if
     the path of a socket would be too long in the temporary folder.
 
-    If another user has already created a folder with this name in the temporary folder, a folder with a random name is created.
-    Later calls find this folder by its owner and its mode. Raises ShardlabError.
+    Raises ShardlabError.
     """
     name, temporary = f"shardlab-{os.getuid()}", Path(tempfile.gettempdir())
     if len(os.fsencode(temporary / name)) > LONGEST_FOLDER:
         temporary = Path("/tmp")
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or temporary)
-    is_usable = _belongs_to_us(runtime, 0o022) and len(os.fsencode(runtime / name)) <= LONGEST_FOLDER  # 0o022: others can write
-    for base in [runtime, temporary] if is_usable else [temporary]:
-        with contextlib.suppress(OSError):
-            (base / name).mkdir(mode=0o700)
-        if _belongs_to_us(base / name, 0o077):
-            return base / name
+    is_closed = own_folder.belongs_to_us(runtime, 0o022)  # 0o022: others can write
+    is_usable = is_closed and len(os.fsencode(runtime / name)) <= LONGEST_FOLDER
+    if is_usable:
+        with contextlib.suppress(OSError):  # it may be full
+            return own_folder.make(runtime, name)
     try:
-        if not (ours := _with_unguessable_names(temporary, name)):
-            tempfile.mkdtemp(prefix=f"{name}-", dir=temporary)
-            ours = _with_unguessable_names(temporary, name)
-        return ours[0]  # if several folders were created at the same time, all commands choose the first folder by name
-    except (OSError, IndexError) as error:
+        return own_folder.make(temporary, name)
+    except OSError as error:
         raise ShardlabError(
             f"{temporary}: no folder can be made there that only user {os.getuid()} can enter ({error}), and the launcher fork "
             "needs such a folder for its socket. Set XDG_RUNTIME_DIR to a folder of your own with mode 0700."
         ) from error
-
-
-def _with_unguessable_names(temporary: Path, name: str) -> list[Path]:
-    return [path for path in sorted(temporary.glob(f"{name}-*")) if _belongs_to_us(path, 0o077)]
-
-
-def _belongs_to_us(path: Path, forbidden: int) -> bool:
-    """Whether a path is a folder and not a link, is owned by this user, and has none of the forbidden bits in its mode."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & forbidden
 
 
 def same_user(connection: socket.socket) -> bool:

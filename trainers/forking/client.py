@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from shardlab import files
 from shardlab.command_start import INTERRUPTED
 from shardlab.errors import ShardlabError
 from shardlab.rundir import RunDir
@@ -86,7 +87,7 @@ def _connect(where: Path) -> socket.socket:
 def _being_started(where: Path) -> bool:
     """Whether a warm parent is running. It holds a lock from its start on, but answers only after it has imported all
     modules."""
-    with address.lock_path(where).open("ab") as lock:
+    with files.open_append(address.lock_path(where)) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -96,7 +97,7 @@ def _being_started(where: Path) -> bool:
 
 def _start(where: Path) -> subprocess.Popen[bytes]:
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    with address.log_path(where).open("ab") as log:
+    with files.open_append(address.log_path(where)) as log:
         return subprocess.Popen(
             [sys.executable, "-m", "trainers", "warm", str(where)],
             stdin=subprocess.DEVNULL,

@@ -18,7 +18,7 @@ import time
 import traceback
 from pathlib import Path
 
-from shardlab import host
+from shardlab import files, host
 from trainers import menu
 from trainers.forking import address, fork_ranks
 
@@ -51,7 +51,7 @@ def serve(path: Path) -> int:
     Returns at once if another warm parent is running.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    with address.lock_path(path).open("ab") as lock:
+    with files.open_append(address.lock_path(path)) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

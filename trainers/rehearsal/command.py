@@ -40,7 +40,7 @@ def run(file: Path | None, cache: Path | None, *, full_depth: bool) -> int:
 
 def _read(file: Path | None) -> RehearsalRequest:
     try:
-        content = sys.stdin.buffer.read() if file is None else file.read_bytes()
+        content = sys.stdin.buffer.read() if file is None else files.read(file, follow=True)
         return msgspec.json.decode(content, type=RehearsalRequest)
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}.") from error
@@ -61,7 +61,7 @@ def _keep_for_answer() -> int:
 def _cached(place: Path) -> Answer | None:
     """Read the result of an earlier rehearsal from a file; None if the file does not exist or cannot be read."""
     try:
-        return rehearsed.decode(place.read_bytes())
+        return rehearsed.decode(files.read(place))
     except (OSError, msgspec.DecodeError):
         return None
 

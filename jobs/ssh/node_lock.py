@@ -1,0 +1,57 @@
+"""The lock of a node, in /tmp: while a run of one user holds it, no run of this or another user starts on this node.
+
+All users of a machine lock the same file, so another user can let the runs of this user wait, as with every use of the node.
+`holder` says who this is. A file that this user cannot lock at all, because another user made it so, is not waited for: the
+lock is then a file of this user's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from shardlab import files, own_folder
+from shardlab.errors import WorkspaceError
+
+FOLDER = Path("/tmp")
+LONGEST = 200  # characters of a command line that a message shows
+
+
+@contextlib.contextmanager
+def held(kind: str, host: str, busy: Callable[[int], object]) -> Iterator[int]:
+    """Hold the lock of a node during the block; yield the descriptor of the lock file.
+
+    kind: `node` on the machine that starts runs, `run` on the node itself. host: the address of the node. busy: as in
+    `files.locked`. Raises WorkspaceError, and what `busy` raises.
+    """
+    name = f"shardlab-{kind}-{host.replace(':', '_')}.lock"
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = stack.enter_context(files.locked(FOLDER / name, busy))
+        except WorkspaceError:
+            own = own_folder.make(FOLDER, f"shardlab-locks-{os.geteuid()}")
+            lock = stack.enter_context(files.locked(own / name, busy))
+        with contextlib.suppress(PermissionError):  # another user owns the lock file
+            os.fchmod(lock, 0o644)  # whatever the umask, other users may lock the file, and may not write to it
+            os.utime(lock)  # keep the lock file new: systemd removes old files from /tmp
+        yield lock
+
+
+def holder(lock: int) -> tuple[int, str]:
+    """Who holds a lock: (the id of the user, a phrase such as `process 12 of the user bob (python -m jobs ...)`).
+
+    lock: the descriptor of the lock file.
+    """
+    import psutil
+
+    status = os.fstat(lock)
+    for line in files.read("/proc/locks").decode().splitlines():
+        _, kind, _, _, number, file, *_ = line.split()  # a line of a process that waits for a lock has `->` as its kind
+        if kind == "FLOCK" and file.endswith(f":{status.st_ino}"):
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(int(number))
+                words = " ".join(process.cmdline())[:LONGEST]
+                return process.uids().effective, f"process {number} of the user {process.username()} ({words})"
+    return status.st_uid, f"a process that has ended or is hidden; the lock file belongs to the user id {status.st_uid}"

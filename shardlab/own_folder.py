@@ -1,0 +1,41 @@
+"""This user's own folder in a folder such as /tmp, into which all users of a machine may write.
+
+Another user may already have made something with the expected name, to read what this user writes or to stop the commands of
+this user. Such a folder is not used: a folder with a random name is made, which later calls find by its owner and its mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+
+def make(base: Path, name: str) -> Path:
+    """The folder `name` in `base`, or a folder `name-RANDOM`, which belongs to this user and which no other user can enter.
+
+    The folder is made if it does not exist. Raises OSError.
+    """
+    with contextlib.suppress(OSError):
+        (base / name).mkdir(mode=0o700)
+    if belongs_to_us(base / name, 0o077):
+        return base / name
+    if not (ours := _with_random_names(base, name)):
+        made = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
+        ours = _with_random_names(base, name) or [made]
+    return ours[0]  # if several folders were created at the same time, all commands choose the first folder by name
+
+
+def belongs_to_us(path: Path, forbidden: int) -> bool:
+    """Whether a path is a folder and not a link, is owned by this user, and has none of the forbidden bits in its mode."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & forbidden
+
+
+def _with_random_names(base: Path, name: str) -> list[Path]:
+    return [path for path in sorted(base.glob(f"{name}-*")) if belongs_to_us(path, 0o077)]
