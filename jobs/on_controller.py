@@ -12,7 +12,18 @@ from socket import gethostname
 from jobs.invocation import Invocation
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES
-from shardlab import cluster, files, first_node, inventory, matrix, plugin_source, remote_workspace, upload, url, workspace_trust
+from shardlab import (
+    cluster,
+    files,
+    first_node,
+    inventory,
+    matrix,
+    plugin_source,
+    remote_workspace,
+    upload,
+    url,
+    workspace_trust,
+)
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, ShardlabError
 from shardlab.login_node import PYTHON
