@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 from support_cells import CELL
 from support_line import until
+from support_trust import make_own
 
 from jobs import node_processes
 from jobs.rendezvous import NODES
@@ -20,7 +21,6 @@ from jobs.run_queue import RunQueue
 from shardlab import files
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
 
 # The stand-in of `ssh`. With the option -G, it calls the real client. If a file is named after the address of a node, the login
 # to this node fails, and the text of the file is the error message.
@@ -60,11 +60,11 @@ class SshNodes:
 
         apart: a folder for the nodes' own disks. If None, all nodes share the workspace. count: the number of nodes.
         """
-        self.workspace = Workspace(folder)
+        self.workspace = make_own(folder)
         self._processes: list[subprocess.Popen[bytes]] = []
         self.broken = folder / "broken"
         for path in (self.broken, self.workspace.own, folder / "bin"):
-            path.mkdir(parents=True)
+            path.mkdir(exist_ok=True)
         # The file locks of nodes are named after addresses, so each test process uses its own addresses.
         self.hosts = {f"gpu{node}": f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.{node + 2}" for node in range(count)}
         nodes = [

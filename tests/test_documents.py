@@ -10,11 +10,11 @@ import support_documents_page as page
 import support_ranks
 from support_document_keys import NAMED, wrong
 from support_golden import same_as_golden
+from support_trust import make_own
 
 import collect.cli
 import jobs.cli
 import provision.cli
-from shardlab.workspace import Workspace
 
 ROOT = Path(__file__).parent.parent
 MAINS = {"jobs": jobs.cli.main, "collect": collect.cli.main, "provision": provision.cli.main}
@@ -60,7 +60,7 @@ ELSEWHERE = {
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
     """A workspace of completed runs on two ranks, each of which has a trace per rank."""
-    made = Workspace(tmp_path_factory.mktemp("documents"))
+    made = make_own(tmp_path_factory.mktemp("documents"))
     cells = [support_collect.cell("ddp", 2), support_collect.cell("fsdp2", 2)]
     support_collect.keep(made, cells, 2)
     for cell in cells:

@@ -12,6 +12,7 @@ import pytest
 from support_golden import HOSTILE, run_of, same_as_golden
 from support_line import until
 from support_ssh_nodes import SshNodes, tasks, wait_for
+from support_trust import make_own
 
 from jobs import on_controller, plan, render, run_queue, submit
 from jobs.cli import main
@@ -198,8 +199,9 @@ def test_a_runner_that_was_killed_leaves_the_nodes_to_the_runs_that_have_them(no
 
 @pytest.fixture
 def workspace(tmp_path):
-    (tmp_path / "cluster.yaml").write_text(FILE.replace("SHARED", str(tmp_path)))
-    return Workspace(tmp_path)
+    made = make_own(tmp_path / "w")
+    (made.path / "cluster.yaml").write_text(FILE.replace("SHARED", str(tmp_path)))
+    return made
 
 
 def test_the_script_of_a_run(monkeypatch, workspace):
