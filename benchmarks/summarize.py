@@ -28,7 +28,8 @@ from small_cell import cell
 
 from shardlab import files, host
 from shardlab.cell import Cell, Optimizer
-from shardlab.record import SCHEMA, Event, LineWriter, NicSample, Record, Result, SameWork, Sample, Spread, StepRecord
+from shardlab.record import SCHEMA, Event, LineWriter, NicSample, Record, Result, SameWork, Sample, StepRecord
+from shardlab.record_types import Spread
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Expansion, Workspace

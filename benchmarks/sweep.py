@@ -25,7 +25,8 @@ from summarize import ProcessCost, cost
 
 from jobs.slurm import submission
 from shardlab import files, host
-from shardlab.record import SCHEMA, Event, Record, Result, Spread, StepRecord
+from shardlab.record import SCHEMA, Event, Record, Result, StepRecord
+from shardlab.record_types import Spread
 from shardlab.run import Run
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace

@@ -9,8 +9,10 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from shardlab import registry
+from shardlab import registry, run_guard
 from shardlab.cell import Cell
+from shardlab.errors import ShardlabError
+from shardlab.state import JudgedState
 
 Direction = Literal["higher is better", "lower is better", "neither"]
 Argument = float | str
@@ -78,7 +80,10 @@ def quantities(run: LoadedRun) -> dict[str, Quantity]:
     """
     if run.quantities is None:
         values = ((metric.name, metric.of_run(run)) for metric in _shipped() if metric.of_run)
-        run.quantities = {name: quantity for name, quantity in values if quantity is not None}
+        known = run_guard.attempt(lambda: {name: quantity for name, quantity in values if quantity is not None})
+        if isinstance(known, ShardlabError):
+            run.verdict, known = JudgedState("unknown", str(known)), {}
+        run.quantities = known
     return run.quantities
 
 

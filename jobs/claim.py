@@ -7,12 +7,14 @@ run, the next start of the same job takes over the claim.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Literal
 
 from shardlab import checkpoint, files
 from shardlab.errors import ShardlabError, WorkspaceError
 from shardlab.record import Event
+from shardlab.record_types import TOKEN_PATTERN
 from shardlab.rundir import RunDir
 from shardlab.state import last_sending
 
@@ -31,7 +33,8 @@ def token() -> dict[str, str]:
 
     The token, which shardlab chooses for each submission, is the name of the job (jobs.slurm.submission).
     """
-    return {"token": os.environ["SLURM_JOB_NAME"]} if job() and "SLURM_JOB_NAME" in os.environ else {}
+    name = os.environ.get("SLURM_JOB_NAME", "")
+    return {"token": name} if job() and re.search(TOKEN_PATTERN, name) else {}
 
 
 def restarts() -> int:

@@ -17,7 +17,7 @@ from shardlab import files
 from shardlab.errors import ShardlabError
 from shardlab.run import Run
 from shardlab.rundir import RunDir
-from shardlab.state import JudgedState, last_sending
+from shardlab.state import JudgedState, last_sending, sent_job
 from shardlab.workspace import Workspace
 
 HOLDING_S = 60.0  # the longest time in which a run holds the jobs of other runs after it has recorded that they are held
@@ -32,18 +32,18 @@ def hold(folder: RunDir, run: Run, why: str) -> str:
     which ends this process. Returns why Slurm did not requeue the job, or ''.
     """
     folder.write_event("attempt", "held", why=why, requeued=claim.job())
-    own_job, jobs = claim.job(), list[str]()
+    own_job, jobs = claim.job(), dict[str, str]()
     for other in Workspace(folder.path.parent.parent).all_runs():
         if (verdict := _verdict_if_alike(other, folder, run)) is None:
             continue
-        job = _job(other)
+        job, token = _job(other)
         if not verdict.held:
             # The runs of one packed allocation share one job, so they are requeued together with this run.
             other.write_event(f"hold.{run.run_id}", "held", why=why, requeued=own_job if job == own_job else "")
         # Another run may have recorded just now that `other` is held, but not have held its job yet. So this process holds the
         # job too: otherwise the job could start as soon as this job has left its node.
         if job and job != own_job and (not verdict.held or _is_being_held(other)):
-            jobs.append(job)
+            jobs[job] = token
     return scheduler(run.scheduler).hold(jobs)
 
 
@@ -64,16 +64,15 @@ def release(workspace: Workspace, runs: Sequence[Run]) -> None:
         folders = {RunDir(workspace.runs / run.run_id): run for run in runs if run.scheduler == name}
         for folder, run in folders.items():
             files.write_json(folder.run_json, run)
-        scheduler(name).release([job for folder in folders if (job := _job(folder))])
+        scheduler(name).release(dict(job for folder in folders if (job := _job(folder))[0]))
         for folder in folders:
             folder.write_event("controller", "released")
         scheduler(name).attend(workspace)
 
 
-def _job(folder: RunDir) -> str:
-    """The scheduler's number for the job of the run; '' if the run has no job."""
-    sent = last_sending(folder.events())
-    return str(sent.data.get("job") or "") if sent is not None else ""
+def _job(folder: RunDir) -> tuple[str, str]:
+    """As `sent_job`, for the last submission of the run in this folder."""
+    return sent_job(last_sending(folder.events()))
 
 
 def _verdict_if_alike(other: RunDir, folder: RunDir, run: Run) -> JudgedState | None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from jobs import retries
 from jobs.scheduler import ObservedRun, RunOnDisk, apart, scheduler
-from shardlab import gc_pause, inventory, lease_cutoff, recorder_ends, suspension
+from shardlab import gc_pause, inventory, lease_cutoff, recorder_ends, run_guard, suspension
 from shardlab.batch_search import BatchSearch
 from shardlab.errors import ShardlabError
 from shardlab.lease import Lease
@@ -90,16 +90,18 @@ def _statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
     for name, runs in apart(one for one in read if isinstance(one, RunOnDisk)).items():
         found = scheduler(name).observe(workspace, runs)
         seen |= {one.folder.run_id: what for one, what in zip(runs, found, strict=True)}
-    return [
-        _status(one, seen[folder.run_id], lease) if isinstance(one, RunOnDisk) else _unreadable(folder, one)
-        for folder, one in zip(folders, read, strict=True)
-    ]
+    every = []
+    for folder, one in zip(folders, read, strict=True):
+        status = run_guard.attempt(partial(_status, one, seen[folder.run_id], lease)) if isinstance(one, RunOnDisk) else one
+        every.append(status if isinstance(status, Status) else _unreadable(folder, status))
+    return every
 
 
 def own(folder: RunDir) -> RunOnDisk:
     """Read a run from its folder, without asking the scheduler. Raises InputError or WorkspaceError, which name the file, if a
-    record cannot be read."""
+    record cannot be read, and UnknownName if this version has no such scheduler."""
     run, events = folder.read_run(), folder.events(strict=True)
+    scheduler(run.scheduler)  # raises UnknownName
     verdict, result = folder.verdict_and_result(events, run)
     return RunOnDisk(folder, run, events, verdict, result)
 
@@ -123,10 +125,7 @@ def not_replaceable(folder: RunDir) -> Status | None:
 
 
 def _read(folder: RunDir) -> RunOnDisk | ShardlabError:
-    try:
-        return own(folder)
-    except ShardlabError as error:
-        return error
+    return run_guard.attempt(lambda: own(folder))
 
 
 def _status(records: RunOnDisk, seen: ObservedRun, lease: Lease | None) -> Status:
@@ -208,20 +207,19 @@ def latest(folders: Iterable[RunDir]) -> list[RunDir]:
     return list(last.values())
 
 
-def _job_of(folder: RunDir) -> str | None:
-    """The scheduler's number for the job of a run whose records are damaged; None if the events of the run do not name the
-    job."""
+def _job_of(folder: RunDir) -> tuple[str, str] | None:
+    """The (number, name) of the job of a run whose records are damaged; None if the events of the run do not name the job."""
     try:
-        jobs = [event.data.get("job") for event in folder.events() if event.event == "submitted"]
+        sent = [event.data for event in folder.events() if event.event == "submitted"][-1:]
     except ShardlabError:
         return None
-    return jobs[-1] if jobs and isinstance(jobs[-1], str) and re.fullmatch(r"[0-9_]+", jobs[-1]) else None
+    return next(((data["job"], data["token"]) for data in sent if data.get("job") and data.get("token")), None)
 
 
 def _unreadable(folder: RunDir, error: ShardlabError) -> Status:
     way_out = f"restore the file, or move the folder {folder.path} out of runs/ and run `jobs submit` to create it again"
     if job := _job_of(folder):
-        way_out += f" (its job {job} may be queued or running: `scancel {job}` cancels it)"
+        way_out += f" (its job {job[0]} may be queued or running: `scancel --name={job[1]} {job[0]}` cancels it)"
     return Status(
         id=folder.run_id,
         cell=None,

@@ -26,6 +26,7 @@ from shardlab import cloudlab_keys, files, host, own_strategy, own_workload, wor
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import ShardlabError, WorkspaceError
 from shardlab.record import Event
+from shardlab.record_types import BootId, ProcessId, WallTime
 from shardlab.rundir import RunDir
 from shardlab.state import FINAL, HOLDING, JudgedState
 from shardlab.workspace import Workspace
@@ -46,9 +47,9 @@ class Runner(msgspec.Struct, frozen=True):
     """
 
     schema: int
-    pid: int
-    created: float
-    boot_id: str
+    pid: ProcessId
+    created: WallTime
+    boot_id: BootId
 
 
 class AnotherRunner(Exception):
@@ -248,12 +249,12 @@ def cancel_jobs(_jobs: Sequence[str]) -> str:
     return ""
 
 
-def hold(_jobs: Sequence[str]) -> str:
+def hold(_jobs: Mapping[str, str]) -> str:
     """Does nothing: the runner does not start a run whose events say that the run is held."""
     return ""
 
 
-def release(_jobs: Sequence[str]) -> None:
+def release(_jobs: Mapping[str, str]) -> None:
     """Does nothing: the queue consists of the events of the runs, and the caller records the event."""
 
 
@@ -339,9 +340,20 @@ def _cancel(folder: RunDir, verdict: JudgedState) -> None:
         return
     # A supervisor that has claimed the run but not yet written an event sees this request when it begins to watch the run.
     folder.write_event("controller", "cancel_requested")
-    if started is not None and _alive_event(started):
+    if started is not None and _alive_event(started) and _names(started.data["pid"], folder):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(started.data["pid"]), signal.SIGTERM)
+            os.kill(started.data["pid"], signal.SIGTERM)
+
+
+def _names(pid: int, folder: RunDir) -> bool:
+    """Whether the environment or the command line of a process names the run's folder. Those of its supervisor do (PWD), for
+    the script of a run begins with `cd`; the records of a run may name any process."""
+    try:
+        process = psutil.Process(pid)
+        words = [*process.environ().values(), *process.cmdline()]
+    except (psutil.Error, OSError):
+        return False
+    return any(word.startswith("/") and os.path.realpath(word) == os.path.realpath(folder.path) for word in words)
 
 
 def _vanished(started: Event) -> JudgedState:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, cast
 
 import msgspec
@@ -107,14 +107,15 @@ class Scheduler(Protocol):
         """Cancel jobs by the scheduler's numbers. Returns '', or the scheduler's words if the scheduler did not cancel the
         jobs."""
 
-    def hold(self, jobs: Sequence[str]) -> str:
-        """Hold pending jobs, so that they do not start, and requeue the job of this process as a held job.
+    def hold(self, jobs: Mapping[str, str]) -> str:
+        """Hold pending jobs, given as {number: token of the submission}, so that they do not start, and requeue the job of this
+        process as a held job.
 
         In Slurm, the requeue ends this process. Returns '', or the scheduler's words if the scheduler did not requeue the
         job."""
 
-    def release(self, jobs: Sequence[str]) -> None:
-        """Let held jobs start. Raises ShardlabError."""
+    def release(self, jobs: Mapping[str, str]) -> None:
+        """Let held jobs start, given as for `hold`. Raises ShardlabError."""
 
     def damaged(self, workspace: Workspace) -> list[str]:
         """A sentence for each record of this scheduler that cannot be read, with the runs that are skipped because of it."""

@@ -33,7 +33,7 @@ from shardlab.remote import Address, Remote
 from shardlab.slurm_keys import MOST_CPUS_PER_RANK, MOST_NODES
 from shardlab.workspace import Workspace
 
-_LOGIN = re.compile(r"^(?:([A-Za-z0-9._-]+)@)?([A-Za-z0-9][A-Za-z0-9._-]{0,252})(?::(\d{1,5}))?$")
+_LOGIN = re.compile(r"^(?:([A-Za-z0-9._-]+)@)?([A-Za-z0-9][A-Za-z0-9._-]{0,252})(?::(\d{1,5}))?\Z")
 GIB = 1 << 30
 MOST_MODULES = 24  # the most modules that one line of the printed file names
 # The facts SYSTEM and NVIDIA, whose commands run without root here, so that `init` works without sudo.

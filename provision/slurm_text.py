@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_:/]*)=(\S*)")
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}$")
-_DURATION = re.compile(r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$")
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}\Z")
+_DURATION = re.compile(r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?\Z")
 
 
 def pairs(line: str) -> dict[str, str]:

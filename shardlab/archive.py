@@ -57,7 +57,7 @@ ENCRYPTED = 0x1  # the flag bit of an encrypted member in a zip file
 # The exceptions of zipfile for a damaged file: a wrong checksum, a truncated or impossible structure, an unknown version.
 ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, UnicodeDecodeError)
 
-Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 

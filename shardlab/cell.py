@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 
 from shardlab.faults import LostWorker, SlowedRank
+from shardlab.record_types import Count, Integer, Measured, Positive, Ranks, WholeSeconds
 
 FASTEST_HZ = 50.0  # largest rate of telemetry; at 100 Hz, the sampler made the ranks on its node slower by a fifth
 SLOWEST_HZ = 0.5  # smallest rate of telemetry: 1 sample in 2 s, because a node without samples for 10 s may be treated as lost
 TELEMETRY_HZ = 2.0  # default rate of telemetry
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-NonNegative = Annotated[int, msgspec.Meta(ge=0)]
-Checkpointing = Annotated[str, msgspec.Meta(pattern=r"^(none|full|every-[1-9][0-9]{0,3}|segments-[1-9][0-9]{0,3})$")]
-GPU_TYPE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+ServerCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+Checkpointing = Annotated[str, msgspec.Meta(pattern=r"^(none|full|every-[1-9][0-9]{0,3}|segments-[1-9][0-9]{0,3})\Z")]
+GPU_TYPE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
 GpuType = Annotated[str, msgspec.Meta(pattern=GPU_TYPE)]
 Precision = Literal["fp32", "tf32", "bf16", "bf16-autocast", "fp16", "fp16-autocast", "bf16-pure"]
 State = Literal[
@@ -51,17 +51,17 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     name: Literal["sgd", "adam", "adamw"]
     """The update rule."""
-    lr: Annotated[float, msgspec.Meta(gt=0)]
+    lr: Annotated[float, msgspec.Meta(gt=0, le=1e150)]
     """The learning rate after the warm-up, before `schedule` scales or reduces it."""
     momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
     """The momentum of sgd."""
-    weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    weight_decay: Annotated[float, msgspec.Meta(ge=0, le=1e150)] = 0.0
     """The coefficient of the weight decay; 0: no weight decay."""
     beta1: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
     """The decay rate of the running mean of gradients (adam, adamw)."""
     beta2: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.999
     """The decay rate of the running mean of squared gradients (adam, adamw)."""
-    eps: Annotated[float, msgspec.Meta(gt=0)] = 1e-8
+    eps: Annotated[float, msgspec.Meta(gt=0, le=1e150)] = 1e-8
     """The number that is added to the denominator of the update (adam, adamw)."""
     fused: bool = True
     """true: one operator updates all parameters. false: torch uses foreach operators on a GPU and a loop on a CPU. sgd ignores
@@ -73,7 +73,7 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     name: Literal["constant", "cosine", "linear"] = "constant"
     """How the learning rate changes after the warm-up."""
-    lr_warmup_steps: NonNegative = 0
+    lr_warmup_steps: Count = 0
     """Number of steps of the linear warm-up."""
     lr_scaling: Literal["none", "linear"] = "none"
     """linear: the optimizer's lr is multiplied by the number of data-parallel ranks (Goyal et al., 2017, section 2.1)."""
@@ -86,7 +86,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """The first timed step that is profiled; timed steps count from 1."""
     steps: Positive = 2
     """Number of steps that are profiled."""
-    ranks: list[NonNegative] = msgspec.field(default_factory=lambda: [0])
+    ranks: list[Count] = msgspec.field(default_factory=lambda: [0])
     """The ranks that are profiled."""
     shapes: bool = False
     """Whether the shapes of inputs are recorded for each operator."""
@@ -158,19 +158,19 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """The model, its data and its loss (`jobs workloads`)."""
     strategy: str
     """How ranks share the work (`jobs strategies`)."""
-    gpus: Positive = 1
+    gpus: Ranks = 1
     """The number of ranks that train, each on its own GPU. On a machine without GPUs, each rank is a process on the CPU."""
-    nnodes: Positive | None = None
+    nnodes: Ranks | None = None
     """The number of nodes; null: as few as the cluster allows."""
     gpu_type: GpuType | None = None
     """The GPU type, as the cluster file names it; null: the GPUs of the default partition."""
-    tp: Positive | None = None
+    tp: Ranks | None = None
     """The tensor-parallel degree; null: `gpus` divided by the strategy's other degrees, of which none may then be null."""
-    pp: Positive | None = None
+    pp: Ranks | None = None
     """The pipeline-parallel degree; null: `gpus` divided by the strategy's other degrees, of which none may then be null."""
-    dp: Positive | None = None
+    dp: Ranks | None = None
     """The data-parallel degree; null: `gpus` divided by the strategy's other degrees, of which none may then be null."""
-    servers: Positive | None = None
+    servers: Ranks | None = None
     """The number of parameter servers, which are ranks besides `gpus`; null: 1 if the strategy has parameter servers."""
     launcher: str = "torchrun"
     """The program that starts the ranks (`jobs launchers`)."""
@@ -188,7 +188,7 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """The number of timed steps. Either this key or epochs is required."""
     epochs: Positive | None = None
     """The number of timed passes over the data set. Either this key or steps is required."""
-    warmup_steps: NonNegative = 0
+    warmup_steps: Count = 0
     """Steps that run before the timed steps and are not timed."""
     precision: Precision = "fp32"
     """The number format of the computation. The same format is the same computation in every strategy (docs/strategies.md)."""
@@ -197,7 +197,7 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     segments of nearly equal length; each segment except the last is recomputed as a whole."""
     compile: bool = False
     """Whether torch.compile compiles the blocks of the model."""
-    max_grad_norm: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    max_grad_norm: Annotated[float, msgspec.Meta(gt=0, le=1e150)] | None = None
     """A gradient with a larger global L2 norm is scaled down to this norm; null: no limit."""
     prove: Literal["auto", "off"] = "auto"
     """auto: the same-work proof runs, once for all cells with the same computation. off: it does not run."""
@@ -207,9 +207,9 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """How the learning rate changes during the run."""
     instruments: Instruments = msgspec.field(default_factory=Instruments)
     """What is measured while the cell trains."""
-    memory_limit_gib: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    memory_limit_gib: Annotated[float, msgspec.Meta(gt=0, le=1e150)] | None = None
     """The limit in GiB of a rank's memory on its GPU, or on the host if the rank has no GPU; null: no limit."""
-    seed: NonNegative = 42
+    seed: Count = 42
     """The seed of the initial weights, of the order of the data, and of dropout."""
     time_limit: str | None = None
     """The time as HH:MM:SS after which the run is ended as `timeout`; null: no limit."""
@@ -217,7 +217,7 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """The time as HH:MM:SS after which a run without progress, such as a new step, is ended as `hung`."""
     expect: list[State] = []
     """End states besides `completed` that are expected of the runs of this cell, such as oom."""
-    options: dict[str, bool | int | float | str | None] = {}
+    options: dict[str, bool | Integer | Measured | str | None] = {}
     """Options of the strategy and the workload (`jobs strategies`, `jobs workloads`)."""
 
 
@@ -245,37 +245,37 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     workload: Annotated[str, Role.MODEL]  # the model, its data and its loss
     strategy: Annotated[str, Role.STRATEGY]  # how ranks share the work
-    gpus: Annotated[int, Role.RANKS]
-    nnodes: Annotated[int, Role.NODES]  # number of nodes
-    dp: Annotated[int, Role.RANKS]
-    tp: Annotated[int, Role.STRATEGY]
-    pp: Annotated[int, Role.RANKS]
-    servers: Annotated[int, Role.RANKS]
+    gpus: Annotated[Ranks, Role.RANKS]
+    nnodes: Annotated[Ranks, Role.NODES]  # number of nodes
+    dp: Annotated[Ranks, Role.RANKS]
+    tp: Annotated[Ranks, Role.STRATEGY]
+    pp: Annotated[Ranks, Role.RANKS]
+    servers: Annotated[ServerCount, Role.RANKS]
     launcher: Annotated[str, Role.START]  # what starts the ranks
-    global_batch_size: Annotated[int, Role.DATA]
-    micro_batch_size: Annotated[int, Role.PASSES]
-    gradient_accumulation_steps: Annotated[int, Role.PASSES]  # passes of a step on each rank
-    seq_len: Annotated[int | None, Role.MODEL]  # tokens of a sequence; null: no sequences
-    steps: Annotated[int | None, Role.LENGTH]  # timed steps; null: `epochs` counts
-    epochs: Annotated[int | None, Role.LENGTH]  # passes over the data set; null: `steps` counts
-    warmup_steps: Annotated[int, Role.LENGTH]  # untimed steps before the timed steps
+    global_batch_size: Annotated[Positive, Role.DATA]
+    micro_batch_size: Annotated[Positive, Role.PASSES]
+    gradient_accumulation_steps: Annotated[Positive, Role.PASSES]  # passes of a step on each rank
+    seq_len: Annotated[Positive | None, Role.MODEL]  # tokens of a sequence; null: no sequences
+    steps: Annotated[Positive | None, Role.LENGTH]  # timed steps; null: `epochs` counts
+    epochs: Annotated[Positive | None, Role.LENGTH]  # passes over the data set; null: `steps` counts
+    warmup_steps: Annotated[Count, Role.LENGTH]  # untimed steps before the timed steps
     precision: Annotated[Precision, Role.PRECISION]  # number format of the computation
-    activation_checkpointing: Annotated[str, Role.EXECUTION]
+    activation_checkpointing: Annotated[Checkpointing, Role.EXECUTION]
     compile: Annotated[bool, Role.EXECUTION]  # whether torch.compile compiles the blocks
-    max_grad_norm: Annotated[float | None, Role.CLIPPING]
+    max_grad_norm: Annotated[Measured | None, Role.CLIPPING]
     prove: Annotated[str, Role.BOOKKEEPING]
     optimizer: Annotated[Optimizer, Role.OPTIMIZER]  # the update rule
     schedule: Annotated[Schedule, Role.LENGTH]  # the learning rate over the run
     instruments: Annotated[Instruments, Role.INSTRUMENTS]
-    memory_limit_gib: Annotated[float | None, Role.START]
-    seed: Annotated[int, Role.DATA]  # seed of weights, order of data and dropout
-    time_limit_s: Annotated[int | None, Role.BOOKKEEPING]
+    memory_limit_gib: Annotated[Measured | None, Role.START]
+    seed: Annotated[Count, Role.DATA]  # seed of weights, order of data and dropout
+    time_limit_s: Annotated[WholeSeconds | None, Role.BOOKKEEPING]
     expect: Annotated[list[State], Role.BOOKKEEPING]
-    options: Annotated[dict[str, bool | int | float | str | None], Role.STRATEGY]
+    options: Annotated[dict[str, bool | Integer | Measured | str | None], Role.STRATEGY]
     rehearses: Annotated[Cell | None, Role.BOOKKEEPING] = None
     # The fields from here on have defaults, so that a run.json of an older version, which lacks these fields, can be read.
-    hang_limit_s: Annotated[int, Role.BOOKKEEPING] = 1800
-    gpu_type: Annotated[str | None, Role.HARDWARE] = None
+    hang_limit_s: Annotated[WholeSeconds, Role.BOOKKEEPING] = 1800
+    gpu_type: Annotated[GpuType | None, Role.HARDWARE] = None
     """The GPU type, as the cluster file names it; null: the GPUs of the default partition.
 
     The same training on another GPU type is another cell with another hash. So no mean is computed over runs on two GPU types,

@@ -23,6 +23,7 @@ from shardlab import files
 from shardlab.cell import Cell, Role, keys_of
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import WorkspaceError
+from shardlab.record_types import Count, Measured, Seconds
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
@@ -32,8 +33,8 @@ _WHOLE = re.compile(r"step-(\d{8,})")
 class CheckpointFile(msgspec.Struct, frozen=True):
     """An entry of the manifest: a file of the checkpoint, its size in bytes and its SHA-256 in hexadecimal."""
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-    bytes: int
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]*\Z")]
+    bytes: Count
     sha256: str
 
 
@@ -50,14 +51,14 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: Annotated[int, msgspec.Meta(ge=1, le=1)]
-    step: int
-    world: int
+    step: Count
+    world: Count
     layout: Literal["sharded", "whole"]
     strategy: str
-    tp: int
+    tp: Count
     cell_hash: str
-    train_time_s: float
-    numbers: dict[str, float]
+    train_time_s: Seconds
+    numbers: dict[str, Measured]
     files: list[CheckpointFile]
     seal: str = ""
 

@@ -33,9 +33,9 @@ class Citation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The year in which the study was published."""
     published: str = ""
     """Where the study was published, such as the name of a journal or a conference."""
-    doi: Annotated[str, msgspec.Meta(pattern=r"^(10\.[0-9]{4,9}/[^\s{}\\%#]+)?$")] = ""
+    doi: Annotated[str, msgspec.Meta(pattern=r"^(10\.[0-9]{4,9}/[^\s{}\\%#]+)?\Z")] = ""
     """The DOI, without an address before it."""
-    url: Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s{}\\]+)?$")] = ""
+    url: Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s{}\\]+)?\Z")] = ""
     """The address of the study."""
 
 

@@ -12,13 +12,13 @@ import msgspec
 from shardlab.cloudlab_manifest import Experiment, ManifestInterface, ManifestNode
 from shardlab.errors import InputError
 
-Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")]
 TOKEN_VARIABLE = "CLOUDLAB_TOKEN"  # the variable with the token of the portal; it is secret, so runs do not get it
 EXTRA_DISK = "/mydata"  # the folder at which the local disk of a node is mounted, by a blockstore or by mkextrafs.pl
 MOST_NAMED = 5  # largest number of nodes that a message names
 NFS_FOLDERS = ("/proj", "/users")  # CloudLab's folders of projects and users: they are on NFS over the control network
 
-ImageName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+/-]{0,200}$")]
+ImageName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+/-]{0,200}\Z")]
 
 
 class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,7 +50,7 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rate of the experiment network in Mbit/s; null: the best that the nodes have."""
     blockstore_gib: Annotated[int, msgspec.Meta(ge=0, le=100_000)] | None = None
     """The size in GiB of a local disk at /mydata on each node; 0: all free space; null: no such disk."""
-    portal_url: Annotated[str, msgspec.Meta(pattern=r"^https://[A-Za-z0-9.-]+(?::\d{1,5})?(?:/[A-Za-z0-9._/-]*)?$")] | None = (
+    portal_url: Annotated[str, msgspec.Meta(pattern=r"^https://[A-Za-z0-9.-]+(?::\d{1,5})?(?:/[A-Za-z0-9._/-]*)?\Z")] | None = (
         None
     )
     """The address of the portal's API, https only; null: the address of CloudLab's portal."""

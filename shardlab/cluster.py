@@ -21,7 +21,7 @@ from shardlab.slurm_keys import Gpus, Slurm
 from shardlab.url import without_secrets
 
 Release = Literal["bookworm", "trixie", "sid"]  # releases of Debian
-MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*$")  # a path that can be mounted in a container; : and , separate mounts
+MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*\Z")  # a path that can be mounted in a container; : and , separate mounts
 # Keys of a cluster file that are not allowed with provider local.
 REMOTE = ("login", "cloudlab", "nodes", "ssh", "lan", "release", "gpus", "storage", "environment", "slurm")
 

@@ -7,19 +7,21 @@ from typing import Annotated, Literal
 
 import msgspec
 
-Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")]
+from shardlab.record_types import HOST_PATTERN, HostName
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}\Z")]
 
 Role = Literal["controller", "worker"]
 
-IPV4 = r"^(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?!$)|$)){4}$"
+IPV4 = r"^(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?!\Z)|\Z)){4}\Z"
 
-HOST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$")
+HOST = re.compile(HOST_PATTERN)
 
 LOCAL_FOLDER = "/opt/shardlab"  # shardlab's folder on each node, if the nodes share no folder
 
 SetName = Literal["cifar10", "mnist", "imagenet"]
 
-Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 LinkName = Literal[
     "nvlink", "pcie-3", "pcie-4", "pcie-5",
     "infiniband-edr", "infiniband-hdr", "infiniband-ndr",
@@ -79,7 +81,7 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: Annotated[str, msgspec.Meta(pattern=IPV4)] | None = None
     """The IPv4 address of the node on the network on which the nodes train, if `host` is on another network (provider ssh);
     Slurm, NFS and the ranks use only this network. null: `host` is on this network."""
-    mac: Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{2}:){5}[0-9a-f]{2}$")] | None = None
+    mac: Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\Z")] | None = None
     """The MAC address of the interface that has `address`; taken from the manifest of the experiment (provider cloudlab)."""
     control: Annotated[str, msgspec.Meta(pattern=IPV4)] | None = None
     """The address of the node on the control network, which is for logins only; taken from the manifest of the experiment
@@ -113,7 +115,7 @@ class Ssh(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The login node of a Slurm site (provider slurm), if `provision`, `jobs` and `collect` run on another machine."""
 
-    host: Annotated[str, msgspec.Meta(pattern=HOST.pattern)]
+    host: HostName
     """The address of the login node, or its name in ~/.ssh/config."""
     user: str | None = None
     """The user of the login; null: from ~/.ssh/config."""
@@ -133,13 +135,13 @@ class Lan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folders and disks of the nodes."""
 
-    shared: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
+    shared: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+\Z")] | None = None
     """The absolute path of a folder that all nodes share. Practice nodes share the folder that has this path on this
     machine."""
     server: Name | None = None
     """The node that exports the shared folder to the other nodes by NFS; null: all nodes already have the folder."""
-    disk: Annotated[str, msgspec.Meta(pattern=r"^/dev/[A-Za-z0-9][A-Za-z0-9._:+/-]*$")] | None = None
+    disk: Annotated[str, msgspec.Meta(pattern=r"^/dev/[A-Za-z0-9][A-Za-z0-9._:+/-]*\Z")] | None = None
     """A whole empty disk that has the same name on every node, on which `provision` creates a file system. A disk that is not
     empty is never changed."""
-    mount: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
+    mount: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+\Z")] | None = None
     """The folder where the file system of `disk` is mounted."""

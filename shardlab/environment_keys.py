@@ -14,22 +14,22 @@ Runtime = Literal["apptainer", "pyxis", "charliecloud"]
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The Python environment of the nodes."""
 
-    modules: list[Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}$")]] = []
+    modules: list[Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z")]] = []
     """Environment modules that are loaded before any command of shardlab runs (provider slurm)."""
-    python: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/+-]+$")] | None = None
+    python: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/+-]+\Z")] | None = None
     """The interpreter from which the environment is made (provider slurm); null: python3 after the modules are loaded."""
     build: Literal["auto", "job", "login"] = "auto"
     """Where the packages are downloaded and installed (provider slurm). job: both in a job. login: both on the login node.
     auto: installed in a job; downloaded on the login node or, if no package index answers there, on the machine where
     `provision` runs."""
-    use: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/+-]+$")] | None = None
+    use: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/+-]+\Z")] | None = None
     """An existing virtual or conda environment that is used as it is (provider slurm); null: `provision` makes one."""
-    container: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/:@#+-]{0,400}$")] | None = None
+    container: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/:@#+-]{0,400}\Z")] | None = None
     """The image in which ranks run (provider slurm), with all packages that ranks need; null: no container. Apptainer: the
     path of an image file. Charliecloud: the path of a folder or a SquashFS file. Pyxis: a path, or an image of a registry."""
     runtime: Runtime | None = None
     """The program that starts the container; required with `container`."""
-    wheelhouse: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+$")] | None = None
+    wheelhouse: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+\Z")] | None = None
     """A folder of wheels on every node, from which pip installs without a network; null: pip uses its index. With practice
     nodes, it is a folder of this machine, which the nodes can only read; null: `provision` makes this folder."""
 

@@ -12,6 +12,7 @@ import msgspec
 from shardlab.batch_search import BatchSearch
 from shardlab.cell import Cell
 from shardlab.citation import Citation
+from shardlab.record_types import Count, MatrixName, RunId, check_numbers
 from shardlab.study import Assumed, Claim, Deviation, Note, PrintedTable, Reported, Setting, Traces
 
 LAST_MATRIX = "last-matrix.json"  # a file in .shardlab, beside the folder of the expansions
@@ -20,9 +21,9 @@ LAST_MATRIX = "last-matrix.json"  # a file in .shardlab, beside the folder of th
 class ExpandedCell(msgspec.Struct, frozen=True):
     """A cell of an expansion. If the batch size of the cell is searched: the cell of the first try."""
 
-    id: str
+    id: RunId
     cell: Cell
-    runs: list[str]  # for each repeat of the cell, the id of its first attempt
+    runs: list[RunId]  # for each repeat of the cell, the id of its first attempt
     search: BatchSearch | None = None  # null: no search; shardlab.search_path finds the tries after the first try
 
 
@@ -36,8 +37,8 @@ class Excluded(msgspec.Struct, frozen=True):
 class Expansion(msgspec.Struct, kw_only=True):
     """The content of .shardlab/matrices/NAME.json. Files of older versions lack the fields that have a default value below."""
 
-    schema: int
-    name: str
+    schema: Count
+    name: MatrixName
     title: str
     path: str  # the path of the matrix file
     cells: list[ExpandedCell]
@@ -54,9 +55,13 @@ class Expansion(msgspec.Struct, kw_only=True):
     deviations: list[Deviation] = []
     citation: Citation | None = None
 
+    def __post_init__(self) -> None:
+        entries = (self.excluded, self.reported, self.tables, self.settings, self.assumed, self.deviations)
+        check_numbers(msgspec.to_builtins(entries))
+
 
 class LastMatrix(msgspec.Struct, frozen=True):
     """The content of last-matrix.json: the name of the matrix that was rendered last."""
 
-    schema: int
-    name: str
+    schema: Count
+    name: MatrixName

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from shardlab.record_types import LARGEST, Count
+
 ENDED = "ended_on_purpose"  # the event of a rank that ends its own process because `instruments.lost_worker` says so
 
 
@@ -15,7 +17,7 @@ class SlowedRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Slows one rank on purpose, in every step, also in warm-up steps: when the batch is there and before the forward pass, the
     rank waits for its GPU, if it has one, and then sleeps on the host. The delay counts as time of data."""
 
-    rank: Annotated[int, msgspec.Meta(ge=0)]
+    rank: Count
     """The rank that is slowed; it must be a rank that trains."""
     delay_ms: Annotated[float, msgspec.Meta(gt=0, le=600_000)]
     """Milliseconds that the rank sleeps in each step, by the clock of the host."""
@@ -25,9 +27,9 @@ class LostWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Ends the process of one rank on purpose, with SIGKILL, before a timed step. If the strategy cannot go on without this
     rank, the run fails."""
 
-    rank: Annotated[int, msgspec.Meta(ge=0)]
+    rank: Count
     """The rank that is lost; it must be a rank that trains."""
-    step: Annotated[int, msgspec.Meta(ge=2)]
+    step: Annotated[int, msgspec.Meta(ge=2, le=LARGEST)]
     """The timed step that the rank does not make any more; timed steps count from 1."""
 
     @property

@@ -16,6 +16,7 @@ import msgspec
 
 from shardlab import nvml
 from shardlab.nvml import Gpu
+from shardlab.record_types import BootId, Count, HostName
 
 PACKAGES = (
     "shardlab", "torch", "torchvision", "transformers", "deepspeed", "numpy", "submitit", "fabric",
@@ -34,8 +35,8 @@ class Nic(msgspec.Struct, omit_defaults=True):
     kind: str
     mac: str | None = None
     pci: str | None = None
-    speed_mbps: int | None = None
-    mtu: int | None = None
+    speed_mbps: Count | None = None
+    mtu: Count | None = None
     driver: str | None = None  # name of its driver
 
 
@@ -46,7 +47,7 @@ class NumaNode(msgspec.Struct):
     balloon driver changes this size all the time.
     """
 
-    node: int  # number of the NUMA node
+    node: Count  # number of the NUMA node
     cpus: str
 
 
@@ -56,15 +57,15 @@ class Host(msgspec.Struct, omit_defaults=True, kw_only=True):
     gpus: None if NVML is not installed or fails; gpu_why_absent then says why.
     """
 
-    schema: int
-    host: str
-    boot_id: str
+    schema: Count
+    host: HostName
+    boot_id: BootId
     kernel: str  # release of the kernel
     system: str  # name of the distribution
     cpu_model: str | None  # as the kernel names it
-    cpus: int  # number of processors
-    cpus_allowed: int  # the number of processors that this process may use, by its affinity and quota
-    memory_bytes: int  # physical memory
+    cpus: Count  # number of processors
+    cpus_allowed: Count  # the number of processors that this process may use, by its affinity and quota
+    memory_bytes: Count  # physical memory
     gpu_driver: str | None = None  # version of the driver
     gpus: list[Gpu] | None = None
     gpu_why_absent: str | None = None  # why `gpus` is absent

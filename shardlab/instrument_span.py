@@ -10,6 +10,7 @@ import msgspec
 
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.record import Event
+from shardlab.record_types import Count
 from shardlab.rundir import RunDir
 
 EVENT = "instrument"
@@ -25,7 +26,7 @@ class InstrumentAct(msgspec.Struct, frozen=True):
 
     name: Annotated[str, msgspec.Meta(max_length=64)]
     when: Literal["before", "after"]
-    step: int
+    step: Count
     seconds: Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 
 

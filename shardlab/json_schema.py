@@ -131,7 +131,9 @@ def _components(*shapes: type[msgspec.Struct]) -> Schema:
 
     The description of a key is the docstring of its field, which msgspec does not know.
     """
-    _, components = msgspec.json.schema_components(shapes, ref_template="#/$defs/{name}")
+    _, made = msgspec.json.schema_components(shapes, ref_template="#/$defs/{name}")
+    # Editors read patterns as JavaScript does, which has no \Z and whose $ does not match before a line break.
+    components: Schema = msgspec.json.decode(msgspec.json.encode(made).replace(rb"\\Z", b"$"))
     for component in (one for one in components.values() if "description" in one):
         component["description"] = field_docs.join_lines(component["description"])
     for shape in shapes:

@@ -47,7 +47,7 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     schema: Literal[1]
     """The version of the format."""
-    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,40}$")]
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,40}\Z")]
     """The name of the matrix, as in `--matrix`."""
     title: str = ""
     """One line that says what the matrix compares."""

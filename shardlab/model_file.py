@@ -17,10 +17,10 @@ from typing import Annotated, Any
 import msgspec
 
 from shardlab import files
-from shardlab.cell import Positive
 from shardlab.document import Document, Path_, Problem
 from shardlab.errors import InputError
 from shardlab.plugin_source import MOST_BYTES, PluginSource
+from shardlab.record_types import Positive
 
 SUFFIX = ".json"  # suffix of a configuration, and of its copy in a run folder
 LONGEST_NAME = 40  # characters of the name of a model
@@ -48,7 +48,7 @@ class ModelByConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     transformers: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     """The path of a configuration of the transformers library (config.json), within the folder of the matrix."""
-    torchvision: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,40}$")] | None = None
+    torchvision: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,40}\Z")] | None = None
     """The name of an image classifier of torchvision."""
     seq_len: Positive | None = None
     """The number of tokens of a sequence, if the model is a language model; a cell may set another value."""

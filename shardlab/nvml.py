@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from shardlab.record_types import Count, Integer, Measured
+
 T = TypeVar("T")
 # The words of `nvidia-smi topo` for the connection between two GPUs, by NVML's number for their nearest common ancestor in the
 # PCI tree.
@@ -36,17 +38,17 @@ class Gpu(msgspec.Struct, omit_defaults=True):
 
     uuid: str
     name: str  # product name
-    memory_bytes: int | None = None  # its memory
-    power_limit_w: float | None = None  # present limit of power
+    memory_bytes: Count | None = None  # its memory
+    power_limit_w: Measured | None = None  # present limit of power
     pci: str | None = None
-    power_limit_max_w: float | None = None  # highest limit that can be set
-    sm_clock_max_mhz: int | None = None  # highest clock of the multiprocessors
-    memory_clock_max_mhz: int | None = None  # highest clock of the memory
-    numa_node: int | None = None  # number of the NUMA node to which it is attached
+    power_limit_max_w: Measured | None = None  # highest limit that can be set
+    sm_clock_max_mhz: Count | None = None  # highest clock of the multiprocessors
+    memory_clock_max_mhz: Count | None = None  # highest clock of the memory
+    numa_node: Integer | None = None  # number of the NUMA node to which it is attached
     persistence: bool | None = None  # whether the driver stays loaded without a client
-    pcie_generation_max: int | None = None  # highest PCIe generation of the GPU
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None  # highest number of PCIe lanes of the GPU
+    pcie_generation_max: Count | None = None  # highest PCIe generation of the GPU
+    pcie_width: Count | None = None
+    pcie_width_max: Count | None = None  # highest number of PCIe lanes of the GPU
     nvlinks: dict[str, int] | None = None
     paths: dict[str, str] | None = None
 

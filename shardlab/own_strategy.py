@@ -27,7 +27,7 @@ class OwnStrategy(msgspec.Struct, frozen=True):
     The other fields mean the same as in trainers.strategy.Strategy.
     """
 
-    name: Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}$")]  # the name in a matrix
+    name: Annotated[str, msgspec.Meta(pattern=rf"^{NAME.pattern}\Z")]  # the name in a matrix
     summary: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]  # what the strategy does, in one line
     code: str
     file: str

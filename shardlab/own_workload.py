@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from shardlab.cell import Optimizer
+from shardlab.record_types import Count, Measured
 from shardlab.registry import Option
 
 FOLDER = "workloads"  # folder of a workspace with the files of workloads; a run folder has copies in a folder of this name
@@ -33,18 +34,18 @@ class OwnWorkload(msgspec.Struct, frozen=True):
     code: str
     file: str
     unit: str  # what a batch counts, such as images or tokens
-    parameters: int  # number of parameters
-    flops_per_unit: float | None
+    parameters: Count  # number of parameters
+    flops_per_unit: Measured | None
     flops_source: str  # where the number of operations comes from
     optimizer: Optimizer  # the default optimizer
     options: tuple[Option, ...]  # its options, with defaults and bounds
-    tensor_degrees: tuple[int, ...] = ()  # tensor-parallel degrees that are possible besides 1
-    most_stages: int = 0  # the largest number of pipeline stages; 0: no pipeline is possible
+    tensor_degrees: tuple[Count, ...] = ()  # tensor-parallel degrees that are possible besides 1
+    most_stages: Count = 0  # the largest number of pipeline stages; 0: no pipeline is possible
     block: str = ""  # the name of the class of its blocks
-    block_parameters: tuple[int, ...] = ()  # parameters of each block that strategies wrap; shared ones count in the first
+    block_parameters: tuple[Count, ...] = ()  # parameters of each block that strategies wrap; shared ones count in the first
     twin: bool = False
-    seq_len: int | None = None
-    longest: int | None = None
+    seq_len: Count | None = None
+    longest: Count | None = None
     remarks: tuple[str, ...] = ()
 
     @property

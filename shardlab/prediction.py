@@ -14,6 +14,7 @@ import msgspec
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import WorkspaceError
+from shardlab.record_types import Count, Measured
 from shardlab.rehearsed import RehearsedCollective
 
 SCHEMA = 1
@@ -29,9 +30,9 @@ Source = Literal["rehearsal", "formula"]
 class PredictedRange(msgspec.Struct, frozen=True):
     """A predicted number, which lies between `low` and `high`. The name of the field whose value is this range has the unit."""
 
-    low: float  # lower end
-    likely: float  # most likely value
-    high: float  # upper end
+    low: Measured  # lower end
+    likely: Measured  # most likely value
+    high: Measured  # upper end
 
     def __add__(self, other: PredictedRange) -> PredictedRange:
         return PredictedRange(self.low + other.low, self.likely + other.likely, self.high + other.high)
@@ -59,11 +60,11 @@ class PredictedExchange(msgspec.Struct, frozen=True):
 
     op: str
     """The kind of communication: all_reduce, all_gather, reduce_scatter, broadcast or send."""
-    sent_bytes: float
+    sent_bytes: Measured
     """The bytes that the rank sends in a step for this kind of communication."""
-    calls: float
+    calls: Measured
     """How often the rank starts this communication in a step."""
-    ranks: int
+    ranks: Count
     """The number of ranks that take part in one call."""
 
 
@@ -75,7 +76,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     gpu_hours: the number of GPUs that train, multiplied by the duration of the run in hours.
     """
 
-    schema: int = SCHEMA
+    schema: Count = SCHEMA
     memory_bytes: PredictedRange | None = None
     """Peak memory of a step, on the rank that needs the most memory."""
     memory_by_category: dict[str, PredictedRange] = {}
@@ -87,11 +88,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     capacity_bytes: PredictedRange | None = None
     """The memory of a GPU that a rank may use; `memory_limit_gib` of the cell lowers it."""
     fits: Fits | None = None
-    largest_micro_batch: int | None = None
+    largest_micro_batch: Count | None = None
     """The largest micro_batch_size that is likely to fit; 0: none does."""
     step_s: PredictedRange | None = None
     """The time of an optimizer step."""
-    step_parts_s: dict[str, float] = {}
+    step_parts_s: dict[str, Measured] = {}
     """The likely time of each part of a step: compute, optimizer, launches, exposed communication, bubble."""
     time_s: PredictedRange | None = None
     """The time of a whole run: start, warm-up steps and timed steps."""
@@ -100,7 +101,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """The energy of the GPUs that train, for the whole run."""
     cost: PredictedRange | None = None
     """The cost of the run, in the currency of `price_per_gpu_hour` in the cluster file."""
-    sent_bytes: float | None = None
+    sent_bytes: Measured | None = None
     """The bytes that a rank sends in a step by theory; the value of the rank that sends the most."""
     memory_from: Source | None = None
     """The source of the predicted memory."""
@@ -117,10 +118,10 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """A sentence that says how the numbers were obtained."""
     gpu: str | None = None
     """The GPU model for which the prediction was made, as the cluster file or NVML names it; null: no GPU, or not known."""
-    formula_step_s: float | None = None
+    formula_step_s: Measured | None = None
     """The likely time of a step by the formula, before earlier runs corrected it. The next calibration compares this time with
     the measured time."""
-    formula_tensor_bytes: float | None = None
+    formula_tensor_bytes: Measured | None = None
     """The likely `tensor_bytes` by the formula, before earlier runs corrected it."""
 
 

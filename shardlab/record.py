@@ -16,6 +16,20 @@ import msgspec
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import WorkspaceError
+from shardlab.record_types import (
+    BootId,
+    Count,
+    EventData,
+    HostName,
+    Integer,
+    Measured,
+    Milliseconds,
+    RunId,
+    Seconds,
+    Spread,
+    WallTime,
+    check_numbers,
+)  # fmt: skip
 
 SCHEMA = 1
 # Names of events.
@@ -46,23 +60,23 @@ class StepRecord(Record, kw_only=True):
     warmed up a run that resumes from a checkpoint.
     """
 
-    schema: int
-    step: int
-    t_s: float
-    wall_s: float
-    units: int
-    step_ms: float
-    loss: float | None = None
-    data_ms: float | None = None
-    forward_ms: float | None = None
-    backward_ms: float | None = None
-    optimizer_ms: float | None = None
-    allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
-    rss_bytes: int | None = None
-    cpu_s: float | None = None
-    disk_read_bytes: int | None = None
-    disk_write_bytes: int | None = None
+    schema: Count
+    step: Count
+    t_s: Seconds
+    wall_s: WallTime
+    units: Count
+    step_ms: Milliseconds
+    loss: Measured | None = None
+    data_ms: Milliseconds | None = None
+    forward_ms: Milliseconds | None = None
+    backward_ms: Milliseconds | None = None
+    optimizer_ms: Milliseconds | None = None
+    allocated_bytes: Count | None = None
+    reserved_bytes: Count | None = None
+    rss_bytes: Count | None = None
+    cpu_s: Seconds | None = None
+    disk_read_bytes: Count | None = None
+    disk_write_bytes: Count | None = None
     warmup: bool = False  # whether it is an untimed step
     watched: bool = False
 
@@ -74,13 +88,13 @@ class ValidationRecord(Record, kw_only=True):
     was correct, 0 to 1. items: the number of items.
     """
 
-    schema: int
-    step: int  # number of timed steps before the validation
-    t_s: float
-    wall_s: float
-    loss: float
-    accuracy: float
-    items: int
+    schema: Count
+    step: Count  # number of timed steps before the validation
+    t_s: Seconds
+    wall_s: WallTime
+    loss: Measured
+    accuracy: Measured
+    items: Count
 
 
 class GpuSample(Record, kw_only=True):
@@ -90,23 +104,23 @@ class GpuSample(Record, kw_only=True):
     mig_of: str | None = None  # for a MIG instance: the UUID of the whole GPU
     lost: bool = False  # the driver can no longer reach the GPU; the other fields are then absent
     played: bool = False  # no GPU: a stub of NVML made up the values (`collect sample --played`)
-    utilization_pct: float | None = None  # share of the last moments in which a kernel ran, 0 to 100
-    memory_used_bytes: int | None = None  # of all processes
-    memory_total_bytes: int | None = None  # only in the first sample of a sampler process
-    power_w: float | None = None  # watts
-    temperature_c: float | None = None  # degrees Celsius
-    sm_clock_mhz: float | None = None  # clock of the multiprocessors
-    memory_clock_mhz: float | None = None  # clock of the memory
-    energy_j: float | None = None  # counter
-    pcie_rx_bytes: int | None = None  # counter
-    pcie_tx_bytes: int | None = None  # counter
-    nvlink_rx_bytes: int | None = None  # over all links, without protocol overhead
-    nvlink_tx_bytes: int | None = None  # counter, over all links, without protocol overhead
-    ecc_corrected: int | None = None  # counter of memory errors that were corrected
-    ecc_uncorrected: int | None = None  # counter of memory errors that could not be corrected
-    processes: int | None = None  # number of processes of all users that compute on the GPU
+    utilization_pct: Measured | None = None  # share of the last moments in which a kernel ran, 0 to 100
+    memory_used_bytes: Count | None = None  # of all processes
+    memory_total_bytes: Count | None = None  # only in the first sample of a sampler process
+    power_w: Measured | None = None  # watts
+    temperature_c: Measured | None = None  # degrees Celsius
+    sm_clock_mhz: Measured | None = None  # clock of the multiprocessors
+    memory_clock_mhz: Measured | None = None  # clock of the memory
+    energy_j: Measured | None = None  # counter
+    pcie_rx_bytes: Count | None = None  # counter
+    pcie_tx_bytes: Count | None = None  # counter
+    nvlink_rx_bytes: Count | None = None  # over all links, without protocol overhead
+    nvlink_tx_bytes: Count | None = None  # counter, over all links, without protocol overhead
+    ecc_corrected: Count | None = None  # counter of memory errors that were corrected
+    ecc_uncorrected: Count | None = None  # counter of memory errors that could not be corrected
+    processes: Count | None = None  # number of processes of all users that compute on the GPU
     throttled: list[str] | None = None  # reasons why the clocks of the GPU are lowered: values of `shardlab.nvml.THROTTLES`
-    xids: list[int] | None = None  # numbers of the errors (XID) that the driver reported since the previous sample
+    xids: list[Integer] | None = None  # numbers of the errors (XID) that the driver reported since the previous sample
 
 
 class NicSample(Record, kw_only=True):
@@ -117,40 +131,40 @@ class NicSample(Record, kw_only=True):
     kind: str  # loopback, physical or virtual
     mac: str | None = None
     pci: str | None = None
-    rx_bytes: int | None = None  # without RDMA traffic, which the kernel does not see
-    tx_bytes: int | None = None  # without RDMA traffic
-    rx_packets: int | None = None  # packets received
-    tx_packets: int | None = None  # packets sent
-    rx_errors: int | None = None  # packets with errors
-    tx_errors: int | None = None  # packets with errors
-    rx_dropped: int | None = None  # received packets that were dropped
-    tx_dropped: int | None = None  # packets to be sent that were dropped
-    wire_rx_bytes: int | None = None  # everything received on the wire, RDMA and Ethernet headers included
-    wire_tx_bytes: int | None = None  # everything sent on the wire, RDMA and Ethernet headers included
-    rdma_rx_bytes: int | None = None  # payload and headers of RDMA
-    rdma_tx_bytes: int | None = None  # payload and headers of RDMA
-    rx_pauses: int | None = None  # pause frames
-    tx_pauses: int | None = None  # pause frames
-    rx_priority_pauses: int | None = None  # pause frames of single traffic classes (PFC), which RoCE uses; sum of all classes
-    tx_priority_pauses: int | None = None  # sent pause frames of single traffic classes (PFC); sum of all classes
-    rx_discards: int | None = None  # packets that the card dropped
-    rx_crc_errors: int | None = None  # frames whose checksum was wrong
-    rx_out_of_buffer: int | None = None  # packets dropped because the receiver had no buffer
+    rx_bytes: Count | None = None  # without RDMA traffic, which the kernel does not see
+    tx_bytes: Count | None = None  # without RDMA traffic
+    rx_packets: Count | None = None  # packets received
+    tx_packets: Count | None = None  # packets sent
+    rx_errors: Count | None = None  # packets with errors
+    tx_errors: Count | None = None  # packets with errors
+    rx_dropped: Count | None = None  # received packets that were dropped
+    tx_dropped: Count | None = None  # packets to be sent that were dropped
+    wire_rx_bytes: Count | None = None  # everything received on the wire, RDMA and Ethernet headers included
+    wire_tx_bytes: Count | None = None  # everything sent on the wire, RDMA and Ethernet headers included
+    rdma_rx_bytes: Count | None = None  # payload and headers of RDMA
+    rdma_tx_bytes: Count | None = None  # payload and headers of RDMA
+    rx_pauses: Count | None = None  # pause frames
+    tx_pauses: Count | None = None  # pause frames
+    rx_priority_pauses: Count | None = None  # pause frames of single traffic classes (PFC), which RoCE uses; sum of all classes
+    tx_priority_pauses: Count | None = None  # sent pause frames of single traffic classes (PFC); sum of all classes
+    rx_discards: Count | None = None  # packets that the card dropped
+    rx_crc_errors: Count | None = None  # frames whose checksum was wrong
+    rx_out_of_buffer: Count | None = None  # packets dropped because the receiver had no buffer
 
 
 class RdmaSample(Record, kw_only=True):
     """The counters of one port of an RDMA device at one moment. rx_bytes, tx_bytes: payload and headers of RDMA."""
 
     device: str  # name of the device, such as mlx5_0
-    port: int  # number of the port
+    port: Count  # number of the port
     link_layer: str | None = None  # InfiniBand or Ethernet
     pci: str | None = None
-    rx_bytes: int | None = None
-    tx_bytes: int | None = None
-    wait: int | None = None  # clock ticks in which data waited because the other end of the link gave no credit (no buffer)
-    rx_errors: int | None = None  # packets with errors
-    tx_discards: int | None = None  # packets that the port could not send
-    link_downed: int | None = None  # how often the link went down
+    rx_bytes: Count | None = None
+    tx_bytes: Count | None = None
+    wait: Count | None = None  # clock ticks in which data waited because the other end of the link gave no credit (no buffer)
+    rx_errors: Count | None = None  # packets with errors
+    tx_discards: Count | None = None  # packets that the port could not send
+    link_downed: Count | None = None  # how often the link went down
 
 
 class Sample(Record, kw_only=True):
@@ -163,23 +177,23 @@ class Sample(Record, kw_only=True):
     nfs_read_bytes, nfs_write_bytes: counters of the bytes that NFS servers sent to this host and received from this host.
     """
 
-    schema: int
-    t_s: float
-    wall_s: float
-    host: str
-    boot_id: str
-    started_hz: float | None = None  # requested samples per second; only in the first sample of a sampler process
-    cpu_pct: float | None = None
-    memory_used_bytes: int | None = None  # without memory that the kernel can free at once
-    memory_total_bytes: int | None = None  # physical memory
-    disk_read_bytes: int | None = None
-    disk_write_bytes: int | None = None
-    cores_pct: list[float] | None = None
-    cpu_pressure_s: float | None = None
-    memory_pressure_s: float | None = None
-    io_pressure_s: float | None = None
-    nfs_read_bytes: int | None = None
-    nfs_write_bytes: int | None = None
+    schema: Count
+    t_s: Seconds
+    wall_s: WallTime
+    host: HostName
+    boot_id: BootId
+    started_hz: Measured | None = None  # requested samples per second; only in the first sample of a sampler process
+    cpu_pct: Measured | None = None
+    memory_used_bytes: Count | None = None  # without memory that the kernel can free at once
+    memory_total_bytes: Count | None = None  # physical memory
+    disk_read_bytes: Count | None = None
+    disk_write_bytes: Count | None = None
+    cores_pct: list[Measured] | None = None
+    cpu_pressure_s: Measured | None = None
+    memory_pressure_s: Measured | None = None
+    io_pressure_s: Measured | None = None
+    nfs_read_bytes: Count | None = None
+    nfs_write_bytes: Count | None = None
     gpus: list[GpuSample] | None = None  # null: not measured
     nics: list[NicSample] | None = None  # null: not measured
     rdma: list[RdmaSample] | None = None  # null: not measured
@@ -190,38 +204,22 @@ class Sample(Record, kw_only=True):
         return max(self.cores_pct) if self.cores_pct else None
 
 
-class ClockOffset(msgspec.Struct, frozen=True):
-    """The difference between the clocks of two hosts.
-
-    offset_s: the clock of a host minus the clock of rank 0's host. within_s: the largest possible error of offset_s.
-    """
-
-    offset_s: float
-    within_s: float
-
-
 class Event(Record, kw_only=True):
     """An event of a run. event: its kind. writer: the process that recorded it, as in the file name events.WRITER.jsonl.
 
     data: the details of the event.
     """
 
-    schema: int
+    schema: Count
     event: str
     writer: str
-    wall_s: float
-    host: str  # host name of the machine of the writer
+    wall_s: WallTime
+    host: HostName  # host name of the machine of the writer
     data: dict[str, Any] = {}
 
-
-class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The distribution of n measurements. p5, p95: percentiles, linearly interpolated between measurements."""
-
-    median: float  # 50th percentile
-    mean: float  # arithmetic mean
-    p5: float  # 5th percentile
-    p95: float  # 95th percentile
-    n: int  # number of measurements
+    def __post_init__(self) -> None:
+        check_numbers(self.data)
+        msgspec.convert(self.data, EventData)
 
 
 class SameWork(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -244,41 +242,43 @@ class SameWork(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     verdict: Literal["proven", "different", "other work", "not provable", "not proven"]  # one of the five words above
     why: str
-    loss_difference: float | None = None
-    gradient_norm_difference: float | None = None
-    parameter_difference: float | None = None
-    communication_bytes: dict[str, float] | None = None
-    proof_s: float | None = None
+    loss_difference: Measured | None = None
+    gradient_norm_difference: Measured | None = None
+    parameter_difference: Measured | None = None
+    communication_bytes: dict[str, Measured] | None = None
+    proof_s: Seconds | None = None
 
 
 class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     """result.json: the result of one run. This file is written last: if it exists, the run is complete."""
 
-    schema: int
-    run_id: str
+    schema: Count
+    run_id: RunId
     state: str
     rehearsal: bool  # whether the times say nothing about speed: ranks on a CPU, a tiny twin, or practice nodes
-    steps: int  # number of timed steps
+    steps: Count  # number of timed steps
     unit: str  # what the throughput counts, such as tokens
-    resumed_from_step: int | None = None  # number of timed steps before the checkpoint, which an earlier attempt recorded
-    final_loss: float | None = None  # mean over all ranks in the last step
-    final_accuracy: float | None = None  # on the validation split after the last step, 0 to 1
-    throughput_per_s: float | None = None  # units per second over the timed steps, all ranks together
+    resumed_from_step: Count | None = None  # number of timed steps before the checkpoint, which an earlier attempt recorded
+    final_loss: Measured | None = None  # mean over all ranks in the last step
+    final_accuracy: Measured | None = None  # on the validation split after the last step, 0 to 1
+    throughput_per_s: Measured | None = None  # units per second over the timed steps, all ranks together
     step_time_ms: Spread | None = None  # of the timed steps; the time of a step is that of its slowest rank
-    train_time_s: float | None = None  # sum over all parts of a resumed run; a step that was repeated counts once
-    epoch_time_s: list[float] | None = None  # seconds of each epoch
-    peak_memory_bytes: dict[str, int] | None = (
-        None  # allocated, reserved (GPUs), rss, categories if measured; each is the largest value of any rank
-    )
-    parameters: int | None = None  # number of parameters of the model
-    flops_per_unit: float | None = None  # forward and backward, by the workload's formula
+    train_time_s: Seconds | None = None  # sum over all parts of a resumed run; a step that was repeated counts once
+    epoch_time_s: list[Seconds] | None = None  # seconds of each epoch
+    # allocated, reserved (GPUs), rss, categories if measured; each is the largest value of any rank
+    peak_memory_bytes: dict[str, Count] | None = None
+    parameters: Count | None = None  # number of parameters of the model
+    flops_per_unit: Measured | None = None  # forward and backward, by the workload's formula
     same_work: SameWork | None = None  # result of the same-work proof
-    communication_bytes: dict[str, float] | None = None  # bytes that all ranks send in one step; see SameWork
+    communication_bytes: dict[str, Measured] | None = None  # bytes that all ranks send in one step; see SameWork
     data: dict[str, Any] = {}  # the data set: name, sha256, synthetic
     instruments: dict[str, dict[str, Any]] = {}  # by name of the instrument: its results, cost_s between steps, watched_steps
     knobs: dict[str, dict[str, Any]] = {}  # asked: the options of the cell; effective: the settings that were used
     versions: dict[str, str] = {}  # name of a package -> its version, on rank 0
     gpus: list[str] | None = None  # NVML's UUIDs of the GPUs that ranks trained on; None: an older version wrote the file
+
+    def __post_init__(self) -> None:
+        check_numbers([self.data, self.instruments, self.knobs])
 
     @property
     def resumed(self) -> bool:

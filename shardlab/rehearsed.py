@@ -16,6 +16,7 @@ from shardlab import source_digest
 from shardlab.cell import Cell, Role, keys_of
 from shardlab.own_strategy import OwnStrategy
 from shardlab.own_workload import OwnWorkload
+from shardlab.record_types import Count, Measured
 
 SCHEMA = 1
 
@@ -68,21 +69,21 @@ class MemoryByCategory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     buffers of NCCL, and memory that the allocator adds when it rounds sizes up or leaves gaps between blocks.
     """
 
-    parameter: int
+    parameter: Count
     """The weights that the rank keeps from step to step."""
-    gathered: int
+    gathered: Count
     """Weights for computing: gathered from other ranks, or copied in 16 bits."""
-    gradient: int
+    gradient: Count
     """Gradients that the optimizer reads."""
-    optimizer_state: int
+    optimizer_state: Count
     """The optimizer's state, such as momentum."""
-    master_parameter: int
+    master_parameter: Count
     """The optimizer's own copy of the weights."""
-    activation: int
+    activation: Count
     """Results of forward, or of its recomputation, that are kept for backward."""
-    buffer: int
+    buffer: Count
     """Other memory that is kept from step to step: buckets for gradients, buffers of modules, the batch."""
-    temporary: int
+    temporary: Count
     """All other memory: intermediate results, gradients before the optimizer reads them, buffers of collectives."""
 
     @property
@@ -96,11 +97,11 @@ class RehearsedCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
     op: str
     """The kind of communication: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or send."""
-    payload_bytes: int
+    payload_bytes: Count
     """The size S of the whole message: for an all-gather the size of its output, for a reduce-scatter the size of its input."""
-    ranks: int
+    ranks: Count
     """The number of ranks in the group of the collective."""
-    times: float
+    times: Measured
     """How often the rank starts the collective in one step; the mean if the number differs between steps
     (trainers.strategy.Strategy.communication_period)."""
 
@@ -111,18 +112,18 @@ class RehearsedRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at_peak: the memory at the moment when it is largest. kept: the memory between two steps.
     """
 
-    rank: int
-    stands_for: int
+    rank: Count
+    stands_for: Count
     """The number of ranks, this rank included, with the same memory and communication. Over all entries, these numbers add up
     to the number of ranks that train."""
-    peak_bytes: int
+    peak_bytes: Count
     """The most bytes of tensors on the device at one moment: the sum of `at_peak`."""
     at_peak: MemoryByCategory
     kept: MemoryByCategory
     """The memory between two steps, by category."""
     collectives: tuple[RehearsedCollective, ...] | None
     """The collectives of one step in no particular order; None if they cannot be counted."""
-    flops: float | None
+    flops: Measured | None
     """Floating-point operations of forward, backward and recomputation of one step on this rank; None if not counted."""
 
 
@@ -132,27 +133,27 @@ class Rehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     how: whether fake tensors (without data) or real tensors were used.
     """
 
-    schema: int
+    schema: Count
     cell: str
     """The hash of the cell that was rehearsed. Cells that differ only in keys that do not change a step share one rehearsal."""
-    world_size: int
+    world_size: Count
     ranks: tuple[RehearsedRank, ...]
     """One entry for each kind of rank: a single entry if all ranks are alike, an entry for each pipeline rank with a
     pipeline."""
     how: Way
     device: Literal["cpu", "cuda"]
     """The device whose operators were rehearsed. On a CPU, operators keep other intermediate results than on a GPU."""
-    depths: tuple[int, int] | None
+    depths: tuple[Count, Count] | None
     """The two numbers of blocks with which the model was rehearsed, to extrapolate to the cell's number of blocks; None: the
     model was rehearsed with all blocks of the cell."""
-    error_pct: float | None
+    error_pct: Measured | None
     """The largest error of `peak_bytes` that was measured for rehearsals of this kind, in percent; None if it was never
     measured."""
     error_from: str
     """The runs on which `error_pct` was measured, in words; empty if `error_pct` is None."""
     remarks: tuple[str, ...]
     """Sentences about what the rehearsal does not cover."""
-    seconds: float
+    seconds: Measured
     """The duration of the rehearsal."""
 
     @property
@@ -164,12 +165,12 @@ class Rehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 class NotRehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="answer", tag="not_rehearsed"):
     """The result for a cell that cannot be rehearsed. The planner then uses a formula."""
 
-    schema: int
+    schema: Count
     cell: str
     """The hash of the cell."""
     why: str
     """Why the cell cannot be rehearsed, as a sentence."""
-    seconds: float
+    seconds: Measured
 
 
 Answer = Rehearsed | NotRehearsed

@@ -19,6 +19,7 @@ from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.own_strategy import OwnStrategy
 from shardlab.own_workload import OwnWorkload
+from shardlab.record_types import RUN_ID_PATTERN, Count, HostName, MatrixName, Positive, Ranks, RunId, WholeSeconds
 from shardlab.retry import Retry
 from shardlab.trace_part import TracePart
 
@@ -26,16 +27,16 @@ from shardlab.trace_part import TracePart
 # since the epoch, at which the ranks save a checkpoint and end.
 SAVE_AT = "SHARDLAB_SAVE_AT"
 REHEARSAL = "rehearsal: it tests that everything works, not the speed"
-RUN_ID = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
+RUN_ID = re.compile(RUN_ID_PATTERN)
 _PARTS = re.compile(r"(?P<first>(?P<cell>.+)-r(?P<repeat>\d+))(?:-a(?P<attempt>\d+))?")
 
 
 class World(msgspec.Struct, frozen=True):
     """The number of processes of a run: world_size = nnodes x nproc_per_node."""
 
-    nnodes: int  # number of nodes
-    nproc_per_node: int  # ranks on each node
-    world_size: int  # ranks of the run, parameter servers included
+    nnodes: Ranks  # number of nodes
+    nproc_per_node: Ranks  # ranks on each node
+    world_size: Ranks  # ranks of the run, parameter servers included
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,12 +51,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: Annotated[int, msgspec.Meta(ge=1, le=1)]
-    run_id: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]
-    matrix: str
+    run_id: RunId
+    matrix: MatrixName
     cell: Cell  # the resolved cell
     cell_hash: str  # digest of the cell; runs of equal cells have equal digests
-    repeat: int
-    attempt: int
+    repeat: Positive
+    attempt: Positive
     launcher: str  # what starts the ranks
     rehearsal: bool  # planned as a rehearsal (docs/design/rehearsal.md); the same key of its result says what the run was
     world: World
@@ -68,20 +69,20 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     created: str  # ISO 8601, UTC
     scale: Literal["full", "tiny"] = "full"  # tiny: the cell is a tiny twin, and its `rehearses` is the original cell
     proofs_path: str | None = None  # the folder of same-work proofs, so that each computation is proven only once
-    resume: list[str] = []
+    resume: list[RunId] = []
     scheduler: str = "local"  # what queues the run: local, slurm, ssh or allocation
     source: str | None = None  # the folder with the copy of our source that the run uses; named after the digest of this copy
     packages: str | None = None  # digest of the installed packages at submission: shardlab.source_digest
     environment: str | None = None  # only in runs that older versions rendered: one digest of packages and source
-    limit_s: int | None = None  # seconds after which the supervisor ends the run: the limit of the cell or of the scheduler
-    requeues: int = 0  # how often the run may be started again after a state for which `retry` has no number
+    limit_s: WholeSeconds | None = None  # seconds after which the supervisor ends the run: the cell's or the scheduler's limit
+    requeues: Count = 0  # how often the run may be started again after a state for which `retry` has no number
     retry: Retry = Retry()  # how often the run may be started again automatically, for each state in which it may end
     retried: list[str] = []  # for each earlier attempt after which this attempt was submitted automatically: its state
-    avoid: list[str] = []  # nodes that failed during earlier attempts and are not used
+    avoid: list[HostName] = []  # nodes that failed during earlier attempts and are not used
     shares_nodes: bool = False  # other jobs may run on the same nodes at the same time, which may change the speed of the run
     separate_folders: bool = False  # the nodes share no folder: each node has its own part of the run's folder (docs/ssh.md)
     track: str | None = None  # the experiment tracker to which the run is logged while it is running: shardlab.trackers
-    wait_gpus_s: int = 0  # how many seconds the run waits for its GPUs before its ranks start, if other processes use them
+    wait_gpus_s: WholeSeconds = 0  # seconds that the run waits for its GPUs before its ranks start, if other processes use them
     own_workload: OwnWorkload | None = None  # the workload that a file of the workspace defines; the run folder has a copy
     own_strategy: OwnStrategy | None = None  # the strategy that a file of the workspace defines; the run folder has a copy
     traces: TracePart | None = None  # the traces that the run analyses instead of training (`jobs trace`)

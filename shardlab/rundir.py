@@ -100,8 +100,11 @@ class RunDir:
         return self.log / f"rank-{rank:05d}.log"
 
     def read_run(self) -> run_file.Run:
-        """The content of run.json. Raises InputError if the file is damaged."""
-        return run_file.read(self.run_json)
+        """The content of run.json. Raises InputError if the file is damaged, or if it describes another run."""
+        run = run_file.read(self.run_json)
+        if run.run_id != self.run_id:
+            raise InputError(f"{self.run_json}: describes the run {run.run_id}, not the run of its folder.")
+        return run
 
     def read_result(self) -> Result | None:
         """The content of result.json, or None if the file does not exist yet. Raises InputError if the file is damaged."""

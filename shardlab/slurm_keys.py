@@ -14,10 +14,10 @@ MOST_GPUS = 64  # the largest allowed number of GPUs of a node
 MOST_NODES = 100_000  # the largest allowed number of nodes of a job
 MOST_CPUS_PER_RANK = 1024
 # A value that needs no quotes in a line #SBATCH. sbatch has its own rules for quotes, so quotes are not allowed.
-SbatchWord = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,@%+/=&|()*\[\]-]{0,200}$")]
-SbatchOption = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{1,40}$")]
-PartitionName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}$")]
-NodeName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+SbatchWord = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,@%+/=&|()*\[\]-]{0,200}\Z")]
+SbatchOption = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{1,40}\Z")]
+PartitionName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}\Z")]
+NodeName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")]
 # Options of sbatch that a cluster file must not set: options that `jobs` sets itself, and options with which `jobs` could not
 # follow a run.
 OWN_OPTIONS = {
@@ -87,7 +87,7 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpus_per_rank: Annotated[int, msgspec.Meta(ge=1, le=MOST_CPUS_PER_RANK)] | None = None
     """CPUs of each rank if `exclusive` is false; null: 8 for a rank with a GPU, because its threads (autograd, NCCL, data)
     should not share one CPU, and 1 for other ranks."""
-    mem: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}[KMGT]?$")] | None = None
+    mem: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}[KMGT]?\Z")] | None = None
     """Memory on each node, such as 120G; null: all memory of the node if `exclusive` is true, else the default of Slurm."""
     licenses: SbatchWord | None = None
     """The licenses that jobs need, passed to sbatch; null: not passed."""

@@ -100,6 +100,12 @@ def last_sending(ordered: Sequence[Event]) -> Event | None:
     return refusals[-1] if refusals else sent
 
 
+def sent_job(sending: Event | None) -> tuple[str, str]:
+    """(number, token) of the job of a run in Slurm; two empty texts if it has none. sending: as `last_sending` returns it."""
+    data = sending.data if sending is not None else {}
+    return (data["job"], data["token"]) if data.get("job") and data.get("token") else ("", "")
+
+
 def _ended(by_name: dict[str, Event], ended: Event, has_result: bool, steps: int, asked: int | None) -> JudgedState:
     reason, code = ended.data.get("reason"), ended.data.get("code")
     on_purpose = str(by_name[ENDED].data.get("why", "")) if ENDED in by_name else ""

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import msgspec
 
+from shardlab.record_types import Count, Positive
+
 # The name of the strategy and of the launcher in the cells of runs that analyse traces. No menu contains this name, so no
 # matrix can contain such a cell.
 TRACE = "trace"
@@ -23,8 +25,8 @@ class TracePart(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     files: Annotated[list[str], msgspec.Meta(min_length=1)]
-    place: Annotated[int, msgspec.Meta(ge=0)]
-    parts: Annotated[int, msgspec.Meta(ge=1)]
+    place: Count
+    parts: Positive
 
 
 def summary_name(number: int) -> str:

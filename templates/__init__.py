@@ -1,9 +1,9 @@
 """Renders the templates (jinja2) of scripts, configuration files and pages of the report, which are in this folder.
 
 If a template uses a name that has no value, rendering fails; the name never becomes an empty string. Templates of scripts pass
-every value through the filter ``quote``; in pages, every value is cleaned and escaped. A workspace may contain its own
-templates of scripts, which another person may have written. Scripts are therefore rendered in jinja2's sandbox, in which a
-template cannot execute Python code.
+every value through the filter ``quote``, or ``option`` in a line #SBATCH; in pages, every value is cleaned and escaped. A
+workspace may contain its own templates of scripts, which another person may have written. Scripts are therefore rendered in
+jinja2's sandbox, in which a template cannot execute Python code.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ def _scripts(own: Path | None) -> jinja2.Environment:
     environment = _Sandbox(loader=loader, autoescape=False, **_COMMON)
     environment.filters["quote"] = lambda value: shlex.quote(str(value))
     environment.filters["comment"] = _comment
+    environment.filters["option"] = _option
     environment.filters["yaml"] = lambda value: json.dumps(str(value))  # a JSON string is also a YAML string
     return environment
 
@@ -163,6 +164,15 @@ def _comment(value: Any) -> str:
     """A value as text for a comment line: every character that is not printable, such as a line break, becomes "?"."""
     text = str(value)
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _option(value: Any) -> str:
+    """An option of sbatch, for a line that begins with #SBATCH. Raises TemplateFault if the option is not one printable line: a
+    second line would be a command of the script."""
+    text = str(value)
+    if not text or not text.replace("\t", " ").isprintable():
+        raise TemplateFault(f"an option of sbatch must be one line of printable characters, found {text[:80]!r}.")
+    return text
 
 
 def _with_code(text: str) -> Markup:

@@ -25,6 +25,8 @@ from support_practice import WHY, clusters
 from support_skips import CI, pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 - two hooks of pytest
 from support_slurm import SlurmCluster
 
+from shardlab import run_guard
+
 # Some test modules use these modules as plugins and others import them. pytest rewrites the assertions of a plugin, and warns
 # if the module was imported before. So without this line, tests would depend on their order.
 pytest.register_assert_rewrite("support_trainers", "support_fake_gpus", "support_nvml")
@@ -62,6 +64,15 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_setup(item):
     if {"practice", "slurm"} & set(getattr(item, "fixturenames", ())):
         support_lanes.must_be_on_practice_nodes(item.nodeid)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _defects_keep_their_traceback():
+    """Commands set a run aside if the work on it raises an exception that nobody expected. In our tests, such an exception is a
+    defect that must be seen."""
+    expected, run_guard.UNEXPECTED = run_guard.UNEXPECTED, ()
+    yield
+    run_guard.UNEXPECTED = expected
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -174,4 +174,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def copy_run(run: Path, name: str) -> Path:
     """Copy a run folder, so that the workspace has the same run under another run id."""
-    return Path(shutil.copytree(run, run.with_name(name)))
+    copy = Path(shutil.copytree(run, run.with_name(name)))
+    described = (copy / "run.json").read_text().replace(f'"run_id": "{run.name}"', f'"run_id": "{name}"')
+    (copy / "run.json").write_text(described)
+    return copy

@@ -27,7 +27,7 @@ STEERING = (
 # Values that a node writes into records. A hostile node can change these values freely, because none of them is an id, a
 # path of ours or a word with a fixed meaning.
 SAID_BY_NODES = {
-    support.HOST, "2.13.0", "Debian GNU/Linux 12", "AMD EPYC 7B13", "NVML: Driver Not Loaded", "eth0", "synthetic-tokens",
+    "2.13.0", "Debian GNU/Linux 12", "AMD EPYC 7B13", "NVML: Driver Not Loaded", "eth0", "synthetic-tokens",
     "tokens", "6.1.0", "3.11.2", "/data", "fb940fb5c0ffee00fb940fb5c0ffee00fb940fb5",
 }  # fmt: skip
 

@@ -92,6 +92,7 @@ if name == "scancel":
     end(0)
 if name == "squeue":
     wanted = options.get("--name")
+    names = wanted.split(",") if wanted is not None else []
     if wanted is None:
         for _, _, script, task in queue["tasks"][: rules["ends"]]:
             subprocess.run(["bash", script], env=os.environ | {{"SLURM_ARRAY_TASK_ID": str(task)}}, check=True)
@@ -99,7 +100,7 @@ if name == "squeue":
         queue["looks"] += 1
         if queue["looks"] == rules["interrupts_at"]:
             os.kill(os.getppid(), 2)
-    listed = [(id, job) for id, job, _, _ in queue["tasks"] if wanted in (None, job)]
+    listed = [(id, job) for id, job, _, _ in queue["tasks"] if wanted is None or job in names]
     end(0, *(f"{{id}}|{{job}}|PENDING|1|N/A||{{rules['reason']}}" for id, job in listed))
 if name == "scontrol":
     end(0, "ClusterName = c", f"MaxArraySize = {{rules['says_largest_array']}}", "MessageTimeout = 0 sec")

@@ -9,6 +9,7 @@ from typing import Any
 from support_golden import GOLDEN
 
 from shardlab import json_schema
+from shardlab.record_types import LARGEST
 from shardlab.state import STATES
 
 Schema = dict[str, Any]
@@ -83,7 +84,8 @@ def _value(part: Schema) -> str:
 
 def _bounds(part: Schema) -> str:
     words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    named = [f"{word} {part[key]:,}" for key, word in words.items() if key in part]
+    numbers_of_the_machine = (LARGEST, 1e150)  # bounds that nobody reaches
+    named = [f"{word} {part[key]:,}" for key, word in words.items() if part.get(key, LARGEST) not in numbers_of_the_machine]
     return f" ({', '.join(named)})" if named else ""
 
 

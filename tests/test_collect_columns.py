@@ -90,7 +90,7 @@ def test_a_clock_that_is_set_back_and_several_boots(tmp_path):
         each.wall_s -= 7.5
     again = [sample(tick) for tick in range(20)]
     for each in again:
-        each.boot_id, each.wall_s = "another boot", each.wall_s + 12
+        each.boot_id, each.wall_s = "another-boot", each.wall_s + 12
     write(tmp_path, back)
     write(tmp_path, again)
     assert is_same(tmp_path) > 3
@@ -191,7 +191,7 @@ class Counting(Source):
 
     def fill(self, sample):
         self.left -= 1
-        sample.nics = [NicSample(name="eth0", kind="physical", tx_bytes=self.left)]
+        sample.nics = [NicSample(name="eth0", kind="physical", tx_bytes=self.left + 1)]  # the last sample has 0
 
 
 def run_sampler(path: Path, monkeypatch: pytest.MonkeyPatch, source: Counting) -> loop.TickTally:

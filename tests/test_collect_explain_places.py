@@ -19,7 +19,8 @@ from shardlab import files
 from shardlab.batch_search import BatchSearch, try_cell
 from shardlab.nvml import Gpu
 from shardlab.prediction import Prediction, exactly
-from shardlab.record import NicSample, RdmaSample, SameWork, Spread
+from shardlab.record import NicSample, RdmaSample, SameWork
+from shardlab.record_types import Spread
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 

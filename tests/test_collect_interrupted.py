@@ -13,7 +13,7 @@ import subprocess
 
 import pytest
 import support_collect as support
-from support_fetch import Cluster, contents, tree
+from support_fetch import Cluster, contents, copy_run, tree
 from support_long import LONG
 
 TURNS = {"cut": 67, "full": 66, "killed": 67} if LONG else {"cut": 7, "full": 6, "killed": 7}
@@ -56,7 +56,7 @@ class Study:
         Returns the size of the new log in bytes.
         """
         size = self.rng.randrange(20_000, 200_000)
-        run = shutil.copytree(self.pattern, self.pattern.with_name(f"{self.pattern.name}-a{turn + 2}"))
+        run = copy_run(self.pattern, f"{self.pattern.name}-a{turn + 2}")
         (run / "manifest.json").unlink(missing_ok=True)
         (run / "log").mkdir()
         (run / "log/rank-00000.log").write_bytes(self.rng.randbytes(size))

@@ -19,7 +19,7 @@ from shardlab import files, measured_power, prediction
 from shardlab.cell import Instruments
 from shardlab.nvml import Gpu
 from shardlab.prediction import PredictedRange, Prediction, exactly
-from shardlab.record import Spread
+from shardlab.record_types import Spread
 from shardlab.workspace import Workspace
 
 GPU = Gpu(uuid="GPU-0", name="NVIDIA A100-SXM4-80GB", memory_bytes=80 << 30)

@@ -211,7 +211,7 @@ def test_checkpoints_are_spans_on_the_corrected_clock(run, tmp_path, capsys):
     for rank, host, seconds in ((0, "node0", 1.0), (2, "node1", 0.5)):
         with LineWriter(run.events_file(f"rank-{rank:05d}")) as lines:
             lines.write(saved(rank, host, START_S + 31, seconds))
-            for damage in ({"seconds": -1.0}, {"seconds": "1"}, {"when": "during"}, {"step": None}):
+            for damage in ({"when": "during"}, {"step": None}, {"name": "x" * 65}):
                 lines.write(saved(rank, host, START_S + 41, 0.5, damage=damage))
     found = timeline.of_run(LoadedRun.read(run))
     assert [(spans.host, spans.row, spans.names) for spans in found.instruments] == [

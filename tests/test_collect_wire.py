@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from collect.metrics import network, wire
 from collect.sources.device_rows import Counter
-from shardlab.record import ClockOffset, NicSample, Result, Sample, StepRecord
+from shardlab.record import NicSample, Result, Sample, StepRecord
+from shardlab.record_types import ClockOffset
 
 
 def series(seen):

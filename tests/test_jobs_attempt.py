@@ -149,7 +149,7 @@ def at_work(folder):
     [
         ({}, "running", ""),
         ({"created": -3600.0}, "failed", "ended without recording an end"),  # another process has this process id now
-        ({"boot_id": "of another boot"}, "node_fail", "the machine restarted while the run was running"),
+        ({"boot_id": "of-another-boot"}, "node_fail", "the machine restarted while the run was running"),
     ],
 )
 def test_a_supervisor_is_known_by_more_than_its_number(folder, at_work, changed, state, words):
@@ -191,6 +191,8 @@ def test_the_lost_nodes_are_those_whose_telemetry_fell_silent_first(folder, last
     assert submit.lost_nodes(folder, list(last)) == lost_ones
 
 
+TOKEN = "m.0123456789"
+SQUEUE = f'#!/bin/sh\nfor job in 7 8_3 9; do echo "$job|{TOKEN}|PENDING|1|N/A||None"; done\n'
 SCONTROL = """\
 #!/bin/sh
 echo "$*" >> {0}/calls
@@ -207,7 +209,9 @@ def scontrol(tmp_path):
 
     def make(at_requeue):
         (tmp_path / "scontrol").write_text(SCONTROL.format(tmp_path, at_requeue))
-        (tmp_path / "scontrol").chmod(0o755)
+        (tmp_path / "squeue").write_text(SQUEUE)
+        for command in ("scontrol", "squeue"):
+            (tmp_path / command).chmod(0o755)
         return f"{tmp_path}:{os.environ['PATH']}"
 
     return make
@@ -217,7 +221,7 @@ def waiting_beside(folder, name, job, packages="0" * 12):
     beside = RunDir(folder.path.parent / name)
     beside.path.mkdir()
     write_run(beside, packages=packages, scheduler="slurm")
-    beside.write_event("controller", "submitted", scheduler="slurm", job=job)
+    beside.write_event("controller", "submitted", scheduler="slurm", job=job, token=TOKEN)
     return beside
 
 

@@ -14,7 +14,8 @@ from jobs.planner import cell_schedule
 from shardlab import files, prediction
 from shardlab.cell import Cell
 from shardlab.prediction import Prediction, exactly
-from shardlab.record import Result, Spread
+from shardlab.record import Result
+from shardlab.record_types import Spread
 from shardlab.run import Run, World
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace

@@ -64,7 +64,7 @@ def refusal(tmp_path, queue, says, runs=("r1",)):
     for run in runs:
         (workspace.runs / run).mkdir(parents=True)
     kind = "one" if len(runs) == 1 else "pack"
-    one = submission.Submission(token="r1.1", kind=kind, runs=[*runs], script="job.sbatch", options=[], created_s=0.0)
+    one = submission.Submission(token="r1.0123456789", kind=kind, runs=[*runs], script="job.sbatch", options=[], created_s=0.0)
     submission.intend(workspace, one)
     with pytest.raises(submission.Refused) as refused:
         submission.send(workspace, one)

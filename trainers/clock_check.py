@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shardlab.record import CLOCK, ClockOffset
+from shardlab.record import CLOCK
+from shardlab.record_types import ClockOffset
 
 if TYPE_CHECKING:
     from shardlab.run import Run

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from shardlab import files, host
-from shardlab.record import SCHEMA, Result, SameWork, Spread
+from shardlab.record import SCHEMA, Result, SameWork
+from shardlab.record_types import Spread
 from shardlab.run import Run, is_rehearsal
 from shardlab.rundir import RunDir
 from trainers import menu

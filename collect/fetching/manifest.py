@@ -22,7 +22,7 @@ BLOCK = 1 << 20  # bytes that are read and hashed at a time
 MOST_NAME = 1000  # the most characters that the name of a file may have
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # a number of bytes
 MtimeNs = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # a time in ns since the epoch
-Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # a SHA-256 in hexadecimal digits
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]  # a SHA-256 in hexadecimal digits
 NO_NAME = "the cluster names {!r}, which is not a valid file name in a run"
 
 

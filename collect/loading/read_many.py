@@ -35,8 +35,8 @@ MANY = 2_000  # with this many runs or more, several processes read; a start of 
 PART = 100  # runs that a process reads per task: few, so that Ctrl-C does not wait long and the ids fit into a pipe's buffer
 MOST = 4  # largest number of reading processes: more would not help, because one process must receive the runs from all
 # Errors of the pool of processes. After such an error, this process reads the remaining runs itself. Causes of the errors:
-# there is no memory for another process or for the runs that a process sends; a value cannot be part of a message (more than
-# 64 bits, or not UTF-8); or a process died while the next process was started, so that the pool closed a pipe of the next
+# there is no memory for another process or for the runs that a process sends; a value cannot be part of a message (text that
+# is not UTF-8); or a process died while the next process was started, so that the pool closed a pipe of the next
 # process (ValueError).
 _UNANSWERED = (BrokenProcessPool, OSError, MemoryError, OverflowError, ValueError)
 

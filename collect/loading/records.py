@@ -18,15 +18,14 @@ import msgspec
 from collect.sample_columns import reader
 from collect.sample_columns.reader import BuiltSegment
 from collect.sample_columns.segment import ReadSegment
-from shardlab import files, suspension
+from shardlab import files, run_guard, suspension
 from shardlab.decoders import DECODE_FAULTS, decoder
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.files import NotRegular
 from shardlab.host import Host
 from shardlab.record import (
     CLOCK,
     SAMPLER_ENDED,
-    ClockOffset,
     Event,
     Record,
     RecordLines,
@@ -37,6 +36,7 @@ from shardlab.record import (
     damaged_line,
     read_lines,
 )
+from shardlab.record_types import ClockOffset
 from shardlab.run import Run
 from shardlab.rundir import VALIDATION, RunDir, judged, was_rehearsal
 from shardlab.state import JudgedState
@@ -117,7 +117,8 @@ class RunRecords(msgspec.Struct):
         except OSError as error:
             records._note_unreadable(str(WorkspaceError.from_os_error(error, "read")))
         else:
-            records._read_files(names)
+            if isinstance(fault := run_guard.attempt(lambda: records._read_files(names)), ShardlabError):
+                records._note_unreadable(str(fault))
         if records.unreadable:
             records.verdict = JudgedState("unknown", records.unreadable)
         return records

@@ -10,7 +10,7 @@ import polars as pl
 
 from collect.sources.samples import Samples, measured
 from collect.sources.steps import window
-from shardlab.record import ClockOffset
+from shardlab.record_types import ClockOffset
 
 APART_S = 0.1  # seconds by which the clocks of two hosts may differ: a fifth of the usual time between two samples
 STEP_S = 0.1  # a clock that jumps by more seconds than this was set; time daemons adjust a clock gradually, in smaller steps

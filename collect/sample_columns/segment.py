@@ -19,6 +19,7 @@ import msgspec
 from collect.sample_columns import tables
 from collect.sample_columns.tables import ALWAYS, LISTED, Kind
 from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.record_types import BootId, Count, HostName, Integer, Measured, Seconds, WallTime
 
 SCHEMA = 1
 # How a segment begins. A reader searches for these bytes after a segment that it cannot read.
@@ -42,17 +43,18 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
 _EXPECTED = {table: tuple(columns.items()) for table, columns in TABLES.items()}
 WIDTHS = {"float": 8, "int": 8, "bool": 1}  # bytes of a value
 
-Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _LISTS: Mapping[Kind, Any] = {
     "text": list[str | None],
-    "float": list[float | None],
-    "int": list[Int64 | None],
+    "float": list[Measured | None],
+    "int": list[Count | None],
     "bool": list[bool | None],
     "texts": list[list[str] | None],
-    "ints": list[list[Int64] | None],
+    "ints": list[list[Integer] | None],
 }
-_DECODERS = {kind: decoder(shape) for kind, shape in _LISTS.items()}
+# Columns whose values have another type than their kind. The types are those of `shardlab.record.Sample`.
+_NAMED: Mapping[str, Any] = {"host": list[HostName], "boot_id": list[BootId], "t_s": list[Seconds], "wall_s": list[WallTime]}
+_DECODERS = {key: decoder(shape) for shapes in (_LISTS, _NAMED) for key, shape in shapes.items()}
 
 
 class SegmentFault(Exception):
@@ -92,7 +94,7 @@ class SegmentLine(msgspec.Struct):
     """The line of JSON with which a segment begins. sha256: the digest (`Digest`). segment: the JSON of a `Segment`."""
 
     schema: int
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     segment: msgspec.Raw
 
 
@@ -174,7 +176,7 @@ def _placed(column: Column, rows: int, at: int) -> PlacedColumn:
             raise SegmentFault(f"{column.name} has no distinct values, or nulls")
         return PlacedColumn(kind, None, column.nulls, at, WIDTHS[kind])
     try:
-        distinct: list[Any] = _DECODERS[kind].decode(column.distinct)
+        distinct: list[Any] = _DECODERS[column.name if column.name in _NAMED else kind].decode(column.distinct)
     except DECODE_FAULTS as error:
         raise SegmentFault(f"{column.name}: {error}") from None
     if (

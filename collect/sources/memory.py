@@ -11,6 +11,7 @@ import msgspec
 
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.record_types import Count, Milliseconds
 
 
 class MemoryCurves(msgspec.Struct):
@@ -21,11 +22,11 @@ class MemoryCurves(msgspec.Struct):
     points: for each category, the bytes at these moments.
     """
 
-    rank: int
-    step: int
-    t_ms: list[float]
-    points: dict[str, list[int]]
-    steps: int = 1
+    rank: Count
+    step: Count
+    t_ms: list[Milliseconds]
+    points: dict[str, list[Count]]
+    steps: Count = 1
 
 
 def read(path: Path) -> MemoryCurves | None:

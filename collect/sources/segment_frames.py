@@ -14,6 +14,7 @@ from collect.sample_columns.tables import LISTED, Kind
 from collect.sources.samples import KINDS, Samples, in_order, of_tables
 
 _NUMBERS: Mapping[str, Any] = {"float": np.dtype("<f8"), "int": np.dtype("<i8"), "bool": np.dtype("?")}
+_BOUNDS = {"t_s": (0.0, 3e9), "wall_s": (0.0, 2.5e11)}  # of shardlab.record_types.Seconds and WallTime
 _CODES: Mapping[int, Any] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
@@ -86,8 +87,9 @@ def _column(name: str, column: PlacedColumn, rows: int, values: bytes) -> Checke
     if column.kind == "bool":
         return CheckedColumn(None, _as_bool(name, values, rows, column.at), None)
     numbers = np.frombuffer(values, _NUMBERS[column.kind], rows, column.at)
-    if column.kind == "float" and not np.isfinite(numbers).all():
-        raise SegmentFault(f"{name} has a number that JSON cannot have")
+    least, most = _BOUNDS.get(name, (-1e150, 1e150) if column.kind == "float" else (0, 2**63 - 1))
+    if not ((numbers >= least) & (numbers <= most)).all():
+        raise SegmentFault(f"{name} has a number that a sample cannot have")
     nulls = _as_bool(name, values, rows, column.at + 8 * rows) if column.nulls else None
     return CheckedColumn(None, numbers, nulls)
 

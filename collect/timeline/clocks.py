@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardlab.decoders import DECODE_FAULTS
-from shardlab.record import CLOCK, ClockOffset, Event
+from shardlab.record import CLOCK, Event
+from shardlab.record_types import ClockOffset
 
 _FIRST_RANK = re.compile(r"rank-(\d{5,9})")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import time
@@ -14,13 +15,13 @@ from jobs import claim, scripts
 from jobs.scheduler import Full, ObservedRun, RunOnDisk, SubmitOptions
 from jobs.slurm import query, states, submission
 from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call, number
-from jobs.slurm.query import Job, JobsFound
+from jobs.slurm.query import AT_A_TIME, Job, JobsFound
 from jobs.slurm.submission import Kind, Submission
 from shardlab import files
 from shardlab.errors import ShardlabError
 from shardlab.record import Event
 from shardlab.rundir import RunDir
-from shardlab.state import FINAL, JudgedState, last_sending
+from shardlab.state import FINAL, JudgedState, last_sending, sent_job
 from shardlab.workspace import Workspace
 
 NAME = "slurm"
@@ -39,10 +40,9 @@ TOLD_OF = ("oom", "node_fail", "preempted", "cancelled", "timeout")
 # States of an ended job that say nothing about a run of the job that had not started: in a packed allocation, an earlier run
 # may have used up the time or the memory.
 NOT_OF_A_WAITING_RUN = ("completed", "failed", "timeout", "oom")
-AT_A_TIME = 500  # the most jobs that one command names
 _ENDED = re.compile("already finished|no longer pending|Invalid job id")  # Slurm's words for a job that is not held any more
 _OPTION = "#SBATCH "
-_TIME = re.compile(r"^--time=(\d+)$")
+_TIME = re.compile(r"^--time=(\d+)\Z")
 
 
 def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
@@ -152,39 +152,43 @@ def cancel(workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
     """Record that the runs are cancelled, then cancel their jobs. Raises ControllerUnreachable if Slurm does not answer."""
     ended = {run.run.run_id for run in runs}
     whole = {sent.job for sent in _packs(workspace) if ended >= _unfinished(workspace, sent)}
-    jobs: list[str] = []
+    jobs: dict[str, str] = {}
     for run in runs:
         note = last_sending(run.events)
         if run.verdict.state not in ("planned", "pending") or not claim.claim_as_cancelled(run.folder):
             run.folder.write_event("controller", "cancel_requested")
-        job = note.data.get("job") if note is not None else None
+        job, token = sent_job(note)
         # A packed allocation is cancelled only if all its unfinished runs are cancelled. Otherwise its other runs continue, and
         # the supervisor of a running run ends this run.
-        if job is not None and (not claim.is_packed(run.events) or job in whole):
-            jobs.append(str(job))
-    jobs = list(dict.fromkeys(jobs))
-    for begin in range(0, len(jobs), AT_A_TIME):
-        answer = call(["scancel", *jobs[begin : begin + AT_A_TIME]])
-        if answer.code != 0 and query.is_away(answer):
-            raise ControllerUnreachable(
-                answer.says,
-                "The runs are marked as cancelled in the workspace: pending runs will not start, and running runs end by "
-                "themselves. Their jobs may stay in Slurm's queue; run the command again when Slurm is back to cancel them.",
-            )
+        if job and (not claim.is_packed(run.events) or job in whole):
+            jobs[job] = token
+    try:
+        numbers = query.ours(jobs)
+        for begin in range(0, len(numbers), AT_A_TIME):
+            answer = call(["scancel", *numbers[begin : begin + AT_A_TIME]])
+            if answer.code != 0 and query.is_away(answer):
+                raise ControllerUnreachable(answer.says, "")
+    except ControllerUnreachable as away:
+        raise ControllerUnreachable(
+            away.why,
+            "The runs are marked as cancelled in the workspace: pending runs will not start, and running runs end by "
+            "themselves. Their jobs may stay in Slurm's queue; run the command again when Slurm is back to cancel them.",
+        ) from None
 
 
 def cancel_jobs(jobs: Sequence[str]) -> str:
-    """Cancel jobs by their numbers. Returns '', or Slurm's words if Slurm did not cancel the jobs."""
+    """Cancel jobs that `observe` has just found under their tokens. Returns '', or Slurm's words if they were not cancelled."""
     answer = call(["scancel", *jobs])
     return "" if answer.code == 0 else answer.says
 
 
-def hold(jobs: Sequence[str]) -> str:
+def hold(jobs: Mapping[str, str]) -> str:
     """Hold pending jobs, then requeue the job of this process as a held job, which ends this process. Returns Slurm's words if
     Slurm did not requeue the job."""
-    for begin in range(0, len(jobs), AT_A_TIME):
-        # a run that starts now checks its packages and holds itself
-        call(["scontrol", "hold", ",".join(jobs[begin : begin + AT_A_TIME])])
+    with contextlib.suppress(ControllerUnreachable):  # a run that starts now checks its packages and holds itself
+        numbers = query.ours(jobs)
+        for begin in range(0, len(numbers), AT_A_TIME):
+            call(["scontrol", "hold", ",".join(numbers[begin : begin + AT_A_TIME])])
     own = claim.job()
     # Slurm requeues only jobs with Requeue=1. The run counts its restarts itself, so this allows no additional restarts.
     call(["scontrol", "update", f"JobId={own}", "Requeue=1"])
@@ -195,10 +199,11 @@ def hold(jobs: Sequence[str]) -> str:
     return "" if answer.code == 0 else answer.says
 
 
-def release(jobs: Sequence[str]) -> None:
+def release(jobs: Mapping[str, str]) -> None:
     """Release held jobs. Raises ShardlabError if Slurm does not release them."""
-    for begin in range(0, len(jobs), AT_A_TIME):
-        answer = call(["scontrol", "release", ",".join(jobs[begin : begin + AT_A_TIME])])
+    numbers = query.ours(jobs)
+    for begin in range(0, len(numbers), AT_A_TIME):
+        answer = call(["scontrol", "release", ",".join(numbers[begin : begin + AT_A_TIME])])
         if answer.code != 0 and not _ENDED.search(answer.stderr):
             raise ShardlabError(f"Slurm does not release the held runs: {answer.says}. They stay held; run the command again.")
 
@@ -221,15 +226,10 @@ def attend(workspace: Workspace) -> None:
 
 
 def _unended(workspace: Workspace, runs: Sequence[str]) -> list[str]:
-    """The job numbers of the runs in `runs` that have not ended. Ended runs are left out, because Slurm may have forgotten
-    their jobs."""
-    jobs: dict[str, None] = {}
-    for run in runs:
-        folder = RunDir(workspace.runs / run)
-        note = last_sending(folder.events())
-        if not _has_ended(folder) and note is not None and note.data.get("job"):
-            jobs[str(note.data["job"])] = None
-    return list(jobs)
+    """The jobs of those of these runs that have not ended: Slurm may have forgotten others. Raises ControllerUnreachable."""
+    folders = [RunDir(workspace.runs / run) for run in runs]
+    jobs = dict(sent_job(last_sending(folder.events())) for folder in folders if not _has_ended(folder))
+    return query.ours({job: token for job, token in jobs.items() if job})
 
 
 def _alike(folders: Sequence[RunDir]) -> list[list[RunDir]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import msgspec
 
@@ -17,9 +17,10 @@ from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call
 # The columns that sacct and squeue print: the same columns in the same order, so that one parser reads both outputs.
 SACCT = ("JobID", "JobName", "State", "Submit", "Start", "NodeList", "Reason")
 SQUEUE = "%i|%j|%T|%V|%S|%N|%r"
+AT_A_TIME = 500  # the most jobs that one command names
 DISABLED = "accounting storage is disabled"  # sacct's words if Slurm keeps no accounting
-_TASKS = re.compile(r"^(\d+)_\[([^%\]]+)(?:%\d+)?\]$")
-_RANGE = re.compile(r"^(\d+)(?:-(\d+))?(?::(\d+))?$")
+_TASKS = re.compile(r"^(\d+)_\[([^%\]]+)(?:%\d+)?\]\Z")
+_RANGE = re.compile(r"^(\d+)(?:-(\d+))?(?::(\d+))?\Z")
 _PREEMPTED = re.compile(r"\bPreemptTime=\d")  # a job that is not preempted has PreemptTime=None
 # The words of Slurm's commands if the controller is away, or if its answer did not arrive or could not be read. In these cases,
 # sbatch may have created a job. (From slurm_errno.c of Slurm 21.08 to 25.11.)
@@ -91,6 +92,22 @@ def by_name(name: str, since_s: float) -> list[Job]:
     if accounts.code == 0:
         jobs |= {job.id.split("_")[0]: job for job in _read(accounts.stdout) if job.name == name}
     return list(jobs.values())
+
+
+def ours(jobs: Mapping[str, str]) -> list[str]:
+    """Those of these jobs that Slurm lists under the name that we gave them. Raises ControllerUnreachable.
+
+    A number from a record is not enough to cancel, hold or release a job, or to wait for it: Slurm gives numbers again, and the
+    author of an archive can write any number. jobs: number of a job or of a task of an array -> token, which is the job's name.
+    """
+    names, listed = sorted(set(jobs.values())), dict[str, str]()
+    for begin in range(0, len(names), AT_A_TIME):
+        asked = f"--name={','.join(names[begin : begin + AT_A_TIME])}"
+        queue = call(["squeue", "-h", "-r", "--me", "--states=all", asked, f"--format={SQUEUE}"])
+        if queue.code != 0:
+            raise ControllerUnreachable(queue.says, "No job was changed; run the command again when Slurm is back.")
+        listed |= {job.id: job.name for job in _read(queue.stdout)}
+    return [number for number, name in jobs.items() if listed.get(number) == name]
 
 
 def is_preempted(job: str) -> bool:

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -22,6 +22,7 @@ from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call, number
 from shardlab import files, workspace_trust
 from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import ShardlabError
+from shardlab.record_types import Count, JobNumber, RunId, Token, WallTime
 from shardlab.rundir import RunDir
 from shardlab.state import FINAL, last_sending
 from shardlab.workspace import Workspace
@@ -30,7 +31,9 @@ LOOK_S = 1.0
 MESSAGES = 3  # number of Slurm's message timeouts during which a late answer may still arrive
 NAMED = 20  # the most runs that a line names, because a terminal may cut longer lines
 Kind = Literal["one", "array", "pack"]
-_ID = re.compile(r"^(\d+)(?:;[A-Za-z0-9_-]+)?$")
+SubmitOption = Annotated[str, msgspec.Meta(pattern=r"^--(output|array|dependency)=")]  # the options that `jobs submit` adds
+_NOT_IN_A_TOKEN = re.compile(r"[^A-Za-z0-9._-]")
+_ID = re.compile(r"^(\d+)(?:;[A-Za-z0-9_-]+)?\Z")
 # After sbatch has printed these words, it retries for two minutes. shardlab ends sbatch instead, because Slurm may accept a
 # smaller array now.
 _BUSY = re.compile(r"temporarily unable to accept job|job queue full")
@@ -47,15 +50,15 @@ class Submission(msgspec.Struct, kw_only=True):
     """A submission of several runs as one job, stored in .shardlab/submissions/TOKEN.json. runs: in the order of the array's
     tasks (kind `array`), or in the order in which they start (kind `pack`)."""
 
-    schema: int = 1
-    token: str
+    schema: Count = 1
+    token: Token
     kind: Kind
-    runs: list[str]
-    script: str
-    options: list[str]
-    created_s: float
+    runs: list[RunId]
+    script: Annotated[str, msgspec.Meta(pattern=r"^/")]
+    options: list[SubmitOption]
+    created_s: WallTime
     state: Literal["intended", "sent", "refused"] = "intended"
-    job: str | None = None
+    job: JobNumber | None = None
     why: str = ""
 
     def id_of(self, position: int) -> str | None:
@@ -83,7 +86,7 @@ def folder(workspace: Workspace) -> Path:
 
 def token(name: str) -> str:
     """Make a name for a job that no other job has. The name is the token of the submission."""
-    return f"{name[:80]}.{secrets.token_hex(5)}"
+    return f"{_NOT_IN_A_TOKEN.sub('', name).lstrip('._-')[:80]}.{secrets.token_hex(5)}"
 
 
 def intend(workspace: Workspace, submission: Submission) -> None:

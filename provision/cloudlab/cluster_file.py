@@ -83,7 +83,7 @@ def _experiment_name(node: ManifestNode) -> str | None:
     """The name of the experiment, from the full host name of a node, shortened to a valid cluster name; None: not known."""
     labels = (node.full_name or "").lower().split(".")
     name = labels[1] if len(labels) > 2 and labels[0] == node.name.lower() else ""
-    return name[:31] if re.match(r"^[a-z0-9][a-z0-9-]*$", name) else None
+    return name[:31] if re.match(r"^[a-z0-9][a-z0-9-]*\Z", name) else None
 
 
 def _lines(nodes: Sequence[ExperimentNode], entries: Sequence[HardwareType | None]) -> list[str]:

@@ -25,7 +25,7 @@ KINDS = (
     "singularity",
     "charliecloud",
 )
-_MODULE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}$")
+_MODULE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z")
 
 
 def command(python: str) -> list[str]:

@@ -13,9 +13,9 @@ from shardlab.slurm_keys import MOST_GPUS
 
 FORMAT = "%R|%D|%c|%m|%G|%f|%N"
 MOST_FEATURES = 32
-_GPU = re.compile(r"^gpu(?::([^:()]+))?:(\d+)$")
+_GPU = re.compile(r"^gpu(?::([^:()]+))?:(\d+)\Z")
 _TYPE = re.compile(GPU_TYPE)
-_NAMES = re.compile(r"^[A-Za-z0-9._,\[\]-]{1,20000}$")
+_NAMES = re.compile(r"^[A-Za-z0-9._,\[\]-]{1,20000}\Z")
 _SOCKETS = re.compile(r"\([^()]*\)")  # the sockets of a generic resource, such as `(S:0-1)` after `gpu:a100:4`
 
 

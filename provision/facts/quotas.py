@@ -36,8 +36,8 @@ cat "$folder"/* 2> /dev/null
 for name in {" ".join(OF_SITES)}; do command -v "$name" > /dev/null 2>&1 && echo "== site $name"; done
 exit 0
 """
-_PLACE = re.compile(r"^[A-Za-z0-9._/:@-]{1,200}$")
-_NUMBER = re.compile(r"^\[?(\d{1,18})\]?\*?$")  # * marks a number above the quota; [ ] means that not all servers answered
+_PLACE = re.compile(r"^[A-Za-z0-9._/:@-]{1,200}\Z")
+_NUMBER = re.compile(r"^\[?(\d{1,18})\]?\*?\Z")  # * marks a number above the quota; [ ] means that not all servers answered
 KIB = 1024
 
 

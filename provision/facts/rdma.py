@@ -19,7 +19,7 @@ for port in /sys/class/infiniband/*/ports/*; do
         "$nic" "$kinds"
 done
 """
-_STATE = re.compile(r"^\d+: ([A-Z_]+)$")
+_STATE = re.compile(r"^\d+: ([A-Z_]+)\Z")
 
 
 class RdmaLink(msgspec.Struct, frozen=True):

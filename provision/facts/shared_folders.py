@@ -42,8 +42,8 @@ user=$(id -un)
     printf '%s %s %s %s\n' "$name" "$folder" "${{kind:-- -}}" "${{inodes:--}}"
 done
 """
-_VARIABLE = re.compile(r"^[A-Z][A-Z0-9_]{0,60}$")
-_FOLDER = re.compile(r"^/[A-Za-z0-9._/-]+$")
+_VARIABLE = re.compile(r"^[A-Z][A-Z0-9_]{0,60}\Z")
+_FOLDER = re.compile(r"^/[A-Za-z0-9._/-]+\Z")
 
 
 class SharedFolder(msgspec.Struct, frozen=True):

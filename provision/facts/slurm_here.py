@@ -29,7 +29,7 @@ timeout {ANSWER_S} scontrol show node --oneliner 2> /dev/null
 timeout {ANSWER_S} scontrol show partition --oneliner 2> /dev/null
 exit 0
 """
-_VALUE = re.compile(r"^[A-Za-z0-9._/+ -]{1,200}$")
+_VALUE = re.compile(r"^[A-Za-z0-9._/+ -]{1,200}\Z")
 
 
 class KnownNode(msgspec.Struct, frozen=True):

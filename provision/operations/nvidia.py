@@ -31,7 +31,7 @@ KEPT = r"^((lib)?nvidia-.*[0-9]{3}(-|$)|linux-(generic|virtual|image|headers)(-|
 LIST = "dpkg-query -W -f '${db:Status-Abbrev} ${Package}\\n' | sed -n 's/^.i  *//p'"
 HOLD = f"{LIST} | grep -E '{KEPT}' | xargs apt-mark hold"
 BUSY = ("alloc", "mix", "comp", "drng")  # states of a node with running jobs; drng: it is drained, but its jobs still run
-_OWN = re.compile(r"^nvidia-(?:headless|headless-no-dkms|driver)-(\d{3})-server(?:-open)?$")
+_OWN = re.compile(r"^nvidia-(?:headless|headless-no-dkms|driver)-(\d{3})-server(?:-open)?\Z")
 # Packages that must not be mixed with Ubuntu's -server packages: Ubuntu's desktop drivers, and NVIDIA's own packages.
 _FOREIGN = re.compile(r"^(cuda-drivers|nvidia-open|nvidia-driver$|nvidia-(driver|dkms|headless)-\d{3}(-open)?$)")
 

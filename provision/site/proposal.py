@@ -18,7 +18,7 @@ HOUR_S = 3600
 LONGEST_S = 1000 * 86_400 - 1  # the longest time that a cluster file allows: less than 1000 days
 PYTHON_MODULES = ("python", "python3", "cpython", "cray-python")
 REQUESTS = ("gpus-per-node", "gres", "gpus")
-_LARGE = re.compile(r"^[A-Z_]*(SCRATCH|WORK|PROJECT)[A-Z0-9_]*$")
+_LARGE = re.compile(r"^[A-Z_]*(SCRATCH|WORK|PROJECT)[A-Z0-9_]*\Z")
 _LARGE_PATH = re.compile(r"scratch|work|project", re.I)
 _VERSION = re.compile(r"/(\d+)\.(\d+)")
 

@@ -1,0 +1,91 @@
+"""The types of values that come from a file of somebody else: texts with a pattern, numbers with bounds.
+
+A record may have been written on a hostile node, or by the author of an archive. Its texts become parts of paths, of scripts
+and of commands, and its numbers become times and columns of 64 bits. So each value has one of these types where it is decoded,
+and no reader has to check it again. A pattern of msgspec is a search, so each pattern here begins with ^ and ends with \\Z; `$`
+would also match before a line break at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from shardlab.decoders import decoder
+
+LARGEST = 2**63 - 1  # the largest number that a column of 64 bits can contain
+RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}\Z"
+HOST_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,252}\Z"
+TOKEN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}\.[0-9a-f]{10}\Z"
+
+RunId = Annotated[str, msgspec.Meta(pattern=RUN_ID_PATTERN)]
+MatrixName = RunId  # the name of a matrix, or of the runs that analyse one folder of traces
+HostName = Annotated[str, msgspec.Meta(pattern=HOST_PATTERN)]  # a host name, an address, a node of Slurm
+Token = Annotated[str, msgspec.Meta(pattern=TOKEN_PATTERN)]  # the name of a job that jobs.slurm.submission chose
+JobNumber = Annotated[
+    str, msgspec.Meta(pattern=r"^([0-9]{1,18}(_[0-9]{1,9})?)?\Z")
+]  # a job of Slurm, or a task of an array; "": none
+BootId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9-]{1,64}\Z")]
+
+Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=LARGEST)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]  # a number of things, such as bytes
+Positive = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]  # of processes or nodes: readers open a file for each of them
+ProcessId = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Measured = Annotated[float, msgspec.Meta(ge=-1e150, le=1e150)]  # its square is a finite number, too
+WallTime = Annotated[float, msgspec.Meta(ge=0, le=2.5e11)]  # seconds since the epoch, before the last year of a datetime
+WholeSeconds = Annotated[int, msgspec.Meta(ge=0, le=3_000_000_000)]  # a duration of at most 95 years
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=3e9)]  # a duration of at most 95 years
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=3e12)]  # a duration of at most 95 years
+
+
+class EventData(msgspec.Struct):
+    """The keys of an event's data that identify something or are calculated with, whatever the event is. A reader of an event
+    relies on these types; the data may have more keys."""
+
+    job: JobNumber | None = None  # the job of Slurm that executes the run
+    token: Token | None = None
+    pid: ProcessId | None = None
+    created: WallTime | None = None  # when the process started
+    boot_id: BootId | None = None
+    node: HostName | None = None
+    nodes: list[HostName] = []
+    step: Count | None = None
+    steps: Count | None = None
+    seconds: Seconds | None = None
+    ended_s: WallTime | None = None
+    reason: str | None = None
+
+
+class ClockOffset(msgspec.Struct, frozen=True):
+    """The difference between the clocks of two hosts.
+
+    offset_s: the clock of a host minus the clock of rank 0's host. within_s: the largest possible error of offset_s.
+    """
+
+    offset_s: Measured
+    within_s: Measured
+
+
+class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The distribution of n measurements. p5, p95: percentiles, linearly interpolated between measurements."""
+
+    median: Measured  # 50th percentile
+    mean: Measured  # arithmetic mean
+    p5: Measured  # 5th percentile
+    p95: Measured  # 95th percentile
+    n: Count  # number of measurements
+
+
+# msgspec prepares the types here, before several threads convert the data of events
+decoder(EventData)
+decoder(ClockOffset)
+
+
+def check_numbers(value: Any) -> None:
+    """Raises ValueError if a number in a value of dicts and lists does not fit into 64 bits, or is too large to be squared."""
+    for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        check_numbers(entry)
+    if isinstance(value, int | float) and not abs(value) <= (LARGEST if isinstance(value, int) else 1e150):
+        raise ValueError("a number is too large")
