@@ -117,8 +117,9 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
     own_matrix: Path | None = None
     if arguments.verb in (*SENDS, REHEARSES):
         file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
-        is_whole = where.provider != "cloudlab"
-        texts = {"cluster.yaml": files.read(file, follow=True) if is_whole else cluster.resolved_file(where)}
+        texts = {
+            "cluster.yaml": files.read(file, follow=True) if where.provider != "cloudlab" else cluster.resolved_file(where)
+        }
         for path in workspace.template_files():
             texts[str(path.relative_to(workspace.path))] = files.read(path)
         own = plugin_source.texts(workspace.path)
