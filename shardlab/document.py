@@ -103,9 +103,8 @@ def load(path: Path) -> Document:
     try:
         raw = files.read(path, MAX_BYTES, follow=True)
     except files.TooLarge:
-        raise InputError(
-            f"{path}: larger than {MAX_BYTES // 2**20} MiB, the limit for a cluster file or a matrix file."
-        ) from None
+        limit = f"{MAX_BYTES // 2**20} MiB, the limit for a cluster file or a matrix file"
+        raise InputError(f"{path}: larger than {limit}.") from None
     except FileNotFoundError:
         raise InputError(f"{path}: no such file.") from None
     except files.NotRegular as error:

@@ -20,11 +20,9 @@ def make(base: Path, name: str) -> Path:
     """
     with contextlib.suppress(OSError):
         (base / name).mkdir(mode=0o700)
-    if belongs_to_us(base / name, 0o077):
-        return base / name
-    if not (ours := _with_random_names(base, name)):
+    if not (ours := _ours(base, name)):
         made = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
-        ours = _with_random_names(base, name) or [made]
+        ours = _ours(base, name) or [made]
     return ours[0]  # if several folders were created at the same time, all commands choose the first folder by name
 
 
@@ -37,5 +35,5 @@ def belongs_to_us(path: Path, forbidden: int) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & forbidden
 
 
-def _with_random_names(base: Path, name: str) -> list[Path]:
-    return [path for path in sorted(base.glob(f"{name}-*")) if belongs_to_us(path, 0o077)]
+def _ours(base: Path, name: str) -> list[Path]:
+    return [path for path in (base / name, *sorted(base.glob(f"{name}-*"))) if belongs_to_us(path, 0o077)]

@@ -56,6 +56,7 @@ PLACES = (
         "trace/.figures.json", "memory/rank-00000.json", "memory/rank-00000.snapshot.json.gz", "checkpoints",
     )),
 )  # fmt: skip
+MAY_BE_LINKS = ("cluster.yaml", "mine.yaml")  # the user names them; an error of such a file shows its content to this user
 # The verbs of the commands. They run one after another in the same workspace.
 VERBS = (
     "jobs status", "jobs status --json", "jobs logs RUN", "jobs workloads", "jobs strategies", "jobs retry --only oom",

@@ -59,3 +59,40 @@ def test_a_file_that_is_written_in_parts_is_synced_likewise(tmp_path, order, mon
 def test_without_sync_nothing_waits_for_the_disk(tmp_path, order):
     files.write_atomic(tmp_path / "file", b"content", sync=False)
     assert order == ["rename new file"]
+
+
+def test_a_file_without_end_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "run.json"
+    path.touch()
+    os.truncate(path, 1 << 36)  # a file with a hole takes no room on the disk
+    with pytest.raises(files.TooLarge, match="more than 67,108,864 bytes"):
+        files.read(path)
+    os.truncate(path, 10)
+    assert files.read(path, 10) == bytes(10)
+    with pytest.raises(files.TooLarge, match="more than 9 bytes"):
+        files.read(path, 9)
+    assert int(files.read("/proc/sys/kernel/pid_max")) > 0, "a file of the kernel says that it has no bytes"
+
+
+def test_a_link_is_followed_only_to_a_regular_file_and_only_if_the_user_names_it(tmp_path):
+    (tmp_path / "shared.yaml").write_text("content")
+    for name, target in (("link", "shared.yaml"), ("zero", "/dev/zero"), ("gone", "nowhere")):
+        (tmp_path / name).symlink_to(target)
+    assert files.read(tmp_path / "link", follow=True) == b"content"
+    with pytest.raises(files.NotRegular, match="it is a symlink"):
+        files.read(tmp_path / "link")
+    with pytest.raises(files.NotRegular, match="it is a device"):
+        files.read(tmp_path / "zero", follow=True)
+    with pytest.raises(FileNotFoundError):
+        files.read(tmp_path / "gone", follow=True)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path.with_name("victim")), lambda path: path.mkdir()])
+def test_the_output_of_a_process_is_appended_only_to_a_regular_file(tmp_path, make):
+    (tmp_path / "victim").write_text("mine")
+    make(tmp_path / "log")
+    with pytest.raises(OSError, match=r"symlink|FIFO|directory"):
+        files.open_append(tmp_path / "log")
+    assert (tmp_path / "victim").read_text() == "mine"
+    with files.open_append(tmp_path / "new") as log:
+        assert os.get_blocking(log.fileno())

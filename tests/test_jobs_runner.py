@@ -9,8 +9,10 @@ import msgspec
 import pytest
 from support_cells import CELL
 
-from jobs import attempt, claim
+from jobs import attempt, claim, run_queue
+from jobs.run_queue import RunQueue
 from shardlab import files
+from shardlab.errors import WorkspaceError
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
@@ -120,3 +122,19 @@ def test_the_token_of_a_job_is_its_name_and_outside_of_slurm_there_is_none(monke
     assert claim.token() == {}
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert claim.token() == {"token": "m.0123456789"}
+
+
+def test_the_log_of_the_runner_is_not_written_through_a_link(workspace):
+    """A workspace of another person may have a link to a file such as ~/.bashrc in place of the log."""
+    victim = workspace.path / "bashrc"
+    victim.write_text("mine")
+    (workspace.own / "local").mkdir(parents=True)
+    (workspace.own / "local" / "runner.log").symlink_to(victim)
+    folder = submitted(workspace, 1)
+    with pytest.raises(WorkspaceError, match=r"runner.log: it is a symlink"):
+        RunQueue("local", workspace).submit([folder])
+    (folder.log).mkdir(exist_ok=True)
+    (folder.log / "script.log").symlink_to(victim)
+    with pytest.raises(OSError, match="it is a symlink"):
+        run_queue.start(folder)
+    assert victim.read_text() == "mine"

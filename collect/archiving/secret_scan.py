@@ -92,12 +92,8 @@ def must_contain_no_secret(folder: Path, index: ArchiveIndex) -> None:
 def _blocks(path: Path) -> Iterator[bytes]:
     """The content of a file in blocks of whole lines, unzipped if it is a .gz file. A longer line is in several blocks, each
     of which repeats the end of the block before. Of a damaged .gz file, the part before the damage."""
-    with (
-        files.as_workspace_error("read"),
-        files.open_regular(path) as raw,
-        gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw as handle,
-    ):
-        rest = b""
+    with files.as_workspace_error("read"), files.open_regular(path) as raw:
+        handle, rest = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw, b""
         with contextlib.suppress(gzip.BadGzipFile, EOFError, zlib.error):
             while piece := handle.read1(BLOCK):
                 text = rest + piece

@@ -128,11 +128,8 @@ def _forget(cluster: Cluster, workspace: Workspace) -> None:
     known_hosts = workspace.own / "known_hosts"
     if known_hosts.exists():
         gone = {_named_in_known_hosts(node) for node in cluster.nodes}
-        kept = [
-            line
-            for line in files.read(known_hosts).decode(errors="replace").splitlines(keepends=True)
-            if line.split(" ")[0] not in gone
-        ]
+        lines = files.read(known_hosts).decode(errors="replace").splitlines(keepends=True)
+        kept = [line for line in lines if line.split(" ")[0] not in gone]
         files.write_atomic(known_hosts, "".join(kept).encode())
     cloudlab_experiment.forget(workspace.own)
 

@@ -3,8 +3,6 @@ other processes wait."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -28,19 +26,13 @@ def make_once(path: Path, make: Callable[[Path], None]) -> None:
     """
     if path.exists():
         return
-    files.make_folder(path.parent)
-    with files.as_workspace_error("make the data set"):
-        lock = os.open(path.parent / f".{path.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with files.locked(path.parent / f".{path.name}.lock"), files.as_workspace_error("make the data set"):
+        if path.exists():
+            return
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases the lock even if this process is killed
-            if path.exists():
-                return
-            folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-            try:
-                make(folder / path.name)
-                (folder / path.name).rename(path)
-                files.sync_folder(path.parent)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
+            make(folder / path.name)
+            (folder / path.name).rename(path)
+            files.sync_folder(path.parent)
         finally:
-            os.close(lock)
+            shutil.rmtree(folder, ignore_errors=True)
