@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from support_queue import Queue, Study
 
 from collect import cli as collect_cli
 from jobs import cli as jobs_cli
@@ -398,3 +399,19 @@ def test_the_members_of_a_group_share_a_workspace_and_cannot_take_consent_away(t
     (shared.path / "metrics").mkdir()
     (shared.path / "metrics" / "new.py").touch()
     assert not workspace_trust.allows(shared)
+
+
+def test_status_in_a_copy_of_a_workspace_cancels_no_job(tmp_path, monkeypatch, capsys):
+    """Somebody sends a workspace whose records say that a run has ended whose job is in the reader's queue."""
+    queue = Queue(tmp_path / "slurm", monkeypatch)
+    queue.rule(ends=0)
+    study = Study(tmp_path, 1)
+    assert study.jobs("submit") == 0
+    theirs = copied(study.workspace, tmp_path / "theirs")
+    for workspace in (theirs, study.workspace):
+        (run,) = workspace.all_runs()
+        run.write_event("attempt", "exited", code=143, reason="cancelled", why="")
+    call(theirs, "jobs status")
+    assert queue.calls("scancel") == []
+    study.jobs("status")
+    assert len(queue.calls("scancel")) == 1
