@@ -84,7 +84,7 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if verb not in UNLOCKED:
         locks = [(path, f"the cluster {described.name}") for path in provider.locks(described)]
         locks.append((workspace.own / "provision.lock", f"the workspace {workspace.path}"))
-    if verb not in UNLOCKED or provider.name != "local":  # a login writes the host keys into .shardlab
+    if verb not in UNLOCKED or (provider.name != "local" and arguments.pretend is None):  # a login stores host keys
         workspace_trust.begin(workspace)
     with lock.held(locks, ["provision", *words]):
         if verb in BY_PROVIDER:

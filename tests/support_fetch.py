@@ -19,10 +19,10 @@ from typing import Any
 
 import psutil
 import support_collect as support
+from support_trust import make_own
 
 from shardlab import remote_workspace
 from shardlab.remote_workspace import RemoteWorkspace
-from shardlab.workspace import Workspace
 
 # The stand-in of `ssh`. These files in the folder of the test control it. `fault`: one line with the number of a connection
 # (from 1), a number of bytes, and what happens to this connection after these bytes (cut, kill or none). `answer`: is sent on
@@ -76,11 +76,10 @@ class Cluster:
 
     def __init__(self, folder: Path, here: Path) -> None:
         self.folder = folder
-        self.there = Workspace(folder / "cluster/workspaces/ws-1")
-        self.there.path.mkdir(parents=True)
+        self.there = make_own(folder / "cluster/workspaces/ws-1")
         support.keep(self.there, [support.cell()], repeats=1)
         here.mkdir(parents=True, exist_ok=True)
-        self.here = Workspace(here)
+        self.here = make_own(here)
         self.send()
         (folder / "bin").mkdir()
         (folder / "bin/ssh").write_text(SSH.replace("@", str(folder)))

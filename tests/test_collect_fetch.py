@@ -394,7 +394,7 @@ def test_an_answer_that_cannot_be_used_is_told_in_a_sentence_and_changes_nothing
 
 def test_a_name_that_ends_with_a_newline_is_refused(cluster, fetch):
     cluster.answer(OFFERS, OFFER | {"run": "a\n"})
-    assert fetch(code=1)[0] == "error: far: 'a\\n' is not a run id. Allowed: ^[a-z0-9][a-z0-9._-]{0,63}$.\n"
+    assert "Expected `str` matching regex '^[a-z0-9][a-z0-9._-]{0,63}\\\\Z' - at `$.run`" in fetch(code=1)[0]
 
 
 def test_an_answer_that_is_too_large_is_told_in_a_sentence(cluster, fetch, monkeypatch):

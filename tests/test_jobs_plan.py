@@ -284,7 +284,7 @@ class Far:
     def __init__(self, folder, workspace, monkeypatch):
         self.folder = folder
         self.asked = 0
-        self.cluster = "far"
+        self.cluster = self.host = "far"
         monkeypatch.setattr(remote_workspace, "known", lambda _workspace: self)
         make_own(workspace)
         (workspace / "cluster.yaml").write_text(FAR.replace("SHARED", str(folder)))

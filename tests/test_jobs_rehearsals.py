@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 from support_planner import ADAMW, cell
+from support_trust import make_own
 
 from jobs import rehearsals
 from jobs.cli import main
@@ -12,7 +13,7 @@ from jobs.own_plugins import OwnPlugins
 from jobs.planner import advise, gpu, link, predict
 from jobs.planner.machine import NO_GPU, PlannedMachine
 from jobs.rehearsals import Rehearsals
-from shardlab import files, rehearsed, workspace_trust
+from shardlab import files, rehearsed
 from shardlab.cell import Cell
 from shardlab.console import Output
 from shardlab.login_node import PYTHON
@@ -159,7 +160,7 @@ def test_a_plan_rehearses_what_it_can_and_keeps_the_answers(tmp_path, capsys):
     (tmp_path / "strategies").mkdir()
     (tmp_path / "strategies" / "alone.py").write_text(STRATEGY)
     (tmp_path / "m.yaml").write_text(MATRIX)
-    workspace_trust.consent(Workspace(tmp_path), print)
+    make_own(tmp_path)
     words = ["plan", "--matrix", str(tmp_path / "m.yaml"), "--workspace", str(tmp_path), "--json"]
     assert main([*words, "--rehearse"]) == 0
     printed = capsys.readouterr()

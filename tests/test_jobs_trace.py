@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import support_ranks
+from support_trust import make_own
 
 from collect.cli import main as collect
 from collect.traces import merged, part
@@ -49,8 +50,7 @@ def generated(folder, ranks):
 
 def test_the_runs_of_64_ranks_give_what_one_process_gives(tmp_path, capsys):
     """One trace is damaged, which stops no run. Another trace is missing when its run starts: this run fails and is retried."""
-    workspace = Workspace(tmp_path / "workspace")
-    workspace.path.mkdir()
+    workspace = make_own(tmp_path / "workspace")
     folder = generated(tmp_path / "traces", RANKS)
     damaged, away = folder / "rank-00003.json.gz", folder / "rank-00063.json.gz"
     damaged.write_bytes(damaged.read_bytes()[:-40])

@@ -51,18 +51,21 @@ def test_states(told, witnesses, state, words):
     assert words in found.why
 
 
+a, b = "a.0123456789", "b.0123456789"
+
+
 @pytest.mark.parametrize(
     ("told", "state"),
     [
-        ((("submitting", "a"), ("submitted", "a"), ("refused", "a")), "planned"),
+        ((("submitting", a), ("submitted", a), ("refused", a)), "planned"),
         # The node that refused the run recorded `refused` before `submitted` was recorded, or its clock is slow.
-        ((("submitting", "a"), ("refused", "a"), ("submitted", "a")), "planned"),
+        ((("submitting", a), ("refused", a), ("submitted", a)), "planned"),
         # In this case, the clock of the node that recorded `refused` is fast.
-        ((("submitting", "b"), ("submitted", "b"), ("refused", "a")), "pending"),
-        ((("refused", "a"), ("submitting", "b"), ("submitted", "b")), "pending"),
+        ((("submitting", b), ("submitted", b), ("refused", a)), "pending"),
+        ((("refused", a), ("submitting", b), ("submitted", b)), "pending"),
         ((("submitted", None), ("refused", None)), "planned"),
         ((("refused", None), ("submitted", None)), "pending"),
-        ((("submitted", "a"), ("refused", "a"), ("started", None)), "running"),
+        ((("submitted", a), ("refused", a), ("started", None)), "running"),
     ],
 )
 def test_a_refusal_counts_for_its_own_submission_whatever_the_clocks_say(told, state):
