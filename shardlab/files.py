@@ -29,6 +29,9 @@ MOST_BYTES = 1 << 26  # the largest file that is read as one document, such as r
 MOST_RECORDS = 1 << 30  # the largest file of records that is read at once, such as steps/rank-00000.jsonl
 
 
+PAGE = 4096  # bytes; a file in /proc/sys has fewer
+
+
 class NotRegular(OSError):
     """The path is not a regular file but, for example, a symlink or a FIFO. kind: the kind of file in words."""
 
@@ -55,7 +58,8 @@ def read(path: Path | str, most: int = MOST_BYTES, *, follow: bool = False) -> b
     """
     descriptor, size = open_descriptor(path, follow=follow)
     try:
-        content = os.read(descriptor, min(size, most) + 1)
+        # A file in /proc has the size 0, and the kernel gives its content only to the first read.
+        content = os.read(descriptor, min(max(size, PAGE), most) + 1)
         if len(content) == size <= most:
             return content
         parts, read_bytes = [content], len(content)

@@ -96,3 +96,9 @@ def test_the_output_of_a_process_is_appended_only_to_a_regular_file(tmp_path, ma
     assert (tmp_path / "victim").read_text() == "mine"
     with files.open_append(tmp_path / "new") as log:
         assert os.get_blocking(log.fileno())
+
+
+def test_a_file_of_proc_is_read_whole():
+    path = Path("/proc/sys/fs/inotify/max_user_instances")
+    assert files.read(path) == path.read_bytes()
+    assert len(files.read(path)) > 2
