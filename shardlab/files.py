@@ -27,8 +27,6 @@ from shardlab.errors import InputError, WorkspaceError
 
 MOST_BYTES = 1 << 26  # the largest file that is read as one document, such as run.json or an expansion
 MOST_RECORDS = 1 << 30  # the largest file of records that is read at once, such as steps/rank-00000.jsonl
-
-
 PAGE = 4096  # bytes; a file in /proc/sys has fewer
 
 
