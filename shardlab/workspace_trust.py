@@ -73,10 +73,10 @@ def mark_of(workspace: Workspace) -> Path:
 def begin(workspace: Workspace) -> None:
     """Make a workspace this user's own if it is new. This function must be called before the first file is stored in it.
 
-    If the proof cannot be written, for example because the home folder is read-only, the workspace is not own.
+    A workspace with a faulty cluster file does not begin. Raises WorkspaceError if the proof cannot be written.
     """
     if _may_begin(workspace):
-        with contextlib.suppress(WorkspaceError, InputError):
+        with contextlib.suppress(InputError):
             _prove(workspace, began=True, unshown=_powers_there(workspace))
 
 
@@ -169,7 +169,8 @@ def named_powers(cluster: Cluster) -> list[str]:
     if cluster.login is not None:
         says.append(f"logs in to {f'{cluster.login.user}@' if cluster.login.user else ''}{cluster.login.host}")
     says += [f"logs in to {node.host}" for node in cluster.nodes if cluster.provider == "ssh"]
-    says += [f"runs the interpreter {path}" for path in (cluster.environment.python, cluster.environment.use) if path]
+    environment = cluster.environment
+    says += [f"runs the interpreter of {path}" for path in (environment.python, environment.use, environment.container) if path]
     return says + [f"runs `{line}` in every job" for line in (cluster.slurm.setup if cluster.slurm is not None else [])]
 
 
@@ -221,8 +222,14 @@ def _prove(
     files.make_folder(workspace.own)
     mark, inodes, ctime_ns = mark_of(workspace), [workspace.real_path.stat().st_ino], None
     proofs = _proofs()
-    with files.as_workspace_error("write"):
+    try:
         proofs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        why = WorkspaceError.from_os_error(error, "write")
+        raise WorkspaceError(
+            f"{why} It shows which workspaces are yours; set XDG_STATE_HOME to a folder of your own."
+        ) from None
+    with files.as_workspace_error("write"):
         if not workspace.exposed():
             name = secrets.token_hex(16)
             mark.unlink(missing_ok=True)
@@ -256,7 +263,8 @@ def _file_of(workspace: Workspace) -> Path:
     """The file of this user's proof, which need not exist. Raises InputError if the user has no home folder."""
     name = ""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        name = files.read(mark_of(workspace)).decode().strip()
+        if not workspace.exposed():  # else another user may have written the mark
+            name = files.read(mark_of(workspace)).decode().strip()
     return _proofs() / f"{name if _NAME.fullmatch(name) else _name_of_path(workspace)}.json"
 
 
@@ -285,7 +293,9 @@ def _powers_there(workspace: Workspace) -> list[str]:
     """What the cluster file in the workspace does, as in `named_powers`; empty if there is no cluster file."""
     from shardlab import cluster  # not at the top: `cluster` imports this module
 
-    return named_powers(cluster.find(None, workspace.path)) if (workspace.path / "cluster.yaml").exists() else []
+    file = workspace.path / "cluster.yaml"
+    is_written = file.exists() and file.stat().st_size > 0  # it is empty during `provision init > cluster.yaml`
+    return named_powers(cluster.find(None, workspace.path)) if is_written else []
 
 
 def _unknown(workspace: Workspace, others: Iterable[Path]) -> set[str]:
@@ -302,7 +312,7 @@ def _digests(workspace: Workspace, paths: Iterable[Path]) -> dict[str, str]:
     for path in paths:
         name = os.path.relpath(path, workspace.path)
         try:
-            digests[name] = hashlib.sha256(files.read(path)).hexdigest()
+            digests[name] = hashlib.sha256(files.read(path, follow=True)).hexdigest()
         except OSError:
             digests[name] = UNREADABLE
     return digests

@@ -393,9 +393,9 @@ def test_the_members_of_a_group_share_a_workspace_and_cannot_take_consent_away(t
         assert not workspace_trust.allows(shared)
     workspace_trust.consent(shared, print)
     assert workspace_trust.allows(shared)
-    for mark in shared.own.glob("trusted*"):
-        mark.unlink()
+    workspace_trust.mark_of(shared).write_text("0" * 32)  # another member writes a mark in the user's name
     assert workspace_trust.allows(shared)
+    workspace_trust.mark_of(shared).unlink()
     (shared.path / "metrics").mkdir()
     (shared.path / "metrics" / "new.py").touch()
     assert not workspace_trust.allows(shared)
@@ -415,3 +415,29 @@ def test_status_in_a_copy_of_a_workspace_cancels_no_job(tmp_path, monkeypatch, c
     assert queue.calls("scancel") == []
     study.jobs("status")
     assert len(queue.calls("scancel")) == 1
+
+
+def test_a_home_folder_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, capsys):
+    (tmp_path / "state").write_text("a file")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert call(Workspace(tmp_path / "w"), "jobs render --matrix quickstart") == 1
+    assert "set XDG_STATE_HOME to a folder of your own" in capsys.readouterr().err
+
+
+def test_a_cluster_file_that_is_just_being_written_lets_the_workspace_begin(tmp_path):
+    """The shell creates cluster.yaml before `provision init > cluster.yaml` starts, and init stores the host key."""
+    (tmp_path / "cluster.yaml").touch()
+    workspace_trust.begin(Workspace(tmp_path))
+    assert workspace_trust.is_own(Workspace(tmp_path))
+
+
+def test_a_cluster_file_of_a_colleague_may_be_a_link(ours, tmp_path):
+    shared = tmp_path / "site.yaml"
+    shared.write_text("schema: 1\nname: here\nprovider: local\n")
+    (ours.path / "cluster.yaml").symlink_to(shared)
+    assert workspace_trust.is_own(ours)
+    theirs = copied(ours, tmp_path / "theirs")
+    workspace_trust.consent(theirs, print)
+    assert workspace_trust.allows(theirs)
+    (theirs.path / "cluster.yaml").write_text("schema: 1\nname: there\nprovider: local\n")
+    assert not workspace_trust.allows(theirs)
