@@ -18,6 +18,7 @@ from support_aside import why_not
 from support_line import HANG_S, until
 from support_slurm import FOREVER, MATRIX
 from support_ssh_nodes import tasks
+from support_trust import make_own
 
 from shardlab.rundir import RunDir
 
@@ -78,8 +79,9 @@ done
 def first(tmp_path, monkeypatch):
     """Makes the two nodes and yields the workspace folder of the first node."""
     workspace, pids = tmp_path / "ws", tmp_path / "pids"
-    for folder in (workspace / ".shardlab", pids, tmp_path / "bin"):
-        folder.mkdir(parents=True)
+    make_own(workspace)
+    for folder in (pids, tmp_path / "bin"):
+        folder.mkdir()
     name = socket.gethostname().partition(".")[0].lower()
     holders = []
     for node, host in NODES.items():
