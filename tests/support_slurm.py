@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from support_line import logs, until
+from support_trust import make_own
 
 from jobs.slurm import submission
 from jobs.slurm.submission import Submission
@@ -220,9 +221,8 @@ class Desk:
     def __init__(self, slurm: SlurmCluster, folder: Path, before: Sequence[str] = ()) -> None:
         """before: words that are put before the words of each command, such as `env NAME=VALUE`."""
         self.slurm, self.path, self.before = slurm, folder, before
+        own = make_own(folder).own
         (folder / "cluster.yaml").write_text(slurm.file.read_text())
-        own = Workspace(folder).own
-        own.mkdir()
         for name in ("inventory.json", "known_hosts"):
             (own / name).write_bytes((slurm.folder / ".shardlab" / name).read_bytes())
 
