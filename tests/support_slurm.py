@@ -161,6 +161,13 @@ class Study:
         assert done.code == 0, done.stderr
         return str(path)
 
+    def begin(self) -> None:
+        """Let the workspace begin, as the first command of its user does: later files are then the user's own."""
+        code = "import sys, pathlib\nfrom shardlab import workspace, workspace_trust\n"
+        code += "workspace_trust.begin(workspace.Workspace(pathlib.Path(sys.argv[1])))"
+        done = self.slurm.answer("head", self.slurm.python, "-P", "-c", code, str(self.path))
+        assert done.code == 0, done.stderr
+
     def stand_in(self, command: str, script: str) -> dict[str, str]:
         """Replace one of Slurm's commands by a shell script. Returns the environment that a command needs to use the script."""
         path = self.write(f"bin/{command}", f"#!/bin/sh\n{script}\n")

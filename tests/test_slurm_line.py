@@ -417,6 +417,7 @@ def test_changed_packages_hold_all_runs_and_a_person_releases_them_in_their_plac
     jobs. `requeue: 0` forbids Slurm to restart a job, so a start at which a run was only held must not count as a start of the
     run."""
     made = study("requeue: 0, extra: {begin: now+10}")
+    made.begin()
     packages = {"PYTHONPATH": f"{made.path}/site"}
     shipped = (Path(templates.FOLDER) / "launch/slurm.sbatch.j2").read_text()
     path = 'PYTHONPATH="$SHARDLAB_SOURCE'
