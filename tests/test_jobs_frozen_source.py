@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support_line import benches, until
+from support_trust import make_own
 
 from jobs import frozen_source
 from jobs.cli import main
@@ -101,6 +102,7 @@ def test_a_run_that_waits_trains_with_the_source_that_it_was_submitted_with(benc
         shutil.copytree(source_digest.ROOT / package, installed / package)
     monkeypatch.setenv("PYTHONPATH", str(installed))
     template = (installed / "templates/launch/local.sh.j2").read_text().replace("exec", WAIT)
+    make_own(bench.path)
     (bench.path / "templates/launch").mkdir(parents=True)
     (bench.path / "templates/launch/local.sh.j2").write_text(template)
     bench.run("jobs", "submit", "--matrix", bench.matrix("axes: {strategy: [ddp], gpus: [2]}"))
