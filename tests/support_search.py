@@ -6,9 +6,10 @@ import sys
 import time
 from pathlib import Path
 
+from support_trust import make_own
+
 from jobs import reconcile
 from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
 
 MATRIX = """\
 schema: 1
@@ -40,7 +41,7 @@ class SearchedWorkspace:
     """
 
     def __init__(self, folder: Path, template: str = "local.sh", goal: str = "largest_that_fits", limit: int = 2) -> None:
-        self.workspace = Workspace(folder)
+        self.workspace = make_own(folder)
         path = self.workspace.own_templates / "launch" / f"{template}.j2"
         path.parent.mkdir(parents=True)
         ranks = str(Path(__file__).parent / "support_search_ranks.py")

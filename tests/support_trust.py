@@ -14,6 +14,8 @@ def make_own(folder):
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    if workspace_trust.is_own(Workspace(folder)):
+        return Workspace(folder)
     with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
         for entry in list(folder.iterdir()):
             entry.rename(Path(aside, entry.name))

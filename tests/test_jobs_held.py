@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 from support_line import benches, started, until
+from support_trust import make_own
 
 # The template of a run's script. The script waits for the file `go`, so that the test can change packages after the submission.
 # Then it starts the supervisor like the script of any run.
@@ -23,6 +24,7 @@ def bench(tmp_path, monkeypatch):
 
 
 def sent(bench, *words):
+    make_own(bench.path)
     (bench.path / "templates/launch").mkdir(parents=True)
     (bench.path / "templates/launch/local.sh.j2").write_text(SCRIPT)
     return bench.matrix("axes: {strategy: [single], seed: [1, 2, 3, 4]}")
