@@ -8,6 +8,7 @@ from socket import gethostname
 import msgspec
 import pytest
 from support_cells import CELL
+from support_trust import make_own
 
 from jobs import attempt, claim, run_queue
 from jobs.run_queue import RunQueue
@@ -22,7 +23,7 @@ LIMIT_S = 120
 
 @pytest.fixture
 def workspace(tmp_path):
-    return Workspace(tmp_path)
+    return make_own(tmp_path)
 
 
 def submitted(workspace, repeat) -> RunDir:

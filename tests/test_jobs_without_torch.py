@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support_line import MATRIX
 from support_queue import CLUSTER, Queue
+from support_trust import make_own
 
 ROOT = Path(__file__).parent.parent
 EXTRA = ("torch", "functorch", "numpy", "transformers", "tokenizers", "deepspeed", "polars", "plotly")
@@ -94,7 +95,7 @@ def test_a_controller_may_have_none_either(jobs, tmp_path, monkeypatch):
 
 
 def test_a_cluster_has_its_own_torch(jobs, tmp_path):
-    (tmp_path / "w").mkdir()
+    make_own(tmp_path / "w")
     (tmp_path / "w/cluster.yaml").write_text(FAR)
     done = jobs("submit")
     assert "torch" not in done.stderr
@@ -108,7 +109,7 @@ def test_rehearsals_run_on_the_cluster_which_has_torch(jobs, tmp_path, monkeypat
     (tmp_path / "bin/ssh").write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
     (tmp_path / "bin/ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    (tmp_path / "w/.shardlab").mkdir(parents=True)
+    make_own(tmp_path / "w")
     (tmp_path / "w/cluster.yaml").write_text(FAR.replace("/mydata", str(tmp_path / "shared")))
     before = jobs("plan", "--rehearse", "--json")
     assert "torch is not installed here, and the rehearsals cannot run on far:" in before.stderr
