@@ -87,6 +87,13 @@ def _state_home(tmp_path_factory):
         os.environ["XDG_STATE_HOME"] = before
 
 
+@pytest.fixture
+def short():
+    """A folder whose path is short enough for a socket, wherever the temporary folders of pytest are."""
+    with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(scope="session")
 def release(request):
     """The release of Debian that the practice nodes run; None means the release of this machine."""

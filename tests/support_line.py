@@ -146,8 +146,8 @@ def processes_of(folder: Path) -> list[psutil.Process]:
         try:
             words = process.cmdline()
             is_named = any(str(folder) in word for word in words)
-            at = Path(process.cwd())
-            works_there = at.is_relative_to(folder) and at.parent.parts[-2:] != (".shardlab", "source")
+            cwd = Path(process.cwd())
+            works_there = cwd.is_relative_to(folder) and cwd.parent.parts[-2:] != (".shardlab", "source")
             if process.pid != os.getpid() and (is_named or works_there):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):

@@ -1,7 +1,6 @@
 """The wall clock is set back while a run trains, as when somebody sets the time: the run completes, and no time is negative."""
 
 import itertools
-import tempfile
 
 import pytest
 from support_line import HANG_S, benches, until
@@ -17,15 +16,14 @@ time.time = lambda: real() - (3600 if os.path.exists({back!r}) else 0)
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch):
+def bench(tmp_path, short, monkeypatch):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(SITE.format(back=str(tmp_path / "back")))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    # With another folder for its socket, a new fork server is started, which also imports sitecustomize.py. The folder has a
-    # short path, because the path of a socket has a length limit: a socket with a longer path is made in /tmp.
-    with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as short:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
-        yield from benches(tmp_path)
+    # The socket of the fork server is in this folder. So a new fork server starts, which also imports sitecustomize.py. If the
+    # folder had a longer path, the socket would be in /tmp, where the fork server of another test may answer.
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
+    yield from benches(tmp_path)
 
 
 def test_a_clock_that_steps_back_an_hour_makes_no_run_red_and_no_time_negative(bench, tmp_path):

@@ -4,7 +4,6 @@ removed when the run ends."""
 import json
 import os
 import signal
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,9 @@ CIFAR = "cifar-10-batches-bin"
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch):
+def bench(tmp_path, short, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "node"))
-    # This folder has a short path, because sockets are created in it and the path of a socket has a length limit.
-    short = tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", short.name)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     (tmp_path / "node").mkdir()
     for bench in benches(tmp_path):
         put(tmp_path / "data", {f"{CIFAR}/{name.rpartition('/')[2]}": content for name, content in cifar_members().items()})
@@ -30,7 +27,6 @@ def bench(tmp_path, monkeypatch):
             f"schema: 1\nname: here\nprovider: local\ndata: {{path: {tmp_path / 'data'}, stage: node}}\n"
         )
         yield bench
-    short.cleanup()
 
 
 def matrix(bench, steps=3, data="cifar10"):

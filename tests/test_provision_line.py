@@ -125,6 +125,13 @@ def test_operations_left_out_are_said_so(workspace, capsys):
     assert main(["--json", LOCAL, "--limit", "localhost", "plan", "--workspace", str(workspace)]) == 0
 
 
+def test_an_empty_list_of_operations_is_refused(workspace, capsys):
+    """An empty value, for example of an unset variable of the shell, would leave out all operations without a word."""
+    with pytest.raises(SystemExit, match="2"):
+        main([LOCAL, "plan", "--only", "", "--workspace", str(workspace)])
+    assert "--only: found ''. Allowed: one or more names, separated by commas or spaces" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

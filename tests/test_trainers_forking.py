@@ -20,13 +20,6 @@ pytest_plugins = ["support_trainers"]
 
 
 @pytest.fixture
-def short():
-    """A folder whose path is short enough for a socket, wherever the temporary folders of pytest are."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        yield Path(folder)
-
-
-@pytest.fixture
 def runtime(short, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     return short

@@ -8,7 +8,6 @@ the loopback interface are large, so a tolerance of 3 % is enough for their head
 import json
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -102,11 +101,9 @@ def difference(bench, strategy):
 
 @pytest.mark.line
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_runs_send_on_the_wire_what_their_collectives_should(tmp_path, monkeypatch, strategy):
+def test_runs_send_on_the_wire_what_their_collectives_should(tmp_path, short, monkeypatch, strategy):
     """The metric wire_difference_pct compares the kernel's counters with the bytes of the collectives. A difference of up to 6
     % is normal."""
-    # This test needs its own fork server, because those of other tests are in another network namespace. The path of a server's
-    # socket may have at most 107 bytes, so the folder is directly in /tmp.
-    with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as runtime:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
-        assert difference(Alone(tmp_path), strategy) == pytest.approx(0, abs=6)
+    # This test needs its own fork server, because those of other tests are in another network namespace.
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
+    assert difference(Alone(tmp_path), strategy) == pytest.approx(0, abs=6)
