@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(build.why_not() is not None, reason=f"no fake GP
         "pinned_memory_is_known_as_such",
         "a_storage_is_freed_and_filled_again",
         "a_gpu_that_is_not_there_is_refused",
+        "bf16_is_refused_where_a_gpu_has_no_kernel_for_it",
         "events_measure_the_hosts_time",
         "waits_of_the_host_are_counted_by_line",
     ],

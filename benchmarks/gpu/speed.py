@@ -38,12 +38,15 @@ def row(batch: int, steps: int, least_pct: float = 0.0, **keys: Any) -> Finding:
     batch: the batch size. steps: the number of timed steps. least_pct: the required MFU on an H200, in percent. keys: further
     keys of the cell.
     """
+    torch.cuda.reset_peak_memory_stats()
     ranks = Ranks(Rank())
     cell = small(**{**LARGE, "precision": "bf16", "steps": steps, "warmup_steps": WARMUP, **_batch(batch), **keys})
     try:
         _, step_ms = train(cell, ranks, weights_on=ranks.device)
     except torch.OutOfMemoryError:
         return _out_of_memory()
+    finally:
+        ranks.leave()  # another measurement may follow in this process
     figures = _figures(cell, statistics.median(step_ms))
     if (others := _others()) is not None:
         return others

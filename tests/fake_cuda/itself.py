@@ -108,6 +108,14 @@ def a_gpu_that_is_not_there_is_refused() -> str:
     return WELL
 
 
+def bf16_is_refused_where_a_gpu_has_no_kernel_for_it() -> str:
+    numbers, infinite, factor = (torch.ones((), device="cuda") for _ in range(3))
+    torch._amp_foreach_non_finite_check_and_unscale_([numbers.half(), numbers], infinite, factor)
+    with pytest.raises(NotImplementedError, match="not implemented for 'BFloat16'"):
+        torch._amp_foreach_non_finite_check_and_unscale_([numbers.bfloat16()], infinite, factor)
+    return WELL
+
+
 def events_measure_the_hosts_time() -> str:
     begin, end, bare = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True), torch.cuda.Event()
     with pytest.raises(RuntimeError, match="must be recorded"):

@@ -124,8 +124,19 @@ inline void change_tensors(c10::IValue& value, Change change) {
   }
 }
 
+// torch has no kernel for bf16 of these operators on a GPU, but has one on a CPU.
+inline void refuse_bf16(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (op.schema().name() != "aten::_amp_foreach_non_finite_check_and_unscale_") {
+    return;
+  }
+  for (const at::Tensor& tensor : stack[stack.size() - op.schema().arguments().size()].toTensorVector()) {
+    TORCH_CHECK_NOT_IMPLEMENTED(tensor.scalar_type() != at::kBFloat16, op.schema().name(), " not implemented for 'BFloat16'");
+  }
+}
+
 // Any operator that has no kernel of its own below.
 inline void by_host_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  refuse_bf16(op, *stack);
   Call call;
   const size_t first = stack->size() - op.schema().arguments().size();
   for (size_t place = first; place < stack->size(); ++place) {

@@ -55,14 +55,14 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _multiply(tensor: torch.Tensor, factor: torch.Tensor) -> None:
-    """Multiply a tensor of any floating dtype in place by a factor, 0-dim in fp32; the product is computed in fp32.
+    """Multiply a 2-dim tensor of any floating dtype in place by a factor, 0-dim in fp32; the product is computed in fp32.
 
-    On a GPU, `mul_` would round the factor to the dtype of the tensor first: in bf16 by up to 0.4 %, in fp16 to infinity above
-    65504. torch's function for unscaling gradients (GradScaler) does not round it.
+    On a GPU, `mul_` would round a 0-dim factor to the dtype of the tensor first: in bf16 by up to 0.4 %, in fp16 to infinity
+    above 65504. A factor with dimensions is not rounded: both are cast to fp32. A CPU makes a copy in fp32 for this, of one
+    chunk at a time.
     """
-    any_infinite = torch.zeros_like(factor)  # an output that is not used
-    torch._amp_foreach_non_finite_check_and_unscale_([tensor], any_infinite, factor)
-    torch.autograd.graph.increment_version(tensor)  # the function does not do it
+    for rows in _chunks(tensor):
+        tensor[rows].mul_(factor.reshape(1, 1))
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, classes: int | None = None) -> torch.Tensor:
