@@ -35,6 +35,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import support_collect as support
+import support_trust
 from local_sshd import ADDRESS, LocalSshd, find
 from support_fetch import Cluster
 
@@ -136,7 +137,8 @@ def against_rsync(folder: Path, rounds: int, kind: Kind, server: LocalSshd | Non
         pair = [(ours, fetch), (theirs, plain)]
         for kept, copy in pair if number % 2 else pair[::-1]:
             (run.path / "manifest.json").unlink(missing_ok=True)
-            to = Path(shutil.copytree(cluster.here.path, folder / f"{copy.__name__}-{number}", ignore=lambda *_: ["runs"]))
+            to = support_trust.make_own(folder / f"{copy.__name__}-{number}").path
+            shutil.copy(cluster.here.own / "away.json", to / ".shardlab")
             cluster.no_fault()
             b"x" * (kind.count * kind.size * 3)
             kept.append(spent(lambda copy=copy, to=to: copy(to)))

@@ -112,7 +112,7 @@ def test_a_cancelled_search_starts_no_further_try(searched):
 
 def test_a_search_that_is_cancelled_when_its_try_has_just_ended_starts_no_further_try(searched):
     planned = plan.of(searched.workspace, str(searched.matrix), THIS_MACHINE, where=None, repeats=None)
-    frozen_source.freeze(Path(planned.source.source), reuse=True)
+    frozen_source.freeze(Path(planned.source.source))
     folder = render.write(render.run_of(planned.cells[0], 1, 1, planned.source), searched.workspace.runs, planned.source)
     folder.write_event("attempt", "started", search=True, **host.this_process())
     support_search_ranks.main(folder, 1)
