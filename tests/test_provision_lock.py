@@ -11,6 +11,7 @@ from socket import gethostname
 
 import pytest
 from support_practice import FILE
+from support_trust import make_own
 
 from provision import lock
 from provision.cli import main
@@ -34,9 +35,7 @@ with lock.held([(Path(sys.argv[1]), "it")], ["provision", "my cluster.yaml", "do
 
 @pytest.fixture
 def workspace(tmp_path):
-    folder = tmp_path / "work space"
-    folder.mkdir()
-    return folder
+    return make_own(tmp_path / "work space").path
 
 
 @pytest.fixture
