@@ -31,7 +31,7 @@ def test_one_that_only_its_owner_can_write_is_not_reported(workspace):
 def test_each_folder_that_all_can_write_is_reported_with_the_command_that_helps(workspace, name, capsys):
     folder = getattr(workspace, name)
     folder.chmod(0o777)
-    assert workspace.exposed() == [f"{folder}: every user of this machine can write to it; run: chmod o-w '{folder}'"]
+    assert workspace.exposed() == [f"{folder}: every user of this machine can write to it; if you alone use it, run: chmod o-w '{folder}'"]
     assert main([LOCAL, "down", "--workspace", str(workspace.path)]) == 0
     assert capsys.readouterr().err == f"warning: {workspace.exposed()[0]}\n"
 
