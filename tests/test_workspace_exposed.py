@@ -1,9 +1,11 @@
 """shardlab reports a workspace if other users can change its files."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from support_trust import make_own
 
 from provision.cli import main
 from shardlab.workspace import Workspace
@@ -13,9 +15,10 @@ LOCAL = str(Path(__file__).parent.parent / "examples/local.yaml")
 
 @pytest.fixture
 def workspace(tmp_path):
-    made = Workspace(tmp_path / "a b")
+    made = make_own(tmp_path / "a b")
+    made.runs.mkdir()
     for folder in (made.path, made.own, made.runs):
-        folder.mkdir(mode=0o755)
+        folder.chmod(0o755)
     return made
 
 
@@ -31,9 +34,14 @@ def test_one_that_only_its_owner_can_write_is_not_reported(workspace):
 def test_each_folder_that_all_can_write_is_reported_with_the_command_that_helps(workspace, name, capsys):
     folder = getattr(workspace, name)
     folder.chmod(0o777)
-    assert workspace.exposed() == [f"{folder}: every user of this machine can write to it; if you alone use it, run: chmod o-w '{folder}'"]
-    assert main([LOCAL, "down", "--workspace", str(workspace.path)]) == 0
-    assert capsys.readouterr().err == f"warning: {workspace.exposed()[0]}\n"
+    helps = f"chmod o-w '{folder}'"
+    assert workspace.exposed() == [f"{folder}: every user of this machine can write to it; if you alone use it, run: {helps}"]
+    command = [LOCAL, "down", "--workspace", str(workspace.path)]
+    assert main(command) == 2
+    assert capsys.readouterr().err.count(workspace.exposed()[0]) == 2  # a warning, and why the command is refused
+    subprocess.run(helps, shell=True, check=True)
+    assert main(command) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a folder of another user needs root")
