@@ -235,20 +235,19 @@ def _prove(
         ) from None
     files.make_folder(workspace.own)
     mark, inodes, ctime_ns = mark_of(workspace), [workspace.real_path.stat().st_ino], None
-    try:
-        if not workspace.exposed():
-            name = secrets.token_hex(16)
-            with files.as_workspace_error("write"):
-                mark.unlink(missing_ok=True)
-                files.write_new(mark, f"{name}\n".encode(), mode=0o600)
-                status = mark.stat()
+    if not workspace.exposed():
+        name = secrets.token_hex(16)
+        files.write_atomic(mark, f"{name}\n".encode(), mode=0o600)  # another command may begin the workspace at the same time
+        with files.as_workspace_error("read"):
+            status = mark.stat()
             inodes, ctime_ns = [*inodes, workspace.own.stat().st_ino, status.st_ino], status.st_ctime_ns
-        else:
-            name = _name_of_path(workspace)
-        proof = Proof(
-            workspace=str(workspace.real_path), inodes=inodes, ctime_ns=ctime_ns, began=began, unshown=unshown or [],
-            files=digests or {},
-        )  # fmt: skip
+    else:
+        name = _name_of_path(workspace)
+    proof = Proof(
+        workspace=str(workspace.real_path), inodes=inodes, ctime_ns=ctime_ns, began=began, unshown=unshown or [],
+        files=digests or {},
+    )  # fmt: skip
+    try:
         files.write_json(proofs / f"{name}.json", proof)
     except WorkspaceError:
         with contextlib.suppress(OSError):  # a folder .shardlab that is left would make the workspace foreign

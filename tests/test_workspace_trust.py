@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from unittest.mock import Mock
 
 import pytest
@@ -484,6 +486,19 @@ def test_a_umask_for_a_group_makes_no_new_workspace_foreign(tmp_path):
         os.setegid(0)
         os.umask(before)
     assert workspace_trust.is_own(workspace)
+
+
+def test_commands_that_begin_a_workspace_at_the_same_time_make_it_own(tmp_path):
+    together = Barrier(4)
+
+    def begin(number):
+        together.wait()
+        workspace_trust.begin(Workspace(tmp_path / str(number)))
+
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(50):
+            list(pool.map(begin, [number] * 4))
+            assert workspace_trust.is_own(Workspace(tmp_path / str(number)))
 
 
 def test_a_cluster_file_that_is_just_being_written_lets_the_workspace_begin(tmp_path):
