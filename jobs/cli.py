@@ -29,7 +29,7 @@ from jobs import (
 from jobs.gpu_hours import must_be_within
 from jobs.invocation import Invocation
 from jobs.reconcile import Status
-from jobs.run_queue import waiting_files
+from jobs.run_queue import code_files, waiting_files
 from jobs.select import select
 from shardlab import completion, console, remote_workspace, state, workspace_trust
 from shardlab.cell import Cell
@@ -200,7 +200,9 @@ def _ask_whether_allowed(arguments: argparse.Namespace) -> None:
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     waiting = waiting_files(workspace) if arguments.verb in STARTS else []
     if getattr(arguments, "trust", False):
-        workspace_trust.consent(workspace, Output.of(arguments).remark, waiting)
+        again = workspace.all_runs() if arguments.verb == "retry" else []  # --trust lets a new attempt use the code of the last
+        code = (path for run in again for path in code_files(run))
+        workspace_trust.consent(workspace, Output.of(arguments).remark, dict.fromkeys([*waiting, *code]))
     if arguments.verb in on_controller.CHANGES:
         remote_workspace.of_this_workspace(workspace)  # its refusal says more, if this workspace is a copy
     if arguments.verb in ACTS:

@@ -119,6 +119,9 @@ def queue_next(folder: RunDir, run: Run, state: str) -> str:
     """
     # These imports are not at the top of the file, because the supervisor imports this module and rarely needs them.
     from jobs import render, render_again
+    from jobs.run_queue import executed_files
+    from shardlab import workspace_trust
+    from shardlab.workspace import Workspace
 
     following = msgspec.structs.replace(
         run,
@@ -137,7 +140,8 @@ def queue_next(folder: RunDir, run: Run, state: str) -> str:
         source = render_again.context(folder, following)
         if (predicted := prediction.read(folder.path)) is not None:
             source = msgspec.structs.replace(source, predicted={run.cell.name(): predicted})
-        render.write(following, folder.path.parent, source, before=submitted)
+        new = render.write(following, folder.path.parent, source, before=submitted)
+        workspace_trust.keep(Workspace(folder.path.parent.parent), *executed_files(new))
     except ShardlabError as error:
         return str(error)
     return ""

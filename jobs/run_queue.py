@@ -63,8 +63,13 @@ def waiting_files(workspace: Workspace) -> list[Path]:
 
 def executed_files(folder: RunDir) -> list[Path]:
     """The files of a run that decide what starts: its script, run.json, and the code of its own workload and strategy."""
-    code = [path for name in (own_workload.FOLDER, own_strategy.FOLDER) for path in (folder.path / name).glob("*")]
-    return [path for path in (folder.path / SCRIPT, folder.run_json, *code) if path.is_file()]
+    return [path for path in (folder.path / SCRIPT, folder.run_json) if path.is_file()] + code_files(folder)
+
+
+def code_files(folder: RunDir) -> list[Path]:
+    """The code of a run's own workload and strategy in its folder."""
+    code = (path for name in (own_workload.FOLDER, own_strategy.FOLDER) for path in (folder.path / name).glob("*"))
+    return [path for path in code if path.is_file()]
 
 
 class RunQueue:

@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         login_node.must_not_be(here=arguments.here)
     if arguments.trust:
         workspace_trust.consent(workspace, output.remark)
-    _show_once(output, workspace, arguments.file)
+    _show_once(output, workspace)
     workspace_trust.must_be_allowed(workspace, "log in to the nodes and change them")
     present = described
     if provider.present is not None and verb not in BY_PROVIDER:
@@ -115,7 +115,7 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         return _converge(output, verb, site, targets, order, chosen, arguments.parallel)
 
 
-def _show_once(output: Output, workspace: Workspace, file: str | None) -> None:
+def _show_once(output: Output, workspace: Workspace) -> None:
     """Show what the cluster file makes commands do, if it was there before the workspace began; on a terminal, ask the user.
 
     Raises InputError if the user does not agree.
@@ -124,7 +124,7 @@ def _show_once(output: Output, workspace: Workspace, file: str | None) -> None:
     if not unshown:
         return
     for power in unshown:
-        output.remark(f"{file or 'cluster.yaml'}: {power}", style="yellow")
+        output.remark(f"cluster.yaml: {power}", style="yellow")
     if sys.stdin.isatty() and output.ask("This file was here before. Type yes if this is what it should do: ") != "yes":
         raise InputError("the cluster file was not allowed. Nothing was changed.")
     workspace_trust.mark_shown(workspace)

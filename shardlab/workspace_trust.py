@@ -73,11 +73,17 @@ def mark_of(workspace: Workspace) -> Path:
 def begin(workspace: Workspace) -> None:
     """Make a workspace this user's own if it is new. This function must be called before the first file is stored in it.
 
-    A workspace with a faulty cluster file does not begin. Raises WorkspaceError if the proof cannot be written.
+    A workspace with a faulty cluster file does not begin. If only this user may write in the workspace, the same holds for what
+    this process makes. Raises WorkspaceError if the proof cannot be written, and InputError if the user has no home folder.
     """
+    if not workspace.exposed():  # else a folder made with the umask 002 would make the workspace foreign
+        os.umask(os.umask(0o077) | stat.S_IWGRP)
     if _may_begin(workspace):
-        with contextlib.suppress(InputError):
-            _prove(workspace, began=True, unshown=_powers_there(workspace))
+        try:
+            unshown = _powers_there(workspace)
+        except InputError:
+            return
+        _prove(workspace, began=True, unshown=unshown)
 
 
 def must_be_allowed(workspace: Workspace, doing: str, others: Iterable[Path] = (), *, only_writes: bool = False) -> None:
@@ -138,7 +144,7 @@ def steering_files(workspace: Workspace) -> list[Path]:
     ]
     paths = {workspace.path / "cluster.yaml", *folders}
     for folder in folders:
-        for at, below, names in os.walk(folder):
+        for at, below, names in os.walk(folder) if not folder.is_symlink() else ():  # a link may lead to /, which has no end
             below[:] = [name for name in below if name != BYTECODE]
             paths |= {Path(at, name) for name in names}
     return sorted(path for path in paths if path.is_symlink() or (path.exists() and not path.is_dir()))
@@ -218,31 +224,36 @@ def consent(workspace: Workspace, say: Callable[[str], object], others: Iterable
 def _prove(
     workspace: Workspace, *, began: bool, unshown: list[str] | None = None, digests: dict[str, str] | None = None
 ) -> None:
-    """Write the proof, and the mark in the workspace. Raises WorkspaceError and InputError."""
-    files.make_folder(workspace.own)
-    mark, inodes, ctime_ns = mark_of(workspace), [workspace.real_path.stat().st_ino], None
+    """Write the proof, and the mark in the workspace. Raises WorkspaceError and InputError; the workspace is then unchanged."""
     proofs = _proofs()
     try:
         proofs.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        why = WorkspaceError.from_os_error(error, "write")
         raise WorkspaceError(
-            f"{why} It shows which workspaces are yours; set XDG_STATE_HOME to a folder of your own."
+            f"{proofs}: cannot be created ({error.strerror}), and shows which workspaces are yours; set XDG_STATE_HOME to a "
+            "folder of your own."
         ) from None
-    with files.as_workspace_error("write"):
-        if not workspace.exposed():
-            name = secrets.token_hex(16)
-            mark.unlink(missing_ok=True)
-            files.write_new(mark, f"{name}\n".encode(), mode=0o600)
+    files.make_folder(workspace.own)
+    mark, inodes, ctime_ns = mark_of(workspace), [workspace.real_path.stat().st_ino], None
+    if not workspace.exposed():
+        name = secrets.token_hex(16)
+        files.write_atomic(mark, f"{name}\n".encode(), mode=0o600)  # another command may begin the workspace at the same time
+        with files.as_workspace_error("read"):
             status = mark.stat()
             inodes, ctime_ns = [*inodes, workspace.own.stat().st_ino, status.st_ino], status.st_ctime_ns
-        else:
-            name = _name_of_path(workspace)
+    else:
+        name = _name_of_path(workspace)
     proof = Proof(
         workspace=str(workspace.real_path), inodes=inodes, ctime_ns=ctime_ns, began=began, unshown=unshown or [],
         files=digests or {},
     )  # fmt: skip
-    files.write_json(proofs / f"{name}.json", proof)
+    try:
+        files.write_json(proofs / f"{name}.json", proof)
+    except WorkspaceError:
+        with contextlib.suppress(OSError):  # a folder .shardlab that is left would make the workspace foreign
+            mark.unlink(missing_ok=True)
+            workspace.own.rmdir()
+        raise
 
 
 def _proof(workspace: Workspace) -> Proof | None:

@@ -181,6 +181,19 @@ def test_no_name_is_in_an_anonymous_archive(tmp_path, monkeypatch, capsys):
     assert sum(row["states"].get("completed", 0) for row in summary["rows"]) > 1
 
 
+def test_no_name_is_in_the_reason_why_an_anonymous_archive_lacks_a_file(tmp_path, monkeypatch):
+    support.log_in(monkeypatch, USER)
+    theirs = support.matrix(tmp_path / "work")
+    (expansion,) = (theirs.own / "matrices").glob("*.json")
+    expansion.write_text(json.dumps(json.loads(expansion.read_text()) | {"path": f"{FOLDER}/gone.yaml"}))
+    out = tmp_path / "x.shardlab.zip"
+    assert collect("archive", "--anonymous", "--out", str(out), workspace=theirs) == 0
+    with zipfile.ZipFile(out) as zipped:
+        index = zipped.read("archive.json").decode()
+    assert "the matrix file cannot be read any more" in index
+    assert [secret for secret in (*NAMES, FOLDER, str(tmp_path)) if secret.lower() in index.lower()] == []
+
+
 def named_after(run: Path, host: str) -> None:
     """Replace the name of the host in the records of a run, and in the names of their files. run: the run folder."""
     for path in sorted(run.rglob("*")):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,13 +14,15 @@ from support_trust import make_own
 
 from jobs import claim, render, retries, submit, watch
 from jobs.reconcile import statuses
+from jobs.run_queue import RunQueue
 from jobs.slurm import request
-from shardlab import cluster, files, matrix
+from shardlab import cluster, files, matrix, workspace_trust
 from shardlab.cluster import THIS_MACHINE
 from shardlab.errors import InputError
 from shardlab.retry import Retry
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
 
 SCRIPT = """\
 cd {{ folder }} && exec {{ python }} -P -m jobs.attempt . -- sh -c 'echo x >> ../../starts; exit 9'
@@ -122,6 +125,14 @@ def test_only_one_process_can_make_the_next_attempt(workspace):
     assert "was submitted already" in retries.queue_next(first, first.read_run(), "failed")
     assert (second.run_json.read_bytes(), second.events()) == before
     assert workspace.run_ids() == [first.run_id, second.run_id]
+
+
+def test_the_runner_may_start_the_next_attempt_in_a_workspace_to_which_the_user_consented(workspace, tmp_path):
+    theirs = Workspace(shutil.copytree(workspace.path, tmp_path / "theirs"))
+    workspace_trust.consent(theirs, print)
+    first = submitted(theirs)
+    assert retries.queue_next(first, first.read_run(), "failed") == ""
+    assert [folder.run_id for folder in RunQueue("local", theirs).startable()] == [attempt(theirs, 2).run_id]
 
 
 def test_the_status_says_which_retry_it_is(workspace):

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import support_collect as support
+from support_trust import make_own
 
 PLAIN = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "USER": "root", "LOGNAME": "root"}
 OTHER = {"LC_ALL": "C", "TZ": "Asia/Kolkata"}  # no USER and no LOGNAME; a half hour, so that a wrong time zone shows in minutes
@@ -30,7 +31,7 @@ def outputs(folder: Path, umask: int, **variables: str) -> dict[str, object]:
 
     umask: the umask of the commands. variables: added to their environment.
     """
-    made = support.matrix(folder / "ws")
+    made = make_own(support.matrix(folder / "ws").path)
     environment = {name: value for name, value in os.environ.items() if name not in {*PLAIN, "SUDO_USER"}} | variables
     results: dict[str, object] = {}
     for name, line in COMMANDS.items():
@@ -73,7 +74,7 @@ def test_the_surroundings_change_no_result(tmp_path):
 def test_nothing_is_writable_by_everybody_whatever_the_umask(tmp_path):
     """The umask decides about the group, with whose members a user may share a workspace."""
     tmp_path.chmod(0o755)
-    made = support.matrix(tmp_path / "ws")
+    made = make_own(support.matrix(tmp_path / "ws").path)
     before = {path: path.lstat().st_mode for path in (made.path, *made.path.rglob("*"))}
     outputs = []
     for line in (*COMMANDS.values(), "collect fetch", "collect open a.shardlab.zip --out opened"):

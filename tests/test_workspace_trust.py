@@ -7,7 +7,10 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from unittest.mock import Mock
 
 import pytest
 from support_queue import Queue, Study
@@ -17,6 +20,7 @@ from jobs import cli as jobs_cli
 from jobs.run_queue import RunQueue
 from provision import cli as provision_cli
 from shardlab import files, host, remote_workspace, workspace_trust
+from shardlab.errors import WorkspaceError
 from shardlab.workspace import Workspace
 
 MAIN = {"jobs": jobs_cli.main, "collect": collect_cli.main, "provision": provision_cli.main}
@@ -232,6 +236,34 @@ def test_a_script_that_waits_is_started_only_after_trust(opened, capsys):
     assert list(queue.startable()) == []
 
 
+def test_trust_prints_the_code_in_the_folders_of_runs_before_a_retry_executes_it(opened, capsys):
+    workspace, _ = opened
+    (run,) = workspace.all_runs()
+    run.claim.mkdir()  # the run was started, so it does not wait
+    shutil.rmtree(workspace.path / "workloads")
+    call(workspace, "jobs retry --only oom --trust")
+    assert (
+        f"  {files.sha256(run.path / 'workloads' / 'evil.py')[:16]}  runs/{run.run_id}/workloads/evil.py\n"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("name", ["workloads", "templates", ".shardlab/submissions"])
+def test_a_link_to_a_folder_without_end_is_not_searched(tmp_path, capsys, monkeypatch, name):
+    workspace, searched = Workspace(tmp_path), []
+    files.make_folder((tmp_path / name).parent)
+    (tmp_path / name).symlink_to("/")
+    walk = os.walk
+    monkeypatch.setattr(
+        os, "walk", lambda top: searched.append(Path(top)) or (walk(top) if Path(top) != tmp_path / name else ())
+    )
+    assert call(workspace, "jobs submit --matrix quickstart --dry-run") == 2
+    assert f"Not allowed yet: {name}. If" in capsys.readouterr().err
+    assert call(workspace, "jobs submit --matrix quickstart --dry-run --trust") == 2
+    assert "cannot be allowed, because it is no regular file" in capsys.readouterr().err
+    assert tmp_path / name not in searched
+
+
 def test_a_run_that_was_copied_into_an_own_workspace_is_not_executed(opened, ours, capsys):
     theirs, marker = opened
     shutil.copytree(theirs.runs, ours.runs)
@@ -310,7 +342,7 @@ def test_a_cluster_file_that_was_there_is_shown_before_it_names_what_runs(tmp_pa
     (tmp_path / "cluster.yaml").write_text(text)
     assert len(workspace_trust.unshown_powers(workspace)) == 2
     call(workspace, "provision plan")
-    assert "logs in to login.example" in capsys.readouterr().err
+    assert "cluster.yaml: logs in to login.example" in capsys.readouterr().err
     assert workspace_trust.unshown_powers(workspace) == []
 
 
@@ -420,8 +452,53 @@ def test_status_in_a_copy_of_a_workspace_cancels_no_job(tmp_path, monkeypatch, c
 def test_a_home_folder_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, capsys):
     (tmp_path / "state").write_text("a file")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert call(Workspace(tmp_path / "w"), "jobs render --matrix quickstart") == 1
-    assert "set XDG_STATE_HOME to a folder of your own" in capsys.readouterr().err
+    workspace = Workspace(tmp_path / "w")
+    assert call(workspace, "jobs render --matrix quickstart") == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "set XDG_STATE_HOME to a folder of your own" in said
+    # The advice helps: what the first command made does not make the workspace foreign.
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "full"))
+    monkeypatch.setattr(files, "write_json", full := Mock(side_effect=WorkspaceError("no space left on device")))
+    assert call(workspace, "jobs render --matrix quickstart") == 1
+    assert full.called
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "mine"))
+    assert call(workspace, "jobs render --matrix quickstart") == 0
+    assert workspace_trust.is_own(workspace)
+
+
+def test_a_user_without_a_home_folder_is_told_so_before_anything_is_stored(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
+    assert call(Workspace(tmp_path / "w"), "jobs render --matrix quickstart") == 2
+    assert "Allowed: XDG_STATE_HOME" in capsys.readouterr().err
+    assert not (tmp_path / "w").exists()
+
+
+@AS_ROOT
+def test_a_umask_for_a_group_makes_no_new_workspace_foreign(tmp_path):
+    workspace, before = Workspace(tmp_path / "w"), os.umask(0o002)
+    os.setegid(GROUP)
+    try:
+        assert call(workspace, "jobs render --matrix quickstart") == 0
+    finally:
+        os.setegid(0)
+        os.umask(before)
+    assert workspace_trust.is_own(workspace)
+
+
+def test_commands_that_begin_a_workspace_at_the_same_time_make_it_own(tmp_path):
+    together = Barrier(4)
+
+    def begin(number):
+        together.wait()
+        workspace_trust.begin(Workspace(tmp_path / str(number)))
+
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(50):
+            list(pool.map(begin, [number] * 4))
+            assert workspace_trust.is_own(Workspace(tmp_path / str(number)))
 
 
 def test_a_cluster_file_that_is_just_being_written_lets_the_workspace_begin(tmp_path):
