@@ -63,10 +63,11 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         return _request(output, file, described, workspace, provider, profile=arguments.profile)
     if provider.name == "local" and verb in ("apply", "verify"):  # both verbs start two ranks: not allowed on a login node
         login_node.must_not_be(here=arguments.here)
+    named = [Path(file)] if file is not None and Path(file).resolve().is_relative_to(workspace.real_path) else []
     if arguments.trust:
-        workspace_trust.consent(workspace, output.remark)
-    _show_once(output, workspace)
-    workspace_trust.must_be_allowed(workspace, "log in to the nodes and change them")
+        workspace_trust.consent(workspace, output.remark, named)
+    _show_once(output, workspace, described if named else None)
+    workspace_trust.must_be_allowed(workspace, "log in to the nodes and change them", named)
     present = described
     if provider.present is not None and verb not in BY_PROVIDER:
         found = provider.present(described, workspace)
@@ -115,16 +116,16 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         return _converge(output, verb, site, targets, order, chosen, arguments.parallel)
 
 
-def _show_once(output: Output, workspace: Workspace) -> None:
+def _show_once(output: Output, workspace: Workspace, named: Cluster | None) -> None:
     """Show what the cluster file makes commands do, if it was there before the workspace began; on a terminal, ask the user.
 
-    Raises InputError if the user does not agree.
+    named: as in `workspace_trust.unshown_powers`. Raises InputError if the user does not agree.
     """
-    unshown = workspace_trust.unshown_powers(workspace)
+    unshown = workspace_trust.unshown_powers(workspace, named)
     if not unshown:
         return
     for power in unshown:
-        output.remark(f"cluster.yaml: {power}", style="yellow")
+        output.remark(f"the cluster file {power}", style="yellow")
     if sys.stdin.isatty() and output.ask("This file was here before. Type yes if this is what it should do: ") != "yes":
         raise InputError("the cluster file was not allowed. Nothing was changed.")
     workspace_trust.mark_shown(workspace)

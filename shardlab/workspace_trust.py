@@ -177,15 +177,20 @@ def named_powers(cluster: Cluster) -> list[str]:
     says += [f"logs in to {node.host}" for node in cluster.nodes if cluster.provider == "ssh"]
     environment = cluster.environment
     says += [f"runs the interpreter of {path}" for path in (environment.python, environment.use, environment.container) if path]
+    says += [f"installs packages from {environment.wheelhouse}"] if environment.wheelhouse else []
     return says + [f"runs `{line}` in every job" for line in (cluster.slurm.setup if cluster.slurm is not None else [])]
 
 
-def unshown_powers(workspace: Workspace) -> list[str]:
+def unshown_powers(workspace: Workspace, named: Cluster | None = None) -> list[str]:
     """What the workspace's cluster file does, as in `named_powers`, if the file was there before the workspace began and was
-    not shown to the user yet. What the user added afterwards is the user's own and is left out."""
+    not shown to the user yet. What the user added afterwards is the user's own and is left out.
+
+    named: the cluster of another file in the workspace, which the command names.
+    """
     proof = _proof(workspace)
     if proof is None:
-        return _powers_there(workspace) if _may_begin(workspace) else []
+        powers = _powers_there(workspace) + (named_powers(named) if named is not None else [])
+        return list(dict.fromkeys(powers)) if _may_begin(workspace) else []
     return [power for power in _powers_there(workspace) if power in proof.unshown] if proof.unshown else []
 
 

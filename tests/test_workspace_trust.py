@@ -3,6 +3,7 @@ files the user consented (--trust)."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -342,8 +343,29 @@ def test_a_cluster_file_that_was_there_is_shown_before_it_names_what_runs(tmp_pa
     (tmp_path / "cluster.yaml").write_text(text)
     assert len(workspace_trust.unshown_powers(workspace)) == 2
     call(workspace, "provision plan")
-    assert "cluster.yaml: logs in to login.example" in capsys.readouterr().err
+    assert "the cluster file logs in to login.example" in capsys.readouterr().err
     assert workspace_trust.unshown_powers(workspace) == []
+
+
+def test_another_cluster_file_of_a_folder_is_shown_too_before_it_names_what_runs(tmp_path, capsys):
+    workspace, file = Workspace(tmp_path), tmp_path / "site.yaml"
+    file.write_text(
+        "schema: 1\nname: far\nprovider: slurm\nlogin: {host: 127.0.0.1, port: 9}\nstorage: {shared: /project/x}\n"
+        "environment: {wheelhouse: /project/wheels}\n"
+    )
+    shown = "the cluster file logs in to 127.0.0.1\nthe cluster file installs packages from /project/wheels\n"
+    call(workspace, f"provision {file} plan")
+    assert shown in capsys.readouterr().err
+    call(workspace, f"provision {file} plan")
+    assert shown not in capsys.readouterr().err
+    shutil.rmtree(workspace.own)
+    workspace.runs.mkdir()  # the workspace is of somebody else now
+    assert call(workspace, f"provision {file} plan") == 2
+    call(workspace, f"provision {file} plan --trust")
+    assert re.search(r"[0-9a-f]{16}  site\.yaml", capsys.readouterr().err)
+    file.write_text(file.read_text().replace("port: 9", "port: 8"))
+    assert call(workspace, f"provision {file} plan") == 2
+    assert "Not allowed yet: site.yaml." in capsys.readouterr().err
 
 
 def test_status_shows_what_was_fetched_if_it_may_not_log_in(ours, tmp_path, capsys, monkeypatch):
