@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from shardlab import __version__, files, shared_connection, terminal_relay, workspace_trust
+from shardlab import __version__, files, json_file, shared_connection, terminal_relay, workspace_trust
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
 from shardlab.remote import Address, HostKeys, for_any_shell, ssh_command
@@ -263,24 +263,17 @@ def _is_ours(workspace: Workspace, recorded: RemoteWorkspace) -> bool:
     path = Path(recorded.mark.partition(":")[2].removesuffix("\n"))
     if path.resolve() == workspace.real_path:
         return True
-    try:
-        return decoder(RemoteWorkspace).decode(files.read(path / ".shardlab" / "away.json")).mark != recorded.mark
-    except (OSError, *DECODE_FAULTS):
-        return True  # no workspace is at the recorded path any more: it was moved
+    there = json_file.read_if_valid(path / ".shardlab" / "away.json", RemoteWorkspace)
+    return there is None or there.mark != recorded.mark  # None: no workspace is at the recorded path any more, it was moved
 
 
 def known(workspace: Workspace) -> RemoteWorkspace | None:
     """The content of away.json in this workspace; None if there is no such file, because the runs are stored here.
 
-    Raises InputError if the file cannot be decoded.
+    Raises InputError if the file cannot be decoded, and WorkspaceError if it cannot be read.
     """
-    path = workspace.own / "away.json"
-    try:
-        return decoder(RemoteWorkspace).decode(files.read(path))
-    except FileNotFoundError:
-        return None
-    except DECODE_FAULTS as error:
-        raise InputError(f"{path}: is not of this version: {error}; remove this file and submit again.") from None
+    fault = "is not of this version: {}; remove this file and submit again."
+    return json_file.read(workspace.own / "away.json", RemoteWorkspace, fault)
 
 
 def of_this_workspace(workspace: Workspace) -> RemoteWorkspace | None:
@@ -324,10 +317,7 @@ def path_here(workspace: Workspace, path: str) -> str:
 
 
 def _matrices(workspace: Workspace) -> dict[str, str]:
-    try:
-        return decoder(dict[str, str]).decode(files.read(workspace.own / MATRICES))
-    except (OSError, *DECODE_FAULTS):
-        return {}
+    return json_file.read_if_valid(workspace.own / MATRICES, dict[str, str]) or {}
 
 
 def deliver(away: RemoteWorkspace, texts: Mapping[str, bytes]) -> None:

@@ -11,8 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from shardlab import files
-from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab import files, json_file
 from shardlab.errors import InputError
 from shardlab.rundir import RunDir
 
@@ -74,13 +73,7 @@ class ManifestDifference(msgspec.Struct):
 
 def read(run: RunDir) -> RunManifest | None:
     """The manifest of a run, or None if the run has no manifest. Raises InputError if the manifest is damaged."""
-    path = run.path / NAME
-    try:
-        return decoder(RunManifest).decode(files.read(path))
-    except FileNotFoundError:
-        return None
-    except DECODE_FAULTS as error:
-        raise InputError(f"{path}: is not a manifest of this version: {error}; remove it to make a new one.") from None
+    return json_file.read(run.path / NAME, RunManifest, "is not a manifest of this version: {}; remove it to make a new one.")
 
 
 def check_received(found: RunManifest, run_id: str) -> None:

@@ -17,7 +17,7 @@ import jobs
 from jobs.planner import gpu, link, memory, step_time
 from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import PlannedMachine
-from shardlab import files
+from shardlab import files, json_file
 from shardlab.cell import Cell
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.host import Host
@@ -55,14 +55,9 @@ def measured(results: Iterable[Path]) -> Iterator[MeasuredRatio]:
 
 def _machine(path: Path) -> PlannedMachine | None:
     """The machine that HOST.json describes; None if the planner does not know the GPU model of the machine."""
-    try:
-        host = decoder(Host).decode(files.read(path))
-    except (OSError, *DECODE_FAULTS):
+    host = json_file.read_if_valid(path, Host)
+    if host is None or not host.gpus or (model := gpu.find(host.gpus[0].name)) is None:
         return None
-    model = gpu.find(host.gpus[0].name) if host.gpus else None
-    if model is None:
-        return None
-    assert host.gpus is not None
     return PlannedMachine(True, host.gpus[0].name, model, gpu.capacity(model, None), link.of_gpu(model))
 
 
