@@ -31,7 +31,7 @@ import msgspec
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
-from shardlab.run import RUN_ID
+from shardlab.record_types import Count, MatrixName, RunId, Sha256
 from shardlab.workspace_trust import CODE
 
 SCHEMA = 1
@@ -56,9 +56,6 @@ METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # the methods of compressi
 ENCRYPTED = 0x1  # the flag bit of an encrypted member in a zip file
 # The exceptions of zipfile for a damaged file: a wrong checksum, a truncated or impossible structure, an unknown version.
 ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, UnicodeDecodeError)
-
-Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class ArchivedFile(msgspec.Struct, frozen=True):
@@ -88,13 +85,13 @@ class ArchiveIndex(msgspec.Struct, frozen=True, kw_only=True):
     """The version of shardlab that wrote the archive."""
     created: Annotated[str, msgspec.Meta(max_length=64)]
     """The time when the archive was written (ISO 8601, UTC)."""
-    matrix: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]
+    matrix: MatrixName
     """The name of the matrix."""
     matrix_file: str | None
     """The path of the matrix file below `workspace/`; None: it was left out."""
     anonymous: bool
     """Whether names of users, hosts, accounts, sites and paths were replaced."""
-    runs: list[str]
+    runs: list[RunId]
     """The ids of the runs."""
     files: dict[str, ArchivedFile]
     """All files except archive.json, by their path in the archive."""
@@ -169,9 +166,6 @@ def _index(path: Path, found: zipfile.ZipFile) -> ArchiveIndex:
     if sorted(names) != sorted([INDEX, *index.files]):
         odd = sorted({*names} ^ {INDEX, *index.files}) or ["one of them twice"]
         raise InputError(f"{path}: its files are not those that {INDEX} lists: {odd[0][:100]!r}.")
-    for run_id in index.runs:
-        if not RUN_ID.fullmatch(run_id):
-            raise InputError(f"{path}: names the run {run_id[:100]!r}. Allowed: text that matches {RUN_ID.pattern}.")
     if index.matrix_file is not None and INSIDE + index.matrix_file not in index.files:
         raise InputError(f"{path}: does not contain the matrix file {index.matrix_file[:100]!r} that {INDEX} names.")
     return index

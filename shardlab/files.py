@@ -246,6 +246,15 @@ def names(folder: Path | str) -> list[str]:
         raise WorkspaceError.from_os_error(error, "read") from error
 
 
+def is_utf8(name: str) -> bool:
+    """Whether the name of a file is valid UTF-8, so that a JSON file can store it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def sync_folder(path: Path) -> None:
     """Sync a folder, so that a rename in the folder survives a power failure, if the file system supports this."""
     with contextlib.suppress(OSError):

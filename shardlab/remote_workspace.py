@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from shardlab import __version__, files, json_file, shared_connection, terminal_relay, workspace_trust
+from shardlab import __version__, files, json_file, rsync, shared_connection, terminal_relay, workspace_trust
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
 from shardlab.remote import Address, HostKeys, for_any_shell, ssh_command
@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # reading cluster files needs PyYAML, whose import takes long
     from shardlab.cluster import Cluster
 
 LIMIT_S = 120.0  # seconds in which a command on the cluster must answer
-LOOK_S = 0.1  # seconds between two checks whether the ssh command has ended
 MOST_BYTES = 1 << 26  # largest answer of a command on the cluster: 64 MiB are enough for a hundred thousand runs
 # A file in the workspace on the cluster that contains RemoteWorkspace.mark. If this machine can read the file under the same
 # path, the folder on the cluster is also visible on this machine.
@@ -181,7 +180,7 @@ def _answered(
         code: int | None = None
         with subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr) as process:
             try:
-                while (code := _code(process)) is None:
+                while (code := rsync.exit_code(process)) is None:
                     is_large = any(os.fstat(stream.fileno()).st_size >= MOST_BYTES for stream in (stdout, stderr))
                     if is_large or must_stop() or time.monotonic() > ends:
                         break
@@ -191,14 +190,6 @@ def _answered(
         stdout.seek(0)
         stderr.seek(0)
         return code, stdout.read(MOST_BYTES), stderr.read(MOST_BYTES)
-
-
-def _code(process: subprocess.Popen[bytes]) -> int | None:
-    """The exit code of the process, or None if it has not ended after LOOK_S seconds."""
-    try:
-        return process.wait(LOOK_S)
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardlab import files, json_file, state
 from shardlab import run as run_file
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.faults import LostWorker
 from shardlab.record import SCHEMA, Event, LineWriter, RecordLines, Result, StepRecord, damaged_line, read_lines
 
@@ -157,6 +157,17 @@ class RunDir:
     def judge(self) -> state.JudgedState:
         """The state of this run according to its files."""
         return self.verdict_and_result(self.events())[0]
+
+    def has_ended(self) -> bool:
+        """Whether this run is in a final state, according to its files. False if the records of the run cannot be read."""
+        try:
+            return self.judge().state in state.FINAL
+        except ShardlabError:
+            return False
+
+    def sent_job(self) -> tuple[str, str]:
+        """As `state.sent_job`, for the last submission of this run."""
+        return state.sent_job(state.last_sending(self.events()))
 
     def judged_at(self, end: Mapping[str, Any], run: run_file.Run) -> state.JudgedState:
         """The state that this run will have when its supervisor records its end. end: the data of the event `exited`."""

@@ -24,7 +24,7 @@ import secrets
 import shlex
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,6 @@ from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError, WorkspaceError
 
 if TYPE_CHECKING:
-    from shardlab.cluster import Cluster
     from shardlab.workspace import Workspace
 
 CODE = ("workloads", "strategies", "metrics")  # folders of a workspace whose Python files shardlab executes
@@ -61,7 +60,7 @@ class Proof(msgspec.Struct, kw_only=True):
     inodes: list[int]
     ctime_ns: int | None
     began: bool  # whether the workspace began on this account; False: the user consented
-    unshown: list[str] = []  # what the cluster file named that was there before; see `named_powers`
+    unshown: list[str] = []  # what the cluster file that was there before does; see `_powers_there`
     files: dict[str, str] = {}  # consent: the SHA-256 of each file, by its path in the workspace
 
 
@@ -131,11 +130,8 @@ def is_own(workspace: Workspace) -> bool:
 
 def steering_files(workspace: Workspace) -> list[Path]:
     """The files that steer what commands do, sorted: code, templates, the cluster file, inventory, away.json, submissions."""
-    folders = [
-        *_code_folders(workspace),
-        *filter(None, [workspace.own_templates]),
-        *(workspace.own / name for name in STEERING),
-    ]
+    folders = [*(workspace.path / name for name in CODE), *(workspace.own / name for name in STEERING)]
+    folders += filter(None, [workspace.own_templates])
     paths = {workspace.path / "cluster.yaml", *folders}
     for folder in folders:
         for at, below, names in os.walk(folder):
@@ -161,21 +157,8 @@ def copies(workspace: Workspace, name: str) -> Path:
     return workspace.own / (name if proof is None or proof.began else f"{name}-{_file_of(workspace).stem[:8]}")
 
 
-def named_powers(cluster: Cluster) -> list[str]:
-    """What a cluster file makes commands do that its user should see once, as in `it ...`."""
-    says = []
-    if cluster.cloudlab is not None:
-        says.append(f"uses your token of the CloudLab portal{f' at {url}' if (url := cluster.cloudlab.portal_url) else ''}")
-    if cluster.login is not None:
-        says.append(f"logs in to {f'{cluster.login.user}@' if cluster.login.user else ''}{cluster.login.host}")
-    says += [f"logs in to {node.host}" for node in cluster.nodes if cluster.provider == "ssh"]
-    environment = cluster.environment
-    says += [f"runs the interpreter of {path}" for path in (environment.python, environment.use, environment.container) if path]
-    return says + [f"runs `{line}` in every job" for line in (cluster.slurm.setup if cluster.slurm is not None else [])]
-
-
 def unshown_powers(workspace: Workspace) -> list[str]:
-    """What the workspace's cluster file does, as in `named_powers`, if the file was there before the workspace began and was
+    """What the workspace's cluster file does, as in `_powers_there`, if the file was there before the workspace began and was
     not shown to the user yet. What the user added afterwards is the user's own and is left out."""
     proof = _proof(workspace)
     if proof is None:
@@ -215,9 +198,7 @@ def consent(workspace: Workspace, say: Callable[[str], object], others: Iterable
         say(f"  {digest[:16]}  {printable.one_line(name)}")
 
 
-def _prove(
-    workspace: Workspace, *, began: bool, unshown: list[str] | None = None, digests: dict[str, str] | None = None
-) -> None:
+def _prove(workspace: Workspace, *, began: bool, unshown: Iterable[str] = (), digests: dict[str, str] | None = None) -> None:
     """Write the proof, and the mark in the workspace. Raises WorkspaceError and InputError."""
     files.make_folder(workspace.own)
     mark, inodes, ctime_ns = mark_of(workspace), [workspace.real_path.stat().st_ino], None
@@ -238,10 +219,8 @@ def _prove(
             inodes, ctime_ns = [*inodes, workspace.own.stat().st_ino, status.st_ino], status.st_ctime_ns
         else:
             name = _name_of_path(workspace)
-    proof = Proof(
-        workspace=str(workspace.real_path), inodes=inodes, ctime_ns=ctime_ns, began=began, unshown=unshown or [],
-        files=digests or {},
-    )  # fmt: skip
+    path, known = str(workspace.real_path), digests or {}
+    proof = Proof(workspace=path, inodes=inodes, ctime_ns=ctime_ns, began=began, unshown=list(unshown), files=known)
     files.write_json(proofs / f"{name}.json", proof)
 
 
@@ -283,19 +262,28 @@ def _proofs() -> Path:
 
 def _may_begin(workspace: Workspace) -> bool:
     """Whether the workspace is new: it holds nothing that shardlab stores or executes, only perhaps a cluster file."""
-    there = [path for path in steering_files(workspace) if path != workspace.path / "cluster.yaml"]
-    if workspace.own.is_dir() or workspace.runs.exists() or there or workspace.exposed():
-        return False
-    return not _is_of_others(workspace.path / "cluster.yaml")
+    cluster_file = workspace.path / "cluster.yaml"
+    is_used = workspace.own.is_dir() or workspace.runs.exists() or {*steering_files(workspace)} - {cluster_file}
+    return not (is_used or workspace.exposed() or _is_of_others(cluster_file))
 
 
 def _powers_there(workspace: Workspace) -> list[str]:
-    """What the cluster file in the workspace does, as in `named_powers`; empty if there is no cluster file."""
-    from shardlab import cluster  # not at the top: `cluster` imports this module
+    """What the cluster file in the workspace makes commands do that its user should see once, as in `it ...`; empty if there is
+    no cluster file."""
+    from shardlab import cluster as cluster_file  # not at the top: `cluster` imports this module
 
     file = workspace.path / "cluster.yaml"
-    is_written = file.exists() and file.stat().st_size > 0  # it is empty during `provision init > cluster.yaml`
-    return named_powers(cluster.find(None, workspace.path)) if is_written else []
+    if not file.exists() or file.stat().st_size == 0:  # it is empty during `provision init > cluster.yaml`
+        return []
+    cluster, says = cluster_file.find(None, workspace.path), []
+    if cluster.cloudlab is not None:
+        says.append(f"uses your token of the CloudLab portal{f' at {url}' if (url := cluster.cloudlab.portal_url) else ''}")
+    if cluster.login is not None:
+        says.append(f"logs in to {f'{cluster.login.user}@' if cluster.login.user else ''}{cluster.login.host}")
+    says += [f"logs in to {node.host}" for node in cluster.nodes if cluster.provider == "ssh"]
+    environment = cluster.environment
+    says += [f"runs the interpreter of {path}" for path in (environment.python, environment.use, environment.container) if path]
+    return says + [f"runs `{line}` in every job" for line in (cluster.slurm.setup if cluster.slurm is not None else [])]
 
 
 def _unknown(workspace: Workspace, others: Iterable[Path]) -> set[str]:
@@ -352,12 +340,8 @@ def _is_private(gid: int) -> bool:
     return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
-def _code_folders(workspace: Workspace) -> Iterator[Path]:
-    return (workspace.path / name for name in CODE)
-
-
 def _remove_bytecode(workspace: Workspace) -> None:
     """Remove bytecode beside the workspace's code, because Python may execute it in place of the source."""
-    for folder in _code_folders(workspace):
-        for bytecode in folder.glob(f"**/{BYTECODE}"):
+    for name in CODE:
+        for bytecode in (workspace.path / name).glob(f"**/{BYTECODE}"):
             shutil.rmtree(bytecode, ignore_errors=True)

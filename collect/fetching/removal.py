@@ -24,7 +24,6 @@ from shardlab import console, files
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError
 from shardlab.files import NotRegular
-from shardlab.run import RUN_ID
 from shardlab.rundir import RunDir
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
@@ -78,7 +77,7 @@ def _why_not(run: RunDir, resumed: dict[str, str], *, is_part: bool) -> str:
 
     resumed: the result of `_resumed`.
     """
-    if not RUN_ID.fullmatch(run.run_id) or run.path.is_symlink() or not run.run_json.is_file():
+    if run.path.is_symlink() or not run.run_json.is_file():
         return "there is no such run"
     if is_in_use(run.path):
         return "a process works in its folder"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from provision.datasets import archive, download, imagenet_archives
 from provision.datasets.formats import FORMATS, Format
-from shardlab import data_cache, url
+from shardlab import data_cache, files, url
 from shardlab.errors import InputError
 
 SCHEMA = 1
@@ -198,11 +198,7 @@ def _settle(form: Format, unpacked: Path, folder: Path) -> None:
         raise InputError(str(error).replace(f"{unpacked}/", "in the archive: ")) from None
     os.sync()  # one sync of all file systems is faster than a million calls of fsync
     unpacked.rename(folder)
-    descriptor = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    files.sync_folder(folder.parent)
 
 
 def _folder(wanted: Wanted) -> Path:
