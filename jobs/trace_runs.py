@@ -18,7 +18,7 @@ from jobs.invocation import Invocation
 from shardlab import console, files
 from shardlab.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.cluster import Cluster
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError
 from shardlab.trace_part import TRACE, TracePart
 from shardlab.workspace import Workspace
 
@@ -105,10 +105,8 @@ def decided(workspace: Workspace, runs: TraceRuns, source: render.RenderContext)
 
 def _traces(folder: Path) -> list[Path]:
     """The trace files of a folder, in the numeric order of their names. Raises InputError if there are none."""
-    try:
+    with files.as_workspace_error("read"):
         found = [path for path in folder.glob("*.json*") if not path.name.startswith(".") and path.is_file()]
-    except OSError as error:
-        raise WorkspaceError.from_os_error(error, "read") from error
     if not found:
         raise InputError(f"{folder}: no traces. Allowed: a folder with Chrome traces, *.json or *.json.gz.")
     if unsuited := next((path for path in found if not files.is_utf8(path.name)), None):

@@ -213,7 +213,7 @@ def _check_and_write(path: Path, found: zipfile.ZipFile, name: str, stated: Arch
     file in the archive. stated: its size and SHA-256 according to archive.json.
     """
     digest, left = hashlib.sha256(), stated.bytes
-    try:
+    with files.as_workspace_error("write"):
         if target is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
         with found.open(name) as member, contextlib.nullcontext() if target is None else target.open("xb") as handle:
@@ -224,8 +224,6 @@ def _check_and_write(path: Path, found: zipfile.ZipFile, name: str, stated: Arch
                 digest.update(block)
                 if handle is not None:
                     handle.write(block)
-    except OSError as error:
-        raise WorkspaceError.from_os_error(error, "write") from error
     if left or digest.hexdigest() != stated.sha256:
         raise InputError(
             f"{path}: {name} has not the size and the SHA-256 that {INDEX} states: the archive is damaged or was changed. "

@@ -229,10 +229,8 @@ def _indented(document: bytes) -> bytes:
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents. Raises WorkspaceError."""
-    try:
+    with as_workspace_error("create the folder"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WorkspaceError.from_os_error(error, "create the folder") from error
 
 
 def names(folder: Path | str) -> list[str]:

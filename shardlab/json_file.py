@@ -28,6 +28,14 @@ def read(path: Path, shape: type[T], fault: str) -> T | None:
         raise InputError(f"{path}: {fault.format(error)}") from None
 
 
+def of_standard_input(document: bytes, shape: type[T], what: str) -> T:
+    """The value of a document that another machine sent. what: what it must be, such as `a request`. Raises InputError."""
+    try:
+        return decoder(shape).decode(document)
+    except DECODE_FAULTS as error:
+        raise InputError(f"standard input: is not {what}: {error}.") from None
+
+
 def read_if_valid(path: Path, shape: type[T]) -> T | None:
     """As `read`, but also None if the file cannot be read or does not fit the type, for files that commands can do without."""
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from shardlab import files
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError
 
 CARRIED = ("workloads", "strategies")  # folders of a workspace with plug-ins that runs execute, so the cluster needs a copy
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -91,9 +91,7 @@ def content(path: Path, allowed: str = "Python code; data belongs in files of it
 
 def write(folder: Path, source: PluginSource) -> None:
     """Write the files of a plug-in into a new folder. Raises WorkspaceError."""
-    try:
+    with files.as_workspace_error("write"):
         folder.mkdir(parents=True)
-    except OSError as error:
-        raise WorkspaceError.from_os_error(error, "write") from error
     for name, text in source.contents.items():
         files.write_new(folder / name, text)

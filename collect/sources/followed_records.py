@@ -11,8 +11,7 @@ import stat
 from typing import Generic, TypeVar
 
 from shardlab import files
-from shardlab.decoders import DECODE_FAULTS, decoder
-from shardlab.record import Record
+from shardlab.record import Record, decode_lines
 from shardlab.rundir import RunDir
 
 _HOST = re.compile(r"([^/]+)\.jsonl")
@@ -25,7 +24,7 @@ class FollowedRecords(Generic[R]):
 
     def __init__(self, path: str, kind: type[R]) -> None:
         self.path = path
-        self._decoder = decoder(kind)
+        self._kind = kind
         self._inode = 0
         self._read = 0  # number of bytes of the file that were read so far
 
@@ -55,16 +54,7 @@ class FollowedRecords(Generic[R]):
             return []
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
-        return self._decoded(whole)
-
-    def _decoded(self, lines: bytes) -> list[R]:
-        records = []
-        for line in lines.split(b"\n")[:-1]:
-            try:
-                records.append(self._decoder.decode(line))
-            except DECODE_FAULTS:
-                continue
-        return records
+        return decode_lines(whole, self._kind).records
 
 
 def sampled_hosts(folder: RunDir) -> list[str]:

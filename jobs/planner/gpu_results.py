@@ -17,10 +17,10 @@ import jobs
 from jobs.planner import gpu, link, memory, step_time
 from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import PlannedMachine
-from shardlab import files, json_file
+from shardlab import json_file
 from shardlab.cell import Cell
-from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.host import Host
+from shardlab.record import read_lines
 
 SPEED = "D"  # the stage of the proof that measures speed
 CHECKOUT = Path(jobs.__file__).resolve().parents[1] / "docs" / "results"  # exists only in a checkout of the repository
@@ -62,15 +62,7 @@ def _machine(path: Path) -> PlannedMachine | None:
 
 
 def _of_proof(path: Path, machine: PlannedMachine) -> Iterator[MeasuredRatio]:
-    try:
-        lines = files.read(path).splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            record = decoder(ProofRecord).decode(line)
-        except DECODE_FAULTS:
-            continue
+    for record in read_lines(path, ProofRecord).records:
         if record.cell is None or record.stage != SPEED or record.verdict == "dropped":
             continue
         predicted = step_time.of(record.cell, machine)

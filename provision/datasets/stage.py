@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -219,17 +218,12 @@ def _is_url(source: str) -> bool:
     return source.startswith(("http://", "https://"))
 
 
-@contextlib.contextmanager
-def _alone(wanted: Wanted) -> Iterator[None]:
+def _alone(wanted: Wanted) -> contextlib.AbstractContextManager[int]:
     """Hold the lock of a data set in its data path during the block; waits while another process holds this lock.
 
     The kernel releases the lock however its holder ends.
     """
-    own = _own(wanted)
-    own.mkdir(parents=True, exist_ok=True)
-    with (own / f"{wanted.name}.lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return files.locked(_own(wanted) / f"{wanted.name}.lock")
 
 
 def _note(wanted: Wanted) -> Path:
