@@ -113,6 +113,7 @@ def _add_fetch(verbs: console.Verbs) -> None:
     prune_help = "then remove the files on the cluster or its nodes of runs that ended, if their checksums are those here"
     verb.add_argument("--prune", action="store_true", help=prune_help)
     verb.add_argument("--yes", action="store_true", help="remove without a question")
+    console.add_trust(verb)
 
 
 def _add_summarize(verbs: console.Verbs) -> None:

@@ -180,12 +180,9 @@ def _is_name(name: str) -> bool:
         return False
     below = name.removeprefix(INSIDE)
     parts = below.removeprefix(".shardlab/").split("/")
-    known = below in TOP_FILES or below.startswith(FOLDERS)
-    return (
-        known
-        and len(parts) <= MOST_PARTS
-        and all(part and not part.startswith(".") and len(part.encode()) <= 255 for part in parts)
-    )
+    if len(parts) > MOST_PARTS or not (below in TOP_FILES or below.startswith(FOLDERS)):
+        return False
+    return all(part and not part.startswith(".") and len(part.encode()) <= 255 for part in parts)
 
 
 def _must_fit(path: Path, folder: Path, needed: int) -> None:

@@ -244,6 +244,14 @@ def names(folder: Path | str) -> list[str]:
         raise WorkspaceError.from_os_error(error, "read") from error
 
 
+def is_folder(path: Path | str) -> bool:
+    """Whether the path is a folder. A symbolic link to a folder does not count, because it could lead to any other folder."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
 def is_utf8(name: str) -> bool:
     """Whether the name of a file is valid UTF-8, so that a JSON file can store it."""
     try:

@@ -46,15 +46,15 @@ class EventData(msgspec.Struct):
 
     job: JobNumber | None = None  # the job of Slurm that executes the run
     token: Token | None = None
-    pid: ProcessId | None = None
-    created: WallTime | None = None  # when the process started
-    boot_id: BootId | None = None
+    pid: ProcessId | msgspec.UnsetType = msgspec.UNSET  # if the key is there, it has a value
+    created: WallTime | msgspec.UnsetType = msgspec.UNSET  # when the process started
+    boot_id: BootId | msgspec.UnsetType = msgspec.UNSET
     node: HostName | None = None
     nodes: list[HostName] = []
     step: Count | None = None
     steps: Count | None = None
     seconds: Seconds | None = None
-    ended_s: WallTime | None = None
+    ended_s: WallTime | msgspec.UnsetType = msgspec.UNSET
     reason: str | None = None
 
 

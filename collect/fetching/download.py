@@ -106,7 +106,7 @@ def _staging(workspace: Workspace) -> Path:
     with files.as_workspace_error("write"):
         with contextlib.suppress(FileExistsError):
             staging.mkdir(mode=0o700)
-        if staging.is_symlink() or not staging.is_dir():
+        if not files.is_folder(staging):
             raise InputError(f"{staging}: is not a folder; remove it and run the same command again.")
         shutil.rmtree(staging / "whole", ignore_errors=True)
     return staging
@@ -151,7 +151,7 @@ def _held(run: Path, staging: Path, names: Sequence[str] | None) -> dict[str, He
     held: dict[str, HeldCopy] = {}
     wanted = None if names is None else set(names)
     for folder, known in ((run, mine), (staging, None)):
-        if folder.is_symlink() or not folder.is_dir():
+        if not files.is_folder(folder):
             continue
         for name, status in manifest.list_files(folder).regular.items():
             if (wanted is None or name in wanted) and status.st_size:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from typing import Generic, TypeVar
 
 from shardlab import files
@@ -60,13 +59,5 @@ class FollowedRecords(Generic[R]):
 def sampled_hosts(folder: RunDir) -> list[str]:
     """The sorted names of the hosts that have a file with telemetry samples in a run folder."""
     path = f"{folder.path}/samples"
-    names = sorted(os.listdir(path)) if is_folder(path) else []  # noqa: PTH208 - names alone
+    names = sorted(os.listdir(path)) if files.is_folder(path) else []  # noqa: PTH208 - names alone
     return [match[1] for name in names if (match := _HOST.fullmatch(name))]
-
-
-def is_folder(path: str) -> bool:
-    """Whether the path is a folder. A symbolic link to a folder does not count, because it could lead out of the run folder."""
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError:
-        return False

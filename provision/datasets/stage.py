@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from provision.datasets import archive, download, imagenet_archives
 from provision.datasets.formats import FORMATS, Format
-from shardlab import data_cache, files, url
+from shardlab import data_cache, url
 from shardlab.errors import InputError
 
 SCHEMA = 1
@@ -197,7 +198,11 @@ def _settle(form: Format, unpacked: Path, folder: Path) -> None:
         raise InputError(str(error).replace(f"{unpacked}/", "in the archive: ")) from None
     os.sync()  # one sync of all file systems is faster than a million calls of fsync
     unpacked.rename(folder)
-    files.sync_folder(folder.parent)
+    descriptor = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _folder(wanted: Wanted) -> Path:
@@ -218,12 +223,17 @@ def _is_url(source: str) -> bool:
     return source.startswith(("http://", "https://"))
 
 
-def _alone(wanted: Wanted) -> contextlib.AbstractContextManager[int]:
+@contextlib.contextmanager
+def _alone(wanted: Wanted) -> Iterator[None]:
     """Hold the lock of a data set in its data path during the block; waits while another process holds this lock.
 
     The kernel releases the lock however its holder ends.
     """
-    return files.locked(_own(wanted) / f"{wanted.name}.lock")
+    own = _own(wanted)
+    own.mkdir(parents=True, exist_ok=True)
+    with (own / f"{wanted.name}.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _note(wanted: Wanted) -> Path:
