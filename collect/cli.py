@@ -100,7 +100,7 @@ def parser() -> console.Parser:
     ):
         add(verbs)
     metrics_help = "list all metrics, also those of the workspace, with unit, direction and definition"
-    _add_trust(verbs.add("metrics", _metrics, metrics_help))
+    console.add_trust(verbs.add("metrics", _metrics, metrics_help))
     return top
 
 
@@ -113,6 +113,7 @@ def _add_fetch(verbs: console.Verbs) -> None:
     prune_help = "then remove the files on the cluster or its nodes of runs that ended, if their checksums are those here"
     verb.add_argument("--prune", action="store_true", help=prune_help)
     verb.add_argument("--yes", action="store_true", help="remove without a question")
+    console.add_trust(verb)
 
 
 def _add_summarize(verbs: console.Verbs) -> None:
@@ -121,7 +122,7 @@ def _add_summarize(verbs: console.Verbs) -> None:
     verb.add_argument("--out", metavar="DIR", help="write the report to this folder (default: report/ in the workspace)")
     _add_baseline(verb)
     verb.add_list("--images", metavar="FORMAT,...", help="also write every figure as a file: svg, png or svg,png")
-    _add_trust(verb)
+    console.add_trust(verb)
 
 
 def _add_verdicts(verbs: console.Verbs) -> None:
@@ -139,7 +140,7 @@ def _add_explain(verbs: console.Verbs) -> None:
     verb.add_argument("metric", metavar="METRIC", help="the name of a metric, as `collect metrics` lists it")
     _add_matrix(verb)
     _add_baseline(verb)
-    _add_trust(verb)
+    console.add_trust(verb)
 
 
 def _add_trace(verbs: console.Verbs) -> None:
@@ -207,7 +208,7 @@ def _add_open(verbs: console.Verbs) -> None:
     verb = verbs.add("open", _open, summary)
     verb.add_argument("archived", metavar="FILE", help="an archive, as `collect archive` writes it")
     verb.add_argument("--out", metavar="DIR", help="the new workspace (default: named after the file, in the current folder)")
-    _add_trust(verb)
+    console.add_trust(verb)
 
 
 def _add_sample(verbs: console.Verbs) -> None:
@@ -374,12 +375,6 @@ def _add_matrix(verb: console.Parser) -> None:
     """Add the option that chooses a matrix of the workspace."""
     matrix_help = "a matrix of this workspace (default: the last matrix)"
     completion.offer(verb.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.expansions)
-
-
-def _add_trust(verb: console.Parser) -> None:
-    """Add the option that allows a workspace of somebody else to execute its metrics or to log in to a cluster."""
-    trust_help = "allow this workspace of somebody else to act (docs/design/trust.md); read its files first"
-    verb.add_argument("--trust", action="store_true", help=trust_help)
 
 
 def _add_baseline(verb: console.Parser) -> None:

@@ -84,9 +84,9 @@ def parser() -> console.Parser:
     trace_runs.add_trace(verbs)
     verbs.add("matrices", menus.verb(menus.matrices), "list the matrices that ship with shardlab")
     strategies_help = "list the strategies, also those of the workspace, and their options"
-    shared_options.add_trust(verbs.add("strategies", menus.own_verb(menus.strategies), strategies_help))
+    console.add_trust(verbs.add("strategies", menus.own_verb(menus.strategies), strategies_help))
     workloads_help = "list the workloads, also those of the workspace, and their options"
-    shared_options.add_trust(verbs.add("workloads", menus.own_verb(menus.workloads), workloads_help))
+    console.add_trust(verbs.add("workloads", menus.own_verb(menus.workloads), workloads_help))
     verbs.add("launchers", menus.verb(menus.launchers), "list the launchers, which start the ranks of a run")
     return top
 
@@ -132,14 +132,14 @@ def _add_status(verbs: console.Verbs) -> None:
     verb = verbs.add("status", _status, "show the state of runs; cancel queued Slurm jobs whose runs have ended")
     shared_options.add_run_selection(verb)
     verb.add_argument("--watch", action="store_true", help="show a live table until all runs have ended or you press Ctrl-C")
-    shared_options.add_trust(verb)
+    console.add_trust(verb)
 
 
 def _add_cancel(verbs: console.Verbs) -> None:
     verb = verbs.add("cancel", _cancel, "cancel runs that are pending or running")
     shared_options.add_run_selection(verb)
     verb.add_argument("--all", action="store_true", help="cancel every run of the workspace that has not ended")
-    shared_options.add_trust(verb)
+    console.add_trust(verb)
 
 
 def _add_retry(verbs: console.Verbs) -> None:
@@ -152,7 +152,7 @@ def _add_retry(verbs: console.Verbs) -> None:
         "installed packages changed or the lease was too short"
     )
     verb.add_list("--only", ends=_selects_runs, default=RETRIED, metavar="STATE,...", help=only_help)
-    shared_options.add_trust(verb)
+    console.add_trust(verb)
 
 
 def _selects_runs(word: str) -> bool:
@@ -166,7 +166,7 @@ def _add_logs(verbs: console.Verbs) -> None:
     rank_help = "print the log of rank N (default: the log of the launcher, then the log of rank 0)"
     verb.add_argument("--rank", type=int, metavar="N", help=rank_help)
     verb.add_argument("--follow", action="store_true", help="keep printing new output until the run has ended")
-    shared_options.add_trust(verb)
+    console.add_trust(verb)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ import msgspec
 
 from jobs import on_controller
 from jobs.render import RenderContext
-from shardlab import console, remote_workspace, workspace_trust
+from shardlab import console, json_file, remote_workspace, workspace_trust
 from shardlab.cell import Cell
 from shardlab.errors import InputError, ShardlabError
 from shardlab.workspace import Workspace
@@ -107,10 +107,8 @@ def _names(options: Sequence[dict[str, Any]]) -> str:
 def main() -> int:
     """Read a question of another machine from standard input, and print the answer; return the exit code."""
     arguments = console.Parser(prog="python -m jobs.datasets", parents=[console.common_options()]).parse_args()
-    try:
-        question = msgspec.json.decode(sys.stdin.buffer.read(), type=DataSetQuestion)
-    except msgspec.DecodeError as error:
-        raise InputError(f"standard input: is not a question from this version of shardlab: {error}.") from None
+    document = sys.stdin.buffer.read()
+    question = json_file.of_standard_input(document, DataSetQuestion, "a question from this version of shardlab")
     data_sets = answer(question, Workspace.find(getattr(arguments, "workspace", None)))
     console.Output.of(arguments).document(data_sets)
     return 0

@@ -17,7 +17,7 @@ from shardlab import files
 from shardlab.errors import ShardlabError
 from shardlab.run import Run
 from shardlab.rundir import RunDir
-from shardlab.state import JudgedState, last_sending, sent_job
+from shardlab.state import JudgedState
 from shardlab.workspace import Workspace
 
 HOLDING_S = 60.0  # the longest time in which a run holds the jobs of other runs after it has recorded that they are held
@@ -36,7 +36,7 @@ def hold(folder: RunDir, run: Run, why: str) -> str:
     for other in Workspace(folder.path.parent.parent).all_runs():
         if (verdict := _verdict_if_alike(other, folder, run)) is None:
             continue
-        job, token = _job(other)
+        job, token = other.sent_job()
         if not verdict.held:
             # The runs of one packed allocation share one job, so they are requeued together with this run.
             other.write_event(f"hold.{run.run_id}", "held", why=why, requeued=own_job if job == own_job else "")
@@ -64,15 +64,10 @@ def release(workspace: Workspace, runs: Sequence[Run]) -> None:
         folders = {RunDir(workspace.runs / run.run_id): run for run in runs if run.scheduler == name}
         for folder, run in folders.items():
             files.write_json(folder.run_json, run)
-        scheduler(name).release(dict(job for folder in folders if (job := _job(folder))[0]))
+        scheduler(name).release(dict(job for folder in folders if (job := folder.sent_job())[0]))
         for folder in folders:
             folder.write_event("controller", "released")
         scheduler(name).attend(workspace)
-
-
-def _job(folder: RunDir) -> tuple[str, str]:
-    """As `sent_job`, for the last submission of the run in this folder."""
-    return sent_job(last_sending(folder.events()))
 
 
 def _verdict_if_alike(other: RunDir, folder: RunDir, run: Run) -> JudgedState | None:

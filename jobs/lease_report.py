@@ -22,12 +22,11 @@ from jobs.repeats import rounds
 from jobs.scheduler import SubmitOptions
 from jobs.submit import RunDecision
 from shardlab import inventory, moments
-from shardlab.errors import InputError, ShardlabError
+from shardlab.errors import InputError
 from shardlab.inventory import Inventory
 from shardlab.lease import Lease
 from shardlab.run import parts_of, run_id
 from shardlab.rundir import RunDir
-from shardlab.state import FINAL
 from shardlab.workspace import Workspace
 
 BASES = {"recorded": "by recorded times", "limit": "by time limits"}
@@ -263,16 +262,9 @@ def of_plan(workspace: Workspace, planned: MatrixPlan, now: datetime) -> LeaseRe
     estimate = LeaseEstimate(known, now)
     for cell, repeat in rounds(planned.cells, planned.repeats):
         folder = RunDir(workspace.runs / run_id(cell, repeat))
-        if not folder.path.exists() or not _has_ended(folder):
+        if not folder.path.exists() or not folder.has_ended():
             estimate.add(time_of(render.run_of(cell, repeat, 1, planned.source), planned.recorded))
     return estimate.report()
-
-
-def _has_ended(folder: RunDir) -> bool:
-    try:
-        return folder.judge().state in FINAL
-    except ShardlabError:  # the records of the run cannot be read
-        return False
 
 
 def _is_in_queue(step: RunDecision) -> bool:

@@ -12,22 +12,12 @@ from socket import gethostname
 from jobs.invocation import Invocation
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES
-from shardlab import (
-    cluster,
-    files,
-    first_node,
-    inventory,
-    matrix,
-    plugin_source,
-    remote_workspace,
-    upload,
-    url,
-    workspace_trust,
-)
+from shardlab import cluster, files, first_node, inventory, matrix, plugin_source, remote_workspace, upload, workspace_trust
 from shardlab.cluster import Cluster
 from shardlab.errors import InputError, ShardlabError
 from shardlab.login_node import PYTHON
 from shardlab.remote_workspace import RemoteWorkspace
+from shardlab.url import without_secrets
 from shardlab.workspace import Workspace
 
 SENDS = ("submit", "render", "trace")  # verbs that make runs: the cluster file is uploaded before they run on the controller
@@ -144,16 +134,13 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
     own_matrix: Path | None = None
     if arguments.verb in (*SENDS, REHEARSES):
         file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
-        texts = {
-            "cluster.yaml": files.read(file, follow=True) if where.provider != "cloudlab" else cluster.resolved_file(where)
-        }
+        content = files.read(file, follow=True) if where.provider != "cloudlab" else cluster.resolved_file(where)
         for address in filter(None, (one.archive for one in where.data.named())):  # runs need no signatures of URLs
-            public = url.without_secrets(address).encode()
-            texts["cluster.yaml"] = texts["cluster.yaml"].replace(address.encode(), public)
+            content = content.replace(address.encode(), without_secrets(address).encode())
+        texts = {"cluster.yaml": content}
         for path in workspace.template_files():
             texts[str(path.relative_to(workspace.path))] = files.read(path)
-        own = plugin_source.texts(workspace.path)
-        texts |= own
+        texts |= plugin_source.texts(workspace.path)
         # Without Slurm, the scheduler on the controller reads the addresses of the nodes from the inventory. If the nodes have
         # a lease, the command on the controller reads the lease from the inventory, to decide which runs are held back.
         if where.slurm is None or inventory.leased(workspace, where.name) is not None:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from jobs import own_copies
-from shardlab import files, model_file, own_workload, plugin_source, source_digest, workspace_trust
-from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab import files, json_file, model_file, own_workload, plugin_source, source_digest, workspace_trust
 from shardlab.errors import InputError
 from shardlab.login_node import PYTHON
 from shardlab.own_strategy import StrategyDescription
@@ -41,10 +40,9 @@ def described(workspace: Workspace, source: PluginSource, kind: type[D], seq_len
     key = "".join((source.digest, source_digest.source(), source_digest.packages(), str(seq_len or "")))
     head = source.name if kind is Description else f"strategies.{source.name}"
     kept = own_copies.store(workspace) / f"{head}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    try:
-        return decoder(kind).decode(files.read(kept))
-    except (OSError, *DECODE_FAULTS):
-        found = _asked(source, kind, seq_len)
+    if (known := json_file.read_if_valid(kept, kind)) is not None:
+        return known
+    found = _asked(source, kind, seq_len)
     if found.fault:
         raise InputError(found.fault)
     workspace_trust.begin(workspace)
@@ -87,9 +85,8 @@ def _asked(source: PluginSource, kind: type[D], seq_len: int | None) -> D:
         code = _run([python(), "-P", "-m", "trainers", "describe", str(file), *length, "--out", str(answer)], folder, said)
         if code is None:
             return kind(fault=f"{source.file}: its code did not end within {ANSWER_S} s.")
-        try:
-            found = decoder(kind).decode(files.read(answer))
-        except (OSError, *DECODE_FAULTS):
+        found = json_file.read_if_valid(answer, kind)
+        if found is None:
             why = f"{python()} {f'says: {last}' if (last := last_line(said)) else f'ended with code {code}'}"
             return kind(fault=f"{source.file}: it cannot be found out what it defines. {why}")
     entries = found.workloads if isinstance(found, Description) else found.strategies

@@ -47,19 +47,13 @@ class OwnPlugins(msgspec.Struct, frozen=True):
 
 
 def find(
-    workspace: Workspace,
-    workloads: Collection[str],
-    strategies: Collection[str],
-    models: Mapping[str, ModelFile],
+    workspace: Workspace, workloads: Collection[str], strategies: Collection[str], models: Mapping[str, ModelFile]
 ) -> OwnPlugins:
     """Find the plug-ins of the workspace with these names.
 
     workloads, strategies: the names. models: the models that a matrix describes by a configuration file, by name.
     """
-    return OwnPlugins(
-        own_workloads.find(workspace, workloads, models),
-        own_strategies.find(workspace, strategies),
-    )
+    return OwnPlugins(own_workloads.find(workspace, workloads, models), own_strategies.find(workspace, strategies))
 
 
 def of_run(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugins:

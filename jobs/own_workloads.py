@@ -44,16 +44,13 @@ class OwnWorkloads(msgspec.Struct, frozen=True):
 
 
 def find(
-    workspace: Workspace,
-    names: Collection[str] | None = None,
-    models: Mapping[str, ModelFile] | None = None,
+    workspace: Workspace, names: Collection[str] | None = None, models: Mapping[str, ModelFile] | None = None
 ) -> OwnWorkloads:
     """Find the workspace's own workloads, and the models that a matrix describes by a configuration.
 
-    names: the names to look for; None: all workloads. Files that cannot define one of these names are not executed. If
-    this user may not act in the workspace (shardlab.workspace_trust), no file is
-    executed, and each file is reported as a fault. models: the models that a matrix describes by a configuration, by name.
-    Raises WorkspaceError.
+    names: the names to look for; None: all workloads. Files that cannot define one of these names are not executed. If this
+    user may not act in the workspace (shardlab.workspace_trust), no file is executed, and each file is reported as a fault.
+    models: the models that a matrix describes by a configuration, by name. Raises WorkspaceError.
     """
     known: dict[str, OwnWorkload] = {}
     sources: dict[str, PluginSource] = {}

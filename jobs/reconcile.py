@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -207,19 +208,12 @@ def latest(folders: Iterable[RunDir]) -> list[RunDir]:
     return list(last.values())
 
 
-def _job_of(folder: RunDir) -> tuple[str, str] | None:
-    """The (number, name) of the job of a run whose records are damaged; None if the events of the run do not name the job."""
-    try:
-        sent = [event.data for event in folder.events() if event.event == "submitted"][-1:]
-    except ShardlabError:
-        return None
-    return next(((data["job"], data["token"]) for data in sent if data.get("job") and data.get("token")), None)
-
-
 def _unreadable(folder: RunDir, error: ShardlabError) -> Status:
     way_out = f"restore the file, or move the folder {folder.path} out of runs/ and run `jobs submit` to create it again"
-    if job := _job_of(folder):
-        way_out += f" (its job {job[0]} may be queued or running: `scancel --name={job[1]} {job[0]}` cancels it)"
+    with contextlib.suppress(ShardlabError):  # the events of the run may be damaged, too
+        job, token = folder.sent_job()
+        if job:
+            way_out += f" (its job {job} may be queued or running: `scancel --name={token} {job}` cancels it)"
     return Status(
         id=folder.run_id,
         cell=None,

@@ -20,7 +20,6 @@ from jobs.own_plugins import OwnPlugins
 from shardlab import files, moments, own_workload, plugin_source, rehearsed, workspace_trust
 from shardlab.cell import Cell
 from shardlab.console import Output
-from shardlab.decoders import DECODE_FAULTS
 from shardlab.rehearsed import SCHEMA, Answer, NotRehearsed, RehearsalRequest
 from shardlab.workspace import Workspace
 
@@ -72,10 +71,8 @@ class Rehearsals:
             key = request.key(full_depth=full_depth)
             if (failed := self._failed.get(key)) is not None:
                 return failed
-            try:
-                return rehearsed.decode(files.read(self.folder / f"{key}.json"))
-            except (OSError, *DECODE_FAULTS):
-                continue
+            if (stored := rehearsed.read(self.folder / f"{key}.json")) is not None:
+                return stored
         return None
 
     def _made(self, request: RehearsalRequest) -> Answer:
@@ -89,9 +86,8 @@ class Rehearsals:
             if (workload := request.own_workload) is not None and workload.is_data:
                 plugin_source.write(file.parent / own_workload.FOLDER, self._own.workloads.sources[workload.code])
             why = self._run(file, answer, said)
-            try:
-                found = rehearsed.decode(files.read(answer))
-            except (OSError, *DECODE_FAULTS):
+            found = rehearsed.read(answer)
+            if found is None:
                 last = own_answers.last_line(said)
                 why = f"the rehearsal failed: {why or last or 'its process gave no answer'}"
                 found = NotRehearsed(SCHEMA, request.cell.hash(), why, time.monotonic() - began)

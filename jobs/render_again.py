@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from jobs import own_copies
 from jobs.render import CLUSTER, RenderContext
-from shardlab import files
+from shardlab import json_file
 from shardlab.cluster import Cluster
-from shardlab.decoders import DECODE_FAULTS, decoder
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError
 from shardlab.run import Run
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
@@ -39,9 +38,7 @@ def context(folder: RunDir, run: Run) -> RenderContext:
 
 def _cluster(folder: RunDir) -> Cluster:
     """The cluster with which the earlier run was submitted."""
-    try:
-        return decoder(Cluster).decode(files.read(folder.path / CLUSTER))
-    except OSError as error:
-        raise WorkspaceError.from_os_error(error, "read") from error
-    except DECODE_FAULTS as error:
-        raise InputError(f"{folder.path / CLUSTER}: is not a cluster of this version: {error}.") from None
+    cluster = json_file.read(folder.path / CLUSTER, Cluster, "is not a cluster of this version: {}.")
+    if cluster is None:
+        raise InputError(f"{folder.path / CLUSTER}: no such file.")
+    return cluster

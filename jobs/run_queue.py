@@ -22,8 +22,7 @@ import psutil
 
 from jobs import claim
 from jobs.scheduler import ObservedRun, RunOnDisk
-from shardlab import cloudlab_keys, files, host, own_strategy, own_workload, workspace_trust
-from shardlab.decoders import DECODE_FAULTS
+from shardlab import cloudlab_keys, files, host, json_file, own_strategy, own_workload, workspace_trust
 from shardlab.errors import ShardlabError, WorkspaceError
 from shardlab.record import Event
 from shardlab.record_types import BootId, ProcessId, WallTime
@@ -113,11 +112,8 @@ class RunQueue:
             return None
 
     def _runner(self) -> Runner | None:
-        try:
-            runner = msgspec.json.decode(files.read(self._own / "runner.json"), type=Runner)
-        except (OSError, *DECODE_FAULTS):
-            return None
-        return runner if _alive(runner.pid, runner.created, runner.boot_id) else None
+        runner = json_file.read_if_valid(self._own / "runner.json", Runner)
+        return runner if runner is not None and _alive(runner.pid, runner.created, runner.boot_id) else None
 
     def attend(self) -> None:
         """Start a runner if runs wait and no runner is alive, because the runner may have been killed. Does nothing for runs

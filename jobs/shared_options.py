@@ -31,7 +31,7 @@ def add_matrix_options(verb: console.Parser, *, archives: bool = False) -> None:
     verb.add_argument("--repeats", type=int, metavar="N", help="number of runs of each cell (default: as set in the matrix)")
     scale_help = "tiny: rehearse every cell at a tiny size (its tiny twin), with all ranks on the CPU of one machine"
     verb.add_argument("--scale", choices=plan.SCALES, default="full", help=scale_help)
-    add_trust(verb)
+    console.add_trust(verb)
 
 
 def with_matrix(words: Sequence[str], option: str, path: str) -> list[str]:
@@ -46,14 +46,6 @@ def with_matrix(words: Sequence[str], option: str, path: str) -> list[str]:
             next(rest)  # the value of the option
         kept += ["--matrix", path]
     return kept
-
-
-def add_trust(verb: console.Parser) -> None:
-    """Add the option --trust to a verb."""
-    trust_help = (
-        "allow this workspace of somebody else, or code of its runs, to act (docs/design/trust.md); read its files first"
-    )
-    verb.add_argument("--trust", action="store_true", help=trust_help)
 
 
 def add_run_selection(verb: console.Parser) -> None:

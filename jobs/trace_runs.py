@@ -15,10 +15,10 @@ import msgspec
 
 from jobs import lease_report, on_controller, plan, render, sending, shared_options, submit
 from jobs.invocation import Invocation
-from shardlab import console
+from shardlab import console, files
 from shardlab.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.cluster import Cluster
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError
 from shardlab.trace_part import TRACE, TracePart
 from shardlab.workspace import Workspace
 
@@ -45,7 +45,7 @@ def add_trace(verbs: console.Verbs) -> None:
     verb.add_argument("--per-run", type=int, default=PER_RUN, metavar="N", help=per_run_help)
     shared_options.add_wait(verb)
     shared_options.add_sharing_options(verb)
-    shared_options.add_trust(verb)
+    console.add_trust(verb)
 
 
 def _trace(invocation: Invocation) -> int:
@@ -105,23 +105,13 @@ def decided(workspace: Workspace, runs: TraceRuns, source: render.RenderContext)
 
 def _traces(folder: Path) -> list[Path]:
     """The trace files of a folder, in the numeric order of their names. Raises InputError if there are none."""
-    try:
+    with files.as_workspace_error("read"):
         found = [path for path in folder.glob("*.json*") if not path.name.startswith(".") and path.is_file()]
-    except OSError as error:
-        raise WorkspaceError.from_os_error(error, "read") from error
     if not found:
         raise InputError(f"{folder}: no traces. Allowed: a folder with Chrome traces, *.json or *.json.gz.")
-    if unsuited := next((path for path in found if not _is_utf8(path.name)), None):
+    if unsuited := next((path for path in found if not files.is_utf8(path.name)), None):
         raise InputError(f"{folder}: the name {unsuited.name!r} is not valid UTF-8. Allowed: names in UTF-8.")
     return sorted(found, key=lambda path: [(int(part) if part.isdecimal() else -1, part) for part in _NUMBER.split(path.name)])
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _must_be_shared(folder: Path, where: Cluster) -> None:

@@ -90,8 +90,7 @@ def parser() -> console.Parser:
     made.add_argument("--hours", type=_count, metavar="N", help="extend: hours to ask for")
     made.add_argument("--reason", metavar="TEXT", help="extend: why, for the administrators of the provider")
     made.add_argument("--yes", action="store_true", help="down: do not ask before machines are given back")
-    trust_help = "allow this workspace of somebody else to act (docs/design/trust.md); read its files first"
-    made.add_argument("--trust", action="store_true", help=trust_help)
+    console.add_trust(made)
     console.add_version(made)
     return made
 

@@ -31,7 +31,7 @@ import msgspec
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
-from shardlab.run import RUN_ID
+from shardlab.record_types import Count, MatrixName, RunId, Sha256
 from shardlab.workspace_trust import CODE
 
 SCHEMA = 1
@@ -56,9 +56,6 @@ METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # the methods of compressi
 ENCRYPTED = 0x1  # the flag bit of an encrypted member in a zip file
 # The exceptions of zipfile for a damaged file: a wrong checksum, a truncated or impossible structure, an unknown version.
 ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, UnicodeDecodeError)
-
-Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class ArchivedFile(msgspec.Struct, frozen=True):
@@ -88,13 +85,13 @@ class ArchiveIndex(msgspec.Struct, frozen=True, kw_only=True):
     """The version of shardlab that wrote the archive."""
     created: Annotated[str, msgspec.Meta(max_length=64)]
     """The time when the archive was written (ISO 8601, UTC)."""
-    matrix: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]
+    matrix: MatrixName
     """The name of the matrix."""
     matrix_file: str | None
     """The path of the matrix file below `workspace/`; None: it was left out."""
     anonymous: bool
     """Whether names of users, hosts, accounts, sites and paths were replaced."""
-    runs: list[str]
+    runs: list[RunId]
     """The ids of the runs."""
     files: dict[str, ArchivedFile]
     """All files except archive.json, by their path in the archive."""
@@ -169,9 +166,6 @@ def _index(path: Path, found: zipfile.ZipFile) -> ArchiveIndex:
     if sorted(names) != sorted([INDEX, *index.files]):
         odd = sorted({*names} ^ {INDEX, *index.files}) or ["one of them twice"]
         raise InputError(f"{path}: its files are not those that {INDEX} lists: {odd[0][:100]!r}.")
-    for run_id in index.runs:
-        if not RUN_ID.fullmatch(run_id):
-            raise InputError(f"{path}: names the run {run_id[:100]!r}. Allowed: text that matches {RUN_ID.pattern}.")
     if index.matrix_file is not None and INSIDE + index.matrix_file not in index.files:
         raise InputError(f"{path}: does not contain the matrix file {index.matrix_file[:100]!r} that {INDEX} names.")
     return index
@@ -186,12 +180,9 @@ def _is_name(name: str) -> bool:
         return False
     below = name.removeprefix(INSIDE)
     parts = below.removeprefix(".shardlab/").split("/")
-    known = below in TOP_FILES or below.startswith(FOLDERS)
-    return (
-        known
-        and len(parts) <= MOST_PARTS
-        and all(part and not part.startswith(".") and len(part.encode()) <= 255 for part in parts)
-    )
+    if len(parts) > MOST_PARTS or not (below in TOP_FILES or below.startswith(FOLDERS)):
+        return False
+    return all(part and not part.startswith(".") and len(part.encode()) <= 255 for part in parts)
 
 
 def _must_fit(path: Path, folder: Path, needed: int) -> None:
@@ -219,7 +210,7 @@ def _check_and_write(path: Path, found: zipfile.ZipFile, name: str, stated: Arch
     file in the archive. stated: its size and SHA-256 according to archive.json.
     """
     digest, left = hashlib.sha256(), stated.bytes
-    try:
+    with files.as_workspace_error("write"):
         if target is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
         with found.open(name) as member, contextlib.nullcontext() if target is None else target.open("xb") as handle:
@@ -230,8 +221,6 @@ def _check_and_write(path: Path, found: zipfile.ZipFile, name: str, stated: Arch
                 digest.update(block)
                 if handle is not None:
                     handle.write(block)
-    except OSError as error:
-        raise WorkspaceError.from_os_error(error, "write") from error
     if left or digest.hexdigest() != stated.sha256:
         raise InputError(
             f"{path}: {name} has not the size and the SHA-256 that {INDEX} states: the archive is damaged or was changed. "

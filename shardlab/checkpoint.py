@@ -22,7 +22,6 @@ import msgspec
 from shardlab import files
 from shardlab.cell import Cell, Role, keys_of
 from shardlab.decoders import DECODE_FAULTS
-from shardlab.errors import WorkspaceError
 from shardlab.record_types import Count, Measured, Seconds
 
 FOLDER = "checkpoints"
@@ -204,10 +203,8 @@ class GrowingFile:
 
     def close(self) -> CheckpointFile:
         """Sync and close the file. Returns its entry for the manifest. Raises WorkspaceError."""
-        try:
+        with files.as_workspace_error("write"):
             self._handle.flush()
             os.fsync(self._handle.fileno())
             self._handle.close()
-        except OSError as error:
-            raise WorkspaceError.from_os_error(error, "write") from error
         return CheckpointFile(self._path.name, self.size, self._hash.hexdigest())

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from shardlab import files
-from shardlab.decoders import DECODE_FAULTS, decoder
-from shardlab.errors import InputError, WorkspaceError
+from shardlab import files, json_file
 
 SCHEMA = 1
 MANIFESTS = "cloudlab"  # the folder in .shardlab with a manifest AGGREGATE.xml of each aggregate, and with lease.json
@@ -54,17 +52,8 @@ def path_of(own: Path) -> Path:
 
 def read(own: Path) -> ExperimentNote | None:
     """The note, or None if the workspace has no note. Raises InputError for a damaged note."""
-    path = path_of(own)
-    try:
-        return decoder(ExperimentNote).decode(files.read(path))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise WorkspaceError.from_os_error(error, "read") from error
-    except DECODE_FAULTS as error:
-        raise InputError(
-            f"{path}: is not a note of this version: {error}. Allowed: the file as `provision` wrote it."
-        ) from None
+    fault = "is not a note of this version: {}. Allowed: the file as `provision` wrote it."
+    return json_file.read(path_of(own), ExperimentNote, fault)
 
 
 def write(own: Path, note: ExperimentNote) -> ExperimentNote:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shardlab.record_types import HOST_PATTERN, HostName
+from shardlab.record_types import HOST_PATTERN, HostName, Sha256
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}\Z")]
 
@@ -21,7 +21,6 @@ LOCAL_FOLDER = "/opt/shardlab"  # shardlab's folder on each node, if the nodes s
 
 SetName = Literal["cifar10", "mnist", "imagenet"]
 
-Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 LinkName = Literal[
     "nvlink", "pcie-3", "pcie-4", "pcie-5",
     "infiniband-edr", "infiniband-hdr", "infiniband-ndr",

@@ -91,6 +91,12 @@ def add_version(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--version", action="version", version=f"shardlab {__version__}")
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add the option --trust, for commands that ask `workspace_trust.must_be_allowed`."""
+    trust_help = "allow this workspace of somebody else, or code in it, to act (docs/design/trust.md); read its files first"
+    parser.add_argument("--trust", action="store_true", help=trust_help)
+
+
 class Verbs:
     """The verbs of a command, such as `submit` of `jobs`. Each verb has options, an example, and a function to call."""
 

@@ -229,10 +229,8 @@ def _indented(document: bytes) -> bytes:
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents. Raises WorkspaceError."""
-    try:
+    with as_workspace_error("create the folder"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WorkspaceError.from_os_error(error, "create the folder") from error
 
 
 def names(folder: Path | str) -> list[str]:
@@ -244,6 +242,23 @@ def names(folder: Path | str) -> list[str]:
         return []
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
+
+
+def is_folder(path: Path | str) -> bool:
+    """Whether the path is a folder. A symbolic link to a folder does not count, because it could lead to any other folder."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def is_utf8(name: str) -> bool:
+    """Whether the name of a file is valid UTF-8, so that a JSON file can store it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def sync_folder(path: Path) -> None:

@@ -151,16 +151,16 @@ def nics(root: Path = Path("/sys/class/net")) -> list[Nic]:
 
 def _nic(folder: Path) -> Nic:
     device = folder / "device"
-    hardware = _text(folder / "type")
+    hardware = kernel_text(folder / "type")
     kind = "loopback" if hardware == "772" else "physical" if device.exists() else "virtual"  # 772: ARPHRD_LOOPBACK
-    speed = _text(folder / "speed")
+    speed = kernel_text(folder / "speed")
     return Nic(
         name=folder.name,
         kind=kind,
-        mac=_text(folder / "address") if kind != "loopback" else None,
+        mac=kernel_text(folder / "address") if kind != "loopback" else None,
         pci=device.resolve().name if device.exists() else None,
         speed_mbps=int(speed) if speed and speed.isdigit() and int(speed) > 0 else None,
-        mtu=int(mtu) if (mtu := _text(folder / "mtu")) and mtu.isdigit() else None,
+        mtu=int(mtu) if (mtu := kernel_text(folder / "mtu")) and mtu.isdigit() else None,
         driver=(device / "driver").resolve().name if (device / "driver").exists() else None,
     )
 
@@ -168,7 +168,7 @@ def _nic(folder: Path) -> Nic:
 def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> list[NumaNode]:
     """The NUMA nodes that the kernel shows, sorted by number; empty if the kernel shows no NUMA nodes."""
     folders = sorted(root.glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node")))
-    return [NumaNode(int(folder.name.removeprefix("node")), _text(folder / "cpulist") or "") for folder in folders]
+    return [NumaNode(int(folder.name.removeprefix("node")), kernel_text(folder / "cpulist") or "") for folder in folders]
 
 
 def git_commit() -> str | None:
@@ -177,9 +177,7 @@ def git_commit() -> str | None:
     None if this code is an installed wheel, or if git does not answer.
     """
     root = Path(__file__).parent.parent
-    if not (
-        root / ".git"
-    ).exists():  # git would look for a repository in the folders above, such as a workspace of somebody else
+    if not (root / ".git").exists():  # git would look in the folders above, such as a workspace of somebody else
         return None
     git = ["git", "-c", "core.fsmonitor=false", "-C", str(root)]  # fsmonitor: a command of the repository's configuration
     command = [*git, "describe", "--always", "--abbrev=40", "--dirty", "--match="]
@@ -191,7 +189,8 @@ def git_commit() -> str | None:
     return answers[0].stdout.strip() or None if not any(answer.returncode for answer in answers) else None
 
 
-def _text(path: Path) -> str | None:
+def kernel_text(path: Path) -> str | None:
+    """The text in a file of the kernel; None if it is empty or cannot be read."""
     try:
         return path.read_text().strip() or None
     except OSError:
@@ -206,7 +205,7 @@ def _system() -> str:
 
 
 def _cpu_model() -> str | None:
-    for line in (_text(Path("/proc/cpuinfo")) or "").splitlines():
+    for line in (kernel_text(Path("/proc/cpuinfo")) or "").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return None

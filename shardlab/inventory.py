@@ -6,11 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from shardlab import files
+from shardlab import json_file
 from shardlab.all_reduce import MeasuredAllReduce
 from shardlab.cluster import Cluster
-from shardlab.decoders import DECODE_FAULTS
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError
 from shardlab.lease import Lease
 from shardlab.remote import Address
 from shardlab.workspace import Workspace
@@ -79,15 +78,7 @@ def read(workspace: Workspace, cluster: str) -> Inventory:
 def of_workspace(workspace: Workspace) -> Inventory | None:
     """The inventory in this workspace, of any cluster; None if `provision` has not written it. Raises InputError and
     WorkspaceError."""
-    path = path_of(workspace)
-    try:
-        return msgspec.json.decode(files.read(path), type=Inventory)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise WorkspaceError.from_os_error(error, "read") from error
-    except DECODE_FAULTS as error:
-        raise InputError(f"{path}: is not an inventory of this version: {error}. {FIRST}.") from None
+    return json_file.read(path_of(workspace), Inventory, f"is not an inventory of this version: {{}}. {FIRST}.")
 
 
 def leased(workspace: Workspace, cluster: str | None = None) -> Inventory | None:

@@ -13,10 +13,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shardlab import cloudlab_experiment, cloudlab_manifest, files, moments
+from shardlab import cloudlab_experiment, cloudlab_manifest, files, json_file, moments
 from shardlab.cloudlab_experiment import MANIFESTS
-from shardlab.decoders import DECODE_FAULTS
-from shardlab.errors import InputError
 
 STALE = timedelta(hours=6)  # if the end of the lease was read longer ago, the lease may have been extended or ended since
 AHEAD = timedelta(minutes=5)  # allowed error of a clock; if a lease was read further in the future, some clock is wrong
@@ -88,7 +86,7 @@ def newest(own: Path, manifests: Sequence[Path]) -> Lease | None:
     ends.
 
     own: the folder .shardlab of the workspace. manifests: the paths of the manifests that the cluster file names; if empty, the
-    manifests in .shardlab are used. Raises InputError.
+    manifests in .shardlab are used. Raises InputError, WorkspaceError.
     """
     manifests = manifests or cloudlab_experiment.manifests(own)
     said = _of_portal(own / MANIFESTS / PORTAL_FILE)  # first in the list: the portal is used if the manifests are as new
@@ -123,12 +121,7 @@ def _of_manifests(manifests: Sequence[Path]) -> Lease | None:
 
 
 def _of_portal(path: Path) -> Lease | None:
-    try:
-        said = msgspec.json.decode(files.read(path), type=_FromPortal)
-    except FileNotFoundError:
+    said = json_file.read(path, _FromPortal, "is not what the portal said of a lease ({}). Remove this file.")
+    if said is None:
         return None
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}. Allowed: what the portal said of the lease.") from None
-    except DECODE_FAULTS as error:
-        raise InputError(f"{path}: is not what the portal said of a lease ({error}). Remove this file.") from None
     return Lease(said.expires.astimezone(UTC), said.read.astimezone(UTC), said.source)

@@ -11,8 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from shardlab import files
-from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab import files, json_file
 from shardlab.workspace import Workspace
 
 SCHEMA = 1
@@ -44,10 +43,8 @@ def read_all(workspace: Workspace) -> dict[str, float]:
     """The watts per GPU of the runs of all matrices, by run id. Files that are damaged or cannot be read are left out."""
     found: dict[str, float] = {}
     for path in sorted(_folder(workspace).glob("*.json")):
-        try:
-            found |= decoder(MeasuredPowers).decode(files.read(path)).watts_per_gpu
-        except (OSError, *DECODE_FAULTS):
-            continue
+        if (powers := json_file.read_if_valid(path, MeasuredPowers)) is not None:
+            found |= powers.watts_per_gpu
     return found
 
 

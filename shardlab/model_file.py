@@ -8,7 +8,6 @@ this copy is a key of the cell, so that two different files with the same name a
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -16,10 +15,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from shardlab import files
+from shardlab import plugin_source
 from shardlab.document import Document, Path_, Problem
 from shardlab.errors import InputError
-from shardlab.plugin_source import MOST_BYTES, PluginSource
+from shardlab.plugin_source import PluginSource
 from shardlab.record_types import Positive
 
 SUFFIX = ".json"  # suffix of a configuration, and of its copy in a run folder
@@ -171,13 +170,7 @@ def _name(path: PurePosixPath) -> str:
 
 def _configuration(file: Path) -> dict[str, Any]:
     """Read and check a configuration. Raises an InputError that names the file."""
-    try:
-        with files.open_regular(file) as handle:
-            raw = handle.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {os.strerror(error.errno) if error.errno else error}.") from None
-    if len(raw) > MOST_BYTES:
-        raise InputError(f"{file}: longer than {MOST_BYTES >> 20} MiB. Allowed: a configuration, which has a few KiB.")
+    raw = plugin_source.content(file, "a configuration, which has a few KiB")
     try:
         found = json.loads(raw, object_pairs_hook=_once, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from shardlab import files
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError
 
 CARRIED = ("workloads", "strategies")  # folders of a workspace with plug-ins that runs execute, so the cluster needs a copy
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -41,8 +41,8 @@ class PluginSource(msgspec.Struct, frozen=True):
     def digest(self) -> str:
         """The digest of the names and contents of the files: 16 hexadecimal digits of SHA-256."""
         sha256 = hashlib.sha256()
-        for name, content in sorted(self.contents.items()):
-            sha256.update(f"{name} {len(content)}\n".encode() + content)
+        for name, text in sorted(self.contents.items()):
+            sha256.update(f"{name} {len(text)}\n".encode() + text)
         return sha256.hexdigest()[:16]
 
 
@@ -57,13 +57,13 @@ def read(file: Path) -> PluginSource:
     Raises InputError if the name of the file is not allowed for a plug-in, or if a file is too long or cannot be read.
     """
     if file.suffix == ".json":
-        return PluginSource(file, {file.name: _content(file)})
+        return PluginSource(file, {file.name: content(file)})
     if not NAME.fullmatch(file.stem):
         raise InputError(
             f"{file}: {file.stem!r} cannot be the name of a plug-in. Allowed: a file name that matches {NAME.pattern}.py."
         )
     helpers = [path for path in python_files(file.parent) if path.name.startswith("_")]
-    return PluginSource(file, {path.name: _content(path) for path in (file, *helpers)})
+    return PluginSource(file, {path.name: content(path) for path in (file, *helpers)})
 
 
 def texts(workspace: Path) -> dict[str, bytes]:
@@ -71,7 +71,7 @@ def texts(workspace: Path) -> dict[str, bytes]:
 
     Raises InputError for a file that is too long or cannot be read.
     """
-    return {f"{folder}/{path.name}": _content(path) for folder in CARRIED for path in python_files(workspace / folder)}
+    return {f"{folder}/{path.name}": content(path) for folder in CARRIED for path in python_files(workspace / folder)}
 
 
 def python_files(folder: Path) -> list[Path]:
@@ -79,22 +79,19 @@ def python_files(folder: Path) -> list[Path]:
     return [folder / name for name in files.names(folder) if name.endswith(".py") and not name.startswith(".")]
 
 
-def _content(path: Path) -> bytes:
+def content(path: Path, allowed: str = "Python code; data belongs in files of its own") -> bytes:
+    """The content of a file. allowed: what the file may contain. Raises InputError if it is too long or cannot be read."""
     try:
-        with files.open_regular(path) as handle:
-            content = handle.read(MOST_BYTES + 1)
+        return files.read(path, MOST_BYTES)
+    except files.TooLarge:
+        raise InputError(f"{path}: longer than {MOST_BYTES >> 20} MiB. Allowed: {allowed}.") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {os.strerror(error.errno) if error.errno else error}.") from None
-    if len(content) > MOST_BYTES:
-        raise InputError(f"{path}: longer than {MOST_BYTES >> 20} MiB. Allowed: Python code; data belongs in files of its own.")
-    return content
 
 
 def write(folder: Path, source: PluginSource) -> None:
     """Write the files of a plug-in into a new folder. Raises WorkspaceError."""
-    try:
+    with files.as_workspace_error("write"):
         folder.mkdir(parents=True)
-    except OSError as error:
-        raise WorkspaceError.from_os_error(error, "write") from error
-    for name, content in source.contents.items():
-        files.write_new(folder / name, content)
+    for name, text in source.contents.items():
+        files.write_new(folder / name, text)

@@ -23,9 +23,9 @@ RunId = Annotated[str, msgspec.Meta(pattern=RUN_ID_PATTERN)]
 MatrixName = RunId  # the name of a matrix, or of the runs that analyse one folder of traces
 HostName = Annotated[str, msgspec.Meta(pattern=HOST_PATTERN)]  # a host name, an address, a node of Slurm
 Token = Annotated[str, msgspec.Meta(pattern=TOKEN_PATTERN)]  # the name of a job that jobs.slurm.submission chose
-JobNumber = Annotated[
-    str, msgspec.Meta(pattern=r"^([0-9]{1,18}(_[0-9]{1,9})?)?\Z")
-]  # a job of Slurm, or a task of an array; "": none
+# A job of Slurm, or a task of an array; "": none.
+JobNumber = Annotated[str, msgspec.Meta(pattern=r"^([0-9]{1,18}(_[0-9]{1,9})?)?\Z")]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]  # a SHA-256 in hexadecimal digits
 BootId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9-]{1,64}\Z")]
 
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=LARGEST)]
@@ -46,15 +46,15 @@ class EventData(msgspec.Struct):
 
     job: JobNumber | None = None  # the job of Slurm that executes the run
     token: Token | None = None
-    pid: ProcessId | None = None
-    created: WallTime | None = None  # when the process started
-    boot_id: BootId | None = None
+    pid: ProcessId | msgspec.UnsetType = msgspec.UNSET  # if the key is there, it has a value
+    created: WallTime | msgspec.UnsetType = msgspec.UNSET  # when the process started
+    boot_id: BootId | msgspec.UnsetType = msgspec.UNSET
     node: HostName | None = None
     nodes: list[HostName] = []
     step: Count | None = None
     steps: Count | None = None
     seconds: Seconds | None = None
-    ended_s: WallTime | None = None
+    ended_s: WallTime | msgspec.UnsetType = msgspec.UNSET
     reason: str | None = None
 
 

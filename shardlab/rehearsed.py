@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from shardlab import source_digest
+from shardlab import files, source_digest
 from shardlab.cell import Cell, Role, keys_of
+from shardlab.decoders import DECODE_FAULTS
 from shardlab.own_strategy import OwnStrategy
 from shardlab.own_workload import OwnWorkload
 from shardlab.record_types import Count, Measured
@@ -185,3 +187,11 @@ def decode(document: bytes) -> Answer:
     if answer.schema != SCHEMA:
         raise msgspec.ValidationError(f"schema: found {answer.schema}. Allowed: {SCHEMA}.")
     return answer
+
+
+def read(path: Path) -> Answer | None:
+    """The result in a file; None if the file does not exist, cannot be read, or does not fit the type `Answer`."""
+    try:
+        return decode(files.read(path))
+    except (OSError, *DECODE_FAULTS):
+        return None

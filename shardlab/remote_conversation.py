@@ -24,7 +24,8 @@ from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import ShardlabError
 from shardlab.remote import for_any_shell, ssh_command
-from shardlab.remote_workspace import LOOK_S, LOST, MOST_BYTES, RemoteWorkspace
+from shardlab.remote_workspace import LOST, MOST_BYTES, RemoteWorkspace
+from shardlab.rsync import LOOK_S
 
 BLOCK = 1 << 17  # bytes that are read from the connection at a time
 SILENCE_S = 3600.0  # seconds without data after which the command is given up: it may hash many files before it answers

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from shardlab import __version__, files, shared_connection, terminal_relay, workspace_trust
+from shardlab import __version__, files, json_file, rsync, shared_connection, terminal_relay, workspace_trust
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
 from shardlab.remote import Address, HostKeys, for_any_shell, ssh_command
@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # reading cluster files needs PyYAML, whose import takes long
     from shardlab.cluster import Cluster
 
 LIMIT_S = 120.0  # seconds in which a command on the cluster must answer
-LOOK_S = 0.1  # seconds between two checks whether the ssh command has ended
 MOST_BYTES = 1 << 26  # largest answer of a command on the cluster: 64 MiB are enough for a hundred thousand runs
 # A file in the workspace on the cluster that contains RemoteWorkspace.mark. If this machine can read the file under the same
 # path, the folder on the cluster is also visible on this machine.
@@ -181,7 +180,7 @@ def _answered(
         code: int | None = None
         with subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr) as process:
             try:
-                while (code := _code(process)) is None:
+                while (code := rsync.exit_code(process)) is None:
                     is_large = any(os.fstat(stream.fileno()).st_size >= MOST_BYTES for stream in (stdout, stderr))
                     if is_large or must_stop() or time.monotonic() > ends:
                         break
@@ -191,14 +190,6 @@ def _answered(
         stdout.seek(0)
         stderr.seek(0)
         return code, stdout.read(MOST_BYTES), stderr.read(MOST_BYTES)
-
-
-def _code(process: subprocess.Popen[bytes]) -> int | None:
-    """The exit code of the process, or None if it has not ended after LOOK_S seconds."""
-    try:
-        return process.wait(LOOK_S)
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
@@ -263,24 +254,17 @@ def _is_ours(workspace: Workspace, recorded: RemoteWorkspace) -> bool:
     path = Path(recorded.mark.partition(":")[2].removesuffix("\n"))
     if path.resolve() == workspace.real_path:
         return True
-    try:
-        return decoder(RemoteWorkspace).decode(files.read(path / ".shardlab" / "away.json")).mark != recorded.mark
-    except (OSError, *DECODE_FAULTS):
-        return True  # no workspace is at the recorded path any more: it was moved
+    there = json_file.read_if_valid(path / ".shardlab" / "away.json", RemoteWorkspace)
+    return there is None or there.mark != recorded.mark  # None: no workspace is at the recorded path any more, it was moved
 
 
 def known(workspace: Workspace) -> RemoteWorkspace | None:
     """The content of away.json in this workspace; None if there is no such file, because the runs are stored here.
 
-    Raises InputError if the file cannot be decoded.
+    Raises InputError if the file cannot be decoded, and WorkspaceError if it cannot be read.
     """
-    path = workspace.own / "away.json"
-    try:
-        return decoder(RemoteWorkspace).decode(files.read(path))
-    except FileNotFoundError:
-        return None
-    except DECODE_FAULTS as error:
-        raise InputError(f"{path}: is not of this version: {error}; remove this file and submit again.") from None
+    fault = "is not of this version: {}; remove this file and submit again."
+    return json_file.read(workspace.own / "away.json", RemoteWorkspace, fault)
 
 
 def of_this_workspace(workspace: Workspace) -> RemoteWorkspace | None:
@@ -324,10 +308,7 @@ def path_here(workspace: Workspace, path: str) -> str:
 
 
 def _matrices(workspace: Workspace) -> dict[str, str]:
-    try:
-        return decoder(dict[str, str]).decode(files.read(workspace.own / MATRICES))
-    except (OSError, *DECODE_FAULTS):
-        return {}
+    return json_file.read_if_valid(workspace.own / MATRICES, dict[str, str]) or {}
 
 
 def deliver(away: RemoteWorkspace, texts: Mapping[str, bytes]) -> None:

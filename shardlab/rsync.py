@@ -24,7 +24,7 @@ FROM_OTHERS = (
     "--partial-dir=.rsync-partial",  # an incomplete file is stored in a separate folder, and the next transfer resumes there
 )  # fmt: skip
 MOST_TEXT = 2000  # largest number of bytes of rsync's error messages that are read
-LOOK_S = 0.1  # seconds between two checks whether rsync has ended
+LOOK_S = 0.1  # seconds between two checks whether the process has ended
 PROGRESS = ("--info=progress2", "--no-human-readable")  # with them, rsync prints the number of bytes transferred so far
 _ARRIVED = re.compile(rb"(?:^|\r)\s*([0-9]+)\s+[0-9]+%")
 MOST_PROGRESS = 1000  # number of bytes that are read at the end of the progress output: several lines
@@ -77,7 +77,7 @@ def run(
             argv, stdin=listed, stdout=progress, stderr=errors, pass_fds=holds, env=os.environ | {"LC_ALL": "C"}
         )
         try:
-            while (code := _code(process)) is None:
+            while (code := exit_code(process)) is None:
                 if must_stop():
                     return RsyncEnd(None)
                 if report:
@@ -102,7 +102,7 @@ def _report(progress: int, report: Callable[[int], None]) -> None:
         report(int(arrived[-1]))
 
 
-def _code(process: subprocess.Popen[bytes]) -> int | None:
+def exit_code(process: subprocess.Popen[bytes]) -> int | None:
     """The exit code of the process, or None if it has not ended after LOOK_S seconds."""
     try:
         return process.wait(LOOK_S)

@@ -12,11 +12,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shardlab import files
+from shardlab import json_file
 from shardlab.batch_search import BatchSearch
 from shardlab.cell import Cell
-from shardlab.decoders import DECODE_FAULTS, decoder
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError
 from shardlab.own_strategy import OwnStrategy
 from shardlab.own_workload import OwnWorkload
 from shardlab.record_types import RUN_ID_PATTERN, Count, HostName, MatrixName, Positive, Ranks, RunId, WholeSeconds
@@ -136,11 +135,7 @@ def attempt_of(name: str) -> tuple[str, int]:
 
 def read(path: Path) -> Run:
     """Read a run.json. Raises InputError if the file is missing or damaged."""
-    try:
-        return decoder(Run).decode(files.read(path))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such run.") from None
-    except OSError as error:
-        raise WorkspaceError.from_os_error(error, "read") from error
-    except DECODE_FAULTS as error:
-        raise InputError(f"{path}: is not a run of this version: {error}.") from None
+    run = json_file.read(path, Run, "is not a run of this version: {}.")
+    if run is None:
+        raise InputError(f"{path}: no such run.")
+    return run

@@ -8,10 +8,9 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any
 
-from shardlab import files, state
+from shardlab import files, json_file, state
 from shardlab import run as run_file
-from shardlab.decoders import DECODE_FAULTS, decoder
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.faults import LostWorker
 from shardlab.record import SCHEMA, Event, LineWriter, RecordLines, Result, StepRecord, damaged_line, read_lines
 
@@ -108,14 +107,7 @@ class RunDir:
 
     def read_result(self) -> Result | None:
         """The content of result.json, or None if the file does not exist yet. Raises InputError if the file is damaged."""
-        try:
-            return decoder(Result).decode(files.read(self.result))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise WorkspaceError.from_os_error(error, "read") from error
-        except DECODE_FAULTS as error:
-            raise InputError(f"{self.result}: is not a result of this version: {error}.") from None
+        return json_file.read(self.result, Result, "is not a result of this version: {}.")
 
     def is_rehearsal(self) -> bool:
         """Whether the run is a rehearsal, by its records. False if they cannot be read."""
@@ -165,6 +157,17 @@ class RunDir:
     def judge(self) -> state.JudgedState:
         """The state of this run according to its files."""
         return self.verdict_and_result(self.events())[0]
+
+    def has_ended(self) -> bool:
+        """Whether this run is in a final state, according to its files. False if the records of the run cannot be read."""
+        try:
+            return self.judge().state in state.FINAL
+        except ShardlabError:
+            return False
+
+    def sent_job(self) -> tuple[str, str]:
+        """As `state.sent_job`, for the last submission of this run."""
+        return state.sent_job(state.last_sending(self.events()))
 
     def judged_at(self, end: Mapping[str, Any], run: run_file.Run) -> state.JudgedState:
         """The state that this run will have when its supervisor records its end. end: the data of the event `exited`."""

@@ -7,10 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import msgspec
-
-from shardlab import files, workspace_trust
-from shardlab.decoders import DECODE_FAULTS
+from shardlab import files, json_file, workspace_trust
 from shardlab.errors import InputError, UnknownName, WorkspaceError
 from shardlab.expansion import LAST_MATRIX, Expansion, LastMatrix
 from shardlab.run import RUN_ID
@@ -123,22 +120,19 @@ class Workspace:
 
     def expansion(self, name: str | None) -> Expansion:
         """The expansion of the matrix with this name; None: the last matrix. Raises InputError if it was not rendered here."""
-        try:
-            if name is None:
-                name = msgspec.json.decode(files.read(self.own / LAST_MATRIX), type=LastMatrix).name
+        fault, expansion = "the notes on the matrix cannot be read: {}.", None
+        if name is None and (last := json_file.read(self.own / LAST_MATRIX, LastMatrix, fault)) is not None:
+            name = last.name
+        if name is not None:
             if name not in self.expansions():
                 raise UnknownName("matrix in this workspace", name, self.expansions())
-            raw = files.read(self.own / "matrices" / f"{name}.json")
-            return msgspec.json.decode(raw, type=Expansion)
-        except FileNotFoundError:
+            expansion = json_file.read(self.own / "matrices" / f"{name}.json", Expansion, fault)
+        if expansion is None:
             raise InputError(
                 f"{self.path}: no matrix was submitted here; start with: jobs submit --matrix quickstart "
                 "(or name the workspace with --workspace)."
-            ) from None
-        except OSError as error:
-            raise WorkspaceError.from_os_error(error, "read") from error
-        except DECODE_FAULTS as error:
-            raise InputError(f"{self.own}: the notes on the matrix cannot be read: {error}.") from None
+            )
+        return expansion
 
 
 def chosen(ids: Iterable[str], patterns: Iterable[str]) -> list[str]:

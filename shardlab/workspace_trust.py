@@ -24,7 +24,7 @@ import secrets
 import shlex
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +61,7 @@ class Proof(msgspec.Struct, kw_only=True):
     inodes: list[int]
     ctime_ns: int | None
     began: bool  # whether the workspace began on this account; False: the user consented
-    unshown: list[str] = []  # what the cluster file named that was there before; see `named_powers`
+    unshown: list[str] = []  # what the cluster file that was there before does; see `_powers_there`
     files: dict[str, str] = {}  # consent: the SHA-256 of each file, by its path in the workspace
 
 
@@ -137,11 +137,8 @@ def is_own(workspace: Workspace) -> bool:
 
 def steering_files(workspace: Workspace) -> list[Path]:
     """The files that steer what commands do, sorted: code, templates, the cluster file, inventory, away.json, submissions."""
-    folders = [
-        *_code_folders(workspace),
-        *filter(None, [workspace.own_templates]),
-        *(workspace.own / name for name in STEERING),
-    ]
+    folders = [*(workspace.path / name for name in CODE), *(workspace.own / name for name in STEERING)]
+    folders += filter(None, [workspace.own_templates])
     paths = {workspace.path / "cluster.yaml", *folders}
     for folder in folders:
         for at, below, names in os.walk(folder) if not folder.is_symlink() else ():  # a link may lead to /, which has no end
@@ -226,9 +223,7 @@ def consent(workspace: Workspace, say: Callable[[str], object], others: Iterable
         say(f"  {digest[:16]}  {printable.one_line(name)}")
 
 
-def _prove(
-    workspace: Workspace, *, began: bool, unshown: list[str] | None = None, digests: dict[str, str] | None = None
-) -> None:
+def _prove(workspace: Workspace, *, began: bool, unshown: Iterable[str] = (), digests: dict[str, str] | None = None) -> None:
     """Write the proof, and the mark in the workspace. Raises WorkspaceError and InputError; the workspace is then unchanged."""
     proofs = _proofs()
     try:
@@ -248,10 +243,8 @@ def _prove(
             inodes, ctime_ns = [*inodes, workspace.own.stat().st_ino, status.st_ino], status.st_ctime_ns
     else:
         name = _name_of_path(workspace)
-    proof = Proof(
-        workspace=str(workspace.real_path), inodes=inodes, ctime_ns=ctime_ns, began=began, unshown=unshown or [],
-        files=digests or {},
-    )  # fmt: skip
+    path, known = str(workspace.real_path), digests or {}
+    proof = Proof(workspace=path, inodes=inodes, ctime_ns=ctime_ns, began=began, unshown=list(unshown), files=known)
     try:
         files.write_json(proofs / f"{name}.json", proof)
     except WorkspaceError:
@@ -299,10 +292,9 @@ def _proofs() -> Path:
 
 def _may_begin(workspace: Workspace) -> bool:
     """Whether the workspace is new: it holds nothing that shardlab stores or executes, only perhaps a cluster file."""
-    there = [path for path in steering_files(workspace) if path != workspace.path / "cluster.yaml"]
-    if workspace.own.is_dir() or workspace.runs.exists() or there or workspace.exposed():
-        return False
-    return not _is_of_others(workspace.path / "cluster.yaml")
+    cluster_file = workspace.path / "cluster.yaml"
+    is_used = workspace.own.is_dir() or workspace.runs.exists() or {*steering_files(workspace)} - {cluster_file}
+    return not (is_used or workspace.exposed() or _is_of_others(cluster_file))
 
 
 def _powers_there(workspace: Workspace) -> list[str]:
@@ -368,12 +360,8 @@ def _is_private(gid: int) -> bool:
     return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
-def _code_folders(workspace: Workspace) -> Iterator[Path]:
-    return (workspace.path / name for name in CODE)
-
-
 def _remove_bytecode(workspace: Workspace) -> None:
     """Remove bytecode beside the workspace's code, because Python may execute it in place of the source."""
-    for folder in _code_folders(workspace):
-        for bytecode in folder.glob(f"**/{BYTECODE}"):
+    for name in CODE:
+        for bytecode in (workspace.path / name).glob(f"**/{BYTECODE}"):
             shutil.rmtree(bytecode, ignore_errors=True)

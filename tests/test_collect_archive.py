@@ -341,7 +341,7 @@ def test_damaged_and_changed_archives_are_refused(file, tmp_path, capsys):
         "are not those that archive.json lists": rewritten(file, tmp_path, {extra: b"x"}, honest=False).read_bytes(),
         "is not of this version": rewritten(file, tmp_path, {}, schema=2).read_bytes(),
         "is both a file and a folder": rewritten(file, tmp_path, {f"{name}/x": b""}).read_bytes(),
-        "names the run": rewritten(file, tmp_path, {}, runs=["../x"]).read_bytes(),
+        "- at `$.runs[0]`": rewritten(file, tmp_path, {}, runs=["../x"]).read_bytes(),
         "is not an archive, or is damaged": file.read_bytes()[:-500],
         "contains no archive.json": b"PK\x05\x06" + bytes(18),
     }

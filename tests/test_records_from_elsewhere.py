@@ -197,6 +197,8 @@ NUMBERS = [
     ("events.other.jsonl", {**EVENT, "wall_s": 1795702032092}),
     ("events.other.jsonl", {**EVENT, "event": "resumed", "data": {"step": 10**40}}),
     ("events.other.jsonl", {**EVENT, "data": {"anything": [{"deeper": 10**40}]}}),
+    ("events.other.jsonl", {**EVENT, "event": "started", "data": dict.fromkeys(("pid", "created", "boot_id"))}),
+    ("events.other.jsonl", {**EVENT, "event": "stood_still", "data": {"seconds": 1.0, "ended_s": None}}),
     ("steps/rank-00000.jsonl", {**STEP, "units": 2**63}),
     ("steps/rank-00000.jsonl", {**STEP, "rss_bytes": 10**40}),
     ("steps/rank-00000.jsonl", {**STEP, "loss": 1e300}),

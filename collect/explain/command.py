@@ -21,12 +21,7 @@ LONGEST_NAME = 40  # the name of an event is cut to this many characters on the 
 
 
 def show(
-    workspace: Workspace,
-    matrix: str | None,
-    baseline: str | None,
-    row_name: str,
-    metric_name: str,
-    output: Output,
+    workspace: Workspace, matrix: str | None, baseline: str | None, row_name: str, metric_name: str, output: Output
 ) -> int:
     """Print how a number of the summary was computed. Returns the exit code: 1 if a file of the workspace defines no metric.
 

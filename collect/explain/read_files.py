@@ -7,13 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from collect.explain import noted_run, noted_values, trace_events
 from collect.explain.noted_run import NotedRun, Notes
 from collect.explain.read_file import ReadEvents, ReadFile
 from collect.traces import figure_cache, run_traces
-from shardlab import files
+from shardlab import files, json_file
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.record import GpuSample, Sample, StepRecord
 from shardlab.rundir import VALIDATION
@@ -76,10 +74,7 @@ def _patterns(notes: Notes) -> list[str]:
 def _keys(path: Path, run: NotedRun, notes: Notes) -> list[tuple[noted_values.KeyPath, Any]]:
     """The keys of a JSON document that were read, with their values in the file; None for a key that is absent or null."""
     paths = noted_values.innermost(notes.keys.get(str(path.relative_to(run.folder.path)), ()))
-    try:
-        document = msgspec.json.decode(files.read(path))
-    except (OSError, *DECODE_FAULTS):
-        document = None
+    document = json_file.read_if_valid(path, object)
     return [(key, noted_values.value_at(document, key)) for key in paths if key]
 
 

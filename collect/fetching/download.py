@@ -29,7 +29,6 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.files import NotRegular
 from shardlab.remote_conversation import ConnectionLost, RemoteConversation
 from shardlab.remote_workspace import RemoteWorkspace
-from shardlab.run import RUN_ID
 from shardlab.rundir import RunDir
 from shardlab.state import STATES
 from shardlab.workspace import Workspace
@@ -79,9 +78,6 @@ def download(
     with gc_pause.not_searched():
         offers = conversation.receive(Offers)
         offered = [conversation.receive(OfferedRun) for _ in range(offers.runs)]
-        for run in offered:
-            if not RUN_ID.fullmatch(run.run):  # msgspec's own check of the run id also accepts a newline at its end
-                raise ShardlabError(f"{there.host}: {run.run!r} is not a run id. Allowed: {RUN_ID.pattern}.")
         conversation.must_stop = progress.is_stopped  # the progress of the transfer now says what the command waits for
         staging = _staging(workspace)
         with files.as_workspace_error("read"):
@@ -110,7 +106,7 @@ def _staging(workspace: Workspace) -> Path:
     with files.as_workspace_error("write"):
         with contextlib.suppress(FileExistsError):
             staging.mkdir(mode=0o700)
-        if staging.is_symlink() or not staging.is_dir():
+        if not files.is_folder(staging):
             raise InputError(f"{staging}: is not a folder; remove it and run the same command again.")
         shutil.rmtree(staging / "whole", ignore_errors=True)
     return staging
@@ -155,7 +151,7 @@ def _held(run: Path, staging: Path, names: Sequence[str] | None) -> dict[str, He
     held: dict[str, HeldCopy] = {}
     wanted = None if names is None else set(names)
     for folder, known in ((run, mine), (staging, None)):
-        if folder.is_symlink() or not folder.is_dir():
+        if not files.is_folder(folder):
             continue
         for name, status in manifest.list_files(folder).regular.items():
             if (wanted is None or name in wanted) and status.st_size:

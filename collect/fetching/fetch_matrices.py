@@ -14,11 +14,10 @@ from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
 from shardlab.expansion import LAST_MATRIX, Expansion, LastMatrix
-from shardlab.files import NotRegular
+from shardlab.files import NotRegular, TooLarge
 from shardlab.workspace import Workspace
 
 FOLDER = "matrices"  # the folder in .shardlab that contains the descriptions of matrices
-MOST_BYTES = 1 << 26  # largest size of a description
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,40}\.json")
 
 
@@ -31,9 +30,8 @@ def read(workspace: Workspace) -> dict[str, bytes]:
     names = [f"{FOLDER}/{name}" for name in files.names(workspace.own / FOLDER) if _NAME.fullmatch(name)]
     with files.as_workspace_error("read"):
         for name in [*names, LAST_MATRIX]:
-            with contextlib.suppress(NotRegular):
-                status = regular(workspace.own, name)
-                if status is not None and status.st_size <= MOST_BYTES:
+            with contextlib.suppress(NotRegular, TooLarge):
+                if regular(workspace.own, name) is not None:
                     contents[name] = files.read(workspace.own / name)
     return contents
 

@@ -7,30 +7,26 @@ import hashlib
 import os
 import stat
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
-from shardlab import files
-from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab import files, json_file
 from shardlab.errors import InputError
+from shardlab.record_types import Count, Integer, RunId, Sha256
 from shardlab.rundir import RunDir
 
 NAME = "manifest.json"
 SCHEMA = 1
 BLOCK = 1 << 20  # bytes that are read and hashed at a time
 MOST_NAME = 1000  # the most characters that the name of a file may have
-Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # a number of bytes
-MtimeNs = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # a time in ns since the epoch
-Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]  # a SHA-256 in hexadecimal digits
 NO_NAME = "the cluster names {!r}, which is not a valid file name in a run"
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
     """A file of a run at the time when it was hashed."""
 
-    bytes: Bytes  # size of the file in bytes
-    mtime_ns: MtimeNs  # time of the last change, in ns since the epoch
+    bytes: Count  # size of the file in bytes
+    mtime_ns: Integer  # time of the last change, in ns since the epoch
     sha256: Sha256  # SHA-256 of the content of the file
 
 
@@ -38,7 +34,7 @@ class RunManifest(msgspec.Struct):
     """The content of manifest.json."""
 
     schema: int
-    run_id: str
+    run_id: RunId
     files: dict[str, ManifestFile]  # by name; a name is a path relative to the run folder
     complete: bool  # whether the run had ended when the manifest was made, so that its files should not change any more
 
@@ -74,13 +70,7 @@ class ManifestDifference(msgspec.Struct):
 
 def read(run: RunDir) -> RunManifest | None:
     """The manifest of a run, or None if the run has no manifest. Raises InputError if the manifest is damaged."""
-    path = run.path / NAME
-    try:
-        return decoder(RunManifest).decode(files.read(path))
-    except FileNotFoundError:
-        return None
-    except DECODE_FAULTS as error:
-        raise InputError(f"{path}: is not a manifest of this version: {error}; remove it to make a new one.") from None
+    return json_file.read(run.path / NAME, RunManifest, "is not a manifest of this version: {}; remove it to make a new one.")
 
 
 def check_received(found: RunManifest, run_id: str) -> None:
@@ -240,14 +230,6 @@ def only_grew(path: Path, before: ManifestFile) -> bool:
     return digest(path, before.bytes) == before.sha256
 
 
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _list(folder: Path, prefix: str, listing: Listing) -> None:
     try:
         with os.scandir(folder) as scanned:
@@ -262,7 +244,7 @@ def _list(folder: Path, prefix: str, listing: Listing) -> None:
             status = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
             continue
-        if not _is_text(entry.name):
+        if not files.is_utf8(entry.name):
             listing.other[name] = f"{files.kind_of(status.st_mode)} whose name is not valid UTF-8"
         elif stat.S_ISREG(status.st_mode):
             listing.regular[name] = status

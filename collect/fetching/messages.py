@@ -15,12 +15,12 @@ is a length (4 bytes, the highest first) and that many bytes. A block of length 
 from __future__ import annotations
 
 import struct
-from typing import Annotated, cast
+from typing import cast
 
 import msgspec
 
-from collect.fetching.manifest import Bytes, MtimeNs, RunManifest, Sha256
-from shardlab.run import RUN_ID
+from collect.fetching.manifest import RunManifest
+from shardlab.record_types import Count, Integer, RunId, Sha256
 
 BLOCK = 1 << 17  # the most bytes of a block, before it is compressed: so few that they stay in the cache of a processor
 LENGTH = struct.Struct(">I")  # how the length of a block is written
@@ -35,17 +35,17 @@ class Asked(msgspec.Struct):
 class Offers(msgspec.Struct):
     """The beginning of the cluster's answer."""
 
-    runs: Bytes  # how many OfferedRun messages follow
+    runs: Count  # how many OfferedRun messages follow
     descriptions: dict[str, bytes]  # the descriptions of matrices in .shardlab (`fetch_matrices.read`)
 
 
 class OfferedRun(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One run on the cluster."""
 
-    run: Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]  # the run id
+    run: RunId
     state: str
     complete: bool  # whether the run has ended and all its parts are on the cluster, so that its files should not change
-    bytes: Bytes = 0  # size of all files of the run, for the progress
+    bytes: Count = 0  # size of all files of the run, for the progress
     manifest: RunManifest | None = None  # None: its files are hashed when they are sent
     problems: list[str] = []  # how the run on the cluster differs from its manifest, one clause per difference
     not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind
@@ -56,7 +56,7 @@ class OfferedRun(msgspec.Struct, omit_defaults=True, kw_only=True):
 class HeldFile(msgspec.Struct):
     """A file, or the beginning of a file, that the machine that downloads has already."""
 
-    bytes: Bytes  # its size
+    bytes: Count  # its size
     sha256: Sha256  # SHA-256 of its content
 
 
@@ -80,11 +80,11 @@ class FileBegin(msgspec.Struct, tag="file", omit_defaults=True):
     """The beginning of a file of a run. Its content follows, except if the storage is shared."""
 
     name: str
-    begin: Bytes  # how many bytes at the beginning of the file are not sent, because they are held
-    bytes: Bytes  # size of the file when the cluster began to send it
-    mtime_ns: MtimeNs  # time of its last change, in ns since the epoch
+    begin: Count  # how many bytes at the beginning of the file are not sent, because they are held
+    bytes: Count  # size of the file when the cluster began to send it
+    mtime_ns: Integer  # time of its last change, in ns since the epoch
     is_compressed: bool = False  # whether each block is compressed with zstd
-    follows: Bytes | None = None  # size of the only block, which follows without its length; None: blocks follow
+    follows: Count | None = None  # size of the only block, which follows without its length; None: blocks follow
 
 
 class RunEnd(msgspec.Struct, tag="end"):

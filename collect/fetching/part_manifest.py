@@ -17,9 +17,8 @@ import psutil
 
 from collect.fetching import manifest
 from collect.fetching.manifest import RunManifest
-from shardlab import console
-from shardlab.errors import InputError
-from shardlab.run import RUN_ID
+from shardlab import console, json_file
+from shardlab.record_types import RunId
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
@@ -57,11 +56,8 @@ def main() -> int:
     """Print the parts of the runs that standard input names, and return the exit code."""
     arguments = console.Parser(prog="python -m collect.fetching.part_manifest", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    try:
-        asked = msgspec.json.decode(sys.stdin.buffer.read(), type=list[str])
-    except msgspec.DecodeError as error:
-        raise InputError(f"standard input: is not a list of run ids: {error}.") from None
-    parts = [RunDir(workspace.runs / run_id) for run_id in asked if RUN_ID.fullmatch(run_id)]
+    asked = json_file.of_standard_input(sys.stdin.buffer.read(), list[RunId], "a list of run ids")
+    parts = [RunDir(workspace.runs / run_id) for run_id in asked]
     console.Output.of(arguments).document([_listed(part) for part in parts if part.run_json.exists()])
     return 0
 

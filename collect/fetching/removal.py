@@ -20,11 +20,9 @@ from collect.fetching.manifest import RunManifest
 from collect.fetching.part_manifest import is_in_use
 from collect.fetching.pruning import MARK, is_kept
 from collect.loading.records import RunRecords
-from shardlab import console, files
-from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab import console, files, json_file
 from shardlab.errors import InputError
 from shardlab.files import NotRegular
-from shardlab.run import RUN_ID
 from shardlab.rundir import RunDir
 from shardlab.state import FINAL
 from shardlab.workspace import Workspace
@@ -78,7 +76,7 @@ def _why_not(run: RunDir, resumed: dict[str, str], *, is_part: bool) -> str:
 
     resumed: the result of `_resumed`.
     """
-    if not RUN_ID.fullmatch(run.run_id) or run.path.is_symlink() or not run.run_json.is_file():
+    if run.path.is_symlink() or not run.run_json.is_file():
         return "there is no such run"
     if is_in_use(run.path):
         return "a process works in its folder"
@@ -117,10 +115,7 @@ def main() -> int:
     """Remove the files that standard input names, print the result, and return the exit code."""
     arguments = console.Parser(prog="python -m collect.fetching.removal", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    try:
-        request = decoder(RemovalRequest).decode(sys.stdin.buffer.read())
-    except DECODE_FAULTS as error:
-        raise InputError(f"standard input: is not a request of this version: {error}.") from None
+    request = json_file.of_standard_input(sys.stdin.buffer.read(), RemovalRequest, "a request of this version")
     for asked in request.runs:
         manifest.check_received(asked, asked.run_id)
     resumed = {} if request.is_part else _resumed(workspace)

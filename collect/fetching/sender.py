@@ -34,7 +34,7 @@ from collect.fetching.messages import (
     WantedRun,
 )
 from collect.fetching.progress import TransferProgress
-from shardlab import console, files, gc_pause
+from shardlab import console, files, gc_pause, json_file
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import NotRegular
 from shardlab.rundir import RunDir
@@ -193,10 +193,7 @@ class Sender:
         return RunDir(self._workspace.runs / run_id)
 
     def _receive(self, shape: type[T]) -> T:
-        try:
-            return msgspec.json.decode(self._source.readline(), type=shape)
-        except msgspec.DecodeError as error:
-            raise InputError(f"standard input: is not a message of this version: {error}.") from None
+        return json_file.of_standard_input(self._source.readline(), shape, "a message of this version")
 
     def _say(self, message: object) -> None:
         self._write(self._encoder.encode(message) + b"\n")

@@ -80,7 +80,7 @@ def those_arrived(folder: Path, expected: Mapping[str, ManifestFile]) -> set[str
     expected: {path relative to the folder: size and digest in the manifest}. If a file grew during the transfer, it is cut to
     the size in the manifest. Raises WorkspaceError if a file cannot be read.
     """
-    if not _is_folder(folder):
+    if not files.is_folder(folder):
         return set()
     from concurrent.futures import ThreadPoolExecutor  # imported only here: the other functions need no threads
 
@@ -126,7 +126,7 @@ def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], also: Iter
     Returns False, and leaves the folder unchanged, if an expected file is missing, or if the folder has a file that is
     neither in `expected` nor in `also`.
     """
-    if not _is_folder(folder):
+    if not files.is_folder(folder):
         return False
     modes = {stat.S_IFDIR: rsync.new_mode(0o755), stat.S_IFREG: rsync.new_mode(0o644)}
     entries: list[tuple[str, os.stat_result]] = [(str(folder), os.lstat(folder))]
@@ -151,13 +151,6 @@ def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], also: Iter
         if stat.S_IMODE(status.st_mode) != modes[stat.S_IFMT(status.st_mode)]:
             Path(path).chmod(modes[stat.S_IFMT(status.st_mode)])
     return True
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return stat.S_ISDIR(path.lstat().st_mode)
-    except FileNotFoundError:
-        return False
 
 
 def sees(there: RemoteWorkspace) -> bool:

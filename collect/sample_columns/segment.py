@@ -19,7 +19,7 @@ import msgspec
 from collect.sample_columns import tables
 from collect.sample_columns.tables import ALWAYS, LISTED, Kind
 from shardlab.decoders import DECODE_FAULTS, decoder
-from shardlab.record_types import BootId, Count, HostName, Integer, Measured, Seconds, WallTime
+from shardlab.record_types import BootId, Count, HostName, Integer, Measured, Seconds, Sha256, WallTime
 
 SCHEMA = 1
 # How a segment begins. A reader searches for these bytes after a segment that it cannot read.
@@ -94,7 +94,7 @@ class SegmentLine(msgspec.Struct):
     """The line of JSON with which a segment begins. sha256: the digest (`Digest`). segment: the JSON of a `Segment`."""
 
     schema: int
-    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    sha256: Sha256
     segment: msgspec.Raw
 
 

@@ -143,7 +143,7 @@ class RdmaSource(Source):
             RdmaPort(
                 folder.parents[1].name,
                 int(folder.name),
-                _text(folder / "link_layer"),
+                host.kernel_text(folder / "link_layer"),
                 pci.resolve().name if (pci := folder.parents[1] / "device").exists() else None,
                 opened(folder / "counters", [name for name, _ in RDMA_COUNTERS.values()]),
             )
@@ -181,10 +181,3 @@ def opened(folder: Path, names: tuple[str, ...] | list[str]) -> dict[str, Kernel
         except OSError:
             continue
     return found
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text().strip() or None
-    except OSError:
-        return None

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from typing import Generic, TypeVar
 
 from shardlab import files
-from shardlab.decoders import DECODE_FAULTS, decoder
-from shardlab.record import Record
+from shardlab.record import Record, decode_lines
 from shardlab.rundir import RunDir
 
 _HOST = re.compile(r"([^/]+)\.jsonl")
@@ -25,7 +23,7 @@ class FollowedRecords(Generic[R]):
 
     def __init__(self, path: str, kind: type[R]) -> None:
         self.path = path
-        self._decoder = decoder(kind)
+        self._kind = kind
         self._inode = 0
         self._read = 0  # number of bytes of the file that were read so far
 
@@ -55,28 +53,11 @@ class FollowedRecords(Generic[R]):
             return []
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
-        return self._decoded(whole)
-
-    def _decoded(self, lines: bytes) -> list[R]:
-        records = []
-        for line in lines.split(b"\n")[:-1]:
-            try:
-                records.append(self._decoder.decode(line))
-            except DECODE_FAULTS:
-                continue
-        return records
+        return decode_lines(whole, self._kind).records
 
 
 def sampled_hosts(folder: RunDir) -> list[str]:
     """The sorted names of the hosts that have a file with telemetry samples in a run folder."""
     path = f"{folder.path}/samples"
-    names = sorted(os.listdir(path)) if is_folder(path) else []  # noqa: PTH208 - names alone
+    names = sorted(os.listdir(path)) if files.is_folder(path) else []  # noqa: PTH208 - names alone
     return [match[1] for name in names if (match := _HOST.fullmatch(name))]
-
-
-def is_folder(path: str) -> bool:
-    """Whether the path is a folder. A symbolic link to a folder does not count, because it could lead out of the run folder."""
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError:
-        return False

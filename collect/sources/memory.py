@@ -9,8 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from shardlab import files
-from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab import json_file
 from shardlab.record_types import Count, Milliseconds
 
 
@@ -33,8 +32,7 @@ def read(path: Path) -> MemoryCurves | None:
     """The memory curves in a file; None if there is no such file, if it cannot be read, or if its folder is a symbolic link."""
     if path.parent.is_symlink():
         return None
-    try:
-        curves = decoder(MemoryCurves).decode(files.read(path))
-    except (OSError, *DECODE_FAULTS):
+    curves = json_file.read_if_valid(path, MemoryCurves)
+    if curves is None or any(len(curve) != len(curves.t_ms) for curve in curves.points.values()):
         return None
-    return curves if all(len(curve) == len(curves.t_ms) for curve in curves.points.values()) else None
+    return curves

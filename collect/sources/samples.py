@@ -155,10 +155,7 @@ def _series(name: str, values: Sequence[Any], kind: Any) -> pl.Series:
     """Make a column of a frame. If its values are lists, each distinct list is converted only once, because converting is
     slow."""
     if not isinstance(kind, pl.List):
-        try:
-            return pl.Series(name, values, kind)
-        except TypeError:  # an integer of more than 64 bits, which no counter has: it becomes null
-            return pl.Series(name, values, kind, strict=False)
+        return pl.Series(name, values, kind)
     if not any(values) and len(values) and None not in values:  # the usual case: all lists are empty
         return pl.Series(name, [[]], kind)[np.zeros(len(values), np.uint32)]
     places: dict[tuple[Any, ...] | None, int] = {}

@@ -15,8 +15,7 @@ from collect import traces as traces_
 from collect.traces import trace
 from collect.traces.breakdown import Breakdown, breakdown
 from collect.traces.rank_analysis import RankAnalysis, analyse
-from shardlab import files
-from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab import files, json_file
 from shardlab.errors import WorkspaceError
 
 
@@ -52,10 +51,9 @@ def figures(path: Path) -> TraceFigures | None:
     status = path.stat()
     now = CachedFigures(status.st_size, status.st_mtime_ns, _code(), None)
     place = path.with_name(f".{path.name}.figures.json")  # a hidden file, because the cache is not a record of the run
-    with contextlib.suppress(OSError, *DECODE_FAULTS):
-        kept = decoder(CachedFigures).decode(files.read(place))
-        if msgspec.structs.replace(kept, figures=None) == now:
-            return kept.figures
+    kept = json_file.read_if_valid(place, CachedFigures)
+    if kept is not None and msgspec.structs.replace(kept, figures=None) == now:
+        return kept.figures
     found = trace.read(path)
     now.figures = None if found.lost or found.cut else _figures(found)
     with contextlib.suppress(WorkspaceError):  # if the folder is read-only, there is no cache, and the trace is read each time

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from collect.traces.file_figures import FileFigures, in_order
-from shardlab import files
-from shardlab.decoders import DECODE_FAULTS, decoder
-from shardlab.errors import InputError, ShardlabError, WorkspaceError
+from shardlab import json_file
+from shardlab.errors import InputError, ShardlabError
 from shardlab.run import Run
 from shardlab.rundir import RunDir
 from shardlab.trace_part import SET_NAME, SUMMARIES, TracePart, summary_name
@@ -65,12 +64,8 @@ def _of_run(folder: RunDir, part: TracePart) -> list[FileFigures]:
     found = []
     for number in range(len(part.files)):
         path = folder.path / SUMMARIES / summary_name(number)
-        try:
-            found.append(decoder(FileFigures).decode(files.read(path)))
-        except FileNotFoundError:
-            raise InputError(f"{path}: the summary is missing, although the run completed.") from None
-        except OSError as error:
-            raise WorkspaceError.from_os_error(error, "read") from error
-        except DECODE_FAULTS as error:
-            raise InputError(f"{path}: is not a summary of this version: {error}.") from None
+        figures = json_file.read(path, FileFigures, "is not a summary of this version: {}.")
+        if figures is None:
+            raise InputError(f"{path}: the summary is missing, although the run completed.")
+        found.append(figures)
     return found

@@ -9,11 +9,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from statistics import fmean
 
-from collect.sources.followed_records import FollowedRecords, is_folder, sampled_hosts
+from collect.sources.followed_records import FollowedRecords, sampled_hosts
 from collect.sources.network_rate import NetworkRate
 from collect.sources.world_steps import WorldStep, WorldSteps
 from collect.tracked_run import TrackedStep
-from shardlab import printable, suspension
+from shardlab import files, printable, suspension
 from shardlab.record import Sample, StepRecord, ValidationRecord
 from shardlab.run import Run
 from shardlab.rundir import RunDir
@@ -49,7 +49,7 @@ class LivePoints:
         reading = True
         while reading:
             reading = False
-            for file in self._ranks if is_folder(f"{self._folder.path}/steps") else ():
+            for file in self._ranks if files.is_folder(f"{self._folder.path}/steps") else ():
                 if (steps := file.new()) is None:
                     return None
                 reading |= bool(steps)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collect.notation import GIB, MB
-from collect.sources.followed_records import FollowedRecords, is_folder, sampled_hosts
+from collect.sources.followed_records import FollowedRecords, sampled_hosts
 from collect.sources.network_rate import NetworkRate
 from collect.sources.world_steps import WorldSteps
 from collect.watch.curve import LiveCurve
-from shardlab import suspension
+from shardlab import files, suspension
 from shardlab.progress import Progress
 from shardlab.record import Sample, StepRecord
 from shardlab.run import Run
@@ -62,7 +62,7 @@ class RunSeries:
         Returns whether there were any new records; None if a file was replaced.
         """
         changed = False
-        if is_folder(f"{self.folder.path}/steps"):
+        if files.is_folder(f"{self.folder.path}/steps"):
             for rank, file in enumerate(self._ranks):
                 steps = file.new()
                 if steps is None:

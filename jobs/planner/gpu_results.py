@@ -17,10 +17,10 @@ import jobs
 from jobs.planner import gpu, link, memory, step_time
 from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import PlannedMachine
-from shardlab import files
+from shardlab import json_file
 from shardlab.cell import Cell
-from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.host import Host
+from shardlab.record import read_lines
 
 SPEED = "D"  # the stage of the proof that measures speed
 CHECKOUT = Path(jobs.__file__).resolve().parents[1] / "docs" / "results"  # exists only in a checkout of the repository
@@ -55,27 +55,14 @@ def measured(results: Iterable[Path]) -> Iterator[MeasuredRatio]:
 
 def _machine(path: Path) -> PlannedMachine | None:
     """The machine that HOST.json describes; None if the planner does not know the GPU model of the machine."""
-    try:
-        host = decoder(Host).decode(files.read(path))
-    except (OSError, *DECODE_FAULTS):
+    host = json_file.read_if_valid(path, Host)
+    if host is None or not host.gpus or (model := gpu.find(host.gpus[0].name)) is None:
         return None
-    model = gpu.find(host.gpus[0].name) if host.gpus else None
-    if model is None:
-        return None
-    assert host.gpus is not None
     return PlannedMachine(True, host.gpus[0].name, model, gpu.capacity(model, None), link.of_gpu(model))
 
 
 def _of_proof(path: Path, machine: PlannedMachine) -> Iterator[MeasuredRatio]:
-    try:
-        lines = files.read(path).splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            record = decoder(ProofRecord).decode(line)
-        except DECODE_FAULTS:
-            continue
+    for record in read_lines(path, ProofRecord).records:
         if record.cell is None or record.stage != SPEED or record.verdict == "dropped":
             continue
         predicted = step_time.of(record.cell, machine)

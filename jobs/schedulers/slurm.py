@@ -15,7 +15,7 @@ from jobs import claim, scripts
 from jobs.scheduler import Full, ObservedRun, RunOnDisk, SubmitOptions
 from jobs.slurm import query, states, submission
 from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call, number
-from jobs.slurm.query import AT_A_TIME, Job, JobsFound
+from jobs.slurm.query import Job, JobsFound
 from jobs.slurm.submission import Kind, Submission
 from shardlab import files
 from shardlab.errors import ShardlabError
@@ -163,9 +163,8 @@ def cancel(workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
         if job and (not claim.is_packed(run.events) or job in whole):
             jobs[job] = token
     try:
-        numbers = query.ours(jobs)
-        for begin in range(0, len(numbers), AT_A_TIME):
-            answer = call(["scancel", *numbers[begin : begin + AT_A_TIME]])
+        for numbers in query.in_parts(query.ours(jobs)):
+            answer = call(["scancel", *numbers])
             if answer.code != 0 and query.is_away(answer):
                 raise ControllerUnreachable(answer.says, "")
     except ControllerUnreachable as away:
@@ -186,9 +185,8 @@ def hold(jobs: Mapping[str, str]) -> str:
     """Hold pending jobs, then requeue the job of this process as a held job, which ends this process. Returns Slurm's words if
     Slurm did not requeue the job."""
     with contextlib.suppress(ControllerUnreachable):  # a run that starts now checks its packages and holds itself
-        numbers = query.ours(jobs)
-        for begin in range(0, len(numbers), AT_A_TIME):
-            call(["scontrol", "hold", ",".join(numbers[begin : begin + AT_A_TIME])])
+        for numbers in query.in_parts(query.ours(jobs)):
+            call(["scontrol", "hold", ",".join(numbers)])
     own = claim.job()
     # Slurm requeues only jobs with Requeue=1. The run counts its restarts itself, so this allows no additional restarts.
     call(["scontrol", "update", f"JobId={own}", "Requeue=1"])
@@ -201,9 +199,8 @@ def hold(jobs: Mapping[str, str]) -> str:
 
 def release(jobs: Mapping[str, str]) -> None:
     """Release held jobs. Raises ShardlabError if Slurm does not release them."""
-    numbers = query.ours(jobs)
-    for begin in range(0, len(numbers), AT_A_TIME):
-        answer = call(["scontrol", "release", ",".join(numbers[begin : begin + AT_A_TIME])])
+    for numbers in query.in_parts(query.ours(jobs)):
+        answer = call(["scontrol", "release", ",".join(numbers)])
         if answer.code != 0 and not _ENDED.search(answer.stderr):
             raise ShardlabError(f"Slurm does not release the held runs: {answer.says}. They stay held; run the command again.")
 
@@ -211,14 +208,7 @@ def release(jobs: Mapping[str, str]) -> None:
 def _unfinished(workspace: Workspace, sent: Submission) -> set[str]:
     """The ids of those runs of a submission that have not ended, according to their records. A run whose records cannot be read
     counts as not ended."""
-    return {run_id for run_id in sent.runs if not _has_ended(RunDir(workspace.runs / run_id))}
-
-
-def _has_ended(folder: RunDir) -> bool:
-    try:
-        return folder.judge().state in FINAL
-    except ShardlabError:
-        return False
+    return {run_id for run_id in sent.runs if not RunDir(workspace.runs / run_id).has_ended()}
 
 
 def attend(workspace: Workspace) -> None:
@@ -228,7 +218,7 @@ def attend(workspace: Workspace) -> None:
 def _unended(workspace: Workspace, runs: Sequence[str]) -> list[str]:
     """The jobs of those of these runs that have not ended: Slurm may have forgotten others. Raises ControllerUnreachable."""
     folders = [RunDir(workspace.runs / run) for run in runs]
-    jobs = dict(sent_job(last_sending(folder.events())) for folder in folders if not _has_ended(folder))
+    jobs = dict(folder.sent_job() for folder in folders if not folder.has_ended())
     return query.ours({job: token for job, token in jobs.items() if job})
 
 

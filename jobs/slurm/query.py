@@ -100,10 +100,9 @@ def ours(jobs: Mapping[str, str]) -> list[str]:
     A number from a record is not enough to cancel, hold or release a job, or to wait for it: Slurm gives numbers again, and the
     author of an archive can write any number. jobs: number of a job or of a task of an array -> token, which is the job's name.
     """
-    names, listed = sorted(set(jobs.values())), dict[str, str]()
-    for begin in range(0, len(names), AT_A_TIME):
-        asked = f"--name={','.join(names[begin : begin + AT_A_TIME])}"
-        queue = call(["squeue", "-h", "-r", "--me", "--states=all", asked, f"--format={SQUEUE}"])
+    listed: dict[str, str] = {}
+    for names in in_parts(sorted(set(jobs.values()))):
+        queue = _squeue(f"--name={','.join(names)}")
         if queue.code != 0:
             raise ControllerUnreachable(queue.says, "No job was changed; run the command again when Slurm is back.")
         listed |= {job.id: job.name for job in _read(queue.stdout)}
@@ -116,8 +115,13 @@ def is_preempted(job: str) -> bool:
     return bool(_PREEMPTED.search(call(["scontrol", "show", "job", job]).stdout))
 
 
-def _squeue() -> SlurmOutput:
-    return call(["squeue", "-h", "-r", "--me", "--states=all", f"--format={SQUEUE}"])
+def in_parts(jobs: Sequence[str]) -> list[Sequence[str]]:
+    """Numbers or names of jobs, in parts of at most AT_A_TIME jobs."""
+    return [jobs[begin : begin + AT_A_TIME] for begin in range(0, len(jobs), AT_A_TIME)]
+
+
+def _squeue(*options: str) -> SlurmOutput:
+    return call(["squeue", "-h", "-r", "--me", "--states=all", *options, f"--format={SQUEUE}"])
 
 
 def _listed(queue: SlurmOutput, masters: Sequence[str]) -> dict[str, Job]:

@@ -29,8 +29,8 @@ from jobs.rendezvous import NODE, NODES, RENDEZVOUS, NoMeeting
 from jobs.ssh import node_lock
 from jobs.ssh.record_mirror import RecordReader
 from jobs.wait_for_gpus import VISIBLE
-from shardlab import console, files, source_digest
-from shardlab.errors import InputError, ShardlabError
+from shardlab import console, files, json_file, source_digest
+from shardlab.errors import ShardlabError
 
 SAYS = "shardlab:"  # the begin of each line that this program prints, because a .bashrc may print other lines
 BEAT_S, SILENT_S = 5.0, 60.0
@@ -57,10 +57,8 @@ class TaskRequest(msgspec.Struct, frozen=True):
 
 def main() -> int:
     """Read a TaskRequest, execute the task, and return its exit code. Raises ShardlabError."""
-    try:
-        request = msgspec.json.decode(sys.stdin.buffer.readline(), type=TaskRequest)
-    except msgspec.DecodeError as error:
-        raise InputError(f"standard input: is not a request of this version of shardlab: {error}.") from None
+    line = sys.stdin.buffer.readline()
+    request = json_file.of_standard_input(line, TaskRequest, "a request of this version of shardlab")
     if request.packages not in (None, here := source_digest.packages()):
         raise ShardlabError(
             f"{socket.gethostname()}: its installed packages (digest {here}) are not those of the first node (digest "

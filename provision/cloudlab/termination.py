@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import time
-from typing import Any
 
 import msgspec
 
 from provision.cloudlab import creation, waiting
 from provision.cloudlab.portal import NoExperiment, OutcomeUnknown, Portal, nothing_changed
-from shardlab import cloudlab_experiment, files, remote_workspace
+from shardlab import cloudlab_experiment, files, json_file, remote_workspace
 from shardlab.cloudlab_experiment import ExperimentNote
 from shardlab.cluster import Cluster
 from shardlab.cluster_keys import NodeEntry
 from shardlab.console import Output
-from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import ShardlabError
 from shardlab.run import RUN_ID
 from shardlab.workspace import Workspace
@@ -113,11 +111,8 @@ def unfetched(workspace: Workspace) -> str:
 
 
 def _is_here(workspace: Workspace, run_id: str) -> bool:
-    try:
-        manifest: Any = files.read(workspace.runs / run_id / "manifest.json")
-        return decoder(FetchedManifest).decode(manifest).complete
-    except (OSError, *DECODE_FAULTS):
-        return False
+    manifest = json_file.read_if_valid(workspace.runs / run_id / "manifest.json", FetchedManifest)
+    return manifest is not None and manifest.complete
 
 
 def _forget(cluster: Cluster, workspace: Workspace) -> None:

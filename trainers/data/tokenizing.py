@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardlab.errors import InputError, MissingExtra, WorkspaceError
+from shardlab import files
+from shardlab.errors import InputError, MissingExtra
 from trainers.data import tokens
 
 if TYPE_CHECKING:
@@ -94,12 +95,9 @@ def _pieces(text: Path) -> Iterator[str]:
 
 def _read(text: Path) -> Iterator[bytes]:
     empty = True
-    try:
-        with text.open("rb") as handle:
-            while piece := handle.read(PIECE):
-                empty = False
-                yield piece
-    except OSError as error:
-        raise WorkspaceError.from_os_error(error, "read the text") from error
+    with files.as_workspace_error("read the text"), text.open("rb") as handle:
+        while piece := handle.read(PIECE):
+            empty = False
+            yield piece
     if empty:
         raise InputError(f"{text}: the file is empty. Allowed: text files.")

@@ -17,6 +17,7 @@ offset bytes
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from shardlab import files
-from shardlab.errors import InputError, WorkspaceError
+from shardlab.errors import InputError
 
 MAGIC = b"SHLTOKEN"
 VERSION = 1
@@ -83,12 +84,8 @@ def _header(path: Path) -> tuple[int, int, int, bytes]:
 
     All checks that do not need the tokens themselves are made here. Raises InputError and WorkspaceError.
     """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as handle:
-            raw = handle.read(HEADER.size)
-    except OSError as error:
-        raise WorkspaceError.from_os_error(error, "read the data set") from error
+    with files.as_workspace_error("read the data set"), path.open("rb") as handle:
+        size, raw = os.fstat(handle.fileno()).st_size, handle.read(HEADER.size)
     if len(raw) < HEADER.size:
         raise InputError(f"{path}: found {size} bytes. Allowed: a token file, whose header alone has {HEADER.size} bytes.")
     magic, version, width, count, vocabulary, digest = HEADER.unpack(raw)

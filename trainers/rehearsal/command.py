@@ -27,7 +27,7 @@ def run(file: Path | None, cache: Path | None, *, full_depth: bool) -> int:
     request = _read(file)
     answer_out = _keep_for_answer()
     place = None if cache is None else cache / f"{request.key(full_depth=full_depth)}.json"
-    answer = None if place is None else _cached(place)
+    answer = None if place is None else rehearsed.read(place)
     if answer is None:
         answer = _rehearse(request, Path() if file is None else file.parent, full_depth=full_depth)
         if place is not None and isinstance(answer, Rehearsed):
@@ -56,14 +56,6 @@ def _keep_for_answer() -> int:
     kept = os.dup(1)
     os.dup2(2, 1)
     return kept
-
-
-def _cached(place: Path) -> Answer | None:
-    """Read the result of an earlier rehearsal from a file; None if the file does not exist or cannot be read."""
-    try:
-        return rehearsed.decode(files.read(place))
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def _rehearse(request: RehearsalRequest, folder: Path, *, full_depth: bool) -> Answer:
