@@ -350,7 +350,7 @@ def test_a_cluster_file_that_was_there_is_shown_before_it_names_what_runs(tmp_pa
 def test_another_cluster_file_of_a_folder_is_shown_too_before_it_names_what_runs(tmp_path, capsys):
     workspace, file = Workspace(tmp_path), tmp_path / "site.yaml"
     file.write_text(
-        "schema: 1\nname: far\nprovider: slurm\nlogin: {host: 127.0.0.1, port: 9}\nstorage: {shared: /project/x}\n"
+        "schema: 1\nname: far\nprovider: slurm\nslurm: {}\nlogin: {host: 127.0.0.1, port: 9}\nstorage: {shared: /project/x}\n"
         "environment: {wheelhouse: /project/wheels}\n"
     )
     shown = "the cluster file logs in to 127.0.0.1\nthe cluster file installs packages from /project/wheels\n"
