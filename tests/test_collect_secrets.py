@@ -100,6 +100,15 @@ SECRETS: dict[str, tuple[str, str, str | None]] = {
     "any token": ("COMET_TOKEN", drawn(25), None),
     "API key": ("apiKey", drawn(32), None),
     "netrc": ("", f"machine api.wandb.example login user password {(key := drawn(40, HEX))}", key),
+    "Stripe": ("", token("sk_", "live_", drawn(24)), None),
+    "SendGrid": ("", token("S", "G.", drawn(22), ".", drawn(43)), None),
+    "Kaggle": ("KAGGLE_KEY", drawn(32, HEX), None),
+    "kaggle.json": ("", f'{{"username":"ada","key":"{(key := drawn(32, HEX))}"}}', key),
+    "webhook of Slack": ("", token("https://hooks.slack.com", "/services/", "T01234567/B01234567/", key := drawn(24)), key),
+    "webhook of Discord": ("", token("https://example.com/api/web", "hooks/", "123456789012345678/", key := drawn(68)), key),
+    "W&B printed": ("", f"wandb: API key is {(key := drawn(40, HEX))}", key),
+    "curl -u": ("", f"curl -s -u ada:{(key := drawn(8))} https://example.com/x", key),
+    "sshpass": ("", f"sshpass -p {(key := drawn(10))} ssh node0", key),
     "option": ("", f"python train.py --hub-token {(key := drawn(30))} --steps 10", key),
 }  # fmt: skip
 # By the kind of a file: the path in an archive, and a function that writes a text with this name into the file.
@@ -310,4 +319,6 @@ def test_a_url_is_shown_without_user_password_and_query():
         == "fetch 'https://h/a' as /data, not http://h2/x"
     )
     assert url.without_secrets("docker://ada:pw@h/a#b:1") == "docker://h/a#b:1"
+    assert url.without_secrets("https://ada:p/w#x@h/a, s3://b/c#access_token=1&d") == "https://h/a, s3://b/c"
+    assert url.without_secrets("http://h:80/@scope/a") == "http://h:80/@scope/a"
     assert url.without_secrets("a/b?c d@e") == "a/b?c d@e"

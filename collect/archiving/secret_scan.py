@@ -28,7 +28,8 @@ file that only you can read, which a line of slurm.setup may source."""
 # The beginning of a word, also after an escape of JSON, such as \n, and after a color of a terminal.
 _START = r"(?:(?<!\w)|(?<=\\[nrt])|(?<=\dm))"
 _QUOTE = r"(?:\\*[\"']|&quot;|&#(?:34|39|x27);)?"
-_KEY = "".join(f"|(?<={of})key|(?<={of}[_-])key" for of in ("api", "access", "secret", "private", "auth", "account", "license"))
+_KEYS_OF = ("api", "access", "secret", "private", "auth", "account", "license", "kaggle")
+_KEY = "".join(f"|(?<={of})key|(?<={of}[_-])key" for of in _KEYS_OF)
 _HEADER = rf"(?i:authorization{_QUOTE}\s{{0,4}}[:=]\s{{0,4}}{_QUOTE}(?:(?:basic|bearer|token)\s+)?|{_START}bearer\s+)"
 # A value that is assigned to a name, as in YAML, JSON, shell scripts and Python, or that follows an option of a command.
 _ASSIGNED = (
@@ -56,9 +57,17 @@ FORMS = [
          _START + r"(?:(?:nvapi-|dckr_pat_|pypi-AgE)[\w-]{20,}|npm_[A-Za-z0-9]{36})"),
         ("a key of an AI service", "sk-",
          _START + r"(?<!-)sk-(?:[0-9a-f]{32,}|or-v1-[0-9a-f]{40,}|(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,})"),
+        ("a key of Stripe, SendGrid or Kaggle", 'sk_live_ rk_live_ sg. "key',
+         rf"{_START}(?:[rs]k_live_\w{{16,}}|SG\.[\w-]{{16,}}\.[\w-]{{16,}})|\"key{_QUOTE}\s{{0,4}}:\s{{0,4}}{_QUOTE}[0-9a-f]{{32}}(?!\w)"),
+        ("the URL of a webhook", "hooks.slack.com/services/ /api/webhooks/",
+         r"hooks\.slack\.com/services/T\w+/B\w+/\w{16,}|/api/webhooks/\d{6,}/[\w-]{20,}"),
+        ("a password of a command", "curl sshpass",
+         (rf"curl\s[^\n|;]{{0,300}}?(?<=\s)(?:-u|--user)[ =]{_QUOTE}[^\s:$<\"']+:(?![$<])[^\s\"']{{3,}}"
+         rf"|sshpass\s+-p\s{{0,4}}{_QUOTE}(?![$<])[^\s\"'<]{{4,}}")),
         ("a JSON Web Token", "eyj", _START + r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"),
-        ("a password of a login", "login",
-         r"(?<=wandb[ .])login[^\n]{0,30}?(?<!\w)[0-9a-f]{40}(?!\w)|login\s+\S+\s+password\s+(?![<$])\S{6,}"),
+        ("a password of a login", "login api",
+         (r"(?:(?<=wandb[ .])login|(?i:(?<=wandb: )api key))[^\n]{0,30}?(?<!\w)[0-9a-f]{40}(?!\w)"
+         r"|login\s+\S+\s+password\s+(?![<$])\S{6,}")),
         ("a header that authorizes", "authorization bearer", _HEADER + r"(?=[\w.~+/=-]*(?:\d|[a-z][A-Z]))[\w.~+/=-]{12,}"),
         ("a value whose name says that it is secret", "token secret passw passphrase pwd credential key", _ASSIGNED),
     )
