@@ -22,7 +22,7 @@ from jobs.repeats import rounds
 from jobs.scheduler import SubmitOptions
 from jobs.submit import RunDecision
 from shardlab import inventory, moments
-from shardlab.errors import InputError
+from shardlab.errors import InputError, WorkspaceError
 from shardlab.inventory import Inventory
 from shardlab.lease import Lease
 from shardlab.run import parts_of, run_id
@@ -181,7 +181,7 @@ def of_workspace(workspace: Workspace, now: datetime) -> LeaseReport | None:
     """
     try:
         known = inventory.leased(workspace)
-    except InputError:
+    except (InputError, WorkspaceError):
         return None
     if known is None:
         return None

@@ -9,7 +9,7 @@ import msgspec
 from shardlab import json_file
 from shardlab.all_reduce import MeasuredAllReduce
 from shardlab.cluster import Cluster
-from shardlab.errors import InputError
+from shardlab.errors import InputError, WorkspaceError
 from shardlab.lease import Lease
 from shardlab.remote import Address
 from shardlab.workspace import Workspace
@@ -82,7 +82,8 @@ def of_workspace(workspace: Workspace) -> Inventory | None:
 
 
 def leased(workspace: Workspace, cluster: str | None = None) -> Inventory | None:
-    """The inventory of this workspace if its nodes are lent for a time (it contains a lease), else None. Raises InputError.
+    """The inventory of this workspace if its nodes are lent for a time (it contains a lease), else None. Raises InputError
+    and WorkspaceError.
 
     cluster: the name of the expected cluster; None is returned if the inventory is of another cluster. If `cluster` is None,
     the inventory may be of any cluster.
@@ -97,7 +98,7 @@ def known_lease(workspace: Workspace) -> Lease | None:
     """The lease of the nodes; None if the nodes are not lent, or if the inventory cannot be read (`jobs submit` says why)."""
     try:
         inventory = leased(workspace)
-    except InputError:
+    except (InputError, WorkspaceError):
         return None
     return inventory.lease if inventory is not None else None
 
@@ -107,7 +108,7 @@ def measured_all_reduces(workspace: Workspace, cluster: str) -> tuple[MeasuredAl
     cannot be read (`jobs submit` says why)."""
     try:
         inventory = of_workspace(workspace)
-    except InputError:
+    except (InputError, WorkspaceError):
         return ()
     return inventory.all_reduces if inventory is not None and inventory.cluster == cluster else ()
 

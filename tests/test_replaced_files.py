@@ -14,6 +14,8 @@ import pytest
 import support_replaced as support
 from support_long import LONG
 
+from jobs import cli
+
 
 def drawn() -> dict[str, list[tuple[str, tuple[str, ...]]]]:
     """For each kind of file, the places where it stands, and the verbs: all of them in the long form, else a few."""
@@ -46,3 +48,12 @@ def test_every_command_ends_with_a_sentence(tmp_path, kind):
     shown = [case for case, (_, said) in zip(asked, answers) if "THE-SECRET" in said and case[0] not in support.MAY_BE_LINKS]
     assert shown == []
     assert secret.read_text() == support.SECRET, "a command wrote through the link"
+
+
+def test_runs_are_listed_although_the_inventory_is_a_fifo(tmp_path, capsys):
+    support.workspace(tmp_path / "ws")
+    inventory = tmp_path / "ws/.shardlab/inventory.json"
+    inventory.unlink()
+    os.mkfifo(inventory)
+    assert cli.main(["--workspace", str(tmp_path / "ws"), "status"]) == 0
+    assert "completed" in capsys.readouterr().out
