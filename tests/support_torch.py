@@ -39,6 +39,7 @@ NEED_TORCH = (
     "test_model_file.py::test_the_page_shows_what_plan_says_of_its_model",
     "test_own_strategies.py::*",
     "test_own_workloads.py::*",
+    "test_provision_line.py::test_apply_makes_it_so_and_a_second_time_finds_nothing_to_do",
     "test_traces_gloo.py::*",
     "test_traces_phases.py::test_the_phases_of_a_real_training",
     "test_workspace_trust.py::*",

@@ -1,5 +1,6 @@
 """`collect watch`: which records it reads, what its page shows about runs, and which requests its server answers."""
 
+import contextlib
 import json
 import os
 import socket
@@ -391,8 +392,9 @@ def test_a_port_that_is_taken_or_is_none_is_refused(workspace, capsys):
 def test_it_listens_on_this_machine_alone(matrix):
     _, url = matrix
     port = int(url.split(":")[2].split("/")[0])
-    name = socket.gethostbyname(socket.gethostname())
-    if name.startswith("127."):
-        name = "127.0.0.2"  # not 127.0.0.1: only a server on all addresses would answer
+    name = "127.0.0.2"  # not 127.0.0.1: only a server on all addresses would answer
+    with contextlib.suppress(socket.gaierror):  # the name of this machine may have no address
+        address = socket.gethostbyname(socket.gethostname())
+        name = name if address.startswith("127.") else address
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((name, port), timeout=10).close()
