@@ -25,6 +25,7 @@ NEED_TORCH = (
     "test_benchmarks.py::test_a_benchmark_comes_to_its_end_and_prints_its_figures*",
     "test_cloudlab_nodes.py::test_data_on_the_control_network_is_found_by_the_counters_of_the_kernel",
     "test_contributing.py::test_the_tests_of_all_examples_pass_together",
+    "test_extras.py::test_the_table_has_each_module_of_each_extra_of_pyproject",
     "test_fake_cuda.py::*",
     "test_gpu_proof.py::*",
     "test_jobs_damaged.py::*",
