@@ -29,6 +29,8 @@ NEED_TORCH = (
     "test_fake_cuda.py::*",
     "test_gpu_proof.py::*",
     "test_jobs_damaged.py::*",
+    "test_jobs_from_archive.py::*",
+    "test_jobs_frozen_source.py::test_a_run_that_waits_trains_with_the_source_that_it_was_submitted_with",
     "test_jobs_held.py::*",
     "test_jobs_rehearsals.py::test_a_plan_rehearses_what_it_can_and_keeps_the_answers",
     "test_jobs_trace.py::test_the_runs_of_64_ranks_give_what_one_process_gives",
