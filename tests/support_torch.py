@@ -57,6 +57,7 @@ NEED_TORCH = (
     "test_papers_line.py::*",
     "test_played_gpus_line.py::*",
     "test_track_line.py::*",
+    "test_readme_line.py::*",
     "test_tutorial_line.py::*",
     "test_unwatched_line.py::*",
 )
