@@ -300,13 +300,13 @@ def test_the_memory_to_open_an_archive_is_bounded_by_its_size(tmp_path, folders)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 6 * path.stat().st_size
+    assert peak < 6 * path.stat().st_size + 2**17  # buffers, which differ between versions of Python
 
 
 @pytest.mark.parametrize("pseudonyms", [None, Pseudonyms([("host", support.HOST)])], ids=["plain", "anonymous"])
 @pytest.mark.parametrize("name", ["rank-00000.log", "trace.json.gz"])
 def test_a_long_file_is_archived_without_reading_it_as_a_whole(tmp_path, pseudonyms, name):
-    text = (f"step 1 on {support.HOST}\n" + f"loss {'2.5 ' * 200}\n" * 10).encode() * 400
+    text = (f"step 1 on {support.HOST}\n" + f"loss {'2.5 ' * 200}\n" * 10).encode() * 1200
     content = gzip.compress(text, 1) if name.endswith(".gz") else text
     (tmp_path / name).write_bytes(content)
     (tmp_path / "staged").mkdir()
