@@ -250,7 +250,8 @@ def test_no_tracker_brings_torch_along_or_speaks(workspace, tmp_path, no_network
         "    assert main(['export', '--to', name, '--out', name, '--workspace', sys.argv[1]]) == 0\n"
         "assert not {'torch', 'tensorflow'} & set(sys.modules)"
     )
-    command = [sys.executable, "-W", "error", "-c", code, str(workspace.path), *PACKAGES]
+    words = ["-W", "error", "-W", "ignore:codecs.open() is deprecated:DeprecationWarning"]  # Python 3.14, by MLflow's own code
+    command = [sys.executable, *words, "-c", code, str(workspace.path), *PACKAGES]
     # MLflow sends no telemetry if one of these variables is set. The test removes them, so that MLflow behaves as for users.
     tests = ("CI", "PYTEST_CURRENT_TEST", "PYTEST_VERSION")
     environment = {name: value for name, value in os.environ.items() if name not in tests}
