@@ -31,7 +31,7 @@ import msgspec
 from shardlab import files
 from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, WorkspaceError
-from shardlab.record_types import Count, MatrixName, RunId, Sha256
+from shardlab.record_types import MatrixName, RunId, Sha256
 from shardlab.workspace_trust import CODE
 
 SCHEMA = 1
@@ -57,11 +57,13 @@ ENCRYPTED = 0x1  # the flag bit of an encrypted member in a zip file
 # The exceptions of zipfile for a damaged file: a wrong checksum, a truncated or impossible structure, an unknown version.
 ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, UnicodeDecodeError)
 
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # in bytes
+
 
 class ArchivedFile(msgspec.Struct, frozen=True):
     """A file in an archive."""
 
-    bytes: Count
+    bytes: Size
     """The size of the file, uncompressed."""
     sha256: Sha256
 

@@ -190,7 +190,7 @@ def git_commit() -> str | None:
 
 
 def kernel_text(path: Path) -> str | None:
-    """The text in a file of the kernel; None if it is empty or cannot be read."""
+    """The text in a file in /proc or /sys; None if the file is empty or cannot be read."""
     try:
         return path.read_text().strip() or None
     except OSError:

@@ -61,7 +61,7 @@ class Proof(msgspec.Struct, kw_only=True):
     inodes: list[int]
     ctime_ns: int | None
     began: bool  # whether the workspace began on this account; False: the user consented
-    unshown: list[str] = []  # what the cluster file that was there before does; see `_powers_there`
+    unshown: list[str] = []  # what the cluster file that was there before does; see `named_powers`
     files: dict[str, str] = {}  # consent: the SHA-256 of each file, by its path in the workspace
 
 
@@ -73,8 +73,9 @@ def mark_of(workspace: Workspace) -> Path:
 def begin(workspace: Workspace) -> None:
     """Make a workspace this user's own if it is new. This function must be called before the first file is stored in it.
 
-    A workspace with a faulty cluster file does not begin. If only this user may write in the workspace, the same holds for what
-    this process makes. Raises WorkspaceError if the proof cannot be written, and InputError if the user has no home folder.
+    A workspace with a faulty cluster file does not begin. If only this user may write in the workspace, this process gives no
+    group the right to write to files that it makes. Raises WorkspaceError if the proof cannot be written, and InputError if
+    the user has no home folder.
     """
     if not workspace.exposed():  # else a folder made with the umask 002 would make the workspace foreign
         os.umask(os.umask(0o077) | stat.S_IWGRP)
@@ -141,7 +142,9 @@ def steering_files(workspace: Workspace) -> list[Path]:
     folders += filter(None, [workspace.own_templates])
     paths = {workspace.path / "cluster.yaml", *folders}
     for folder in folders:
-        for at, below, names in os.walk(folder) if not folder.is_symlink() else ():  # a link may lead to /, which has no end
+        if folder.is_symlink():  # it may lead to /, which would take minutes to list
+            continue
+        for at, below, names in os.walk(folder):
             below[:] = [name for name in below if name != BYTECODE]
             paths |= {Path(at, name) for name in names}
     return sorted(path for path in paths if path.is_symlink() or (path.exists() and not path.is_dir()))

@@ -92,3 +92,12 @@ def test_a_machine_whose_gpu_is_not_known_calibrates_nothing(tmp_path):
     assert list(gpu_results.measured(results(tmp_path, record(step_ms=10.0), name="Abacus 3000"))) == []
     (tmp_path / "docs/results/2026-11-24-gpu/HOST.json").write_text("{half")
     assert list(gpu_results.measured(gpu_results.folders(tmp_path)[:1])) == []
+
+
+def test_a_result_that_cannot_be_read_is_left_out(tmp_path):
+    (folder,) = results(tmp_path, record(step_ms=10.0))
+    (proof,) = folder.glob("*/proof.jsonl")
+    assert list(gpu_results.measured([folder]))
+    proof.unlink()
+    proof.mkdir()
+    assert list(gpu_results.measured([folder])) == []

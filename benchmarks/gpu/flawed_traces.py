@@ -46,7 +46,8 @@ def main() -> None:
 
 
 def record(flaw: str, path: Path) -> None:
-    """Record three profiled steps with the flaw, write the trace, and print its launches and kernels."""
+    """Profile three training steps so that the trace has the flaw. Write the trace, and print how many launches and
+    kernels it has."""
     cupti = _cupti()
     torch.manual_seed(0)
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True), 2).cuda()

@@ -119,6 +119,10 @@ class Pseudonyms:
             content = pattern.sub(lambda match, kind=kind: self._by_form(kind, match[0]), content)  # type: ignore[misc]
         return content
 
+    def replaced_text(self, text: str) -> str:
+        """As `replaced`, for a text in memory, such as the name of a file."""
+        return self.replaced(text.encode()).decode()
+
     def _by_form(self, kind: str, text: bytes) -> bytes:
         if text.decode() in COMMON:
             return text
@@ -154,7 +158,7 @@ def of(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> Pseudonyms:
     values |= {text for one in loaded.runs for event in one.events for text in (event.event, event.writer)}
     values |= {text for one in loaded.runs for text in (one.run_id, one.result.unit if one.result is not None else "")}
     pseudonyms = Pseudonyms(found, {*STATES, *(text for text in values if not any(name in text for name in own))})
-    if pseudonyms.replaced(loaded.expansion.name.encode()) != loaded.expansion.name.encode():
+    if pseudonyms.replaced_text(loaded.expansion.name) != loaded.expansion.name:
         why = f"--anonymous: the name of the matrix {loaded.expansion.name!r} contains a name that must be replaced"
         raise InputError(f"{why}. Allowed: a matrix with another name, or an archive without --anonymous.")
     return pseudonyms

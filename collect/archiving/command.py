@@ -88,8 +88,8 @@ def write(workspace: Workspace, matrix: str | None, out: str | None, most_gib: f
         staging.finish(folder, name, workspace)
         runs = Workspace(folder).run_ids()
         if pseudonyms is not None:
-            texts = [[pseudonyms.replaced(text.encode()).decode() for text in (one.name, one.why)] for one in left_out]
-            left_out = [LeftOutFile(name, one.bytes, why) for one, (name, why) in zip(left_out, texts, strict=True)]
+            replaced_text = pseudonyms.replaced_text
+            left_out = [LeftOutFile(replaced_text(one.name), one.bytes, replaced_text(one.why)) for one in left_out]
         index = pack.index(folder, name, runs, left_out, anonymous=hidden)
         secret_scan.must_contain_no_secret(folder, index)
         remaining = _remaining(folder, index, pseudonyms) if pseudonyms is not None else {}

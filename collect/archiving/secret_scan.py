@@ -58,7 +58,8 @@ FORMS = [
         ("a key of an AI service", "sk-",
          _START + r"(?<!-)sk-(?:[0-9a-f]{32,}|or-v1-[0-9a-f]{40,}|(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,})"),
         ("a key of Stripe, SendGrid or Kaggle", 'sk_live_ rk_live_ sg. "key',
-         rf"{_START}(?:[rs]k_live_\w{{16,}}|SG\.[\w-]{{16,}}\.[\w-]{{16,}})|\"key{_QUOTE}\s{{0,4}}:\s{{0,4}}{_QUOTE}[0-9a-f]{{32}}(?!\w)"),
+         (_START + r"(?:[rs]k_live_\w{16,}|SG\.[\w-]{16,}\.[\w-]{16,})"
+         rf"|\"key{_QUOTE}\s{{0,4}}:\s{{0,4}}{_QUOTE}[0-9a-f]{{32}}(?!\w)")),
         ("the URL of a webhook", "hooks.slack.com/services/ /api/webhooks/",
          r"hooks\.slack\.com/services/T\w+/B\w+/\w{16,}|/api/webhooks/\d{6,}/[\w-]{20,}"),
         ("a password of a command", "curl sshpass",

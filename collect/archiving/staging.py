@@ -53,7 +53,7 @@ def fill(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms 
     """
     left_out = []
     for source in sources:
-        target = folder / (source.name if pseudonyms is None else pseudonyms.replaced(source.name.encode()).decode())
+        target = folder / (source.name if pseudonyms is None else pseudonyms.replaced_text(source.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with files.as_workspace_error("copy"), files.open_regular(source.path) as original, target.open("xb") as copy:

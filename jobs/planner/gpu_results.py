@@ -19,6 +19,7 @@ from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import PlannedMachine
 from shardlab import json_file
 from shardlab.cell import Cell
+from shardlab.errors import WorkspaceError
 from shardlab.host import Host
 from shardlab.record import read_lines
 
@@ -62,7 +63,11 @@ def _machine(path: Path) -> PlannedMachine | None:
 
 
 def _of_proof(path: Path, machine: PlannedMachine) -> Iterator[MeasuredRatio]:
-    for record in read_lines(path, ProofRecord).records:
+    try:
+        records = read_lines(path, ProofRecord).records
+    except WorkspaceError:  # the file cannot be read
+        return
+    for record in records:
         if record.cell is None or record.stage != SPEED or record.verdict == "dropped":
             continue
         predicted = step_time.of(record.cell, machine)
