@@ -1,4 +1,4 @@
-# Two commands: `make quickstart` shows the whole line on this machine, `make test` proves it.
+# Two commands: `make quickstart` shows all steps on this machine, `make test` proves it.
 
 PYTHON ?= python3
 VENV := .venv

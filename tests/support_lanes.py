@@ -17,27 +17,27 @@ from xdist.scheduler import LoadScopeScheduling
 
 NODES = "practice nodes"
 ON_PRACTICE_NODES = (
-    "test_practice_line",
-    "test_practice_hindered_line",
-    "test_slurm_line",
-    "test_trace_line",
+    "test_practice_e2e",
+    "test_practice_hindered_e2e",
+    "test_slurm_e2e",
+    "test_trace_e2e",
     "test_slurm_launchers",
-    "test_slurm_jump_line",
-    "test_site_line",
-    "test_ssh_line",
-    "test_cloudlab_line",
+    "test_slurm_jump_e2e",
+    "test_site_e2e",
+    "test_ssh_e2e",
+    "test_cloudlab_e2e",
     "test_practice_link",
 )
-BY_PARAMETER = ("test_papers_line",)
-SPREAD = ("test_jobs_line", "test_launchers_line", "test_trainers_checkpoints", "test_trainers_proof")
+BY_PARAMETER = ("test_papers_e2e",)
+SPREAD = ("test_jobs_e2e", "test_launchers_e2e", "test_trainers_checkpoints", "test_trainers_proof")
 FIRST = (
     NODES,
-    "test_papers_line",
-    "test_ssh_separate_folders_line",
+    "test_papers_e2e",
+    "test_ssh_separate_folders_e2e",
     "test_trainers",
     "test_jobs",
     "test_launchers",
-    "test_line",
+    "test_quickstart_e2e",
     "test_shell",
     "test_report",
 )

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import msgspec
-from support_line import HANG_S
+from support_e2e import HANG_S
 
 from shardlab import rehearsed
 

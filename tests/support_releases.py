@@ -17,7 +17,7 @@ OWN = "own"
 OTHERS = tuple(name for name in get_args(Release) if base.is_other(name))
 GIVEN = os.environ.get("SHARDLAB_RELEASES", "")
 RELEASES = tuple(GIVEN.split(",")) if GIVEN else (OWN, *OTHERS) if LONG else (OWN,)
-ON_EACH = ("test_practice_line", "test_slurm_line", "test_slurm_launchers")
+ON_EACH = ("test_practice_e2e", "test_slurm_e2e", "test_slurm_launchers")
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:

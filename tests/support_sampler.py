@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support_line import until
+from support_e2e import until
 
 from shardlab.record import Sample, read_lines
 

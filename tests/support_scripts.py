@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from support_line import HANG_S
+from support_e2e import HANG_S
 
 
 class Scripts:

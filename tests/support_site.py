@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
-from support_line import logs
+from support_e2e import logs
 from support_slurm import SlurmCluster
 
 USER, UID, ACCOUNT = "alice", 1200, "abc_g"

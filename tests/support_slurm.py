@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from support_line import logs, until
+from support_e2e import logs, until
 from support_trust import make_own
 
 from jobs.slurm import submission

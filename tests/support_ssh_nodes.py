@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 from support_cells import CELL
-from support_line import until
+from support_e2e import until
 from support_trust import make_own
 
 from jobs import node_processes

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support_line import HANG_S
+from support_e2e import HANG_S
 from support_scripts import Scripts
 
 from shardlab import files

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support_line import HANG_S
+from support_e2e import HANG_S
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import support_columns as support
 from support_columns import is_same, sample, small_segments, write  # noqa: F401 - a fixture
-from support_line import until
+from support_e2e import until
 
 from collect.loading.records import RunRecords
 from collect.sample_columns import reader, segment

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from support_document_keys import wrong
-from support_line import until
+from support_e2e import until
 from support_sampler import start
 
 from collect.sampler import host, loop

@@ -4,7 +4,7 @@ import os
 import stat
 
 import pytest
-from support_line import until
+from support_e2e import until
 from support_sampler import ended, records, sampled, start
 
 from collect.sampler.gpu import GpuSource

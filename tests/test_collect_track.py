@@ -7,7 +7,7 @@ import sys
 import pytest
 import support_collect as support
 import support_watch
-from support_line import until
+from support_e2e import until
 from test_collect_trackers import PACKAGES, mlflow_is, no_network, tensorboard_is, wandb_is  # noqa: F401 - a fixture
 
 from collect import summary, tracked_run

@@ -51,7 +51,7 @@ PRINTED = {
 # Maps the name of each document that this file does not test to the test file that compares its keys.
 ELSEWHERE = {
     "provision": "test_provision_pretend.py",
-    "jobs submit, jobs retry, jobs trace": "test_tutorial_line.py",
+    "jobs submit, jobs retry, jobs trace": "test_tutorial_e2e.py",
     "collect watch": "support_watch.py",
     "collect sample": "test_collect_sampler.py",
 }

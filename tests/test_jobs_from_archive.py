@@ -1,14 +1,14 @@
 """`jobs submit --from FILE` submits the matrix of an archive. Code in the archive is executed only with --trust."""
 
 import pytest
-from support_line import benches
+from support_e2e import benches
 from support_trust import make_own
 from test_own_workloads import MATRIX, MODEL
 
 from jobs.cli import main
 from shardlab.workspace import Workspace
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support_line import benches, until
+from support_e2e import benches, until
 from support_trust import make_own
 
 from jobs import frozen_source
@@ -95,7 +95,7 @@ def bench(tmp_path):
     yield from benches(tmp_path)
 
 
-@pytest.mark.line
+@pytest.mark.e2e
 def test_a_run_that_waits_trains_with_the_source_that_it_was_submitted_with(bench, tmp_path, monkeypatch):
     installed = tmp_path / "installed"
     for package in (*source_digest.RUN_PACKAGES, "provision"):

@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from support_line import benches, started, until
+from support_e2e import benches, started, until
 from support_trust import make_own
 
 # The template of a run's script. The script waits for the file `go`, so that the test can change packages after the submission.

@@ -6,7 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support_line import until
+from support_e2e import until
 from test_jobs_attempt import folder, supervised, write_run  # noqa: F401 - `folder` is a fixture
 
 from jobs.rendezvous import RENDEZVOUS

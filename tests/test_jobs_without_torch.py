@@ -9,7 +9,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from support_line import MATRIX
+from support_e2e import MATRIX
 from support_queue import CLUSTER, Queue
 from support_trust import make_own
 

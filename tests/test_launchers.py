@@ -8,8 +8,8 @@ from socket import gethostname
 
 import msgspec
 import pytest
+from support_e2e import benches
 from support_golden import run_of
-from support_line import benches
 from test_jobs_attempt import write_run
 
 from jobs import plan

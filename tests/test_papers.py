@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 import pytest
-from support_line import HANG_S
+from support_e2e import HANG_S
 
 from jobs import tiny_twin
 from jobs.resolve import resolve

@@ -19,7 +19,7 @@ RATES = (100, 1_000, 10_000)  # Mbit/s
 SIZES = (4 * MIB, 8 * MIB)  # `provision` measures 16 MiB
 PORT = 29613
 TOLERANCE = 0.06  # 3 % for the payload and 3 % for headers, as for the metric wire_difference_pct
-pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
 
 
 def limit(practice, mbps):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support_line import until
+from support_e2e import until
 
 from provision.interruption import sentence
 

@@ -1,5 +1,5 @@
 """Tests of reboots without a machine: a reboot is requested once and proven by a new boot id; then the operation is planned
-again. test_practice_line.py tests a real reboot."""
+again. test_practice_e2e.py tests a real reboot."""
 
 import pytest
 

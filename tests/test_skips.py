@@ -123,7 +123,7 @@ def test_each_test_that_needs_torch_exists():
         ("tests/test_shell_init.py::test_a[zsh]", "zsh is not installed here", False),
         ("tests/test_traces_hta.py::test_a", "no Python with HolisticTraceAnalysis is named in SHARDLAB_HTA", False),
         ("tests/test_provision_aside.py::test_a", "no loop device: losetup: cannot find an unused loop device", False),
-        ("tests/test_slurm_line.py::test_a", "practice nodes need root on this machine: sudo provision ...", False),
+        ("tests/test_slurm_e2e.py::test_a", "practice nodes need root on this machine: sudo provision ...", False),
     ],
 )
 def test_only_what_ci_has_no_machine_for_may_be_skipped(test, reason, allowed):

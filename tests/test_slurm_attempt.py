@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from support_line import benches, until
+from support_e2e import benches, until
 
 PING = "#!/bin/sh\ntest -e '{0}' && echo 'Slurmctld(primary) at head is UP' || echo 'Slurmctld(primary) at head is DOWN'\n"
 

@@ -6,7 +6,7 @@ from support_slurm import Study
 
 from jobs.launcher import launchers
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.e2e
 
 
 def test_the_same_cell_has_the_same_losses_through_each_launcher_on_one_and_two_nodes(slurm):
@@ -19,7 +19,7 @@ def test_the_same_cell_has_the_same_losses_through_each_launcher_on_one_and_two_
         # Runs with the launcher submitit request more from Slurm than other runs, so they are submitted as an array of their
         # own.
         study.jobs("submit", "--matrix", name, "--where", "launcher == 'submitit' and nnodes == 1", "--repeats", "2")
-        # `make test` runs only the cells on two nodes here, because test_launchers_line.py compares all launchers on one node.
+        # `make test` runs only the cells on two nodes here, because test_launchers_e2e.py compares all launchers on one node.
         study.jobs("submit", "--matrix", name, "--wait", *(() if LONG else ("--where", "nnodes == 2")))
         runs = study.runs()
         assert [run["state"] for run in runs] == ["completed"] * (7 if LONG else 5)

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from support_e2e import until
 from support_golden import HOSTILE, run_of, same_as_golden
-from support_line import until
 from support_ssh_nodes import SshNodes, tasks, wait_for
 from support_trust import make_own
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from support_aside import why_not
 from support_cells import CELL
-from support_line import until
+from support_e2e import until
 from support_ssh_nodes import SshNodes, tasks, wait_for
 
 from collect.cli import main

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from support_line import HANG_S
+from support_e2e import HANG_S
 from support_long import LONG, only_long
 
 from shardlab import checkpoint, files, instrument_span, suspension

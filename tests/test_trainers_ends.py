@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support_line import until
+from support_e2e import until
 
 from trainers.out_of_memory import is_out_of_memory
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support_line import HANG_S, until
+from support_e2e import HANG_S, until
 from support_long import only_long
 
 from jobs.resolve import Capacity, resolve

@@ -8,7 +8,7 @@ import sys
 import msgspec
 import pytest
 from support_aside import why_not
-from support_line import HANG_S
+from support_e2e import HANG_S
 
 from shardlab import checkpoint, files
 from shardlab.cell import CheckpointSettings, Instruments

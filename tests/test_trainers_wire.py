@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support_line import Bench
+from support_e2e import Bench
 from support_network_namespace import apart
 
 from trainers.communication import Call
@@ -99,7 +99,7 @@ def difference(bench, strategy):
     raise AssertionError(f"the samples leave too much open: {row['metrics']}")
 
 
-@pytest.mark.line
+@pytest.mark.e2e
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_runs_send_on_the_wire_what_their_collectives_should(tmp_path, short, monkeypatch, strategy):
     """The metric wire_difference_pct compares the kernel's counters with the bytes of the collectives. A difference of up to 6

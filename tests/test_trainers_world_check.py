@@ -8,7 +8,7 @@ import sys
 
 import msgspec
 import pytest
-from support_line import HANG_S
+from support_e2e import HANG_S
 
 from jobs.hang_detection import LEAST_S, MOST_S, SHARE
 from shardlab import files

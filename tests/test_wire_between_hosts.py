@@ -14,7 +14,7 @@ import sys
 
 import pytest
 from support_aside import why_not
-from support_line import until
+from support_e2e import until
 
 from shardlab.record import Sample, read_lines
 from trainers.communication import Call

@@ -91,7 +91,7 @@ class Copy:
         return Copy(path, Path(tempfile.mkdtemp(prefix="mutants-")))
 
     def command(self, plugin: str, *test_files: str) -> list[str]:
-        """The command that runs the tests of some files, except tests with the marker `line`.
+        """The command that runs the tests of some files, except tests with the marker `e2e`.
 
         plugin: the pytest plugin in tests/mutants/plugins to use. The seed of Hypothesis is fixed.
         """
@@ -101,7 +101,7 @@ class Copy:
             "--no-header",
             "--tb=no",
             "-m",
-            "not line",
+            "not e2e",
             "-p",
             "no:cacheprovider",
             "-p",

@@ -1,4 +1,4 @@
-"""Judges each mutant: runs the tests that run the changed line (except tests with the marker `line`), and records whether a
+"""Judges each mutant: runs the tests that run the changed line (except tests with the marker `e2e`), and records whether a
 test fails.
 
 Each result is written to its own file, so that an interrupted `make mutants` can continue where it stopped.
@@ -33,7 +33,7 @@ FIRST_FILES = 2
 class Result:
     """The result of judging a mutant.
 
-    outcome:    killed, timeout (killed because a test did not end), survived, or uncovered (no test without the marker `line`
+    outcome:    killed, timeout (killed because a test did not end), survived, or uncovered (no test without the marker `e2e`
                 runs the changed line)
     killer:     the test that failed or did not end
     judges:     number of tests that were chosen to judge the mutant

@@ -1,5 +1,5 @@
 """Records once which tests run which lines of the product, and how long each test takes. Each test file runs in its own
-process. Tests with the marker `line`, which take long, are left out."""
+process. Tests with the marker `e2e`, which take long, are left out."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import support_browser
-from support_line import Bench
+from support_e2e import Bench
 from support_long import LONG
 
 from shardlab.run import REHEARSAL
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.e2e
 SOME = {
     "paper2": "gpus < 4 or strategy == 'ddp'",
     "paper1": "gpus == 8 and global_batch_size == 512 or activation_checkpointing != 'none' or strategy == 'single' "

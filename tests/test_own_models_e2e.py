@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from support_line import benches
+from support_e2e import benches
 from support_page import follow
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.e2e
 STRATEGIES = {"ddp", "fsdp2", "zero2", "tp", "pp-1f1b"}
 
 

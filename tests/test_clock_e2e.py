@@ -3,9 +3,9 @@
 import itertools
 
 import pytest
-from support_line import HANG_S, benches, until
+from support_e2e import HANG_S, benches, until
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.e2e
 # Python reads this file when it starts. All processes of a machine share the kernel's clock (a time namespace changes only the
 # clocks that count from the boot), so the test sets back only Python's clock.
 SITE = """

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support_line import clock, holds_pause
+from support_e2e import clock, holds_pause
 from support_long import LONG
 from support_slurm import FOREVER, MATRIX, RANKS, Desk, Study
 
@@ -20,7 +20,7 @@ from shardlab.checkpoint import step_of, whole
 from shardlab.rundir import RunDir
 from shardlab.suspension import LEAST_S
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.e2e
 # A key of the cluster file that makes jobs wait in the queue, for tests in which no job has to run.
 HELD = "extra: {begin: now+1hour}"
 SEEDS = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from support_contributing import ROOT, copied
-from support_line import PATIENCE_S, logs, processes_of
+from support_e2e import PATIENCE_S, logs, processes_of
 from support_long import LONG
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.e2e
 # The short form of this test runs one of the 24 runs. All other lines are those of README.md.
 SHORT = " --where \"strategy == 'ddp' and workload == 'vit-tiny'\" --repeats 1"
 

@@ -8,12 +8,12 @@ import signal
 import subprocess
 
 import pytest
-from support_line import until
+from support_e2e import until
 from support_practice import WHY, states
 
 from provision.practice import base
 
-pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
 
 # A program that takes dpkg's lock in the way that apt takes it (apt ignores locks of flock(1)). It holds the lock until it is
 # killed.

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from support_document_keys import NAMED, wrong
-from support_line import benches
+from support_e2e import benches
 from support_long import LONG
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.e2e
 PAGE = (Path(__file__).parent.parent / "docs" / "tutorial-laptop.md").read_text()
 OURS = ("provision", "jobs", "collect")
 

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from support_line import benches
+from support_e2e import benches
 from support_sampler import ended, records, sampled, start
 
 from collect.figures import gpus, telemetry
@@ -58,7 +58,7 @@ def test_a_stub_that_cannot_be_loaded_is_refused(tmp_path, content):
     assert not (tmp_path / "node.jsonl").exists()
 
 
-@pytest.mark.line
+@pytest.mark.e2e
 def test_a_rehearsal_shows_every_panel_of_gpus_marked_as_played(bench, playing):
     name = bench.matrix(
         "axes: {strategy: [single]}\nclaims:\n  - {id: c, says: s, test: energy_j(gpus=1) > 0, where: here}", steps=100

@@ -5,7 +5,7 @@ import argparse
 import sys
 
 import pytest
-from support_line import Bench, benches, until
+from support_e2e import Bench, benches, until
 from test_collect_track import as_exported, events_of
 from test_collect_trackers import tensorboard_is
 
@@ -22,7 +22,7 @@ def bench(tmp_path):
     yield from benches(tmp_path)
 
 
-@pytest.mark.line
+@pytest.mark.e2e
 def test_a_run_is_logged_and_one_whose_tracker_fails_completes(bench):
     name = bench.matrix("axes: {strategy: [ddp], gpus: [2]}")
     bench.run("jobs", "submit", "--matrix", name, "--wait", "--track", "tensorboard")

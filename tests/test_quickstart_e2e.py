@@ -5,12 +5,12 @@ import json
 
 import pytest
 import support_browser
-from support_line import Bench
+from support_e2e import Bench
 
 from shardlab import host
 from shardlab.run import REHEARSAL
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.e2e
 MATRIX = """\
 axes:
   workload: [gpt2-tiny]
@@ -27,7 +27,7 @@ repeats: 2
 @pytest.fixture(scope="module")
 def walked(tmp_path_factory):
     """The workspace after the commands `provision`, `jobs submit`, `collect fetch` and `collect summarize` have run in it."""
-    bench = Bench(tmp_path_factory.mktemp("line"))
+    bench = Bench(tmp_path_factory.mktemp("quickstart"))
     (bench.path / "cluster.yaml").write_text("schema: 1\nname: here\nprovider: local\n")
     assert bench.json("provision", str(bench.path / "cluster.yaml"))["verified"] is True
     name = bench.matrix(MATRIX, steps=10)

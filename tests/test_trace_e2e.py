@@ -10,7 +10,7 @@ from support_slurm import Desk
 
 from shardlab.trace_part import SET_NAME
 
-pytestmark = [pytest.mark.line, pytest.mark.skipif(not LONG, reason="only in the long form")]
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(not LONG, reason="only in the long form")]
 RANKS, PER_RUN = 64, 8
 # Reads the traces as one JSON object from standard input, and writes each into the folder.
 WRITE = (

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from support_aside import why_not
-from support_line import HANG_S, until
+from support_e2e import HANG_S, until
 from support_slurm import FOREVER, MATRIX
 from support_ssh_nodes import tasks
 from support_trust import make_own
@@ -34,7 +34,7 @@ def why_no_network():
 
 
 WHY = why_no_network()
-pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
 # A node is locked under its address, so each test process uses its own addresses.
 LAN = f"10.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
 NODES = {"gpu1": f"{LAN}.1", "gpu2": f"{LAN}.2"}

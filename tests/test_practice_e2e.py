@@ -13,7 +13,7 @@ import paramiko
 import psutil
 import pytest
 from paramiko.common import cMSG_CHANNEL_EOF
-from support_line import until
+from support_e2e import until
 from support_long import LONG
 from support_practice import NAME, WHY, states
 
@@ -48,7 +48,7 @@ virtual._machine(made, workspace, virtual.nodes(made, workspace)[2], base.folder
 # The beginning of an ssh command that works only if /etc/ssh/ssh_known_hosts on this node has the host key of the other node.
 STRICT = "ssh -o BatchMode=yes -o StrictHostKeyChecking=yes -o UserKnownHostsFile=/dev/null"
 
-pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
 
 
 def proven_without(said: dict, name: str, why: str) -> None:

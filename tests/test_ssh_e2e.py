@@ -18,7 +18,7 @@ from support_slurm import FOREVER, MATRIX, Desk, SlurmCluster
 
 from shardlab.rundir import RunDir
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.e2e
 # Shell code that prints ids of processes of a run on a node. RANKS: its ranks. SESSION: the process of sshd that serves the SSH
 # session of the run's task (the process that starts the ranks on the node).
 RANKS = (

@@ -9,7 +9,7 @@ from support_slurm import MATRIX, Desk
 
 from shardlab.workspace import Workspace
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.e2e
 # Of the machines in CONFIG, this machine can reach only `gate`. SSH knows the name `gate` from CONFIG only; the names of the
 # other machines are known only behind `gate`.
 CONFIG = """\

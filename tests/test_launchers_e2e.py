@@ -8,12 +8,12 @@ from socket import gethostname
 
 import psutil
 import pytest
-from support_line import benches, processes_of, until
+from support_e2e import benches, processes_of, until
 
 from jobs.launcher import launchers
 from shardlab.checkpoint import whole
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.e2e
 EVERY = sorted(launchers())
 FOREVER = 10**7
 

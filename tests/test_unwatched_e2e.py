@@ -7,12 +7,12 @@ import socket
 
 import psutil
 import pytest
-from support_line import HANG_S, benches, until
+from support_e2e import HANG_S, benches, until
 
 from jobs.node_processes import SAMPLER_STARTS
 from shardlab.record import SAMPLER_ENDED
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from support_slurm import MATRIX
 from provision.practice.base import USER
 from shardlab.rundir import RunDir
 
-pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
 STEPS = 100
 CONTROLLED = 0.02  # the largest part of a run's data that the control network may carry, as in the check `network`
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from support_datasets import cifar_members, put
-from support_line import benches, processes_of, until
+from support_e2e import benches, processes_of, until
 
 from shardlab import files
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.e2e
 CIFAR = "cifar-10-batches-bin"
 
 

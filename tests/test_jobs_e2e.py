@@ -13,14 +13,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support_line import PATIENCE_S, benches, clock, holds_pause, processes_of, started, time_limit_s, until
+from support_e2e import PATIENCE_S, benches, clock, holds_pause, processes_of, started, time_limit_s, until
 from support_long import only_long
 
 from shardlab import suspension
 from shardlab.checkpoint import step_of, whole
 from shardlab.suspension import LOOK_S
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.e2e
 FOUR = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
 TWO = "axes: {strategy: [single], seed: [1, 2]}"
 LONG = "axes: {strategy: [ddp], gpus: [2]}"

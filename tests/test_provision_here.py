@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from support_line import until
+from support_e2e import until
 from support_trust import make_own
 
 from provision import cli

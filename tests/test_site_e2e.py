@@ -14,7 +14,7 @@ from provision.practice.machine import WHEELS
 from shardlab import cluster
 from shardlab.rundir import RunDir
 
-pytestmark = [pytest.mark.line, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
 SLURM = re.compile(r"^slurm: .*\n", re.MULTILINE)
 NO_INDEX = ["export PIP_INDEX_URL=http://127.0.0.1:9 PIP_RETRIES=0"]
 MATRIX = """\
