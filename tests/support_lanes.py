@@ -79,7 +79,7 @@ def place(test: str) -> int:
 
 
 def workers(tier: str | None) -> int:
-    """The number of workers: one for each core; in the slow tier also one for the tests on practice nodes, which mostly wait."""
+    """The number of workers: one for each core; one more for the slow tier, whose tests on practice nodes mostly wait."""
     return len(os.sched_getaffinity(0)) + (tier != QUICK)
 
 
