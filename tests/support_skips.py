@@ -1,7 +1,8 @@
 """A pytest plugin: in CI, a test that is skipped for a reason that is not in the table ALLOWED fails.
 
-CI runs on a machine where `make test` and `make test-all` install all that their tests need. If a test is skipped there, a check is lost, and
-without this plugin nobody notices. Outside CI nothing changes: a test whose tool is absent is skipped and the summary says so.
+CI runs on a machine where `make test` and `make test-all` install all that their tests need. If a test is skipped there, a
+check is lost, and without this plugin nobody notices. Outside CI nothing changes: a test whose tool is absent is skipped and
+the summary says so.
 
 The plugin changes the report of the test itself. pytest-xdist sends the reports of its workers to its controller, so the
 plugin works with pytest-xdist too.
