@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support_e2e import clock, holds_pause
-from support_long import LONG
+from support_long import LONG, only_in_long_form
 from support_slurm import FOREVER, MATRIX, RANKS, Desk, Study
 
 import templates
@@ -320,6 +320,7 @@ def test_a_node_that_crashes_is_told_and_its_run_is_started_again(study):
     one.until(lambda: (one.folders()[0].path / "before-restart-1").exists(), "what the first start recorded is put aside", 30)
 
 
+@only_in_long_form
 def test_a_killed_slurmd_leaves_one_copy_of_its_run(study):
     one = study()
     one.jobs("submit", "--matrix", one.matrix("axes: {strategy: [ddp], gpus: [4]}", steps=FOREVER))
@@ -412,6 +413,7 @@ def test_cells_run_inside_an_allocation_that_a_person_has(study):
     assert one.queue() == []
 
 
+@only_in_long_form
 def test_changed_packages_hold_all_runs_and_a_person_releases_them_in_their_place(study):
     """Packages changed after the submission, so all runs are held, and `jobs retry --only held` lets them start with the same
     jobs. `requeue: 0` forbids Slurm to restart a job, so a start at which a run was only held must not count as a start of the
