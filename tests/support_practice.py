@@ -121,6 +121,10 @@ class Practice:
         """Run `provision`, and check that it verified all nodes."""
         assert self.provision()["verified"] is True
 
+    def begin(self) -> None:
+        """Run `provision` without the operation that makes the Python environment; so its checks fail."""
+        self.provision("--skip", "environment", code=1)
+
     def machine(self, name: str) -> PracticeMachine:
         return PracticeMachine(self.cluster.name, name, "", 0, "", Path(), "")
 
@@ -166,22 +170,28 @@ def states(said: dict) -> dict:
 
 def clusters(folder: Path, file: str = FILE, release: str | None = None) -> Iterator[Practice]:
     """A verified cluster of practice nodes with this release of Debian. Everything is removed at the end."""
-    with unprovisioned(folder, file, release) as practice, provisioned(practice, practice.verify):
+    with unprovisioned(folder, file, release) as practice, provisioned(practice, practice.verify, practice.begin):
         yield practice
 
 
 @contextlib.contextmanager
-def provisioned(practice: Practice, provision: Callable[[], object]) -> Iterator[None]:
+def provisioned(
+    practice: Practice, provision: Callable[[], object], begin: Callable[[], object] | None = None
+) -> Iterator[None]:
     """Provision a cluster with the function `provision`, and keep its Python environment for other clusters of tests.
 
     `provision` installs the environment only if no other cluster of tests that is up has it. Otherwise the cluster first gets a
-    copy, for which it waits while another cluster installs it.
+    copy. While another cluster installs the environment, the function `begin` is called, which needs no environment.
     """
     installed = practice.shared / "shardlab" / f"python-{software.digest()}"
     kept = ENVIRONMENTS / (practice.cluster.release or "own") / installed.name
     copy = ["unshare", "--mount", "sh", "-euc", COPY, "copy"]
     remove_unused_environments()  # of a session that was killed
     with lock(USERS, fcntl.LOCK_SH):
+        with lock(INSTALLER, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_free:
+            pass
+        if begin and not is_free:
+            begin()
         with lock(INSTALLER, fcntl.LOCK_EX):
             is_kept = kept.exists()
             if is_kept:
@@ -209,9 +219,7 @@ def remove_unused_environments() -> None:
 def unprovisioned(folder: Path, file: str, release: str | None = None) -> Iterator[Practice]:
     """A cluster whose practice nodes are not booted yet. Everything is removed at the end."""
     with cluster_number() as number:
-        file = re.sub("(?m)^name: .*$", rf"\g<0>-{number}", file)
-        file = re.sub(r"subnet: 10\.89\.\d+\.", f"subnet: 10.89.{number}.", file)
-        yield from _unprovisioned(folder, file + (f"release: {release}\n" if release else ""))
+        yield from _unprovisioned(folder, numbered(file, number) + (f"release: {release}\n" if release else ""))
 
 
 @contextlib.contextmanager
@@ -223,6 +231,12 @@ def cluster_number() -> Iterator[int]:
                 yield number
                 return
     pytest.fail(f"all numbers of clusters are in use: {NUMBERS}")
+
+
+def numbered(file: str, number: int) -> str:
+    """The text of a cluster file with the number in the name of the cluster and in its subnet."""
+    file = re.sub("(?m)^name: .*$", rf"\g<0>-{number}", file)
+    return re.sub(r"subnet: 10\.89\.\d+\.", f"subnet: 10.89.{number}.", file)
 
 
 @contextlib.contextmanager

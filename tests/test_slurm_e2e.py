@@ -24,6 +24,10 @@ pytestmark = pytest.mark.e2e
 # A key of the cluster file that makes jobs wait in the queue, for tests in which no job has to run.
 HELD = "extra: {begin: now+1hour}"
 SEEDS = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
+# A script that prints the states (such as T: stopped) of the ranks and supervisors on a node, each state once.
+PROCESS_STATES = (
+    f"for p in $({RANKS}; pgrep -f '[j]obs.attempt'); do sed -n 's/^State:\\t\\(.\\).*/\\1/p' /proc/$p/status; done | sort -u"
+)
 
 
 @pytest.fixture
@@ -292,9 +296,13 @@ def test_a_run_past_its_time_goes_on_from_its_checkpoint(study):
     (saved,) = whole(folder.path)
     assert one.states() == ["pending"]
     job = one.events("submitted")[0].data["job"]
-    # Slurm would start the requeued job after two minutes; the test does not wait so long.
-    one.slurm.run("head", f"sleep 4; scontrol update JobId={job} StartTime=now")
-    (resumed,) = one.until(lambda: one.events("resumed"), "it goes on")
+
+    def goes_on():
+        # Slurm would start the requeued job after two minutes. It ignores this command until the first start has ended.
+        one.slurm.answer("head", "scontrol", "update", f"JobId={job}", "StartTime=now")
+        return one.events("resumed")
+
+    (resumed,) = one.until(goes_on, "it goes on")
     assert resumed.data["step"] == step_of(saved)
     assert one.events("started")[-1].data["restarts"] == 1
     assert one.states() == ["running"]
@@ -375,7 +383,9 @@ def test_a_suspended_run_goes_on_and_its_pause_is_on_record(study):
     one.slurm.run("head", f"scontrol suspend {job}", root=True)
     try:
         one.until(lambda: one.runs()[0]["scheduler"]["raw"] == "SUSPENDED", "Slurm has suspended it")
-        time.sleep(LEAST_S + 2)  # Slurm reports the suspension a moment before it stops the processes
+        # Slurm reports the suspension a moment before it stops the processes.
+        one.until(lambda: {one.slurm.run(node, PROCESS_STATES) for node in ("work1", "work2")} == {"T\n"}, "all are stopped")
+        time.sleep(LEAST_S)
         assert one.states() == ["running"]
         before = len(folder.steps(3).records)
     finally:
