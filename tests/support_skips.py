@@ -36,7 +36,6 @@ class AllowedSkip(NamedTuple):
 
 NO_GPU_WANTED = "the test is about machines without a GPU"
 ALLOWED = (
-    AllowedSkip("tests/test_trainers_gpu.py::*", "needs a GPU, .*", "the machines of CI have no GPU"),
     AllowedSkip("tests/test_gpu_proof.py::*", "has a GPU: .*", NO_GPU_WANTED),
     AllowedSkip("tests/test_collect_sampler.py::*", "this machine has a GPU", NO_GPU_WANTED),
     AllowedSkip("tests/test_ssh_e2e.py::*", "only in the long form", "test_ssh_separate_folders_e2e has it in the short form"),
