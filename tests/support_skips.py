@@ -37,7 +37,6 @@ class AllowedSkip(NamedTuple):
 
 NO_GPU_WANTED = "the test is about machines without a GPU"
 ALLOWED = (
-    AllowedSkip("tests/test_trainers_gpu.py::*", "needs a GPU, .*", "the machines of CI have no GPU"),
     AllowedSkip("tests/test_gpu_proof.py::*", "has a GPU: .*", NO_GPU_WANTED),
     AllowedSkip("tests/test_collect_sampler.py::*", "this machine has a GPU", NO_GPU_WANTED),
     AllowedSkip("tests/test_planner_network.py::*", "only in the long form", "a busy machine would change the times"),
