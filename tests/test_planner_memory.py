@@ -249,6 +249,7 @@ def test_memory_measured_on_an_h100_is_predicted(workload, micro, keys, measured
     [
         ((10, 11, 12), True, "yes"),
         ((70, 78, 90), True, "likely"),
+        ((70, 79.5, 90), True, "unlikely"),  # the whole memory is enough, but not the memory that is likely to be free
         ((70, 85, 90), True, "unlikely"),
         ((81, 85, 90), True, "no"),
         # Without a GPU, the estimate is a lower bound, which can only prove that a cell does not fit.
