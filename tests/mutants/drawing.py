@@ -22,6 +22,7 @@ from operators import kind, kinds, operators, shares
 
 # Parso's names of the nodes in which a bare `*` separates parameters. Cosmic Ray would treat this `*` as a multiplication.
 SIGNATURES = {"parameters", "lambdef"}
+BRACKETS = set("()[]{},:.=")
 
 
 @dataclass(frozen=True)
@@ -120,11 +121,15 @@ def _places(file: str) -> dict[tuple[str, tuple[int, int], tuple[int, int]], lis
     code = (ROOT / file).read_text()
     lines, outline = code.splitlines(), _Outline(code)
     nodes = list(ast_nodes(parso.parse(code)))
+    # Two thirds of the operators replace arithmetic or comparisons. They look only at these nodes, which saves much time.
+    signs = [node for node in nodes if node.type == "operator" and node.value not in BRACKETS]
+    comparisons = [node for node in nodes if node.type == "comparison"]
+    looks_at = {"core/ReplaceBinaryOperator": signs, "core/ReplaceComparisonOperator": comparisons}
     places: dict[tuple[str, tuple[int, int], tuple[int, int]], list[Mutant]] = {}
     for operator, made in operators().items():
         repeats: Counter[tuple[str, str]] = Counter()
         occurrence = -1
-        for node in nodes:
+        for node in looks_at.get(operator.partition("_")[0], nodes):
             for place in made.mutation_positions(node):
                 occurrence += 1
                 at = place[0][0]
