@@ -24,7 +24,7 @@ CHANGES = {
     dropping.DropKeyword: [
         ("f(a, b=1, *c, d=2)", ["f(a, *c, d=2)", "f(a, b=1, *c)"]),
         ("a.f(b=1)", ["a.f()"]),
-        ("f(a, **b); x = [c]", []),
+        ("f(a, **b); x = [c]; zip(d, e, strict=True); run(f, check=False); add(g, help=h)", []),
         ("class A(B, frozen=True): pass", []),
     ],
     dropping.DropValidation: [
@@ -65,10 +65,11 @@ CHANGES = {
         ("x = 'memory (GiB)'", ["x = 'memory (GB)'"]),
         ("x = f'{a:.1f} s of {b} ms'", ["x = f'{a:.1f} ms of {b} ms'", "x = f'{a:.1f} s of {b} s'"]),
         ("x = 'Mean (us)', 'kB'", ["x = 'Mean (ms)', 'kB'", "x = 'Mean (us)', 'KiB'"]),
-        ("x = 'the user reads us, its-ms'; f(help='in GiB')", []),
+        ("x = 'the user reads us, its-ms', '2 file(s)'; f(help='in GiB')", []),
         ('"""In GiB."""\n', []),
     ],
     replacing.ReplaceText: [
+        ("x = 'follows from gpu_batch'", ["x = 'XX gpu_batch'"]),
         ("raise A('the run is gone: start it')", ["raise A('XX: start it')"]),
         ("x = f'{a} has no key {b!r} but this one'", ["x = f'{a} XX {b!r} but this one'", "x = f'{a} has no key {b!r} XX'"]),
         ("x = 'a\\nTwo words\\n'", ["x = 'a\\nXX\\n'"]),

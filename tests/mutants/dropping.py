@@ -17,6 +17,9 @@ DISPLAYS = ("testlist_comp", "dictorsetmaker")
 COMPREHENSIONS = ("sync_comp_for", "comp_for")
 # Functions that take a tuple of any length.
 TAKE_TUPLES = {"isinstance", "issubclass", "startswith", "endswith", "set", "frozenset", "list", "sorted", "any", "all", "dict"}
+HELP = {"help", "description", "epilog", "metavar", "usage"}  # arguments of argparse that golden files hold
+# Arguments without an effect as long as our code has no defect, or without any effect.
+GUARDS = {"strict=True", "check=False"}
 CHECKS = re.compile(r"_?(check|must|refuse|require|validate|verify|ensure)(_\w+)?")
 PROBLEMS = re.compile(r"\w*(problems|faults|refused)(\.append|\.extend| \+=)")
 
@@ -116,7 +119,7 @@ def _callee(trailer: Any) -> str:
 
 
 class DropKeyword:
-    """Drops a keyword argument of a call, unless the function needs it.
+    """Drops a keyword argument of a call, unless the function needs it or it is in HELP or GUARDS.
 
     needed: the keywords without a default, as (name of the function or class, keyword). Without such a keyword, the call would
     only raise.
@@ -146,6 +149,8 @@ class DropKeyword:
             for group in groups
             if group[0].type == "argument"
             and text(group[0].children[1]) == "="
+            and text(group[0].children[0]) not in HELP
+            and text(group[0]) not in GUARDS
             and (_callee(node), text(group[0].children[0])) not in self.needed
         ]
 

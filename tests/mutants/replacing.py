@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from dropping import Position, expression, position, text
+from dropping import HELP, Position, expression, position, text
 
 OTHER_UNITS = {
     **{f"{prefix}iB": f"{'k' if prefix == 'K' else prefix}B" for prefix in "KMGT"},
@@ -22,15 +22,15 @@ OTHER_UNITS = {
     "µs": "ms",
     "ns": "us",
 }
-# `s`, `us` and `ns` are units only after a number or an expression, in brackets, or (but for `s`) as a whole text.
+# `s`, `us` and `ns` are units only after a number or an expression, or in brackets after a space. `us` and `ns` are also units as
+# a whole text.
 UNIT = re.compile(
     r"(?<![\w/.-])(?:[KMGT]iB|[kMGT]B|ms|µs)(?![\w-])"
-    r"|(?:(?<=\()|(?<=\d )|(?<=\d)|(?<=^ ))(?:s|us|ns)(?![\w'-])"
+    r"|(?:(?<= \()|(?<=\d )|(?<=\d)|(?<=^ ))(?:s|us|ns)(?![\w'-])"
     r"|^(?:us|ns)$"
 )
 # Two or more words in a row: the least text that is a message or a heading and not a key or an option.
-WORDS = re.compile(r"(?:(?<=\\n)|(?<![\\\w%{<-]))[A-Za-z]{2,}(?: [A-Za-z]{2,})+")
-HELP = {"help", "description", "epilog", "metavar", "usage"}  # arguments of argparse
+WORDS = re.compile(r"(?:(?<=\\n)|(?<![\\\w%{<-]))[A-Za-z]{2,}(?: [A-Za-z]{2,})+(?!\w)")
 POWERS = {base**power: (base, power) for base in (1000, 1024) for power in range(1, 6)}
 
 
