@@ -22,8 +22,8 @@ OTHER_UNITS = {
     "µs": "ms",
     "ns": "us",
 }
-# `s`, `us` and `ns` are units only after a number or an expression, or in brackets after a space. `us` and `ns` are also units as
-# a whole text.
+# `s`, `us` and `ns` are units only after a number or an expression, or in brackets after a space; `us` and `ns` also as a whole
+# text.
 UNIT = re.compile(
     r"(?<![\w/.-])(?:[KMGT]iB|[kMGT]B|ms|µs)(?![\w-])"
     r"|(?:(?<= \()|(?<=\d )|(?<=\d)|(?<=^ ))(?:s|us|ns)(?![\w'-])"
