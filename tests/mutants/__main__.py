@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections import Counter
 
-from choosing import Recordings
+from choosing import Recordings, read_killers
 from copies import ROOT, tests_digest
 from drawing import Mutant, draw
 from judging import TIMEOUT, UNCOVERED, Result, confirm, judge, known
@@ -32,10 +32,11 @@ def main() -> int:
         mutants = [mutant for mutant in mutants if arguments.only in mutant.name or arguments.only in mutant.file]
     if not arguments.known:
         record(arguments.workers)
+        recordings = Recordings()
         unsure = True
         while unsure:
-            judge(mutants, Recordings(), arguments.workers, tests_digest())
-            unsure = confirm(mutants, Recordings())
+            judge(mutants, recordings, arguments.workers, tests_digest())
+            unsure = confirm(mutants, recordings)
     judged = [(mutant, result) for mutant in mutants if (result := known(mutant)) is not None]
     return _report(judged, len(mutants))
 
@@ -57,7 +58,7 @@ def _report(judged: list[tuple[Mutant, Result]], number: int) -> int:
     print(f"  {outcomes[UNCOVERED]} of the survivors: no light test runs the line")
     if len(judged) < number:
         print(f"  {number - len(judged)} of {number} are not judged yet; the same command goes on")
-    for name in sorted(Recordings().unreliable):
+    for name in read_killers()["unreliable"]:
         print(f"  this test killed a mutant but also failed without a mutant, so its kills do not count: {name}")
     reasons = _reasons()
     unsaid = 0

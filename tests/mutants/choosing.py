@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from copies import ROOT, WORK, product_digest, sources
-from drawing import Mutant
 from recording import place, test_files
+
+if TYPE_CHECKING:
+    from drawing import Mutant
 
 # The limit of time for one mutant: tests are chosen in their order until the sum of their recorded times reaches this limit.
 # The report says how many tests were left out.
@@ -45,6 +47,18 @@ class Choice:
     how: str
 
 
+def read_killers() -> dict[str, list[str]]:
+    """The tests that killed mutants, as `confirmed` and `unreliable` (see Recordings)."""
+    try:
+        return dict(json.loads(_killers().read_text()))
+    except FileNotFoundError:
+        return {"confirmed": [], "unreliable": []}
+
+
+def _killers() -> Path:
+    return WORK / product_digest() / "killers.json"
+
+
 class Recordings:
     """The recordings of all test files together. A test that failed or was skipped when it was recorded is never chosen.
 
@@ -53,11 +67,7 @@ class Recordings:
     """
 
     def __init__(self) -> None:
-        self._kept = WORK / product_digest() / "killers.json"
-        try:
-            killers = json.loads(self._kept.read_text())
-        except FileNotFoundError:
-            killers = {"confirmed": [], "unreliable": []}
+        killers = read_killers()
         self.confirmed, self.unreliable = set(killers["confirmed"]), set(killers["unreliable"])
         self._names: list[str] = []
         self._seconds: list[float] = []
@@ -75,7 +85,7 @@ class Recordings:
         for number, (name, test) in enumerate(recorded["tests"].items()):
             self._names.append(name)
             self._seconds.append(test["seconds"])
-            if test["outcome"] == "passed" and name not in self.unreliable:
+            if test["outcome"] == "passed":
                 passed |= 1 << number
         for file, lines in recorded["lines"].items():
             tests_of = self._lines.setdefault(file, {})
@@ -93,7 +103,7 @@ class Recordings:
         self._keep()
 
     def _keep(self) -> None:
-        self._kept.write_text(json.dumps({"confirmed": sorted(self.confirmed), "unreliable": sorted(self.unreliable)}))
+        _killers().write_text(json.dumps({"confirmed": sorted(self.confirmed), "unreliable": sorted(self.unreliable)}))
 
     def choose(self, mutant: Mutant) -> Choice:
         """Chooses the tests that judge a mutant.
@@ -132,7 +142,8 @@ class Recordings:
         left_out, spent, done = 0, 0.0, 0
         for tier in tiers:
             chosen: dict[str, list[int]] = {}
-            for number in sorted(_numbers(tier & ~done), key=self._cost):
+            reliable = [number for number in _numbers(tier & ~done) if self._names[number] not in self.unreliable]
+            for number in sorted(reliable, key=self._cost):
                 spent += self._seconds[number]
                 if spent > BUDGET_S and (batches or chosen):
                     left_out += 1

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 from copies import ROOT, sources
-from cosmic_ray import plugins
 from dropping import DropElement, DropKeyword, DropOrder, DropValidation
 from replacing import ReplaceMode, ReplacePower, ReplaceText, ReplaceUnit
 
@@ -52,6 +51,8 @@ def shares(number: int) -> dict[str, int]:
 @cache
 def operators() -> dict[str, Any]:
     """An instance of each operator that is used, by its name in Cosmic Ray."""
+    from cosmic_ray import plugins  # here, because only `make mutants` installs it
+
     DropKeyword.needed = _needed_keywords()
     plugins.OPERATOR_PROVIDERS[PROVIDER] = Provider()
     return {name: plugins.get_operator(name)() for name in plugins.operator_names() if _is_used(name)}

@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from queue import Queue
 
-import coverage
 from copies import PACKAGES, ROOT, WORK, Copy, digest, end_group, now, product_digest, tracked
 
 LIMIT_S = 3600
@@ -127,6 +126,8 @@ def _read(copy: Copy, data: Path) -> dict[str, object]:
     lines: maps each file and line to the numbers of the tests that run the line; -1 means that the line runs when the file is
     imported
     """
+    import coverage  # here, because only `make mutants` installs it
+
     if not (data / "tests.json").exists():
         return {"tests": {}, "lines": {}}
     told = json.loads((data / "tests.json").read_text())
