@@ -1,7 +1,7 @@
 """Known numbers go through every column of the tables of `collect trace`.
 
-The numbers are primes, so that a factor of 1000 or 1024, a swapped column or a lost digit changes the printed text. The expected
-texts are written by hand: 1 ms is 1,000,000 ns, 1 MiB is 1,048,576 bytes.
+The numbers differ in their digits, so that a factor of 1000 or 1024, a swapped column or a lost digit changes the printed text.
+The expected texts are written by hand: 1 ms is 1,000,000 ns, 1 MiB is 1,048,576 bytes.
 """
 
 import support_tables
@@ -36,9 +36,11 @@ def analysis(rank, durations_ns, **other):
 
 
 def test_the_answers_of_collect_trace_show_the_known_number_in_every_column():
-    """Rank 0 waits 602,000 ns in its second call, of which 500,000 ns are exposed, and rank 1 waits 1,009,000 ns in its first."""
-    phases = [PhaseTime(phase="forward", host_ns=7_001_000, device_ns=6_007_000, compute_ns=4_013_000, communication_ns=2_003_000)]
-    ranks = [analysis(0, (2_003_000, 3_611_000), phases=phases), analysis(1, (3_012_000, 3_009_000))]
+    """Rank 0 waits 601,000 ns in its second call, rank 1 waits 1,008,000 ns in its first; 500,000 ns of each are exposed."""
+    phases = [
+        PhaseTime(phase="forward", host_ns=7_001_000, device_ns=6_007_000, compute_ns=4_013_000, communication_ns=2_003_000)
+    ]
+    ranks = [analysis(0, (2_004_000, 3_611_000), phases=phases), analysis(1, (3_012_000, 3_010_000))]
     output = support_tables.PrintedTables()
     answer_tables.show(output, RunAnswers(ranks))
     idle = {
@@ -46,23 +48,23 @@ def test_the_answers_of_collect_trace_show_the_known_number_in_every_column():
         "Other (ms)": "1.959", "Launch delay, median (us)": "17.00", "longest (us)": "29.00",
     }  # fmt: skip
     assert output.rows_of == {
-        # 4 calls: 11,635,000 ns with and 10,024,000 ns without the waiting; 4 x 103 MiB are 432,013,312 bytes; n = 2.
+        # 4 calls: 11,637,000 ns with and 10,028,000 ns without the waiting; 4 x 103 MiB are 432,013,312 bytes; n = 2.
         "collectives by process group, all ranks together": [
             {
                 "Collective": "all_reduce", "Process group": "3 shards (2 ranks)", "Calls (n)": "4", "Message (MiB)": "103.0",
-                "Sent (MiB)": "412.0", "Total (ms)": "11.64", "Mean (us)": "2,909", "Transfer (us)": "2,506",
-                "Hidden (%)": "7.254", "Algorithm (GB/s)": "43.10", "Bus (GB/s)": "43.10", "Link (GB/s)": "450.0",
-                "Of link (%)": "9.577",
+                "Sent (MiB)": "412.0", "Total (ms)": "11.64", "Mean (us)": "2,909", "Transfer (us)": "2,507",
+                "Hidden (%)": "7.253", "Algorithm (GB/s)": "43.08", "Bus (GB/s)": "43.08", "Link (GB/s)": "450.0",
+                "Of link (%)": "9.573",
             }
         ],
         "waiting for slow ranks: 1.000 % of the time is lost; rank 0 lets the others wait the longest": [
             {
-                "Rank": "0", "Calls (n)": "2", "Started last (n)": "1", "Waited (ms)": "0.6020", "Lost (ms)": "0.5000",
-                "Lost (%)": "1.000", "Others waited for it (ms)": "1.009",
+                "Rank": "0", "Calls (n)": "2", "Started last (n)": "1", "Waited (ms)": "0.6010", "Lost (ms)": "0.5000",
+                "Lost (%)": "1.000", "Others waited for it (ms)": "1.008",
             },
             {
-                "Rank": "1", "Calls (n)": "2", "Started last (n)": "1", "Waited (ms)": "1.009", "Lost (ms)": "0.5000",
-                "Lost (%)": "1.000", "Others waited for it (ms)": "0.6020",
+                "Rank": "1", "Calls (n)": "2", "Started last (n)": "1", "Waited (ms)": "1.008", "Lost (ms)": "0.5000",
+                "Lost (%)": "1.000", "Others waited for it (ms)": "0.6010",
             },
         ],
         "idle time by cause": [{"Rank": "0"} | idle, {"Rank": "1"} | idle],
@@ -95,7 +97,12 @@ def test_the_details_of_collect_trace_show_the_known_number_in_every_column():
         forward_ns=3_001_000, backward_ns=5_009_000, communication_ns=1_013_000,
     )  # fmt: skip
     use = MemoryUse(
-        device="cuda:0", start_bytes=101 * MIB, end_bytes=103 * MIB, peak_bytes=107 * MIB, peak_reserved_bytes=109 * MIB, points=[]
+        device="cuda:0",
+        start_bytes=101 * MIB,
+        end_bytes=103 * MIB,
+        peak_bytes=107 * MIB,
+        peak_reserved_bytes=109 * MIB,
+        points=[],
     )
     # 17 calls of 2 x 2 x 3 x 5 x 7 x 1,000,000 operations in 5,003,000 ns are 1.427 x 10^12 a second.
     product = MatrixProduct(operator="aten::bmm", batch=2, m=3000, n=5000, k=7, calls=17, total_ns=5_003_000, untimed=0)
@@ -113,8 +120,8 @@ def test_the_details_of_collect_trace_show_the_known_number_in_every_column():
         ],
         "memory of the allocators in the profiled steps": [
             {
-                "Rank": "3", "Device": "cuda:0", "At the start (MiB)": "101.0", "At the end (MiB)": "103.0", "Peak (MiB)": "107.0",
-                "Peak reserved (MiB)": "109.0",
+                "Rank": "3", "Device": "cuda:0", "At the start (MiB)": "101.0", "At the end (MiB)": "103.0",
+                "Peak (MiB)": "107.0", "Peak reserved (MiB)": "109.0",
             }
         ],
         "matrix products, all ranks together: 1.427 TFLOP/s": [
@@ -134,8 +141,8 @@ def test_the_details_of_collect_trace_show_the_known_number_in_every_column():
 
 def test_the_breakdown_of_collect_trace_shows_the_known_number_in_every_column():
     told = Breakdown(
-        rank=2, source="gpu", steps=3, span_ns=31_013_000, compute_ns=17_011_000, communication_ns=7_013_000, memory_ns=2_003_000,
-        non_compute_ns=5_023_000, idle_ns=8_979_000, overlap_ns=3_019_000, kernels=[], collectives=[],
+        rank=2, source="gpu", steps=3, span_ns=31_013_000, compute_ns=17_011_000, communication_ns=7_013_000,
+        memory_ns=2_003_000, non_compute_ns=5_023_000, idle_ns=8_979_000, overlap_ns=3_019_000, kernels=[], collectives=[],
     )  # fmt: skip
     tallies = [EventTally("gemm", 7, 5_011_000), EventTally("gemm", 6, 2_006_000), EventTally("copy", 3, 1_009_000)]
     output = support_tables.PrintedTables()
