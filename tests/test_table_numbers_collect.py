@@ -272,7 +272,8 @@ def test_the_reported_numbers_of_a_study_show_the_known_number_in_every_column(s
     assert output.rows_of[title] == [
         {
             "Where": "Table 2", "Cell": summarized.label_of[summarized.rows[0].id], "Metric": "train_time_s",
-            "Reported": "55.9 s", "Measured": "58.03 s", "95 % interval": "57.01 to 59.07 s", "n": "3", "Ratio": "1.04", "": "differs", "Why": "",
+            "Reported": "55.9 s", "Measured": "58.03 s", "95 % interval": "57.01 to 59.07 s", "n": "3", "Ratio": "1.04",
+            "": "differs", "Why": "",
         }
     ]  # fmt: skip
 
