@@ -13,6 +13,7 @@ from collect.comparison.compare import ComparedCell, Comparison, MetricCompariso
 from collect.explain import command as explain
 from collect.explain.explanation import ExplainedRun
 from collect.explain.read_file import EventPlace
+from collect.exports import xlsx
 from collect.fetching import fetch_command
 from collect.fetching.fetched_run import Fetched
 from collect.findings import columns
@@ -137,6 +138,19 @@ def test_the_flat_table_holds_the_known_number_of_each_metric_in_its_column(summ
     cell = {key: row[key] for key in ("strategy", "gpus", "steps", "seq_len", "seed")}
     expected = summarized.rows[0].cell
     assert {key: str(value) for key, value in cell.items()} == {key: str(expected[key]) for key in cell}
+
+
+def test_the_workbook_holds_the_known_number_of_each_metric_under_its_heading_and_unit(summarized):
+    of_cells = xlsx.sheets(summarized)[1]
+    row = dict(zip(of_cells.headings, of_cells.rows[0], strict=True))
+    for number, one in enumerate(metric.menu(), 100):
+        units = {estimate.unit for each in summarized.rows if (estimate := each.metrics.get(one.name))}
+        name = f"{one.name} ({one.unit})" if len(units) == 1 and one.unit else one.name
+        value = number * MIB if one.unit == "bytes" else number
+        assert [row[name], row[f"{name}, low"], row[f"{name}, high"]] == pytest.approx([value, value * 0.98, value * 1.02]), (
+            name
+        )
+        assert row.get(f"{one.name}, unit", one.unit) == one.unit
 
 
 def test_collect_fetch_shows_the_known_number_in_every_column(tmp_path, monkeypatch, capsys):
