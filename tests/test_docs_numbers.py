@@ -114,6 +114,10 @@ SENTENCES = [
     ("provision.md", {0.1: "at most a tenth of the traffic"}[network.STRAY]),
     ("provision.md", f"installs driver {gpu_generations.BRANCH}"),
     ("sites.md", {5: "five seconds"}[quotas.ANSWER_S]),
+    ("reference/cluster-file.md", f"null: {request.CPUS_PER_GPU} for a rank with a GPU"),
+    ("reference/matrix-file.md", f"null: {batch_searches.FAR} times the largest value that the planner predicts"),
+    ("reference/matrix-file.md", {"2": "observes, from timed step 2 on"}[
+        written("trainers/instruments/observed_steps.py", "MEMORY_FROM")]),
     ("slurm.md", f"from {slurm.POLL_S:g} seconds to {backlog.MOST_S / 60:g} minutes"),
     ("slurm.md", "| `gpu_request` | `{}` | or `{}` or `{}`:".format(*get_args(GPU_REQUEST))),
     ("slurm.md", {"00:30:00": "(default: half an hour)"}[default_of(cell.Draft, "hang_limit")]),
