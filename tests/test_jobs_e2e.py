@@ -455,6 +455,5 @@ def test_a_workspace_that_cannot_be_written_is_one_clear_sentence(tmp_path, opti
         (sentence,) = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
         assert sentence.startswith("error: cannot ")
         assert words in sentence
-        time.sleep(0.5)
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
