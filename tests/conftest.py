@@ -55,7 +55,7 @@ def pytest_configure(config):
 def _remove(folder):
     for process in processes_of(folder):
         process.kill()
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # a process that was just killed may still close its files
 
 
 def pytest_xdist_auto_num_workers():
