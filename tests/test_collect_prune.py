@@ -8,6 +8,7 @@ import subprocess
 import pytest
 import support_collect as support
 from support_aside import why_not
+from support_e2e import HANG_S
 from support_fetch import Cluster, contents, tree
 from support_ssh_nodes import SshNodes
 
@@ -183,7 +184,7 @@ def nodes(tmp_path_factory, monkeypatch):
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_nodes_are_freed_of_the_parts_that_the_first_node_has(nodes, fetch):
     folder = nodes.run(1, 3, RANK)
-    assert nodes.attempt(folder, "gpu0,gpu1,gpu2").wait(60) == 0
+    assert nodes.attempt(folder, "gpu0,gpu1,gpu2").wait(HANG_S) == 0
     fetch(nodes.workspace)
     before = contents(folder.path)
     status = (part := nodes.part("gpu2", folder).path / "trace/rank-00002.json.gz").stat()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import paramiko
 import pytest
+from support_e2e import HANG_S
 from support_ssh_server import SshServer, make_home
 
 from shardlab.remote import Address, Remote, Unreachable, fingerprint, putting
@@ -26,7 +27,7 @@ def server(tmp_path, monkeypatch):
 def log_in(port, known, host_keys="strict"):
     address = Address("127.0.0.1", port, "alice", known.with_name("identity"), known, host_keys)
     with pytest.raises(Unreachable) as caught:
-        Remote(address).run(["true"], timeout_s=30)
+        Remote(address).run(["true"], timeout_s=HANG_S)
     return str(caught.value)
 
 
@@ -64,7 +65,7 @@ def test_why_a_machine_cannot_be_reached_is_said_in_words(tmp_path, monkeypatch)
         port = listening.getsockname()[1]
     for host, why in (("127.0.0.1", f"Connection refused (port {port})"), ("nonesuch.invalid", "")):
         with pytest.raises(Unreachable) as caught:
-            Remote(Address(host, port)).run(["true"], timeout_s=30)
+            Remote(Address(host, port)).run(["true"], timeout_s=HANG_S)
         assert str(caught.value).startswith(f"{host}: cannot be reached: {why}")
         assert "Errno" not in str(caught.value)
 
