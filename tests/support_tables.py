@@ -1,6 +1,14 @@
-"""Keeps the tables that a command prints, so that a test can compare each cell with a number that the test wrote itself."""
+"""Keeps the tables that a command or a page shows, so that a test can compare each cell with a number that the test wrote.
+Makes a record of traces with known numbers."""
 
+from html.parser import HTMLParser
+
+from collect.traces.calls import CollectiveCall, ProcessGroup
+from collect.traces.idle_causes import IdleCauses, LaunchDelays
+from collect.traces.rank_analysis import RankAnalysis
 from shardlab.console import Output
+
+MIB = 1_048_576
 
 
 class PrintedTables(Output):
@@ -17,3 +25,48 @@ class PrintedTables(Output):
         assert title not in self.rows_of, f"the title {title} is printed twice"
         assert len(set(columns)) == len(columns), f"{title}: two columns have the same heading"
         self.rows_of[title] = [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+class TablesOfPage(HTMLParser):
+    """The tables of an HTML page. tables: for each table, its rows; a row maps the heading of each column to the cell."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tables, self._headings, self._cells, self._text = [], [], [], None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "table":
+            self.tables.append([])
+            self._headings = []
+        elif tag == "tr":
+            self._cells = []
+        elif tag in ("th", "td"):
+            self._text = []
+        elif tag == "span" and self._text is not None:
+            self._text.append(" ")  # before the unit of a heading
+
+    def handle_data(self, data):
+        if self._text is not None:
+            self._text.append(data)
+
+    def handle_endtag(self, tag):
+        if tag in ("th", "td"):
+            self._cells.append(" ".join("".join(self._text).split()))
+            self._text = None
+        elif tag == "tr" and not self._headings:
+            self._headings = self._cells
+        elif tag == "tr":
+            self.tables[-1].append(dict(zip(self._headings, self._cells, strict=False)))
+
+
+def analysis(rank, durations_ns, **other):
+    """What the trace of one rank tells: all-reduces of 103 MiB whose first 500,000 ns are exposed and 211,000 ns hidden."""
+    given = {
+        "source": "gpu", "steps": 2, "host": "node0", "gpu": "NVIDIA H100 80GB HBM3", "span_ns": 50_000_000, "compute_ns": 0,
+        "memory_ns": 0, "idle_ns": 9_973_000, "idle": IdleCauses(5_003_000, 3_011_000, 1_959_000),
+        "launches": LaunchDelays(3, 60_000, 17_000, 29_000), "groups": [ProcessGroup("3", (0, 1), 2, "shards")],
+        "calls": [CollectiveCall("all_reduce", 0, 5, ns, 103 * MIB, 211_000, [0, 500_000]) for ns in durations_ns],
+        "phases": [], "layers": [], "memory": [], "products": [], "attention": [],
+    }  # fmt: skip
+    return RankAnalysis(rank=rank, **(given | other))

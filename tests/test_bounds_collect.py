@@ -8,7 +8,7 @@ import pytest
 import support_collect
 import support_tables
 from support_bounds import refusal
-from test_table_numbers_trace import analysis
+from support_tables import analysis
 
 from collect import summary
 from collect.archiving import secret_scan

@@ -11,7 +11,7 @@ from support_cells import CELL
 
 from jobs import backlog, gpu_hours, hang_detection, planner_verbs, shared_options, trace_runs
 from jobs.planner import advise, planner_table, predict, rules
-from jobs.slurm import preflight
+from jobs.slurm import preflight, submission
 from shardlab.prediction import PredictedRange
 from shardlab.workspace import Workspace
 
@@ -129,3 +129,13 @@ def test_a_sentence_names_up_to_its_most_and_counts_the_rest():
     runs = [SimpleNamespace(cell=SimpleNamespace(name=lambda number=number: f"cell{number}")) for number in range(6)]
     assert "(cell0, cell1, cell2, cell3, cell4): no." in preflight.sentence(runs[:5], "no")
     assert "(cell0, cell1, cell2, cell3, cell4 and 1 more): no." in preflight.sentence(runs, "no")
+
+
+@pytest.mark.parametrize(("count", "commands"), [(20, 0), (21, 2)])
+def test_the_remedy_of_a_damaged_submission_names_twenty_runs_in_a_line(tmp_path, monkeypatch, count, commands):
+    monkeypatch.setattr(submission, "_is_left_open", lambda *_, **__: True)
+    for repeat in range(1, count + 1):
+        (tmp_path / "runs" / f"ddp-gpt2-tiny-g2-b8-2255b0937cfb-r{repeat}").mkdir(parents=True)
+    text = submission._damage_and_remedy(Workspace(tmp_path), "TOKEN", "a file cannot be read")
+    assert text.count("\n  jobs cancel ") == commands
+    assert text.count("2255b0937cfb-r") >= count

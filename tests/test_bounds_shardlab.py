@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 from support_bounds import is_allowed, refusal
+from support_cloudlab import manifest, node
 
 from shardlab import (
     archive,
+    cloudlab_manifest,
     document,
     expression,
     files,
@@ -18,9 +20,11 @@ from shardlab import (
     plugin_source,
     printable,
     shared_connection,
+    workspace_trust,
 )
 from shardlab.lease import Lease
 from shardlab.state import JudgedState
+from shardlab.workspace import Workspace
 
 NOW = datetime(2031, 5, 2, 18, 0, tzinfo=UTC)
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -128,3 +132,21 @@ def test_sockets_of_ssh_are_in_the_users_cache_unless_its_path_is_too_long(tmp_p
     assert len(f"{cache}/shardlab/ssh") == length
     assert folder.is_relative_to(cache) is is_used
     assert folder.is_relative_to(tmp_path) is not is_used
+
+
+@pytest.mark.parametrize(("count", "more"), [(5, "."), (6, " and 1 more.")])
+def test_a_refusal_names_five_files_of_somebody_else_and_counts_the_rest(tmp_path, count, more):
+    (tmp_path / "workloads").mkdir()
+    for number in range(count):
+        (tmp_path / "workloads" / f"w{number}.py").write_text("")
+    message = refusal(workspace_trust.must_be_allowed, Workspace(tmp_path), "start runs")
+    names = ", ".join(f"workloads/w{number}.py" for number in range(5))
+    assert f"Not allowed yet: {names}{more} If you wrote" in message
+
+
+@pytest.mark.parametrize(("nodes", "is_read"), [(2, True), (3, False)])
+def test_a_manifest_may_have_the_largest_number_of_nodes(monkeypatch, nodes, is_read):
+    monkeypatch.setattr(cloudlab_manifest, "MOST_NODES", 2)
+    text = manifest(*(node(f"gpu{number}", number + 1) for number in range(nodes)))
+    content = [("m.xml", text.encode())]
+    assert is_allowed(cloudlab_manifest.parse, content, says="more than 2 nodes. Allowed: the manifest of one") is is_read

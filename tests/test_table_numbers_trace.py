@@ -5,34 +5,19 @@ The expected texts are written by hand: 1 ms is 1,000,000 ns, 1 MiB is 1,048,576
 """
 
 import support_tables
+from support_tables import MIB, analysis
 
 from collect.traces import answer_tables, command, detail_tables
 from collect.traces.attention import AttentionUse
 from collect.traces.breakdown import Breakdown, EventTally
 from collect.traces.calls import CollectiveCall, ProcessGroup
 from collect.traces.difference import PartDifference, StepDifference
-from collect.traces.idle_causes import IdleCauses, LaunchDelays
 from collect.traces.layers import LayerTime
 from collect.traces.matrix_products import MatrixProduct
 from collect.traces.memory_use import MemoryUse
 from collect.traces.operators import OperatorDifference
 from collect.traces.phases import PhaseTime
-from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.run_answers import RunAnswers
-
-MIB = 1_048_576
-
-
-def analysis(rank, durations_ns, **other):
-    """What the trace of one rank tells: all-reduces of 103 MiB whose first 500,000 ns are exposed and 211,000 ns hidden."""
-    given = {
-        "source": "gpu", "steps": 2, "host": "node0", "gpu": "NVIDIA H100 80GB HBM3", "span_ns": 50_000_000, "compute_ns": 0,
-        "memory_ns": 0, "idle_ns": 9_973_000, "idle": IdleCauses(5_003_000, 3_011_000, 1_959_000),
-        "launches": LaunchDelays(3, 60_000, 17_000, 29_000), "groups": [ProcessGroup("3", (0, 1), 2, "shards")],
-        "calls": [CollectiveCall("all_reduce", 0, 5, ns, 103 * MIB, 211_000, [0, 500_000]) for ns in durations_ns],
-        "phases": [], "layers": [], "memory": [], "products": [], "attention": [],
-    }  # fmt: skip
-    return RankAnalysis(rank=rank, **(given | other))
 
 
 def test_the_answers_of_collect_trace_show_the_known_number_in_every_column():

@@ -1,4 +1,5 @@
-"""Every table that a command prints is held by a test with known numbers, or has no numbers. A new table must be added here."""
+"""Every table that a command prints or a page shows is held by a test with known numbers, or has no numbers. A new table must
+be added here."""
 
 import ast
 from pathlib import Path
@@ -50,6 +51,29 @@ HELD = {
 }
 
 
+PAGE = "test_table_numbers_page"
+# The template of tables of a page: the number of its tables, and the test file that holds their numbers.
+HELD_TEMPLATES = {
+    "report/choices.html.j2": (1, "test_collect_choices"),
+    "report/data_table.html.j2": (1, OF_COLLECT),
+    "report/deviations.html.j2": (1, WORDS),
+    "report/failures.html.j2": (1, WORDS),
+    "report/faults.html.j2": (1, OF_COLLECT),
+    "report/instruments.html.j2": (1, PAGE),
+    "report/losses.html.j2": (1, PAGE),
+    "report/predictions.html.j2": (1, OF_COLLECT),
+    "report/records.html.j2": (2, PAGE),
+    "report/reported.html.j2": (2, OF_COLLECT),
+    "report/runs.html.j2": (1, "test_collect_report"),
+    "report/searches.html.j2": (1, "test_collect_searches"),
+    "report/tables.html.j2": (1, "test_collect_printed_tables"),
+    "report/trace_answers.html.j2": (5, PAGE),
+    "report/trace_details.html.j2": (4, PAGE),
+    "report/traces.html.j2": (3, PAGE),
+    "watch/queue.html.j2": (1, "test_collect_watch"),
+}
+
+
 def printed_tables():
     """The functions of the program that print a table: `FILE FUNCTION`."""
     for package in PACKAGES:
@@ -78,6 +102,16 @@ def test_every_printed_table_is_held_by_a_test_with_known_numbers():
     assert sorted(printed_tables()) == sorted(HELD)
 
 
+def test_every_table_of_a_page_is_held_by_a_test_with_known_numbers():
+    templates = {path: path.read_text().count("<table") for path in (ROOT / "templates").rglob("*.html.j2")}
+    tables = {path.relative_to(ROOT / "templates").as_posix(): count for path, count in templates.items() if count}
+    assert tables == {name: count for name, (count, _) in HELD_TEMPLATES.items()}
+
+
 def test_every_file_that_holds_a_table_exists():
-    missing = {file for file in HELD.values() if file != WORDS and not (ROOT / "tests" / f"{file}.py").exists()}
+    missing = {
+        file
+        for file in {*HELD.values(), *(file for _, file in HELD_TEMPLATES.values())}
+        if file != WORDS and not (ROOT / "tests" / f"{file}.py").exists()
+    }
     assert not missing
