@@ -48,6 +48,7 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_jobs_damaged": (),
     "test_jobs_held": (),
     "test_jobs_rehearsals": (),
+    "test_own_faults": (),
     "test_own_rehearsals": (),
     "test_own_strategies": (),
     "test_own_workloads": (),

@@ -40,6 +40,7 @@ NEED_TORCH = (
     "test_model_file.py::test_a_name_that_ships_and_a_fault_are_said_at_their_place",
     "test_model_file.py::test_runs_of_a_model_carry_its_configuration_and_need_no_trust",
     "test_model_file.py::test_the_page_shows_what_plan_says_of_its_model",
+    "test_own_faults.py::*",
     "test_own_strategies.py::*",
     "test_own_workloads.py::*",
     "test_provision_here.py::test_apply_makes_it_so_and_a_second_time_finds_nothing_to_do",

@@ -1,13 +1,17 @@
 """Metrics that a workspace defines: their values in the report, their errors, and no execution of code that is not trusted."""
 
 import json
+import math
+from types import SimpleNamespace
 
 import pytest
 import support_collect as support
 from support_trust import make_own
 
+from collect import own_metrics_process
 from collect.cli import main
-from collect.metric import set_own
+from collect.loading.loaded_run import Quantity
+from collect.metric import Metric, set_own
 
 METRIC = """\
 from pathlib import Path
@@ -98,3 +102,24 @@ def test_a_faulty_file_is_named_and_the_others_work(made, capsys, text, said):
     assert any(said in remark for remark in summary["remarks"])
     assert summary["rows"][0]["metrics"]["double_steps"]["value"] == 20
     assert "odd" not in summary["rows"][0]["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_known"),
+    [
+        (Quantity(1.5, "s"), True),
+        (Quantity(0, "s"), True),
+        (Quantity(1.5, "ms"), False),
+        (Quantity(math.nan, "s"), False),
+        (Quantity(math.inf, "s"), False),
+        (Quantity(True, "s"), False),
+        (Quantity("1", "s"), False),
+        (1.5, False),
+    ],
+)
+def test_a_value_of_an_own_metric_that_is_no_number_in_its_unit_is_left_out_and_named(value, is_known):
+    own = Metric(name="odd", unit="s", direction="neither", definition="Odd.", of_run=lambda run: value)
+    faults = []
+    assert own_metrics_process._value("mine.py", own, SimpleNamespace(run_id="run-1"), faults) == (value if is_known else None)
+    says = f"mine.py: odd of run-1 is {value}. Allowed: Quantity(NUMBER, 's'), or None if it is not known."
+    assert faults == ([] if is_known else [says])

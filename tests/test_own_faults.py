@@ -1,5 +1,4 @@
-"""Errors in the user's own model: an error that reports a lack of memory ends the run as `oom`, and other errors name the line
-of the file."""
+"""Errors in the user's own model: a lack of memory ends the run as `oom`, and other errors name the line of the file."""
 
 import numpy as np
 import pytest

@@ -80,6 +80,27 @@ def test_only_what_says_that_memory_ran_out_is_out_of_memory():
     assert not is_out_of_memory(ValueError(OUT_OF_MEMORY[0]))
 
 
+def test_an_error_with_several_causes_is_out_of_memory_only_if_the_gpu_is_almost_full(monkeypatch):
+    import torch
+
+    several = [
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "GET was unable to find an engine to execute this computation",
+    ]
+    assert not any(is_out_of_memory(RuntimeError(said)) for said in several)  # no GPU
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for free, is_full in ((0, True), (49, True), (50, False), (900, False)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, 1000))
+        assert [is_out_of_memory(RuntimeError(said)) for said in several] == [is_full, is_full]
+        assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+    def broken():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", broken)
+    assert not any(is_out_of_memory(RuntimeError(said)) for said in several)
+
+
 @pytest.mark.parametrize(
     ("keys", "why"),
     [

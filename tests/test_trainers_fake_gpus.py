@@ -1,8 +1,11 @@
 """The trainers' code for CUDA on fake GPUs (tests/fake_cuda): it does the same work, takes as much memory as predicted, and
 never waits without need."""
 
+import gzip
+import json
 import re
 import shutil
+import socket
 
 import msgspec
 import pytest
@@ -94,8 +97,26 @@ def test_the_allocators_snapshot_is_kept(gpus):
     """The snapshot of the memory allocator is invented by the fake GPU. The test checks that our code requests the snapshot and
     writes it to a file."""
     run_dir = gpus.complete(strategy="single", steps=4, prove="off", instruments=Instruments(memory="snapshot"))
-    assert "memory" in run_dir.read_result().instruments
-    assert list(run_dir.path.glob("**/*snapshot*"))
+    assert run_dir.read_result().instruments["memory"]["step"] == 2  # in the first step, the optimizer allocates its state
+    snapshot = json.loads(gzip.decompress(run_dir.snapshot_file(0).read_bytes()))
+    assert (snapshot["rank"], snapshot["step"]) == (0, 2)
+    assert [block["size"] for segment in snapshot["segments"] for block in segment["blocks"]] == [512]
+    ((allocation,),) = snapshot["device_traces"]  # the history was recorded in one step
+    assert allocation["frames"], "the call stacks were recorded"
+    seen = json.loads(run_dir.environment(socket.gethostname()).read_text())["torch"]
+    assert (seen["device"], seen["cuda"], seen["nccl"], seen["backend"]) == ("NVIDIA H100 80GB HBM3", "13.0", "2.28.9", "nccl")
+
+
+@pytest.mark.parametrize("strategy", ["single", "zero2", *only_long("ddp", "fsdp1-full-shard", "fsdp2", "zero3")])
+def test_a_rank_uses_the_memory_of_its_own_gpu_only_and_the_peak_of_a_step_is_that_of_the_step(gpus, strategy):
+    """At some sites, each task of Slurm sees only its own GPU, so the number of the GPU is not the local rank."""
+    cell = {"strategy": strategy, "steps": 6, "optimizer": ADAMW}
+    found = gpus.check("one_gpu", cell=cell, index=3, local_rank=1)
+    assert found["used_on"] == [3]
+    assert all(0 < peak < found["held"] for peak in found["peaks"])  # the memory that was held before the steps is not counted
+    assert found["waits"] >= 6, "each step waits for its batch, which another stream copies"
+    assert found["losses"] == pytest.approx(gpus.bench.reference(steps=6, optimizer=ADAMW), rel=1e-4)
+    assert len(set(found["losses"])) == 6
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", *only_long("ddp", "fsdp1-full-shard", "zero2", "zero3")])

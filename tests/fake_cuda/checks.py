@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -24,6 +25,8 @@ from trainers.parallel.mesh_model import MeshModel
 from trainers.rank import Rank
 from trainers.ranks import Ranks
 from trainers.task import Task
+
+HELD_BYTES = 1 << 28  # more than the models of the tests need
 
 
 def waits(cell: dict[str, Any], data: str) -> dict[str, int]:
@@ -58,6 +61,46 @@ def waits(cell: dict[str, Any], data: str) -> dict[str, int]:
     engine.close()
     ranks.leave()
     return dict(found.lines)
+
+
+def one_gpu(cell: dict[str, Any], data: str, index: int, local_rank: int) -> dict[str, Any]:
+    """Three steps of the only rank of a run, whose GPU is not the GPU with the number of its local rank.
+
+    index: the number of the GPU. local_rank: the number of the rank on its node. Before the steps, the rank holds `held` bytes
+    for a moment. Returns the memory in use after the steps on each GPU, the peak and the loss of each step, and how often the
+    GPU waits for a copied batch.
+    """
+    os.environ.update({"RANK": "0", "LOCAL_RANK": str(local_rank), "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
+    asked = msgspec.convert(cell, Cell)
+    ranks = Ranks(Rank(local_rank=index))
+    ranks.local_rank = local_rank
+    task = menu.workload(asked.workload).build(asked, Path(data))
+    torch.manual_seed(asked.seed)
+    engine = menu.strategy(asked.strategy).build(asked, task, ranks)
+    held = torch.empty(HELD_BYTES, dtype=torch.uint8, device=ranks.device)
+    del held
+    waits = 0
+
+    def wait_event(self: Any, event: Any) -> None:
+        nonlocal waits
+        waits += 1
+
+    torch.cuda.Stream.wait_event = wait_event
+    order = Order(task.source.items, asked.global_batch_size, asked.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "steps.jsonl"
+        with LineWriter(path) as lines:
+            recorder, watch = loop.Recorder(lines, ()), RunInstruments([], ranks.device)
+            loop._steps(asked, task, order, engine, ranks.device, engine.company(ranks), recorder, watch)
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+    used = {number: torch.cuda.memory_allocated(number) for number in range(torch.cuda.device_count())}
+    return {
+        "used_on": [number for number, size in used.items() if size],
+        "peaks": [record["allocated_bytes"] for record in records],
+        "losses": [record["loss"] for record in records],
+        "held": HELD_BYTES,
+        "waits": waits,
+    }
 
 
 def _rank_0_of(world: int) -> Ranks:

@@ -42,6 +42,12 @@ def install(devices: int, memory_bytes: int, name: str) -> None:
     def limit_share(share: float, index: int) -> None:
         ours.limit(index, int(share * memory_bytes))
 
+    recorded: list[dict[str, Any]] = []  # the history of the allocator: an event for each call that started to record
+
+    def record_history(enabled: Any = None, context: Any = None, stacks: str = "all", *_: Any, **__: Any) -> None:
+        if enabled is not None:
+            recorded.append(_event([{"filename": "a.py", "line": 1, "name": "f"}] if stacks in ("python", "all") else []))
+
     for index in range(devices):
         ours.limit(index, memory_bytes)
     replaced: dict[str, Any] = {
@@ -60,8 +66,8 @@ def install(devices: int, memory_bytes: int, name: str) -> None:
         "_cuda_resetPeakMemoryStats": ours.reset_peak,
         "_cuda_resetAccumulatedMemoryStats": lambda index: None,
         "_cuda_setMemoryFraction": limit_share,
-        "_cuda_memorySnapshot": lambda *_: _snapshot(),
-        "_cuda_record_memory_history": lambda *_, **__: None,
+        "_cuda_memorySnapshot": lambda *_: _snapshot(recorded),
+        "_cuda_record_memory_history": record_history,
         "_cuda_record_memory_history_legacy": lambda *_, **__: None,
         "_cuda_canDeviceAccessPeer": lambda *_: True,
         "_cuda_getDefaultStream": lambda index: (0, index, 1),
@@ -112,19 +118,23 @@ def _statistics(in_use: int, peak: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _snapshot() -> dict[str, Any]:
-    """A snapshot of the allocator with one segment, one block and one event, in the format of torch 2.13."""
+def _event(frames: list[dict[str, Any]]) -> dict[str, Any]:
+    """An allocation in the history of the allocator, in the format of torch 2.13."""
+    return {
+        "action": "alloc", "addr": 1, "size": 512, "stream": 0, "time_us": 1, "compile_context": "N/A", "user_metadata": "",
+        "frames": frames,
+    }  # fmt: skip
+
+
+def _snapshot(recorded: list[dict[str, Any]]) -> dict[str, Any]:
+    """A snapshot of the allocator with one segment, one block and these events, in the format of torch 2.13."""
     block = {"address": 1, "size": 512, "requested_size": 500, "state": "active_allocated", "frames": []}
     segment = {
         "device": 0, "address": 1, "total_size": 2**21, "allocated_size": 512, "active_size": 512, "requested_size": 500,
         "stream": 0, "segment_type": "small", "segment_pool_id": (0, 0), "is_expandable": False, "frames": [],
         "blocks": [block],
     }  # fmt: skip
-    event = {
-        "action": "alloc", "addr": 1, "size": 512, "stream": 0, "time_us": 1, "compile_context": "N/A", "user_metadata": "",
-        "frames": [{"filename": "a.py", "line": 1, "name": "f"}],
-    }  # fmt: skip
-    return {"segments": [segment], "device_traces": [[event]], "allocator_settings": {}, "external_annotations": []}
+    return {"segments": [segment], "device_traces": [recorded], "allocator_settings": {}, "external_annotations": []}
 
 
 def _resize_storages() -> None:
