@@ -21,13 +21,13 @@ ON_PRACTICE_NODES = {
     "test_practice_e2e": f"{NODES}1",
     "test_practice_hindered_e2e": f"{NODES}1",
     "test_practice_link": f"{NODES}1",
-    "test_cloudlab_e2e": f"{NODES}1",
-    "test_slurm_launchers": f"{NODES}1",
-    "test_slurm_jump_e2e": f"{NODES}1",
-    "test_ssh_e2e": f"{NODES}1",
-    "test_trace_e2e": f"{NODES}1",
+    "test_site_e2e": f"{NODES}1",
+    "test_cloudlab_e2e": f"{NODES}2",
     "test_slurm_e2e": f"{NODES}2",
-    "test_site_e2e": f"{NODES}2",
+    "test_slurm_launchers": f"{NODES}2",
+    "test_slurm_jump_e2e": f"{NODES}2",
+    "test_ssh_e2e": f"{NODES}2",
+    "test_trace_e2e": f"{NODES}2",
 }
 BY_PARAMETER = ("test_papers_e2e",)
 SPREAD = ("test_jobs_e2e", "test_launchers_e2e", "test_trainers_checkpoints", "test_trainers_proof")
