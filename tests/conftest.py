@@ -13,6 +13,7 @@ All tests that need a cluster share one practice cluster.
 
 import os
 import re
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -20,7 +21,9 @@ from pathlib import Path
 import pytest
 import support_lanes
 import support_releases
+import support_tiers
 from hypothesis import settings
+from support_e2e import processes_of
 from support_practice import WHY, clusters
 from support_skips import CI, pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 - two hooks of pytest
 from support_slurm import SlurmCluster
@@ -30,7 +33,7 @@ from shardlab import run_guard
 # Some test modules use these modules as plugins and others import them. pytest rewrites the assertions of a plugin, and warns
 # if the module was imported before. So without this line, tests would depend on their order.
 pytest.register_assert_rewrite("support_trainers", "support_fake_gpus", "support_nvml")
-pytest_plugins = ["support_torch"]
+pytest_plugins = ["support_torch", "support_order"]
 settings.register_profile("any-machine", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if CI else "any-machine")
@@ -42,8 +45,30 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_xdist_auto_num_workers():
-    return support_lanes.workers()
+def pytest_addoption(parser):
+    support_tiers.add_option(parser)
+
+
+def pytest_configure(config):
+    """Keep the sockets of fork servers in a folder of this session: its workers share a fork server, other sessions do not."""
+    if not support_lanes.on_worker(config):
+        folder = Path(tempfile.mkdtemp(prefix="sl-", dir="/tmp"))
+        os.environ["XDG_RUNTIME_DIR"] = str(folder)
+        config.add_cleanup(lambda: _remove(folder))
+
+
+def _remove(folder):
+    for process in processes_of(folder):
+        process.kill()
+    shutil.rmtree(folder, ignore_errors=True)  # a process that was just killed may still close its files
+
+
+def pytest_ignore_collect(collection_path, config):
+    return support_tiers.is_without_tests(collection_path.stem, config.getoption("--tier")) or None
+
+
+def pytest_xdist_auto_num_workers(config):
+    return support_lanes.workers(config.getoption("--tier"))
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -56,6 +81,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.hookimpl(trylast=True)  # sort last: pytest itself sorts the tests by the parameters of fixtures
 def pytest_collection_modifyitems(config, items):
+    support_tiers.deselect_other_tier(config, items)
     items.sort(key=support_releases.place)
     if support_lanes.on_worker(config):
         items.sort(key=lambda item: support_lanes.place(item.nodeid))

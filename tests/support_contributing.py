@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support_e2e import HANG_S
 from support_page import DOCS, files_of
 
 ROOT = DOCS.parent
@@ -17,7 +18,6 @@ PAGES = sorted(path.stem for path in (DOCS / "contributing").glob("*.md") if pat
 COPIED = ("collect", "docs", "examples", "jobs", "matrices", "provision", "shardlab", "templates", "tests", "trainers")
 BLOCK = re.compile(r"^```(\w+)(?: title=\"(.*?)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MOVED = re.compile(r"^\| `(\S+)` \| `(\S+)` \|$", re.MULTILINE)
-LIMIT_S = 600
 
 
 def text_of(name: str) -> str:
@@ -74,7 +74,7 @@ def run(line: str | list[str], folder: Path) -> str:
         "SHARDLAB_WORKSPACE": str(folder / "workspace"),
     }
     done = subprocess.run(
-        [programs / words[0], *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
+        [programs / words[0], *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{line}: exit {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-3000:]}"

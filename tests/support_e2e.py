@@ -16,7 +16,9 @@ import psutil
 from shardlab.record import Event, StepRecord
 from shardlab.rundir import RunDir
 
-HANG_S = 900.0  # seconds after which a process counts as hung; the value is high because machines differ in speed and load
+# The time limit of everything that a test waits for, in seconds: after this time a process counts as hung. It is long, because
+# imports on a cold and busy machine take minutes. Only a test that fails waits so long.
+HANG_S = 900.0
 # The workload is vgg16-tiny: its ranks need half of the processor time to start, because they do not import transformers.
 MATRIX = """\
 schema: 1
@@ -29,11 +31,6 @@ defaults:
   optimizer: {{name: sgd, lr: 0.1}}
 {more}
 """
-
-
-# The default time limit of a command, in seconds. It is long, because imports on a cold and busy machine take minutes. Only a
-# test that fails waits so long.
-PATIENCE_S = 600.0
 
 
 class Bench:
@@ -51,13 +48,13 @@ class Bench:
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-P", "-m", words[0], *words[1:], "--workspace", str(self.path)]
 
-    def run(self, *words: str, code: int = 0, limit_s: float = PATIENCE_S, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, code: int = 0, limit_s: float = HANG_S, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run one of our commands to its end, and check its exit code."""
         done = subprocess.run(self.command(*words), capture_output=True, text=True, timeout=limit_s, check=False, **options)
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.logs()}"
         return done
 
-    def json(self, *words: str, code: int = 0, limit_s: float = PATIENCE_S) -> Any:
+    def json(self, *words: str, code: int = 0, limit_s: float = HANG_S) -> Any:
         return json.loads(self.run(*words, "--json", code=code, limit_s=limit_s).stdout)
 
     def states(self) -> dict[str, str]:
@@ -116,7 +113,7 @@ def logs(folder: Path) -> str:
     return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files)
 
 
-def until(true: Callable[[], Any], what: str, limit_s: float = PATIENCE_S, *, least_pause_s: float = 0.05) -> Any:
+def until(true: Callable[[], Any], what: str, limit_s: float = HANG_S, *, least_pause_s: float = 0.05) -> Any:
     """Call `true` until its result is true, and return the result. The test fails after limit_s seconds.
 
     what: what the test waits for, in words. Between two calls, this function sleeps for twice as long as a call takes, so that

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import support_cloudlab
+from support_e2e import HANG_S
 from support_practice import Practice, bad, provisioned, unprovisioned
 from support_slurm import BOOT
 
@@ -119,7 +120,7 @@ class PracticeExperiment:
     def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run one of our commands in the workspace, and check its exit code."""
         command = [sys.executable, "-P", "-m", *words, "--workspace", str(self.path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_S)
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from fake_cuda import build
+from support_e2e import HANG_S
 
 from shardlab.rundir import RunDir
 
@@ -76,7 +77,7 @@ class FakeGpus:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(60)
+        self._process.wait(HANG_S)
         self._process.stdout.close()
         self._log.close()
 

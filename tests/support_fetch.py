@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import support_collect as support
+from support_e2e import HANG_S
 from support_trust import make_own
 
 from shardlab import remote_workspace
@@ -127,7 +128,7 @@ class Cluster:
         path = f"{self.folder}/bin{os.pathsep}{os.environ['PATH']}"
         command = [sys.executable, "-P", "-c", COMMAND, str(self.here.path), str(kill_at), *words]
         done = subprocess.run(
-            command, env=os.environ | {"PATH": path}, capture_output=True, text=True, umask=0o022, timeout=600, **options
+            command, env=os.environ | {"PATH": path}, capture_output=True, text=True, umask=0o022, timeout=HANG_S, **options
         )  # fmt: skip
         self.wait_for_senders()
         return done

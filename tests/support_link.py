@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from support_e2e import HANG_S
+
 SHAPE = "root tbf rate {mbps}mbit burst 256k latency 50ms"  # the token bucket of practice nodes
 FIRST, SECOND, PREFIX = "10.89.78.1", "10.89.78.2", 24
 
@@ -86,7 +88,7 @@ class TwoMachines:
             )
             for rank, (interface, process) in enumerate(self._ends)
         ]  # fmt: skip
-        said = [one.communicate(timeout=300) for one in started]
+        said = [one.communicate(timeout=HANG_S) for one in started]
         assert [one.returncode for one in started] == [0, 0], said[0][1] + said[1][1]
         found: list[list[dict[str, float]]] = json.loads(said[0][0].splitlines()[-1])
         return found
@@ -104,4 +106,4 @@ def two_machines() -> Iterator[TwoMachines]:
         assert second.strip(), "the namespaces could not be made"
         yield TwoMachines(process.pid, int(second))
     finally:
-        process.communicate(timeout=30)
+        process.communicate(timeout=HANG_S)

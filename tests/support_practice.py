@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support_e2e import HANG_S
 from support_skips import CI
 
 from provision import software
@@ -113,7 +114,7 @@ class Practice:
 
     def provision(self, *words: str, code: int = 0) -> dict:
         process = self.start(*words)
-        stdout, stderr = process.communicate(timeout=900)
+        stdout, stderr = process.communicate(timeout=HANG_S)
         assert process.returncode == code, f"exit {process.returncode}\n{stderr}{bad(stdout)}"
         return json.loads(stdout)
 
@@ -143,7 +144,7 @@ class Practice:
             subprocess.run(["umount", "--recursive", machine.folder], check=True)
 
     def run(self, name: str, script: str, *, root: bool = True) -> str:
-        answer = self.nodes[name].run(["sh", "-euc", script], timeout_s=120, root=root)
+        answer = self.nodes[name].run(["sh", "-euc", script], timeout_s=HANG_S, root=root)
         assert answer.code == 0, answer.stderr
         return answer.stdout
 

@@ -1,7 +1,7 @@
 """Replaces files of a workspace by other kinds of files, and runs commands in it, each of which must end with a sentence.
 
 As a program, it reads cases as lines of JSON, and prints a line before and after each command. The lines show at which command
-the program was ended, by a signal after PATIENCE_S seconds or by the limit of its memory.
+the program was ended, by a signal after HANG_S seconds or by the limit of its memory.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import support_collect as support
+from support_e2e import HANG_S
 
 from shardlab import files
 from shardlab.workspace import Workspace
 
-PATIENCE_S = 60  # a command that has not ended after this time waits for ever: it takes a second
 MEMORY = 3 << 30  # bytes that a command may allocate; /dev/zero would take any number
 SECRET = "root:$6$THE-SECRET:19000:0:99999:7:::"
 MATRIX = """\
@@ -121,7 +121,7 @@ def program() -> None:
         run = damage(Path(folder), place, kind, Path(secret))
         for verb in verbs:
             print(json.dumps([place, kind, verb]), flush=True)
-            signal.alarm(PATIENCE_S)
+            signal.alarm(round(HANG_S))
             answer = execute(verb, run)
             signal.alarm(0)
             print(json.dumps(answer), flush=True)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support_e2e import until
+from support_e2e import HANG_S, until
 
 from shardlab.record import Sample, read_lines
 
@@ -32,6 +32,6 @@ def sampled(process: "subprocess.Popen[str]", out: Path, more: int = 1) -> None:
 def ended(process: "subprocess.Popen[str]") -> dict:
     """End the sampler with SIGTERM, and return the JSON document that it prints."""
     process.send_signal(signal.SIGTERM)
-    said, errors = process.communicate(timeout=60)
+    said, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, errors
     return json.loads(said)

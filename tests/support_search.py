@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+from support_e2e import HANG_S
 from support_trust import make_own
 
 from jobs import reconcile
@@ -55,7 +56,7 @@ class SearchedWorkspace:
         """Run a command of `jobs`, check its exit code, and return what it prints. code: the expected exit code."""
         more = ["--matrix", str(self.matrix)] if verb in ("submit", "plan") else []
         command = [sys.executable, "-m", "jobs", verb, *more, *words, "--workspace", str(self.workspace.path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
         assert done.returncode == code, (done.stdout, done.stderr)
         return done.stdout
 

@@ -1,7 +1,8 @@
 """A pytest plugin: in CI, a test that is skipped for a reason that is not in the table ALLOWED fails.
 
-CI runs on a machine where `make test` installs all that the tests need. If a test is skipped there, a check is lost, and
-without this plugin nobody notices. Outside CI nothing changes: a test whose tool is absent is skipped and the summary says so.
+CI runs on a machine where `make test` and `make test-all` install all that their tests need. If a test is skipped there, a
+check is lost, and without this plugin nobody notices. Outside CI nothing changes: a test whose tool is absent is skipped and
+the summary says so.
 
 The plugin changes the report of the test itself. pytest-xdist sends the reports of its workers to its controller, so the
 plugin works with pytest-xdist too.
@@ -36,11 +37,15 @@ class AllowedSkip(NamedTuple):
 
 NO_GPU_WANTED = "the test is about machines without a GPU"
 ALLOWED = (
-    AllowedSkip("tests/test_trainers_gpu.py::*", "needs a GPU, .*", "the machines of CI have no GPU"),
     AllowedSkip("tests/test_gpu_proof.py::*", "has a GPU: .*", NO_GPU_WANTED),
     AllowedSkip("tests/test_collect_sampler.py::*", "this machine has a GPU", NO_GPU_WANTED),
     AllowedSkip("tests/test_planner_network.py::*", "only in the long form", "a busy machine would change the times"),
     AllowedSkip("tests/test_light_install.py::*", "only in the long form", "it takes minutes and two more releases of Debian"),
+    AllowedSkip(
+        "tests/test_quickstart_e2e.py::test_the_report_opens_in_a_browser",
+        "no chromium: .*",
+        "`make test` installs no Chromium; test_report_browser.py opens reports in `make test-all`",
+    ),
     AllowedSkip("tests/test_apt_lists.py::*", "needs the package lists .*", "an image may come without the lists of apt"),
 )
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from support_e2e import logs, until
+from support_e2e import HANG_S, logs, until
 from support_trust import make_own
 
 from jobs.slurm import submission
@@ -91,7 +91,7 @@ class SlurmCluster:
         assert done.returncode == 0, done.stderr
 
     def answer(self, node: str, *argv: str, root: bool = False, **options: Any) -> CommandOutput:
-        return self.nodes[node].run(argv, timeout_s=300, root=root, **options)
+        return self.nodes[node].run(argv, timeout_s=HANG_S, root=root, **options)
 
     def run(self, node: str, script: str, *, root: bool = False) -> str:
         answer = self.answer(node, "sh", "-euc", script, root=root)
@@ -179,7 +179,7 @@ class Study:
 
     def start(self, *words: str, env: dict[str, str] | None = None) -> CommandOutput:
         argv = [self.slurm.python, "-P", "-m", "jobs", *words, "--workspace", str(self.path)]
-        return self.slurm.nodes["head"].run(argv, timeout_s=300, env=env)
+        return self.slurm.nodes["head"].run(argv, timeout_s=HANG_S, env=env)
 
     def jobs(self, *words: str, code: int = 0, env: dict[str, str] | None = None) -> str:
         answer = self.start(*words, env=env)
@@ -246,7 +246,7 @@ class Desk:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def end(self, process: subprocess.Popen[str], *, code: int = 0) -> subprocess.CompletedProcess[str]:
-        stdout, stderr = process.communicate(timeout=600)
+        stdout, stderr = process.communicate(timeout=HANG_S)
         where = logs(self.slurm.shared) if process.returncode != code else ""
         assert process.returncode == code, f"{process.args}: exit {process.returncode}\n{stdout}\n{stderr}\n{where}"
         return subprocess.CompletedProcess(process.args, code, stdout, stderr)

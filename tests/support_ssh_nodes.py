@@ -12,12 +12,13 @@ from typing import Any
 
 import psutil
 from support_cells import CELL
-from support_e2e import until
+from support_e2e import HANG_S, until
 from support_trust import make_own
 
 from jobs import node_processes
 from jobs.rendezvous import NODES
 from jobs.run_queue import RunQueue
+from jobs.ssh import node_lock
 from shardlab import files
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
@@ -141,11 +142,14 @@ class SshNodes:
     def end(self) -> None:
         for process in self._processes:
             process.terminate()
-            process.wait(60)
+            process.wait(HANG_S)
+        for host in self.hosts.values():
+            for kind in ("node", "run"):
+                (node_lock.FOLDER / f"shardlab-{kind}-{host}.lock").unlink(missing_ok=True)
 
 
 def wait_for(folder: RunDir, name: str) -> None:
-    until(lambda: any(event.event == name for event in folder.events()), f"{folder.run_id}: {name}", 60)
+    until(lambda: any(event.event == name for event in folder.events()), f"{folder.run_id}: {name}")
 
 
 def tasks(folder: RunDir) -> list[psutil.Process]:

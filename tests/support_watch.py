@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import support_collect as support
 from support_document_keys import wrong
+from support_e2e import HANG_S
 
 from shardlab.record import SCHEMA, LineWriter, StepRecord
 
@@ -37,7 +38,7 @@ def served(workspace, *options):
         finally:
             server.send_signal(signal.SIGINT)
             try:
-                code = server.wait(30)
+                code = server.wait(HANG_S)
             except subprocess.TimeoutExpired:
                 server.kill()
                 raise
@@ -50,7 +51,7 @@ def asked(url, path="", method="GET", **headers):
     path: relative to the page's address with its token, unless it begins with a slash.
     """
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=HANG_S)
     connection.request(method, path if path.startswith("/") else parts.path + path, headers=headers)
     answer = connection.getresponse()
     with contextlib.closing(connection):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import support_search_ranks
+from support_e2e import HANG_S
 from support_search import MATRIX, SearchedWorkspace
 
 from jobs import frozen_source, plan, reconcile, render, run_queue
@@ -58,7 +59,7 @@ def test_a_rank_that_runs_out_of_memory_ends_its_try_and_not_the_search(tmp_path
     matrix = MATRIX.replace("GOAL", "largest_that_fits").replace("at_most: 8", "at_most: 2")
     (tmp_path / "m.yaml").write_text(matrix.replace("seq_len: 16", "seq_len: 512, memory_limit_gib: 0.027"))
     command = [sys.executable, "-m", "jobs", "submit", "--wait", "--json", f"--matrix={tmp_path}/m.yaml"]
-    done = subprocess.run([*command, f"--workspace={tmp_path}"], capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run([*command, f"--workspace={tmp_path}"], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     states = {folder.read_run().cell.micro_batch_size: folder.judge().state for folder in Workspace(tmp_path).all_runs()}
     assert states == {1: "completed", 2: "oom"}

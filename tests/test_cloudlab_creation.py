@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from support_e2e import HANG_S
 from support_portal import END, TOKEN, URN, UUID, carried_out_then, half_document, nodes, status, truncated, two_nodes
 from support_portal_workspace import HOSTILE, place_of_portal
 
@@ -204,7 +205,7 @@ def test_an_experiment_that_somebody_created_since_we_looked_is_not_ours(place, 
 
 def test_a_command_that_is_killed_after_it_asked_is_continued(place):
     release = threading.Event()
-    place.portal.fail("POST", "/experiments", carried_out_then(lambda _handler: release.wait(60)))
+    place.portal.fail("POST", "/experiments", carried_out_then(lambda _handler: release.wait(HANG_S)))
     running = place.begun()
     place.wait_for("POST", "/experiments")
     running.kill()
@@ -223,7 +224,7 @@ def test_a_command_that_is_interrupted_while_it_waits_is_continued(place):
     running = place.begun()
     place.wait_for("GET", UUID, times=2)
     running.send_signal(signal.SIGINT)
-    said = running.communicate(timeout=60)[0]
+    said = running.communicate(timeout=HANG_S)[0]
     assert running.returncode == 130
     assert "run the same command again to continue" in said
     place.portal.polls = 0
@@ -397,7 +398,7 @@ def test_the_token_is_in_no_output_file_or_command_line(place):
     place.wait_for("GET", UUID)
     assert TOKEN not in Path(f"/proc/{running.pid}/cmdline").read_text()
     place.portal.polls = 0
-    said = running.communicate(timeout=120)[0]
+    said = running.communicate(timeout=HANG_S)[0]
     assert running.returncode == 1
     assert "creating the experiment" in said
     assert TOKEN not in said

@@ -5,6 +5,7 @@ import os
 import sys
 
 import pytest
+from support_e2e import HANG_S
 from support_portal import UUID, carried_out_then, status, truncated
 from support_portal_workspace import place_of_portal
 
@@ -107,7 +108,7 @@ def test_the_typed_name_confirms(created, typed, code):
     terminal, stdin = os.openpty()
     running = created.begun("down", stdin=stdin)
     os.write(terminal, typed.encode())
-    said = running.communicate(timeout=60)[0]
+    said = running.communicate(timeout=HANG_S)[0]
     os.close(terminal)
     os.close(stdin)
     assert running.returncode == code, said

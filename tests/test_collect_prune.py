@@ -8,12 +8,16 @@ import subprocess
 import pytest
 import support_collect as support
 from support_aside import why_not
+from support_e2e import HANG_S
 from support_fetch import Cluster, contents, tree
 from support_ssh_nodes import SshNodes
 
 from collect.cli import main
-from collect.fetching import progress
-from shardlab import files, remote_workspace
+from collect.fetching import gather, progress
+from shardlab import files, inventory, remote_workspace
+from shardlab.errors import InputError
+from shardlab.inventory import Inventory, InventoryNode
+from shardlab.workspace import Workspace
 
 KEPT = ("run.json", "result.json", "events.", "steps/", "env/", "job.")
 TRACE = "trace/rank-00000.json.gz"
@@ -150,6 +154,26 @@ echo trace of $n > trace/rank-0000$n.json.gz
 """
 
 
+@pytest.mark.parametrize(
+    ("name", "cluster", "why"),
+    [
+        ("gpu1", "bench", "inventory.json: lists no node gpu1 with shardlab."),
+        ("gpu2", "bench", "inventory.json: lists no node gpu2 with shardlab."),
+        ("gpu0", "other", "inventory.json: describes the cluster bench, not other. Run first: provision CLUSTER.yaml."),
+    ],
+    ids=["without shardlab", "not in the inventory", "of another cluster"],
+)
+def test_files_are_not_collected_from_a_node_that_cannot_have_them(tmp_path, name, cluster, why):
+    workspace = Workspace(tmp_path)
+    listed = [InventoryNode("gpu0", "10.0.0.1", python="/opt/python"), InventoryNode("gpu1", "10.0.0.2")]
+    files.make_folder(workspace.own)
+    files.write_json(inventory.path_of(workspace), Inventory(1, "bench", listed))
+    assert gather.node_of(workspace, "bench", "gpu0") == listed[0]
+    with pytest.raises(InputError) as caught:
+        gather.node_of(workspace, cluster, name)
+    assert str(caught.value) == f"{workspace.own}/{why}"
+
+
 @pytest.fixture
 def nodes(tmp_path_factory, monkeypatch):
     made = SshNodes(tmp_path_factory.mktemp("first"), monkeypatch, apart=tmp_path_factory.mktemp("disks"), count=3)
@@ -160,7 +184,7 @@ def nodes(tmp_path_factory, monkeypatch):
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_nodes_are_freed_of_the_parts_that_the_first_node_has(nodes, fetch):
     folder = nodes.run(1, 3, RANK)
-    assert nodes.attempt(folder, "gpu0,gpu1,gpu2").wait(60) == 0
+    assert nodes.attempt(folder, "gpu0,gpu1,gpu2").wait(HANG_S) == 0
     fetch(nodes.workspace)
     before = contents(folder.path)
     status = (part := nodes.part("gpu2", folder).path / "trace/rank-00002.json.gz").stat()

@@ -7,7 +7,7 @@ import sys
 import pytest
 import support_collect as support
 import support_watch
-from support_e2e import until
+from support_e2e import HANG_S, until
 from test_collect_trackers import PACKAGES, mlflow_is, no_network, tensorboard_is, wandb_is  # noqa: F401 - a fixture
 
 from collect import summary, tracked_run
@@ -97,7 +97,7 @@ def test_all_trackers_hold_the_run_as_its_export_does(workspace, whole, monkeypa
     assert len(logged_steps(workspace, run_id)) < 10
     played.end()
     for process in processes:
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=HANG_S)
         assert process.returncode == 0, said
     runs, place = as_exported(workspace), workspace.path / "track"
     assert runs[run_id].points[-1].values["validation_loss"] == 1.5
@@ -130,7 +130,7 @@ def test_a_run_whose_records_are_replaced_is_logged_anew(workspace, whole):
     for rank in (0, 1):
         support_watch.replaced(played.folder.steps_file(rank), whole.steps_file(rank).read_bytes())
     played.end()
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, said
     tensorboard_is(workspace.path / "track" / "tensorboard", as_exported(workspace))
 
@@ -145,10 +145,10 @@ def test_it_ends_with_its_parent_and_a_later_start_replaces_what_it_logged(works
             until(lambda: logged_steps(workspace, run_id), "steps are logged", least_pause_s=0.5)
         finally:
             parent.kill()
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, said
     played.end()
-    said, _ = (later := following(workspace, played.folder, "tensorboard")).communicate(timeout=120)
+    said, _ = (later := following(workspace, played.folder, "tensorboard")).communicate(timeout=HANG_S)
     assert later.returncode == 0, said
     tensorboard_is(workspace.path / "track" / "tensorboard", as_exported(workspace))
 
@@ -178,5 +178,5 @@ def test_unknown_runs_and_trackers_are_refused(workspace, whole):
         (Played(workspace, whole).folder.run_id, "tensorbord", "Did you mean 'tensorboard'?"),
     ):
         process = following(workspace, RunDir(workspace.runs / run_id), tracker)
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=HANG_S)
         assert (process.returncode, words in said) == (2, True), said

@@ -8,6 +8,7 @@ import socket
 import pytest
 import support_collect as support
 import support_watch
+from support_e2e import HANG_S
 from support_watch import asked, running, served, step
 
 from collect.cli import main
@@ -397,4 +398,4 @@ def test_it_listens_on_this_machine_alone(matrix):
         address = socket.gethostbyname(socket.gethostname())
         name = name if address.startswith("127.") else address
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((name, port), timeout=10).close()
+        socket.create_connection((name, port), timeout=HANG_S).close()

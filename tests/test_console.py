@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from support_e2e import HANG_S
 from support_hostile import on_terminal
 
 import collect.cli
@@ -15,7 +16,6 @@ from provision import command_line
 from shardlab.console import OutputStream
 
 SAID = "from shardlab.console import Output; out = Output(); out.line('a \\x1b[31mred word', 'bold'); out.remark('said', 'red')"
-SECONDS = 60
 
 
 class Terminal(io.StringIO):
@@ -58,7 +58,7 @@ def test_a_pipe_does_not_need_rich():
 def test_a_command_works_although_the_user_has_closed_one_of_its_streams(tmp_path, closed):
     line = f'exec "$0" -P -m jobs status --workspace "$1" {closed}'
     done = subprocess.run(
-        ["sh", "-c", line, sys.executable, tmp_path], capture_output=True, text=True, check=False, timeout=SECONDS
+        ["sh", "-c", line, sys.executable, tmp_path], capture_output=True, text=True, check=False, timeout=HANG_S
     )
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
 
@@ -73,7 +73,7 @@ def test_a_command_ends_without_a_traceback_if_the_reader_of_its_output_has_gone
         "sys.exit(console.run(command))"
     )
     words = ["bash", "-c", '"$0" -c "$1" | head -n 1; echo "${PIPESTATUS[0]}"', sys.executable, code]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=SECONDS, env=os.environ | environment)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=HANG_S, env=os.environ | environment)
     assert done.stdout.splitlines()[-1] == "141"
     assert done.stderr == ""
 
@@ -87,7 +87,7 @@ def test_an_error_is_not_followed_by_another_if_the_reader_of_the_errors_has_gon
         "code = console.run(command)\n"
         "os.dup2(kept, 2); os._exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=SECONDS)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=HANG_S)
     assert (done.returncode, done.stderr) == (2, "")
 
 

@@ -13,6 +13,7 @@ import pytest
 import support_collect
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from support_e2e import HANG_S
 
 from collect import cli
 from shardlab import extras
@@ -87,7 +88,7 @@ def command_lines(workspace, folder):
 def run_collect(words, blocked, folder):
     environment = os.environ | {"USED": str(folder / "used.json")}
     command = [sys.executable, "-c", RUN, json.dumps(blocked), *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_S)
     return done, json.loads((folder / "used.json").read_text())
 
 

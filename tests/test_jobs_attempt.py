@@ -9,6 +9,7 @@ import sys
 import psutil
 import pytest
 from support_cells import CELL
+from support_e2e import HANG_S
 
 from jobs import claim, submit
 from jobs.reconcile import own
@@ -47,7 +48,7 @@ def supervised(folder, *command, before="", **environment):
     program = f"import sys; from jobs import attempt, node_processes; {before or 'pass'}; {start}"
     words = [sys.executable, "-P", "-c", program, folder.path, "--", *(command or ["true"])]
     given = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")} | environment
-    return subprocess.run(words, capture_output=True, text=True, env=given, check=False, timeout=120)
+    return subprocess.run(words, capture_output=True, text=True, env=given, check=False, timeout=HANG_S)
 
 
 def in_job(monkeypatch, number, restarts):
@@ -243,7 +244,9 @@ def test_a_run_whose_packages_changed_holds_those_of_the_same_packages_and_is_re
 def test_a_requeue_whose_command_slurm_ends_first_holds_the_run(folder, scontrol):
     """Slurm ends all processes of the job, and may end the command that requeues the job before the process that called it."""
     write_run(folder, packages="0" * 12, scheduler="slurm", requeues=0)
-    done = supervised(folder, PATH=scontrol("(sleep 1; kill $PPID) > /dev/null 2>&1 & kill $$"), SLURM_JOB_ID="7")
+    # The process of this command exists until its caller has read its exit code.
+    late = "(while kill -0 $$; do sleep 0.05; done; kill $PPID) > /dev/null 2>&1 & kill $$"
+    done = supervised(folder, PATH=scontrol(late), SLURM_JOB_ID="7")
     assert done.returncode == -signal.SIGTERM
     assert (folder.judge().state, folder.judge().held) == ("pending", True)
 

@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from support_e2e import benches, started, until
+from support_e2e import HANG_S, benches, started, until
 from support_trust import make_own
 
 # The template of a run's script. The script waits for the file `go`, so that the test can change packages after the submission.
@@ -42,7 +42,7 @@ def test_runs_that_wait_are_held_and_sent_again_with_what_is_installed_then(benc
         until(lambda: len(bench.folders()) == 4 and (bench.path / ".shardlab/local/runner.json").exists(), "they wait")
         install(tmp_path)
         (bench.path / "go").touch()
-        said, _ = waiting.communicate(timeout=120)
+        said, _ = waiting.communicate(timeout=HANG_S)
     assert waiting.returncode == 1
     (sentence,) = [line for line in said.splitlines() if "the installed packages changed" in line]
     assert sentence.startswith("4 run(s) did not start (")

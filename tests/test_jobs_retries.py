@@ -10,6 +10,7 @@ import sys
 import msgspec
 import pytest
 from support_cells import CELL
+from support_e2e import HANG_S
 from support_trust import make_own
 
 from jobs import claim, render, retries, submit, watch
@@ -27,7 +28,6 @@ from shardlab.workspace import Workspace
 SCRIPT = """\
 cd {{ folder }} && exec {{ python }} -P -m jobs.attempt . -- sh -c 'echo x >> ../../starts; exit 9'
 """
-LIMIT_S = 120
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def end(state, code=9):
 def test_the_runner_starts_a_failed_run_again_once_and_each_attempt_is_on_record(workspace, tmp_path):
     first = submitted(workspace)
     words = [sys.executable, "-P", "-m", "jobs.schedulers.local", str(workspace.path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert (workspace.path / "starts").read_text().splitlines() == ["x", "x"]
     second = attempt(workspace, 2)
@@ -86,7 +86,7 @@ def test_a_run_that_is_told_to_end_while_it_fails_is_not_started_again(workspace
     # The command ends with an error and tells its supervisor to end, in the same moment.
     words = [sys.executable, "-P", "-m", "jobs.attempt", first.path, "--", "sh", "-c", "kill -TERM $PPID; exit 9"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    subprocess.run(words, env=environment, timeout=LIMIT_S, check=False)
+    subprocess.run(words, env=environment, timeout=HANG_S, check=False)
     assert first.judge().state in ("failed", "cancelled")
     assert workspace.run_ids() == [first.run_id]
 
@@ -199,7 +199,7 @@ def in_slurm(tmp_path):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)}
         words = [sys.executable, "-P", "-m", "jobs.attempt", folder.path, "--", "sh", "-c", command]
-        start.ended = subprocess.run(words, env=environment, timeout=LIMIT_S, check=False)
+        start.ended = subprocess.run(words, env=environment, timeout=HANG_S, check=False)
         calls = tmp_path / "calls"
         return calls.read_text().splitlines() if calls.exists() else []
 

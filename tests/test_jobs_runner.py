@@ -8,6 +8,7 @@ from socket import gethostname
 import msgspec
 import pytest
 from support_cells import CELL
+from support_e2e import HANG_S
 from support_trust import make_own
 
 from jobs import attempt, claim, run_queue
@@ -17,8 +18,6 @@ from shardlab.errors import WorkspaceError
 from shardlab.run import Run, World, run_id
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
-
-LIMIT_S = 120
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def submitted(workspace, repeat) -> RunDir:
 
 def runner(workspace) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-P", "-m", "jobs.schedulers.local", str(workspace.path)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    return subprocess.run(words, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
 def output(folder) -> str | None:

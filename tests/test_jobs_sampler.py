@@ -4,6 +4,7 @@ import sys
 
 import msgspec
 from support_cells import CELL
+from support_e2e import HANG_S
 from test_jobs_attempt import folder, supervised, write_run  # noqa: F401 - `folder` is a fixture
 
 from shardlab.cell import Instruments
@@ -15,7 +16,12 @@ RANK = """
 import os, signal, sys, time
 from pathlib import Path
 import psutil
-folder, kills = Path(sys.argv[1]), int(sys.argv[2])
+folder, kills, limit_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+
+def until(true):
+    ends = time.monotonic() + limit_s
+    while not true() and time.monotonic() < ends:
+        time.sleep(0.02)
 
 def samplers():
     return [p for p in psutil.Process(os.getppid()).children() if "sample" in p.cmdline() and p.status() != "zombie"]
@@ -23,20 +29,23 @@ def samplers():
 def written():
     return sum(len(path.read_bytes().splitlines()) for path in folder.glob("samples/*.jsonl"))
 
+def recorded():
+    return sum(path.read_text().count('"sampler_ended"') for path in folder.glob("events.node-*.jsonl"))
+
 for kill in range(kills + 1):
-    before, ends = written(), time.monotonic() + 60
-    while written() <= before and time.monotonic() < ends and (kill < 4 or samplers()):
-        time.sleep(0.02)
+    before = written()
+    until(lambda: written() > before or (kill >= 4 and not samplers()))
     if kill < kills:
         for process in samplers():
             process.send_signal(signal.SIGKILL)
             process.wait()
-time.sleep(0.2)
+until(lambda: recorded() >= min(kills, 4))  # after the fourth end, no sampler is started
+time.sleep(0.2)  # a fifth sampler would write a sample
 """
 
 
 def killed(folder, kills):  # noqa: F811
-    done = supervised(folder, sys.executable, "-c", RANK, str(folder.path), str(kills))
+    done = supervised(folder, sys.executable, "-c", RANK, str(folder.path), str(kills), str(HANG_S))
     assert done.returncode == 0, done.stderr
     (samples,) = (folder.path / "samples").glob("*.jsonl")
     return [event.data["code"] for event in folder.events() if event.event == SAMPLER_ENDED], read_lines(samples, Sample)

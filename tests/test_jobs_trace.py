@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import support_ranks
+from support_e2e import HANG_S
 from support_trust import make_own
 
 from collect.cli import main as collect
@@ -29,7 +30,7 @@ RANKS, PER_RUN = 64, 32
 def jobs(workspace, *words) -> str:
     """Run `jobs` in a process of its own; return what it printed."""
     argv = [sys.executable, "-P", "-m", "jobs", *map(str, words), "--workspace", str(workspace.path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support_cells import CELL
+from support_e2e import HANG_S
 
 from jobs import node_processes
 from shardlab import files, node_folder
@@ -50,7 +51,7 @@ def users(disk, tmp_path):
         process = SPAWN.Process(target=use, args=(tmp_path / "notes", inside, leave))
         process.start()
         started.append(process)
-        assert inside.get(timeout=60) == "whole"
+        assert inside.get(timeout=HANG_S) == "whole"
         return process, leave
 
     yield start
@@ -68,7 +69,7 @@ def test_one_process_fills_the_folder_and_the_last_one_removes_it(disk, users, t
     for process, leave in (first, second):
         assert len(left(disk)) == 2
         leave.set()
-        process.join(60)
+        process.join(HANG_S)
     assert left(disk) == []
     assert (tmp_path / "notes").read_text() == "filled\n"
 

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from support_e2e import benches
+from support_e2e import HANG_S, benches
 from support_sampler import ended, records, sampled, start
 
 from collect.figures import gpus, telemetry
@@ -52,7 +52,7 @@ def test_a_stub_that_cannot_be_loaded_is_refused(tmp_path, content):
     if content is not None:
         library.write_text(content)
     process = start(tmp_path / "node.jsonl", "--played", str(library))
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 2
     assert f"--played: {library}: " in errors
     assert not (tmp_path / "node.jsonl").exists()

@@ -13,7 +13,7 @@ import paramiko
 import psutil
 import pytest
 from paramiko.common import cMSG_CHANNEL_EOF
-from support_e2e import until
+from support_e2e import HANG_S, until
 from support_long import only_in_long_form
 from support_practice import WHY, states
 
@@ -141,7 +141,7 @@ def test_a_node_that_is_still_starting_is_waited_for_and_not_started_twice(pract
 
 
 def test_a_machine_that_hangs_up_during_the_login_says_nothing_of_keys(practice):
-    assert practice.nodes["work1"].run(["touch", "/run/nologin"], timeout_s=30, root=True).code == 0
+    assert practice.nodes["work1"].run(["touch", "/run/nologin"], timeout_s=HANG_S, root=True).code == 0
     address = Address(
         practice.nodes["work1"].host,
         user=base.USER,
@@ -150,10 +150,10 @@ def test_a_machine_that_hangs_up_during_the_login_says_nothing_of_keys(practice)
     )
     try:
         with pytest.raises(Unreachable, match="closed the connection during the login"):
-            Remote(address).run(["true"], timeout_s=30)
+            Remote(address).run(["true"], timeout_s=HANG_S)
     finally:
-        assert practice.nodes["work1"].run(["rm", "/run/nologin"], timeout_s=30, root=True).code == 0
-    assert Remote(address).run(["true"], timeout_s=30).code == 0
+        assert practice.nodes["work1"].run(["rm", "/run/nologin"], timeout_s=HANG_S, root=True).code == 0
+    assert Remote(address).run(["true"], timeout_s=HANG_S).code == 0
 
 
 def test_services_of_two_nodes_start_and_end_at_once_without_harm(practice):
@@ -195,7 +195,7 @@ def test_what_was_damaged_on_each_node_is_mended_by_one_command(practice):
     wrong = "head -c 128 /dev/urandom > /etc/munge/munge.key; systemctl restart munge"
     practice.run("work1", f"{wrong}; sed -i '/^work2,/d' /etc/ssh/ssh_known_hosts; systemctl disable -q --now slurmd")
     practice.run("work2", "dpkg --unpack --force-all /var/cache/apt/archives/munge_*.deb")
-    answer = practice.nodes["work1"].run(["sh", "-c", f"{STRICT} work2 true"], timeout_s=30)
+    answer = practice.nodes["work1"].run(["sh", "-c", f"{STRICT} work2 true"], timeout_s=HANG_S)
     assert answer.code != 0
     assert "Host key verification failed" in answer.stderr
     logs = practice.folder / ".shardlab" / "log"
@@ -236,7 +236,7 @@ def test_a_disk_that_fills_on_the_way_is_said_so_and_goes_on_once_there_is_room(
             if line.startswith("work2: munge-user: changed"):
                 break
         practice.give_disk("work2", "24M")  # too small for the packages, which `provision` installs next
-        stdout, stderr = process.communicate(timeout=900)
+        stdout, stderr = process.communicate(timeout=HANG_S)
     assert process.returncode == 1, stderr
     one = states(json.loads(stdout))
     assert one["work2", "packages"]["state"] == "failed"
@@ -293,7 +293,7 @@ def test_a_node_that_dies_on_the_way_stops_alone_and_is_made_by_the_next_run(pra
         assert time.monotonic() < ends, init
         time.sleep(0.2)
     practice.machine("work2").crash()
-    said = json.loads(process.communicate(timeout=600)[0])
+    said = json.loads(process.communicate(timeout=HANG_S)[0])
     assert process.returncode == 1
     ended = {step: one for step, one in states(said).items() if one["state"] in ("failed", "not reached", "not answered")}
     assert {name for name, _ in ended} == {"work2"}, ended
@@ -303,7 +303,7 @@ def test_a_node_that_dies_on_the_way_stops_alone_and_is_made_by_the_next_run(pra
 
 def _answers(practice, name):
     try:
-        return practice.nodes[name].run(["true"], timeout_s=10).code == 0
+        return practice.nodes[name].run(["true"], timeout_s=10).code == 0  # meant to be reached: the node may be down
     except Unreachable:
         return False
 
@@ -386,19 +386,19 @@ def test_an_unknown_host_key_stops_with_its_fingerprint_unless_new_ones_are_acce
     head = practice.nodes["head"].host
     strict = Remote(Address(head, user=base.USER, identity=identity, known_hosts=known))
     with pytest.raises(Unreachable, match="its host key is not known") as caught:
-        strict.run(["true"], timeout_s=30)
+        strict.run(["true"], timeout_s=HANG_S)
     assert mark in str(caught.value)
     assert not known.exists()
     accepting = Remote(Address(head, user=base.USER, identity=identity, known_hosts=known, host_keys="accept-new"))
-    assert accepting.run(["true"], timeout_s=30).code == 0
-    assert strict.run(["true"], timeout_s=30).code == 0
+    assert accepting.run(["true"], timeout_s=HANG_S).code == 0
+    assert strict.run(["true"], timeout_s=HANG_S).code == 0
 
 
 def test_a_command_past_its_limit_does_not_live_on(practice):
     node = practice.nodes["work1"]
-    answer = node.run(["sh", "-c", "exec sleep 4321"], timeout_s=1, root=True)
+    answer = node.run(["sh", "-c", "exec sleep 4321"], timeout_s=1, root=True)  # meant to be reached
     assert answer.code is None
-    until(lambda: node.run(["pgrep", "-f", "[s]leep 4321"], timeout_s=10).stdout == "", "the command ends")
+    until(lambda: node.run(["pgrep", "-f", "[s]leep 4321"], timeout_s=HANG_S).stdout == "", "the command ends")
 
 
 def test_a_late_end_of_the_input_breaks_no_other_command(practice, monkeypatch):
@@ -414,14 +414,14 @@ def test_a_late_end_of_the_input_breaks_no_other_command(practice, monkeypatch):
     monkeypatch.setattr(paramiko.Transport, "_send_user_message", late)
     node = practice.nodes["work1"]
     with ThreadPoolExecutor() as pool:
-        answers = pool.map(lambda words: node.run(words, timeout_s=20), [["true"], ["sleep", "1"], ["false"]])
+        answers = pool.map(lambda words: node.run(words, timeout_s=HANG_S), [["true"], ["sleep", "1"], ["false"]])
         assert [answer.code for answer in answers] == [0, 0, 1]
 
 
 def test_words_cross_the_shells_as_they_are(practice):
     """Words with quotes, spaces and shell characters arrive unchanged at a command on a node."""
     words = ["a b", "$HOME", "`id`", "'", '"', "\n", "*", "-n", "é", ";rm"]
-    answer = practice.nodes["work1"].run(["printf", "%s\\0", *words], timeout_s=10, env={"X": "$(id)'"})
+    answer = practice.nodes["work1"].run(["printf", "%s\\0", *words], timeout_s=HANG_S, env={"X": "$(id)'"})
     assert answer.stdout.split("\0")[:-1] == words
 
 

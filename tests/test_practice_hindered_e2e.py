@@ -8,7 +8,7 @@ import signal
 import subprocess
 
 import pytest
-from support_e2e import until
+from support_e2e import HANG_S, until
 from support_practice import WHY, states
 
 from provision.practice import base
@@ -61,7 +61,7 @@ def test_an_apt_lock_is_waited_for_and_ctrl_c_ends_who_waits(practice, held_lock
     with practice.start() as process:
         until(lambda: waits_for_apt(practice), "apt waits")
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
     assert re.search(
         r"^interrupted after \d+ changes? had begun; run the same command again to continue; ", stderr, re.MULTILINE
@@ -71,7 +71,7 @@ def test_an_apt_lock_is_waited_for_and_ctrl_c_ends_who_waits(practice, held_lock
     with practice.start() as process:
         until(lambda: waits_for_apt(practice), "apt waits again")
         held_lock()
-        stdout, stderr = process.communicate(timeout=900)
+        stdout, stderr = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, stderr
     said = json.loads(stdout)
     assert "install slurmd" in states(said)["work2", "packages"]["says"]

@@ -5,6 +5,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support_e2e import HANG_S
 from support_link import RANK, SHAPE
 from support_long import only_in_long_form
 from support_practice import WHY
@@ -36,7 +37,7 @@ def seconds(practice, sizes=SIZES, iterations=5):
 
     def rank(place):
         words = [nodes[place].python, "-c", RANK, str(place), str(len(nodes)), f"{nodes[0].address}:{PORT}", asked]
-        return nodes[place].run(words, timeout_s=300, env={"GLOO_SOCKET_IFNAME": "host0", "OMP_NUM_THREADS": "1"})
+        return nodes[place].run(words, timeout_s=HANG_S, env={"GLOO_SOCKET_IFNAME": "host0", "OMP_NUM_THREADS": "1"})
 
     with ThreadPoolExecutor() as pool:
         answers = list(pool.map(rank, range(len(nodes))))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support_aside import Aside, settle, why_not
+from support_e2e import HANG_S
 
 from provision.fact import Unanswered
 from provision.facts import disk as disk_fact
@@ -88,17 +89,17 @@ def test_an_empty_disk_is_made_and_mounted_and_fstab_keeps_what_it_had(nodes, lo
     one = site(nodes, storage=Storage(disk=loop, mount=mydata))
     target = one.targets[0]
     assert settle(disks.DISKS, one, target)[0] == f"make an ext4 file system on {loop}, which is empty"
-    *theirs, ours = target.node.run(["cat", "/etc/fstab"], timeout_s=10).stdout.splitlines()
+    *theirs, ours = target.node.run(["cat", "/etc/fstab"], timeout_s=HANG_S).stdout.splitlines()
     assert theirs == ["# theirs", "proc /proc proc defaults 0 0"]
     assert ours.startswith("UUID=")
     assert ours.endswith(f" {mydata} ext4 defaults,nofail 0 2")
-    assert target.node.run(["findmnt", "-no", "SOURCE", mydata], timeout_s=10).stdout == f"{loop}\n"
+    assert target.node.run(["findmnt", "-no", "SOURCE", mydata], timeout_s=HANG_S).stdout == f"{loop}\n"
     # The state is now as if `provision` had been killed after it formatted the disk: before the mount, and then also before the
     # line in fstab. The next plan continues there and does not format the disk again.
-    target.node.run(["umount", mydata], timeout_s=10)
+    target.node.run(["umount", mydata], timeout_s=HANG_S)
     target.facts.forget()
     assert settle(disks.DISKS, one, target) == [f"make the folder {mydata}", f"mount {mydata}"]
-    target.node.run(["sh", "-c", f"umount {mydata}; sed -i /mydata/d /etc/fstab"], timeout_s=10)
+    target.node.run(["sh", "-c", f"umount {mydata}; sed -i /mydata/d /etc/fstab"], timeout_s=HANG_S)
     target.facts.forget()
     assert settle(disks.DISKS, one, target)[0] == f"mount {loop} at {mydata} at every boot (/etc/fstab)"
 
@@ -137,14 +138,14 @@ def test_files_that_a_mount_would_hide_stop_it(nodes, loop, as_a_disk, tmp_path)
 
 def test_munge_gets_the_same_numbers_on_all_nodes(nodes):
     for node in nodes:
-        node.run(["sh", "-c", "userdel munge; groupdel munge"], timeout_s=10)
+        node.run(["sh", "-c", "userdel munge; groupdel munge"], timeout_s=HANG_S)
     one = site(nodes, slurm=Slurm())
     first, second = one.targets
     assert settle(MUNGE_USER, one, first) == ["make the user munge, 499:499 on all nodes"]
     settle(MUNGE_USER, one, second)
     assert first.facts[USERS].known["munge"] == User(499, 499) == second.facts[USERS].known["munge"]
     assert isinstance(USERS_AGREE.plan(one, second), Nothing)
-    second.node.run(["usermod", "-u", "498", "munge"], timeout_s=10)
+    second.node.run(["usermod", "-u", "498", "munge"], timeout_s=HANG_S)
     second.facts.forget()
     with pytest.raises(Unanswered, match="w2: the user munge is 498:499 there and 499:499 on w1"):
         USERS_AGREE.plan(one, second)
@@ -153,9 +154,11 @@ def test_munge_gets_the_same_numbers_on_all_nodes(nodes):
 def test_nodes_know_one_anothers_keys_and_other_lines_stay(nodes):
     one = site(nodes, ssh=Ssh(between_nodes=True))
     for target in one.targets:
-        target.node.run(["sh", "-c", "mkdir -p /root/.ssh /etc/ssh; printf theirs > /root/.ssh/authorized_keys"], timeout_s=10)
+        target.node.run(
+            ["sh", "-c", "mkdir -p /root/.ssh /etc/ssh; printf theirs > /root/.ssh/authorized_keys"], timeout_s=HANG_S
+        )
         make = "cd /etc/ssh; rm -f ssh_host_* ssh_known_hosts; ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key"
-        assert target.node.run(["sh", "-c", make], timeout_s=10).code == 0
+        assert target.node.run(["sh", "-c", make], timeout_s=HANG_S).code == 0
         settle(SSH_KEYS, one, target)
     for target in one.targets:
         assert len(settle(SSH_TRUST, one, target)) == 2
@@ -165,16 +168,16 @@ def test_nodes_know_one_anothers_keys_and_other_lines_stay(nodes):
         assert [line.split()[-1] for line in lines[2:4]] == ["root@w1", "root@w2"]
         for other in one.targets:
             for name in (other.node.name, other.node.host):
-                known = target.node.run(["ssh-keygen", "-F", name, "-f", "/etc/ssh/ssh_known_hosts"], timeout_s=10).stdout
+                known = target.node.run(["ssh-keygen", "-F", name, "-f", "/etc/ssh/ssh_known_hosts"], timeout_s=HANG_S).stdout
                 assert other.facts[KEYS].hosts[0] in known
     modes = "stat -c '%a %n' /root/.ssh/id_ed25519 /root/.ssh/authorized_keys /etc/ssh/ssh_known_hosts; ls -A /root/.ssh"
-    said = one.targets[0].node.run(["sh", "-c", modes], timeout_s=10).stdout.splitlines()
+    said = one.targets[0].node.run(["sh", "-c", modes], timeout_s=HANG_S).stdout.splitlines()
     assert [line.split()[0] for line in said[:3]] == ["600", "600", "644"]
     assert sorted(said[3:]) == ["authorized_keys", "id_ed25519", "id_ed25519.pub"]  # no temporary file is left
     # If the key of a node changes, all nodes get the new key, and the old key is no longer accepted.
     second = one.targets[1]
     old = second.facts[KEYS].key
-    second.node.run(["sh", "-c", "rm /root/.ssh/id_ed25519"], timeout_s=10)
+    second.node.run(["sh", "-c", "rm /root/.ssh/id_ed25519"], timeout_s=HANG_S)
     second.facts.forget()
     settle(SSH_KEYS, one, second)
     settle(SSH_TRUST, one, one.targets[0])
@@ -185,24 +188,24 @@ def test_without_root_nodes_know_one_another_by_the_users_own_files(nodes):
     one = site(nodes, ssh=Ssh(between_nodes=True))
     for target in one.targets:
         target.node.may_sudo = False
-        target.node.run(["sh", "-c", "mkdir -p /root/.ssh /etc/ssh; printf theirs > /root/.ssh/known_hosts"], timeout_s=10)
+        target.node.run(["sh", "-c", "mkdir -p /root/.ssh /etc/ssh; printf theirs > /root/.ssh/known_hosts"], timeout_s=HANG_S)
         make = "cd /etc/ssh; rm -f ssh_host_* ssh_known_hosts; ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key"
-        assert target.node.run(["sh", "-c", make], timeout_s=10).code == 0
+        assert target.node.run(["sh", "-c", make], timeout_s=HANG_S).code == 0
         assert not any(change.script for change in SSH_KEYS.plan(one, target))
         settle(SSH_KEYS, one, target)
     for target in one.targets:
         assert not any(change.script for change in SSH_TRUST.plan(one, target))
         settle(SSH_TRUST, one, target)
-        known = target.node.run(["cat", "/root/.ssh/known_hosts"], timeout_s=10).stdout
+        known = target.node.run(["cat", "/root/.ssh/known_hosts"], timeout_s=HANG_S).stdout
         assert known.startswith("theirs\n")
         assert all(other.facts[KEYS].hosts[0] in known for other in one.targets)
-        assert target.node.run(["test", "-e", "/etc/ssh/ssh_known_hosts"], timeout_s=10).code == 1
+        assert target.node.run(["test", "-e", "/etc/ssh/ssh_known_hosts"], timeout_s=HANG_S).code == 1
 
 
 def test_a_key_with_a_passphrase_is_left_alone_and_said(nodes):
     one = site(nodes, ssh=Ssh(between_nodes=True))
     make = "mkdir -p /root/.ssh; ssh-keygen -q -t ed25519 -N secret -f /root/.ssh/id_ed25519"
-    assert one.targets[0].node.run(["sh", "-c", make], timeout_s=10).code == 0
+    assert one.targets[0].node.run(["sh", "-c", make], timeout_s=HANG_S).code == 0
     with pytest.raises(Unanswered, match=r"w1: /root/\.ssh/id_ed25519 cannot be read without a passphrase"):
         SSH_KEYS.plan(one, one.targets[0])
 
@@ -213,7 +216,7 @@ def test_lines_of_ours_that_somebody_tore_apart_stop_it(nodes):
         settle(SSH_KEYS, one, target)
     first = one.targets[0]
     settle(SSH_TRUST, one, first)
-    first.node.run(["sed", "-i", "/^# end shardlab/d", "/root/.ssh/authorized_keys"], timeout_s=10)
+    first.node.run(["sed", "-i", "/^# end shardlab/d", "/root/.ssh/authorized_keys"], timeout_s=HANG_S)
     first.facts.forget()
     with pytest.raises(Unanswered, match="must each occur once"):
         SSH_TRUST.plan(one, first)
@@ -233,8 +236,8 @@ def test_a_user_writes_a_file_to_find_out_whether_this_is_possible(nodes, prepar
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # other users may enter it, unlike the folders of pytest
         Path(folder).chmod(0o755)
-        nodes[0].run(["sh", "-euc", prepare.format(folder)], timeout_s=10)
+        nodes[0].run(["sh", "-euc", prepare.format(folder)], timeout_s=HANG_S)
         fact = write_test(f"{folder}{'' if why_not else '/not/there/yet'}")
-        answer = nodes[0].run([*nobody, *fact.command("python3")], timeout_s=10)
+        answer = nodes[0].run([*nobody, *fact.command("python3")], timeout_s=HANG_S)
         assert fact.parse(answer.stdout) == WriteTest(folder, why_not)
-        assert nodes[0].run(["ls", "-A", folder], timeout_s=10).stdout == ""
+        assert nodes[0].run(["ls", "-A", folder], timeout_s=HANG_S).stdout == ""

@@ -27,6 +27,7 @@ from support_datasets import (
     sha256,
     tar,
 )
+from support_e2e import HANG_S
 
 from provision.cli import main
 from provision.datasets import archive, download, stage
@@ -313,7 +314,7 @@ def test_of_two_processes_one_fetches_and_the_other_waits(tmp_path):
         for one in both:
             one.start()
         start.set()
-        assert [results.get(timeout=60) for _ in both] == [True, True]
+        assert [results.get(timeout=HANG_S) for _ in both] == [True, True]
         for one in both:
             one.join()
         assert server.asked == [None]

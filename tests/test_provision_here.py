@@ -5,13 +5,12 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
-from support_e2e import until
+from support_e2e import HANG_S, until
 from support_trust import make_own
 
 from provision import cli
@@ -44,7 +43,7 @@ def workspace(tmp_path):
 def provision(*words, env=None, cwd=None):
     command = [sys.executable, "-P", "-m", "provision", *map(str, words)]
     environment = {**os.environ, **(env or {})}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=HANG_S)
 
 
 def stamps(folder):
@@ -310,15 +309,13 @@ def test_past_its_limit_a_command_ends_with_everything_that_it_started(tmp_path)
     program = (
         "import os, signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "child = subprocess.Popen(['sleep', '99'], start_new_session=True)\n"
+        "child = subprocess.Popen(['sleep', '2000'], start_new_session=True)\n"
         f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
         "print('said', flush=True)\n"
-        "time.sleep(99)\n"
+        "time.sleep(2000)\n"
     )
-    begin = time.monotonic()
-    answer = LocalNode().run([sys.executable, "-c", program], timeout_s=5)
+    answer = LocalNode().run([sys.executable, "-c", program], timeout_s=5)  # this limit is meant to be reached
     assert (answer.code, answer.stdout) == (None, "said\n")
-    assert time.monotonic() - begin < 60
     until(lambda: not any(map(_runs, map(int, pids.read_text().split()))), "its processes end")
 
 
@@ -332,7 +329,7 @@ def _runs(pid):
 def test_commands_run_untranslated_and_safe_from_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')")
     monkeypatch.chdir(tmp_path)
-    answer = LocalNode().run([sys.executable, "-c", "import json, os; print(os.environ['LC_ALL'])"], timeout_s=20)
+    answer = LocalNode().run([sys.executable, "-c", "import json, os; print(os.environ['LC_ALL'])"], timeout_s=HANG_S)
     assert (answer.code, answer.stdout) == (0, "C\n")
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support_e2e import HANG_S
 
 from provision.facts import mounts
 from provision.facts.mounts import ANSWERS_S, PROGRAM
@@ -45,7 +46,7 @@ def test_a_mount_whose_server_does_not_answer_hangs(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     command = [sys.executable, "-c", HUNG, str(folder), *quick(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     if "no FUSE" in done.stderr or (os.geteuid() != 0 and done.returncode):
         pytest.skip("this machine does not let a test mount a file system of its own")
     found = mounts.parse(done.stdout)
@@ -69,6 +70,6 @@ def test_what_stat_does_says_whether_a_folder_answers(tmp_path, stat, hangs, the
     program.write_text(f"#!/bin/sh\n{stat}\n")
     program.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(quick(tmp_path), capture_output=True, text=True, timeout=120, env=environment, check=True)
+    done = subprocess.run(quick(tmp_path), capture_output=True, text=True, timeout=HANG_S, env=environment, check=True)
     found = mounts.parse(done.stdout)
     assert (found.hangs, found.there) == (hangs, there)

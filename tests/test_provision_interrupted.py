@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support_e2e import until
+from support_e2e import HANG_S, until
 
 from provision.interruption import sentence
 
@@ -52,7 +52,7 @@ def start(*words, **environment):
 def interrupted(process, number):
     """Sends the signal and returns standard error. Checks that the process ended in time with 130 and printed nothing else."""
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=HANG_S)
     assert process.returncode == 130, stderr
     assert stdout == ""
     assert "Traceback" not in stderr

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from rich.console import Console
+from support_e2e import HANG_S
 
 from provision import progress
 from provision.cli import main
@@ -82,7 +83,7 @@ def targets(count):
 
 def test_by_default_all_nodes_are_changed_at_once():
     nodes = targets(20)
-    all_there = threading.Barrier(20, timeout=60)
+    all_there = threading.Barrier(20, timeout=HANG_S)
     operation = Operation("meet", lambda site, target: [Here("meet the others", all_there.wait)])
     steps = converge(Site(None, None, nodes), [operation], targets=nodes, chosen={"meet"}, dry=False)
     assert {one.state for one in steps} == {"changed"}
@@ -101,7 +102,7 @@ def test_no_more_nodes_at_once_than_are_asked_for():
             with self.lock:
                 self.now -= 1
 
-    nodes, seen, pair = targets(8), Seen(), threading.Barrier(2, timeout=60)
+    nodes, seen, pair = targets(8), Seen(), threading.Barrier(2, timeout=HANG_S)
     operation = Operation("meet", lambda site, target: Nothing(str(pair.wait())))
     converge(Site(None, None, nodes), [operation], targets=nodes, chosen={"meet"}, dry=False, parallel=2, watch=seen)
     assert seen.most == 2

@@ -7,6 +7,7 @@ import subprocess
 
 import msgspec
 import pytest
+from support_e2e import HANG_S
 from test_provision_operations import A_MACHINE, RUNNING, commands, site, with_files
 
 from provision import software
@@ -194,9 +195,9 @@ def test_the_folder_is_made_on_its_mount_or_not_at_all():
     guard, make, *_ = nfs.plan_server(one, head)
     assert guard.says == "check that /mydata is mounted"
     assert "install -d -o alice -- /mydata/bench" in make.command
-    answer = LocalNode().run(["sh", "-euc", guard.argv[-1].replace(MOUNT, "/proc")], timeout_s=10)
+    answer = LocalNode().run(["sh", "-euc", guard.argv[-1].replace(MOUNT, "/proc")], timeout_s=HANG_S)
     assert answer.code == 0
-    answer = LocalNode().run(["sh", "-euc", guard.argv[-1].replace(MOUNT, "/proc/nonesuch")], timeout_s=10)
+    answer = LocalNode().run(["sh", "-euc", guard.argv[-1].replace(MOUNT, "/proc/nonesuch")], timeout_s=HANG_S)
     assert answer.code != 0
     assert "it is not mounted, so nothing is written there" in answer.stderr
 
@@ -375,7 +376,7 @@ def test_a_client_that_could_end_a_line_is_refused():
 
 def test_what_is_mounted_here_is_read(tmp_path):
     def asked(path: str) -> MountPlace:
-        answer = LocalNode().run(mounts.place(path).command(""), timeout_s=30)
+        answer = LocalNode().run(mounts.place(path).command(""), timeout_s=HANG_S)
         assert answer.code == 0, answer.stderr
         return mounts.parse(answer.stdout)
 
@@ -420,9 +421,9 @@ def test_an_export_that_the_file_no_longer_names_is_withdrawn_once_nobody_mounts
 def test_what_we_exported_is_read_off_our_file(tmp_path):
     file = tmp_path / "exports"
     file.write_bytes(nfs.content(with_storage(SHARES), with_storage(SHARES).targets[0]))
-    answer = LocalNode().run([*EXPORTED_BY_US.command("")[:-1], str(file)], timeout_s=30)
+    answer = LocalNode().run([*EXPORTED_BY_US.command("")[:-1], str(file)], timeout_s=HANG_S)
     assert EXPORTED_BY_US.parse(answer.stdout) == [SHARED]
-    assert NFS_MOUNTS.parse(LocalNode().run(NFS_MOUNTS.command(""), timeout_s=30).stdout) == {}
+    assert NFS_MOUNTS.parse(LocalNode().run(NFS_MOUNTS.command(""), timeout_s=HANG_S).stdout) == {}
 
 
 # Tests of free space.
@@ -516,7 +517,7 @@ def test_room_on_shared_storage_is_told_by_the_node_that_has_it():
 
 
 def test_room_is_read_where_a_folder_will_lie(tmp_path):
-    answer = LocalNode().run(room(str(tmp_path / "not" / "yet")).command(""), timeout_s=30)
+    answer = LocalNode().run(room(str(tmp_path / "not" / "yet")).command(""), timeout_s=HANG_S)
     found = parse_room(answer.stdout)
     usage = os.statvfs(tmp_path)
     assert found.free_bytes == pytest.approx(usage.f_bavail * usage.f_frsize, rel=0.1)

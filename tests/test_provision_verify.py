@@ -4,6 +4,7 @@ for this node."""
 import threading
 
 import pytest
+from support_e2e import HANG_S
 
 from provision import display
 from provision.check import Check, Outcome, each, without
@@ -43,7 +44,7 @@ def passes(says="good"):
 def test_the_checks_of_a_stage_wait_for_one_another_and_so_run_at_once():
     """Five checks of a stage wait for each other at a barrier, which works only if they run at the same time."""
     one = site(Node("w1"), Node("w2"))
-    all_there = threading.Barrier(5, timeout=60)
+    all_there = threading.Barrier(5, timeout=HANG_S)
 
     def run(site, target):
         all_there.wait()
@@ -100,7 +101,7 @@ def test_one_that_nobody_asked_for_is_left_out_and_is_no_failure():
 
 
 def test_a_question_that_two_ask_at_once_is_asked_once():
-    node, both = Node("w1", CommandOutput(0, "5", "")), threading.Barrier(2, timeout=60)
+    node, both = Node("w1", CommandOutput(0, "5", "")), threading.Barrier(2, timeout=HANG_S)
     facts, fact = Facts(node), Fact("five", lambda python: ["five"], int, timeout_s=1)
 
     def ask(_):

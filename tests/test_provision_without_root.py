@@ -8,6 +8,7 @@ from pathlib import Path
 from shlex import quote
 
 import pytest
+from support_e2e import HANG_S
 
 from provision import cli, display
 from provision.facts import tools
@@ -49,7 +50,7 @@ class AsNobody:
         return CommandOutput(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def put(self, content, path, *, mode, owner):
-        return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=bool(owner))
+        return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=HANG_S, stdin=content, root=bool(owner))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support_contributing import ROOT, copied
-from support_e2e import PATIENCE_S, logs, processes_of
+from support_e2e import HANG_S, logs, processes_of
 from support_long import LONG
 
 pytestmark = pytest.mark.e2e
@@ -39,7 +39,7 @@ def test_the_daily_commands_of_the_readme_end_with_a_report(tmp_path):
     script = "set -euo pipefail\n" + (block if LONG else block.replace(submit, submit + SHORT)) + "\ncollect archive\n"
     environment = {name: value for name, value in os.environ.items() if name != "SHARDLAB_WORKSPACE"}
     environment["PYTHONPATH"] = str(checkout)  # the commands are those of the copy
-    options = {"cwd": checkout, "env": environment, "capture_output": True, "text": True, "timeout": PATIENCE_S}
+    options = {"cwd": checkout, "env": environment, "capture_output": True, "text": True, "timeout": HANG_S}
     try:
         done = subprocess.run(["bash", "-c", script], check=False, **options)
     finally:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import support_collect
+from support_e2e import HANG_S
 
 from jobs.cli import main as jobs_main
 from shardlab import __version__, cli, shell_init
@@ -44,7 +45,7 @@ def stand_in(tmp_path):
 
 def script(name, text, *, cwd=None):
     arguments = {"bash": ["bash", "--norc"], "zsh": ["zsh", "-f"], "fish": ["fish", "--no-config"]}[name]
-    return subprocess.run([*arguments, "-c", text], capture_output=True, text=True, timeout=30, cwd=cwd)
+    return subprocess.run([*arguments, "-c", text], capture_output=True, text=True, timeout=HANG_S, cwd=cwd)
 
 
 def _waits(shell, terminal):
@@ -52,7 +53,7 @@ def _waits(shell, terminal):
     return os.tcgetpgrp(terminal) == shell and psutil.Process(shell).status() == psutil.STATUS_SLEEPING
 
 
-def type_into(command, lines, *, until=300.0):
+def type_into(command, lines, *, until=HANG_S):
     """Returns the output of a shell on a terminal in which a person types `lines`, one line each time the shell waits.
 
     until: seconds after which the shell counts as hung.
@@ -170,7 +171,8 @@ def test_the_real_command_answers(name):
 @pytest.mark.parametrize("flags", [["-ic"], ["-c"]])
 def test_bash_knows_our_verbs_on_the_line_that_teaches_it(flags):
     text = f"eval \"$('{SHARDLAB}' shell-init bash)\"; jobs strategies --help"
-    done = subprocess.run(["bash", "--norc", *flags, text], capture_output=True, text=True, timeout=30, start_new_session=True)
+    words = ["bash", "--norc", *flags, text]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S, start_new_session=True)
     assert "usage: jobs strategies" in done.stdout, done
 
 

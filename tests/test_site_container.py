@@ -12,6 +12,7 @@ from typing import ClassVar
 import msgspec
 import pytest
 from support_container import AS_USER, USER, UserNode, make_image, record_packages, why_not
+from support_e2e import HANG_S
 from support_golden import GOLDEN, run_of, same_as_golden
 
 import templates
@@ -258,7 +259,7 @@ def test_the_packages_of_an_image_are_checked_before_anything_is_sent_to_slurm(f
     changes[place].make(node)
     assert "torch 1.4.0 (tested: " in changes[place].says
     assert "outside of the range" in changes[place].says
-    answer = node.run(ENVIRONMENT.command(node.python), timeout_s=60)
+    answer = node.run(ENVIRONMENT.command(node.python), timeout_s=HANG_S)
     there = ENVIRONMENT.parse(answer.stdout)
     assert there.differences is not None
     assert "torch 1.4.0" in there.differences

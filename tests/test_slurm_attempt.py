@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from support_e2e import benches, until
+from support_e2e import HANG_S, benches, until
 
 PING = "#!/bin/sh\ntest -e '{0}' && echo 'Slurmctld(primary) at head is UP' || echo 'Slurmctld(primary) at head is DOWN'\n"
 
@@ -49,13 +49,13 @@ def supervised(bench, tmp_path):
 def test_it_starts_when_the_controller_is_back(supervised):
     _, supervisor, back = supervised
     back.touch()
-    assert supervisor.wait(60) == 0
+    assert supervisor.wait(HANG_S) == 0
     assert back.with_name("begun").exists()
 
 
 def test_it_waits_no_longer_when_it_is_told_to_end(supervised):
     folder, supervisor, _ = supervised
     supervisor.send_signal(signal.SIGTERM)
-    supervisor.wait(60)
+    supervisor.wait(HANG_S)
     until(lambda: folder.judge().state == "failed", "it ends")
     assert "Slurm told the run to end" in folder.judge().why

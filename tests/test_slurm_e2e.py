@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support_e2e import clock, holds_pause
+from support_e2e import HANG_S, clock, holds_pause
 from support_long import LONG, only_in_long_form
 from support_slurm import FOREVER, MATRIX, RANKS, Desk, Study
 
@@ -174,7 +174,7 @@ def test_a_submitter_killed_at_any_step_leaves_one_job_a_run(study, step):
     one = study(HELD)
     name = one.matrix(SEEDS)
     argv = [one.slurm.python, "-P", "-c", KILLED, step, "submit", "--matrix", name, "--workspace", str(one.path)]
-    assert one.slurm.nodes["head"].run(argv, timeout_s=300).code == 128 + signal.SIGKILL
+    assert one.slurm.nodes["head"].run(argv, timeout_s=HANG_S).code == 128 + signal.SIGKILL
     assert set(one.states()) == {"pending"}
     one.jobs("submit", "--matrix", name)
     assert set(one.states()) == {"pending"}

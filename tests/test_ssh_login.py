@@ -14,6 +14,7 @@ import warnings
 
 import paramiko
 import pytest
+from support_e2e import HANG_S
 
 from shardlab.remote import Address, Remote, Unreachable
 
@@ -125,12 +126,12 @@ def test_a_key_with_a_passphrase_and_no_terminal_says_what_helps_and_that_helps(
     identity = key(machine, tmp_path, PASSPHRASE)
     there = login(machine, tmp_path, identity)
     with pytest.raises(Unreachable, match=r"^127\.0\.0\.1: the key needs a passphrase; add it to an agent: ssh-add\.$"):
-        there.run(["true"], timeout_s=30)
+        there.run(["true"], timeout_s=HANG_S)
     (tmp_path / "ask").write_text(f"#!/bin/sh\necho '{PASSPHRASE}'\n")
     (tmp_path / "ask").chmod(0o755)
     asks = {**os.environ, "SSH_ASKPASS": str(tmp_path / "ask"), "SSH_ASKPASS_REQUIRE": "force"}
     subprocess.run(["ssh-add", "-q", identity], env=asks, check=True)
-    assert there.run(["true"], timeout_s=30).code == 0
+    assert there.run(["true"], timeout_s=HANG_S).code == 0
     there.close()
 
 
@@ -140,31 +141,31 @@ def test_without_an_agent_and_without_a_key_it_says_what_to_give(machine, tmp_pa
     if socket_of_an_agent:
         monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "an agent that ended"))
     with pytest.raises(Unreachable, match=r"^127\.0\.0\.1: found no SSH key: .* \(ssh-add\), .*\.$") as caught:
-        login(machine, tmp_path, None).run(["true"], timeout_s=30)
+        login(machine, tmp_path, None).run(["true"], timeout_s=HANG_S)
     assert "\n" not in str(caught.value)
 
 
 def test_of_a_machine_that_was_installed_anew_the_advice_removes_the_old_key(machine, tmp_path):
     identity = key(machine, tmp_path)
     before = login(machine, tmp_path, identity)
-    assert before.run(["true"], timeout_s=30).code == 0
+    assert before.run(["true"], timeout_s=HANG_S).code == 0
     before.close()
     machine.install_anew()
     with pytest.raises(Unreachable, match="its host key CHANGED") as caught:
-        login(machine, tmp_path, identity).run(["true"], timeout_s=30)
+        login(machine, tmp_path, identity).run(["true"], timeout_s=HANG_S)
     advice = re.search(r"remove the old key: (.*)\. Otherwise", str(caught.value))[1]
     assert subprocess.run(shlex.split(advice), capture_output=True, check=False).returncode == 0
     after = login(machine, tmp_path, identity)
-    assert after.run(["true"], timeout_s=30).code == 0
+    assert after.run(["true"], timeout_s=HANG_S).code == 0
     after.close()
 
 
 def test_what_a_bashrc_prints_is_no_part_of_an_answer(machine, tmp_path):
     there = login(machine, tmp_path, key(machine, tmp_path))
     (machine.home / ".bashrc").write_text("printf 'Welcome\\nto the cluster'; echo 'module: not found' >&2\n")
-    bare = there.run(["true"], timeout_s=30)  # the first command of a connection logs in
+    bare = there.run(["true"], timeout_s=HANG_S)  # the first command of a connection logs in
     assert (bare.code, bare.stdout, bare.stderr) == (0, "", "")
-    answer = there.run(["sh", "-c", "printf 'one\\n\\ntwo'; echo three >&2; exit 7"], timeout_s=30)
+    answer = there.run(["sh", "-c", "printf 'one\\n\\ntwo'; echo three >&2; exit 7"], timeout_s=HANG_S)
     assert (answer.code, answer.stdout, answer.stderr) == (7, "one\n\ntwo", "three\n")
     there.close()
     # Shows that the test can fail: a client that does not look for shardlab's marker also reads the output of ~/.bashrc.

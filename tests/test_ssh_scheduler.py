@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from support_e2e import until
+from support_e2e import HANG_S, until
 from support_golden import HOSTILE, run_of, same_as_golden
 from support_ssh_nodes import SshNodes, tasks, wait_for
 from support_trust import make_own
@@ -46,14 +46,14 @@ def exited(folder):
 
 
 def up(folder, count):
-    until(lambda: len(list(folder.path.glob("up.*"))) == count, f"{folder.run_id}: {count} tasks", 60)
+    until(lambda: len(list(folder.path.glob("up.*"))) == count, f"{folder.run_id}: {count} tasks")
 
 
 def test_each_node_gets_its_task_with_what_it_has_to_know(nodes, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("SSH_CONNECTION", "of this login")
     folder = nodes.run(1, 2, "env > environment.$SHARDLAB_NODE")
-    assert nodes.attempt(folder, "gpu1,gpu0").wait(60) == 0
+    assert nodes.attempt(folder, "gpu1,gpu0").wait(HANG_S) == 0
     seen = [
         dict(line.split("=", 1) for line in (folder.path / f"environment.{n}").read_text().splitlines() if "=" in line)
         for n in "01"
@@ -73,7 +73,7 @@ def test_each_node_gets_its_task_with_what_it_has_to_know(nodes, monkeypatch):
 
 def test_a_task_that_fails_ends_the_others(nodes):
     folder = nodes.run(1, 2, "test $SHARDLAB_NODE = 1 && exit 3; exec sleep 1000")
-    assert nodes.attempt(folder, "gpu0,gpu1").wait(60) == 3
+    assert nodes.attempt(folder, "gpu0,gpu1").wait(HANG_S) == 3
     assert exited(folder)[:2] == (3, None)
     assert not tasks(folder)
 
@@ -85,12 +85,12 @@ def test_a_node_whose_connection_breaks_is_a_node_failure_and_is_named(nodes):
     (task,) = (task for task in tasks(folder) if task.environ()["SHARDLAB_NODE"] == "1" and task.name() == "sleep")
     sessions = [parent for parent in task.parents() if "jobs.ssh.node_task" in " ".join(parent.cmdline())]
     sessions[0].send_signal(signal.SIGKILL)  # this process also stands in for ssh, so killing it breaks the connection
-    supervisor.wait(60)
+    supervisor.wait(HANG_S)
     _, reason, why = exited(folder)
     assert (reason, folder.judge().state) == ("node_fail", "node_fail")
     assert why.startswith("gpu1: the connection broke")
     assert submit.lost_nodes(folder, ["head", "gpu0", "gpu1"]) == ["gpu1"]
-    until(lambda: not tasks(folder), "the tasks have ended", 30)
+    until(lambda: not tasks(folder), "the tasks have ended")
 
 
 def test_tasks_end_when_their_supervisor_is_killed(nodes):
@@ -99,7 +99,7 @@ def test_tasks_end_when_their_supervisor_is_killed(nodes):
     up(folder, 2)
     supervisor.kill()
     supervisor.wait()
-    until(lambda: not tasks(folder), "the tasks have ended", 30)
+    until(lambda: not tasks(folder), "the tasks have ended")
 
 
 @pytest.mark.parametrize("how", ["cancelled", "timeout"])
@@ -109,13 +109,14 @@ def test_all_tasks_end_before_the_end_is_recorded(nodes, how):
     up(folder, 2)
     if how == "cancelled":
         run_queue.cancel(nodes.workspace, [own(folder)])
-    assert supervisor.wait(60) == {"cancelled": 143, "timeout": 124}[how]
+    assert supervisor.wait(HANG_S) == {"cancelled": 143, "timeout": 124}[how]
     assert (exited(folder)[1], folder.judge().state) == (how, how)
     assert not tasks(folder)
 
 
 def test_two_runs_share_no_node_and_start_in_order(nodes):
-    begin = "date +%s.%N > began.$SHARDLAB_RENDEZVOUS; sleep 1; date +%s.%N > ended.$SHARDLAB_RENDEZVOUS"
+    both = "until test $(ls ../*/began.* | wc -l) -ge 2; do sleep 0.05; done"  # the first two runs wait for each other
+    begin = f"date +%s.%N > began.$SHARDLAB_RENDEZVOUS; {both}; date +%s.%N > ended.$SHARDLAB_RENDEZVOUS"
     folders = [nodes.run(repeat, nnodes, begin) for repeat, nnodes in ((1, 1), (2, 1), (3, 2))]
     queue = nodes.submit(*folders)
     for folder in folders:
@@ -177,7 +178,7 @@ def test_a_run_that_needs_more_nodes_than_there_are_fails_and_does_not_wait(node
 def test_a_login_that_is_refused_names_the_key_of_the_cluster_file(nodes):
     nodes.break_login("gpu1", "practice@10.9.9.2: Permission denied (publickey).")
     folder = nodes.run(1, 2, RUNS)
-    assert nodes.attempt(folder, "gpu0,gpu1").wait(60) != 0
+    assert nodes.attempt(folder, "gpu0,gpu1").wait(HANG_S) != 0
     assert "ssh.between_nodes: true" in folder.judge().why
     assert folder.judge().state == "failed"
 
@@ -188,7 +189,7 @@ def test_a_runner_that_was_killed_leaves_the_nodes_to_the_runs_that_have_them(no
     up(at_work, 2)
     pid = json.loads((nodes.workspace.own / "ssh/runner.json").read_text())["pid"]
     psutil.Process(pid).kill()
-    until(lambda: not queue.runner_alive(), "the runner is gone", 30)
+    until(lambda: not queue.runner_alive(), "the runner is gone")
     nodes.start_runner()
     wait_for(waits, "queued")
     assert not waits.claim.exists()

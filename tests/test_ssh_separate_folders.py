@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from support_aside import why_not
 from support_cells import CELL
-from support_e2e import until
+from support_e2e import HANG_S, until
 from support_ssh_nodes import SshNodes, tasks, wait_for
 
 from collect.cli import main
@@ -53,14 +53,14 @@ def names(folder):
 
 
 def up(folder, *ranks):
-    until(lambda: all(len(folder.steps(rank).records) == 2 for rank in ranks), f"{folder.run_id}: its steps", 60)
+    until(lambda: all(len(folder.steps(rank).records) == 2 for rank in ranks), f"{folder.run_id}: its steps")
 
 
 def test_each_node_has_its_part_and_the_first_node_gets_the_records(nodes):
     source = frozen_source.folder(nodes.workspace) / source_digest.source()
     frozen_source.freeze(source)
     folder = nodes.run(1, 2, RANK, source=str(source))
-    assert nodes.attempt(folder, "gpu1,gpu2").wait(60) == 0
+    assert nodes.attempt(folder, "gpu1,gpu2").wait(HANG_S) == 0
     here = names(folder)
     for number, node in enumerate(("gpu1", "gpu2")):
         part = names(nodes.part(node, folder))
@@ -78,7 +78,7 @@ def test_each_node_has_its_part_and_the_first_node_gets_the_records(nodes):
 
 def test_the_first_node_may_be_a_node_of_the_run(nodes):
     folder = nodes.run(1, 2, RANK)
-    assert nodes.attempt(folder, "gpu1,gpu0").wait(60) == 0
+    assert nodes.attempt(folder, "gpu1,gpu0").wait(HANG_S) == 0
     assert {"steps/rank-00000.jsonl", "steps/rank-00001.jsonl", "trace/rank-00001.json.gz"} <= names(folder)
     assert not nodes.part("gpu0", folder).path.exists()
     assert "steps/rank-00001.jsonl" not in names(nodes.part("gpu1", folder))
@@ -94,7 +94,7 @@ def test_a_run_ends_as_on_nodes_with_a_shared_folder(nodes, how):
         up(folder, 0, 1)
     if how == "cancelled":
         run_queue.cancel(nodes.workspace, [own(folder)])
-    assert supervisor.wait(60) == {"cancelled": 143, "timeout": 124, "hung": 124}[how]
+    assert supervisor.wait(HANG_S) == {"cancelled": 143, "timeout": 124, "hung": 124}[how]
     assert folder.judge().state == how
     assert not tasks(folder)
     if how == "hung":
@@ -106,7 +106,7 @@ def test_the_time_limit_also_ends_a_run_whose_files_are_still_sent(nodes):
     rsync.write_text("#!/bin/sh\nexec sleep 1000\n")
     rsync.chmod(0o755)
     folder = nodes.run(1, 2, RUNS, limit_s=3)
-    assert nodes.attempt(folder, "gpu1,gpu2").wait(60) == 124
+    assert nodes.attempt(folder, "gpu1,gpu2").wait(HANG_S) == 124
     assert (folder.judge().state, folder.judge().why) == ("timeout", "ended at its time limit of 3 s")
     assert not tasks(folder)
 
@@ -114,7 +114,7 @@ def test_the_time_limit_also_ends_a_run_whose_files_are_still_sent(nodes):
 def test_a_node_that_writes_only_files_that_are_not_copied_makes_progress(nodes):
     folder = nodes.run(1, 1, "mkdir -p trace; echo trace > trace/rank-00000.json.gz")
     before = set(files_of(folder.path, ask=False))
-    assert nodes.attempt(folder, "gpu2").wait(60) == 0
+    assert nodes.attempt(folder, "gpu2").wait(HANG_S) == 0
     changed = {Path(path).name for path, _, _ in set(files_of(folder.path, ask=False)) - before}
     assert ".progress.gpu2" in changed
 
@@ -126,7 +126,7 @@ def test_a_node_that_is_lost_leaves_its_records_on_the_first_node(nodes):
     (task,) = (task for task in tasks(folder) if task.environ()["SHARDLAB_NODE"] == "1" and task.name() == "sleep")
     session = next(parent for parent in task.parents() if "jobs.ssh.node_task" in " ".join(parent.cmdline()))
     session.send_signal(signal.SIGKILL)
-    supervisor.wait(60)
+    supervisor.wait(HANG_S)
     assert folder.judge().state == "node_fail"
     assert folder.judge().why.startswith("gpu2: the connection broke")
     assert len(folder.steps(1).records) == 2
@@ -135,7 +135,7 @@ def test_a_node_that_is_lost_leaves_its_records_on_the_first_node(nodes):
 def test_a_node_that_is_away_when_the_files_are_sent_is_a_node_failure(nodes):
     nodes.break_login("gpu2", "ssh: connect to host gpu2 port 22: No route to host")
     folder = nodes.run(1, 2, RUNS)
-    assert nodes.attempt(folder, "gpu1,gpu2").wait(60) != 0
+    assert nodes.attempt(folder, "gpu1,gpu2").wait(HANG_S) != 0
     assert (folder.judge().state, folder.judge().why) == (
         "node_fail",
         "gpu2: ssh: connect to host gpu2 port 22: No route to host",
@@ -147,7 +147,7 @@ def test_a_part_of_an_earlier_run_of_this_name_is_set_aside(nodes):
     part = nodes.part("gpu1", folder)
     (part.path / "steps").mkdir(parents=True)
     (part.path / "steps/rank-00000.jsonl").write_text("of another run")
-    assert nodes.attempt(folder, "gpu1").wait(60) == 0
+    assert nodes.attempt(folder, "gpu1").wait(HANG_S) == 0
     assert len(part.steps(0).records) == 2
     (old,) = part.path.parent.glob(f".{folder.run_id}.*.old")
     assert (old / "steps/rank-00000.jsonl").read_text() == "of another run"
@@ -162,7 +162,7 @@ def test_nodes_that_share_a_folder_that_the_cluster_file_does_not_name_are_refus
     old = nodes.part(first, folder).path
     old.mkdir(parents=True)
     (old / "of-an-earlier-run").write_text("")
-    assert nodes.attempt(folder, on).wait(60) != 0
+    assert nodes.attempt(folder, on).wait(HANG_S) != 0
     assert folder.judge().state == "failed"
     assert re.search(f"the nodes {sharing} share the folder {nodes.workspace.runs}", folder.judge().why)
     assert "Set storage.shared" in folder.judge().why
@@ -207,21 +207,21 @@ def test_two_nodes_that_set_the_same_earlier_folder_aside_at_one_time_are_notice
 def test_a_startup_file_that_prints_does_not_hide_which_node_is_the_first(nodes):
     nodes.greet("gpu0")
     folder = nodes.run(1, 1, RANK)
-    assert nodes.attempt(folder, "gpu0").wait(60) == 0
+    assert nodes.attempt(folder, "gpu0").wait(HANG_S) == 0
     assert len(folder.steps(0).records) == 2
 
 
 def test_a_startup_file_that_prints_disturbs_rsync_and_is_named(nodes):
     nodes.greet("gpu1")
     folder = nodes.run(1, 1, RANK)
-    assert nodes.attempt(folder, "gpu1").wait(60) != 0
+    assert nodes.attempt(folder, "gpu1").wait(HANG_S) != 0
     assert folder.judge().why.startswith("gpu1: a startup file of the shell on the other machine, such as ~/.bashrc, prints")
 
 
 def test_other_packages_on_a_node_are_refused(nodes):
     folder = nodes.run(1, 1, RANK, packages=source_digest.packages())
     (nodes.apart / "gpu1/packages/other-1.0.dist-info").mkdir(parents=True)
-    assert nodes.attempt(folder, "gpu1").wait(60) != 0
+    assert nodes.attempt(folder, "gpu1").wait(HANG_S) != 0
     assert "gpu1: its installed packages" in folder.job_log.read_text()
 
 
@@ -251,7 +251,7 @@ def fetch(nodes, capsys):
 
 def ended(nodes, repeat=1, on="gpu1,gpu2"):
     folder = nodes.run(repeat, 2, f"{RANK}echo same > trace/of-both; echo $n > trace/of-$n")
-    assert nodes.attempt(folder, on).wait(60) == 0
+    assert nodes.attempt(folder, on).wait(HANG_S) == 0
     return folder
 
 
@@ -409,9 +409,9 @@ def checkpointed(nodes):
     own part of the checkpoint."""
     folder = nodes.run(1, 2, RUNS.replace("exec", f"{SAVE}exec"))
     supervisor = nodes.attempt(folder, "gpu1,gpu2")
-    until(lambda: checkpoint.whole(folder.path), "the manifest of the checkpoint", 60)
+    until(lambda: checkpoint.whole(folder.path), "the manifest of the checkpoint")
     run_queue.cancel(nodes.workspace, [own(folder)])
-    supervisor.wait(60)
+    supervisor.wait(HANG_S)
     return folder
 
 
@@ -435,7 +435,7 @@ def test_a_retry_gets_the_checkpoint_of_all_nodes_on_other_nodes(nodes, manifest
     old = checkpointed(nodes)
     assert not (old.path / "checkpoints/step-00000002/rank-00000.bin").exists()
     again = nodes.run(2, 2, "true", resume=[old.run_id])
-    assert nodes.attempt(again, "gpu2,gpu0").wait(60) == 0
+    assert nodes.attempt(again, "gpu2,gpu0").wait(HANG_S) == 0
     for part in (nodes.part("gpu2", old), old):
         assert {path.name for path in (part.path / "checkpoints/step-00000002").iterdir()} == {
             "manifest.json", "rank-00000.bin", "rank-00001.bin"
@@ -451,7 +451,7 @@ def test_a_retry_gets_step_records_that_were_not_copied_before_the_connection_br
     for part in (old, nodes.part("gpu1", old)):
         part.steps_file(1).write_text("".join(lines[:kept]))
     again = nodes.run(2, 1, "true", resume=[old.run_id])
-    assert nodes.attempt(again, "gpu1").wait(60) == 0
+    assert nodes.attempt(again, "gpu1").wait(HANG_S) == 0
     for part in (old, nodes.part("gpu1", old)):
         assert part.steps_file(1).read_text() == "".join(lines)
     assert not (again.path / ".resume").exists()
@@ -462,7 +462,7 @@ def test_a_retry_replaces_no_records_that_a_node_wrote_itself(nodes, manifest_fi
     with nodes.part("gpu2", old).steps_file(1).open("a") as lines:
         lines.write("more of the node\n")
     again = nodes.run(2, 1, "true", resume=[old.run_id])
-    assert nodes.attempt(again, "gpu2").wait(60) == 0
+    assert nodes.attempt(again, "gpu2").wait(HANG_S) == 0
     assert nodes.part("gpu2", old).steps_file(1).read_text().endswith("more of the node\n")
     assert len(nodes.part("gpu2", old).steps(1).records) == 2
 
@@ -472,7 +472,7 @@ def test_a_retry_without_the_step_records_before_the_checkpoint_says_why(nodes, 
     for part in (old, nodes.part("gpu2", old)):
         part.steps_file(1).write_text("")
     again = nodes.run(2, 1, "true", resume=[old.run_id])
-    assert nodes.attempt(again, "gpu1").wait(60) != 0
+    assert nodes.attempt(again, "gpu1").wait(HANG_S) != 0
     assert "the step records of 1 of its 2 ranks end before it" in again.judge().why
 
 
@@ -485,7 +485,7 @@ def test_a_retry_follows_no_symlink_of_a_node(nodes, manifest_file, tmp_path):
         path.rename(path.with_name("away"))
         path.symlink_to(tmp_path / path.name)
     again = nodes.run(2, 1, "true", resume=[old.run_id])
-    assert nodes.attempt(again, "gpu1").wait(60) != 0
+    assert nodes.attempt(again, "gpu1").wait(HANG_S) != 0
     assert "1 of its 2 files are missing or damaged" in again.judge().why
     assert [path.name for path in (tmp_path / "steps").iterdir()] == ["rank-00009.jsonl"]
     assert not old.steps_file(9).exists()
@@ -495,7 +495,7 @@ def test_a_retry_without_a_part_of_the_checkpoint_says_why(nodes, manifest_file)
     old = checkpointed(nodes)
     nodes.break_login("gpu2", "ssh: connect to host gpu2 port 22: No route to host")
     again = nodes.run(2, 1, "true", resume=[old.run_id])
-    assert nodes.attempt(again, "gpu1").wait(60) != 0
+    assert nodes.attempt(again, "gpu1").wait(HANG_S) != 0
     assert again.judge().state == "failed"
     why = again.judge().why
     assert why.startswith(
@@ -528,7 +528,7 @@ def test_a_retry_without_a_usable_checkpoint_fails_with_a_sentence(nodes, manife
     old = checkpointed(nodes)
     damage(nodes, old)
     again = nodes.run(2, 1, "true", resume=[old.run_id])
-    assert nodes.attempt(again, "gpu1").wait(60) != 0
+    assert nodes.attempt(again, "gpu1").wait(HANG_S) != 0
     assert again.judge().state == "failed"
     assert again.judge().why.startswith(f"cannot resume from {old.run_id}: ")
     assert why in again.judge().why
@@ -539,7 +539,7 @@ def test_a_retry_without_a_usable_checkpoint_fails_with_a_sentence(nodes, manife
 def test_a_checkpoint_that_a_node_removed_is_removed_on_the_first_node(nodes, manifest_file):
     folder = nodes.run(1, 1, f"{RANK}{SAVE}until test -e /proc/self/cwd/go; do sleep 0.1; done; rm -r checkpoints/*")
     supervisor = nodes.attempt(folder, "gpu1")
-    until(lambda: checkpoint.whole(folder.path), "the manifest of the checkpoint", 60)
+    until(lambda: checkpoint.whole(folder.path), "the manifest of the checkpoint")
     (nodes.part("gpu1", folder).path / "go").write_text("")
-    assert supervisor.wait(60) == 0
+    assert supervisor.wait(HANG_S) == 0
     assert not checkpoint.whole(folder.path)

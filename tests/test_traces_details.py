@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import support_detailed_torch as model
 import support_ranks as support
+from support_e2e import HANG_S
 
 from collect.traces import rank_sums, trace
 from collect.traces.matrix_products import product_sizes
@@ -35,7 +36,7 @@ def recorded(tmp_path_factory):
     path = tmp_path_factory.mktemp("torch") / "rank-0.json.gz"
     command = [sys.executable, "-W", "ignore", HERE / "support_detailed_torch.py", path]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, timeout=100, env=environment, capture_output=True)
+    subprocess.run(command, check=True, timeout=HANG_S, env=environment, capture_output=True)
     found = trace.read(path)
     assert (found.lost, found.cut) == ({}, "")
     return analyse(found), json.loads(gzip.decompress(path.read_bytes()), parse_float=Fraction)["traceEvents"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import support_collect
 import support_traces as support
+from support_e2e import HANG_S
 
 from collect.cli import main
 from collect.traces import trace
@@ -28,7 +29,7 @@ def traces(tmp_path_factory) -> list[Path]:
     folder = tmp_path_factory.mktemp("gloo")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", HERE / "support_gloo.py", folder]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, env=environment)
     assert done.returncode == 0, done.stderr
     return sorted(folder.glob("*.json.gz"))
 

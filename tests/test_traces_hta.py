@@ -23,6 +23,7 @@ import pytest
 import support_traces as support
 from hypothesis import given
 from hypothesis import strategies as st
+from support_e2e import HANG_S
 
 from collect.cli import main
 from collect.traces import hta, trace
@@ -60,7 +61,7 @@ def said_by_hta(*folders: Path, processor: str = "this one") -> list[dict]:
     """Runs HTA on each folder of traces and returns HTA's figures by rank. For a percentage of nothing, HTA gives NaN, which
     becomes None here."""
     words, env = [HTA, HERE / "record_hta.py", *folders], environment(HTA, processor)
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env=env, timeout=600)
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=env, timeout=HANG_S)
     return json.loads(done.stdout, parse_constant=lambda _: None)
 
 

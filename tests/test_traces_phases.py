@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import support_ranks as support
+from support_e2e import HANG_S
 
 from collect.traces import trace
 from collect.traces.phases import PhaseTime
@@ -125,7 +126,7 @@ def test_the_phases_of_a_real_training(tmp_path):
     thread."""
     path = tmp_path / "rank-0.json.gz"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", TRAIN, path], check=True, timeout=100, env=environment)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", TRAIN, path], check=True, timeout=HANG_S, env=environment)
     found = {time.phase: time.host_ns for time in analyse(trace.read(path)).phases}
     loaded = json.loads(gzip.decompress(path.read_bytes()), parse_float=Fraction)
 

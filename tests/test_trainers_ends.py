@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support_e2e import until
+from support_e2e import HANG_S, until
 
 from trainers.out_of_memory import is_out_of_memory
 
@@ -164,7 +164,7 @@ def test_a_killed_rank_ends_the_others(long_run):
     # A stopped rank cannot notice that the other rank is gone.
     ranks[0].send_signal(signal.SIGSTOP)
     ranks[1].send_signal(signal.SIGKILL)
-    _, errors = client.communicate(timeout=120)
+    _, errors = client.communicate(timeout=HANG_S)
     assert client.returncode == 128 + signal.SIGKILL, errors
     until(lambda: not ranks_of(run_dir), "the ranks have ended")
     assert not run_dir.result.exists()
@@ -174,7 +174,7 @@ def test_a_killed_rank_ends_the_others(long_run):
 def test_no_rank_outlives_its_client(long_run, number):
     run_dir, client = long_run
     client.send_signal(number)
-    client.communicate(timeout=120)
+    client.communicate(timeout=HANG_S)
     assert client.returncode != 0
     until(lambda: not ranks_of(run_dir), "the ranks have ended")
 
@@ -182,7 +182,7 @@ def test_no_rank_outlives_its_client(long_run, number):
 def test_no_rank_outlives_the_parent_of_the_run(long_run):
     run_dir, client = long_run
     ranks_of(run_dir)[0].parent().send_signal(signal.SIGKILL)
-    _, errors = client.communicate(timeout=120)
+    _, errors = client.communicate(timeout=HANG_S)
     assert client.returncode == 1
     assert "the parent process of its ranks was killed" in errors
     until(lambda: not ranks_of(run_dir), "the ranks have ended")

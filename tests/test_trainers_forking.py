@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support_e2e import HANG_S
 
 from shardlab.errors import ShardlabError
 from trainers.forking import address
@@ -163,7 +164,7 @@ def test_a_client_starts_the_warm_parent_itself_also_after_one_that_was_killed(b
             assert [code for code, _ in ended] == [0, 0], ended
             (warm,) = [process for process in psutil.process_iter() if runtime in " ".join(_arguments(process))]
             warm.kill()
-            psutil.wait_procs([warm], timeout=10)
+            psutil.wait_procs([warm], timeout=HANG_S)
 
 
 def _arguments(process):

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support_e2e import Bench
+from support_e2e import HANG_S, Bench
 from support_network_namespace import apart
 
 from trainers.communication import Call
@@ -65,7 +65,7 @@ os._exit(0)
 def measured():
     """Maps the name of each collective to the bytes that all ranks together sent for one call of it."""
     argv = [*apart(), sys.executable, "-c", PROGRAM, *COLLECTIVES]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG_S, check=False)
     found = dict(json.loads(line.removeprefix("SENT ")) for line in done.stdout.splitlines() if line.startswith("SENT "))
     assert set(found) == set(COLLECTIVES), done.stderr[-3000:]
     return found

@@ -14,7 +14,7 @@ import sys
 
 import pytest
 from support_aside import why_not
-from support_e2e import until
+from support_e2e import HANG_S, until
 
 from shardlab.record import Sample, read_lines
 from trainers.communication import Call
@@ -108,7 +108,7 @@ def test_an_all_reduce_is_seen_on_the_wire(hosts, tmp_path):
         ranks = [
             subprocess.Popen([*words, sys.executable, "-c", RANK, str(rank)], env=environment) for rank, words in enumerate(at)
         ]
-        assert [rank.wait(300) for rank in ranks] == [0, 0]
+        assert [rank.wait(HANG_S) for rank in ranks] == [0, 0]
         # The sample that a sampler is taking now may be older than the end of the ranks, so the test waits for later samples.
         counts = [len(seen(file)) for file in files]
         until(lambda: all(len(seen(file)) > count + 1 for file, count in zip(files, counts, strict=True)), "later samples")
