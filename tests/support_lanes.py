@@ -17,19 +17,18 @@ from support_tiers import QUICK
 from xdist.scheduler import LoadScopeScheduling
 
 NODES = "practice nodes: "
-# The unit of each file whose tests need practice nodes. The first unit boots clusters of its own and changes its nodes; the
-# second unit mostly trains on its nodes. Each takes about half of the time.
+# The unit of each file whose tests need practice nodes. Each unit takes about half of the time.
 ON_PRACTICE_NODES = {
-    "test_practice_e2e": f"{NODES}provision",
-    "test_practice_hindered_e2e": f"{NODES}provision",
-    "test_practice_link": f"{NODES}provision",
-    "test_cloudlab_e2e": f"{NODES}provision",
-    "test_slurm_e2e": f"{NODES}training",
-    "test_slurm_launchers": f"{NODES}training",
-    "test_slurm_jump_e2e": f"{NODES}training",
-    "test_site_e2e": f"{NODES}training",
-    "test_ssh_e2e": f"{NODES}training",
-    "test_trace_e2e": f"{NODES}training",
+    "test_practice_e2e": f"{NODES}1",
+    "test_practice_hindered_e2e": f"{NODES}1",
+    "test_practice_link": f"{NODES}1",
+    "test_site_e2e": f"{NODES}1",
+    "test_cloudlab_e2e": f"{NODES}2",
+    "test_slurm_e2e": f"{NODES}2",
+    "test_slurm_launchers": f"{NODES}2",
+    "test_slurm_jump_e2e": f"{NODES}2",
+    "test_ssh_e2e": f"{NODES}2",
+    "test_trace_e2e": f"{NODES}2",
 }
 BY_PARAMETER = ("test_papers_e2e",)
 SPREAD = ("test_jobs_e2e", "test_launchers_e2e", "test_trainers_checkpoints", "test_trainers_proof")

@@ -50,12 +50,12 @@ slurm: {}
 ssh: {between_nodes: true}
 """
 # A lock file for each number of a cluster. The process whose cluster has the number holds the lock, and loses it when it ends.
-NUMBER = "/run/lock/shardlab-test-cluster-{}"
+NUMBER = "/run/shardlab-test-cluster-{}"
 NUMBERS = range(100, 200)  # also the third part of the addresses of a cluster's nodes
 # The folder of the Python environments that the first cluster of tests leaves to the other clusters, on the file system of
 # their shared folders. A cluster that is up holds the lock USERS; a cluster that installs an environment holds INSTALLER.
 ENVIRONMENTS = Path("/srv/shardlab-test-environments")
-USERS, INSTALLER = Path("/run/lock/shardlab-test-users"), Path("/run/lock/shardlab-test-installer")
+USERS, INSTALLER = Path("/run/shardlab-test-users"), Path("/run/shardlab-test-installer")
 # Copies a Python environment $1 to $2 by hard links. The shared folder $3 of practice nodes is mounted over itself, and hard
 # links cannot cross mounts, so this script unmounts the folder in a mount namespace of its own.
 COPY = """\
