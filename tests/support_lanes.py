@@ -80,8 +80,8 @@ def place(test: str) -> int:
 
 
 def workers(tier: str | None) -> int:
-    """The number of workers: one for each core; one more for the slow tier, whose tests on practice nodes mostly wait."""
-    return len(os.sched_getaffinity(0)) + (tier != QUICK)
+    """The number of workers: one for each core; two more for the slow tier, whose two units on practice nodes mostly wait."""
+    return len(os.sched_getaffinity(0)) + 2 * (tier != QUICK)
 
 
 def _file(test: str) -> str:
