@@ -10,7 +10,7 @@ OS_RELEASE ?= /etc/os-release
 # What tests use of the system, as COMMAND:PACKAGE of Debian; COMMAND/COMMAND: any of these commands will do.
 TOOLS := chromium/google-chrome:chromium systemd-nspawn:systemd-container debootstrap:debootstrap ch-run:charliecloud-runtime ip:iproute2
 TOOLS += ssh-keygen:openssh-client rsync:rsync pdflatex:texlive-latex-recommended pdftotext:poppler-utils zsh:zsh fish:fish g++:g++
-# One worker a core and one for the tests on practice nodes, which mostly wait (tests/support_lanes.py).
+# The number of workers, and which tests share one: tests/support_lanes.py.
 SIDE_BY_SIDE := --numprocesses auto --dist loadscope --no-loadscope-reorder
 
 # What torch's environment takes, in GB: $(VENV), and the downloads, which pip unpacks for a while. README names the same figures.
@@ -24,14 +24,15 @@ PIP = for info in $(1)/lib/python3*/site-packages/*.dist-info; do test -e "$$inf
 	mkdir -p "$(UNPACK)" && TMPDIR="$(UNPACK)" PIP_CONSTRAINT=$(2) $(1)/bin/python -m pip --disable-pip-version-check
 VENV_PIP = $(call PIP,$(VENV),constraints.txt)
 
-.PHONY: FORCE help quickstart test test-long prepare check golden docs pictures mutants gpu-proof system clean
+.PHONY: FORCE help quickstart test test-all test-long check golden docs pictures mutants gpu-proof system clean
 
 # The first target: what `make` alone says.
 help:
 	@echo "make quickstart   install into $(VENV), train 24 small models on this machine, write the report"
 	@echo "                  (with the CPU build of torch: make quickstart TORCH=cpu)"
-	@echo "make test         install what the tests need, check the code, run the tests"
-	@echo "make test-long    the same with the long forms of proofs"
+	@echo "make test         install what the quick tests need, check the code, run the quick tests: 8 minutes on 2 cores"
+	@echo "make test-all     install what the other tests need, also system packages, and run the other tests"
+	@echo "make test-long    both, with the long forms of proofs"
 	@echo "make check        ruff, mypy and import-linter"
 	@echo "make golden       write golden files, schemas and generated pages anew"
 	@echo "make docs         write the documentation site to site/"
@@ -47,16 +48,19 @@ quickstart: $(VENV)/installed
 	$(BIN)/collect fetch --workspace "$(WORKSPACE)"
 	$(BIN)/collect summarize --workspace "$(WORKSPACE)"
 
-test: prepare
-	SHARDLAB_HTA="$(CURDIR)/$(HTA)/bin/python" $(BIN)/pytest $(SIDE_BY_SIDE) --durations=40
+# Which tests are quick and which are slow: tests/support_tiers.py. No test is in both tiers.
+test: check
+	$(BIN)/pytest --tier quick $(SIDE_BY_SIDE) --durations=20
 
-# The same with the long forms of proofs, such as 200 interrupted fetches where `make test` has 20.
+# First the environment, with the progress of pip; then, side by side, HTA's environment and system packages; then the slow tests.
+test-all: $(VENV)/installed-dev
+	$(MAKE) --jobs --output-sync $(HTA)/installed system
+	SHARDLAB_HTA="$(CURDIR)/$(HTA)/bin/python" $(BIN)/pytest --tier slow $(SIDE_BY_SIDE) --durations=40
+
+# Both tiers with the long forms of proofs, such as 200 interrupted fetches where `make test` has 20.
 test-long: export SHARDLAB_TESTS = long
 test-long: test
-
-# What the tests need: first the environment, with the progress of pip; then, side by side, checks, HTA's environment and system packages.
-prepare: $(VENV)/installed-dev
-	$(MAKE) --jobs --output-sync check $(HTA)/installed system
+	$(MAKE) test-all
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 import support_lanes
 import support_releases
+import support_tiers
 from hypothesis import settings
 from support_e2e import processes_of
 from support_practice import WHY, clusters
@@ -58,8 +59,16 @@ def _remove(folder):
     shutil.rmtree(folder, ignore_errors=True)  # a process that was just killed may still close its files
 
 
-def pytest_xdist_auto_num_workers():
-    return support_lanes.workers()
+def pytest_addoption(parser):
+    support_tiers.add_option(parser)
+
+
+def pytest_ignore_collect(collection_path, config):
+    return support_tiers.is_without_tests(collection_path.stem, config.getoption("--tier")) or None
+
+
+def pytest_xdist_auto_num_workers(config):
+    return support_lanes.workers(config.getoption("--tier"))
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -72,6 +81,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.hookimpl(trylast=True)  # sort last: pytest itself sorts the tests by the parameters of fixtures
 def pytest_collection_modifyitems(config, items):
+    support_tiers.deselect_other_tier(config, items)
     items.sort(key=support_releases.place)
     if support_lanes.on_worker(config):
         items.sort(key=lambda item: support_lanes.place(item.nodeid))

@@ -13,6 +13,7 @@ import os
 from pathlib import PurePath
 
 import pytest
+from support_tiers import QUICK
 from xdist.scheduler import LoadScopeScheduling
 
 NODES = "practice nodes"
@@ -77,9 +78,9 @@ def place(test: str) -> int:
     return next((index for index, start in enumerate(FIRST) if name.startswith(start)), len(FIRST))
 
 
-def workers() -> int:
-    """The number of workers: one for each core, and one for the tests on practice nodes, which mostly wait."""
-    return len(os.sched_getaffinity(0)) + 1
+def workers(tier: str | None) -> int:
+    """The number of workers: one for each core; one more for the slow tier, whose tests on practice nodes mostly wait."""
+    return len(os.sched_getaffinity(0)) + (tier != QUICK)
 
 
 def _file(test: str) -> str:

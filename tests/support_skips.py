@@ -1,7 +1,8 @@
 """A pytest plugin: in CI, a test that is skipped for a reason that is not in the table ALLOWED fails.
 
-CI runs on a machine where `make test` installs all that the tests need. If a test is skipped there, a check is lost, and
-without this plugin nobody notices. Outside CI nothing changes: a test whose tool is absent is skipped and the summary says so.
+CI runs on a machine where `make test` and `make test-all` install all that their tests need. If a test is skipped there, a
+check is lost, and without this plugin nobody notices. Outside CI nothing changes: a test whose tool is absent is skipped and
+the summary says so.
 
 The plugin changes the report of the test itself. pytest-xdist sends the reports of its workers to its controller, so the
 plugin works with pytest-xdist too.
@@ -44,6 +45,11 @@ ALLOWED = (
     AllowedSkip("tests/test_practice_link.py::*", "only in the long form", "test_planner_network has it in the short form"),
     AllowedSkip("tests/test_light_install.py::*", "only in the long form", "it takes minutes and two more releases of Debian"),
     AllowedSkip("tests/test_trace_e2e.py::*", "only in the long form", "test_jobs_trace.py has it on this machine"),
+    AllowedSkip(
+        "tests/test_quickstart_e2e.py::test_the_report_opens_in_a_browser",
+        "no chromium: .*",
+        "`make test` installs no Chromium; test_report_browser.py opens reports in `make test-all`",
+    ),
     AllowedSkip("tests/test_apt_lists.py::*", "needs the package lists .*", "an image may come without the lists of apt"),
 )
 
