@@ -179,7 +179,8 @@ def _allocated(where: Cluster) -> Capacity:
 def _of_type(where: Cluster) -> Capacity:
     gpus = where.gpus.per_node or None if where.gpus else None
     if where.slurm is not None:
-        nodes = where.slurm.max_nodes if where.provider == "slurm" else len(where.with_role("worker"))
+        limits = [where.slurm.max_nodes, None if where.provider == "slurm" else len(where.with_role("worker"))]
+        nodes = min((limit for limit in limits if limit is not None), default=None)
         return Capacity(nodes=nodes, gpus=gpus, longest_s=where.slurm.max_time_s)
     if where.provider != "local":
         return Capacity(nodes=len(where.with_role("worker")), gpus=gpus, per_rank=False)

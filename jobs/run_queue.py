@@ -67,7 +67,7 @@ def executed_files(folder: RunDir) -> list[Path]:
 
 def code_files(folder: RunDir) -> list[Path]:
     """The files in the folder of a run that contain the code of the run's own workload and strategy."""
-    code = (path for name in (own_workload.FOLDER, own_strategy.FOLDER) for path in (folder.path / name).glob("*"))
+    code = (path for name in (own_workload.FOLDER, own_strategy.FOLDER) for path in sorted((folder.path / name).glob("*")))
     return [path for path in code if path.is_file()]
 
 

@@ -29,7 +29,9 @@ def add_matrix_options(verb: console.Parser, *, archives: bool = False) -> None:
     verb.add_argument("--cluster", metavar="FILE", help=cluster_help)
     verb.add_argument("--where", metavar="EXPR", help='only cells for which this expression is true, such as "gpus > 1"')
     verb.add_argument("--repeats", type=int, metavar="N", help="number of runs of each cell (default: as set in the matrix)")
-    scale_help = "tiny: rehearse every cell at a tiny size (its tiny twin), with all ranks on the CPU of one machine"
+    scale_help = (
+        "tiny: rehearse every cell at a tiny size (its tiny twin), with all ranks on the CPU of one machine (default: full)"
+    )
     verb.add_argument("--scale", choices=plan.SCALES, default="full", help=scale_help)
     console.add_trust(verb)
 

@@ -244,10 +244,9 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
     if cluster.login is not None:
         raise text.error(("login",), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm.")
     environment_keys.check_installed(text, cluster.environment, cluster.provider)
-    if cluster.provider != "virtual" and cluster.release is not None:
-        raise text.error(
-            ("release",), f"not allowed with provider {cluster.provider}, whose machines already exist. Remove it."
-        )
+    for key in ("release", "lan"):
+        if cluster.provider != "virtual" and getattr(cluster, key) != getattr(THIS_MACHINE, key):
+            raise text.error((key,), f"not allowed with provider {cluster.provider}, whose machines already exist. Remove it.")
     if cluster.provider == "cloudlab":
         _check_nfs_folders(text, cluster)
     if not cluster.nodes and cluster.provider == "cloudlab":
@@ -268,7 +267,7 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         if cluster.provider == "virtual" and (entry.host, entry.address, entry.port, entry.user) != (None, None, None, None):
             raise text.error(("nodes", place), "practice nodes get their addresses from lan.subnet. Allowed: name and roles.")
     if cluster.provider == "virtual":
-        _check_lan(text, cluster)
+        _check_practice(text, cluster)
     if not cluster.ssh.sudo:
         _check_without_root(text, cluster)
     _check_storage(text, cluster)
@@ -276,12 +275,8 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         raise text.error(("slurm",), f"{len(cluster.with_role('controller'))} nodes have the role controller. Allowed: 1.")
     if cluster.slurm is not None and not cluster.with_role("worker"):
         raise text.error(("slurm",), "no node has the role worker. Allowed: one node or more with this role.")
-    if cluster.slurm is not None and cluster.slurm.partition is None:
-        raise text.error(("slurm", "partition"), "found null. Allowed: the name of the partition that `provision` makes.")
-    if cluster.slurm is not None and cluster.slurm.partitions:
-        raise text.error(("slurm", "partitions"), f"not allowed with provider {cluster.provider}, which makes one partition.")
     if cluster.slurm is not None:
-        slurm_keys.check(text, cluster.slurm)
+        slurm_keys.check_installed(text, cluster.slurm, cluster.provider)
 
 
 def _check_nfs_folders(text: document.Document, cluster: Cluster) -> None:
@@ -346,7 +341,10 @@ def _check_storage(text: document.Document, cluster: Cluster) -> None:
             )
 
 
-def _check_lan(text: document.Document, cluster: Cluster) -> None:
+def _check_practice(text: document.Document, cluster: Cluster) -> None:
+    for key in ("user", "identity"):
+        if getattr(cluster.ssh, key) is not None:
+            raise text.error(("ssh", key), "not allowed with provider virtual, which makes the user and the key. Remove it.")
     try:
         network = ipaddress.IPv4Network(cluster.lan.subnet)
     except ValueError as error:

@@ -61,6 +61,8 @@ def check_installed(text: document.Document, environment: Environment, provider:
     for key in ("modules", "python", "use", "container", "runtime"):
         if getattr(environment, key):
             raise text.error(("environment", key), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
+    if environment.build != "auto":
+        raise text.error(("environment", "build"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
 
 
 def is_path(container: str) -> bool:

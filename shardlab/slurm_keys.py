@@ -94,7 +94,7 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exclude: list[NodeName] = []
     """The names of nodes that no run uses."""
     setup: list[str] = []
-    """Lines of shell that a job executes before anything else, such as `source /etc/profile.d/modules.sh`."""
+    """Lines of shell that a job executes before anything else, such as `source /etc/profile.d/modules.sh` (provider slurm)."""
     requeue: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
     """How often a run may be started again after a node failed, after a preemption, and after a time limit if the run saved a
     checkpoint. It applies to each of these states for which the key `retry` of the matrix has no number."""
@@ -132,6 +132,17 @@ def check(text: document.Document, slurm: Slurm) -> None:
             raise text.error(
                 ("slurm", "setup", place), f"found {line!r}. Allowed: one line of shell with printable characters."
             )
+
+
+def check_installed(text: document.Document, slurm: Slurm, provider: str) -> None:
+    """Check the keys of Slurm that `provision` installs, as `check` does. Raises InputError with file:line:column."""
+    if slurm.partition is None:
+        raise text.error(("slurm", "partition"), "found null. Allowed: the name of the partition that `provision` makes.")
+    if slurm.partitions:
+        raise text.error(("slurm", "partitions"), f"not allowed with provider {provider}, which makes one partition.")
+    if slurm.setup:
+        raise text.error(("slurm", "setup"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
+    check(text, slurm)
 
 
 def _check_partitions(text: document.Document, slurm: Slurm) -> None:

@@ -45,6 +45,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser):
+    support_tiers.add_option(parser)
+
+
 def pytest_configure(config):
     """Keep the sockets of fork servers in a folder of this session: its workers share a fork server, other sessions do not."""
     if not support_lanes.on_worker(config):
@@ -57,10 +61,6 @@ def _remove(folder):
     for process in processes_of(folder):
         process.kill()
     shutil.rmtree(folder, ignore_errors=True)  # a process that was just killed may still close its files
-
-
-def pytest_addoption(parser):
-    support_tiers.add_option(parser)
 
 
 def pytest_ignore_collect(collection_path, config):

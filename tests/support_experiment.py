@@ -19,7 +19,7 @@ from typing import Any
 
 import support_cloudlab
 from support_e2e import HANG_S
-from support_practice import Practice, unprovisioned
+from support_practice import Practice, bad, provisioned, unprovisioned
 from support_slurm import BOOT
 
 from provision.facts.mkextrafs import PATH
@@ -31,7 +31,6 @@ NAME = "test-cloudlab"
 NODES = ("gpu0", "gpu1")
 LEASE = timedelta(hours=30)
 CONTROL, EXPERIMENT = "host0", "exp0"  # names of a node's interfaces on the control network and the experiment network
-BRIDGE = network.label(f"{NAME}/experiment")
 PARTITION = "/dev/sda4"  # on a node: the unused partition of the boot disk
 MACHINES = f"""\
 schema: 1
@@ -83,8 +82,10 @@ class PracticeExperiment:
 
     def __init__(self, practice: Practice, workspace: Path) -> None:
         self.practice, self.path = practice, workspace
+        self.bridge = network.label(f"{practice.cluster.name}/experiment")
         self.hosts = {name: node.host for name, node in practice.nodes.items()}  # on the control network
         self.addresses = {name: f"10.90.79.{place}" for place, name in enumerate(NODES, 1)}  # on the experiment network
+        self.verified: dict[str, Any] = {}
         self.expires = (datetime.now(UTC) + LEASE).replace(microsecond=0)
 
     def write_files(self) -> None:
@@ -126,11 +127,17 @@ class PracticeExperiment:
     def json(self, *words: str, code: int = 0) -> Any:
         return json.loads(self.run(*words, "--json", code=code).stdout)
 
+    def verify(self) -> None:
+        """Run `provision`, check that it verified all nodes, and keep its JSON document in `verified`."""
+        said = self.run("provision", "--json").stdout
+        self.verified = json.loads(said)
+        assert self.verified["verified"] is True, bad(said)
+
     def add_network(self, name: str) -> None:
         """Connect a node to the experiment network."""
-        cable = network.label(f"{NAME}/{name}/experiment")
+        cable = network.label(f"{self.practice.cluster.name}/{name}/experiment")
         pid = str(self.practice.machine(name).pid())
-        ip("link", "add", cable, "master", BRIDGE, "type", "veth", "peer", "name", EXPERIMENT, "netns", pid)
+        ip("link", "add", cable, "master", self.bridge, "type", "veth", "peer", "name", EXPERIMENT, "netns", pid)
         ip("link", "set", cable, "up")
         self._in_network(name, "ip", "address", "add", f"{self.addresses[name]}/16", "dev", EXPERIMENT)
         self._in_network(name, "ip", "link", "set", EXPERIMENT, "up")
@@ -153,20 +160,21 @@ class PracticeExperiment:
 
 
 def experiments(folder: Path, workspace: Path) -> Iterator[PracticeExperiment]:
-    """Yield an imitated experiment whose nodes are booted, but not yet set up by `provision`. It is removed at the end."""
+    """Yield an imitated experiment whose nodes `provision` set up and verified. It is removed at the end."""
     with contextlib.ExitStack() as stack:
         disks = [stack.enter_context(disk(folder.with_name(f"{folder.name}-{name}.img"))) for name in NODES]
         practice = stack.enter_context(unprovisioned(folder, MACHINES))
-        network.down(BRIDGE)  # a test that was killed may have left this bridge
-        ip("link", "add", BRIDGE, "type", "bridge")
-        stack.callback(network.down, BRIDGE)
-        ip("link", "set", BRIDGE, "up")
         made = PracticeExperiment(practice, workspace)
+        network.down(made.bridge)  # a test that was killed may have left this bridge
+        ip("link", "add", made.bridge, "type", "bridge")
+        stack.callback(network.down, made.bridge)
+        ip("link", "set", made.bridge, "up")
         for name, device in zip(NODES, disks, strict=True):
             subprocess.run([sys.executable, "-P", "-c", BOOT, practice.file, practice.folder, name], check=True)
             made.add_network(name)
             made.add_partition(name, device)
         made.write_files()
+        stack.enter_context(provisioned(practice, made.verify))
         yield made
 
 

@@ -1,7 +1,7 @@
 """Decides which tests run in parallel: pytest-xdist distributes units of tests to its workers, the slowest units first.
 
-- All tests on practice nodes are one unit, because they share one cluster. These tests mostly wait, so the other units run
-  beside them.
+- The tests on practice nodes are the units of ON_PRACTICE_NODES, which run side by side on two workers. The tests of such a
+  unit share one cluster, so they run one after another. They mostly wait, so the other units run beside them.
 - Each test of a SPREAD file is a unit: these tests are slow and share no fixture with other tests.
 - The tests of a file in BY_PARAMETER form one unit for each parameter of their common fixture, such as a study.
 - The tests of any other file are one unit: they share the fixtures of their file, and run in the order of the file, or with
@@ -17,19 +17,21 @@ import pytest
 from support_tiers import QUICK
 from xdist.scheduler import LoadScopeScheduling
 
-NODES = "practice nodes"
-ON_PRACTICE_NODES = (
-    "test_practice_e2e",
-    "test_practice_hindered_e2e",
-    "test_slurm_e2e",
-    "test_trace_e2e",
-    "test_slurm_launchers",
-    "test_slurm_jump_e2e",
-    "test_site_e2e",
-    "test_ssh_e2e",
-    "test_cloudlab_e2e",
-    "test_practice_link",
-)
+NODES = "practice nodes: "
+# The unit of each file whose tests need practice nodes. The first unit boots clusters of its own and changes its nodes; the
+# second unit mostly trains on its nodes. Each takes about half of the time.
+ON_PRACTICE_NODES = {
+    "test_practice_e2e": f"{NODES}provision",
+    "test_practice_hindered_e2e": f"{NODES}provision",
+    "test_practice_link": f"{NODES}provision",
+    "test_cloudlab_e2e": f"{NODES}provision",
+    "test_slurm_e2e": f"{NODES}training",
+    "test_slurm_launchers": f"{NODES}training",
+    "test_slurm_jump_e2e": f"{NODES}training",
+    "test_site_e2e": f"{NODES}training",
+    "test_ssh_e2e": f"{NODES}training",
+    "test_trace_e2e": f"{NODES}training",
+}
 BY_PARAMETER = ("test_papers_e2e",)
 SPREAD = ("test_jobs_e2e", "test_launchers_e2e", "test_trainers_checkpoints", "test_trainers_proof")
 FIRST = (
@@ -59,23 +61,23 @@ def unit(test: str) -> str:
     """The unit of the test with this id."""
     file = _file(test)
     if file in ON_PRACTICE_NODES:
-        return NODES
+        return ON_PRACTICE_NODES[file]
     if file in BY_PARAMETER:
         return file + test.partition("[")[2]
     return test if file in SPREAD else file
 
 
 def must_be_on_practice_nodes(test: str) -> None:
-    """Fail if this test is not in the unit NODES.
+    """Fail if this test is not in a unit of ON_PRACTICE_NODES.
 
-    A test that uses practice nodes in another unit would start a second cluster beside the first.
+    A test that uses practice nodes in another unit would start one more cluster.
     """
-    assert unit(test) == NODES, f"{test} uses practice nodes: name its file in ON_PRACTICE_NODES of {__file__}"
+    assert _file(test) in ON_PRACTICE_NODES, f"{test} uses practice nodes: name its file in ON_PRACTICE_NODES of {__file__}"
 
 
 def place(test: str) -> int:
     """The sort key of tests: slow units come first."""
-    name = NODES if unit(test) == NODES else _file(test)
+    name = ON_PRACTICE_NODES.get(_file(test), _file(test))
     return next((index for index, start in enumerate(FIRST) if name.startswith(start)), len(FIRST))
 
 

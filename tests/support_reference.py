@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from support_golden import GOLDEN
-
+import collect.cli
+import jobs.cli
+import provision.cli
+import shardlab.cli
 from shardlab import json_schema
 from shardlab.record_types import LARGEST
 from shardlab.state import STATES
@@ -26,6 +28,19 @@ CLUSTER = (
 MATRIX = (
     "`axes`, `exclude` and `include` mean the same as in a matrix of GitHub Actions. `jobs plan --matrix ./FILE.yaml` shows "
     "the cells. Editors complete the keys with `shardlab schema matrix`."
+)
+MAINS: dict[str, Callable[[list[str]], int]] = {
+    "shardlab": shardlab.cli.main,
+    "provision": provision.cli.main,
+    "jobs": jobs.cli.main,
+    "collect": collect.cli.main,
+}
+COMMANDS = (
+    *MAINS,
+    "shardlab shell-init",
+    "shardlab schema",
+    *(f"jobs {verb}" for verb in jobs.cli.EXAMPLES),
+    *(f"collect {verb}" for verb in collect.cli.EXAMPLES),
 )
 PAGES = {"cluster": ("Keys of cluster.yaml", CLUSTER), "matrix": ("Keys of matrix.yaml", MATRIX)}
 
@@ -93,18 +108,16 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def commands() -> str:
-    """The page with the help texts of all commands, which are read from the golden files."""
+def commands(helps: Mapping[str, str]) -> str:
+    """The page with the help texts of all commands. helps: the help text of each command."""
     parts = [
         "# Commands\n",
         WRITTEN,
         "`--json` prints one document. Exit codes: 0 everything succeeded, 1 something did not succeed, ",
     ]
     parts[-1] += "2 the input is wrong and nothing was changed, 130 after Ctrl-C (runs continue).\n"
-    order = sorted(GOLDEN.glob("help/*.txt"), key=lambda path: path.stem.replace("-", " "))
-    for path in order:
-        name = path.stem.replace("shell-init", "shell_init").replace("-", " ").replace("shell_init", "shell-init")
-        parts += [f"## {name}\n", "```text", path.read_text().rstrip("\n"), "```\n"]
+    for name, text in sorted(helps.items()):
+        parts += [f"## {name}\n", "```text", text.rstrip("\n"), "```\n"]
     return "\n".join(parts)
 
 

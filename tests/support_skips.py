@@ -37,14 +37,10 @@ class AllowedSkip(NamedTuple):
 
 NO_GPU_WANTED = "the test is about machines without a GPU"
 ALLOWED = (
-    AllowedSkip("tests/test_trainers_gpu.py::*", "needs a GPU, .*", "the machines of CI have no GPU"),
     AllowedSkip("tests/test_gpu_proof.py::*", "has a GPU: .*", NO_GPU_WANTED),
     AllowedSkip("tests/test_collect_sampler.py::*", "this machine has a GPU", NO_GPU_WANTED),
-    AllowedSkip("tests/test_ssh_e2e.py::*", "only in the long form", "test_ssh_separate_folders_e2e has it in the short form"),
     AllowedSkip("tests/test_planner_network.py::*", "only in the long form", "a busy machine would change the times"),
-    AllowedSkip("tests/test_practice_link.py::*", "only in the long form", "test_planner_network has it in the short form"),
     AllowedSkip("tests/test_light_install.py::*", "only in the long form", "it takes minutes and two more releases of Debian"),
-    AllowedSkip("tests/test_trace_e2e.py::*", "only in the long form", "test_jobs_trace.py has it on this machine"),
     AllowedSkip(
         "tests/test_quickstart_e2e.py::test_the_report_opens_in_a_browser",
         "no chromium: .*",

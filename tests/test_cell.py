@@ -43,6 +43,9 @@ def test_both_spellings_of_a_batch_come_to_the_same_work(ranks, micro, passes):
         ({"gpus": 3, "global_batch_size": 16}, "global_batch_size", "Allowed: a multiple of 3."),
         ({"gpus": 2, "global_batch_size": 16, "micro_batch_size": 3}, "micro_batch_size", "Allowed: a divisor of 8."),
         ({"gpu_batch_size": 4, "micro_batch_size": 8}, "micro_batch_size", "Allowed: a divisor of 4."),
+        ({"gpu_batch_size": 4, "microbatches": 3}, "microbatches", "Allowed: a divisor of 4."),
+        # These two keys do not contradict each other, but one of them would be ignored.
+        ({"gpu_batch_size": 8, "microbatches": 2, "micro_batch_size": 4}, "microbatches", "found micro_batch_size as well"),
     ],
 )
 def test_what_does_not_divide_is_refused(keys, key, words):

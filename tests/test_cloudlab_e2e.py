@@ -1,13 +1,12 @@
 """From the manifest of an experiment to a report, on practice nodes with a control network and an experiment network."""
 
-import json
 import os
 from datetime import datetime
 from pathlib import Path
 
 import pytest
-from support_experiment import CONTROL, EXPERIMENT, NODES, PARTITION, PracticeExperiment, experiments
-from support_practice import WHY, bad
+from support_experiment import CONTROL, EXPERIMENT, NODES, PARTITION, experiments
+from support_practice import WHY
 from support_slurm import MATRIX
 
 from provision.practice.base import USER
@@ -25,16 +24,8 @@ def experiment(tmp_path_factory):
     yield from experiments(folder, tmp_path_factory.mktemp("experiment"))
 
 
-@pytest.fixture(scope="module")
-def verified(experiment: PracticeExperiment):
-    """The JSON document of `provision` about the whole cluster."""
-    said = experiment.run("provision", "--json")
-    assert json.loads(said.stdout)["verified"] is True, bad(said.stdout)
-    return json.loads(said.stdout)
-
-
-def test_the_nodes_are_verified_over_the_experiment_network(experiment, verified):
-    outcomes = {(one["node"], one["check"]): one for one in verified["checks"]}
+def test_the_nodes_are_verified_over_the_experiment_network(experiment):
+    outcomes = {(one["node"], one["check"]): one for one in experiment.verified["checks"]}
     assert f"all-reduce of 2 nodes over {EXPERIMENT} is exact" in outcomes[NODES[0], "network"]["says"]
     for name in NODES:
         control, address = experiment.hosts[name], experiment.addresses[name]
@@ -49,8 +40,8 @@ def test_the_nodes_are_verified_over_the_experiment_network(experiment, verified
     assert (again["changes"], again["verified"]) == (0, True)
 
 
-def test_a_run_trains_over_the_experiment_network_only_and_gets_a_report(experiment, verified):
-    assert datetime.fromisoformat(verified["lease"]["expires"]) == experiment.expires
+def test_a_run_trains_over_the_experiment_network_only_and_gets_a_report(experiment):
+    assert datetime.fromisoformat(experiment.verified["lease"]["expires"]) == experiment.expires
     axes = "axes: {strategy: [ddp], gpus: [2], nnodes: [2], launcher: [torchrun]}"
     (experiment.path / "small.yaml").write_text(MATRIX.format(name="small", steps=STEPS, more=axes))
     matrix = str(experiment.path / "small.yaml")
@@ -76,7 +67,7 @@ def test_a_run_trains_over_the_experiment_network_only_and_gets_a_report(experim
     assert (experiment.path / "report/index.html").exists()
 
 
-def test_only_the_proofs_of_trust_are_in_the_home_folders(experiment, verified):
+def test_only_the_proofs_of_trust_are_in_the_home_folders(experiment):
     """Runs must write nothing into home folders, which at CloudLab are on NFS over the control network.
 
     The test before this one trained on the nodes. `provision` needs the files that prove which workspaces are the user's own.
@@ -92,7 +83,7 @@ def test_only_the_proofs_of_trust_are_in_the_home_folders(experiment, verified):
     assert left[NODES[1]] == {}
 
 
-def test_ranks_that_would_meet_on_the_control_network_are_noticed(experiment, verified):
+def test_ranks_that_would_meet_on_the_control_network_are_noticed(experiment):
     """The cluster file names the addresses of the control network by mistake, and two checks fail."""
     roles = ["controller, worker", "worker"]
     entries = ", ".join(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import support_browser
 import support_collect as support
+from support_long import only_long
 
 from collect import export
 from collect.cli import main
@@ -66,8 +67,8 @@ def only(free: int, disk: Path):
 
 CASES = [(name, part) for name in sorted(export.exports().keys() - PICTURES) for part in (0, 0.9)]
 DRAWN = [
-    pytest.param(name, part, marks=support_browser.needed) for name, part in (("png", 0), ("svg", 0.5))
-]  # exports of pictures are tested in two cases only, because they start a browser, which is slow
+    pytest.param(name, part, marks=support_browser.needed) for name, part in (("svg", 0.5), *only_long(("png", 0)))
+]  # exports of pictures are tested in few cases, because they start a browser, which is slow
 
 
 @pytest.mark.parametrize(("name", "part"), [*CASES, *DRAWN])

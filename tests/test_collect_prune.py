@@ -13,8 +13,11 @@ from support_fetch import Cluster, contents, tree
 from support_ssh_nodes import SshNodes
 
 from collect.cli import main
-from collect.fetching import progress
-from shardlab import files, remote_workspace
+from collect.fetching import gather, progress
+from shardlab import files, inventory, remote_workspace
+from shardlab.errors import InputError
+from shardlab.inventory import Inventory, InventoryNode
+from shardlab.workspace import Workspace
 
 KEPT = ("run.json", "result.json", "events.", "steps/", "env/", "job.")
 TRACE = "trace/rank-00000.json.gz"
@@ -149,6 +152,26 @@ n=$SHARDLAB_NODE; mkdir -p steps trace
 echo '{"schema": 1, "step": 1, "t_s": 1, "wall_s": 1, "units": 1, "step_ms": 1}' >> steps/rank-0000$n.jsonl
 echo trace of $n > trace/rank-0000$n.json.gz
 """
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "why"),
+    [
+        ("gpu1", "bench", "inventory.json: lists no node gpu1 with shardlab."),
+        ("gpu2", "bench", "inventory.json: lists no node gpu2 with shardlab."),
+        ("gpu0", "other", "inventory.json: describes the cluster bench, not other. Run first: provision CLUSTER.yaml."),
+    ],
+    ids=["without shardlab", "not in the inventory", "of another cluster"],
+)
+def test_files_are_not_collected_from_a_node_that_cannot_have_them(tmp_path, name, cluster, why):
+    workspace = Workspace(tmp_path)
+    listed = [InventoryNode("gpu0", "10.0.0.1", python="/opt/python"), InventoryNode("gpu1", "10.0.0.2")]
+    files.make_folder(workspace.own)
+    files.write_json(inventory.path_of(workspace), Inventory(1, "bench", listed))
+    assert gather.node_of(workspace, "bench", "gpu0") == listed[0]
+    with pytest.raises(InputError) as caught:
+        gather.node_of(workspace, cluster, name)
+    assert str(caught.value) == f"{workspace.own}/{why}"
 
 
 @pytest.fixture

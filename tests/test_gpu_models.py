@@ -43,9 +43,9 @@ NAMES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_belongs_to_one_product(name):
-    assert len([one for one in gpu_models.all_models() if gpu_models.fits(one, name)]) == 1
+def test_each_gpu_name_belongs_to_one_product():
+    products = {name: [model.name for model in gpu_models.all_models() if gpu_models.fits(model, name)] for name in NAMES}
+    assert {name: models for name, models in products.items() if len(models) != 1} == {}
 
 
 def test_each_product_is_plausible_and_says_where_its_figures_are_from():

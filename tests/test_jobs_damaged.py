@@ -4,6 +4,7 @@ import re
 import shutil
 
 import pytest
+from support_long import LONG
 from support_queue import Queue, Study
 
 from jobs.schedulers import local, slurm
@@ -64,6 +65,13 @@ def damaged(request, tmp_path, queue, capsys):
     return study, folder, words
 
 
+# `submit` and `status` meet every damage. For the other commands, one damaged run.json and one damaged file of events are
+# enough in the short form.
+some_damages = pytest.mark.parametrize(
+    "damaged", DAMAGES if LONG else [cut_run, garbled_events], ids=lambda damage: damage.__name__, indirect=True
+)
+
+
 def is_named(said, folder, words):
     (line,) = [line for line in said.err.splitlines() if line.startswith(f"{folder.run_id}: set aside: ")]
     assert words in line
@@ -85,6 +93,7 @@ def test_submit_goes_on_with_the_others(damaged, queue, capsys):
         assert re.search(r"`scancel --name=m\.[0-9a-f]{10} 1_[0-9]` cancels it", line)
 
 
+@some_damages
 def test_a_command_that_waits_sees_the_others_to_their_end(damaged, queue, capsys):
     study, folder, words = damaged
     queue.rule()
@@ -101,6 +110,7 @@ def test_status_shows_the_others(damaged, capsys):
     assert "2 pending, 1 unknown" in said.out
 
 
+@some_damages
 def test_cancel_ends_the_others(damaged, queue, capsys):
     study, folder, words = damaged
     assert study.jobs("cancel", "--all") == 1
@@ -110,6 +120,7 @@ def test_cancel_ends_the_others(damaged, queue, capsys):
     assert len(queue.state()["tasks"]) == 1
 
 
+@some_damages
 def test_retry_sends_the_others_again(damaged, queue, capsys):
     study, folder, words = damaged
     queue.rule()
@@ -122,6 +133,7 @@ def test_retry_sends_the_others_again(damaged, queue, capsys):
     assert "2 run(s) submitted, 0 skipped" in said.out
 
 
+@some_damages
 def test_the_logs_of_the_damaged_run_are_printed(damaged, capsys):
     study, folder, words = damaged
     folder.rank_log(1).write_text("step 7\n")
@@ -131,6 +143,7 @@ def test_the_logs_of_the_damaged_run_are_printed(damaged, capsys):
     assert said.out == "step 7\n"
 
 
+@some_damages
 def test_once_its_folder_is_out_of_the_way_the_run_is_made_anew(damaged, tmp_path, queue):
     study, folder, _ = damaged
     shutil.move(folder.path, tmp_path / "damaged")

@@ -37,13 +37,12 @@ def test_numbers_below_their_least_and_above_their_most_are_refused():
             assert option.refuse(option.most + 1).startswith(f"found {option.most + 1}. Allowed: ")
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_a_value_of_another_type_is_refused(name):
-    option = EVERY[name]
-    kind = option.kind or type(option.default).__name__
-    for value in (True, 64, 0.5, "a word"):
-        fits = type(value).__name__ == kind and not option.choices
-        assert (option.refuse(value) is None) == (fits or (value in option.choices and type(value).__name__ == kind)), value
+def test_a_value_of_another_type_is_refused():
+    for name, option in EVERY.items():
+        kind = option.kind or type(option.default).__name__
+        for value in (True, 64, 0.5, "a word"):
+            fits = type(value).__name__ == kind and not (option.choices and value not in option.choices)
+            assert (option.refuse(value) is None) == fits, (name, value)
 
 
 def test_what_is_allowed_is_said_as_a_matrix_file_spells_it():

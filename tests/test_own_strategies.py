@@ -24,6 +24,8 @@ from shardlab.upload import main as upload_main
 from shardlab.workspace import Workspace
 from trainers import menu, own_strategy
 
+pytest_plugins = ["support_own_answers"]
+pytestmark = pytest.mark.usefixtures("shared_answers")
 PLAIN = """\
 from shardlab.registry import Option
 from trainers.strategy import Strategy

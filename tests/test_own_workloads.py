@@ -16,6 +16,8 @@ from shardlab.errors import InputError
 from shardlab.run import read
 from shardlab.workspace import Workspace
 
+pytest_plugins = ["support_own_answers"]
+pytestmark = pytest.mark.usefixtures("shared_answers")
 MODEL = """\
 "A linear model of random points."
 import torch

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from paramiko.common import cMSG_CHANNEL_EOF
 from support_e2e import HANG_S, until
-from support_long import LONG
-from support_practice import NAME, WHY, states
+from support_long import only_in_long_form
+from support_practice import WHY, states
 
 from provision.checks.clock import CLOCK
 from provision.fact import Facts
@@ -101,7 +101,7 @@ def test_a_crashed_node_is_booted_again_and_works_again(practice):
     assert states(said)["work2", "packages"]["state"] == "not reached"
     proven_without(practice.provision("verify", code=1), "work2", "cannot be reached")
     said = practice.provision()
-    assert states(said)["work2", "machine"]["says"] == ["boot the practice node work2 at 10.89.77.3"]
+    assert states(said)["work2", "machine"]["says"] == [f"boot the practice node work2 at {practice.nodes['work2'].host}"]
     assert states(said)["work2", "trust"]["state"] == "nothing to do"  # work2 still knows the host keys of the other nodes
     assert said["verified"] is True
 
@@ -227,6 +227,7 @@ def test_what_was_damaged_on_each_node_is_mended_by_one_command(practice):
     assert private not in logged
 
 
+@only_in_long_form
 def test_a_disk_that_fills_on_the_way_is_said_so_and_goes_on_once_there_is_room(practice):
     practice.machine("work2").remove()
     practice.give_disk("work2", "3G")
@@ -249,13 +250,10 @@ def test_a_disk_that_fills_on_the_way_is_said_so_and_goes_on_once_there_is_room(
     assert practice.provision("plan")["changes"] == 0
 
 
+@only_in_long_form
 def test_killed_after_every_change_it_goes_on_each_time_and_nothing_is_doubled(practice):
-    """`provision` creates removed nodes again. It is killed after a change and started again, until it completes.
-
-    `make test-long` removes the controller and a worker, and kills `provision` once after each change. `make test` removes only
-    a worker, and kills `provision` after about every third change.
-    """
-    for name in ("head", "work2") if LONG else ("work2",):
+    """`provision` creates removed nodes again. It is killed once after each change and started again, until it completes."""
+    for name in ("head", "work2"):
         practice.take_back_disk(name)
         practice.machine(name).remove()
     (environment,) = (practice.folder / "shared" / "shardlab").iterdir()
@@ -268,10 +266,10 @@ def test_killed_after_every_change_it_goes_on_each_time_and_nothing_is_doubled(p
         assert killed < 150, done.stderr
     assert done.returncode == 0, done.stderr + done.stdout
     assert json.loads(done.stdout)["verified"] is True
-    assert len(seen.read_text().splitlines()) == killed > (20 if LONG else 3)
+    assert len(seen.read_text().splitlines()) == killed > 20
     assert practice.provision("plan")["changes"] == 0
     for name in practice.nodes:
-        begins = f"grep -c '^# begin shardlab {NAME}$'"
+        begins = f"grep -c '^# begin shardlab {practice.cluster.name}$'"
         counted = practice.run(name, f"{begins} /home/{base.USER}/.ssh/authorized_keys; {begins} /etc/ssh/ssh_known_hosts")
         assert counted.split() == ["1", "1"]
         assert practice.run(name, "sort /etc/hosts | uniq -d") == ""
@@ -280,12 +278,13 @@ def test_killed_after_every_change_it_goes_on_each_time_and_nothing_is_doubled(p
             "0" if name == "head" else "1",
         ]
     assert practice.run("head", "pgrep -c -x slurmctld; pgrep -c -x slurmdbd").split() == ["1", "1"]
-    assert practice.run("head", "sacctmgr -nP show cluster format=cluster").split() == [NAME]
+    assert practice.run("head", "sacctmgr -nP show cluster format=cluster").split() == [practice.cluster.name]
     assert practice.run("head", "sinfo -hN -o %N").split() == ["work1", "work2"]
     assert practice.run("head", "mariadb -BNe \"SELECT COUNT(*) FROM mysql.user WHERE user='slurm'\"") == "1\n"
     assert len([path for path in environment.iterdir() if path.name.startswith("source-")]) == 1
 
 
+@only_in_long_form
 def test_a_node_that_dies_on_the_way_stops_alone_and_is_made_by_the_next_run(practice):
     practice.machine("work2").remove()
     process = practice.start()
@@ -363,11 +362,11 @@ def test_a_node_that_hangs_is_told_once_and_holds_nobody_up(practice):
 
 def test_a_changed_host_key_stops(practice):
     known = practice.folder / ".shardlab" / "known_hosts"
-    before = known.read_text()
+    before, head = known.read_text(), practice.nodes["head"].host
     other = (practice.machine("work1").host_key.with_suffix(".pub")).read_text().split()[1]
     try:
         known.write_text(
-            "\n".join(line if "10.89.77.1 " not in line else f"10.89.77.1 ssh-ed25519 {other}" for line in before.splitlines())
+            "\n".join(f"{head} ssh-ed25519 {other}" if line.startswith(f"{head} ") else line for line in before.splitlines())
             + "\n"
         )
         said = practice.provision("verify", code=1)
@@ -384,12 +383,13 @@ def test_an_unknown_host_key_stops_with_its_fingerprint_unless_new_ones_are_acce
     known = tmp_path / "known_hosts"
     public = practice.machine("head").host_key.with_suffix(".pub")
     mark = subprocess.run(["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True).stdout.split()[1]
-    strict = Remote(Address("10.89.77.1", user=base.USER, identity=identity, known_hosts=known))
+    head = practice.nodes["head"].host
+    strict = Remote(Address(head, user=base.USER, identity=identity, known_hosts=known))
     with pytest.raises(Unreachable, match="its host key is not known") as caught:
         strict.run(["true"], timeout_s=HANG_S)
     assert mark in str(caught.value)
     assert not known.exists()
-    accepting = Remote(Address("10.89.77.1", user=base.USER, identity=identity, known_hosts=known, host_keys="accept-new"))
+    accepting = Remote(Address(head, user=base.USER, identity=identity, known_hosts=known, host_keys="accept-new"))
     assert accepting.run(["true"], timeout_s=HANG_S).code == 0
     assert strict.run(["true"], timeout_s=HANG_S).code == 0
 
@@ -426,9 +426,10 @@ def test_words_cross_the_shells_as_they_are(practice):
 
 
 def test_the_user_goes_from_node_to_node_without_a_question(practice):
-    for name in ("work2", "10.89.77.3", "head"):  # the user logs in by name and by address
-        said = practice.run("work1", f"{STRICT} {name} 'id -un; hostname'", root=False)
-        assert said.split() == [base.USER, "work2" if name == "10.89.77.3" else name]
+    address = practice.nodes["work2"].host
+    for to, name in (("work2", "work2"), (address, "work2"), ("head", "head")):  # the user logs in by name and by address
+        said = practice.run("work1", f"{STRICT} {to} 'id -un; hostname'", root=False)
+        assert said.split() == [base.USER, name]
     private = (practice.machine("work1").root / f"home/{base.USER}/.ssh/id_ed25519").read_text().splitlines()[2]
     for other in ("head", "work2"):
         ssh = practice.machine(other).root / f"home/{base.USER}/.ssh"

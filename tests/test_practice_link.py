@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support_e2e import HANG_S
 from support_link import RANK, SHAPE
-from support_long import LONG
+from support_long import only_in_long_form
 from support_practice import WHY
 
 from jobs.planner import link_fit, step_time
@@ -64,7 +64,7 @@ def test_an_all_reduce_sends_on_the_wire_the_bytes_of_theory(practice):
     assert (counts[1] - counts[0]) / 8 == pytest.approx(2 * (ranks - 1) * size, rel=TOLERANCE)
 
 
-@pytest.mark.skipif(not LONG, reason="only in the long form")
+@only_in_long_form
 def test_times_at_three_rates_are_predicted_in_order_and_within_a_quarter(practice):
     points = {}
     try:

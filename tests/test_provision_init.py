@@ -81,6 +81,9 @@ def test_a_site_becomes_a_cluster_file(tmp_path):
     assert made.storage.shared == "/scratch/alice/shardlab"
     assert made.environment.modules == ["python/3.12.4"]
     assert "gpus: rejected: Batch job submission failed: use --gpus-per-node" in text
+    assert "#   cpu: 100 x 128 CPUs, 502 GiB; at most 7-00:00:00\n" in text  # 515,000 MiB
+    a100 = "#   gpu-a100: 38 x 64 CPUs, 250 GiB, 4 GPUs a100; 2 x 64 CPUs, 250 GiB, 4 GPUs a100; at most 2-00:00:00\n"
+    assert a100 in text  # 256,000 MiB
     assert "$(" not in text
 
 

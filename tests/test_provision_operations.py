@@ -1,7 +1,9 @@
 """Tests of operations, as data: answers of nodes lead to commands; a state that is already reached needs no change."""
 
 import hashlib
+import io
 import re
+import tarfile
 
 import msgspec
 import pytest
@@ -305,6 +307,11 @@ def test_the_source_is_the_same_bytes_each_time():
     first = software.source()
     software.source.cache_clear()
     assert software.source() == first
+
+
+def test_the_source_can_be_read_by_every_user_of_a_node_and_names_no_user_or_time():
+    with tarfile.open(fileobj=io.BytesIO(software.source())) as archive:
+        assert {(entry.mode, entry.uid, entry.gid, entry.mtime) for entry in archive} == {(0o644, 0, 0, 0)}
 
 
 @pytest.mark.parametrize("word", ["a b", "x\nProlog=/x", "$(id)", ""])

@@ -1,5 +1,6 @@
 """Every provider declares its features. A missing feature is reported by the same code for all providers."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -28,17 +29,10 @@ def test_a_provider_has_the_name_of_its_file_and_names_operations_and_checks_tha
     assert (made.checks or set()) <= checks
 
 
-@pytest.mark.parametrize(
-    ("verb", "says"),
-    [
-        ("request", "provider given has nothing to request: somebody else runs its machines."),
-        ("warm", "provider given has nothing to prepare in advance."),
-        ("extend", "provider given has nothing to extend: somebody else runs its machines."),
-        ("down", "provider given: provision created no machine, so there is nothing to undo."),
-    ],
-)
-def test_a_provider_without_a_function_for_a_verb_says_why_there_is_nothing_to_do(verb, says, tmp_path):
-    assert LEAST.carry_out(verb, CLUSTER, Workspace(tmp_path)) == says
+def test_a_provider_without_a_function_for_a_verb_says_why_there_is_nothing_to_do(tmp_path):
+    answers = {verb: LEAST.carry_out(verb, CLUSTER, Workspace(tmp_path)) for verb in ("request", "warm", "extend", "down")}
+    assert {verb: answer for verb, answer in answers.items() if not re.match("provider given.* nothing to ", answer)} == {}
+    assert {verb for verb, answer in answers.items() if LEAST.origin in answer} == {"request", "extend"}
 
 
 def test_a_provider_that_states_only_its_nodes_gets_every_operation_for_machines_with_root_and_one_lock(tmp_path):

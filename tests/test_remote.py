@@ -3,60 +3,25 @@ than were sent."""
 
 import hashlib
 import os
-import shutil
 import socket
 import subprocess
-import threading
 from pathlib import Path
 
 import paramiko
 import pytest
 from support_e2e import HANG_S
+from support_ssh_server import SshServer, make_home
 
 from shardlab.remote import Address, Remote, Unreachable, fingerprint, putting
 
 
-class Door(paramiko.ServerInterface):
-    """An SSH server that refuses every login."""
-
-    def get_allowed_auths(self, username):
-        return "publickey"
-
-
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """Starts an SSH server on this machine and returns (port, host key). Skips the test if OpenSSH is not installed."""
-    if shutil.which("ssh-keygen") is None:
-        pytest.skip("ssh-keygen is not installed here")
-    monkeypatch.setenv("HOME", str(tmp_path))  # the home folder of the client has no known_hosts and no SSH configuration
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    key = paramiko.ECDSAKey.generate()
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "identity"], check=True)
-    listening = socket.create_server(("127.0.0.1", 0))
-    transports = []
-
-    def serve():
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
-            transport = paramiko.Transport(connection)
-            transports.append(transport)
-            transport.add_server_key(key)
-            try:
-                transport.start_server(server=Door())
-            except (EOFError, paramiko.SSHException):  # the client rejected the host key of the server
-                continue
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    yield listening.getsockname()[1], key
-    listening.shutdown(socket.SHUT_RDWR)
-    listening.close()
-    thread.join()
-    for transport in transports:
-        transport.close()
+    """Starts an SSH server on this machine that refuses every login, and returns (port, host key)."""
+    make_home(tmp_path, monkeypatch)
+    started = SshServer(accepts=False)
+    yield started.port, started.key
+    started.end()
 
 
 def log_in(port, known, host_keys="strict"):

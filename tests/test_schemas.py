@@ -1,5 +1,6 @@
 """The schemas that editors use for our files agree with the code that reads these files."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -14,20 +15,21 @@ from shardlab.cli import SCHEMAS, main
 from shardlab.errors import InputError
 
 ROOT = Path(__file__).parent.parent
+schemas = functools.cache(json_schema.schemas)
 READERS = {"cluster": cluster.load, "matrix": matrix.load}
 FILES = [("cluster", ROOT / "examples/local.yaml"), *(("matrix", path) for path in sorted((ROOT / "matrices").glob("*.yaml")))]
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_files_are_current(name, capsys):
-    made = json_schema.text(json_schema.schemas()[name])
+    made = json_schema.text(schemas()[name])
     assert (json_schema.FOLDER / f"{name}.schema.json").read_bytes() == made, "make golden, then read the diff"
     assert main(["schema", name]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(made)
 
 
 def test_every_reference_is_defined():
-    for schema in json_schema.schemas().values():
+    for schema in schemas().values():
         text = json.dumps(schema)
         for name in {part.split('"')[0] for part in text.split("#/$defs/")[1:]}:
             assert name in schema["$defs"]
@@ -35,7 +37,7 @@ def test_every_reference_is_defined():
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_each_key_says_what_it_means(name):
-    schema = json_schema.schemas()[name]
+    schema = schemas()[name]
     for place, part in {"": schema, **schema["$defs"]}.items():
         for key, value in part.get("properties", {}).items():
             assert value.get("description", "").endswith("."), f"{name}: {place}.{key}"
@@ -45,7 +47,7 @@ def test_each_key_says_what_it_means(name):
 def test_descriptions_are_paragraphs_of_one_line_each(name):
     """From Python 3.13 on, the compiler removes the indentation of docstrings. A description that kept line breaks would differ
     between versions of Python."""
-    for text in descriptions(json_schema.schemas()[name]):
+    for text in descriptions(schemas()[name]):
         assert all(paragraph == " ".join(paragraph.split()) for paragraph in text.split("\n\n")), text
 
 
@@ -60,7 +62,7 @@ def descriptions(schema: object) -> list[str]:
 
 
 def test_no_key_of_a_cell_is_required_and_every_one_is_offered():
-    schema = json_schema.schemas()["matrix"]
+    schema = schemas()["matrix"]
     keys = schema["$defs"]["CellKeys"]
     assert "required" not in keys
     assert {field.name for field in msgspec.structs.fields(Draft)} <= set(keys["properties"])
@@ -74,7 +76,7 @@ def test_no_key_of_a_cell_is_required_and_every_one_is_offered():
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_schema_itself_is_one(name):
     """Each schema is a valid JSON Schema of the draft 2020-12."""
-    schema = json_schema.schemas()[name]
+    schema = schemas()[name]
     assert schema["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
     Draft202012Validator.check_schema(schema)
 
@@ -118,7 +120,7 @@ def test_the_bounds_of_each_key_are_those_of_the_reader(tmp_path):
     bound, a value inside it."""
     tried = 0
     beside = {"minimum": (-1, 0), "maximum": (1, 0), "exclusiveMinimum": (0, 0.5), "exclusiveMaximum": (0, -0.5)}
-    for key, schema in json_schema.schemas()["matrix"]["$defs"]["CellKeys"]["properties"].items():
+    for key, schema in schemas()["matrix"]["$defs"]["CellKeys"]["properties"].items():
         options = [schema, *schema.get("anyOf", [])]
         for bound, wrong, right in ((one[word], *beside[word]) for one in options for word in beside if word in one):
             tried += 1
@@ -134,5 +136,5 @@ def test_the_bounds_of_each_key_are_those_of_the_reader(tmp_path):
 def mistakes(name, data):
     """Returns the mistakes that an independent library finds: for each, the place in the data and the keyword of the schema
     that refuses it."""
-    found = Draft202012Validator(json_schema.schemas()[name]).iter_errors(data)
+    found = Draft202012Validator(schemas()[name]).iter_errors(data)
     return [(".".join(map(str, error.absolute_path)), str(error.validator)) for error in found]

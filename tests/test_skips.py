@@ -25,7 +25,7 @@ def test_with_a_fixture(cluster): pass
 def test_that_is_known_to_fail(): raise AssertionError
 """
 WHOLE_FILE = 'import pytest\npytest.skip("no browser", allow_module_level=True)\n'
-GPU = 'import pytest\n@pytest.mark.skipif(True, reason="needs a GPU, and torch sees none")\ndef test_it(): pass\n'
+GPU = 'import pytest\n@pytest.mark.skipif(True, reason="this machine has a GPU")\ndef test_it(): pass\n'
 
 
 def pytest_on(folder: Path, ci: str, *plugins: str) -> tuple[int, str]:
@@ -46,7 +46,7 @@ def skipping(tmp_path):
     folder.mkdir()
     (folder / "test_skipping.py").write_text(SKIPPING)
     (folder / "test_whole_file.py").write_text(WHOLE_FILE)
-    (folder / "test_trainers_gpu.py").write_text(GPU)
+    (folder / "test_collect_sampler.py").write_text(GPU)
     return folder
 
 
@@ -64,7 +64,7 @@ def test_in_ci_each_skip_that_the_table_does_not_list_fails_by_name(skipping):
         ("test_with_a_fixture", "no cluster"),
     ]:
         assert f"tests/test_skipping.py::{name} was skipped in CI: {why}." in said
-    assert "test_trainers_gpu.py:2: needs a GPU, and torch sees none" in said
+    assert "test_collect_sampler.py:2: this machine has a GPU" in said
 
 
 @pytest.mark.parametrize("ci", ["", "0", "false"])
@@ -118,8 +118,8 @@ def test_each_test_that_needs_torch_exists():
 @pytest.mark.parametrize(
     ("test", "reason", "allowed"),
     [
-        ("tests/test_trainers_gpu.py::test_a[ddp]", "needs a GPU, and torch sees none", True),
-        ("tests/test_trainers_gpu.py::test_a[ddp]", "nccl is not installed", False),
+        ("tests/test_collect_sampler.py::test_a[ddp]", "this machine has a GPU", True),
+        ("tests/test_collect_sampler.py::test_a[ddp]", "nccl is not installed", False),
         ("tests/test_shell_init.py::test_a[zsh]", "zsh is not installed here", False),
         ("tests/test_traces_hta.py::test_a", "no Python with HolisticTraceAnalysis is named in SHARDLAB_HTA", False),
         ("tests/test_provision_aside.py::test_a", "no loop device: losetup: cannot find an unused loop device", False),

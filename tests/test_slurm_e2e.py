@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support_e2e import HANG_S, clock, holds_pause
-from support_long import LONG
+from support_long import LONG, only_in_long_form
 from support_slurm import FOREVER, MATRIX, RANKS, Desk, Study
 
 import templates
@@ -24,6 +24,10 @@ pytestmark = pytest.mark.e2e
 # A key of the cluster file that makes jobs wait in the queue, for tests in which no job has to run.
 HELD = "extra: {begin: now+1hour}"
 SEEDS = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
+# A script that prints the states (such as T: stopped) of the ranks and supervisors on a node, each state once.
+PROCESS_STATES = (
+    f"for p in $({RANKS}; pgrep -f '[j]obs.attempt'); do sed -n 's/^State:\\t\\(.\\).*/\\1/p' /proc/$p/status; done | sort -u"
+)
 
 
 @pytest.fixture
@@ -292,9 +296,13 @@ def test_a_run_past_its_time_goes_on_from_its_checkpoint(study):
     (saved,) = whole(folder.path)
     assert one.states() == ["pending"]
     job = one.events("submitted")[0].data["job"]
-    # Slurm would start the requeued job after two minutes; the test does not wait so long.
-    one.slurm.run("head", f"sleep 4; scontrol update JobId={job} StartTime=now")
-    (resumed,) = one.until(lambda: one.events("resumed"), "it goes on")
+
+    def goes_on():
+        # Slurm would start the requeued job after two minutes. It ignores this command until the first start has ended.
+        one.slurm.answer("head", "scontrol", "update", f"JobId={job}", "StartTime=now")
+        return one.events("resumed")
+
+    (resumed,) = one.until(goes_on, "it goes on")
     assert resumed.data["step"] == step_of(saved)
     assert one.events("started")[-1].data["restarts"] == 1
     assert one.states() == ["running"]
@@ -320,6 +328,7 @@ def test_a_node_that_crashes_is_told_and_its_run_is_started_again(study):
     one.until(lambda: (one.folders()[0].path / "before-restart-1").exists(), "what the first start recorded is put aside", 30)
 
 
+@only_in_long_form
 def test_a_killed_slurmd_leaves_one_copy_of_its_run(study):
     one = study()
     one.jobs("submit", "--matrix", one.matrix("axes: {strategy: [ddp], gpus: [4]}", steps=FOREVER))
@@ -374,7 +383,9 @@ def test_a_suspended_run_goes_on_and_its_pause_is_on_record(study):
     one.slurm.run("head", f"scontrol suspend {job}", root=True)
     try:
         one.until(lambda: one.runs()[0]["scheduler"]["raw"] == "SUSPENDED", "Slurm has suspended it")
-        time.sleep(LEAST_S + 2)  # Slurm reports the suspension a moment before it stops the processes
+        # Slurm reports the suspension a moment before it stops the processes.
+        one.until(lambda: {one.slurm.run(node, PROCESS_STATES) for node in ("work1", "work2")} == {"T\n"}, "all are stopped")
+        time.sleep(LEAST_S)
         assert one.states() == ["running"]
         before = len(folder.steps(3).records)
     finally:
@@ -412,6 +423,7 @@ def test_cells_run_inside_an_allocation_that_a_person_has(study):
     assert one.queue() == []
 
 
+@only_in_long_form
 def test_changed_packages_hold_all_runs_and_a_person_releases_them_in_their_place(study):
     """Packages changed after the submission, so all runs are held, and `jobs retry --only held` lets them start with the same
     jobs. `requeue: 0` forbids Slurm to restart a job, so a start at which a run was only held must not count as a start of the

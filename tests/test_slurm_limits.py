@@ -217,6 +217,7 @@ def test_what_was_sent_after_a_look_is_looked_at_again(tmp_path, monkeypatch, ca
         ]
 
     out = Output.of(Namespace(json=True, quiet=False))
+    monkeypatch.setattr(slurm, "POLL_S", 0.0)
     monkeypatch.setattr(watch, "statuses", lambda *_: look())
     assert watch.finish(out, Workspace(tmp_path), [], wait=True, backlog=Last()) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]

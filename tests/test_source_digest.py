@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import support_folder_order
 
 from shardlab import source_digest
 
@@ -29,3 +30,20 @@ def test_folders_of_bytecode_are_not_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", lambda path: listed.append(os.fspath(path)) or scandir(path))
     assert list(source_digest.sources(["jobs"], tmp_path)) == [tmp_path / "jobs" / "plan.py"]
     assert listed == [str(tmp_path / "jobs")]
+
+
+def test_the_digest_does_not_depend_on_the_order_in_which_folders_are_listed(tmp_path, monkeypatch):
+    """A file system lists the names of a folder in an order of its own, and the login node and the nodes may have different
+    file systems."""
+    for name in ("plan.py", "cli.py", "slurm/query.py", "slurm/commands.py", "ssh/step.py"):
+        (tmp_path / "jobs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "jobs" / name).write_text(name)
+    reversed_folders = support_folder_order.reverse(monkeypatch)
+    digests = [source_digest.of(["jobs"], tmp_path)]
+    assert {tmp_path / "jobs", tmp_path / "jobs" / "slurm"} <= reversed_folders
+    monkeypatch.undo()
+    digests.append(source_digest.of(["jobs"], tmp_path))
+    assert digests[0] == digests[1]
+    assert [path.name for path in source_digest.sources(["jobs"], tmp_path)] == [
+        "cli.py", "plan.py", "commands.py", "query.py", "step.py",
+    ]  # fmt: skip

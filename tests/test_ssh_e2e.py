@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support_long import LONG
+from support_long import only_in_long_form
 from support_practice import WHY, clusters
 from support_slurm import FOREVER, MATRIX, Desk, SlurmCluster
 
@@ -66,6 +66,7 @@ def trained_as_here(desk, nodes):
     return over_ssh
 
 
+@only_in_long_form
 def test_two_nodes_without_slurm_train_as_one_machine_does(desk):
     trained_as_here(desk, ["work1", "work2"])
 
@@ -110,7 +111,7 @@ def test_runs_without_slurm_share_no_node_and_end_on_all_of_their_nodes(desk, sl
     assert folder.read_run().avoid == ["work2"]
 
 
-@pytest.mark.skipif(not LONG, reason="only in the long form")
+@only_in_long_form
 def test_a_failed_run_without_slurm_starts_again_by_itself_as_often_as_the_matrix_allows(desk, slurm):
     more = "axes: {strategy: [ddp], gpus: [2], nnodes: [2]}\nretry: {failed: 1}"
     desk.run("jobs", "submit", "--matrix", matrix(desk, FOREVER, more))
@@ -148,8 +149,6 @@ ssh: {between_nodes: true}
 def apart():
     if WHY is not None:
         pytest.skip(WHY)
-    if not LONG:
-        pytest.skip("only in the long form")
     for made in clusters(Path("/srv") / f"shardlab-test-{os.getpid()}-apart", APART):
         yield SlurmCluster(made.folder)
 
@@ -161,6 +160,7 @@ def far_desk(apart, tmp_path):
     made.run("jobs", "cancel", "--all")
 
 
+@only_in_long_form
 def test_nodes_without_a_shared_folder_train_as_one_machine_does(far_desk, apart):
     run = trained_as_here(far_desk, ["head", "work1"])
     there = far_desk.twin().path / "runs" / run.run_id
@@ -174,6 +174,7 @@ def test_nodes_without_a_shared_folder_train_as_one_machine_does(far_desk, apart
     assert (far_desk.path / "report/index.html").exists()
 
 
+@only_in_long_form
 def test_a_run_without_a_shared_folder_loses_a_node_and_resumes_from_the_parts_of_its_checkpoint(far_desk, apart):
     saves = "instruments: {checkpoints: {every_steps: 5, keep: 2}}"
     text = MATRIX.format(name="small", steps=FOREVER, more="axes: {strategy: [fsdp2], gpus: [4], nnodes: [2], seed: [1, 2]}")

@@ -1,5 +1,5 @@
-"""The locale, the time zone, the umask, the temporary folder and the user's name change no result of a command. With any umask,
-no user may write to what commands make, except the owner and the group."""
+"""The locale, time zone, umask, temporary folder, user name, seed of Python's hashes and order of folders change no result of a
+command. With any umask, no user may write to what commands make, except the owner and the group."""
 
 import json
 import os
@@ -12,13 +12,22 @@ from pathlib import Path
 import support_collect as support
 from support_trust import make_own
 
-PLAIN = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "USER": "root", "LOGNAME": "root"}
-OTHER = {"LC_ALL": "C", "TZ": "Asia/Kolkata"}  # no USER and no LOGNAME; a half hour, so that a wrong time zone shows in minutes
+PLAIN = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "USER": "root", "LOGNAME": "root", "PYTHONHASHSEED": "1"}
+# No USER and no LOGNAME. The zone is 45 minutes beside UTC, so that a wrong time zone shows in minutes.
+OTHER = {"LC_ALL": "C", "TZ": "Asia/Kathmandu", "PYTHONHASHSEED": "2"}
+# A module that Python imports when it starts, before pathlib: folders are listed from the last name to the first.
+REVERSE = f"""import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import os, support_folder_order
+support_folder_order.reverse(type("Patches", (), {{"setattr": staticmethod(setattr)}}))
+"""
 COMMANDS = {
     "status": "jobs status",
     "summarize": "collect summarize",
     "csv": "collect export --to csv --out exported",
     "archive": "collect archive --anonymous --out a.shardlab.zip",
+    "history": "collect history",
+    "matrices": "jobs matrices",
     "plan": "jobs plan --matrix quickstart",
     "render": "jobs render --matrix quickstart",
 }
@@ -47,7 +56,7 @@ def outputs(folder: Path, umask: int, **variables: str) -> dict[str, object]:
     scripts = {path.parent.name: path.read_text().replace(str(folder), "FOLDER") for path in made.runs.rglob("job.sh")}
     results["scripts"] = {run: re.sub(r"rendered \S+00:00 ", "", script) for run, script in scripts.items()}
     with zipfile.ZipFile(made.path / "a.shardlab.zip") as zipped:
-        results["members"] = set(zipped.namelist())
+        results["members"] = zipped.namelist()
     return results
 
 
@@ -66,7 +75,10 @@ def test_the_surroundings_change_no_result(tmp_path):
     plain.mkdir()
     other.mkdir()
     expected = outputs(plain, 0o022, **PLAIN)
-    found = outputs(other, 0o077, TMPDIR=str(tmp_path / "link"), HOME="/proc/nothing", **OTHER)
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "sitecustomize.py").write_text(REVERSE)
+    changed = OTHER | {"PYTHONPATH": str(tmp_path / "start"), "HOME": "/proc/nothing", "TMPDIR": str(tmp_path / "link")}
+    found = outputs(other, 0o077, **changed)
     for name, value in expected.items():
         assert found[name] == value, name
 
@@ -77,7 +89,8 @@ def test_nothing_is_writable_by_everybody_whatever_the_umask(tmp_path):
     made = make_own(support.matrix(tmp_path / "ws").path)
     before = {path: path.lstat().st_mode for path in (made.path, *made.path.rglob("*"))}
     outputs = []
-    for line in (*COMMANDS.values(), "collect fetch", "collect open a.shardlab.zip --out opened"):
+    writing = [line for name, line in COMMANDS.items() if name not in ("history", "matrices")]
+    for line in (*writing, "collect fetch", "collect open a.shardlab.zip --out opened"):
         program, *words = line.split()
         words = [sys.executable, "-P", "-m", program, *words]
         outputs.append(subprocess.run(words, cwd=made.path, umask=0, capture_output=True, text=True, check=False))

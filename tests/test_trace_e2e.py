@@ -5,12 +5,12 @@ import json
 
 import pytest
 import support_ranks
-from support_long import LONG
+from support_long import only_in_long_form
 from support_slurm import Desk
 
 from shardlab.trace_part import SET_NAME
 
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(not LONG, reason="only in the long form")]
+pytestmark = pytest.mark.e2e
 RANKS, PER_RUN = 64, 8
 # Reads the traces as one JSON object from standard input, and writes each into the folder.
 WRITE = (
@@ -18,6 +18,7 @@ WRITE = (
 )
 
 
+@only_in_long_form
 @pytest.mark.parametrize("scheduler", ["slurm", "ssh"])
 def test_the_runs_of_64_ranks_on_nodes_give_what_one_process_gives(slurm, tmp_path, scheduler):
     desk = Desk(slurm, tmp_path)

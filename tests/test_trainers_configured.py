@@ -1,6 +1,7 @@
 """Models that a configuration file defines: what shardlab derives from the file, and that every strategy that accepts the model
 does the same work."""
 
+import copy
 from pathlib import Path
 
 import msgspec
@@ -198,6 +199,21 @@ def test_masked_positions_are_as_many_in_each_sequence_and_the_same_each_time(mo
     assert (positions.diff(dim=1) > 0).all()
     assert not torch.equal(positions[0], positions[1])
     assert task.source.sha256 != task._tokens.source.sha256
+
+
+def test_the_digest_of_masked_data_depends_on_the_mask_token(models):
+    """Two configurations with different mask tokens have different inputs, so their runs did not do equal work."""
+    from trainers.tasks import configured
+
+    _, (known, _) = models("bert")
+    task = task_of(known)
+    digests = []
+    for token in (3, 5, 5):
+        made = copy.copy(task.made)
+        made.mask_token_id = token
+        cell = cell_of(known, options={option.name: option.default for option in known.options})
+        digests.append(configured.MaskedTask(cell, Path(), task._architecture, made).source.sha256)
+    assert digests[0] != digests[1] == digests[2]
 
 
 def test_attention_sees_what_transformers_own_attention_sees(models):

@@ -1,5 +1,4 @@
-"""Features that need a GPU. On a machine without a GPU, the tests check that the features are refused with a reason; with a
-GPU, the features are executed."""
+"""Features that need a GPU. Without a GPU, the features are refused with a reason; with a GPU, the tests execute them."""
 
 import subprocess
 import sys
@@ -15,11 +14,21 @@ pytest_plugins = ["support_trainers"]
 
 
 def has_gpu():
+    """Whether torch sees a GPU. Without a driver of NVIDIA, torch is not imported."""
+    if not nvml.gpus()[1]:
+        return False
     asked = "import torch; raise SystemExit(not torch.cuda.is_available())"
     return subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0
 
 
-GPU = pytest.mark.skipif(not has_gpu(), reason="needs a GPU, and torch sees none")
+HAS_GPU = has_gpu()
+
+
+def needs_gpu(test):
+    """Decorates a test that pytest collects only if torch sees a GPU."""
+    return test if HAS_GPU else None
+
+
 ON_A_GPU = {
     "FSDP1 that offloads": {"strategy": "fsdp1-full-shard", "options": {"offload": "cpu"}},
     "SyncBatchNorm": {"workload": "resnet50-tiny", "strategy": "ddp", "options": {"sync_batch_norm": True}},
@@ -39,7 +48,7 @@ def test_without_a_gpu_it_is_refused_before_anything_is_trained(bench, what):
     assert not run_dir.steps(0).records
 
 
-@GPU
+@needs_gpu
 @pytest.mark.parametrize("what", ON_A_GPU)
 def test_with_a_gpu_it_runs_and_comes_to_its_end(bench, what):
     run_dir = bench.run_dir(launcher="torchrun", prove="auto", steps=3, **ON_A_GPU[what])
@@ -48,7 +57,7 @@ def test_with_a_gpu_it_runs_and_comes_to_its_end(bench, what):
     assert run_dir.read_result().state == "completed"
 
 
-@GPU
+@needs_gpu
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16", "bf16-pure"])
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp1-full-shard", "fsdp2"])
 def test_every_precision_is_proven_on_a_gpu(bench, strategy, precision):
@@ -66,7 +75,7 @@ def by_nvidia_smi(*fields):
     return [dict(zip(fields, line.split(", "), strict=True)) for line in said.splitlines()]
 
 
-@GPU
+@needs_gpu
 def test_the_sampler_reads_what_nvidia_smi_reads():
     """The sampler and nvidia-smi report the same values in the units of a Sample. The values change between two readings, so
     the tolerance is wide, but narrow enough to show a wrong unit."""
@@ -89,7 +98,7 @@ def test_the_sampler_reads_what_nvidia_smi_reads():
             assert min(told) - slack <= ours / unit <= max(told) + slack, field
 
 
-@GPU
+@needs_gpu
 def test_a_gpu_is_described_as_nvidia_smi_describes_it():
     fields = (
         "uuid",

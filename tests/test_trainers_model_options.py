@@ -5,7 +5,10 @@ import shutil
 from functools import cache
 
 import pytest
-from support_long import only_long
+import torch
+from support_long import LONG
+
+from trainers import menu, model_options
 
 pytest_plugins = ["support_trainers"]
 STRATEGIES = [("single", 1), ("ddp", 2), ("fsdp2", 2)]
@@ -61,19 +64,31 @@ def test_a_norm_above_the_gradients_changes_nothing(bench):
     assert difference(bench.losses(max_grad_norm=1e6), bench.reference()) == 0
 
 
-@pytest.mark.parametrize(("precision", "allowed"), [("fp32", ROUNDING), *only_long(("bf16", 1e-2))])
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs g++, which is not installed")
-def test_compiled_blocks_compute_the_same(bench, precision, allowed):
-    """A run with compiled blocks has the same losses as a run without compilation, and its same-work proof succeeds."""
-    # Compiling a block takes half a minute of CPU time, so the model has one block. The tolerance is larger in bf16, because a
-    # compiled block rounds to bf16 less often.
-    one_block = {"options": {"n_layer": 1}, "steps": 2, "precision": precision}
-    run_dir = bench.complete(strategy="single", compile=True, prove="auto", **one_block)
-    result = run_dir.read_result()
-    assert result.knobs["effective"]["compiled_blocks"] == 1
-    assert result.same_work.verdict == "proven", result.same_work.why
-    ours = [record.loss for record in run_dir.steps(0).records]
-    assert difference(ours, bench.losses(**one_block)) < allowed
+@pytest.mark.parametrize(("keys", "blocks"), [({"compile": True}, 4), ({}, 0)])
+def test_compile_compiles_each_block_and_the_effective_options_count_the_blocks(bench, monkeypatch, keys, blocks):
+    """Only `make test-long` compiles blocks, because that takes half a minute. Here torch only marks them."""
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda block: setattr(block, "_compiled_call_impl", block._call_impl))
+    cell = bench.run_dir(**keys).read_run().cell
+    task = menu.workload(cell.workload).build(cell, bench.data)
+    model = model_options.checkpoint_and_compile(cell, task, task.model())
+    assert model_options.effective(model) == {"checkpointed_blocks": 0, "compiled_blocks": blocks}
+
+
+if LONG:
+
+    @pytest.mark.parametrize(("precision", "allowed"), [("fp32", ROUNDING), ("bf16", 1e-2)])
+    @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs g++, which is not installed")
+    def test_compiled_blocks_compute_the_same(bench, precision, allowed):
+        """A run with compiled blocks has the same losses as a run without compilation, and its same-work proof succeeds."""
+        # Compiling a block takes half a minute of CPU time, so the model has one block. The tolerance is larger in bf16,
+        # because a compiled block rounds to bf16 less often.
+        one_block = {"options": {"n_layer": 1}, "steps": 2, "precision": precision}
+        run_dir = bench.complete(strategy="single", compile=True, prove="auto", **one_block)
+        result = run_dir.read_result()
+        assert result.knobs["effective"]["compiled_blocks"] == 1
+        assert result.same_work.verdict == "proven", result.same_work.why
+        ours = [record.loss for record in run_dir.steps(0).records]
+        assert difference(ours, bench.losses(**one_block)) < allowed
 
 
 def test_the_learning_rate_is_scaled_by_the_ranks(bench):

@@ -40,15 +40,15 @@ def losses_of(run_dir):
     [
         # Here options and combinations are tested; tests/test_trainers_same_work.py tests every strategy with its default
         # options.
-        ("tp", 2, {"options": SLICES}),
         ("tp", 4, {"options": SLICES, "accumulation": 2, "activation_checkpointing": "every-2"}),
         ("pp-1f1b", 3, {"accumulation": 4}),  # the model has 4 blocks, so one of the three stages has two blocks
         ("pp-1f1b", 2, {"accumulation": 2, "workload": "vit-tiny", "activation_checkpointing": "full"}),
-        ("pp-interleaved", 2, {"accumulation": 4}),
-        ("tp-fsdp2", 4, {"tp": 2, "options": SLICES}),
         ("tp", 2, {"workload": "llm-1.3b-tiny", "options": SLICES, "accumulation": 2, "activation_checkpointing": "full"}),
         ("pp-1f1b", 2, {"workload": "llm-1.3b-tiny", "accumulation": 2, "activation_checkpointing": "full"}),
         *only_long(
+            ("tp", 2, {"options": SLICES}),
+            ("tp-fsdp2", 4, {"tp": 2, "options": SLICES}),
+            ("pp-interleaved", 2, {"accumulation": 4}),
             ("pp-gpipe", 3, {"accumulation": 2, "workload": "vit-tiny"}),
             ("pp-interleaved", 2, {"accumulation": 2, "workload": "vit-tiny"}),
             ("tp-fsdp2", 4, {"tp": 2, "workload": "vit-tiny", "activation_checkpointing": "full"}),
@@ -80,11 +80,12 @@ def test_the_work_of_one_process_and_the_bytes_of_theory(bench, strategy, gpus, 
 @pytest.mark.parametrize(
     ("strategy", "gpus", "keys"),
     [
-        ("tp", 2, {"tp": 2}),
-        ("pp-1f1b", 2, {"pp": 2, "accumulation": 2}),
+        # test_trainers_precision.py tests `tp` and `pp-1f1b`.
         ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),
         ("tp-fsdp2", 4, {"workload": "llm-1.3b-tiny", "tp": 2, "options": SLICES}),
         *only_long(
+            ("tp", 2, {"tp": 2}),
+            ("pp-1f1b", 2, {"pp": 2, "accumulation": 2}),
             ("tp-fsdp2", 4, {"tp": 2}),
             ("tp", 2, {"workload": "llm-1.3b-tiny", "tp": 2}),
             ("pp-fsdp2", 4, {"workload": "llm-1.3b-tiny", "pp": 2, "accumulation": 2}),
@@ -108,11 +109,11 @@ def test_bf16_rounds_and_does_no_other_work(bench, strategy, gpus, keys):
 @pytest.mark.parametrize(
     ("strategy", "gpus", "keys"),
     [
-        ("tp", 2, {"tp": 2}),
         ("pp-1f1b", 4, {"pp": 4, "accumulation": 4}),
         ("tp-fsdp2", 4, {"tp": 2}),
         ("tp-pp", 4, {"tp": 2, "pp": 2, "accumulation": 2}),
         ("pp-fsdp2", 4, {"pp": 2, "accumulation": 2}),
+        *only_long(("tp", 2, {"tp": 2})),
     ],
 )
 def test_clipping_by_the_whole_models_norm(bench, strategy, gpus, keys):

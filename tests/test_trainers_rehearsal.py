@@ -7,6 +7,7 @@ import sys
 
 import msgspec
 import pytest
+from support_cells import CELL
 from support_long import LONG, only_long
 from support_rehearsal import Rehearser
 from support_trainers import Bench
@@ -16,6 +17,7 @@ from shardlab.cell import Optimizer
 from shardlab.rehearsed import MemoryByCategory, NotRehearsed, RehearsalRequest, Rehearsed
 from trainers import menu
 from trainers.instruments.memory_timeline import CATEGORIES
+from trainers.rehearsal import depths
 from trainers.rehearsal.rehearse import ERROR_PCT
 
 ADAMW = Optimizer(name="adamw", lr=0.001)
@@ -141,6 +143,12 @@ def test_more_ranks_never_need_more_memory_if_everything_is_sharded(cell_of, reh
 
 DEEP = {"workload": "llm-7b-tiny", "options": {"n_layer": 24}, "optimizer": ADAMW, "precision": "bf16"}
 DEEP_PIPELINE = {**DEEP, "pp": 2, "accumulation": 2, "options": {"n_layer": 32}}
+
+
+@pytest.mark.parametrize(("blocks", "pp", "expected"), [(12, 1, None), (13, 1, (4, 6)), (24, 2, None), (26, 2, (8, 12))])
+def test_a_model_of_more_than_twelve_blocks_a_rank_is_rehearsed_at_two_depths(blocks, pp, expected):
+    cell = msgspec.structs.replace(CELL, workload="gpt2", pp=pp, options={"n_layer": blocks})
+    assert depths.two_depths(cell) == expected
 
 
 @pytest.mark.parametrize(

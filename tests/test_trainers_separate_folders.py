@@ -20,13 +20,24 @@ MOUNTED = 'mount --bind "$1" "$2" && cd "$3" && shift 3 && exec "$@"'
 KEYS = {"strategy": "ddp", "gpus": 2, "steps": 12, "prove": "auto"}
 
 
+@pytest.fixture(scope="module")
+def trained(bench, tmp_path_factory):
+    """Trains a run on two nodes, once for all tests. Returns (a folder with the disks of the nodes, the id of the run, the
+    losses of each rank)."""
+    folder = tmp_path_factory.mktemp("trained")
+    for name in ("ws", "disk0", "disk1"):
+        (folder / name).mkdir()
+    disks = [folder / "disk0", folder / "disk1"]
+    parts = made(bench, disks)
+    return folder, parts[0].run_id, train(bench, disks, parts)
+
+
 @pytest.fixture
-def disks(tmp_path):
-    """The folders that stand for the disks of two nodes. Each node sees its own disk under the same path, `ws`."""
-    (tmp_path / "ws").mkdir()
-    for node in (0, 1):
-        (tmp_path / f"disk{node}").mkdir()
-    return [tmp_path / f"disk{node}" for node in (0, 1)]
+def disks(trained, tmp_path):
+    """The folders that stand for the disks of two nodes, which have trained a run. Each node sees its own disk under the same
+    path, `ws`."""
+    shutil.copytree(trained[0], tmp_path, dirs_exist_ok=True)
+    return [tmp_path / "disk0", tmp_path / "disk1"]
 
 
 def made(bench, disks, *resume):
@@ -63,16 +74,16 @@ def train(bench, disks, parts, code=0):
     return [[record.loss for record in part.steps(rank).records] for rank, part in enumerate(parts)]
 
 
-def test_each_node_has_its_part_of_a_checkpoint_and_a_run_resumes_from_all_parts(bench, disks):
-    first = made(bench, disks)
-    losses = train(bench, disks, first)
+def test_each_node_has_its_part_of_a_checkpoint_and_a_run_resumes_from_all_parts(bench, trained, disks):
+    _, run_id, losses = trained
+    first = [RunDir(disk / "runs" / run_id) for disk in disks]
     assert len(losses[1]) == 12
     for rank, part in enumerate(first):
         assert [path.name for path in checkpoint.whole(part.path)] == ["step-00000012", "step-00000008"]
         names = {path.name for path in (part.path / "checkpoints/step-00000008").iterdir()}
         assert names == {f"rank-{rank:05d}.bin"} | ({"manifest.json", "index.json"} if rank == 0 else set())
     assert not list((disks[1]).glob("proofs/*"))
-    second = made(bench, disks, first[0].run_id)
+    second = made(bench, disks, run_id)
     for part in first:
         shutil.rmtree(checkpoint.path_of(part.path, 12))
     for part, other in (first, first[::-1]):
@@ -83,12 +94,11 @@ def test_each_node_has_its_part_of_a_checkpoint_and_a_run_resumes_from_all_parts
     assert second[1].steps_file(1).read_text().splitlines()[:8] == first[1].steps_file(1).read_text().splitlines()[:8]
 
 
-def test_a_run_does_not_begin_anew_if_a_part_of_its_checkpoint_is_on_no_node(bench, disks):
-    first = made(bench, disks)
-    train(bench, disks, first)
-    second = made(bench, disks, first[0].run_id)
+def test_a_run_does_not_begin_anew_if_a_part_of_its_checkpoint_is_on_no_node(bench, trained, disks):
+    run_id = trained[1]
+    second = made(bench, disks, run_id)
     assert train(bench, disks, second, code=1) == [[], []]
     assert [event for event in second[1].events() if event.event == "checkpoint_passed_over"]
     for part in second:
         (failed,) = (event for event in part.events() if event.event == "failed")
-        assert failed.data["why"].startswith(f"no checkpoint of {first[0].run_id} can be used on all nodes")
+        assert failed.data["why"].startswith(f"no checkpoint of {run_id} can be used on all nodes")

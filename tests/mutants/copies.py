@@ -19,16 +19,10 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / ".mutants"
-PACKAGES = ("shardlab", "jobs", "collect", "provision")
+# The packages of the product, from which mutants are drawn.
+PACKAGES = ("shardlab", "jobs", "collect", "provision", "trainers")
 # The folders of the product. A change in any of them may change the result of a test.
-PRODUCT = (*PACKAGES, "trainers", "templates", "matrices")
-
-RECORDER = """
-import os
-if "COVERAGE_PROCESS_START" in os.environ:
-    import coverage
-    coverage.process_startup()
-"""
+PRODUCT = (*PACKAGES, "templates", "matrices")
 
 
 @cache
@@ -147,8 +141,7 @@ def _environment(path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", path / ".venv"], check=True)
     (packages,) = (path / ".venv" / "lib").glob("python3*/site-packages")
     (original,) = (Path(sys.prefix) / "lib").glob("python3*/site-packages")
-    one_line = f"exec({RECORDER!r})"
-    lines = [str(path), str(original), str(path / "tests" / "mutants" / "plugins"), f"import sys; {one_line}"]
+    lines = [str(path), str(original), str(path / "tests" / "mutants" / "plugins"), "import start_coverage"]
     (packages / "copy.pth").write_text("\n".join(lines) + "\n")
     for script in sorted((Path(sys.prefix) / "bin").iterdir()):
         there = path / ".venv" / "bin" / script.name

@@ -11,21 +11,18 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TypeGuard
 
 import parso
-from copies import ROOT, WORK, product_digest, sources
-from cosmic_ray import plugins
+from copies import ROOT, WORK, digest, product_digest, sources
 from cosmic_ray.ast import ast_nodes
 from cosmic_ray.mutating import mutate_code
+from operators import kind, kinds, operators, shares
 
-# Operators of Cosmic Ray (kinds of changes) that are not used, because they need arguments. Operators that replace `==` by `is`
-# are not used either: `3 is 3` is true, so a test that does not detect such a mutant is not at fault.
-WITH_ARGUMENTS = {"VariableReplacer", "VariableInserter"}
 # Parso's names of the nodes in which a bare `*` separates parameters. Cosmic Ray would treat this `*` as a multiplication.
 SIGNATURES = {"parameters", "lambdef"}
+BRACKETS = set("()[]{},:.=")
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class Mutant:
 
     def changed(self) -> str:
         """The content of the mutant's file after the change."""
-        text = mutate_code((ROOT / self.file).read_text(), plugins.get_operator(self.operator)(), self.occurrence)
+        text = mutate_code((ROOT / self.file).read_text(), operators()[self.operator], self.occurrence)
         assert text is not None, self
         return str(text)
 
@@ -77,59 +74,62 @@ class Mutant:
 def draw(seed: int, number: int) -> list[Mutant]:
     """Draws places in the code at random. At each place, chooses one of the changes that the operators offer there.
 
-    number: how many places are drawn. All places have the same probability, however many operators fit a place: the places are
-    sorted by a digest of the seed and of their content, and the first places are taken.
+    number: how many places are drawn, in all. Each kind of change has its share (operators.shares). Within a kind, all places
+    have the same probability, however many operators fit a place: the places are sorted by a digest of the seed and of their
+    content, and the first places are taken. If a kind has too few places, fewer mutants are drawn.
     """
-    kept = WORK / product_digest() / f"drawn-{seed}-{number}.json"
+    kept = WORK / product_digest() / f"drawn-{seed}-{number}-{_operators_digest()}.json"
     if kept.exists():
         return [Mutant(**fields) for fields in json.loads(kept.read_text())]
-    chosen: list[tuple[str, list[Mutant]]] = []
+    places: dict[str, list[tuple[str, list[Mutant]]]] = {name: [] for name in kinds()}
     for file in sources():
-        for mutants in _places(file).values():
+        for (name, *_), mutants in _places(file).items():
             first = min(mutants, key=lambda mutant: (mutant.operator, mutant.repeat))
-            chosen.append((_digest(seed, first.file, first.definition, first.text, first.operator, first.repeat), mutants))
-    chosen.sort(key=lambda pair: pair[0])
-    print(
-        f"{len(chosen)} places in {len(sources())} files can be changed; {number} are drawn with the seed {seed}",
-        file=sys.stderr,
-    )
-    drawn: list[Mutant] = []
-    for _, mutants in chosen:
-        mutants.sort(key=lambda mutant: _digest(seed, mutant.name))
-        drawn += [mutant for mutant in mutants if _compiles(mutant)][:1]
-        if len(drawn) == number:
-            break
+            order = _digest(seed, first.file, first.definition, first.text, first.operator, first.repeat)
+            places[name].append((order, mutants))
+    counts = ", ".join(f"{len(found)} {name}" for name, found in places.items())
+    print(f"places in {len(sources())} files: {counts}; {number} are drawn with the seed {seed}", file=sys.stderr)
+    drawn = [
+        mutant
+        for name, share in shares(number).items()
+        for mutant in _first(sorted(places[name], key=lambda pair: pair[0]), seed, share)
+    ]
+    drawn.sort(key=lambda mutant: _digest(seed, mutant.name))  # so that a part of a run is a sample of all kinds
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps([asdict(mutant) for mutant in drawn]))
     return drawn
 
 
-def _operators() -> Iterator[str]:
-    for name in plugins.operator_names():
-        short = name.split("/")[1]
-        if short in WITH_ARGUMENTS or (short.startswith("ReplaceComparison") and _of_identity(short)):
-            continue
-        yield name
+def _first(places: list[tuple[str, list[Mutant]]], seed: int, number: int) -> list[Mutant]:
+    """A mutant of each of the first `number` places at which a change compiles."""
+    drawn: list[Mutant] = []
+    for _, mutants in places:
+        if len(drawn) == number:
+            break
+        mutants.sort(key=lambda mutant: _digest(seed, mutant.name))
+        drawn += [mutant for mutant in mutants if _compiles(mutant)][:1]
+    return drawn
 
 
-def _of_identity(name: str) -> bool:
-    """Whether an operator replaces a comparison of values (`==`) by a comparison of identity (`is`), or the reverse."""
-    before, after = name.split("_")[1:3]
-    return (before in ("Is", "IsNot")) != (after in ("Is", "IsNot"))
+def _operators_digest() -> str:
+    return digest(f"tests/mutants/{name}.py" for name in ("drawing", "dropping", "operators", "replacing"))
 
 
-def _places(file: str) -> dict[tuple[tuple[int, int], tuple[int, int]], list[Mutant]]:
-    """All mutants of a file, grouped by the place that they change. A place is ((line, column) of its start, (line, column) of
-    its end)."""
+def _places(file: str) -> dict[tuple[str, tuple[int, int], tuple[int, int]], list[Mutant]]:
+    """All mutants of a file, grouped by the place that they change. A place is (the kind of change, (line, column) of its
+    start, (line, column) of its end)."""
     code = (ROOT / file).read_text()
     lines, outline = code.splitlines(), _Outline(code)
     nodes = list(ast_nodes(parso.parse(code)))
-    places: dict[tuple[tuple[int, int], tuple[int, int]], list[Mutant]] = {}
-    for operator in _operators():
-        made = plugins.get_operator(operator)()
+    # Two thirds of the operators replace arithmetic or comparisons. They look only at these nodes, which saves much time.
+    signs = [node for node in nodes if node.type == "operator" and node.value not in BRACKETS]
+    comparisons = [node for node in nodes if node.type == "comparison"]
+    looks_at = {"core/ReplaceBinaryOperator": signs, "core/ReplaceComparisonOperator": comparisons}
+    places: dict[tuple[str, tuple[int, int], tuple[int, int]], list[Mutant]] = {}
+    for operator, made in operators().items():
         repeats: Counter[tuple[str, str]] = Counter()
         occurrence = -1
-        for node in nodes:
+        for node in looks_at.get(operator.partition("_")[0], nodes):
             for place in made.mutation_positions(node):
                 occurrence += 1
                 at = place[0][0]
@@ -140,7 +140,7 @@ def _places(file: str) -> dict[tuple[tuple[int, int], tuple[int, int]], list[Mut
                 repeats[definition, text] += 1
                 line, end = outline.statement(at)
                 mutant = Mutant(file, definition, text, operator, repeat, at, line, end, occurrence)
-                places.setdefault(place, []).append(mutant)
+                places.setdefault((kind(operator), *place), []).append(mutant)
     return places
 
 

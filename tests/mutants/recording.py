@@ -3,7 +3,9 @@ process. Tests with the marker `e2e`, which take long, are left out."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,15 +14,13 @@ from functools import cache
 from pathlib import Path
 from queue import Queue
 
-import coverage
-from copies import PACKAGES, WORK, Copy, digest, end_group, now, product_digest, tracked
+from copies import PACKAGES, ROOT, WORK, Copy, digest, end_group, now, product_digest, tracked
 
-LIMIT_S = 1500
+LIMIT_S = 3600
 SETTINGS = """[run]
 source =
     {sources}
-data_file = ${{MUTANTS_DATA}}
-context = ${{MUTANTS_CONTEXT-}}
+data_file = {data}
 parallel = true
 sigterm = true
 patch = _exit, execv
@@ -29,24 +29,36 @@ disable_warnings = no-data-collected, module-not-imported, module-not-measured, 
 
 
 def test_files() -> list[str]:
-    """The names of all test files. Those of the trainers are last, because each of them imports torch."""
-    found = [name for name in tracked() if name.startswith("tests/test_") and name.endswith(".py")]
-    return sorted(found, key=lambda name: (name.startswith("tests/test_trainers"), name))
+    """The names of the test files, except files whose tests all have the marker `e2e`. Those of the trainers are last, because
+    each of them imports torch."""
+    names = [name for name in tracked() if re.fullmatch(r"tests/test_.*\.py", name)]
+    light = [name for name in names if not re.search(r"^pytestmark = .*\be2e\b", (ROOT / name).read_text(), re.M)]
+    return sorted(light, key=lambda name: (name.startswith("tests/test_trainers"), name))
+
+
+SHARED = "tests/conftest.py"
 
 
 @cache
-def _shared_digest() -> str:
-    """The digest of the files that several test files share, such as conftest.py and the golden files."""
-    shared = ("tests/support_", "tests/conftest", "tests/golden", "tests/recorded")
-    return digest(name for name in tracked() if name.startswith(shared))
+def _with_support(file: str) -> frozenset[str]:
+    """A file of tests/ and the files `support_*.py` that it names, directly or through other files."""
+    files, due = {file}, [file]
+    while due:
+        named = set(re.findall(r"\bsupport_\w+", (ROOT / due.pop()).read_text()))
+        new = {f"tests/{name}.py" for name in named} & set(tracked()) - files
+        files |= new
+        due += new
+    return frozenset(files)
 
 
 def place(test_file: str) -> Path:
     """The file in which the recording of a test file is stored.
 
-    A recording is valid for one state of the product, of the test file and of the files that test files share.
+    A recording is valid for one state of the product, of the test file, of conftest.py and of the support files of both. Golden
+    files do not count: a recording only says which lines a test runs.
     """
-    return WORK / product_digest() / "recorded" / f"{Path(test_file).stem}-{digest([test_file])}-{_shared_digest()}.json"
+    files = digest(sorted(_with_support(test_file) | _with_support(SHARED)))
+    return WORK / product_digest() / "recorded" / f"{Path(test_file).stem}-{files}.json"
 
 
 def record(workers: int) -> None:
@@ -74,24 +86,27 @@ def record(workers: int) -> None:
 
 
 def _record(copy: Copy, test_file: str) -> None:
-    data = copy.scratch / "data"
-    shutil.rmtree(data, ignore_errors=True)
-    data.mkdir()
-    settings = data / "coveragerc"
-    settings.write_text(SETTINGS.format(sources="\n    ".join(str(copy.path / package) for package in PACKAGES)))
-    variables = copy.variables(
-        COVERAGE_PROCESS_START=str(settings),
-        MUTANTS_DATA=str(data / "coverage"),
-        MUTANTS_CONTEXT="",
-        MUTANTS_TESTS=str(data / "tests.json"),
-    )
+    folder = copy.path / ".venv" / "recording"  # where the plugins look for the settings
+    data = folder / "data"
+    shutil.rmtree(folder, ignore_errors=True)
+    data.mkdir(parents=True)
+    data.chmod(0o1777)  # some tests start processes of other users
+    (folder / "context").write_text("")
+    sources = "\n    ".join(str(copy.path / package) for package in PACKAGES)
+    (folder / "coveragerc").write_text(SETTINGS.format(sources=sources, data=data / "coverage"))
     with (data / "output").open("wb") as output:
         command = copy.command("record_contexts", test_file)
-        process = subprocess.Popen(command, cwd=copy.path, env=variables, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=copy.path, env=copy.variables(), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True,
+        )  # fmt: skip
         try:
             process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
-            print(f"{now()} {test_file}: not done after {LIMIT_S} s; its tests judge nothing", file=sys.stderr)
+            print(f"{now()} {test_file}: not done after {LIMIT_S} s; its other tests judge nothing", file=sys.stderr)
+            process.terminate()  # then coverage saves what it has measured
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
         end_group(process, copy)
     told = (data / "output").read_text(errors="replace").strip().splitlines()[-1:]
     print(f"{now()} {test_file}: {''.join(told)}", file=sys.stderr)
@@ -100,6 +115,7 @@ def _record(copy: Copy, test_file: str) -> None:
     beside = kept.with_suffix(".part")
     beside.write_text(json.dumps(_read(copy, data)))
     beside.replace(kept)
+    shutil.rmtree(folder)  # from now on, processes of this copy measure nothing
     copy.clean()
 
 
@@ -110,6 +126,8 @@ def _read(copy: Copy, data: Path) -> dict[str, object]:
     lines: maps each file and line to the numbers of the tests that run the line; -1 means that the line runs when the file is
     imported
     """
+    import coverage  # here, because only `make mutants` installs it
+
     if not (data / "tests.json").exists():
         return {"tests": {}, "lines": {}}
     told = json.loads((data / "tests.json").read_text())

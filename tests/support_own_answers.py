@@ -1,0 +1,25 @@
+"""Shares the answers about plug-in files (own workloads and strategies) between tests.
+
+A new process finds out what a file defines, and imports torch for that, which takes seconds. With the fixture, only the first
+test that has a file with some content starts this process. Faults of files are not shared.
+"""
+
+import pytest
+
+from jobs import own_answers
+
+_ANSWERS = {}
+
+
+@pytest.fixture
+def shared_answers(monkeypatch):
+    ask = own_answers._asked
+
+    def ask_once(source, kind, seq_len):
+        key = (kind, source.file.name, source.digest, seq_len)
+        answer = _ANSWERS.get(key) or ask(source, kind, seq_len)
+        if not answer.fault:
+            _ANSWERS[key] = answer
+        return answer
+
+    monkeypatch.setattr(own_answers, "_asked", ask_once)

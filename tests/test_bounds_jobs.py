@@ -1,0 +1,131 @@
+"""Limits of the package jobs: a value exactly at the limit is allowed or likely, and the next value is not."""
+
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from support_bounds import is_allowed, refusal
+from support_cells import CELL
+
+from jobs import backlog, gpu_hours, hang_detection, planner_verbs, shared_options, trace_runs
+from jobs.planner import advise, planner_table, predict, rules
+from jobs.slurm import preflight
+from shardlab.prediction import PredictedRange
+from shardlab.workspace import Workspace
+
+GIB = 1_073_741_824
+CAPACITY = PredictedRange(75, 79, 80)
+
+
+class Rest:
+    """Stands for everything that a command uses after it has checked its options."""
+
+    def __init__(self, arguments):
+        self.arguments = arguments
+
+    def __getattr__(self, name):
+        raise NotImplementedError(f"past the check: {name}")
+
+
+def per_run(count):
+    message = refusal(trace_runs.of_folder, Rest(Namespace(folder=".", per_run=count)))
+    assert message in (f"--per-run: found {count}. Allowed: 1 to 100000.", "past the check: cluster")
+    return message == "past the check: cluster"
+
+
+def scale_out(count):
+    """Whether --scale-out may name this number of GPUs, for a plan without cells in a workspace without runs."""
+    invocation = SimpleNamespace(arguments=Namespace(scale_out=str(count)), workspace=Workspace(Path("/nonexistent")))
+    planned = SimpleNamespace(source=SimpleNamespace(where=SimpleNamespace(name="none")), cells=[])
+    return is_allowed(planner_verbs.scaled, invocation, planned, says="Allowed: numbers of GPUs from 1 to 1000000")
+
+
+def wait_gpus(seconds):
+    return is_allowed(shared_options.wait_gpus_s, Namespace(wait_gpus=seconds), says="Allowed: 0 to 604800 seconds.")
+
+
+def hours(bound):
+    """Whether runs of 12.5 GPU hours, and 2.5 with retries, may be submitted with --max-gpu-hours."""
+    found = gpu_hours.CellHours(CELL, 12.5, measured=True, retries=2.5, requeues=4.0)
+    return is_allowed(gpu_hours.must_be_within, bound, [found], says="--max-gpu-hours")
+
+
+def agrees(throughput):
+    rule = SimpleNamespace(recommends=["ddp"])
+    return rules._judged(rule, {"ddp": throughput}, 100.0).agrees
+
+
+# What is limited: (whether a value is allowed, allowed values up to the limit, values beyond it).
+LIMITS = {
+    "--wait-gpus": (wait_gpus, (0, 604_800), (-1, 604_801)),
+    "--per-run": (per_run, (1, 100_000), (0, 100_001)),
+    "--scale-out": (scale_out, (1, 1_000_000), (0, 1_000_001)),
+    "--max-gpu-hours": (hours, (15.0,), (14.999,)),
+    "throughput of a rule that agrees": (agrees, (95.0, 100.0), (94.999,)),
+}
+
+
+@pytest.mark.parametrize("what", LIMITS)
+def test_the_values_at_a_limit_are_allowed_and_the_next_are_not(what):
+    allows, allowed, refused = LIMITS[what]
+    assert [value for value in allowed if not allows(value)] == []
+    assert [value for value in refused if allows(value)] == []
+
+
+@pytest.mark.parametrize(
+    ("needed", "fits"),
+    [
+        ((70, 72, 75), "yes"),  # the highest need is the lowest capacity
+        ((70, 72, 75.01), "likely"),
+        ((70, 79, 90), "likely"),  # the likely need is the likely capacity
+        ((70, 79.01, 90), "unlikely"),
+        ((80, 85, 90), "unlikely"),  # the lowest need is the highest capacity
+        ((80.01, 85, 90), "no"),
+    ],
+)
+def test_a_need_exactly_at_a_capacity_fits_it(needed, fits):
+    assert predict.judge_fit(PredictedRange(*needed), CAPACITY, complete=True) == fits
+    assert predict.judge_fit(PredictedRange(*needed), CAPACITY, complete=False) == ("no" if fits == "no" else None)
+
+
+def test_a_memory_limit_lowers_a_capacity_and_never_raises_it():
+    machine = SimpleNamespace(capacity=PredictedRange(75 * GIB, 79 * GIB, 80 * GIB), on_gpu=True)
+    lowered = {78: (75, 78, 78), 75: (75, 75, 75), 80: (75, 79, 80), 81: (75, 79, 80), None: (75, 79, 80)}
+    for limit, expected in lowered.items():
+        cell = msgspec.structs.replace(CELL, memory_limit_gib=limit)
+        assert msgspec.structs.astuple(predict.capacity_of(cell, machine)) == tuple(size * GIB for size in expected)
+
+
+@pytest.mark.parametrize(("largest", "micro"), [(1, 1), (2, 2), (3, 2), (63, 32), (64, 64), (65, 64), (128, 64), (1 << 20, 64)])
+def test_an_advised_batch_is_the_largest_power_of_two_that_fits_up_to_64(largest, micro):
+    assert advise._with_batch(CELL, largest).micro_batch_size == micro
+
+
+@pytest.mark.parametrize(("bytes_", "text"), [(GIB / 10, "0.1 GiB"), (GIB / 10 - 1, "102.4 MiB"), (0, "0.0 MiB")])
+def test_a_size_is_in_mib_only_below_a_tenth_of_a_gib(bytes_, text):
+    assert planner_table.size(bytes_) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.9994, "999 ms"), (1, "1 s"), (59.94, "59.9 s"), (60, "1m 00s")])
+def test_a_duration_changes_its_unit_at_a_second_and_at_a_minute(seconds, text):
+    assert planner_table.duration(seconds) == text
+
+
+def test_the_pause_after_failed_tries_doubles_up_to_ten_minutes():
+    pause, waits = backlog._Pause(5.0), []
+    for _ in range(9):
+        waits.append(pause._s)
+        pause.again(in_vain=True)
+    assert waits == [5, 10, 20, 40, 80, 160, 320, 600, 600]
+    pause.again(in_vain=False)
+    assert pause._s == 5
+
+
+def test_a_sentence_names_up_to_its_most_and_counts_the_rest():
+    assert hang_detection._named(range(8)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7"
+    assert hang_detection._named(range(9)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
+    runs = [SimpleNamespace(cell=SimpleNamespace(name=lambda number=number: f"cell{number}")) for number in range(6)]
+    assert "(cell0, cell1, cell2, cell3, cell4): no." in preflight.sentence(runs[:5], "no")
+    assert "(cell0, cell1, cell2, cell3, cell4 and 1 more): no." in preflight.sentence(runs, "no")

@@ -1,0 +1,113 @@
+"""The order in which a file system lists the names of a folder changes no result: lists, digests, archives and drawn subsets.
+
+Each file system has an order of its own. A digest that depended on it would differ between the login node and the nodes.
+"""
+
+import tarfile
+import tempfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import support_collect
+import support_folder_order
+
+from collect.archiving import contents
+from collect.fetching import manifest
+from collect.loading import load
+from collect.traces import command as traces
+from collect.traces import run_traces
+from jobs import run_queue, trace_runs
+from provision import software
+from provision.datasets import formats
+from shardlab import checkpoint, files, matrix, plugin_source, registry, source_digest, workspace_trust
+from shardlab.rundir import RunDir
+from shardlab.workspace import Workspace
+from trainers.data import image_list, token_sets
+
+CLASSES = ("n00000003", "n00000001", "n00000002")
+RUN_FILES = ("run.json", "job.sh", "steps/b.jsonl", "steps/a.jsonl", "workloads/b.py", "workloads/a.py")
+FILES = [
+    *(f"imagenet/{split}/{name}/{number}.JPEG" for split in ("train", "val") for name in CLASSES for number in (7, 2, 5)),
+    *(f"runs/RUN/trace/rank-0000{rank}.json.gz" for rank in (2, 0, 1)),
+    *(f"runs/RUN/checkpoints/step-0000000{step}/manifest.json" for step in (3, 1, 2)),
+    *(f"runs/RUN/{name}" for name in RUN_FILES),
+    *(f"workloads/{name}.py" for name in ("rings", "circles", "squares")),
+    *(f".shardlab/{name}" for name in ("inventory.json", "submissions/b.json", "submissions/a.json")),
+    *(f"runs/ddp-gpt2-tiny-g2-b8-2255b0937cfb-r{repeat}/run.json" for repeat in (2, 1, 3)),
+    *(f".shardlab/matrices/{name}.json" for name in ("second", "first")),
+    "cluster.yaml",
+]  # fmt: skip
+# What is listed or computed: a function of the workspace of the fixture, whose result must not depend on the order of folders.
+LISTINGS = {
+    "the digest of shardlab's source": lambda _: source_digest.source(),
+    "the digest of the installed packages": lambda _: source_digest.packages(),
+    "shardlab's source as a tar file": lambda _: members(software.source.__wrapped__()),
+    "the shipped matrices": lambda _: list(matrix.shipped()),
+    "the plug-ins of a folder": lambda _: registry.modules.__wrapped__("jobs.launchers"),
+    "the runs": lambda workspace: workspace.run_ids(),
+    "the matrices of a workspace": lambda workspace: workspace.expansions(),
+    "the names in a folder": lambda workspace: files.names(workspace.path),
+    "the files that steer commands": lambda workspace: workspace_trust.steering_files(workspace),
+    "the texts of own code": lambda workspace: list(plugin_source.texts(workspace.path).items()),
+    "the code of a run": lambda workspace: run_queue.code_files(run(workspace)),
+    "the files of a manifest": lambda workspace: list(manifest.list_files(run(workspace).path).regular),
+    "the checkpoints": lambda workspace: checkpoint.whole(run(workspace).path),
+    "the traces of a run": lambda workspace: run_traces.regular((run(workspace).path / "trace").glob("*")),
+    "the traces of a folder": lambda workspace: traces.files(workspace, f"{run(workspace).path}/trace"),
+    "the traces for jobs": lambda workspace: trace_runs._traces(run(workspace).path / "trace"),
+    "the numbers of ImageNet's classes": lambda workspace: image_list.class_names(workspace.path / "imagenet"),
+    "a list of images": lambda workspace: image_digest(workspace, None),
+    "a drawn subset of images": lambda workspace: image_digest(workspace, 4),
+    "the classes of a data set": lambda workspace: formats.FORMATS["imagenet"].summary(workspace.path / "imagenet"),
+    "the sizes of a data set": lambda workspace: list(formats.FORMATS["mnist"].summary(workspace.path / "workloads").items()),
+    "the texts of the standard library": lambda workspace: token_sets.sources(workspace.path),
+}  # fmt: skip
+
+
+def run(workspace):
+    return RunDir(workspace.runs / "RUN")
+
+
+def members(tar):
+    with tarfile.open(fileobj=BytesIO(tar)) as archive:
+        return archive.getnames()
+
+
+def image_digest(workspace, subset):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "images.list")
+        image_list._make(workspace.path / "imagenet", "train", subset, 7, path)
+        return image_list.read(path, "train", subset).sha256
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    made = Workspace(tmp_path_factory.mktemp("order"))
+    for name in FILES:
+        (made.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (made.path / name).write_text(name)
+    return made
+
+
+@pytest.mark.parametrize("what", LISTINGS)
+def test_a_result_is_the_same_in_whatever_order_folders_are_listed(workspace, monkeypatch, what):
+    results = []
+    for descending in (False, True):
+        with monkeypatch.context() as patched:
+            support_folder_order.reverse(patched, descending=descending)
+            results.append(LISTINGS[what](workspace))
+    assert results[0] == results[1]
+    assert results[0]
+
+
+def test_an_archive_has_the_same_files_in_the_same_order(tmp_path, monkeypatch):
+    made = support_collect.matrix(tmp_path)
+    chosen = []
+    for descending in (False, True):
+        with monkeypatch.context() as patched:
+            support_folder_order.reverse(patched, descending=descending)
+            sources, left_out = contents.chosen(made, load.load(made, None), 1 << 30)
+        chosen.append([one.name for one in sources] + [one.name for one in left_out])
+    assert chosen[0] == chosen[1]
+    assert len(chosen[0]) > 20

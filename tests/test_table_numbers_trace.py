@@ -1,0 +1,189 @@
+"""Known numbers go through every column of the tables of `collect trace`.
+
+The numbers differ in their digits, so that a factor of 1000 or 1024, a swapped column or a lost digit changes the printed text.
+The expected texts are written by hand: 1 ms is 1,000,000 ns, 1 MiB is 1,048,576 bytes.
+"""
+
+import support_tables
+
+from collect.traces import answer_tables, command, detail_tables
+from collect.traces.attention import AttentionUse
+from collect.traces.breakdown import Breakdown, EventTally
+from collect.traces.calls import CollectiveCall, ProcessGroup
+from collect.traces.difference import PartDifference, StepDifference
+from collect.traces.idle_causes import IdleCauses, LaunchDelays
+from collect.traces.layers import LayerTime
+from collect.traces.matrix_products import MatrixProduct
+from collect.traces.memory_use import MemoryUse
+from collect.traces.operators import OperatorDifference
+from collect.traces.phases import PhaseTime
+from collect.traces.rank_analysis import RankAnalysis
+from collect.traces.run_answers import RunAnswers
+
+MIB = 1_048_576
+
+
+def analysis(rank, durations_ns, **other):
+    """What the trace of one rank tells: all-reduces of 103 MiB whose first 500,000 ns are exposed and 211,000 ns hidden."""
+    given = {
+        "source": "gpu", "steps": 2, "host": "node0", "gpu": "NVIDIA H100 80GB HBM3", "span_ns": 50_000_000, "compute_ns": 0,
+        "memory_ns": 0, "idle_ns": 9_973_000, "idle": IdleCauses(5_003_000, 3_011_000, 1_959_000),
+        "launches": LaunchDelays(3, 60_000, 17_000, 29_000), "groups": [ProcessGroup("3", (0, 1), 2, "shards")],
+        "calls": [CollectiveCall("all_reduce", 0, 5, ns, 103 * MIB, 211_000, [0, 500_000]) for ns in durations_ns],
+        "phases": [], "layers": [], "memory": [], "products": [], "attention": [],
+    }  # fmt: skip
+    return RankAnalysis(rank=rank, **(given | other))
+
+
+def test_the_answers_of_collect_trace_show_the_known_number_in_every_column():
+    """Rank 0 waits 601,000 ns in its second call, rank 1 waits 1,008,000 ns in its first; 500,000 ns of each are exposed."""
+    phases = [
+        PhaseTime(phase="forward", host_ns=7_001_000, device_ns=6_007_000, compute_ns=4_013_000, communication_ns=2_003_000)
+    ]
+    ranks = [analysis(0, (2_004_000, 3_611_000), phases=phases), analysis(1, (3_012_000, 3_010_000))]
+    output = support_tables.PrintedTables()
+    answer_tables.show(output, RunAnswers(ranks))
+    idle = {
+        "Idle (ms)": "9.973", "Host launched nothing (ms)": "5.003", "Waiting for communication (ms)": "3.011",
+        "Other (ms)": "1.959", "Launch delay, median (us)": "17.00", "longest (us)": "29.00",
+    }  # fmt: skip
+    assert output.rows_of == {
+        # 4 calls: 11,637,000 ns with and 10,028,000 ns without the waiting; 4 x 103 MiB are 432,013,312 bytes; n = 2.
+        "collectives by process group, all ranks together": [
+            {
+                "Collective": "all_reduce", "Process group": "3 shards (2 ranks)", "Calls (n)": "4", "Message (MiB)": "103.0",
+                "Sent (MiB)": "412.0", "Total (ms)": "11.64", "Mean (us)": "2,909", "Transfer (us)": "2,507",
+                "Hidden (%)": "7.253", "Algorithm (GB/s)": "43.08", "Bus (GB/s)": "43.08", "Link (GB/s)": "450.0",
+                "Of link (%)": "9.573",
+            }
+        ],
+        "waiting for slow ranks: 1.000 % of the time is lost; rank 0 lets the others wait the longest": [
+            {
+                "Rank": "0", "Calls (n)": "2", "Started last (n)": "1", "Waited (ms)": "0.6010", "Lost (ms)": "0.5000",
+                "Lost (%)": "1.000", "Others waited for it (ms)": "1.008",
+            },
+            {
+                "Rank": "1", "Calls (n)": "2", "Started last (n)": "1", "Waited (ms)": "1.008", "Lost (ms)": "0.5000",
+                "Lost (%)": "1.000", "Others waited for it (ms)": "0.6010",
+            },
+        ],
+        "idle time by cause": [{"Rank": "0"} | idle, {"Rank": "1"} | idle],
+        "phases of the steps, by what launched the work": [
+            {
+                "Rank": "0", "Phase": "forward", "Host (ms)": "7.001", "GPU (ms)": "6.007", "Compute (ms)": "4.013",
+                "Communication (ms)": "2.003",
+            }
+        ],
+    }  # fmt: skip
+
+
+def test_a_group_of_four_ranks_has_the_factors_of_nccl_tests():
+    """An all-reduce of 4 ranks sends 1.5 times its message: twice (4 - 1) / 4. An all-gather sends 3/4 of it."""
+    group = [ProcessGroup("3", (0, 1, 2, 3), 4)]
+    calls = [CollectiveCall(name, 0, 5, 2_000_000, 64_000_000, 0, []) for name in ("all_reduce", "all_gather")]
+    output = support_tables.PrintedTables()
+    answer_tables.show(output, RunAnswers([analysis(0, (), groups=group, calls=calls, idle=None, idle_ns=0)]))
+    rows = output.rows_of["collectives by process group, all ranks together"]
+    columns = ("Collective", "Message (MiB)", "Sent (MiB)", "Algorithm (GB/s)", "Bus (GB/s)")
+    assert sorted(tuple(row[name] for name in columns) for row in rows) == [
+        ("all_gather", "61.04", "45.78", "32.00", "24.00"),
+        ("all_reduce", "61.04", "91.55", "32.00", "48.00"),
+    ]
+
+
+def test_the_details_of_collect_trace_show_the_known_number_in_every_column():
+    layer = LayerTime(
+        name="Linear_0", parent="", depth=1, calls=13, forward_host_ns=11_003_000, backward_host_ns=12_007_000,
+        forward_ns=3_001_000, backward_ns=5_009_000, communication_ns=1_013_000,
+    )  # fmt: skip
+    use = MemoryUse(
+        device="cuda:0",
+        start_bytes=101 * MIB,
+        end_bytes=103 * MIB,
+        peak_bytes=107 * MIB,
+        peak_reserved_bytes=109 * MIB,
+        points=[],
+    )
+    # 17 calls of 2 x 2 x 3 x 5 x 7 x 1,000,000 operations in 5,003,000 ns are 1.427 x 10^12 a second.
+    product = MatrixProduct(operator="aten::bmm", batch=2, m=3000, n=5000, k=7, calls=17, total_ns=5_003_000, untimed=0)
+    attention = AttentionUse(
+        backend="flash", backward=True, name="aten::_flash", by="operator", calls=19, total_ns=2_011_000, kernels=["bwd"]
+    )
+    output = support_tables.PrintedTables()
+    detail_tables.show(output, [analysis(3, (), layers=[layer], memory=[use], products=[product], attention=[attention])])
+    assert output.rows_of == {
+        "modules with all that they call, all ranks together": [
+            {
+                "Module": "  Linear_0", "Calls (n)": "13", "Forward (ms)": "3.001", "Backward (ms)": "5.009",
+                "Communication (ms)": "1.013", "Host, forward (ms)": "11.00", "Host, backward (ms)": "12.01",
+            }
+        ],
+        "memory of the allocators in the profiled steps": [
+            {
+                "Rank": "3", "Device": "cuda:0", "At the start (MiB)": "101.0", "At the end (MiB)": "103.0",
+                "Peak (MiB)": "107.0", "Peak reserved (MiB)": "109.0",
+            }
+        ],
+        "matrix products, all ranks together: 1.427 TFLOP/s": [
+            {
+                "Operator": "aten::bmm", "Batch": "2", "M": "3,000", "N": "5,000", "K": "7", "Calls (n)": "17",
+                "Time (ms)": "5.003", "TFLOP/s": "1.427",
+            }
+        ],
+        "attention, all ranks together": [
+            {
+                "Attention": "flash", "Pass": "backward", "Operator or kernel": "aten::_flash", "Its kernels": "bwd",
+                "Calls (n)": "19", "Time (ms)": "2.011",
+            }
+        ],
+    }  # fmt: skip
+
+
+def test_the_breakdown_of_collect_trace_shows_the_known_number_in_every_column():
+    told = Breakdown(
+        rank=2, source="gpu", steps=3, span_ns=31_013_000, compute_ns=17_011_000, communication_ns=7_013_000,
+        memory_ns=2_003_000, non_compute_ns=5_023_000, idle_ns=8_979_000, overlap_ns=3_019_000, kernels=[], collectives=[],
+    )  # fmt: skip
+    tallies = [EventTally("gemm", 7, 5_011_000), EventTally("gemm", 6, 2_006_000), EventTally("copy", 3, 1_009_000)]
+    output = support_tables.PrintedTables()
+    command._tables(output, "RUN", [told], like_hta=False)
+    command._tallies(output, "kernels", "Kernel", tallies)
+    changed = OperatorDifference("aten::mm", "cpu_op", "changed", 1.5, 0.25, 7_001_000, 2_003_000)
+    command._operators(output, "RUN", "OTHER", [changed])
+    assert output.rows_of == {
+        "RUN (exact)": [
+            {
+                "Rank": "2", "Source": "gpu", "Steps": "3", "Span (ms)": "31.01", "Compute (ms)": "17.01",
+                "Communication (ms)": "7.013", "Memory (ms)": "2.003", "Non-compute (ms)": "5.023", "Idle (ms)": "8.979",
+                "Idle (%)": "28.95", "Overlap (%)": "43.05", "Exposed communication (ms)": "3.994",
+            }
+        ],
+        "kernels": [
+            {"Kernel": "gemm", "Calls (n)": "13", "Total (ms)": "7.017", "Mean (us)": "539.8"},
+            {"Kernel": "copy", "Calls (n)": "3", "Total (ms)": "1.009", "Mean (us)": "336.3"},
+        ],
+        "RUN against OTHER, per step and rank: 0 new, 0 gone, 1 changed, 0 same": [
+            {
+                "Change": "changed", "Kind": "cpu_op", "Name": "aten::mm", "Calls (n)": "1.500", "Against (n)": "0.2500",
+                "Time (ms)": "7.001", "Against (ms)": "2.003", "Difference (ms)": "4.998",
+            }
+        ],
+    }  # fmt: skip
+
+
+def test_the_reasons_for_a_slower_step_show_the_known_number_in_every_column():
+    parts = [
+        PartDifference(part="compute", label="compute", time_ns=11_003_000, against_ns=5_002_000, difference_ns=6_001_000),
+        PartDifference(part="idle", label="idle", time_ns=2_003_000, against_ns=4_005_000, difference_ns=-2_002_000),
+    ]
+    whole = StepDifference(per="step", time_ns=13_006_000, against_ns=9_007_000, difference_ns=3_999_000, parts=parts)
+    output = support_tables.PrintedTables()
+    answer_tables.why(output, "RUN", "OTHER", whole)
+    columns = ("Part", "Time (ms)", "Against (ms)", "Difference (ms)", "Share (%)")
+    cells = [
+        ("compute", "11.00", "5.002", "+6.001", "150"),
+        ("idle", "2.003", "4.005", "-2.002", "-50.1"),
+        ("whole step", "13.01", "9.007", "+3.999", "100"),
+    ]
+    title = "why RUN is slower than OTHER: mean step, parts sum to the difference"
+    assert output.rows_of == {title: [dict(zip(columns, row, strict=True)) for row in cells]}
