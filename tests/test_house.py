@@ -130,3 +130,21 @@ def test_tests_wait_with_the_common_limit_which_no_loaded_machine_reaches():
     assert short_limits("run(timeout=HANG_S)\nnode.run([], timeout_s=5)  # meant to be reached\np.wait(timeout=5)") == [
         "p.wait(timeout=5)"
     ]
+
+
+def own_nodes(function):
+    """The nodes of a function's syntax tree without those of functions that are defined in it."""
+    for child in ast.iter_child_nodes(function):
+        if not isinstance(child, ast.FunctionDef | ast.Lambda):
+            yield child
+            yield from own_nodes(child)
+
+
+def test_names_of_tests_have_a_subject_and_no_test_returns_early():
+    """The rule for names is in CONTRIBUTING.md. A test that returns early reads as passed although it asserted less."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "tests").glob("test_*.py")]
+    functions = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
+    tests = [function for function in functions if function.name.startswith("test_")]
+    assert len(tests) > 2000
+    assert not [test.name for test in tests if len(test.name) > 80 or test.name.startswith(("test_what_", "test_it_"))]
+    assert not [test.name for test in tests if any(isinstance(node, ast.Return) for node in own_nodes(test))]

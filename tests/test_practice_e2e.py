@@ -82,16 +82,16 @@ def test_ranks_use_the_same_python_on_each_release(practice):
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     told = [practice.run("work1", f"{node['python']} --version", root=False) for node in inventory["nodes"]]
     assert all(one.startswith(f"Python {version}.") for one in told)
-    if not base.is_other(practice.cluster.release):
-        return
-    for node in inventory["nodes"]:
-        said = practice.run(node["name"], f"bash -lc 'module load python/{version} && command -v python3 && python3 --version'")
-        assert said.split() == [python.INTERPRETER, "Python", sys.version.split()[0]]
-        linked = [line.split() for line in practice.run(node["name"], "ldconfig -p").splitlines() if " => " in line]
-        found = {words[0]: words[-1] for words in reversed(linked)}
-        own = {words[0] for words in linked if not words[-1].startswith(python.LIBRARIES)}
-        assert len(own) < len(found)
-        assert not [name for name in own if found[name].startswith(python.LIBRARIES)]
+    if base.is_other(practice.cluster.release):
+        for node in inventory["nodes"]:
+            command = f"bash -lc 'module load python/{version} && command -v python3 && python3 --version'"
+            said = practice.run(node["name"], command)
+            assert said.split() == [python.INTERPRETER, "Python", sys.version.split()[0]]
+            linked = [line.split() for line in practice.run(node["name"], "ldconfig -p").splitlines() if " => " in line]
+            found = {words[0]: words[-1] for words in reversed(linked)}
+            own = {words[0] for words in linked if not words[-1].startswith(python.LIBRARIES)}
+            assert len(own) < len(found)
+            assert not [name for name in own if found[name].startswith(python.LIBRARIES)]
 
 
 def test_a_crashed_node_is_booted_again_and_works_again(practice):
