@@ -152,6 +152,7 @@ def test_every_control_is_reachable_by_key_with_a_visible_focus(show, report):
     )
     wanted = found.found(visible, REACHABLE)
     assert wanted > 30
+    found.leave()
     for _ in range(wanted):
         found.page.keyboard.press("Tab")
         assert found.found(FOCUSED, REACHABLE) == {"reachable": True, "again": False, "outlined": True}
