@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, Request, sync_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needed = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: the report is not opened in a browser")
@@ -31,11 +31,24 @@ class Opened:
 
     def __init__(self, page: Page, path: Path) -> None:
         self.page, self.asked, self.complaints = page, [], []
-        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("request", self._note)
         page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.goto(path.as_uri())
         page.wait_for_function("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg.main-svg'))")
+
+    def _note(self, request: Request) -> None:
+        if not request.url.startswith("blob:"):  # a file that the page itself made, which the user saves
+            self.asked.append(request.url)
+
+    def leave(self) -> None:
+        """Take the focus from the page, so that the Tab key begins at its top, whatever a test did on the page before."""
+        self.found("""() => {
+          document.querySelectorAll('[data-reached]').forEach((one) => delete one.dataset.reached);
+          document.body.tabIndex = -1;
+          document.body.focus();
+          document.body.removeAttribute('tabindex');
+        }""")
 
     def fold(self, folded: bool) -> None:
         self.page.evaluate("(open) => document.querySelectorAll('details').forEach((one) => { one.open = open; })", not folded)

@@ -4,7 +4,8 @@
   unit share one cluster, so they run one after another. They mostly wait, so the other units run beside them.
 - Each test of a SPREAD file is a unit: these tests are slow and share no fixture with other tests.
 - The tests of a file in BY_PARAMETER form one unit for each parameter of their common fixture, such as a study.
-- The tests of any other file are one unit: they share the fixtures of their file, and run in the order of the file.
+- The tests of any other file are one unit: they share the fixtures of their file, and run in the order of the file, or with
+  --shuffle in random order (tests/support_order.py).
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def test_the_adapted_study_fits_and_lists_every_difference(study, nodes, gpus, t
 
 
 @pytest.mark.parametrize(("nodes", "gpus"), CLUSTERS)
-def test_strategies_that_did_equal_work_on_one_size_still_do(study, nodes, gpus):
+def test_strategies_of_equal_work_on_one_size_still_do_equal_work(study, nodes, gpus):
     keys = ("workload", "gpus", "nnodes", "global_batch_size", "micro_batch_size", "seq_len", "steps", "epochs", "precision")
     groups: dict[tuple, set[tuple]] = {}
     for one in adapted_cells(study, machine(nodes, gpus), OwnPlugins()):
@@ -162,7 +162,7 @@ def test_a_new_cell_changes_no_combination_with_its_values_on_the_axes(tmp_path)
     assert "listed in `include`" in again.file.exclude[0]["why"]
 
 
-def test_study_1_on_one_node_leaves_out_what_it_cannot_ask(paper1, tmp_path):
+def test_study_1_on_one_node_leaves_out_claims_about_two_nodes(paper1, tmp_path):
     again, cells, changes = adapted(paper1, 1, 4, tmp_path)
     assert {("gpus", 8, 4), ("nnodes", 2, 1)} <= {(one.key, one.study, one.here) for one in changes if one.cells == 21}
     assert len(cells) == 38  # the study's 38 cells on one node; each cell on two nodes becomes equal to one of these
@@ -205,7 +205,7 @@ def test_all_strategies_of_one_size_get_the_same_size_or_are_left_out(tmp_path):
     assert gone.study["strategy"] == "fsdp1-hybrid-shard"
 
 
-def test_what_the_file_excludes_stays_excluded(tmp_path):
+def test_a_cell_that_the_matrix_excludes_is_left_out_with_its_reason(tmp_path):
     """If a cell, adapted to fewer GPUs, is one that the matrix excludes, the cell is left out with this reason."""
     words = """\
 axes: {gpus: [1, 4], strategy: [ddp, fsdp2]}
@@ -262,7 +262,7 @@ def test_a_time_limit_becomes_the_largest_that_the_partition_allows(tmp_path):
         (["a100", "v100"], None, "the cluster has only the GPU types a100, v100"),
     ],
 )
-def test_a_gpu_type_becomes_the_only_one_of_the_cluster_or_its_default(types, here, why, tmp_path):
+def test_a_gpu_type_becomes_the_only_or_the_default_type_of_the_cluster(types, here, why, tmp_path):
     room = Capacity(nodes=1, gpus=2)
     room = msgspec.structs.replace(room, types=dict.fromkeys(types, room))
     again, cells, changes = on(room, "axes: {gpus: [1, 2], gpu_type: [h100]}\n", tmp_path)
@@ -312,7 +312,7 @@ def test_a_default_that_an_entry_depends_on_changes_in_the_cells(tmp_path):
     assert {cell.hash() for cell in cells} == found.expected
 
 
-def test_memory_changes_no_cell_and_the_plan_says_so():
+def test_a_plan_reports_cells_that_do_not_fit_and_that_adapt_keeps_batch_sizes():
     foreseen = {"a": Prediction(fits="no"), "b": Prediction(fits="unlikely"), "c": Prediction(fits="yes")}
     unfit, unlikely, adapts = planner_table.sums(foreseen, dict.fromkeys(foreseen, 1))
     assert unfit.startswith("predicted: 1 of 3 cell(s) do not fit the memory of a GPU")
@@ -321,7 +321,7 @@ def test_memory_changes_no_cell_and_the_plan_says_so():
     assert planner_table.sums({"c": foreseen["c"]}, {"c": 1}) == []
 
 
-def test_cells_on_types_that_become_one_type_run_once(tmp_path):
+def test_cells_on_gpu_types_that_become_the_same_type_run_once(tmp_path):
     words = """\
 axes: {gpus: [2], gpu_type: [a100, h100]}
 claims: [{id: c, says: s, where: w, test: "throughput_per_s(gpu_type='h100') > throughput_per_s(gpu_type='a100')"}]
@@ -335,7 +335,7 @@ claims: [{id: c, says: s, where: w, test: "throughput_per_s(gpu_type='h100') > t
     ]
 
 
-def test_what_the_file_excludes_stays_excluded_with_another_launcher(tmp_path):
+def test_an_exclusion_still_applies_after_the_launcher_is_replaced(tmp_path):
     words = """\
 axes: {gpus: [2], launcher: [submitit, deepspeed]}
 exclude: [{launcher: torchrun, why: not with torchrun}]
@@ -358,7 +358,7 @@ def test_adapting_twice_keeps_the_changes_of_both(tmp_path):
 @pytest.mark.parametrize(
     "odd", ["1e5", "yes", "on", "No", "null", "~", "00:50:00", "0o17", "3.10", "a: b", "# no", "é\tü", " x", "", "-"]
 )
-def test_text_is_read_again_as_it_was(odd, tmp_path):
+def test_the_text_of_an_adapted_matrix_parses_to_the_same_content(odd, tmp_path):
     asked = read(HEAD.encode(), tmp_path)
     content = {"title": odd, "list": [odd, {"key": odd}], "same": [{"a": 1}, {"a": 1}], "rate": 1e-8, "none": None, "is": True}
     assert parse(text(asked, content), "m.yaml").data == content
@@ -370,7 +370,7 @@ def cluster_file(folder, gpus):
     return str(file)
 
 
-def test_the_command_writes_a_file_that_other_commands_take(tmp_path, capsys):
+def test_adapt_writes_a_matrix_file_that_other_commands_accept(tmp_path, capsys):
     given = tmp_path / "m.yaml"
     given.write_text(HEAD + "axes: {gpus: [1, 2, 4], strategy: [ddp, fsdp2]}\n")
     words = ["--cluster", cluster_file(tmp_path, 2), "--workspace", str(tmp_path)]
@@ -393,7 +393,7 @@ def test_the_command_writes_a_file_that_other_commands_take(tmp_path, capsys):
     assert file.read_bytes() == before + b"# mine\n"
 
 
-def test_the_command_line_goes_on_with_the_new_file(tmp_path):
+def test_the_command_line_names_the_adapted_file_in_place_of_adapt(tmp_path):
     """`--adapt` is removed from the command line, and `--matrix` names the adapted file.
 
     The controller of a remote cluster gets this command line. It lacks this machine's cluster file, so it could not adapt.
@@ -426,7 +426,7 @@ def test_models_that_a_matrix_names_are_copied_beside_it(tmp_path):
     assert {point.keys["workload"]: point.keys["gpus"] for point in matrix.load(file).points} == {"gpt2-tiny": 2, workload: 2}
 
 
-def test_if_nothing_fits_one_sentence_says_so_and_nothing_is_written(tmp_path, capsys):
+def test_adapting_without_a_fitting_cell_is_one_sentence_and_writes_nothing(tmp_path, capsys):
     file = tmp_path / "m.yaml"
     file.write_text(HEAD + "axes: {gpus: [2, 4]}\n")
     words = ["--cluster", cluster_file(tmp_path, 1), "--workspace", str(tmp_path / "w")]
@@ -437,7 +437,7 @@ def test_if_nothing_fits_one_sentence_says_so_and_nothing_is_written(tmp_path, c
     assert not (tmp_path / "w").exists()
 
 
-def test_the_changes_are_kept_with_the_runs(tmp_path, capsys):
+def test_the_changes_of_an_adapted_matrix_are_stored_with_its_runs(tmp_path, capsys):
     """On this machine, runs of two nodes do not fit. The expansion, which `collect` reads for its report, lists the changes."""
     file = tmp_path / "m.yaml"
     file.write_text(HEAD + "zip: [{gpus: [2, 4], nnodes: [1, 2]}]\n")

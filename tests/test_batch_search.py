@@ -29,12 +29,12 @@ def up_to(limit):
     return lambda size: TryOutcome(size <= limit, float(size))
 
 
-def test_powers_of_two_come_first_and_then_the_middle():
+def test_a_search_tries_powers_of_two_and_then_bisects():
     assert path(search(), up_to(41)) == ([16, 32, 64, 48, 40, 44, 42, 41], 41)
     assert path(search(), up_to(3)) == ([16, 8, 4, 2, 3], 3)
 
 
-def test_nothing_fits():
+def test_a_search_without_a_fitting_size_tries_every_smaller_size_and_returns_none():
     assert path(search(), up_to(0)) == ([16, 8, 4, 2, 1], None)
     assert path(search(smallest=2), up_to(1)) == ([16, 8, 4, 2], None)
 
@@ -46,7 +46,7 @@ def test_the_search_stays_below_its_bound():
 
 @pytest.mark.parametrize("start", [1, 2, 16, 256])
 @pytest.mark.parametrize("largest", [256, 300, 1024])
-def test_the_largest_that_fits_is_found_wherever_it_is(start, largest):
+def test_a_search_finds_each_possible_largest_size(start, largest):
     asked = search(start=start, largest=largest)
     counts = []
     for limit in range(largest + 2):
@@ -64,7 +64,7 @@ def test_every_size_is_a_multiple_of_the_number_of_passes():
 
 @pytest.mark.parametrize("peak", [1, 3, 16, 24, 70, 500, 1024])
 @pytest.mark.parametrize("limit", [10, 100, 4096])
-def test_the_fastest_is_near_the_peak(peak, limit):
+def test_a_search_for_the_fastest_size_ends_near_the_peak(peak, limit):
     def outcome(size):
         return TryOutcome(size <= limit, 1000 - 100 * abs(math.log2(size / peak)))
 
@@ -73,7 +73,7 @@ def test_the_fastest_is_near_the_peak(peak, limit):
     assert abs(found - best) <= max(1, best / 6)
 
 
-def test_the_fastest_takes_no_more_tries_than_announced():
+def test_a_search_for_the_fastest_size_needs_at_most_the_announced_tries():
     chance = random.Random(7)
     for _ in range(3000):
         start = 2 ** chance.randrange(9)
@@ -83,6 +83,6 @@ def test_the_fastest_takes_no_more_tries_than_announced():
         assert len(sizes) <= asked.most_tries, (asked, sizes)
 
 
-def test_equally_fast_sizes_give_the_smaller():
+def test_the_smaller_of_two_equally_fast_sizes_is_chosen():
     _, found = path(search("fastest"), lambda size: TryOutcome(True, 5.0))
     assert found == 1

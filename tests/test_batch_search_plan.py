@@ -68,7 +68,7 @@ BASE = MATRIX.replace("GOAL", "largest_that_fits")
         (BASE.replace("key: gpu_batch_size", "key: seq_len"), "search.key", "Allowed: gpu_batch_size."),
     ],
 )
-def test_what_a_search_does_not_go_with_is_refused_at_its_place(tmp_path, text, place, words):
+def test_a_batch_search_refuses_keys_that_contradict_it(tmp_path, text, place, words):
     """A matrix that searches a batch size may not have keys that contradict the search. The error names the wrong key."""
     with pytest.raises(InputError) as caught:
         matrix.load(written(tmp_path, text))
@@ -151,7 +151,7 @@ def test_the_job_of_a_search_has_time_for_all_its_tries(tmp_path, longest, minut
     assert time_of(run, {}).left_s == 6 * 600
 
 
-def test_the_run_of_a_try_has_all_that_the_next_try_is_rendered_from(tmp_path):
+def test_the_run_of_a_try_stores_the_input_of_the_next_try(tmp_path):
     where = cluster.load(written(tmp_path, SITE.replace("MAX", '"1-00:00:00"'), "c.yaml"))
     found = planned(tmp_path, BASE, where)
     run = render.run_of(found.cells[0], 1, 1, found.source)

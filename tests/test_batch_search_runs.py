@@ -80,7 +80,7 @@ def test_each_repeat_is_a_search_of_its_own_and_ends_if_nothing_fits(tmp_path):
     ]
 
 
-def test_a_search_whose_supervisor_is_killed_goes_on_with_a_retry(searched):
+def test_a_search_whose_supervisor_was_killed_continues_with_a_retry(searched):
     held = searched.flag("holds-2")
     searched.jobs("submit")
     (started,) = events(searched.when_started(2), "started")
@@ -92,7 +92,7 @@ def test_a_search_whose_supervisor_is_killed_goes_on_with_a_retry(searched):
     assert searched.states() == {**STATES, "2": "failed", "2-a2": "completed"}
 
 
-def test_a_search_that_is_killed_before_its_next_try_starts_goes_on_with_a_retry(searched):
+def test_a_search_killed_between_two_tries_continues_with_a_retry(searched):
     searched.flag("dies-2")
     searched.jobs("submit", "--wait", code=1)
     assert searched.states() == {"1": "completed", "2": "failed"}
@@ -111,7 +111,7 @@ def test_a_cancelled_search_starts_no_further_try(searched):
     assert searched.states() == {**STATES, "2": "cancelled", "2-a2": "completed"}
 
 
-def test_a_search_that_is_cancelled_when_its_try_has_just_ended_starts_no_further_try(searched):
+def test_a_search_cancelled_right_after_a_try_starts_no_further_try(searched):
     planned = plan.of(searched.workspace, str(searched.matrix), THIS_MACHINE, where=None, repeats=None)
     frozen_source.freeze(Path(planned.source.source))
     folder = render.write(render.run_of(planned.cells[0], 1, 1, planned.source), searched.workspace.runs, planned.source)

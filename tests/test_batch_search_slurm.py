@@ -30,7 +30,7 @@ def test_one_job_runs_all_tries(searched):
     assert len(searched.queue.calls("sbatch")) == 1
 
 
-def test_a_restarted_job_goes_on_with_the_try_at_which_it_was(searched):
+def test_a_restarted_search_job_continues_with_the_interrupted_try(searched):
     searched.queue.rule(ends=0)
     searched.jobs("submit")
     script = searched.folders()[0].path / "job.sbatch"

@@ -26,7 +26,7 @@ def nodes(tmp_path, monkeypatch):
     made.end()
 
 
-def test_all_tries_run_on_the_nodes_of_the_first(nodes, tmp_path):
+def test_all_tries_of_a_search_run_on_the_nodes_of_the_first_try(nodes, tmp_path):
     searched = SearchedWorkspace(tmp_path, "ssh.sh")
     (tmp_path / "c.yaml").write_text(FILE.replace("SHARED", str(tmp_path)))
     planned = plan.of(searched.workspace, str(searched.matrix), cluster.load(tmp_path / "c.yaml"), where=None, repeats=None)

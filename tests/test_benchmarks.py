@@ -59,7 +59,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_a_benchmark_comes_to_its_end_and_prints_its_figures(words, figures, tmp_path):
+def test_a_benchmark_ends_and_prints_its_figures(words, figures, tmp_path):
     done = subprocess.run(
         [sys.executable, FOLDER / words[0], *words[1:]],
         cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False, timeout=HANG_S,
@@ -68,7 +68,7 @@ def test_a_benchmark_comes_to_its_end_and_prints_its_figures(words, figures, tmp
     assert re.search(figures, done.stdout, re.MULTILINE), done.stdout
 
 
-def test_a_sweep_is_sent_as_arrays_and_asked_for_once(tmp_path):
+def test_the_submission_benchmark_sends_arrays_and_queries_slurm_once(tmp_path):
     """benchmarks/sweep.py submits cells with two different numbers of GPUs, so `jobs submit` has two requests for Slurm.
 
     `jobs submit` tests each request by `sbatch --test-only` and then submits it as one job array. Each `jobs status` calls
@@ -84,7 +84,7 @@ def test_a_sweep_is_sent_as_arrays_and_asked_for_once(tmp_path):
     assert calls["jobs status"] == calls["jobs status --json"] == "squeue 1"
 
 
-def test_the_one_of_submission_ends_what_it_sent(tmp_path):
+def test_the_submission_benchmark_cancels_every_job_that_it_submitted(tmp_path):
     """benchmarks/submission.py cancels every job that it submitted.
 
     Slurm's commands are stand-ins here; the times that this benchmark measures are real only on a cluster.

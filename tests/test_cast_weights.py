@@ -58,14 +58,14 @@ def test_gradients_are_those_of_a_model_in_bf16_added_up_in_fp32(model):
         assert torch.equal(weight.grad, sums[name]), name
 
 
-def test_what_backward_computes_again_is_computed_in_bf16(model):
+def test_activation_checkpointing_recomputes_a_layer_with_bf16_weights(model):
     """Activation checkpointing calls the layer twice, and the layer has bf16 weights both times."""
     with cast_weights(model, BF16):
         model(batches(1)[0]).float().sum().backward()
     assert model.seen == [BF16, BF16]
 
 
-def test_in_the_block_there_is_one_copy_of_a_weight_and_none_of_a_buffer(model):
+def test_a_cast_makes_one_copy_of_a_tied_weight_and_no_copy_of_a_buffer(model):
     """During the `with` block, a tied weight has one bf16 copy and buffers stay fp32. After it, the fp32 weights are back."""
     before = dict(model.named_parameters())
     with cast_weights(model, BF16):
@@ -84,7 +84,7 @@ def test_after_a_failure_the_model_has_its_weights(model):
     assert all(p is before[name] for name, p in model.named_parameters())
 
 
-def test_without_a_dtype_the_weights_themselves_are_used(model):
+def test_a_cast_without_a_dtype_uses_the_original_weights(model):
     before = dict(model.named_parameters())
     with cast_weights(model, None):
         assert all(p is before[name] for name, p in model.named_parameters())

@@ -29,7 +29,7 @@ def test_each_key_of_a_cell_has_one_role():
 
 
 @given(ranks=st.integers(1, 64), micro=st.integers(1, 32), passes=st.integers(1, 8))
-def test_both_spellings_of_a_batch_come_to_the_same_work(ranks, micro, passes):
+def test_both_spellings_of_a_batch_size_give_the_same_cell(ranks, micro, passes):
     strong = cell_sizes.batch(draft(gpus=ranks, global_batch_size=ranks * micro * passes, micro_batch_size=micro), ranks)
     weak = cell_sizes.batch(draft(gpus=ranks, gpu_batch_size=micro * passes, microbatches=passes), ranks)
     assert strong == weak == (ranks * micro * passes, micro, passes)
@@ -48,7 +48,7 @@ def test_both_spellings_of_a_batch_come_to_the_same_work(ranks, micro, passes):
         ({"gpu_batch_size": 8, "microbatches": 2, "micro_batch_size": 4}, "microbatches", "found micro_batch_size as well"),
     ],
 )
-def test_what_does_not_divide_is_refused(keys, key, words):
+def test_a_batch_size_that_does_not_divide_is_refused(keys, key, words):
     with pytest.raises(cell_sizes.BatchError) as caught:
         cell_sizes.batch(draft(**keys), keys.get("gpus", 1))
     assert caught.value.key == key
@@ -72,7 +72,7 @@ def test_a_cell_with_checkpoints_of_an_older_version_has_the_same_hash():
     assert msgspec.structs.replace(CELL, instruments=timed).hash() != saved.hash()
 
 
-def test_a_cell_whose_hash_was_asked_for_is_written_as_before():
+def test_computing_the_hash_of_a_cell_does_not_change_its_json():
     """`hash` stores its result in the cell. The stored result does not get into the cell's JSON."""
     fresh = msgspec.structs.replace(CELL)
     written = msgspec.json.encode(fresh)
@@ -101,12 +101,12 @@ def test_run_ids_are_safe_folder_names_whatever_the_names(strategy, workload, re
 
 
 @pytest.mark.parametrize(("text", "value"), [("00:05:00", 300), ("1-00:00:01", 86401), ("9:00:00", 32400)])
-def test_times(text, value):
+def test_times_of_the_form_d_hh_mm_ss_are_parsed(text, value):
     assert cell_sizes.seconds(text) == value
 
 
 @pytest.mark.parametrize("text", ["5", "05:00", "00:60:00", "1:2:3", "-00:05:00", "00:00:00", "", "00:05:00\n"])
-def test_times_that_are_none(text):
+def test_a_text_that_is_no_positive_time_is_refused(text):
     """Texts that are not a time of the form [D-]H:MM:SS, or that mean 0 s, are refused."""
     with pytest.raises(ValueError, match="Allowed"):
         cell_sizes.seconds(text)

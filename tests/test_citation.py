@@ -46,7 +46,7 @@ def test_shardlab_is_cited_with_the_facts_of_its_file():
     }
 
 
-def test_a_study_is_cited_with_what_is_known_of_it():
+def test_a_study_is_cited_with_its_known_fields():
     known = matrix.load(matrix.find("paper1")).file.citation
     key, fields = fields_of(citation.of_study("paper1", known))
     assert (key, fields["author"]) == ("paper1", "Dev Mehrotra and Sai Krishna Ponnam and Rachael Lang")
@@ -56,7 +56,7 @@ def test_a_study_is_cited_with_what_is_known_of_it():
     assert set(fields_of(citation.of_study("m", whole))[1]) == {"author", "title", "year", "howpublished", "doi", "url"}
 
 
-def test_what_has_a_meaning_for_bibtex_is_text_in_an_entry():
+def test_special_characters_of_bibtex_are_escaped_in_an_entry():
     study = citation.Citation("100 % of {it} \\input{x}\n@misc{y, $a_b$", ["Sand and Sea Ltd.", "A & B"])
     entry = citation.of_study("m", study)
     assert entry.count("\n") == 3

@@ -35,7 +35,7 @@ def place(tmp_path, monkeypatch, capsys):
         yield made
 
 
-def test_from_a_cluster_file_without_nodes_to_the_nodes(place):
+def test_provision_creates_an_experiment_for_a_cluster_file_without_nodes(place):
     assert place.provision() == 1
     assert [body for _, _, body in place.portal.asked("POST")] == [BODY]
     assert "creating the experiment bench in the project myproj" in place.out
@@ -63,7 +63,7 @@ def test_a_plan_asks_no_portal_and_stores_nothing(place):
 
 
 @pytest.mark.parametrize("words", [["facts"], ["verify"], ["--limit", "node0"]])
-def test_what_needs_nodes_is_refused_before_anything_is_created(place, words):
+def test_a_command_that_needs_nodes_is_refused_before_an_experiment_is_created(place, words):
     assert place.provision(*words) == 2
     assert "needs nodes, and its machines do not exist yet" in place.out
     assert place.portal.requests == []
@@ -82,7 +82,7 @@ def test_what_needs_nodes_is_refused_before_anything_is_created(place, words):
         ("nodes: 2", 'nodes: 2, bindings: {nodeCount: "1"}', "nodeCount cannot be requested. Allowed: cloudlab.nodes"),
     ],
 )
-def test_what_cannot_be_requested_is_said_before_anything_is_created(place, before, after, says):
+def test_an_impossible_request_is_refused_before_an_experiment_is_created(place, before, after, says):
     place.change(before, after)
     assert place.provision() == 2
     assert says in place.out
@@ -116,7 +116,7 @@ def test_a_creation_that_the_portal_refuses_changes_nothing(place, fault, says):
     assert place.kept() == []
 
 
-def test_without_a_token_nothing_is_asked(place, monkeypatch, tmp_path):
+def test_provision_without_a_token_sends_no_request(place, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert place.provision() == 2
     assert "there is no experiment yet. Allowed: cloudlab.manifest" in place.out
@@ -139,14 +139,14 @@ def test_a_plan_needs_no_token(place, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["apply", "facts", "verify"])
-def test_what_needs_machines_is_refused_without_a_token(place, monkeypatch, tmp_path, verb):
+def test_a_command_that_needs_machines_is_refused_without_a_token(place, monkeypatch, tmp_path, verb):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert place.provision(verb) == 2
     assert "error: bench: there is no experiment yet. Allowed: cloudlab.manifest" in place.out
     assert place.kept() == []
 
 
-def test_without_a_token_an_experiment_that_was_asked_for_is_not_forgotten(place, monkeypatch, tmp_path):
+def test_a_requested_experiment_is_remembered_without_a_token(place, monkeypatch, tmp_path):
     place.portal.fail("POST", "/experiments", carried_out_then(status(500)), status(500))
     place.portal.fail("GET", "myproj,bench", *[status(404, "not yet")] * 2)
     assert place.provision() == 1
@@ -186,7 +186,7 @@ def in_use(place, **fields):
     place.portal.fail("POST", "/experiments", refuse)
 
 
-def test_an_experiment_that_the_portal_made_late_is_ours(place):
+def test_an_experiment_that_the_portal_creates_late_is_adopted(place):
     place.portal.fail("POST", "/experiments", status(500))
     assert place.provision() == 1
     in_use(place)
@@ -196,14 +196,14 @@ def test_an_experiment_that_the_portal_made_late_is_ours(place):
 
 
 @pytest.mark.parametrize(("creator", "code"), [("alice", 1), ("bob", 2)])
-def test_an_experiment_that_somebody_created_since_we_looked_is_not_ours(place, creator, code):
+def test_an_experiment_that_another_user_created_meanwhile_is_not_adopted(place, creator, code):
     in_use(place, creator=creator)
     assert place.provision() == code
     note = cloudlab_experiment.read(place.own)
     assert note is None if creator == "bob" else not note.created_by_us
 
 
-def test_a_command_that_is_killed_after_it_asked_is_continued(place):
+def test_a_creation_killed_after_its_request_is_continued(place):
     release = threading.Event()
     place.portal.fail("POST", "/experiments", carried_out_then(lambda _handler: release.wait(HANG_S)))
     running = place.begun()
@@ -219,7 +219,7 @@ def test_a_command_that_is_killed_after_it_asked_is_continued(place):
     assert cloudlab_experiment.read(place.own).created_by_us
 
 
-def test_a_command_that_is_interrupted_while_it_waits_is_continued(place):
+def test_a_creation_interrupted_while_it_waits_is_continued(place):
     place.portal.polls = 1_000_000
     running = place.begun()
     place.wait_for("GET", UUID, times=2)
@@ -234,7 +234,7 @@ def test_a_command_that_is_interrupted_while_it_waits_is_continued(place):
 
 
 @pytest.mark.parametrize("unknown", [{"creator": None, "created_at": None}, {"creator": None, "created_at": "soon"}])
-def test_an_experiment_of_which_nothing_shows_that_we_created_it_is_not_ours(place, unknown):
+def test_an_experiment_without_proof_of_our_creation_is_not_adopted(place, unknown):
     place.portal.fail("POST", "/experiments", status(500))
     assert place.provision() == 1
     place.portal.add(**unknown)
@@ -253,7 +253,7 @@ def test_an_experiment_of_which_nothing_shows_that_we_created_it_is_not_ours(pla
     ],
 )
 @pytest.mark.parametrize("words", [[], ["down", "--yes"], ["extend", "--hours", "5", "--reason", "x"]])
-def test_a_cluster_file_of_another_experiment_does_not_reach_this_one(place, words, before, after, says):
+def test_a_cluster_file_that_names_another_experiment_is_refused(place, words, before, after, says):
     """If the cluster file names another experiment or portal than the workspace's records, every command is refused."""
     place.provision()
     place.change(before or place.portal.url, after)
@@ -307,7 +307,7 @@ def test_the_case_of_a_profile_does_not_matter(place):
     assert cloudlab_experiment.read(place.own).uuid == UUID
 
 
-def test_fewer_hours_than_were_asked_for_are_said(place):
+def test_a_grant_of_fewer_hours_than_requested_is_reported(place):
     place.provision()
     assert "the portal granted" not in place.out
     place.provision("down", "--yes")
@@ -320,7 +320,7 @@ def test_fewer_hours_than_were_asked_for_are_said(place):
     )
 
 
-def test_fewer_nodes_than_were_asked_for_are_said_with_any_profile(place):
+def test_fewer_nodes_than_requested_are_reported_for_each_profile(place):
     place.change("hardware: d8545, nodes: 2", "profile: bench, profile_project: myproj, nodes: 3")
     assert place.provision() == 1
     assert "the manifests have 2 node(s), and the cluster file asks for 3." in place.out
@@ -353,7 +353,7 @@ def test_an_experiment_of_the_user_is_adopted_and_not_terminated(place):
         ),
     ],
 )
-def test_an_experiment_that_fails_is_said_with_its_page(place, state, says):
+def test_a_failed_experiment_is_reported_with_its_web_page(place, state, says):
     place.portal.fail("POST", "/experiments", lambda handler: handler.answer(201, place.portal.add(**state)))
     assert place.provision() == 1
     assert says in place.out
@@ -371,7 +371,7 @@ def test_a_manifest_that_cannot_be_used_is_not_stored(place, says):
     assert place.kept() == ["cloudlab-experiment.json"]
 
 
-def test_a_cluster_file_that_does_not_suit_the_nodes_is_said_when_they_exist(place):
+def test_a_mismatch_of_cluster_file_and_nodes_is_reported_once_nodes_exist(place):
     place.change("ssh: {", "storage: {shared: /mydata/shardlab, server: gpu0}\nssh: {")
     assert place.provision() == 1  # not 2, because the experiment was created
     assert "cluster.yaml:5:" in place.out
@@ -384,7 +384,7 @@ def test_a_cluster_file_that_does_not_suit_the_nodes_is_said_when_they_exist(pla
     assert len(place.portal.asked("POST")) == 1
 
 
-def test_nodes_at_another_site_are_said(place):
+def test_nodes_at_another_site_are_reported(place):
     place.change("hardware: d8545", "hardware: d8545, site: wisc")
     place.portal.manifests = {URN: two_nodes("clemson.cloudlab.us")}
     assert place.provision() == 1

@@ -31,7 +31,7 @@ def inventory_of(place):
     place.own.joinpath("inventory.json").write_text(json.dumps({"schema": 1, "cluster": "bench", "nodes": []}))
 
 
-def test_hours_that_were_granted_are_in_the_lease_and_jobs_knows_them(created):
+def test_granted_hours_are_in_the_lease_that_jobs_reads(created):
     inventory_of(created)
     assert created.provision("extend", "--hours", "5", "--reason", "a deadline", "--json") == 0
     assert "the portal granted 5 h for the experiment bench: it ends at 2031-05-02 09:00 UTC" in created.out
@@ -42,7 +42,7 @@ def test_hours_that_were_granted_are_in_the_lease_and_jobs_knows_them(created):
 
 
 @pytest.mark.parametrize(("granted", "says"), [(2, "granted 2 of 5 h"), (0, "granted none of 5 h")])
-def test_a_partial_grant_is_said(created, granted, says):
+def test_an_extension_by_fewer_hours_than_requested_is_reported(created, granted, says):
     created.portal.grants = lambda _hours: granted
     inventory_of(created)
     assert created.provision("extend", "--hours", "5", "--reason", "a deadline") == 1
@@ -146,7 +146,7 @@ def test_a_termination_that_was_not_carried_out_is_asked_again_by_the_next_comma
     assert created.provision("down", "--yes") == 0
 
 
-def test_an_experiment_that_has_ended_is_said_and_forgotten(created):
+def test_an_experiment_that_has_ended_is_reported_and_its_record_removed(created):
     created.portal.experiments.clear()
     assert created.provision() == 1
     assert "no longer exists at the portal. It was to end at 2031-05-02 04:00 UTC" in created.out

@@ -80,7 +80,7 @@ def test_the_only_member_is_the_user(tmp_path, capsys, monkeypatch):
     assert made.ssh.user == "carol"
 
 
-def test_what_the_manifest_does_not_say_is_left_to_be_chosen(tmp_path, capsys, alice):
+def test_keys_that_the_manifest_leaves_open_are_left_for_the_user(tmp_path, capsys, alice):
     nameless = [
         node(name, at, hardware="g893").replace(f"{name}.bench.", "other.") for at, name in enumerate(["gpu0", "gpu1"], 1)
     ]
@@ -92,7 +92,7 @@ def test_what_the_manifest_does_not_say_is_left_to_be_chosen(tmp_path, capsys, a
     assert made.storage.shared == "/srv/shardlab"
 
 
-def test_gpus_that_the_usual_torch_does_not_support_are_said(tmp_path, capsys, alice):
+def test_gpus_that_the_default_torch_does_not_support_are_reported(tmp_path, capsys, alice):
     text, made = proposed(tmp_path, capsys, manifest(node("gpu0", 1, hardware="c240g5")))
     assert made.gpus == Gpus(1, "p100", 12)
     assert "does not support its P100 GPUs; it needs wheels of torch for CUDA 12.6" in text
@@ -109,7 +109,7 @@ def test_nodes_of_two_sites_have_the_gpus_that_all_of_them_have(tmp_path, capsys
     assert "ends at 2031-05-01T18:00:00Z" in text
 
 
-def test_a_name_that_would_be_more_than_a_name_is_not_taken(tmp_path, capsys, alice):
+def test_a_host_name_or_mount_point_with_shell_code_is_refused(tmp_path, capsys, alice):
     """A name in a manifest that contains shell code is refused, because the name is used in commands."""
     hostile = TWO.replace("gpu0.bench.", "gpu0.$(reboot).")
     (tmp_path / "m.xml").write_text(hostile)
@@ -130,7 +130,7 @@ def test_a_name_that_would_be_more_than_a_name_is_not_taken(tmp_path, capsys, al
         (["init", "--cloudlab", "none.xml"], "No such file"),
     ],
 )
-def test_a_command_line_that_contradicts_itself(words, says, tmp_path, capsys):
+def test_contradicting_options_of_init_are_refused(words, says, tmp_path, capsys):
     assert (
         cli.main([*words, "--workspace", str(tmp_path)] if words[0] == "plan" else ["--workspace", str(tmp_path), *words]) == 2
     )
@@ -161,7 +161,7 @@ def test_folders_on_the_control_network_are_refused(path, key, tmp_path):
     cluster.load(file)
 
 
-def test_the_home_folder_is_one_of_them(tmp_path):
+def test_a_data_path_below_the_home_folder_is_refused(tmp_path):
     """On CloudLab, home folders are on the control network, so a data path below `~` is refused too."""
     (tmp_path / "cluster.yaml").write_text(FOLDERS + "data: {path: ~/data}\n")
     with pytest.raises(InputError, match=r"found ~/data\. On CloudLab"):
@@ -177,11 +177,11 @@ def test_addresses_of_an_experiment_belong_to_its_provider(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "there"), [("yes\n", True), ("no\n", False)])
-def test_a_node_says_whether_it_has_the_program_for_its_unused_space(text, there):
+def test_the_fact_about_the_program_for_unused_space_is_parsed(text, there):
     """The answer of the fact about the program mkextrafs.pl is parsed."""
     assert mkextrafs.parse(text) is there
 
 
-def test_another_answer_of_a_node_is_refused():
+def test_an_unknown_answer_about_the_program_for_unused_space_is_refused():
     with pytest.raises(ValueError, match="not yes or no"):
         mkextrafs.parse("sh: not found")

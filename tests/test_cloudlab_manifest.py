@@ -51,7 +51,7 @@ def test_manifests_of_two_sites_are_one_experiment_that_ends_with_the_first():
         assert made.expires == "2031-05-02T12:00:00-05:00"  # this is 17:00 UTC
 
 
-def test_each_manifest_may_repeat_the_nodes_of_the_other_sites_as_they_were_requested():
+def test_a_manifest_may_repeat_nodes_of_other_sites_without_their_logins():
     """A site repeats the nodes of other sites in its own manifest, but without their logins."""
     names = ["gpu0", "gpu1"]
     own = [node("gpu0", 1), node("gpu1", 2, site="clemson.cloudlab.us", hardware="r7525")]
@@ -76,7 +76,7 @@ def test_a_blockstore_and_a_container_are_no_machines():
     assert "lists no machine (virtual machines and blockstores are none)" in refused(manifest(*elements))
 
 
-def test_an_element_of_an_extension_is_not_one_of_the_rspec():
+def test_xml_elements_of_another_namespace_are_ignored():
     """XML elements with the name of an RSpec element but another namespace do not change the experiment that is read."""
     more = (
         '<other:host xmlns:other="urn:other" name="x y" ipv4="x"/><emulab:sliver_type name="docker"/>'
@@ -106,7 +106,7 @@ def test_the_prefixes_and_the_version_of_the_namespaces_do_not_matter(before, af
 
 
 @pytest.mark.parametrize(("kind", "is_passed_over"), [(' type="ipv6"', True), ("", True), (' type="ipv4"', False)])
-def test_addresses_of_version_6_are_passed_over(kind, is_passed_over):
+def test_ipv6_addresses_are_ignored(kind, is_passed_over):
     six = f'<interface client_id="gpu0:if9"><ip address="fd00::1" netmask="64"{kind}/></interface>'
     text = TWO.replace("<interface", f"{six}<interface", 1)
     if is_passed_over:
@@ -115,7 +115,7 @@ def test_addresses_of_version_6_are_passed_over(kind, is_passed_over):
         assert "found the address 'fd00::1'" in refused(text)
 
 
-def test_a_thousand_nodes():
+def test_a_manifest_of_a_thousand_nodes_is_read():
     names = [f"node{number}" for number in range(1000)]
     made = experiment(manifest(*(node(name, number) for number, name in enumerate(names)), lan(names)))
     chosen = cloudlab_keys.select(made, "alice", "manifest.xml")
@@ -163,18 +163,18 @@ def test_a_cluster_file_has_a_thousand_nodes(tmp_path):
         (manifest(node("gpu0", 1).replace('"urn:publicid:IDN+wisc.cloudlab.us+authority+cm"', '"x"')), "is no URN"),
     ],
 )  # fmt: skip
-def test_a_manifest_that_is_none_is_refused_with_its_place(text, says):
+def test_a_file_that_is_no_manifest_is_refused_with_its_place(text, says):
     assert says in refused(text)
 
 
 @given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: f"<rspec>{text}</rspec>".encode()))
-def test_no_bytes_are_answered_with_anything_but_a_sentence(content):
+def test_arbitrary_bytes_as_a_manifest_give_an_error_of_one_sentence(content):
     """Random bytes and XML texts as a manifest raise InputError, never another exception."""
     with pytest.raises(InputError):
         cloudlab_manifest.parse([("manifest.xml", content)])
 
 
-def test_the_login_is_that_of_the_asked_user_else_of_this_one(monkeypatch):
+def test_the_login_is_that_of_the_given_user_or_of_this_user(monkeypatch):
     made = experiment(TWO)
     monkeypatch.setattr("getpass.getuser", lambda: "bob")
     assert {one.user for one in cloudlab_keys.select(made, "alice", "m")} == {"alice"}
@@ -274,7 +274,7 @@ def test_an_experiment_that_provision_created_is_read_from_the_workspace(tmp_pat
         (FILE.replace("manifest: manifest.xml", "portal_url: http://portal"), "portal_url"),
     ],
 )
-def test_a_cluster_file_of_an_experiment_with_a_mistake(text, says, tmp_path):
+def test_a_mistake_in_the_cluster_file_of_an_experiment_is_refused(text, says, tmp_path):
     (tmp_path / "manifest.xml").write_text(TWO)
     (tmp_path / "cluster.yaml").write_text(text)
     with pytest.raises(InputError, match=says):

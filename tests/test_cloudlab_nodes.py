@@ -79,7 +79,7 @@ def disk_plan(one: Site, place: MountPlace, *, there: bool = True, number: int =
 
 
 @pytest.mark.parametrize(("said", "known"), [("yes\n", True), ("no\n", False)])
-def test_whether_the_program_is_there_is_read(said, known):
+def test_the_answer_whether_mkextrafs_is_installed_is_parsed(said, known):
     """The parser of the fact about the program mkextrafs.pl accepts only the answers `yes` and `no`."""
     assert mkextrafs.parse(said) is known
     with pytest.raises(ValueError, match="not yes or no"):
@@ -109,7 +109,7 @@ def test_a_blockstore_that_is_mounted_is_used_and_one_that_is_not_is_mounted(tmp
     ]
 
 
-def test_without_the_program_or_with_files_in_the_way_nothing_is_made(tmp_path):
+def test_no_disk_is_made_without_the_program_or_over_existing_files(tmp_path):
     """Without mkextrafs.pl, or if the folder /mydata contains files, the plan fails and makes no file system."""
     with pytest.raises(Unanswered, match=r"gpu0: nothing is mounted at /mydata, and .*mkextrafs.pl does not exist: request"):
         disk_plan(site(tmp_path), MountPlace(), there=False)
@@ -130,7 +130,7 @@ def test_without_the_program_or_with_files_in_the_way_nothing_is_made(tmp_path):
         ("", [False, False]),
     ],
 )
-def test_only_nodes_that_have_a_folder_there_get_the_disk(more, needs, tmp_path):
+def test_only_nodes_with_a_folder_on_the_disk_get_the_disk(more, needs, tmp_path):
     one = site(tmp_path, more)
     assert [not isinstance(disk_plan(one, MountPlace(), number=number), Nothing) for number in (0, 1)] == needs
 
@@ -242,7 +242,7 @@ SENT = 10_000_000  # bytes that each of two nodes sends in theory
     ("control", "passed"),
     [(0, True), (SENT // 50, True), (SENT // 50 + 1, False), (SENT, False)],
 )
-def test_two_percent_of_the_data_on_the_control_network_is_the_most_that_passes(control, passed):
+def test_at_most_two_percent_of_the_data_may_use_the_control_network(control, passed):
     grown = [{"ens5f0": SENT, "eno1": control}, {"ens5f0": SENT, "eno1": 5}]
     outcome = network.judge(REPORT, ["ens5f0", "ens5f0"], grown, controls=[("gpu0", "eno1"), ("gpu1", "eno1")])
     assert outcome.passed is passed
@@ -325,7 +325,7 @@ def reduced(nodes, *, by_control: bool):
 
 
 @pytest.mark.skipif(WHY is not None, reason=WHY or "")
-def test_data_on_the_control_network_is_found_by_the_counters_of_the_kernel(experiment, monkeypatch):
+def test_traffic_on_the_control_network_is_noticed_by_the_kernels_counters(experiment, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     outcome = reduced(experiment, by_control=False)
     assert outcome.passed is True, outcome

@@ -89,7 +89,7 @@ def test_a_hostile_manifest_of_a_node_changes_nothing(place, monkeypatch, tmp_pa
     ],
     ids=["fails", "hangs", "is broken", "says nothing"],
 )
-def test_a_node_that_does_not_say_its_manifest_is_said(place, monkeypatch, tmp_path, script, says):
+def test_an_unreadable_manifest_of_a_node_is_reported(place, monkeypatch, tmp_path, script, says):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(own_manifest, "TIMEOUT_S", 0.2 if "sleep" in script else 60.0)
     program(tmp_path / "bin", monkeypatch, script)

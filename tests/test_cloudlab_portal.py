@@ -94,7 +94,7 @@ def test_the_prefix_of_the_paths_is_found_by_the_version(there, prefix):
     assert versions == ["/version", "/portal/api/version"][: 1 + bool(prefix)]
 
 
-def test_a_prefix_in_the_address_is_used_as_it_is(there):
+def test_a_path_in_the_portals_address_is_put_before_each_request(there):
     """If the portal's address has a path, the client puts this path before the path of each request."""
     there.prefix = "/elsewhere"
     with Asked(f"{there.url}/elsewhere/").portal as portal:
@@ -102,7 +102,7 @@ def test_a_prefix_in_the_address_is_used_as_it_is(there):
     assert [path for _, path, _ in there.requests] == ["/elsewhere/tokens/this"]
 
 
-def test_a_server_that_is_no_portal_is_said(there):
+def test_a_server_that_is_no_portal_is_reported(there):
     there.prefix = "/elsewhere"
     assert "is no portal that we know: it has none of /version, /portal/api/version" in Asked(there.url).refused()
 
@@ -114,7 +114,7 @@ def test_the_token_goes_to_https_alone(url, there):
 
 
 @pytest.mark.parametrize("url", ["https://a..b", "https://.", f"https://{'a' * 70}.org", "https://127.0.0.1:99999"])
-def test_an_address_that_is_none_is_wrong_input(url, there):
+def test_an_invalid_portal_address_is_refused(url, there):
     with pytest.raises(InputError, match=r"cloudlab.portal_url: found https://.*Allowed: an address such as"):
         Asked(url)
 
@@ -133,7 +133,7 @@ def test_an_address_that_is_none_is_wrong_input(url, there):
         (lambda handler: handler.send(200, b"[" * 100_000), "is not of the published shape"),
     ],
 )
-def test_a_failure_that_no_repetition_helps_is_said_at_once(there, fault, says):
+def test_a_permanent_error_is_reported_without_a_retry(there, fault, says):
     """If a repetition of the request cannot help, the client reports the failure without a pause."""
     there.fail("GET", UUID, fault)
     asked = Asked(there.url)
@@ -156,7 +156,7 @@ def test_a_question_is_repeated_visibly_and_a_few_times(there, fault):
     assert asked.pauses == list(client.BACKOFF_S)
 
 
-def test_the_portal_says_how_long_to_wait_within_a_limit(there):
+def test_the_client_waits_as_long_as_the_portal_says_up_to_a_limit(there):
     there.add()
     there.fail("GET", UUID, status(429, Retry_After="7"), status(429, Retry_After="999999"), status(429, Retry_After="soon"))
     asked = Asked(there.url)
@@ -165,7 +165,7 @@ def test_the_portal_says_how_long_to_wait_within_a_limit(there):
     assert asked.pauses == [7.0, client.MOST_RETRY_AFTER_S, 8.0]
 
 
-def test_the_portal_may_say_a_date_to_wait_for_but_never_less_than_our_own_pause(there):
+def test_a_retry_waits_until_the_portals_date_and_at_least_our_own_pause(there):
     there.add()
     dates = ["Thu, 01 May 2031 12:00:45 GMT", "Thu, 01 May 2031 11:00:00 -0000", "Fri, 31 Dec 9999 23:59:59 -2359"]
     there.fail("GET", UUID, status(429, Retry_After="0"), *[status(429, Retry_After=date) for date in dates])
@@ -176,7 +176,7 @@ def test_the_portal_may_say_a_date_to_wait_for_but_never_less_than_our_own_pause
 
 
 @pytest.mark.parametrize(("minutes", "says"), [(4, ""), (-4, ""), (6, "behind"), (-181, "ahead of"), (None, "")])
-def test_a_clock_that_differs_from_that_of_the_portal_is_said(there, minutes, says):
+def test_a_clock_that_differs_from_the_portals_clock_is_reported(there, minutes, says):
     there.date = "no date"
     if minutes is not None:
         there.date = format_datetime(datetime.now(UTC) + timedelta(minutes=minutes, seconds=30), usegmt=True)
@@ -218,7 +218,7 @@ def test_a_creation_to_which_the_portal_answers_404_is_no_missing_experiment(the
     assert "refuses the creation of the experiment (HTTP 404: No such project)" in str(caught.value)
 
 
-def test_an_answer_that_does_not_come_is_said(there, monkeypatch):
+def test_a_portal_that_does_not_answer_is_reported(there, monkeypatch):
     monkeypatch.setattr(client, "TIMEOUT_S", 0.2)
     there.fail("POST", "/experiments", silent)
     with (
@@ -252,7 +252,7 @@ def test_a_server_for_another_name_is_not_trusted(there):
     assert there.requests == []
 
 
-def test_a_proxy_that_refuses_the_portal_is_said_and_nothing_was_sent(there, monkeypatch):
+def test_a_proxy_that_refuses_the_portal_is_reported_and_nothing_is_sent(there, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as proxy:
 
         def refuse():
@@ -273,14 +273,14 @@ def test_a_proxy_that_refuses_the_portal_is_said_and_nothing_was_sent(there, mon
     assert asked.pauses == []
 
 
-def test_a_portal_that_is_away_is_said_at_once(monkeypatch):
+def test_an_unreachable_portal_is_reported_at_once(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     asked = Asked("https://127.0.0.1:1")
     assert "the portal 127.0.0.1:1: cannot be reached" in asked.refused(NoConnection)
     assert asked.pauses == []
 
 
-def test_the_token_is_in_no_text(there, caplog):
+def test_error_messages_do_not_contain_the_token(there, caplog):
     caplog.set_level(logging.DEBUG)
     echo = status(400, f"bad token {TOKEN}")
     for length in range(980, 1000):  # a long message is cut, and the token may be where it is cut
@@ -346,7 +346,7 @@ def test_a_token_that_others_can_read_is_refused(mode, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"two\nlines", b"a b", b"caf\xc3\xa9", b"a\0b", b"x" * 20_000])
-def test_what_is_no_token_is_refused_without_showing_it(content, tmp_path, monkeypatch):
+def test_an_invalid_token_is_refused_without_showing_its_text(content, tmp_path, monkeypatch):
     _file(tmp_path, monkeypatch, content)
     with pytest.raises(InputError) as caught:
         token.read()

@@ -175,7 +175,7 @@ def test_the_profile_requests_the_same_as_the_rspec(keys, monkeypatch):
     assert {str(lan.bandwidth) for lan in made.lans if lan.bandwidth} == rates
 
 
-def test_the_profile_takes_the_parameters_of_small_lan(monkeypatch):
+def test_the_profile_accepts_the_parameters_of_small_lan(monkeypatch):
     script = request.profile(planned("hardware: d8545, nodes: 2"))
     given = {"nodeCount": 3, "phystype": "d7525", "linkSpeed": 25_000_000, "tempFileSystemMax": True}
     made = support_geni.run(script, monkeypatch, **given)
@@ -205,7 +205,7 @@ def test_the_profile_takes_the_parameters_of_small_lan(monkeypatch):
         ("hardware: c220g5, site: mars", "cloudlab.site is mars. Allowed: wisc"),
     ],
 )
-def test_what_would_not_work_is_refused_before_anything_is_requested(keys, says):
+def test_an_impossible_request_is_refused_before_the_portal_is_asked(keys, says):
     assert says in refused(keys)
 
 
@@ -215,7 +215,7 @@ def test_wheels_for_another_cuda_release_are_enough_for_gpus_that_they_support()
     assert "Kepler" in refused("hardware: c4130, site: clemson", wheels)
 
 
-def test_what_the_catalogue_does_not_know_is_requested_and_said():
+def test_hardware_that_the_catalogue_lacks_is_requested_with_a_note():
     assert "does not list c220g5 at wisc" in planned("hardware: c220g5, site: wisc").unknown[0]
     assert "does not know the GPUs of g893 at wisc" in planned("hardware: g893").unknown[0]
     assert planned("hardware: x1, site: new.cloudlab.us").manager == "urn:publicid:IDN+new.cloudlab.us+authority+cm"

@@ -85,14 +85,14 @@ SITE = "schema: 1\nname: site\nprovider: slurm\nslurm: {partition: gpu}\nstorage
         ),
     ],
 )
-def test_a_site_that_cannot_be_is_refused(tmp_path, changed, why):
+def test_contradicting_keys_of_a_site_are_refused(tmp_path, changed, why):
     """Keys of a site that contradict each other are refused."""
     with pytest.raises(InputError) as caught:
         cluster.load(write(tmp_path, changed))
     assert why in str(caught.value)
 
 
-def test_all_problems_come_together(tmp_path):
+def test_all_mistakes_of_a_cluster_file_are_reported_at_once(tmp_path):
     path = write(tmp_path, "schema: 2\nname: Foo Bar\nprovider: slurn\nproivder: local\ndata: {path: 7}\n")
     with pytest.raises(InputError) as caught:
         cluster.load(path)
@@ -110,7 +110,7 @@ def test_all_problems_come_together(tmp_path):
     assert "expected text, found the number 7" in lines[4]
 
 
-def test_missing_keys_and_wrong_kinds_of_value(tmp_path):
+def test_missing_keys_and_values_of_a_wrong_type_are_refused(tmp_path):
     with pytest.raises(InputError, match="the key 'provider' is missing"):
         cluster.load(write(tmp_path, "schema: 1\nname: a\n"))
     with pytest.raises(InputError, match="expected a mapping, found a list"):
@@ -193,7 +193,7 @@ REMOTE = "schema: 1\nname: bench\nprovider: PROVIDER\nnodes: [{name: head, host:
         ("{disk: sdb, mount: /mydata}", "storage.disk"),
     ],
 )
-def test_storage_that_cannot_be_is_refused(tmp_path, storage, says):
+def test_contradicting_keys_of_storage_are_refused(tmp_path, storage, says):
     """Wrong or dangerous values below the key `storage` are refused."""
     path = write(tmp_path, REMOTE.replace("STORAGE", storage).replace("PROVIDER", "ssh"))
     with pytest.raises(InputError) as caught:
@@ -201,7 +201,7 @@ def test_storage_that_cannot_be_is_refused(tmp_path, storage, says):
     assert says in str(caught.value)
 
 
-def test_storage_as_it_may_be(tmp_path):
+def test_all_keys_of_storage_together_are_accepted(tmp_path):
     """All keys of `storage` together are accepted, but the provider `virtual` refuses disks."""
     text = REMOTE.replace("STORAGE", "{shared: /mydata/bench, server: head, disk: /dev/disk/by-id/nvme-x, mount: /mydata}")
     assert cluster.load(write(tmp_path, text.replace("PROVIDER", "ssh"))).storage.server == "head"

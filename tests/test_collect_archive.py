@@ -93,7 +93,7 @@ def test_equal_content_gives_equal_members_and_the_archive_is_replaced(workspace
     assert other.read_text() == "mine"
 
 
-def test_runs_that_go_on_checkpoints_and_links_stay_out(tmp_path, capsys):
+def test_running_runs_checkpoints_and_links_are_left_out_of_an_archive(tmp_path, capsys):
     theirs = support.matrix(tmp_path / "work")
     run = next(one for one in theirs.all_runs() if one.result.exists())
     (run.path / "checkpoints").mkdir()

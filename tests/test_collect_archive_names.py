@@ -81,7 +81,7 @@ def test_an_anonymous_archive_does_not_depend_on_the_login(workspace, tmp_path, 
         assert not [member for member in zipped.namelist() if str(tmp_path).encode() in zipped.read(member)]
 
 
-def test_no_word_of_the_records_is_changed_by_a_login_of_this_name(workspace, loaded, monkeypatch):
+def test_a_login_equal_to_a_word_of_the_records_changes_no_record(workspace, loaded, monkeypatch):
     """Each word in the records, and each part of such a word, is tried as a login."""
     sources, _ = contents.chosen(workspace, loaded, 2**30)
     runs = {run.verdict.state: run.folder.path for run in loaded.runs}.values()  # one run of each state

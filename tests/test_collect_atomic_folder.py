@@ -22,7 +22,7 @@ def texts(folder):
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-def test_a_file_of_somebody_else_that_comes_while_the_new_folder_is_filled_is_kept(tmp_path):
+def test_a_file_that_another_process_creates_during_the_replacement_is_kept(tmp_path):
     report = tmp_path / "report"
     replace(report, lambda: None)
     with pytest.raises(InputError, match=r"'notes\.txt', which is not part of a report"):
@@ -31,7 +31,7 @@ def test_a_file_of_somebody_else_that_comes_while_the_new_folder_is_filled_is_ke
     assert list(tmp_path.iterdir()) == [report]
 
 
-def test_a_folder_or_a_link_of_somebody_else_that_comes_while_the_first_one_is_filled_is_kept(tmp_path):
+def test_a_folder_or_link_that_another_process_creates_meanwhile_is_kept(tmp_path):
     colleagues = tmp_path / "colleagues"
     colleagues.mkdir()
     (colleagues / "notes.txt").write_text("of a colleague")

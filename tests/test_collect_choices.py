@@ -82,7 +82,7 @@ def test_a_clear_winner_is_named_with_its_margin(tmp_path):
     ]
 
 
-def test_what_lies_within_the_noise_has_no_winner(tmp_path):
+def test_a_difference_within_the_noise_names_no_winner(tmp_path):
     found = summarized(tmp_path, [(ZERO1, THRICE), (ZERO2, (1, 2, 3, 4)), (FSDP, THRICE)])
     assert only(found)[2, 8][1][SPEED] == ("not told apart", ["zero1", "zero2"])
     assert found.choices[0].contests[0].standings[0].margin_pct is None
@@ -101,7 +101,7 @@ def test_a_choice_agrees_with_the_verdict_on_the_same_pair(tmp_path, late, word)
     assert found.verdicts[0].verdict == ("reproduced" if word == "best" else "undecided")
 
 
-def test_one_repeat_is_an_order_as_measured_and_pooled_noise_decides_where_there_is_some(tmp_path):
+def test_single_repeats_are_ranked_as_measured_unless_other_cells_show_the_noise(tmp_path):
     """With one repeat per cell, the order is only `as measured`. If some cell has repeats, their noise decides."""
     found = summarized(tmp_path / "a", [(DDP, (1,)), (FSDP, (1,))])
     assert only(found)[2, 8][1][SPEED] == ("as measured", ["ddp"])
@@ -111,7 +111,7 @@ def test_one_repeat_is_an_order_as_measured_and_pooled_noise_decides_where_there
     assert choice_text.cautions(found) == []
 
 
-def test_memory_and_time_that_ran_out_are_results_and_the_rest_is_said(tmp_path):
+def test_out_of_memory_and_timeout_count_as_results_and_other_ends_are_named(tmp_path):
     """Out of memory and timeout are outcomes of a strategy. A failed or missing run leaves the answer open."""
     ended = {"reason": "timeout", "why": "ended at its time limit of 600 s"}
     never, broken = support.cell("zero3", 2), support.cell("tp", 2)
@@ -133,7 +133,7 @@ def test_memory_and_time_that_ran_out_are_results_and_the_rest_is_said(tmp_path)
     assert "fsdp2: out of memory; zero1: over the time limit" in str(second.answers[0][1])
 
 
-def test_where_none_fits_the_question_says_so(tmp_path):
+def test_a_question_without_a_fitting_strategy_is_answered_with_none_fits(tmp_path):
     """If no strategy fits on two ranks, the answer for two ranks is `none fits`."""
     found = summarized(tmp_path, [(support.cell("ddp", 4), THRICE), (support.cell("fsdp2", 4), THRICE)],
                        failures=[(DDP, OOM, {}), (FSDP, OOM, {})])  # fmt: skip
@@ -141,7 +141,7 @@ def test_where_none_fits_the_question_says_so(tmp_path):
     assert [(answer.contests, answer.word, answer.best) for answer in answers][-1] == ([0], "none fits", [])
 
 
-def test_the_only_one_that_fits_is_called_so(tmp_path):
+def test_the_only_fitting_strategy_is_called_the_only_one(tmp_path):
     runs = [(DDP, THRICE), (FSDP, THRICE), (support.cell("fsdp2", 4), THRICE)]
     found = summarized(tmp_path, runs, failures=[(support.cell("ddp", 4), OOM, {})])
     question = found.choices[0].questions[0]
@@ -153,7 +153,7 @@ def test_the_only_one_that_fits_is_called_so(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_model_that_fits_one_rank_at_one_batch_only_is_a_split(tmp_path):
+def test_the_decision_tree_asks_for_the_batch_if_one_rank_fits_only_one_batch(tmp_path):
     """The model fits on one rank with batch 8 but not with batch 64, so the decision tree asks for the batch."""
     big = support.cell(global_batch_size=64, micro_batch_size=64)
     found = summarized(tmp_path, [(support.cell(), THRICE)], failures=[(big, OOM, {})])
@@ -190,7 +190,7 @@ def test_only_proven_work_is_ranked(tmp_path, verdict, ranked):
     assert "loss differs by 1" in [one.why for one in found.choices[0].contests[0].contenders] or ranked
 
 
-def test_other_work_by_design_is_not_ranked_and_its_reason_stands_wherever_it_is_named(tmp_path):
+def test_other_work_by_design_is_not_ranked_and_always_named_with_its_reason(tmp_path):
     why = "parameters are averaged every 8 steps"
     proofs = {"fsdp2": SameWork(verdict="other work", why=why)}
     cells = [support.cell(), DDP, FSDP, ZERO1]
@@ -214,7 +214,7 @@ LOOKED_INTO = Instruments(memory="categories", profile=Profile())
 PROFILED = {"profile": {"cost_s": 1.5, "watched_steps": [3, 4]}, "memory": {"cost_s": 0.5, "watched_steps": [2]}}
 
 
-def test_cells_that_differ_only_in_instruments_stand_beside_each_other_and_it_is_said(tmp_path):
+def test_cells_that_differ_only_in_instruments_are_compared_with_a_remark(tmp_path):
     profiled = msgspec.structs.replace(FSDP, instruments=LOOKED_INTO)
     found = summarized(
         tmp_path, [(support.cell(), THRICE), (DDP, THRICE), (profiled, THRICE)], found={"fsdp2": {"instruments": PROFILED}}
@@ -228,7 +228,7 @@ def test_cells_that_differ_only_in_instruments_stand_beside_each_other_and_it_is
     assert rows["ddp"].id not in remark
 
 
-def test_what_also_holds_the_steps_that_were_looked_into_ranks_no_cells_with_other_instruments(tmp_path):
+def test_a_metric_over_profiled_steps_does_not_rank_cells_with_other_instruments(tmp_path):
     """Energy also covers the steps that a profiler slows down, and speed excludes them.
 
     So a profiled and an unprofiled cell are ranked by speed, but not by energy.
@@ -251,7 +251,7 @@ def test_what_also_holds_the_steps_that_were_looked_into_ranks_no_cells_with_oth
     assert "energy_per_unit_j" not in ranked("ddp", "fsdp2")
 
 
-def test_of_a_cell_with_and_without_instruments_the_plainer_one_is_ranked(tmp_path):
+def test_a_cell_without_a_profiler_is_ranked_before_its_profiled_twin(tmp_path):
     """If a cell ran with and without a profiler, the cell without a profiler is ranked."""
     profiled = [msgspec.structs.replace(cell, instruments=LOOKED_INTO) for cell in (support.cell(), DDP, FSDP)]
     found = summarized(tmp_path, [(cell, THRICE) for cell in (support.cell(), DDP, FSDP, *profiled)])
@@ -283,7 +283,7 @@ def test_headings_name_their_key_whole(tmp_path):
     assert {key: contests._said(*key) for key in said} == said
 
 
-def test_bytes_that_were_counted_alike_are_equal(tmp_path):
+def test_sent_bytes_that_differ_by_a_few_bytes_count_as_equal(tmp_path):
     """Numbers of sent bytes that differ by only 16 bytes count as equal."""
     sent = {"ddp": 1e5, "zero1": 1e5 + 16, "fsdp2": 1.5e5, "single": 0.0}
     found = {name: {"communication_bytes": {"counted": value}} for name, value in sent.items()}
@@ -296,7 +296,7 @@ def test_bytes_that_were_counted_alike_are_equal(tmp_path):
     assert [answer.contests for answer in question.answers] == [[1]]
 
 
-def test_accuracy_is_no_reason_to_choose_among_cells_proven_to_do_the_same(tmp_path):
+def test_accuracy_does_not_choose_among_cells_of_proven_same_work(tmp_path):
     """Cells with a same-work proof have equal weights at the start and equal batches. Accuracies differ only by rounding."""
     found = {"ddp": {"final_accuracy": 0.515}, "fsdp2": {"final_accuracy": 0.5}, "ps-async": {"final_accuracy": 0.4}}
     told = summarized(tmp_path / "a", [(DDP, THRICE), (FSDP, THRICE)], found=found)
@@ -307,7 +307,7 @@ def test_accuracy_is_no_reason_to_choose_among_cells_proven_to_do_the_same(tmp_p
     assert only(told)[2, 8][1][ACCURACY] == ("best", ["ddp"])
 
 
-def test_equal_once_is_not_equal(tmp_path):
+def test_equal_values_of_one_repeat_are_as_measured_and_not_equal(tmp_path):
     """Equal accuracies of one repeat each give the result `as measured`; of three repeats each, `equal`."""
     found = {name: {"final_accuracy": 0.5} for name in ("ps-sync", "ps-async", "ps-ssp")}
     cells = [support.cell(name, 2) for name in found]
@@ -371,7 +371,7 @@ def test_another_unit_changes_no_choice_and_no_margin(several, rows, scale, metr
 
 @settings(deadline=None, max_examples=40)
 @given(st.data())
-def test_what_is_missing_is_not_ranked_and_the_rest_stays(several, rows, data):
+def test_a_cell_without_a_metric_is_not_ranked_by_the_metric(several, rows, data):
     """If a cell lacks a metric, it is not ranked by this metric. Each contest still has exactly one answer to each question."""
     kept = copy.deepcopy(rows)
     dropped = set()
@@ -410,7 +410,7 @@ def test_equal_cells_are_rarely_distinguished(several, rows):
     assert 0 < wrong / rounds < 0.07
 
 
-def test_the_front_is_what_nothing_beats_in_both():
+def test_the_pareto_front_has_the_points_that_no_point_dominates():
     """`front` gives the Pareto front of points (cost, gain), where a lower cost and a higher gain are better."""
     points = [(4.0, 10.0), (2.0, 5.0), (3.0, 4.0), (2.0, 3.0), (5.0, 10.0), (1.0, 1.0)]
     assert [points[place] for place in head_to_head.front(points)] == [(1.0, 1.0), (2.0, 5.0), (4.0, 10.0)]
@@ -426,7 +426,7 @@ def test_head_to_head_shows_the_contest_with_most_cells(several):
     assert all(trace["error_y"]["array"][0] > 0 for trace in drawn.data[1:])
 
 
-def test_the_figure_and_the_choice_at_the_start_are_of_the_same_nodes(tmp_path):
+def test_the_first_figure_and_the_first_choice_show_the_same_numbers_of_nodes(tmp_path):
     cells = [support.cell(name, 2, nnodes=nodes) for nodes in (2, 1) for name in ("ddp", "fsdp2")]
     loaded = load.load(prepare(tmp_path, [(one, THRICE) for one in cells]), None)
     found = summary.summarize(loaded, "ddp")
@@ -445,7 +445,7 @@ def test_the_figure_and_the_choice_at_the_start_are_of_the_same_nodes(tmp_path):
     }
 
 
-def test_the_page_and_the_terminal_say_what_to_choose_and_lead_to_its_runs(tmp_path, capsys):
+def test_the_page_and_the_terminal_name_the_choice_and_link_its_runs(tmp_path, capsys):
     workspace = prepare(tmp_path, [(DDP, THRICE), (FSDP, THRICE)], failures=[(ZERO1, OOM, {})], rehearsal=True)
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     shown = capsys.readouterr().out
@@ -469,7 +469,7 @@ def test_of_very_many_choices_the_first_are_shown_and_the_others_counted(several
     assert choice_text.hidden(found) == "6 more comparisons are in summary.json"
 
 
-def test_where_there_is_nothing_to_choose_nothing_is_said(tmp_path, capsys):
+def test_a_study_without_alternatives_has_no_choices(tmp_path, capsys):
     workspace = prepare(tmp_path, [(support.cell(), THRICE), (DDP, THRICE)])
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     assert "which strategy to choose" not in capsys.readouterr().out

@@ -94,7 +94,7 @@ def test_a_finished_run_is_hashed_once(workspace, run, capsys):
     assert "problems" not in third
 
 
-def test_a_result_that_changed_is_named_until_it_is_settled(workspace, run, capsys):
+def test_a_changed_result_is_reported_until_its_manifest_is_removed(workspace, run, capsys):
     fetched(workspace, capsys)
     run.result.write_bytes(run.result.read_bytes() + b"\n")
     for _ in range(2):
@@ -111,7 +111,7 @@ def test_a_file_that_vanished_is_named(workspace, run, capsys):
     assert "steps/rank-00000.jsonl: the file is missing" in capsys.readouterr().err
 
 
-def test_an_event_after_the_end_is_no_change_but_a_rewritten_one_is(workspace, run, capsys):
+def test_an_event_appended_after_the_end_is_accepted_and_a_changed_event_reported(workspace, run, capsys):
     """An event that is appended to a completed run is accepted; a changed event is reported as a changed file."""
     fetched(workspace, capsys)
     support.event(run, "reconciled", 60)
@@ -140,7 +140,7 @@ def test_a_run_still_going_is_fetched_again_each_time(tmp_path, capsys):
     assert found["truncated"] == 0
 
 
-def test_corrupt_lines_are_counted_and_said(workspace, run, capsys):
+def test_corrupt_lines_are_counted_and_reported(workspace, run, capsys):
     content = run.steps_file(0).read_bytes().splitlines(keepends=True)
     run.steps_file(0).write_bytes(b"".join([content[0], b"\xff\xfe garbage\n", b'{"schema":1}\n', *content[1:]]))
     assert main(["fetch", "--workspace", str(workspace.path)]) == 0
@@ -169,7 +169,7 @@ def test_hidden_files_and_folders_are_no_part_of_a_run(workspace, run, capsys):
     assert not [name for name in manifest.read(run).files if "/." in f"/{name}"]
 
 
-def test_only_the_runs_asked_for_are_fetched(workspace, run, capsys):
+def test_fetch_with_names_of_runs_fetches_only_these_runs(workspace, run, capsys):
     assert main(["fetch", "--run", "nothing-*", "--workspace", str(workspace.path)]) == 2
     assert "unknown run 'nothing-*'" in capsys.readouterr().err
     assert main(["fetch", "--run", "single-*", "--workspace", str(workspace.path)]) == 0

@@ -83,7 +83,7 @@ def test_lines_without_a_segment_are_decoded(tmp_path, gone):
     assert is_same(tmp_path) == len(whole) > 2
 
 
-def test_a_clock_that_is_set_back_and_several_boots(tmp_path):
+def test_columns_keep_samples_of_a_clock_set_back_and_of_several_boots(tmp_path):
     """A sampler is started again after a reboot, and its clock is set back within a segment."""
     back = [sample(tick) for tick in range(30)]
     for each in back[10:]:
@@ -120,7 +120,7 @@ def test_samples_of_one_moment_keep_their_order(tmp_path):
             assert is_same(tmp_path) > 0
 
 
-def test_a_line_that_was_edited_by_hand_wins(tmp_path):
+def test_a_line_edited_by_hand_counts_and_not_its_column(tmp_path):
     path = write(tmp_path, [sample(tick) for tick in range(30)])
     all_used = is_same(tmp_path)
     content = path.read_bytes()

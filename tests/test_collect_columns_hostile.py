@@ -168,7 +168,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_segment_that_lies_with_the_right_digest_is_not_used(run, tmp_path, lie):
+def test_a_segment_with_false_values_and_a_valid_digest_is_not_used(run, tmp_path, lie):
     path, found, values = run
     records = path.read_bytes()
     _, values = LIES[lie](found, values)
@@ -178,7 +178,7 @@ def test_a_segment_that_lies_with_the_right_digest_is_not_used(run, tmp_path, li
     assert RunRecords.read(RunDir(tmp_path)).last_record_s == sample(5).wall_s
 
 
-def test_a_forged_segment_without_a_lie_is_used(run, tmp_path):
+def test_a_forged_segment_with_true_values_is_used(run, tmp_path):
     """The proof that the lies above fail for what they say, and not for the digest."""
     path, found, values = run
     path.with_suffix(".columns").write_bytes(support.forged(found, values, path.read_bytes(), found.begin, found.end))
@@ -194,7 +194,7 @@ def test_a_forged_segment_without_a_lie_is_used(run, tmp_path):
         (b'"sha256":"', b'"sha256":"g'),
     ],
 )
-def test_a_line_that_is_no_line_of_a_segment(run, tmp_path, text, other):
+def test_a_segment_with_an_invalid_header_is_not_used(run, tmp_path, text, other):
     path, found, values = run
     columns = path.with_suffix(".columns")
     content = support.forged(found, values, path.read_bytes(), found.begin, found.end)
@@ -218,7 +218,7 @@ def test_a_segment_has_a_largest_size(run, tmp_path, monkeypatch):
     assert is_same(tmp_path) == 0
 
 
-def test_a_file_full_of_beginnings_is_given_up_soon(tmp_path, monkeypatch):
+def test_a_file_of_many_segment_starts_is_abandoned_early(tmp_path, monkeypatch):
     path = write(tmp_path, [sample(tick) for tick in range(10)])
     columns, lines = path.with_suffix(".columns"), []
     whole = columns.read_bytes()

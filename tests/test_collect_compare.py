@@ -78,7 +78,7 @@ def after(before, tmp_path):
     return made
 
 
-def test_a_beside_a_tells_nothing_apart(before, capsys):
+def test_a_workspace_compared_with_itself_differs_in_nothing(before, capsys):
     """A workspace compared with itself: all ratios are 1 and no difference is reported."""
     found = compared(capsys, before, before.path, before.path)
     assert len(found["pairs"]) == 2
@@ -89,7 +89,7 @@ def test_a_beside_a_tells_nothing_apart(before, capsys):
     assert found["environment"] == found["differs"] == found["only_a"] == found["only_b"] == []
 
 
-def test_what_got_slower_is_told_with_its_interval(before, after, capsys):
+def test_a_slower_cell_is_reported_with_its_interval(before, after, capsys):
     found = compared(capsys, before, before.path, after.path)
     slower, same = figures(found, DDP), figures(found, SINGLE)
     step, rate = slower["step_time_ms"], slower["throughput_per_s"]
@@ -106,7 +106,7 @@ def test_what_got_slower_is_told_with_its_interval(before, after, capsys):
     assert "differ at the 95 % level" in said
 
 
-def test_turned_round_every_ratio_and_every_word_is_the_other(before, after, capsys):
+def test_swapping_a_and_b_inverts_each_ratio_and_verdict(before, after, capsys):
     """If A and B are swapped, each ratio becomes its inverse, and `faster` becomes `slower`."""
     there, back = compared(capsys, before, before.path, after.path), compared(capsys, before, after.path, before.path)
     for cell in (SINGLE, DDP):
@@ -119,7 +119,7 @@ def test_turned_round_every_ratio_and_every_word_is_the_other(before, after, cap
                 assert ends == pytest.approx([1 / figure[key] for key in ("ratio", "high", "low")])
 
 
-def test_one_repeat_takes_the_noise_of_others_or_tells_nothing(tmp_path, capsys):
+def test_a_single_repeat_uses_the_pooled_noise_or_has_no_verdict(tmp_path, capsys):
     a, b = (workspace(tmp_path / name, [SINGLE], repeats=1) for name in "ab")
     found = figures(compared(capsys, a, a.path, b.path), SINGLE)
     assert found["step_time_ms"]["verdict"] == "undecided"
@@ -134,7 +134,7 @@ def test_one_repeat_takes_the_noise_of_others_or_tells_nothing(tmp_path, capsys)
     assert found["step_time_ms"]["low"] < 1 < found["step_time_ms"]["high"]
 
 
-def test_cells_behind_one_of_different_work_are_compared(tmp_path, capsys):
+def test_a_cell_of_different_work_does_not_stop_the_comparison_of_later_cells(tmp_path, capsys):
     """A cell whose same-work proof failed does not stop the comparison of the cells after it."""
     places = tmp_path / "a", tmp_path / "b"
     for place, verdict in zip(places, ("proven", "different"), strict=True):
@@ -166,14 +166,14 @@ def test_other_work_is_never_compared(tmp_path, capsys):
         assert "different work" in capsys.readouterr().out
 
 
-def test_what_is_different_on_both_sides_is_different_beside_itself(tmp_path, capsys):
+def test_a_cell_with_a_failed_proof_is_different_even_from_itself(tmp_path, capsys):
     """A cell whose same-work proof failed is marked as different work even if it is compared with itself."""
     made = workspace(tmp_path, [SINGLE], found={"same_work": SameWork(verdict="different", why="because")})
     (pair,) = compared(capsys, made, made.path, made.path)["pairs"]
     assert "different" in pair["different_work"]
 
 
-def test_other_work_by_design_is_compared_with_itself_alone_and_says_what_it_is(tmp_path, capsys):
+def test_other_work_by_design_is_compared_only_with_itself_and_with_a_remark(tmp_path, capsys):
     """A strategy that does other work by design is compared with itself, with a remark, but not with proven work."""
     by_design = {"same_work": SameWork(verdict="other work", why="parameters are averaged every 8 steps")}
     made = workspace(tmp_path / "a", [SINGLE], found=by_design)
@@ -221,7 +221,7 @@ def test_cells_without_a_twin_are_named(before, tmp_path, capsys):
     assert (found["only_a"], found["only_b"]) == (["ddp ×2"], ["fsdp2 ×2"])
 
 
-def test_what_the_machines_and_versions_differ_in_is_listed(before, after, capsys):
+def test_differences_of_machines_and_versions_are_listed(before, after, capsys):
     run = after.all_runs()[0]
     host = json.loads(run.environment(support.HOST).read_text())
     files.write_json(run.environment(support.HOST), host | {"cpu_model": "Another", "gpu_driver": "570.0"})
@@ -232,7 +232,7 @@ def test_what_the_machines_and_versions_differ_in_is_listed(before, after, capsy
     assert (found["processor"]["a"], found["processor"]["b"]) == (["AMD EPYC 7B13"], ["AMD EPYC 7B13", "Another"])
 
 
-def test_two_matrices_of_one_workspace(tmp_path, capsys):
+def test_two_matrices_of_one_workspace_are_compared(tmp_path, capsys):
     eager, compiled = ([support.cell(compile=how), support.cell("ddp", 2, compile=how)] for how in (False, True))
     made = workspace(tmp_path, eager)
     workspace(tmp_path, compiled, name="compiled")
@@ -245,7 +245,7 @@ def test_two_matrices_of_one_workspace(tmp_path, capsys):
     assert "cells were matched although compile differs: false in A, true in B" in capsys.readouterr().out
 
 
-def test_a_name_that_is_nothing_and_a_matrix_of_a_matrix_are_wrong_input(before, capsys):
+def test_an_unknown_name_and_a_matrix_option_for_a_matrix_are_refused(before, capsys):
     """An argument that is neither a matrix nor a folder is refused, and so is --matrix if the arguments are matrices."""
     for arguments, said in (
         (["nothing", "quickstart"], "nothing: is neither a matrix of this workspace nor a folder"),
@@ -266,13 +266,13 @@ def paired(found):
     return [(one.id, other.id) for one, other in found.pairs]
 
 
-def test_the_time_limit_and_the_proof_make_no_other_cell():
+def test_cells_that_differ_in_time_limit_or_proof_are_matched():
     """Two cells that differ only in time limit, proof and expected ends are paired."""
     other = support.cell(time_limit_s=60, prove="auto", expect=["oom"])
     assert paired(match(loaded(SINGLE), loaded(other))) == [(SINGLE.name(), other.name())]
 
 
-def test_what_is_trained_never_differs():
+def test_cells_that_differ_in_the_trained_work_are_never_matched():
     for changed in ({"seq_len": 128}, {"global_batch_size": 16}, {"seed": 7}, {"steps": 11}):
         found = match(loaded(SINGLE), loaded(support.cell(**changed)))
         assert (found.pairs, found.differs, len(found.only_a), len(found.only_b)) == ([], [], 1, 1)
@@ -287,7 +287,7 @@ def test_a_precision_that_differs_throughout_is_another_computation():
     assert comparability.different_computation([cast, support.cell("ddp", 2, precision="bf16")]) is None
 
 
-def test_the_same_cells_on_two_types_of_gpus_are_compared_and_never_one_cell():
+def test_cells_on_two_gpu_types_are_compared_and_never_merged():
     a, b = (support.cell("ddp", 2, gpu_type=name) for name in ("a100", "h100"))
     assert a.hash() != b.hash() != support.cell("ddp", 2).hash()
     matches = match(loaded(a), loaded(b))
@@ -296,14 +296,14 @@ def test_the_same_cells_on_two_types_of_gpus_are_compared_and_never_one_cell():
     assert not comparability.same_work(a, b)
 
 
-def test_a_key_that_differs_in_some_cells_only_pairs_none():
+def test_a_key_that_differs_in_opposite_directions_matches_no_cells():
     """`compile` differs between A and B, but in opposite directions for the two cells. So no cell is paired."""
     one, other = support.cell(compile=True), support.cell("ddp", 2, compile=False)
     there = support.cell(compile=False), support.cell("ddp", 2, compile=True)
     assert match(loaded(one, other), loaded(*there)).pairs == []
 
 
-def test_cells_that_would_be_the_same_are_not_guessed_at():
+def test_a_cell_with_two_possible_matches_is_not_matched():
     """If two cells of B match the same cell of A, no cell is matched.
 
     The cell of A uses the launcher fork, and the two cells of B use torchrun. If the launcher and the number of nodes are
@@ -316,7 +316,7 @@ def test_cells_that_would_be_the_same_are_not_guessed_at():
 
 
 @given(st.permutations([SINGLE, DDP, support.cell("fsdp2", 2), support.cell("zero3", 2)]), st.integers(0, 4), st.integers(0, 4))
-def test_every_cell_is_in_one_place_whatever_the_order(cells, cut_a, cut_b):
+def test_each_cell_is_matched_or_listed_once_for_every_order(cells, cut_a, cut_b):
     a, b = cells[:cut_a], cells[cut_b:]
     there, back = match(loaded(*a), loaded(*b)), match(loaded(*b), loaded(*a))
     assert sorted(paired(there)) == sorted((other, one) for one, other in paired(back))
@@ -378,7 +378,7 @@ def test_exact_numbers_are_equal_or_distinguished():
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_equal_cells_are_told_apart_no_more_often_than_a_95_percent_interval_may(n):
+def test_equal_cells_differ_at_most_as_often_as_a_95_percent_interval_allows(n):
     chance, apart = random.Random(5), 0
     for _ in range(2000):
         sides = [[chance.gauss(100, 2) for _ in range(n)] for _ in "ab"]

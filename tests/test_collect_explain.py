@@ -96,7 +96,7 @@ def test_an_unknown_value_has_its_reason(workspace, capsys, row, metric, why):
     assert why in said["why"]
 
 
-def test_a_run_that_did_not_complete_says_why_it_has_no_value(workspace, capsys):
+def test_an_incomplete_run_has_the_reason_why_its_value_is_missing(workspace, capsys):
     _, said = explained(capsys, workspace, "fsdp2 x2", "step_time_ms")
     assert [run["value"] is None for run in said["runs"]] == [False, False, True]
     assert said["runs"][2]["why"].startswith("failed: ")

@@ -229,7 +229,7 @@ def test_every_metric_of_a_run_ends_in_a_file_with_a_place(workspace, runs):
     assert nowhere == []
 
 
-def test_a_value_changes_with_each_key_of_the_result_that_is_named(workspace, runs):
+def test_changing_a_named_key_of_the_result_changes_the_value(workspace, runs):
     checked = set()
     for metric in (metric for metric in menu() if metric.of_run):
         for run in [run for run in runs if metric.of_run(run) is not None][:1]:

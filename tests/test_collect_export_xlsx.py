@@ -112,7 +112,7 @@ def test_a_text_is_never_a_formula(workbook, written):
             assert re.search(rb"<f[ >]", packed.read(name)) is None, name
 
 
-def test_of_a_number_that_is_none_an_empty_field_is_written():
+def test_a_missing_or_infinite_number_is_an_empty_field():
     assert [xlsx._cell(None, value) for value in (None, "", float("nan"), float("inf"))] == [None] * 4
     assert [xlsx._cell(None, value) for value in (0, 0.0, False)] == [0, 0.0, False]
 

@@ -103,7 +103,7 @@ def test_a_second_export_leaves_nothing_of_the_first(workspace, tmp_path):
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_a_folder_with_other_things_is_left_as_it_was(workspace, tmp_path, capsys):
+def test_an_export_does_not_replace_a_folder_with_other_files(workspace, tmp_path, capsys):
     out = exported(workspace, "csv", tmp_path / "out")
     (out / "mine.txt").write_text("mine")
     before = {path.name: path.read_bytes() for path in out.iterdir()}
@@ -112,7 +112,7 @@ def test_a_folder_with_other_things_is_left_as_it_was(workspace, tmp_path, capsy
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_an_export_that_fails_midway_leaves_the_one_before(hostile, tmp_path):
+def test_an_export_that_fails_midway_keeps_the_previous_export(hostile, tmp_path):
     def fails(_loaded, _summary, folder, _place):
         (folder / "summary.md").write_text("half")
         raise InputError("no")
@@ -153,7 +153,7 @@ SEEN = st.text(alphabet=st.characters(exclude_categories=("C", "Z"), include_cha
 
 @settings(max_examples=40)
 @given(st.lists(st.lists(SEEN, min_size=2, max_size=2), min_size=1, max_size=4))
-def test_markdown_shows_every_text_as_it_is(texts):
+def test_markdown_escapes_every_text(texts):
     drawn = markdown._drawn(text_tables.TextTable("t", "", ["a", "b"], texts))
     assert rows_of(drawn)[1:] == [[flat(text) for text in row] for row in texts]
 
@@ -220,7 +220,7 @@ def set_by_tex(text: str) -> str:
 
 @given(SEEN | st.text(alphabet="\\{}$&#_%~^<>|`\"'[]*-, ?!±×²µ"))
 @example("\\textbackslash{} {\\char34}--,,''``?`!`")
-def test_latex_sets_every_text_as_it_is(text):
+def test_latex_escapes_every_text(text):
     escaped = latex.escape(text)
     assert set_by_tex(escaped) == flat(text)
     assert not re.match(r"[*\[]", escaped), "after the \\\\ of the row before, TeX would read these as its options"
@@ -252,7 +252,7 @@ def test_latex_tables_balance_and_say_what_was_run(hostile, tmp_path):
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")
 @pytest.mark.skipif(not shutil.which("pdftotext"), reason="pdftotext is not installed")
-def test_what_pdflatex_sets_is_the_text(tmp_path):
+def test_pdflatex_typesets_special_characters_as_they_are(tmp_path):
     marks = [char for char in map(chr, range(0x21, 0x7F)) if not char.isalnum()] + list("±×²µ")
     texts = [*(char * 3 for char in marks), *(f"{char}a" for char in marks), HOSTILE.replace("©", "")]
     # The font encoding T1 is needed, because it has straight quotes.

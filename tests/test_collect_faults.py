@@ -104,7 +104,7 @@ def test_a_lost_worker_costs_the_rest_of_its_units_or_the_rest_of_the_run(summar
     assert row.metrics["throughput_per_s"].value == pytest.approx(1300 / 0.5)
 
 
-def test_nobody_reads_a_cell_with_a_fault_as_an_ordinary_cell(summarized):
+def test_a_cell_with_a_fault_is_marked_in_labels_and_remarks(summarized):
     _, summary = summarized
     labels = columns.labels(summary.rows)
     assert [label.partition(", ")[2] for label in labels] == ["", "rank 1 slowed by 50 ms", "rank 1 lost at step 4"] * 2

@@ -100,7 +100,7 @@ def test_a_run_that_is_here_is_not_transferred_again(cluster, fetch, there, here
 
 
 @pytest.mark.parametrize("left", ["log/old.log", ".old", "log/.rsync-partial/old"])
-def test_what_an_earlier_transfer_left_beside_a_new_run_does_not_get_into_it(cluster, fetch, there, here, left):
+def test_files_of_an_earlier_transfer_do_not_get_into_a_new_run(cluster, fetch, there, here, left):
     """Files are copied to a folder in `.incoming`. It becomes the run folder if it has exactly the manifest's files."""
     path = cluster.here.runs / ".incoming/files" / there.name / left
     path.parent.mkdir(parents=True)
@@ -118,7 +118,7 @@ def test_no_content_is_sent_from_storage_that_both_machines_see(cluster, fetch, 
     assert contents(here) == contents(there)
 
 
-def test_a_file_on_shared_storage_that_changes_while_it_is_copied_is_told(cluster, fetch, there, here, monkeypatch):
+def test_a_shared_file_that_vanishes_during_its_copy_is_reported(cluster, fetch, there, here, monkeypatch):
     """The cluster has hashed a file, and the file vanishes before this machine copies it."""
     (cluster.there.path / remote_workspace.MARK).write_text("far:/ws\n")
     opened = arrival._opened
@@ -147,7 +147,7 @@ def test_a_wait_for_files_is_not_called_a_wait_for_the_list_of_runs(cluster, fet
     assert offered.exists()
 
 
-def test_a_cut_file_is_continued_where_it_was_cut(cluster, fetch, there, here):
+def test_a_partial_file_is_continued_where_its_transfer_stopped(cluster, fetch, there, here):
     (there / "trace").mkdir()
     (there / "trace/rank-00000.json.gz").write_bytes(os.urandom(2_000_000))
     cluster.fault(1, 1_500_000, "cut")
@@ -207,7 +207,7 @@ def test_files_have_their_times_and_entries_the_modes_of_new_entries(fetch, ther
             assert path.stat().st_mtime_ns == (there / path.relative_to(here)).stat().st_mtime_ns, path
 
 
-def test_a_part_that_the_first_node_cannot_gather_is_told_here_too(fetch, there, here):
+def test_a_part_that_the_first_node_cannot_gather_is_reported(fetch, there, here):
     """The first node lacks the run's files of gpu1. `collect fetch` on this machine reports this too."""
     RunDir(there).write_event("step", placement.PLACED, nodes=["gpu1"])
     said, (found,) = fetch(code=1)
@@ -217,7 +217,7 @@ def test_a_part_that_the_first_node_cannot_gather_is_told_here_too(fetch, there,
     assert contents(here) == contents(there)
 
 
-def test_a_run_that_goes_on_is_fetched_again(cluster, fetch, there, here):
+def test_a_running_run_is_fetched_again(cluster, fetch, there, here):
     going = support.prepare(cluster.there, support.cell(), repeat=2)
     support.event(going, "started", 0)
     for steps in (2, 5):
@@ -236,7 +236,7 @@ def test_a_run_that_was_started_again_and_ended_again_is_fetched_again(fetch, th
 
 
 @pytest.mark.parametrize("left", ["nothing of a file", "an older state of a file"])
-def test_a_run_that_an_older_release_left_cut_is_fetched_again(cluster, fetch, there, here, left):
+def test_a_run_that_an_older_release_fetched_partly_is_fetched_again(cluster, fetch, there, here, left):
     """An older version of shardlab transferred a run's manifest before the run's files.
 
     If its transfer was cut, a run folder can have a manifest and not the files that the manifest lists.
@@ -253,7 +253,7 @@ def test_a_run_that_an_older_release_left_cut_is_fetched_again(cluster, fetch, t
     assert contents(here) == contents(there)
 
 
-def test_a_result_that_was_changed_here_is_told_and_stays(fetch, there, here):
+def test_a_result_changed_on_this_machine_is_reported_and_kept(fetch, there, here):
     fetch()
     (here / SUBJECT).write_text("{}")
     for _ in range(2):
@@ -266,7 +266,7 @@ def test_a_result_that_was_changed_here_is_told_and_stays(fetch, there, here):
     assert contents(here) == contents(there)
 
 
-def test_a_result_that_was_changed_on_the_cluster_is_told_and_does_not_arrive(fetch, there, here):
+def test_a_result_changed_on_the_cluster_is_reported_and_not_fetched(fetch, there, here):
     fetch()
     good = contents(here)
     (there / SUBJECT).write_text("{}")
@@ -278,7 +278,7 @@ def test_a_result_that_was_changed_on_the_cluster_is_told_and_does_not_arrive(fe
     assert not here.exists()
 
 
-def test_a_file_that_changes_before_it_is_sent_arrives_as_it_is_then(cluster, fetch, there, here):
+def test_a_file_that_changes_before_its_transfer_arrives_with_the_new_content(cluster, fetch, there, here):
     cluster.between(f'sed -i s/2.13.0/2.13.1/ {quote(str(there / SUBJECT))}; rm -f "$0"')
     (found,) = fetch()[1]
     assert "problems" not in found
@@ -286,7 +286,7 @@ def test_a_file_that_changes_before_it_is_sent_arrives_as_it_is_then(cluster, fe
     assert contents(here) == contents(there)
 
 
-def test_a_run_that_ended_and_whose_file_changes_while_it_is_fetched_is_told(cluster, fetch, there, here):
+def test_a_file_of_an_ended_run_that_changes_during_the_fetch_is_reported(cluster, fetch, there, here):
     fetch()
     shutil.rmtree(here)
     cluster.between(f'printf "%s" x > {quote(str(there / SUBJECT))}')
@@ -298,7 +298,7 @@ def test_a_run_that_ended_and_whose_file_changes_while_it_is_fetched_is_told(clu
     assert contents(cluster.here.runs / going.run_id) == contents(going.path)
 
 
-def test_a_file_that_vanishes_before_it_is_sent_is_told_if_the_run_had_ended(cluster, fetch, there, here):
+def test_a_file_of_an_ended_run_that_vanishes_before_its_transfer_is_reported(cluster, fetch, there, here):
     fetch()
     shutil.rmtree(here)
     going = support.prepare(cluster.there, support.cell(), repeat=2)
@@ -312,7 +312,7 @@ def test_a_file_that_vanishes_before_it_is_sent_is_told_if_the_run_had_ended(clu
 
 
 @pytest.mark.parametrize("kind", ["a symlink", "a FIFO", "a socket", "a device"])
-def test_what_is_no_file_on_the_cluster_is_named_and_does_not_arrive(cluster, fetch, there, here, monkeypatch, kind):
+def test_links_fifos_sockets_and_devices_are_named_and_not_copied(cluster, fetch, there, here, monkeypatch, kind):
     """Symlinks, FIFOs, sockets and devices on the cluster are named in a message and not copied."""
     path = there / "validation.jsonl"
     if kind == "a symlink":
@@ -337,7 +337,7 @@ def test_what_is_no_file_on_the_cluster_is_named_and_does_not_arrive(cluster, fe
 
 
 @pytest.mark.parametrize("what", ["symlink", "pipe"])
-def test_a_file_that_became_something_else_before_it_was_sent_does_not_arrive(cluster, fetch, there, here, victim, what):
+def test_a_file_replaced_by_a_link_or_pipe_before_its_transfer_is_not_copied(cluster, fetch, there, here, victim, what):
     made = (
         f"ln -sf {victim}/file {there}/{SUBJECT}" if what == "symlink" else f"rm -f {there}/{SUBJECT}; mkfifo {there}/{SUBJECT}"
     )
@@ -376,7 +376,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_an_answer_that_cannot_be_used_is_told_in_a_sentence_and_changes_nothing(cluster, fetch, victim, answer):
+def test_an_invalid_answer_is_reported_in_a_sentence_and_changes_nothing(cluster, fetch, victim, answer):
     fetch()
     before = tree(cluster.here.path)
     cluster.answer(*ANSWERS[answer])
@@ -397,14 +397,14 @@ def test_a_name_that_ends_with_a_newline_is_refused(cluster, fetch):
     assert "Expected `str` matching regex '^[a-z0-9][a-z0-9._-]{0,63}\\\\Z' - at `$.run`" in fetch(code=1)[0]
 
 
-def test_an_answer_that_is_too_large_is_told_in_a_sentence(cluster, fetch, monkeypatch):
+def test_a_too_large_answer_is_reported_in_a_sentence(cluster, fetch, monkeypatch):
     monkeypatch.setattr(remote_conversation, "MOST_BYTES", 1 << 20)
     cluster.answer(b"[" + b" " * (2 << 20) + b"]\n")
     said, _ = fetch(code=1)
     assert "(more than 1 MiB in one line)" in said
 
 
-def test_a_release_without_this_conversation_is_named(cluster, fetch):
+def test_a_cluster_release_without_the_sending_program_is_named(cluster, fetch):
     """An older release on the cluster has no program that sends runs."""
     (cluster.there.path.parents[2] / "bin/python").write_text(
         '#!/bin/sh\necho "No module named collect.fetching.sender" >&2; exit 1\n'
@@ -487,7 +487,7 @@ def test_a_file_in_the_place_of_a_folder_does_not_stop_the_next_command(cluster,
         ({"is_compressed": True}, blocks(zstandard.compress(b"x") * 2), "the cluster sends x with a block that zstd cannot "),
     ],
 )
-def test_a_file_that_is_not_sent_as_it_should_be_is_refused(cluster, fetch, here, begin, content, said):
+def test_a_file_sent_from_a_wrong_offset_or_in_too_large_blocks_is_refused(cluster, fetch, here, begin, content, said):
     file = {"type": "file", "name": "x", "begin": 0, "bytes": 1, "mtime_ns": 0}
     cluster.answer(OFFERS, OFFER | {"run": here.name}, file | begin, content)
     assert f"error: far: {said}" in fetch(code=1)[0]
@@ -558,7 +558,7 @@ def test_nothing_is_written_through_a_link_in_the_place_of_the_notes(cluster, fe
 
 
 @pytest.mark.parametrize("name", ["matrices/quickstart.json", "last-matrix.json"])
-def test_notes_of_another_version_are_told_and_those_here_stay(cluster, fetch, name):
+def test_a_note_of_another_version_is_reported_and_the_local_note_kept(cluster, fetch, name):
     """If a file of the cluster's .shardlab has another format, an error names it and this machine keeps its own file."""
     fetch()
     before = (cluster.here.own / name).read_bytes()

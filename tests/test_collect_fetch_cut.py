@@ -71,7 +71,7 @@ def ended(nodes, repeat, chance):
     return folder, files
 
 
-def test_nothing_is_lost_and_nothing_is_double_if_connections_are_cut(nodes, tmp_path):
+def test_a_fetch_over_cut_connections_loses_and_duplicates_no_file(nodes, tmp_path):
     chance = random.Random(20)
     runs = [ended(nodes, repeat, chance) for repeat in range(1, RUNS + 1)]
     assert {folder.judge().state for folder, _ in runs} == {"failed"}

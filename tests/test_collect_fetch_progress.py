@@ -34,7 +34,7 @@ def test_remarks_name_bytes_rate_and_time_left_of_all_transfers_together():
     assert said[1:] == ["110.0 of 200.0 MiB, 7.0 MiB/s, 13 s left"]
 
 
-def test_no_rate_and_no_time_left_are_said_while_nothing_arrives():
+def test_no_rate_and_no_remaining_time_are_shown_while_nothing_arrives():
     clock, said = Clock(), []
     progress = TransferProgress(said.append, clock=clock)
     report = progress.begin(100 * MIB)
@@ -43,7 +43,7 @@ def test_no_rate_and_no_time_left_are_said_while_nothing_arrives():
     assert said == ["0.0 of 100.0 MiB"]
 
 
-def test_a_wait_is_said_once():
+def test_a_wait_is_reported_once():
     clock, said = Clock(), []
     progress = TransferProgress(said.append, clock=clock)
     look = progress.while_waiting("gpu1: the node reads.")

@@ -108,7 +108,7 @@ def test_a_panel_whose_lines_are_all_hidden_has_an_invisible_trace(tmp_path, mon
     assert len(panel(found, "Power")) == 16
 
 
-def test_uuids_in_the_legend_are_as_long_as_it_takes(tmp_path, monkeypatch):
+def test_uuids_in_the_legend_are_long_enough_to_be_distinct(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "UUIDS", [f"GPU-00000000-0000-{number}" for number in range(8)])
     found, _ = drawn(tmp_path, lambda uuid, number, t: GpuSample(uuid=uuid, power_w=1.0))
     names = [line["name"] for line in panel(found, "Power")]
@@ -125,7 +125,7 @@ def test_a_gpu_that_is_lost_leaves_its_line_and_no_other(tmp_path):
     assert ends[3] < min(ends[:3] + ends[4:]) - 1
 
 
-def test_without_gpus_there_is_no_such_figure(tmp_path):
+def test_without_gpus_the_figure_of_gpus_is_not_drawn(tmp_path):
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell()], repeats=1)
     support.completed(workspace, support.cell())
@@ -134,7 +134,7 @@ def test_without_gpus_there_is_no_such_figure(tmp_path):
     assert gpus.draw(group) is None
 
 
-def test_more_gpus_than_anybody_can_follow_are_counted(tmp_path, monkeypatch):
+def test_gpus_beyond_the_limit_of_the_figure_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "MOST_LINES", 10)
     found, all_of_them = drawn(tmp_path, lambda uuid, number, t: GpuSample(uuid=uuid, utilization_pct=1.0))
     assert found is None  # no figure with a line per GPU: the cell has more GPUs than MOST_LINES

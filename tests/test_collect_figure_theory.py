@@ -56,7 +56,7 @@ def test_without_predictions_there_is_no_figure(tmp_path):
     assert theory.draw(group) is None
 
 
-def test_a_panel_of_which_nothing_is_known_is_left_out(tmp_path):
+def test_a_panel_without_values_is_left_out(tmp_path):
     """A browser cannot draw an x axis without a range."""
     workspace, what = Workspace(tmp_path), support.cell("ddp", 2)
     support.keep(workspace, [what], repeats=1)

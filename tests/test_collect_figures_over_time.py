@@ -77,7 +77,7 @@ def test_hosts_that_sample_at_other_moments_are_added_up():
     assert [value for moment, value in points if moment > 61] == []
 
 
-def test_gpus_and_hosts_come_together_as_their_metrics_have_it():
+def test_gpus_and_hosts_are_aggregated_as_in_their_metrics():
     seen = [
         sample(t, host, cpu_pct=cpu, gpus=[GpuSample(uuid=uuid, utilization_pct=gpu, memory_used_bytes=used)])
         for t in range(20)
@@ -141,7 +141,7 @@ def test_thinned_lines_keep_what_is_not_known():
     assert {0.0, 6.0} <= set(thinned)
 
 
-def test_nothing_recorded_is_no_curve():
+def test_a_run_without_samples_has_no_curve():
     empty = frames()
     assert curves.together(curves.rates(of_a_run(empty.nics), "tx_bytes"), "sum") == {}
     assert curves.together(curves.levels(of_a_run(empty.hosts), "host", "cpu_pct"), "mean") == {}
@@ -290,7 +290,7 @@ def test_a_resumed_run_is_in_no_figure_over_time(tmp_path):
     assert memory_by_run.draw(group) is None
 
 
-def test_utilization_is_marked_as_the_rows_have_it(on_gpus):
+def test_utilization_is_marked_as_in_the_table_rows(on_gpus):
     group = group_of(on_gpus)
     drawn = utilization.draw(group)
     marks = [(entry["x"][0], entry["y"][0]) for entry in drawn.data if "error_x" in entry]
@@ -305,7 +305,7 @@ def test_utilization_is_marked_as_the_rows_have_it(on_gpus):
     ]
 
 
-def test_memory_by_run_is_of_the_hungriest_rank_and_blank_where_an_instrument_looked(tmp_path):
+def test_memory_by_run_is_the_largest_rank_and_blank_during_profiled_steps(tmp_path):
     """The figure shows the rank with the most memory, and has no value at a step that an instrument observed."""
     workspace = Workspace(tmp_path)
     what = support.cell("ddp", 2)
@@ -340,7 +340,7 @@ def batch(size, strategy="single", gpus=1, **other):
     return support.cell(strategy, gpus, global_batch_size=size, micro_batch_size=size // gpus, **other)
 
 
-def test_batches_of_one_strategy_are_a_line_up_to_where_memory_ends(tmp_path):
+def test_the_batch_sizes_of_a_strategy_are_a_line_that_ends_at_out_of_memory(tmp_path):
     """Cells of a strategy that differ only in batch size are one line. A size that ran out of memory is marked `oom`."""
     alone = batch(8, "ddp", 2)
     accumulated = support.cell(global_batch_size=32, micro_batch_size=8, gradient_accumulation_steps=4)

@@ -103,7 +103,7 @@ def test_the_parts_of_a_step_add_up_to_its_span(gpu):
         assert (compute, idle) == (mark.row.metrics["compute_ms"].value, mark.row.metrics["idle_ms"].value)
 
 
-def test_the_parts_are_the_truth_about_a_trace(tmp_path):
+def test_the_drawn_parts_equal_the_generated_parts_of_a_trace(tmp_path):
     """The bars equal the times that support_traces computes from the generated events."""
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell()], 1)
@@ -119,7 +119,7 @@ def test_the_parts_are_the_truth_about_a_trace(tmp_path):
     assert part(found, "idle") == pytest.approx([truth["idle_ns"] / steps_ms])
 
 
-def test_only_cells_that_have_it_are_listed(gpu):
+def test_a_figure_lists_only_cells_with_its_values(gpu):
     """A cell is listed in a figure only if its traces have the values that the figure shows."""
     labels = [note["text"] for note in drawn(gpu, breakdown.draw)[0].layout["annotations"]]
     assert labels == ["single ×1", "ddp ×2"]
@@ -226,7 +226,7 @@ def test_memory_is_what_the_instrument_found_at_the_peak(tmp_path):
     assert found.layout["xaxis"]["title"]["text"] == "MiB"
 
 
-def test_what_sharding_leaves_stands_beside_the_estimate(tmp_path):
+def test_the_measured_memory_of_each_category_is_drawn_beside_the_estimate(tmp_path):
     """The measured memory of a rank in each category is drawn beside the estimate."""
     looked_into(Workspace(tmp_path))
     found, group = drawn(Workspace(tmp_path), sharding.draw)
@@ -262,7 +262,7 @@ def piped(workspace, micro_batches=(4, 16)):
             path.write_text("".join(json.dumps(record | passes) + "\n" for record in records))
 
 
-def test_a_bubble_stands_over_its_micro_batches_beside_theory(tmp_path):
+def test_a_bubble_is_drawn_over_its_micro_batches_beside_theory(tmp_path):
     piped(Workspace(tmp_path))
     found, group = drawn(Workspace(tmp_path), bubble.draw)
     curve, measured = found.data
@@ -281,7 +281,7 @@ def test_a_bubble_stands_over_its_micro_batches_beside_theory(tmp_path):
 
 
 @pytest.mark.parametrize("module", OURS, ids=lambda module: module.NAME)
-def test_nothing_is_drawn_of_nothing(module, tmp_path):
+def test_no_figure_is_drawn_without_traces(module, tmp_path):
     """Without traces, none of the figures in OURS is drawn."""
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell(), support.cell("ddp", 2)], 1)
@@ -331,7 +331,7 @@ def test_names_of_kernels_are_text_and_never_markup(tmp_path):
     assert "<a" not in json.dumps([found.data, found.layout])
 
 
-def test_the_page_holds_them_all(gpu):
+def test_the_page_holds_every_figure_of_traces(gpu):
     loaded = load.load(gpu, None)
     html = page.draw(loaded, summary.summarize(loaded, "single"), gpu.report, gpu.runs)
     for title in ("Where a step", "Overlap", "Collectives", "Operators against the baseline"):

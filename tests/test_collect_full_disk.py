@@ -72,7 +72,7 @@ DRAWN = [
 
 
 @pytest.mark.parametrize(("name", "part"), [*CASES, *DRAWN])
-def test_an_export_to_a_full_disk_is_one_sentence_and_the_old_one_stays(workspace, disk, capfd, name, part):
+def test_an_export_to_a_full_disk_is_one_sentence_and_keeps_the_old_export(workspace, disk, capfd, name, part):
     out = disk / "out"
     assert exported(workspace, name, out) == 0
     before, needed = content(out), taken(out)
@@ -91,7 +91,7 @@ def test_an_export_to_a_full_disk_is_one_sentence_and_the_old_one_stays(workspac
 
 
 @pytest.mark.parametrize("part", [0, 0.5, 0.9])
-def test_a_report_to_a_full_disk_is_one_sentence_and_the_old_one_stays(workspace, disk, capfd, part):
+def test_a_report_to_a_full_disk_is_one_sentence_and_keeps_the_old_report(workspace, disk, capfd, part):
     out = disk / "report"
     command = ["summarize", "--workspace", str(workspace.path), "--out", str(out)]
     assert main(command) == 0

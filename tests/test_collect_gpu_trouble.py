@@ -37,7 +37,7 @@ def summarized(path, gpu, uuids):
         ({"throttled": ["hardware thermal slowdown"]}, "GPU-0 had lowered clocks (hardware thermal slowdown)"),
     ],
 )
-def test_a_cell_whose_gpus_were_shared_or_throttled_is_marked_and_neither_ranked_nor_compared(tmp_path, gpu, said):
+def test_a_cell_with_shared_or_throttled_gpus_is_marked_and_not_ranked(tmp_path, gpu, said):
     found = summarized(tmp_path, gpu, OWN)
     rows = {row.cell["strategy"]: row for row in found.rows}
     (run,) = rows["fsdp2"].runs

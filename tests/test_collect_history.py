@@ -48,7 +48,7 @@ def places(tmp_path):
     return july.path, june.path
 
 
-def test_periods_are_in_the_order_of_time_and_say_what_changed(places, capsys):
+def test_periods_are_in_chronological_order_and_name_their_change(places, capsys):
     code, said = history(capsys, *places)
     (cell,) = said["cells"]
     first, second = cell["periods"]

@@ -18,7 +18,7 @@ from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
 
 
-def test_what_looking_cost_is_said(tmp_path, capsys):
+def test_the_report_says_how_much_the_profiler_slows_steps(tmp_path, capsys):
     """The report says that the steps which the profiler observed take three times as long as the other steps."""
     workspace = Workspace(tmp_path)
     plain, looked = support.cell(), support.cell("ddp", 2)
@@ -49,7 +49,7 @@ def test_what_looking_cost_is_said(tmp_path, capsys):
     assert "Cost of the instruments" in (workspace.report / "index.html").read_text()
 
 
-def test_cells_that_were_looked_into_are_named_whatever_the_cells_before_them_are(tmp_path):
+def test_each_profiled_cell_is_named_also_behind_an_unprofiled_family(tmp_path):
     """The profiled cell of the second family (cells of equal work) is named, although the first family has no profiled cell."""
     workspace = Workspace(tmp_path)
     families = [
@@ -96,7 +96,7 @@ def test_memory_over_a_step_is_drawn_by_category_and_adds_up(tmp_path):
     assert len(drawn.data[1]["y"]) == memory_timeline.MOST_POINTS
 
 
-def test_memory_over_several_steps_has_a_panel_for_each_category_and_a_line_for_each_cell(tmp_path):
+def test_memory_over_several_steps_has_a_panel_per_category_and_a_line_per_cell(tmp_path):
     workspace = Workspace(tmp_path)
     cells = [support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2)]
     support.keep(workspace, cells, repeats=1)

@@ -148,7 +148,7 @@ def failed_in_a_sentence(done):
     return done.returncode == 1
 
 
-def test_when_the_connection_breaks(tmp_path, desk):
+def test_a_fetch_continues_after_the_connection_breaks(tmp_path, desk):
     rng = random.Random("cut")
     study = Study(Cluster(tmp_path, desk / "ws"), desk, rng)
 
@@ -159,7 +159,7 @@ def test_when_the_connection_breaks(tmp_path, desk):
     interrupted(study, TURNS["cut"], interrupt)
 
 
-def test_when_the_disk_is_full(tmp_path, small_disk):
+def test_a_fetch_continues_after_the_disk_was_full(tmp_path, small_disk):
     rng = random.Random("full")
     study = Study(Cluster(tmp_path, small_disk / "ws"), small_disk, rng)
 
@@ -175,7 +175,7 @@ def test_when_the_disk_is_full(tmp_path, small_disk):
     interrupted(study, TURNS["full"], interrupt)
 
 
-def test_when_the_command_is_killed(tmp_path, desk):
+def test_a_fetch_continues_after_the_command_was_killed(tmp_path, desk):
     rng = random.Random("killed")
     study = Study(Cluster(tmp_path, desk / "ws"), desk, rng)
 

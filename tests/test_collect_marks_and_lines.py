@@ -26,7 +26,7 @@ def test_a_thinned_line_without_gaps_has_as_many_points_as_are_allowed():
     assert 97 <= len(x) <= 100
 
 
-def test_a_mark_of_the_bubble_stands_under_its_own_strategy_alone(tmp_path):
+def test_a_mark_of_a_bubble_is_drawn_only_under_its_own_strategy(tmp_path):
     workspace = Workspace(tmp_path)
     piped(workspace)
     single, *cells = (run.cell for run in (folder.read_run() for folder in workspace.all_runs()))
@@ -62,7 +62,7 @@ def test_kernels_are_listed_by_their_time_and_not_by_their_number(tmp_path, caps
     assert f"; {30 - len(shown)} more in --json" in heading
 
 
-def test_what_differs_between_traces_beyond_a_screen_is_counted(tmp_path, capsys):
+def test_differences_of_traces_beyond_one_screen_are_counted(tmp_path, capsys):
     for name, kernels in (("a", 40), ("b", 3)):
         rank = support_traces.Rank(0, steps=0)
         at = begin = support_traces.NEW
@@ -92,5 +92,5 @@ def test_time_that_a_hypervisor_took_is_busy_time():
 
 
 @pytest.mark.parametrize(("text", "value"), [("1.5 billion", 1.5e9), ("2 million", 2e6), ("7 thousand", 7e3)])
-def test_a_printed_number_with_a_word_is_exactly_that_number(text, value):
+def test_a_printed_number_word_such_as_million_is_parsed_exactly(text, value):
     assert printed_number.parse(text, None, "parameters").value == value

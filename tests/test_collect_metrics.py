@@ -174,7 +174,7 @@ def power(wall_s, *watts):
     return sample(wall_s, gpus=[GpuSample(uuid=str(number), power_w=one) for number, one in enumerate(watts)])
 
 
-def test_energy_is_the_trapezoids_between_power_samples():
+def test_energy_is_the_trapezoid_integral_of_power_samples():
     seen = [power(5, 0.0), power(10, 100.0), power(15, 200.0), power(25, 400.0)]
     found = energy.energy(measured(WINDOW, seen))  # 750 J from 10 s to 15 s, and 1250 J from 15 s to 20 s
     assert (found.value, found.unit) == (pytest.approx(2000), "J")
@@ -193,13 +193,13 @@ def counter(wall_s, *joules, watts=5.0):
     return sample(wall_s, gpus=gpus)
 
 
-def test_energy_is_what_the_counters_grew_by():
+def test_energy_is_the_growth_of_the_counters():
     seen = [counter(9, 1000.0, 0.0), counter(12, 1300.0, 3.0), counter(18, 2500.0, 9.0), counter(21, 2800.0, 12.0)]
     found = energy.energy(measured(WINDOW, seen))  # GPU 0 used 2700 - 1100 J, GPU 1 used 11 - 1 J
     assert (found.value, found.kind) == (pytest.approx(1610), "counter")
 
 
-def test_a_counter_that_does_not_reach_over_the_window_or_began_anew_leaves_the_power():
+def test_energy_is_computed_from_power_if_its_counter_is_incomplete_or_reset():
     """If the energy counter does not cover all timed steps or was reset, the energy is computed from power samples."""
     short = [counter(t, 100.0 * t) for t in (9, 12, 15, 18)]
     anew = [counter(t, value) for t, value in ((9, 900.0), (12, 1200.0), (15, 10.0), (18, 310.0), (21, 610.0))]
@@ -229,7 +229,7 @@ def test_gpu_memory_is_the_highest_share_of_any_gpu():
     assert utilization.gpu_memory(measured(WINDOW, seen)) is None
 
 
-def test_the_size_of_a_gpu_comes_from_the_description_of_its_host_or_else_from_the_samples():
+def test_the_size_of_a_gpu_comes_from_its_host_or_else_from_the_samples():
     hosts = [msgspec.structs.replace(host_with("A"), gpus=[Gpu(uuid="0", name="A", memory_bytes=100)])]
     first = sample(5, started_hz=2.0, gpus=[GpuSample(uuid="0", memory_used_bytes=80, memory_total_bytes=90)])
     seen = [first, sample(12, gpus=[GpuSample(uuid="0", memory_used_bytes=45)])]
@@ -265,7 +265,7 @@ def piped(first, last, **more):
     return measured(ranks, pp=2, dp=1, gradient_accumulation_steps=4, **more)
 
 
-def test_a_bubble_is_what_passes_take_beyond_what_the_stages_compute():
+def test_a_bubble_is_the_time_of_passes_beyond_the_compute_of_stages():
     # With 4 micro-batches, 10 ms for forward and 20 ms for backward on each of 2 stages, a step takes (4 + 1) x 30 ms, of which
     # each stage computes 120 ms. The bubble is the rest: 20 %.
     found = piped((40.0, 110.0), (50.0, 100.0))
@@ -336,7 +336,7 @@ def test_a_step_that_a_rank_did_not_record_is_in_no_metric():
     assert throughput.throughput(measured({0: TWO_RANKS[0]}, gpus=2)) is None
 
 
-def test_nothing_recorded_gives_no_number_in_any_metric():
+def test_a_run_without_records_has_no_value_of_any_metric():
     empty = measured({})
     assert [metric.name for metric in menu() if metric.of_run and metric.of_run(empty) is not None] == []
 
@@ -361,7 +361,7 @@ def test_processors_are_averaged_over_the_timed_window_and_hosts():
     assert utilization.cpu(measured(WINDOW, [sample(12)])) is None
 
 
-def test_gpus_are_averaged_and_absent_without_one():
+def test_utilization_is_averaged_over_gpus_and_absent_without_a_gpu():
     seen = [sample(12, gpus=[GpuSample(uuid="x", utilization_pct=80.0), GpuSample(uuid="y", utilization_pct=40.0)])]
     assert utilization.gpu(measured(WINDOW, seen)).value == pytest.approx(60)
     assert utilization.gpu(measured(WINDOW, [sample(12, cpu_pct=1)])) is None
@@ -387,7 +387,7 @@ def gloo(*steps_ended_s, sent, seen, backend="gloo", **result):
     return found
 
 
-def test_counters_are_compared_with_what_the_collectives_send_over_gloo():
+def test_counters_are_compared_with_the_bytes_of_collectives_over_gloo():
     moments = [count / 20 for count in range(801)]  # 20 samples per second for 40 s
     both = [sample(t, nics=[nic(round(100 * t)), nic(round(7 * t), "lo", "loopback")]) for t in moments]
     alone = [sample(t, nics=[nic(round(107 * t), "lo", "loopback")]) for t in moments]
@@ -455,7 +455,7 @@ NO_DEVICE = {"kind": "virtual", "mac": "02:00:00:00:00:03"}
     ],
     ids=["renamed", "other address", "virtual", "names exchanged", "bond", "other card", "made again"],
 )  # fmt: skip
-def test_an_interface_is_one_by_its_card_and_address_whatever_its_name(moments, sent):
+def test_an_interface_is_identified_by_device_and_mac_address(moments, sent):
     """An interface is identified by its device and MAC address, so that its counter continues under another name."""
     seen = [sample(at, nics=nics) for at, nics in zip((9, 15, 21), moments, strict=True)]
     found = network.network(measured(WINDOW, seen))
@@ -510,7 +510,7 @@ def test_no_degree_of_freedom_has_no_quantile():
         ((), "no samples", 0),
     ],
 )
-def test_a_host_whose_sampler_ended_early_is_said_to_lack_samples(times, incomplete, coverage_pct):
+def test_a_host_whose_sampler_ended_early_is_reported_to_lack_samples(times, incomplete, coverage_pct):
     seen = measured(WINDOW, [sample(9, host="b"), sample(10, host="b"), *(sample(time) for time in times)])
     found = {entry.host: entry for entry in telemetry.coverage("r", seen.timed, seen.samples, ["a"], {}, {}, {})}
     entry = found["a"]
@@ -630,13 +630,13 @@ def test_numbers_have_digits_enough_to_compare(value, text):
     assert notation.number(value) == text
 
 
-def test_numbers_that_are_none_are_said():
+def test_nan_and_zero_are_printed_as_such():
     """NaN is printed as `nan`, and 0 as `0`."""
     assert notation.number(math.nan) == "nan"
     assert notation.number(0.0) == "0"
 
 
-def test_every_metric_says_what_it_is():
+def test_every_metric_has_a_description():
     names = [metric.name for metric in menu()]
     assert len(names) == len(set(names))
     assert {"throughput_per_s", "step_time_ms", "peak_memory_bytes", "speed_up", "final_loss", "network_bytes"} <= set(names)

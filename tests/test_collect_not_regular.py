@@ -53,7 +53,7 @@ def put(kind, path, outside):
 
 @pytest.mark.parametrize("kind", ["a symlink", "a FIFO", "a socket"])
 @pytest.mark.parametrize("place", PLACES)
-def test_what_stands_in_the_place_of_a_record_file_is_named_and_not_read(run, tmp_path, monkeypatch, kind, place):
+def test_a_link_or_fifo_in_place_of_a_record_file_is_named_and_not_read(run, tmp_path, monkeypatch, kind, place):
     monkeypatch.chdir(tmp_path)  # makes the path of the socket short: at most 108 bytes are allowed
     put(kind, run.path / place, tmp_path / "outside")
     found = LoadedRun.read(run)
@@ -132,7 +132,7 @@ def test_a_run_that_waits_for_another_start_is_not_complete(workspace):
     assert fetched_run.fetch_run(again).problems == []
 
 
-def test_a_file_whose_name_is_no_utf_8_is_named_and_not_in_the_manifest(workspace, run, capsys):
+def test_a_file_name_that_is_no_utf_8_is_reported_and_not_in_the_manifest(workspace, run, capsys):
     """A manifest cannot contain a file name that is not valid UTF-8.
 
     If the manifest contained a changed name instead, each later fetch would report that this file is missing.

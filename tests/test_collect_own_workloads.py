@@ -53,7 +53,7 @@ def test_two_models_of_one_name_are_never_compared_as_equal(tmp_path, capsys):
     assert f"no cell is in both A and B: workload_code is {'a' * 16} in A and {'c' * 16} in B" in capsys.readouterr().out
 
 
-def test_a_claim_names_an_own_workload_and_the_report_says_which_code_it_was(tmp_path, capsys):
+def test_a_claim_may_name_an_own_workload_and_the_report_has_its_digest(tmp_path, capsys):
     made = workspace(tmp_path, "a" * 16)
     (verdict,) = collect(capsys, "verdicts", "--workspace", str(made.path))["verdicts"]
     assert verdict["verdict"] == "reproduced"

@@ -70,12 +70,12 @@ def test_printed_numbers_are_read(text, unit, metric_unit, value):
         ("nan%", None, "%"),
     ],
 )
-def test_what_is_not_read_for_certain_is_not_guessed(text, unit, metric_unit):
+def test_an_ambiguous_printed_number_is_refused(text, unit, metric_unit):
     with pytest.raises(ValueError, match=r"\.$"):
         parse(text, unit, metric_unit)
 
 
-def test_a_print_says_how_exact_it_is():
+def test_the_digits_of_a_printed_number_give_its_precision():
     assert (parse("58.3s", None, "s").low, parse("58.3s", None, "s").high) == (pytest.approx(58.25), pytest.approx(58.35))
     assert (parse("58.3 ± 0.2 s", None, "s").low, parse("58.3 ± 0.2 s", None, "s").high) == (
         pytest.approx(58.1), pytest.approx(58.5),
@@ -90,13 +90,13 @@ def test_a_print_says_how_exact_it_is():
 
 
 @given(st.floats(0.01, 1e6).map(lambda value: round(value, 3)), st.sampled_from(["", "~", ">", "about "]))
-def test_a_number_is_read_as_it_was_written(value, before):
+def test_a_number_is_parsed_to_its_written_value(value, before):
     assert parse(f"{before}{value:,.3f} s", None, "s").value == pytest.approx(value)
     assert parse(f"{before}{value:,.3f}", "s", "ms").value == pytest.approx(1000 * value)
 
 
 @given(st.text(max_size=40), st.sampled_from(["s", "bytes", "%", "x", "", "units/s", "J"]))
-def test_no_text_breaks_the_reader(text, metric_unit):
+def test_any_text_gives_a_number_or_our_error(text, metric_unit):
     with contextlib.suppress(ValueError):
         found = parse(text, None, metric_unit)
         assert found.state or found.value is not None

@@ -96,7 +96,7 @@ def test_a_copy_with_another_checksum_keeps_the_files_on_the_cluster(cluster, fe
     assert tree(there) == before
 
 
-def test_a_run_that_goes_on_and_one_that_a_waiting_run_resumes_from_stay(cluster, fetch, there):
+def test_running_runs_and_runs_needed_for_a_resume_are_not_pruned(cluster, fetch, there):
     going = support.prepare(cluster.there, support.cell(), repeat=2)
     support.event(going, "started", 0)
     run = json.loads(going.run_json.read_text())
@@ -113,7 +113,7 @@ def test_a_run_that_goes_on_and_one_that_a_waiting_run_resumes_from_stay(cluster
     assert contents(going.path).keys() >= before.keys()
 
 
-def test_a_process_that_works_in_the_folder_keeps_it(cluster, fetch, there):
+def test_a_run_folder_in_which_a_process_works_is_not_pruned(cluster, fetch, there):
     with subprocess.Popen(["sleep", "1000"], cwd=there) as process:
         _, found = fetch(cluster.here, "--prune", "--yes", code=1)
         process.kill()
@@ -121,14 +121,14 @@ def test_a_process_that_works_in_the_folder_keeps_it(cluster, fetch, there):
     assert (there / TRACE).exists()
 
 
-def test_without_a_confirmation_nothing_is_asked_of_the_cluster(cluster, fetch, here):
+def test_prune_without_a_confirmation_does_not_contact_the_cluster(cluster, fetch, here):
     said, _ = fetch(cluster.here, "--prune", code=2)
     assert said == "error: --prune was not confirmed. Allowed: the option --yes, or the answer `yes` on a terminal.\n"
     assert not here.exists()
 
 
 @pytest.mark.parametrize("where", ["local", "the cluster's own folder", "a copy"])
-def test_the_one_place_of_the_runs_is_never_freed(cluster, fetch, there, where, tmp_path):
+def test_the_only_copy_of_runs_is_never_pruned(cluster, fetch, there, where, tmp_path):
     workspace = cluster.there
     if where == "the cluster's own folder":
         (cluster.here.path / remote_workspace.MARK).write_text("far:/ws\n")

@@ -56,7 +56,7 @@ def assert_same(alone: list[LoadedRun], together: list[LoadedRun]) -> None:
             assert mine.equals(theirs)
 
 
-def test_several_processes_read_what_one_reads(workspace, answers, monkeypatch):
+def test_several_processes_read_the_same_runs_as_one_process(workspace, answers, monkeypatch):
     together = every(workspace)
     assert sum(map(len, answers)) == len(together)
     assert [bool(run.quantities) for run in together] == [run.completed and not run.profiled for run in together]
@@ -69,7 +69,7 @@ def test_several_processes_read_what_one_reads(workspace, answers, monkeypatch):
 
 
 @pytest.mark.parametrize("python", ["/bin/false", "/no/such/python"])
-def test_runs_that_other_processes_could_not_read_are_read_here(workspace, answers, monkeypatch, python):
+def test_runs_that_a_reading_process_fails_on_are_read_in_this_process(workspace, answers, monkeypatch, python):
     monkeypatch.setattr("multiprocessing.spawn._python_exe", os.fsencode(python))
     found = every(workspace)
     assert not answers

@@ -52,7 +52,7 @@ def row_of(summarized, strategy, launcher="torchrun", batch=8):
     return found
 
 
-def test_every_cell_has_a_row_with_what_it_came_to(summarized):
+def test_every_cell_has_a_row_with_its_state(summarized):
     assert [(row.cell["strategy"], row.n, row.state) for row in summarized.rows] == [
         ("single", 3, "completed"),
         ("ddp", 3, "completed"),
@@ -92,7 +92,7 @@ def test_without_a_comparable_baseline_there_is_no_speed_up(summarized, loaded):
     assert summary.summarize(loaded, "no such strategy").rows[1].baseline is None
 
 
-def test_a_baseline_on_several_rank_counts_is_the_one_on_the_fewest(loaded):
+def test_a_baseline_on_several_rank_counts_uses_the_fewest_ranks(loaded):
     """If the baseline strategy ran on several numbers of ranks, its cell with the fewest ranks is the baseline."""
     _, ddp = loaded.cells[:2]
     few = load.LoadedCell("few", support.cell("ddp", 1, global_batch_size=4, micro_batch_size=4), ddp.runs, [])
@@ -109,7 +109,7 @@ def test_a_baseline_on_several_rank_counts_is_the_one_on_the_fewest(loaded):
     "other",
     [{"precision": "bf16"}, {"seq_len": 128}, {"workload": "vit-tiny"}, {"launcher": "fork"}, {"options": {"n_layer": 8}}],
 )
-def test_a_baseline_that_does_other_work_is_none(loaded, other):
+def test_a_cell_of_other_work_is_not_used_as_a_baseline(loaded, other):
     """A cell with another precision, model, launcher or sequence length is not used as a baseline."""
     single, ddp = loaded.cells[:2]
     changed = load.LoadedCell(single.id, support.cell(**({"options": {"n_layer": 4}} | other)), single.runs, [])
@@ -144,7 +144,7 @@ def test_losses_are_compared_through_launchers_and_strategies(loaded):
     assert len(found) == 3
 
 
-def test_telemetry_says_how_much_it_saw(summarized):
+def test_the_coverage_of_telemetry_is_reported(summarized):
     entry = next(entry for entry in summarized.telemetry if entry.run.startswith("single"))
     assert entry.coverage_pct == pytest.approx(100)
     assert entry.largest_gap_s == pytest.approx(0.05, rel=1e-3)
@@ -210,7 +210,7 @@ def test_a_run_whose_records_cannot_be_read_is_set_aside_by_name(tmp_path, capsy
     assert main([*verb, "--workspace", str(tmp_path)]) == 0
 
 
-def test_rehearsal_and_synthetic_data_are_said_everywhere(workspace, capsys):
+def test_rehearsals_and_synthetic_data_are_marked_in_every_output(workspace, capsys):
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     shown = capsys.readouterr().out
     document = json.loads((workspace.report / "summary.json").read_text())
@@ -279,7 +279,7 @@ def test_the_axes_of_the_throughput_figure_hold_every_cell_and_interval(tmp_path
     assert drawn.layout["yaxis"]["range"] == pytest.approx([-0.6, 2.6])
 
 
-def test_beside_a_throughput_stands_half_of_its_interval(tmp_path):
+def test_a_throughput_is_shown_with_half_of_its_interval(tmp_path):
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell()], repeats=3)
     for repeat in (1, 2, 3):
@@ -291,7 +291,7 @@ def test_beside_a_throughput_stands_half_of_its_interval(tmp_path):
     assert half == pytest.approx((estimate.high - estimate.low) / 2, rel=0.05)  # the table rounds to two digits
 
 
-def test_units_that_differ_stand_beside_each_number(tmp_path):
+def test_differing_units_are_shown_beside_each_number(tmp_path):
     workspace = Workspace(tmp_path)
     image = support.cell(workload="vit-tiny", seq_len=None)
     support.keep(workspace, [support.cell(), image], repeats=1)
@@ -374,7 +374,7 @@ def test_the_page_shows_every_cell_state_and_run(loaded, summarized, workspace):
     assert all("title" in spec["layout"]["xaxis"] for spec in specs)
 
 
-def test_what_a_remark_has_between_backticks_is_shown_as_code(loaded, summarized, workspace):
+def test_text_between_backticks_in_a_remark_is_shown_as_code(loaded, summarized, workspace):
     remarked = msgspec.structs.replace(summarized, remarks=["see `collect trace <b>` & `more"])
     text = page.draw(loaded, remarked, workspace.report, workspace.runs)
     assert "<p>see <code>collect trace &lt;b&gt;</code> &amp; `more.</p>" in text
@@ -518,7 +518,7 @@ def reported_twice(tmp_path_factory):
     [("first file", "the old title"), ("page", "the old title"), ("exchange", "the old title"),
      ("old folder removed", "the new title")],
 )  # fmt: skip
-def test_a_kill_leaves_the_old_report_or_the_new_one_whole(reported_twice, tmp_path, point, title):
+def test_a_kill_leaves_the_complete_old_or_new_report(reported_twice, tmp_path, point, title):
     workspace = Workspace(tmp_path / "workspace")
     shutil.copytree(reported_twice.path, workspace.path)
     old = {path.relative_to(workspace.report): path.read_bytes() for path in workspace.report.rglob("*") if path.is_file()}
@@ -540,7 +540,7 @@ def test_a_kill_leaves_the_old_report_or_the_new_one_whole(reported_twice, tmp_p
     assert [path.name for path in workspace.report.iterdir()] == ["index.html"]
 
 
-def test_what_a_command_that_may_still_write_left_is_not_removed(tmp_path):
+def test_a_young_temporary_folder_of_another_command_is_not_removed(tmp_path):
     young = tmp_path / ".report.0a1b2c3d.tmp"
     young.mkdir()
     with atomic_folder.replacing(tmp_path / "report", frozenset()):
@@ -548,7 +548,7 @@ def test_what_a_command_that_may_still_write_left_is_not_removed(tmp_path):
     assert young.exists()
 
 
-def test_a_file_that_somebody_puts_into_the_folder_meanwhile_is_not_lost(tmp_path):
+def test_a_file_added_to_the_folder_during_its_replacement_is_kept(tmp_path):
     folder = tmp_path / "report"
     folder.mkdir()
     (folder / "index.html").write_text("old")
@@ -564,7 +564,7 @@ def test_a_file_that_somebody_puts_into_the_folder_meanwhile_is_not_lost(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
 
-def test_where_folders_cannot_be_exchanged_they_are_renamed(tmp_path, monkeypatch):
+def test_folders_are_renamed_if_they_cannot_be_exchanged(tmp_path, monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
     for content in ("old", "new"):
         with atomic_folder.replacing(tmp_path / "report", frozenset({"a"})) as fresh:
@@ -580,7 +580,7 @@ def test_a_link_in_the_reports_place_is_refused(tmp_path):
         raise AssertionError("the block must not run")
 
 
-def test_a_matrix_of_which_nothing_ran_is_told(tmp_path, capsys):
+def test_a_matrix_without_runs_is_reported(tmp_path, capsys):
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell(), support.cell("ddp", 2)])
     assert main(["summarize", "--workspace", str(tmp_path)]) == 0

@@ -70,7 +70,7 @@ def line(summarized, name):
     return next(report_start.claim(verdict, summarized) for verdict in summarized.verdicts if verdict.id == name)
 
 
-def test_a_ratio_stands_with_its_interval_beside_what_the_test_asks_for(summarized):
+def test_a_ratio_is_shown_with_its_interval_beside_the_bound_of_the_test(summarized):
     """The ratio is 101 s / 50.5 s = 2. By Student's t with 2 degrees of freedom, the interval is about 2 ± 0.08."""
     found = line(summarized, "twice")
     assert (found.mark, found.measured, found.asked, found.against) == ("✓", "2.00 ×", "1.9 to 2.1 ×", "")
@@ -80,7 +80,7 @@ def test_a_ratio_stands_with_its_interval_beside_what_the_test_asks_for(summariz
     assert found.reason.endswith("% of draws")
 
 
-def test_two_measured_numbers_stand_against_each_other(summarized):
+def test_two_measured_numbers_of_a_claim_are_shown_side_by_side(summarized):
     found = line(summarized, "faster")
     assert (found.mark, found.measured, found.asked) == ("✓", "50.5 s", "")
     assert found.against.startswith("101 s (98.")
@@ -88,14 +88,14 @@ def test_two_measured_numbers_stand_against_each_other(summarized):
 
 
 @pytest.mark.parametrize("test", [f"{T2} < 0.8 * {T1}", f"{T1} * 0.8 > {T2}"])
-def test_a_number_that_a_claim_multiplies_stands_beside_its_factor(tmp_path, test):
+def test_a_number_that_a_claim_multiplies_is_shown_with_its_factor(tmp_path, test):
     (verdict,) = summary.summarize(load.load(study(tmp_path, {"part": test}), None), "single").verdicts
     found = report_start.claim(verdict, summary.summarize(load.load(Workspace(tmp_path), None), "single"))
     assert verdict.verdict == "reproduced"
     assert {found.measured, found.against.partition(" (")[0]} == {"50.5 s", "0.8 × 101 s"}
 
 
-def test_a_claim_that_fails_says_so_and_what_was_asked(summarized):
+def test_a_failed_claim_is_shown_with_its_test(summarized):
     found = line(summarized, "slow")
     assert (found.mark, found.measured, found.asked, found.reason) == ("✗", "50.5 s", "at least 60 s", "does not hold")
     found = line(summarized, "both")
@@ -110,12 +110,12 @@ def test_overlapping_intervals_and_missing_numbers_are_reasons(summarized):
     assert (found.mark, found.measured, found.reason) == ("–", "", "ddp ×2: energy_j was not measured")
 
 
-def test_the_number_that_the_study_prints_of_the_same_cell_in_the_same_place_stands_beside(summarized):
+def test_a_measured_number_is_shown_beside_the_printed_number_of_its_cell(summarized):
     assert line(summarized, "slow").printed == "48.1 s"
     assert line(summarized, "energy").printed == ""
 
 
-def test_a_single_run_is_undecided_and_names_the_command_that_helps(tmp_path):
+def test_a_claim_on_single_runs_is_undecided_and_names_the_next_command(tmp_path):
     workspace = study(tmp_path, {"faster": CLAIMS["faster"]}, repeats=1)
     (verdict,) = (found := summary.summarize(load.load(workspace, None), "single")).verdicts
     command = "jobs submit --matrix quickstart --repeats 3"
@@ -136,12 +136,12 @@ def test_a_single_run_is_undecided_and_names_the_command_that_helps(tmp_path):
         ("mine", "/home/me/my study.yaml", "full", 3, "jobs submit --matrix '/home/me/my study.yaml' --repeats 6"),
     ],
 )
-def test_the_command_names_the_matrix_as_it_was_asked_for(name, path, scale, n, command):
+def test_the_suggested_command_spells_the_matrix_as_the_user_did(name, path, scale, n, command):
     expansion = Expansion(schema=1, name=name, title="", path=path, cells=[], excluded=[], scale=scale)
     assert claims.more_repeats(expansion, n, []) == command
 
 
-def test_what_was_compared_is_said_in_words(summarized):
+def test_the_start_of_the_report_describes_the_comparison_in_words(summarized):
     assert (
         report_start.compared(summarized) == "single, ddp and fsdp2 on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell"
     )
@@ -195,7 +195,7 @@ def test_the_report_starts_with_the_verdicts_the_figure_and_the_choice(drawn):
     assert drawn.count("<figure") == drawn.count('class="plot"')
 
 
-def test_a_matrix_without_claims_starts_with_what_was_compared(tmp_path):
+def test_the_report_of_a_matrix_without_claims_starts_with_the_comparison(tmp_path):
     workspace = study(tmp_path, {}, repeats=1, rehearsal=True)
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     text = (workspace.report / "index.html").read_text().replace(page.plotly_script(), "")

@@ -27,7 +27,7 @@ def blank():
     return Sample(schema=1, t_s=0, wall_s=0, host="h", boot_id="b")
 
 
-def test_telemetry_of_this_machine_is_true_and_no_more_than_asked_for(tmp_path):
+def test_telemetry_of_this_machine_is_plausible_and_has_the_requested_rate(tmp_path):
     out = tmp_path / "node.jsonl"
     process = start(out, "--hz", "10", "--json")
     until(lambda: process.poll() is not None or (out.exists() and len(read_lines(out, Sample).records) >= 15), "15 samples")
@@ -76,7 +76,7 @@ def test_the_schedule_does_not_drift_and_skips_what_it_missed(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "zombie"])
-def test_it_ends_with_its_parent(tmp_path, reaped):
+def test_the_sampler_ends_when_its_parent_ends(tmp_path, reaped):
     parent = subprocess.Popen(["sleep", "60"])
     process = start(tmp_path / "node.jsonl", "--hz", "10", "--parent", str(parent.pid))
     try:
@@ -94,7 +94,7 @@ def test_it_ends_with_its_parent(tmp_path, reaped):
         process.kill()
 
 
-def test_a_parent_that_is_gone_already_ends_it_at_once(tmp_path):
+def test_the_sampler_ends_at_once_if_its_parent_has_already_ended(tmp_path):
     gone = subprocess.Popen(["true"])
     gone.wait()
     process = start(tmp_path / "node.jsonl", "--parent", str(gone.pid))
@@ -112,7 +112,7 @@ def test_a_rate_that_would_disturb_is_refused(tmp_path):
     assert not (tmp_path / "node.jsonl").exists()
 
 
-def test_the_sampler_starts_without_what_it_does_not_need():
+def test_the_sampler_does_not_import_large_libraries():
     code = (
         "import sys; import collect.cli, collect.sampler.loop, collect.sampler.gpu, collect.sampler.nic, collect.sampler.host;"
         "import collect.sampler.nvidia_smi; print(*sys.modules)"
@@ -159,7 +159,7 @@ device 10.0.0.2:/data mounted on /data with fstype nfs statvers=1.1
 """
 
 
-def test_nfs_is_what_servers_sent_and_were_sent(tmp_path):
+def test_nfs_bytes_are_read_from_the_kernels_statistics(tmp_path):
     """The bytes of NFS mounts are read from a file, which the test writes in the format of the kernel's nfs_show_stats."""
     assert host.nfs_bytes(MOUNTS) == (1500, 600)
     assert host.nfs_bytes(MOUNTS[:44]) == (None, None)
@@ -181,7 +181,7 @@ def test_a_source_that_fails_is_left_out_and_counted(tmp_path):
     assert source.unsupported["diskstats"] == source.unsupported["pressure/io"] == 1
 
 
-def test_interfaces_come_and_go(tmp_path):
+def test_network_interfaces_may_appear_and_disappear(tmp_path):
     def add(name, tx):
         folder = tmp_path / name / "statistics"
         folder.mkdir(parents=True)
@@ -214,7 +214,7 @@ def open_files():
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def test_reading_again_opens_nothing():
+def test_a_second_sample_opens_no_file():
     """A source keeps its files open, so the second sample opens no files."""
     before = open_files()
     source = NicSource()

@@ -34,7 +34,7 @@ def test_a_machine_without_a_gpu_has_no_gpu_field():
     assert "NVML" in source.why_absent
 
 
-def test_eight_gpus_say_everything(tmp_path, nvml):
+def test_all_fields_of_eight_gpus_are_recorded(tmp_path, nvml):
     nvml.say(EIGHT, power_w=612.5, energy_j=1234.5, reasons=0x04 | 0x40 | 0x01, processes={7: [7, 8]}, **EVERYTHING)
     process = start(tmp_path / "node.jsonl", "--hz", "10", "--json", **nvml.environment)
     sampled(process, tmp_path / "node.jsonl")
@@ -107,7 +107,7 @@ def test_a_counter_of_pcie_that_wraps_between_samples_gives_no_number(tmp_path, 
     )
 
 
-def test_a_gpu_that_is_lost_is_recorded_and_said_and_the_others_go_on(tmp_path, nvml):
+def test_a_lost_gpu_is_recorded_and_reported_and_the_others_are_sampled(tmp_path, nvml):
     out = tmp_path / "node.jsonl"
     nvml.say(EIGHT, power_w=300, **EVERYTHING)
     process = start(out, "--hz", "50", "--json", **nvml.environment)
@@ -134,7 +134,7 @@ def test_a_gpu_that_is_lost_at_the_start_leaves_the_others(tmp_path, nvml):
     assert told["remarks"] == ["GPU 0 cannot be sampled: GPU is lost"]
 
 
-def test_xids_are_told_once_each_at_their_gpu(tmp_path, nvml):
+def test_each_xid_error_is_recorded_once_at_its_gpu(tmp_path, nvml):
     out = tmp_path / "node.jsonl"
     nvml.say(EIGHT, of={3: {"no_events": 1}})
     process = start(out, "--hz", "50", "--json", **nvml.environment)

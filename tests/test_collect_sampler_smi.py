@@ -85,7 +85,7 @@ def test_a_value_that_nvidia_smi_does_not_have_is_no_number(said):
     assert (gpu.utilization_pct, gpu.power_w, gpu.ecc_uncorrected, gpu.throttled) == (None, None, None, None)
 
 
-def test_a_lost_gpu_is_recorded_and_said(said):
+def test_a_lost_gpu_is_recorded_and_reported(said):
     source = said(f"{GOOD}\n{LOST}\n")
     sample = filled(source, lambda sample: sample.gpus)
     assert [(gpu.uuid, gpu.lost) for gpu in sample.gpus] == [("GPU-a", False), ("GPU-c", True)]
@@ -106,7 +106,7 @@ def test_a_lost_gpu_is_recorded_and_said(said):
     ],
     ids=["short", "path", "escape", "quote", "bytes", "words", "long name", "long line"],
 )
-def test_a_hostile_line_is_counted_and_the_next_one_is_read(said, hostile):
+def test_a_hostile_line_is_counted_and_the_next_line_is_read(said, hostile):
     source = said(f"{hostile}{GOOD}\n")
     sample = filled(source, lambda sample: sample.gpus)
     assert [gpu.uuid for gpu in sample.gpus] == ["GPU-a"]
@@ -114,20 +114,20 @@ def test_a_hostile_line_is_counted_and_the_next_one_is_read(said, hostile):
 
 
 @pytest.mark.parametrize("word", ["nan", "inf", "-5", "1e400", "9" * 400, "0x10", "1_0 0", ""])
-def test_a_number_that_nothing_can_measure_is_none(said, word):
+def test_an_impossible_number_of_nvidia_smi_is_left_out(said, word):
     sample = filled(said(f"GPU-a, {word}, {word}, {word}, 61, 1, 1, {word}, {word}, zz\n"), lambda sample: sample.gpus)
     (gpu,) = sample.gpus
     assert (gpu.utilization_pct, gpu.memory_used_bytes, gpu.power_w, gpu.ecc_corrected, gpu.throttled) == (None,) * 5
     assert gpu.temperature_c == 61
 
 
-def test_an_nvidia_smi_that_ends_is_said(said):
+def test_an_early_end_of_nvidia_smi_is_reported(said):
     source = said(f"{GOOD}\n", then="exit 9")
     assert filled(source, lambda sample: sample.gpus).gpus[0].uuid == "GPU-a"
     filled(source, lambda _: source.remarks)
     assert source.remarks == ["nvidia-smi ended with code 9"]
 
 
-def test_without_nvidia_smi_it_says_why(tmp_path, monkeypatch):
+def test_a_missing_nvidia_smi_is_given_as_the_reason_for_no_gpu_samples(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert SmiSource(2).why_absent == "nvidia-smi is not installed"

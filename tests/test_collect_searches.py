@@ -48,7 +48,7 @@ def column(summary, name):
     return dict(zip(((row.cell["strategy"], row.cell["micro_batch_size"]) for row in summary.rows), map(str, found.cells)))
 
 
-def test_each_try_is_a_row_and_the_largest_batch_stands_at_its_own(workspace):
+def test_each_try_of_a_search_is_a_row_and_one_row_has_the_largest_batch(workspace):
     """Each tried size has a row. The row of the largest size that fits has the metric largest_batch."""
     searched(workspace, repeats=2)
     summary = summarize(load(workspace, None), "single")
@@ -60,7 +60,7 @@ def test_each_try_is_a_row_and_the_largest_batch_stands_at_its_own(workspace):
     assert (row.metrics["largest_batch"].value, row.metrics["largest_batch"].n) == (5, 2)
 
 
-def test_the_path_of_a_search_is_told(workspace):
+def test_the_report_lists_the_tries_of_a_search_in_order(workspace):
     searched(workspace)
     loaded = load(workspace, None)
     ddp, fsdp2 = results(loaded.searches)
@@ -71,7 +71,7 @@ def test_the_path_of_a_search_is_told(workspace):
     assert set(ddp.cells) <= {one.id for one in loaded.cells}
 
 
-def test_a_search_that_goes_on_has_no_answer(workspace):
+def test_an_unfinished_search_has_no_result(workspace):
     searched(workspace, only=(1, 2, 4, 8))
     summary = summarize(load(workspace, None), "single")
     ddp = summary.searches[0]
@@ -79,13 +79,13 @@ def test_a_search_that_goes_on_has_no_answer(workspace):
     assert not any("largest_batch" in row.metrics for row in summary.rows)
 
 
-def test_a_search_of_which_nothing_has_run_is_a_cell_without_runs(workspace):
+def test_a_search_without_tries_is_a_cell_without_runs(workspace):
     searched(workspace, only=(99,))
     summary = summarize(load(workspace, None), "single")
     assert (summary.searches, len(summary.rows)) == ([], 2)
 
 
-def test_the_page_and_the_tables_show_it(workspace):
+def test_the_page_and_the_tables_show_the_result_of_a_search(workspace):
     searched(workspace)
     loaded = load(workspace, None)
     summary = summarize(loaded, "single")

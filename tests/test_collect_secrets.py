@@ -181,7 +181,7 @@ HARMLESS = [
 ]  # fmt: skip
 
 
-def test_what_is_no_secret_is_not_reported(tmp_path):
+def test_harmless_texts_are_not_reported_as_secrets(tmp_path):
     for text in HARMLESS:
         scan(tmp_path, "runs/a/log/rank-00000.log", text)
         scan(tmp_path, "runs/a/trace/x.json", json.dumps({"name": text}))
@@ -215,7 +215,7 @@ def test_a_damaged_gzip_file_is_searched_up_to_the_damage(tmp_path):
         secret_scan.must_contain_no_secret(tmp_path, pack.index(tmp_path, "mine", [], [], anonymous=False))
 
 
-def test_a_long_list_is_shortened_and_no_name_of_a_file_is_shown_that_is_a_secret(tmp_path):
+def test_a_long_list_is_shortened_and_file_names_that_are_secrets_are_hidden(tmp_path):
     for number in range(13):
         (tmp_path / f"runs/r{number}").mkdir(parents=True)
         (tmp_path / f"runs/r{number}/job.sh").write_text(f"export HF_TOKEN={drawn(30)}\n")
@@ -283,7 +283,7 @@ def test_secrets_of_the_cluster_file_are_left_out_and_the_archive_says_so(tmp_pa
     ("place", "hidden"),
     [("cluster file", ["--anonymous"]), ("title", []), ("environment", []), ("log", []), ("record", ["--anonymous"])],
 )
-def test_an_archive_with_a_secret_is_refused_and_nothing_is_left_behind(tmp_path, monkeypatch, capsys, place, hidden):
+def test_an_archive_with_a_secret_is_refused_and_leaves_no_file(tmp_path, monkeypatch, capsys, place, hidden):
     support.log_in(monkeypatch, "zebra_user")
     secret = SECRETS["Hugging Face"][1]
     theirs, run = small(tmp_path / "work", title=f"with {secret}" if place == "title" else "plain")

@@ -141,7 +141,7 @@ def test_a_run_is_sent_also_if_its_manifest_cannot_be_stored_on_the_cluster(run,
 
 
 @pytest.mark.parametrize("count", [1, 1000, SIZE - 1])
-def test_what_the_other_machine_holds_is_not_sent(run, count):
+def test_bytes_that_the_other_machine_has_are_not_sent(run, count):
     whole = (run.path / NAME).read_bytes()
     held = {NAME: {"bytes": count, "sha256": hashlib.sha256(whole[:count]).hexdigest()}}
     content, begin, end = serve(run, Pipe(), held=held)
@@ -149,7 +149,7 @@ def test_what_the_other_machine_holds_is_not_sent(run, count):
     assert end["manifest"]["files"][NAME]["sha256"] == hashlib.sha256(whole).hexdigest()
 
 
-def test_nothing_is_said_of_a_file_that_the_other_machine_holds_whole(run):
+def test_a_file_that_the_other_machine_has_completely_is_not_mentioned(run):
     digest = hashlib.sha256((run.path / NAME).read_bytes()).hexdigest()
     content, _, end = serve(run, Pipe(), held={NAME: {"bytes": SIZE, "sha256": digest}})
     assert content is None
@@ -157,7 +157,7 @@ def test_nothing_is_said_of_a_file_that_the_other_machine_holds_whole(run):
 
 
 @pytest.mark.parametrize("held", [(1000, b"other"), (SIZE + 1, b"longer"), (0, b"")])
-def test_a_file_is_sent_whole_if_what_the_other_machine_holds_is_something_else(run, held):
+def test_a_file_is_sent_completely_if_the_other_machine_has_other_content(run, held):
     whole = (run.path / NAME).read_bytes()
     size, content = held
     held = {NAME: {"bytes": size, "sha256": hashlib.sha256(content).hexdigest()}}

@@ -130,7 +130,7 @@ def test_a_row_is_named_by_its_whole_cell_where_the_reader_points(group):
     assert trace["hovertemplate"].endswith("<extra>%{hovertext}</extra>")
 
 
-def test_as_many_lines_and_rows_as_a_reader_can_tell_apart_stay_in_one_plot(group):
+def test_up_to_the_limit_lines_and_rows_stay_in_one_plot(group):
     few = group.marks[: figure.MOST_SHOWN]
     assert small_multiples.of_cells(few) == {}
     more = small_multiples.of_cells(group.marks[: figure.MOST_SHOWN + 1])
@@ -202,7 +202,7 @@ def test_ticks_that_would_lie_on_each_other_are_left_out():
 
 
 @support_browser.needed
-def test_no_text_of_a_divided_figure_lies_on_another_on_a_desk_or_a_phone(crowded):
+def test_texts_of_a_divided_figure_do_not_overlap_on_a_desktop_or_a_phone(crowded):
     assert main(["summarize", "--workspace", str(crowded.path)]) == 0
     with support_browser.browser() as started:
         for width in (support_browser.WIDTH, support_browser.PHONE):

@@ -27,7 +27,7 @@ def test_noise_is_pooled_over_the_cells_that_were_repeated():
     assert statistics.standard_error([1.0, 3.0], found) == (pytest.approx(2 * found.relative / 2**0.5), 3)
 
 
-def test_outliers_are_named_and_kept():
+def test_outliers_are_reported_and_kept():
     assert statistics.outliers([10.0, 10.1, 9.9, 10.05, 13.0]) == [4]
     assert statistics.outliers([10.0, 10.1, 13.0]) == []
     assert statistics.outliers([]) == []
@@ -86,7 +86,7 @@ def test_draws_of_one_name_are_the_same_and_of_two_independent():
     assert joint == pytest.approx(alone**2, abs=0.02)
 
 
-def test_a_claim_is_taken_apart_at_its_ands():
+def test_a_claim_is_split_at_its_ands():
     """A claim is split into its parts at `and` and at chained comparisons."""
     tree = Expression("1 < a() < 2 and (b() > 1 and c() > 1) and (a() > 3 or b() > 3)").tree
     assert [ast.unparse(part) for part in draws.parts(tree)] == [

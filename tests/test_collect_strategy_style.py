@@ -52,7 +52,7 @@ def seen(colour, vision):
 
 
 @pytest.mark.parametrize("colours", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
-def test_series_colours_stand_out_from_what_they_lie_on(colours):
+def test_series_colours_contrast_with_their_background(colours):
     for name, ground in itertools.product(SERIES, ("page", "raised")):
         assert contrast(colours[name], colours[ground]) >= 3, (name, ground)
 

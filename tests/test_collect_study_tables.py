@@ -30,7 +30,7 @@ def drawn(entries, where):
     return table.keys, heads, fields
 
 
-def test_one_metric_over_a_grid_is_crossed_as_the_study_has_it():
+def test_a_metric_over_a_grid_is_a_table_with_the_columns_of_the_study():
     """Table 3 of study 3 has one column for each number of ranks, as in the paper."""
     keys, heads, rows = drawn(study("paper3"), "table 3")
     assert (keys, heads) == (["Strategy", "Workload"], [("Ranks", "1"), ("Ranks", "2"), ("Ranks", "4")])
@@ -45,14 +45,14 @@ def test_a_grid_with_a_gap_is_not_crossed():
     assert drawn(entries, "table 1") == (["Strategy", "Ranks"], ["X"], [["a", "1", "1"], ["a", "2", "2"], ["b", "1", "1"]])
 
 
-def test_metrics_are_columns_and_what_a_place_adds_is_one_of_them():
+def test_metrics_are_columns_and_the_extra_value_of_a_place_is_a_column():
     """Table 4.1.2 of study 2 has one column for each metric, as in the paper."""
     keys, heads, rows = drawn(study("paper2"), "table 4.1.2")
     assert (keys, heads) == (["Strategy", "Ranks"], ["Train time", "Speed up", "Effective throughput"])
     assert rows[1] == ["ddp", "2", "58.3s", "1.93x", "62,870 tokens/sec"]
 
 
-def test_numbers_of_short_and_long_runs_stand_in_one_row():
+def test_numbers_of_short_and_long_runs_are_in_one_row():
     keys, heads, rows = drawn(study("paper2"), "table 4.2.5")
     assert (keys, heads) == (["Strategy", "Ranks"], ["Peak memory", "Memory efficiency", "Overlap", "Non compute"])
     assert rows[0] == ["single", "1", "~12GB", "", "", "0ms"]
@@ -61,7 +61,7 @@ def test_numbers_of_short_and_long_runs_stand_in_one_row():
     assert drawn(same, "table 1") == (["Steps"], ["X"], [["1", "a"], ["2", "b"], ["3", "c"]])
 
 
-def test_one_cell_is_told_downwards_and_operators_are_rows():
+def test_a_table_of_one_cell_has_one_row_per_metric_or_operator():
     """Several metrics of one cell are listed one below the other. In a table of operators, each operator is a row."""
     entries = study("paper2")
     assert drawn(entries, "section 4.2.1")[2][0] == ["Memory parameter, bytes", "474.70 MB"]
@@ -70,13 +70,13 @@ def test_one_cell_is_told_downwards_and_operators_are_rows():
     assert rows[2] == ["CatArrayBatchedCopy", "75", "1"]
 
 
-def test_a_number_printed_twice_for_one_field_stands_twice():
+def test_two_numbers_for_the_same_field_get_two_rows():
     """If a study has two numbers for the same field, each of them gets a row."""
     entries = [entry("table 1", "x_s", printed, strategy=name) for name, printed in (("a", "1"), ("a", "2"), ("b", "3"))]
     assert drawn(entries, "table 1") == (["Strategy"], ["X"], [["a", "1"], ["a", "2"], ["b", "3"]])
 
 
-def test_places_with_few_numbers_are_told_one_by_one_and_tables_come_by_number():
+def test_places_with_few_numbers_are_listed_and_tables_are_sorted_by_number():
     entries = study("paper2")
     redrawn = redraw(entries)
     first = ["table 2.4", "table 4.1.1", "table 4.1.2", "table 4.2.5", "table 4.3.1"]
@@ -85,7 +85,7 @@ def test_places_with_few_numbers_are_told_one_by_one_and_tables_come_by_number()
 
 
 @pytest.mark.parametrize("name", [f"paper{n}" for n in range(1, 6)])
-def test_every_number_of_a_study_stands_once(name):
+def test_every_number_of_a_study_is_in_the_tables_once(name):
     entries = study(name)
     assert sorted(places(redraw(entries))) == list(range(len(entries)))
 
@@ -107,7 +107,7 @@ anything = st.builds(
 
 
 @given(st.lists(anything, max_size=30))
-def test_whatever_is_reported_stands_once_in_a_rectangle(entries):
+def test_each_reported_number_is_in_exactly_one_field_of_a_table(entries):
     """Every reported number is in exactly one table, and all rows of a table have the same length."""
     redrawn = redraw(entries)
     assert sorted(places(redrawn)) == list(range(len(entries)))
@@ -115,7 +115,7 @@ def test_whatever_is_reported_stands_once_in_a_rectangle(entries):
         assert {(len(row.names), len(row.fields)) for row in table.rows} == {(len(table.keys), len(table.heads))}
 
 
-def test_what_is_said_of_several_is_said_once():
+def test_entries_with_the_same_remark_share_a_footnote():
     """Entries with the same remark get the same footnote; a remark about all entries is shown once for the table."""
     entries = [entry("table 1", "x_s", "1"), entry("table 1", "x_s", "2"), entry("table 1", "x_s", "3")]
     entries[0].notes = entries[1].notes = ["odd"]

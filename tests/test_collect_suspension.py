@@ -39,7 +39,7 @@ def paused(workspace, at):
     return [record.step for record in folder.steps(0).records if not record.warmup and record.step not in range(at - 2, at + 1)]
 
 
-def test_steps_that_hold_a_pause_are_not_counted_and_times_that_hold_it_not_known(workspace):
+def test_suspended_steps_are_not_counted_and_times_over_them_are_unknown(workspace):
     """Steps during a suspension do not count. The training time, which includes the suspension, has no value."""
     left = paused(workspace, 5)
     summary = summarize(load(workspace, None), "single")
@@ -54,7 +54,7 @@ def test_steps_that_hold_a_pause_are_not_counted_and_times_that_hold_it_not_know
     assert second.metrics["final_loss"] == first.metrics["final_loss"]
 
 
-def test_nothing_is_said_of_the_time_from_one_step_to_a_later_one(workspace):
+def test_a_suspended_run_has_no_metric_that_spans_several_steps(workspace):
     """A suspended run has no value for time to accuracy and energy, which cover several steps."""
 
     def found(number):
@@ -72,7 +72,7 @@ def test_nothing_is_said_of_the_time_from_one_step_to_a_later_one(workspace):
     assert found(1) == (None, None)
 
 
-def test_a_pause_between_two_steps_leaves_the_steps(workspace):
+def test_a_suspension_between_two_steps_removes_no_step(workspace):
     """A suspension between two steps removes no step, but the training time has no value."""
     folder = load(workspace, None).cells[0].runs[1].folder
     path = folder.steps_file(0)
@@ -87,7 +87,7 @@ def test_a_pause_between_two_steps_leaves_the_steps(workspace):
     assert not {"train_time_s", "epoch_time_s"} & set(quantities(cell.runs[1]))
 
 
-def test_a_pause_before_the_first_step_takes_nothing_away(workspace):
+def test_a_suspension_before_the_first_step_removes_no_step(workspace):
     folder = load(workspace, None).cells[0].runs[1].folder
     support.event(folder, "stood_still", -1.0, seconds=0.25)  # the run was suspended before the first step
     summary = summarize(load(workspace, None), "single")

@@ -20,7 +20,7 @@ def covered(run, ends=None, clocks=None):
     return entry
 
 
-def test_the_rate_that_was_kept_is_of_the_rate_that_was_asked_for():
+def test_the_achieved_sampling_rate_is_a_share_of_the_requested_rate():
     # The requested rate is 2 samples per second, and every fourth sample is missing, so 75 % of the rate was kept.
     seen = [sample(9 + tick / 2, started_hz=2 if tick == 0 else None) for tick in range(26) if tick % 4]
     assert covered(measured(WINDOW, [sample(8.9, started_hz=2.0), *seen])).rate_kept_pct == pytest.approx(75, abs=5)
@@ -38,7 +38,7 @@ def restepped(at, by):
 
 
 @pytest.mark.parametrize(("by", "said"), [(-3.0, "set back by 3.0 s"), (0.7, "set forward by 0.7 s")])
-def test_a_clock_that_was_set_is_said_and_energy_and_traffic_are_refused(by, said):
+def test_a_wall_clock_set_during_a_run_is_reported_and_blanks_energy_and_traffic(by, said):
     """If the wall clock was set during timed steps, the report says so, and energy and traffic have no value."""
     run = measured(WINDOW, restepped(15, by))
     assert said in covered(run).trouble
@@ -169,7 +169,7 @@ def test_the_summary_names_a_lost_gpu_and_a_sampler_that_died(tmp_path):
     assert (entry.sampler_ends, entry.lost_gpus) == (1, ["GPU-7"])
 
 
-def test_clocks_of_hosts_that_differ_are_said_and_uncertain_ones_are_not():
+def test_differing_clocks_of_hosts_are_reported_unless_uncertain():
     run = measured(WINDOW, [sample(at) for at in TIMES])
     apart = {"a": {"start": ClockOffset(0.002, 0.001), "end": ClockOffset(-0.75, 0.002)}}
     entry = covered(run, clocks=apart)
@@ -179,7 +179,7 @@ def test_clocks_of_hosts_that_differ_are_said_and_uncertain_ones_are_not():
     assert covered(run, clocks={"b": apart["a"]}).clock_start_s is None
 
 
-def test_the_events_of_ranks_say_the_clocks_and_a_damaged_one_says_nothing(tmp_path):
+def test_clock_offsets_come_from_events_of_ranks_and_damaged_events_give_none(tmp_path):
     """The offset between clocks comes from events of the ranks. A damaged event is ignored."""
     workspace = Workspace(tmp_path)
     what = support.cell("ddp", 2)
@@ -192,7 +192,7 @@ def test_the_events_of_ranks_say_the_clocks_and_a_damaged_one_says_nothing(tmp_p
     assert (entry.clock_start_s, entry.clock_end_s, entry.clock_within_s) == (0.5, None, 0.01)
 
 
-def test_the_processor_time_of_ranks_is_theirs_and_not_the_hosts():
+def test_the_processor_time_of_ranks_is_computed_from_their_step_records():
     ranks = {rank: [step(n, 1.0, wall_s=10.0 * n, cpu_s=5.0 + n * (4 + 4 * rank)) for n in (1, 2, 3)] for rank in (0, 1)}
     found = utilization.rank_cpu(measured(ranks))  # the ranks used 4 s and 8 s of processor time per 10 s
     assert (found.value, found.unit) == (pytest.approx(60), "%")
@@ -203,7 +203,7 @@ def test_the_processor_time_of_ranks_is_theirs_and_not_the_hosts():
     assert utilization.rank_cpu(measured({0: [step(1, 1.0, cpu_s=1.0)]})) is None
 
 
-def test_what_ranks_read_and_wrote_is_the_sum_over_ranks():
+def test_bytes_read_and_written_are_summed_over_ranks():
     read, written = (metric.of_run for metric in rank_io.METRICS)
 
     def ranks(*bytes_read):

@@ -67,7 +67,7 @@ def by(host, true_s):
     return true_s + start + (end - start) * (true_s - START_S) / 100
 
 
-def test_what_happened_at_once_on_two_hosts_is_at_one_place(run):
+def test_steps_that_end_together_on_two_hosts_have_equal_corrected_times(run):
     """After the correction of clocks, steps that ended together on two hosts have equal times."""
     found = timeline.of_run(LoadedRun.read(run))
     assert not found.uncorrected
@@ -83,7 +83,7 @@ def test_what_happened_at_once_on_two_hosts_is_at_one_place(run):
     assert (sent.unit, sent.values) == ("MB/s", pytest.approx(np.ones(10)))
 
 
-def test_a_played_gpu_is_called_so(run):
+def test_a_played_gpu_is_marked_in_the_timeline(run):
     with LineWriter(run.samples_file("node0")) as lines:
         gpu = GpuSample(uuid="GPU-1", played=True, power_w=300.0)
         lines.write(Sample(schema=SCHEMA, t_s=1.0, wall_s=START_S + 101, host="node0", boot_id="boot", gpus=[gpu]))
@@ -91,7 +91,7 @@ def test_a_played_gpu_is_called_so(run):
     assert [counter.name for counter in found.counters if "GPU" in counter.name] == ["GPU-1 (played) power"]
 
 
-def test_a_host_whose_clock_was_not_compared_is_said(run):
+def test_a_host_without_a_clock_comparison_is_reported(run):
     run.events_file("rank-00002").unlink()
     found = timeline.of_run(LoadedRun.read(run))
     assert found.uncorrected == ["node1"]

@@ -63,7 +63,7 @@ def values(run):
     }
 
 
-def test_metrics_are_those_of_the_construction(results):
+def test_trace_metrics_equal_the_values_of_the_generator(results):
     """The metrics equal the values with which support_ranks generated the traces."""
     loaded, _, _ = results
     (run, _) = loaded.cells[1].completed
@@ -90,7 +90,7 @@ def test_metrics_are_those_of_the_construction(results):
     assert 0 <= found["hidden_pct"].value <= 100
 
 
-def test_a_run_without_traces_has_none_of_them(results):
+def test_a_run_without_traces_has_no_trace_metric(results):
     loaded, _, _ = results
     (run,) = loaded.cells[2].completed
     names = ("idle_host_ms", "launch_delay_us", "waiting_ms", "waiting_pct", "collective_skew_us", "bus_bandwidth_gb_per_s",

@@ -100,7 +100,7 @@ def test_the_tables_are_per_step_and_rank(results):
     assert {one.cell for one in (*told.idle, *told.phases, *told.layers)} == {cell.id for cell in loaded.cells[:2]}
 
 
-def test_the_metrics(results):
+def test_the_metrics_of_trace_details_have_their_values(results):
     loaded, _, _ = results
     metrics = {metric.name: metric for metric in menu()}
     run, without = loaded.cells[1].completed[0], loaded.cells[2].completed[0]
@@ -151,7 +151,7 @@ def test_the_page_has_the_tables(workspace, results):
     assert [one["layer"] for one in written["layers"]] == ["Model_0", "Linear_0", "Linear_1"] * 2
 
 
-def test_the_command_prints_them(workspace, results, capsys):
+def test_collect_trace_prints_the_tables_of_details(workspace, results, capsys):
     loaded, _, _ = results
     run = loaded.cells[1].completed[0].run_id
     assert main(["trace", run, "--json", "--workspace", str(workspace.path)]) == 0

@@ -133,20 +133,20 @@ def check_like_hta(path, keys, said):
 
 
 @pytest.mark.parametrize("case", ["since a base", "since the epoch"])
-def test_a_study_of_hta_is_judged_by_what_hta_said(tmp_path, case):
+def test_a_study_of_hta_is_compared_with_the_recorded_figures_of_hta(tmp_path, case):
     keys = {key: value for key, value in CASES[case].items() if key != "ranks"}
     check_like_hta(tmp_path, keys, json.loads(GOLDEN.read_text())[case]["ranks"])
 
 
 @pytest.mark.skipif(not HTA, reason="no Python with HolisticTraceAnalysis is named in SHARDLAB_HTA")
-def test_a_study_of_hta_is_judged_by_what_hta_says_now(tmp_path):
+def test_a_study_of_hta_is_compared_with_the_installed_hta(tmp_path):
     (tmp_path / "traces").mkdir()
     for rank in range(2):
         support_traces.Rank(rank, seed=300, kernels=150).write(tmp_path / "traces")
     check_like_hta(tmp_path, {"seed": 300, "kernels": 150}, said_by_hta(tmp_path / "traces")[0]["ranks"])
 
 
-def test_without_the_key_figures_are_exact_and_no_table_of_rounding_is_there(tmp_path):
+def test_figures_are_exact_without_a_table_of_rounding_by_default(tmp_path):
     ranks = [support_traces.Rank(rank, seed=11) for rank in range(2)]
     found = summarized(profiled(tmp_path, {"ddp": [ranks]}, traces="exact"))
     assert [found.rows[0].metrics[name].value for name in SHOWN] == pytest.approx(by_truth(ranks, 4), rel=1e-12)
@@ -157,7 +157,7 @@ def on_cpu(us=100):
     return [Steps(0, [("aten::mm", us), ("aten::add", 50)], category="cpu_op")]
 
 
-def test_where_hta_finds_no_kernels_figures_are_exact_and_that_is_said(tmp_path):
+def test_figures_are_exact_with_a_remark_if_hta_finds_no_kernels(tmp_path):
     found = summarized(profiled(tmp_path / "a", {"single": [on_cpu(), on_cpu()]}))
     (said,) = [remark for remark in found.remarks if "HolisticTraceAnalysis" in remark]
     assert "finds no GPU kernels in any profiled run" in said
@@ -177,7 +177,7 @@ def test_repeats_of_two_kinds_have_no_common_figure(tmp_path):
     assert "idle_ms" not in found.rows[0].metrics
 
 
-def test_a_damaged_rank_is_left_out_of_both(tmp_path):
+def test_a_damaged_rank_is_left_out_of_exact_and_of_hta_figures(tmp_path):
     """If the trace of rank 1 is damaged, neither the exact figures nor the figures like HTA use it."""
     workspace = profiled(tmp_path, {"ddp": [[support_traces.Rank(rank, seed=2) for rank in range(2)]]})
     (path,) = workspace.runs.glob("*/trace/rank-00001.json.gz")
@@ -246,7 +246,7 @@ def test_a_named_kernel_is_counted_and_timed_a_step_and_rank():
     assert (operators.calls(seen(*ranks), "absent").value, operators.calls(seen(*ranks), "absent").unit) == (0, "calls")
 
 
-def test_what_cannot_be_known_of_a_name_is_no_number():
+def test_a_name_that_the_trace_lacks_has_no_count_and_no_time():
     mm = told(0, {"aten::mm": (4, 8)}, source="gloo")
     assert operators.calls(seen(mm), "aten::mm").value == 2
     # This trace of a CPU has operators only, so the name of a kernel has no number of calls.
@@ -284,7 +284,7 @@ POSITIVE = st.floats(1e-3, 1e6)
 
 
 @given(POSITIVE, POSITIVE, st.floats(0.01, 100))
-def test_what_is_compared_keeps_its_meaning_under_scale_and_exchange(value, against, scale):
+def test_metrics_of_two_cells_scale_and_invert_as_their_unit_says(value, against, scale):
     for metric in OF_CELLS:
         found = metric.of_cells(Compared(DDP, value, SINGLE, against))
         scaled = metric.of_cells(Compared(DDP, scale * value, SINGLE, scale * against))
@@ -299,7 +299,7 @@ def test_what_is_compared_keeps_its_meaning_under_scale_and_exchange(value, agai
         assert metric.of_cells(Compared(other, value, SINGLE, against)) is None
 
 
-def test_what_is_printed_as_gain_saving_and_loss_is_so_by_hand():
+def test_gain_saving_and_loss_equal_values_computed_by_hand():
     """The metrics of two cells equal percentages and differences that were computed by hand."""
 
     def one(name, value, against):
@@ -329,7 +329,7 @@ def gemms(*us, other=0):
 MORE = "operator_difference_ms(strategy='ddp', of='GEMM')"
 
 
-def test_the_errors_of_both_cells_stand_in_the_interval_of_what_is_compared(tmp_path):
+def test_the_interval_of_a_difference_contains_the_errors_of_both_cells(tmp_path):
     """The interval of a difference of two cells is wider than the interval of each cell alone."""
     claim = {"id": "c", "says": "s", "test": f"{MORE} > 0.04", "where": "w"}
     ranks = {"single": gemms(100, 104, 102), "ddp": gemms(150, 154, 152)}
@@ -380,7 +380,7 @@ def test_a_claim_names_a_kernel(tmp_path, test, why):
     assert (verdict.verdict, why in verdict.why) == ("not run" if why else "reproduced", True), verdict.why
 
 
-def test_a_printed_number_names_its_kernel_and_the_cell_that_it_is_against(tmp_path):
+def test_a_printed_number_names_its_kernel_and_the_cell_of_comparison(tmp_path):
     reported = [
         {"where": "t", "metric": "operator_ms", "cell": {"strategy": "ddp"}, "printed": "150", "unit": "μs", "of": "GEMM"},
         {"where": "t", "metric": "operator_difference_ms", "cell": {"strategy": "ddp"}, "printed": "+50μs", "of": "GEMM"},
@@ -401,7 +401,7 @@ def test_a_printed_number_names_its_kernel_and_the_cell_that_it_is_against(tmp_p
 # The tests below check the report.
 
 
-def test_the_summary_has_what_else_is_called_and_the_page_the_most_different(tmp_path, capsys):
+def test_the_summary_lists_all_operators_and_the_page_the_largest_differences(tmp_path, capsys):
     many = [(f"kernel_{number}", 10 + number) for number in range(12)]
     ranks = {
         "single": [[Steps(0, [(support_traces.GEMM, 100), ("gone_kernel", 7), *many[:1]])]],
@@ -428,7 +428,7 @@ def test_the_summary_has_what_else_is_called_and_the_page_the_most_different(tmp
     assert "gone_kernel" in (workspace.report / "summary.json").read_text()
 
 
-def test_the_page_says_what_rounding_does(tmp_path, capsys):
+def test_the_page_explains_the_effect_of_rounding(tmp_path, capsys):
     workspace = profiled(tmp_path, {"ddp": [[support_traces.Rank(rank, seed=3) for rank in range(2)]]})
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     capsys.readouterr()

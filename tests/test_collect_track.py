@@ -135,7 +135,7 @@ def test_a_run_whose_records_are_replaced_is_logged_anew(workspace, whole):
     tensorboard_is(workspace.path / "track" / "tensorboard", as_exported(workspace))
 
 
-def test_it_ends_with_its_parent_and_a_later_start_replaces_what_it_logged(workspace, whole):
+def test_the_tracker_ends_with_its_parent_and_a_restart_replaces_its_log(workspace, whole):
     played = Played(workspace, whole)
     played.play(0.5)
     run_id = played.folder.run_id

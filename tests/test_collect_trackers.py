@@ -243,7 +243,7 @@ def test_without_the_extra_a_sentence_says_what_to_install(workspace, tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
-def test_no_tracker_brings_torch_along_or_speaks(workspace, tmp_path, no_network):
+def test_trackers_import_no_torch_and_print_nothing(workspace, tmp_path, no_network):
     code = (
         "import sys; from collect.cli import main\n"
         "for name in sys.argv[2:]:\n"

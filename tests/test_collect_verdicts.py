@@ -98,7 +98,7 @@ OVERLAP = {SINGLE: [100.0, 101.0, 102.0], DDP: [99.0, 101.0, 104.0]}
         (CLOSE, "state(strategy='ddp') in ['oom', 'timeout']", "contradicted", "does not hold"),
     ],
 )  # fmt: skip
-def test_the_verdict_on_a_claim(tmp_path, times, test, verdict, why):
+def test_the_verdict_on_a_claim_follows_from_its_numbers(tmp_path, times, test, verdict, why):
     found = judged(tmp_path, times, test)
     assert (found.verdict, why in found.why) == (verdict, True), (found.verdict, found.why)
 
@@ -109,7 +109,7 @@ def test_the_verdict_on_a_claim(tmp_path, times, test, verdict, why):
 LIMIT = round(101 + 4.849 / 3**0.5, 4)
 
 
-def test_each_part_of_a_claim_has_less_to_contradict_it_with(tmp_path):
+def test_each_part_of_a_claim_gets_its_share_of_the_error(tmp_path):
     """A part that is contradicted alone may be undecided in a claim of two parts, because each part gets half of the error."""
     alone = judged(tmp_path, CLOSE, f"{T1} > {LIMIT}")
     assert alone.verdict == "contradicted"
@@ -132,7 +132,7 @@ def test_a_verdict_names_the_numbers_that_it_rests_on(tmp_path):
 
 
 @pytest.mark.parametrize("state", ["CUDA out of memory: tried", "stopped"])
-def test_how_a_cell_ended_is_a_result(tmp_path, state):
+def test_the_state_of_a_cell_can_decide_a_claim(tmp_path, state):
     """A claim about `state` is tested although the cell failed; a claim about its time is `not run`."""
     ended = "oom" if state.startswith("CUDA") else "failed"
     found = judged(tmp_path, CLOSE, "state(strategy='fsdp2') == 'oom'", states={FSDP: state})
@@ -141,7 +141,7 @@ def test_how_a_cell_ended_is_a_result(tmp_path, state):
     assert (found.verdict, found.why) == ("not run", f"fsdp2 ×2: {ended}")
 
 
-def test_what_is_planned_or_excluded_says_so(tmp_path):
+def test_a_claim_on_planned_or_excluded_cells_was_not_run(tmp_path):
     excluded = [{"cell": {"strategy": "fsdp2", "gpus": 8}, "why": "there are two GPUs"}]
     found = judged(tmp_path, CLOSE, "train_time_s(strategy='fsdp2', gpus=8) > 1", excluded=excluded)
     assert (found.verdict, "excluded: there are two GPUs" in found.why) == ("not run", True)
@@ -170,7 +170,7 @@ def test_cells_that_are_not_proven_to_do_the_same_work_are_not_ranked(tmp_path, 
 
 
 @pytest.mark.parametrize("verdict", ["different", "other work"])
-def test_a_metric_of_two_cells_gives_the_reason_for_which_it_does_not_compare_them(tmp_path, verdict):
+def test_a_metric_of_two_cells_says_why_they_cannot_be_compared(tmp_path, verdict):
     proofs = {DDP: SameWork(verdict=verdict, why="parameters are averaged every 8 steps")}
     found = judged(tmp_path, CLOSE, "speed_up(strategy='ddp') > 1.5", proofs=proofs)
     assert found.verdict == "undecided"
@@ -243,7 +243,7 @@ def test_time_to_an_accuracy_takes_the_accuracy_from_the_claim(tmp_path):
     assert found.verdict == "reproduced"
 
 
-def test_a_rehearsal_is_said_with_every_verdict_and_compares_no_number(tmp_path):
+def test_each_verdict_names_a_rehearsal_whose_numbers_are_not_compared(tmp_path):
     reported = [{"where": "table 1", "metric": "train_time_s", "cell": {"strategy": "ddp"}, "printed": "58.3s", "unit": None}]
     workspace = study(tmp_path, CLOSE, claims=[f"{T1} / {T2} >= 3"], rehearsal=True, reported=reported)
     found = summary.summarize(load.load(workspace, None), "single")
@@ -273,7 +273,7 @@ def beside(tmp_path, entry, times=CLOSE, **more):
         ({"metric": "state", "printed": "OOM"}, False, None),
     ],
 )
-def test_a_printed_number_stands_beside_the_measured_one(tmp_path, entry, agrees, ratio):
+def test_a_printed_number_is_compared_with_the_measured_number(tmp_path, entry, agrees, ratio):
     found = beside(tmp_path, entry)
     assert (found.agrees, found.comparable) == (agrees, True)
     assert found.ratio == (None if ratio is None else pytest.approx(ratio))
@@ -296,12 +296,12 @@ def test_a_printed_rate_is_compared_in_the_unit_of_the_metric(tmp_path):
         ({"metric": "train_time_s", "printed": "12s", "cell": {}}, "2 cells"),
     ],
 )
-def test_what_cannot_be_compared_says_why(tmp_path, entry, why):
+def test_a_printed_number_that_cannot_be_compared_has_a_reason(tmp_path, entry, why):
     found = beside(tmp_path, entry)
     assert (found.comparable, found.ratio, why in found.why) == (False, None, True), found.why
 
 
-def test_one_measurement_has_no_interval_and_says_so(tmp_path):
+def test_a_single_measurement_has_no_interval_and_a_remark(tmp_path):
     found = beside(tmp_path, {"metric": "train_time_s", "printed": "50s"}, {DDP: [50.0]}, repeats=1)
     assert (found.n, found.low, found.agrees, found.ratio) == (1, None, None, 1.0)
     assert found.how == "n = 1, and no cell of this matrix was repeated: no interval"
@@ -324,13 +324,13 @@ def gpu(name, **more):
         ({"gpu": "H100", "cell": {"strategy": "single"}}, None, ""),
     ],
 )
-def test_reasons_are_read_from_what_hosts_say_they_are(tmp_path, setting, gpus, said):
+def test_reasons_for_a_difference_come_from_the_records_of_hosts(tmp_path, setting, gpus, said):
     entry = {"metric": "train_time_s", "printed": "12s"}
     found = beside(tmp_path, entry, settings=[{"where": "section 3"} | setting], gpus=gpus)
     assert ("; ".join(found.reasons) == said) if not said else any(said in reason for reason in found.reasons)
 
 
-def test_a_twin_says_what_it_is_the_twin_of(tmp_path):
+def test_a_number_of_a_tiny_twin_names_the_cell_of_the_study(tmp_path):
     """A number from a tiny twin has a reason that says how the twin differs from the study's cell."""
     what = msgspec.structs.replace(CELLS[DDP], rehearses=support.cell("ddp", 2, workload="gpt2-large", steps=20))
     workspace = Workspace(tmp_path)
@@ -365,7 +365,7 @@ def test_memory_of_a_process_is_not_taken_for_that_of_a_gpu(tmp_path):
     )
 
 
-def test_doubts_about_the_print_come_first(tmp_path):
+def test_reasons_about_the_printed_number_precede_reasons_about_ours(tmp_path):
     """The reasons about the study's own number come before the reasons about our measurement."""
     entry = {"metric": "peak_memory_bytes", "printed": "3,076 MB", "kind": "assumed"}
     found = beside(tmp_path, entry, assumed=[{"key": "precision", "value": "fp32", "why": "not stated"}])
@@ -445,7 +445,7 @@ def whole(path):
     return study(path, CLOSE, states={FSDP: "CUDA out of memory: tried"}, gpus=[gpu("NVIDIA A100-SXM4-40GB")], **WHOLE)
 
 
-def test_the_summary_of_recorded_runs_is_the_golden_one(tmp_path):
+def test_the_summary_of_recorded_runs_is_the_golden_document(tmp_path):
     found = summary.summarize(load.load(whole(tmp_path), None), "single")
     found.created_s = 0.0
     text = msgspec.json.format(msgspec.json.encode(support.ten_digits(msgspec.to_builtins(found))), indent=1).decode() + "\n"
@@ -474,7 +474,7 @@ def test_a_matrix_without_claims_says_so(tmp_path, capsys):
     assert "states no claims and no reported numbers" in capsys.readouterr().out
 
 
-def test_the_page_shows_verdicts_and_prints_and_what_the_study_leaves_open(tmp_path, capsys):
+def test_the_page_shows_verdicts_printed_numbers_and_open_questions(tmp_path, capsys):
     workspace = whole(tmp_path)
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     shown = capsys.readouterr().out

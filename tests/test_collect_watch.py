@@ -60,7 +60,7 @@ def test_only_what_was_appended_is_read(workspace):
     assert [record.step for record in followed.new()] == [4]
 
 
-def test_an_unfinished_line_is_read_when_it_is_whole_and_a_damaged_one_never(workspace):
+def test_an_unfinished_line_is_read_once_complete_and_a_damaged_line_never(workspace):
     folder = running(workspace, done=1)
     path = folder.steps_file(0)
     followed = FollowedRecords(str(path), StepRecord)
@@ -144,7 +144,7 @@ def test_a_run_whose_records_were_replaced_begins_again(workspace):
     assert found.progress.step == 4
 
 
-def test_telemetry_by_host_and_gpu(workspace):
+def test_telemetry_is_grouped_by_host_and_gpu(workspace):
     folder = running(workspace, gpu=True)
     found = series(folder)
     found.read_new()
@@ -200,7 +200,7 @@ def test_a_state_is_judged_again_only_if_its_files_changed(workspace):
     assert run.verdict.state == "failed"
 
 
-def test_the_queue_has_the_last_attempt_of_each_repeat_and_what_runs_first(matrix):
+def test_the_queue_shows_last_attempts_with_running_runs_first(matrix):
     """The queue on the page lists the last attempt of each repeat; running runs are at the top."""
     workspace, _ = matrix
     runs = Queue(workspace).look()
@@ -220,7 +220,7 @@ def test_figures_of_few_runs_are_drawn_and_the_others_are_counted(workspace):
     assert found["queue"].count("20 of 100") == 5
 
 
-def test_a_played_gpu_is_called_so(workspace):
+def test_a_played_gpu_is_marked_on_the_live_page(workspace):
     folder = running(workspace)
     with LineWriter(folder.samples_file("h")) as lines:
         gpus = [GpuSample(uuid="GPU-1", utilization_pct=1.0, played=True), GpuSample(uuid="GPU-2", utilization_pct=1.0)]
@@ -230,7 +230,7 @@ def test_a_played_gpu_is_called_so(workspace):
     assert list(found.curves[GPU_BUSY])[-2:] == ["h GPU-1 (played)", "h GPU-2"]
 
 
-def test_where_nothing_runs_the_last_run_is_shown(workspace):
+def test_the_last_run_is_shown_if_no_run_is_running(workspace):
     assert shown(workspace)["runs"] == []
     support.completed(workspace, support.cell())
     found = shown(workspace)
@@ -296,13 +296,13 @@ def test_the_token_is_needed_and_new_in_each_start(matrix, workspace):
         ("", 421),
     ],
 )
-def test_a_foreign_name_is_refused(matrix, host, status):
+def test_a_request_for_another_host_name_is_refused(matrix, host, status):
     _, url = matrix
     assert asked(url, Host=host.format(url.split(":")[2].split("/")[0]))[0] == status
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
-def test_it_only_reads(matrix, method):
+def test_the_watch_server_refuses_methods_that_write(matrix, method):
     _, url = matrix
     status, headers, _ = asked(url, "data", method)
     assert (status, headers["Allow"]) == (405, "GET, HEAD")
@@ -327,7 +327,7 @@ def test_every_answer_has_a_strict_policy_and_a_head_without_a_body(matrix, path
     assert (head[0], head[2]) == (status, b"")
 
 
-def test_what_is_not_new_is_not_sent(workspace):
+def test_the_watch_server_answers_304_if_nothing_is_new(workspace):
     page = LivePage(workspace)
     running(workspace)
     with served(workspace) as url:
@@ -381,7 +381,7 @@ def test_files_of_runs_are_read_only_as_text_and_no_path_leads_out(matrix, tmp_p
     assert isinstance(open_below(workspace.runs, [run]), list)
 
 
-def test_a_port_that_is_taken_or_is_none_is_refused(workspace, capsys):
+def test_a_port_that_is_taken_or_invalid_is_refused(workspace, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["watch", "--workspace", str(workspace.path), "--port", str(port)]) == 2
@@ -390,7 +390,7 @@ def test_a_port_that_is_taken_or_is_none_is_refused(workspace, capsys):
     assert main(["watch", "--workspace", str(workspace.path / "absent")]) == 2
 
 
-def test_it_listens_on_this_machine_alone(matrix):
+def test_the_watch_server_listens_only_on_this_machine(matrix):
     _, url = matrix
     port = int(url.split(":")[2].split("/")[0])
     name = "127.0.0.2"  # not 127.0.0.1: only a server on all addresses would answer

@@ -28,7 +28,7 @@ TENTHS = st.integers(0, 300)  # moments in tenths of a second: as integers, so t
     delays=st.lists(st.floats(0, 1), min_size=20, max_size=20),
     edges=st.tuples(TENTHS, TENTHS).map(sorted),
 )
-def test_what_was_really_sent_is_within_the_bounds(sent, begun, delays, edges):
+def test_the_number_of_sent_bytes_is_within_the_bounds(sent, begun, delays, edges):
     """The true number of bytes is within the bounds.
 
     The sampler reads the counter some time after a sample began, and before its next sample begins.
@@ -65,7 +65,7 @@ def test_the_bounds_are_those_of_the_samples_next_to_both_ends():
     ],
     ids=["begins too late", "ends too early", "reset", "another boot"],
 )
-def test_a_counter_that_does_not_say_it_has_no_bounds(seen):
+def test_an_incomplete_or_reset_counter_has_no_bounds(seen):
     """The growth is unknown without a sample before the start and after the end, or if the counter was reset."""
     assert network.growth_bounds(series(seen), (3.5, 13.5)) is None
 
@@ -100,12 +100,12 @@ def test_bytes_are_compared_if_samples_decide():
     assert wire.difference(loaded(0.03125, sent_per_s=800)).value == pytest.approx(-20)
 
 
-def test_nothing_is_said_where_samples_leave_too_much_open():
+def test_no_difference_is_reported_if_samples_are_too_far_apart():
     """With a sample every 0.5 s, the bytes of up to 3 s of the 10 s are uncertain, so no difference is reported."""
     assert wire.difference(loaded(0.5)) is None
 
 
-def test_clocks_of_several_hosts_widen_what_is_open():
+def test_uncertain_clocks_of_several_hosts_widen_the_bounds():
     """With two hosts, a difference is reported only if their clock offsets are known and small."""
     near = ClockOffset(0.001, 0.0005)
     far = ClockOffset(0.4, 0.0005)

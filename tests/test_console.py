@@ -34,7 +34,7 @@ class Terminal(io.StringIO):
         (Terminal, {"TTY_COMPATIBLE": "0"}, False),
     ],
 )
-def test_the_environment_decides_what_a_terminal_is_as_in_rich(monkeypatch, stream, environment, is_terminal):
+def test_environment_variables_decide_what_a_terminal_is_as_in_rich(monkeypatch, stream, environment, is_terminal):
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -55,7 +55,7 @@ def test_a_pipe_does_not_need_rich():
 
 
 @pytest.mark.parametrize("closed", ["2>&-", ">&-"])
-def test_a_command_works_although_the_user_has_closed_one_of_its_streams(tmp_path, closed):
+def test_a_command_works_with_a_closed_standard_stream(tmp_path, closed):
     line = f'exec "$0" -P -m jobs status --workspace "$1" {closed}'
     done = subprocess.run(
         ["sh", "-c", line, sys.executable, tmp_path], capture_output=True, text=True, check=False, timeout=HANG_S

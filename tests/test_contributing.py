@@ -39,7 +39,7 @@ def test_the_examples_keep_the_rules_of_ruff(changed):
 
 # The commands of the pages `provider` and `study` need no torch. Those of the other pages run only in the long form.
 @pytest.mark.parametrize("name", PAGES if LONG else ["provider", "study"])
-def test_the_commands_of_the_page_print_what_it_shows(name, tmp_path):
+def test_the_commands_of_each_page_print_the_output_on_the_page(name, tmp_path):
     folder = copied(tmp_path)
     change(name, folder)
     printed = "".join(

@@ -25,7 +25,7 @@ def test_loss_and_gradient_are_torchs(monkeypatch, dtype, within, rows):
     torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=within, atol=within / rows / 10)
 
 
-def test_what_fills_the_rows_up_has_no_part_in_it():
+def test_padding_of_logits_changes_neither_loss_nor_gradient():
     """Logits are padded to 8 columns for 5 classes: the padding changes neither loss nor gradient."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(6, 8, generator=generator, requires_grad=True)

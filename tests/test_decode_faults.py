@@ -30,7 +30,7 @@ def damaged(request, tmp_path):
     return write
 
 
-def test_the_files_of_a_run(damaged):
+def test_damaged_files_of_a_run_are_refused(damaged):
     with pytest.raises(InputError, match="is not a run of this version"):
         read_run(damaged("run.json"))
     with pytest.raises(InputError, match="is not a result of this version"):
@@ -38,25 +38,25 @@ def test_the_files_of_a_run(damaged):
 
 
 @pytest.mark.parametrize("name", ["last-matrix.json", "matrices/one.json"])
-def test_the_notes_on_a_matrix(damaged, tmp_path, name):
+def test_damaged_notes_on_a_matrix_are_refused(damaged, tmp_path, name):
     damaged(f".shardlab/{name}")
     with pytest.raises(InputError, match="the notes on the matrix cannot be read"):
         Workspace(tmp_path).expansion(None if name == "last-matrix.json" else "one")
 
 
-def test_the_notes_on_a_submission(damaged, tmp_path):
+def test_damaged_notes_on_a_submission_are_refused(damaged, tmp_path):
     damaged(".shardlab/submissions/x.json")
     assert submission.all_of(Workspace(tmp_path)) == []
     (said,) = submission.damaged(Workspace(tmp_path))
     assert "is not a submission of this version" in said
 
 
-def test_the_note_of_a_runner(damaged, tmp_path):
+def test_a_damaged_note_of_a_runner_is_refused(damaged, tmp_path):
     damaged(".shardlab/local/runner.json")
     assert not RunQueue("local", Workspace(tmp_path)).runner_alive()
 
 
-def test_where_the_runs_of_a_workspace_are(damaged, tmp_path):
+def test_a_damaged_note_on_the_place_of_runs_is_refused(damaged, tmp_path):
     damaged(".shardlab/away.json")
     with pytest.raises(InputError, match="is not of this version"):
         remote_workspace.known(Workspace(tmp_path))

@@ -66,7 +66,7 @@ def test_plain_scalars_mean_what_they_look_like(text, value):
         ("a:\t\x00\n", "1:1", "not valid YAML"),
     ],
 )
-def test_what_is_ambiguous_is_refused_with_its_place(text, place, words):
+def test_ambiguous_yaml_is_refused_with_its_place(text, place, words):
     with pytest.raises(InputError) as caught:
         parse(text)
     assert str(caught.value).startswith(f"f.yaml:{place}: ")
@@ -75,7 +75,7 @@ def test_what_is_ambiguous_is_refused_with_its_place(text, place, words):
 
 
 @pytest.mark.parametrize("text", ["064cbb" + 29 * "a1", "0a1f", "0badcafe", "0b12", "0xfg", "1a_b", "0-3", "007th"])
-def test_what_only_begins_like_a_number_is_text(text):
+def test_a_value_that_only_begins_like_a_number_is_text(text):
     assert parse(f"a: {text}\n") == {"a": text}
 
 
@@ -96,7 +96,7 @@ def test_a_large_file_is_refused_before_it_is_parsed(tmp_path):
         document.load(path)
 
 
-def test_missing_file_and_folder(tmp_path):
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         document.load(tmp_path / "none.yaml")
     with pytest.raises(InputError, match="is a folder"):

@@ -25,7 +25,7 @@ NAMES = {"strategy": "ddp", "gpus": 2, "seq_len": None, "options.bucket_cap_mb":
         ("gpus == 1 or strategy == 'ddp'", True),
     ],
 )
-def test_the_grammar(text, value):
+def test_each_operator_of_an_expression_has_its_value(text, value):
     assert Expression(text).evaluate(NAMES) == value
 
 
@@ -69,13 +69,13 @@ def test_everything_else_is_refused_before_anything_is_evaluated(text):
         ("speed(gpus=1)", "unknown function 'speed'. Allowed: none here"),
     ],
 )
-def test_what_cannot_be_evaluated_says_why(text, words):
+def test_an_expression_that_cannot_be_evaluated_has_a_reason(text, words):
     with pytest.raises(ExpressionError) as caught:
         Expression(text).evaluate(NAMES)
     assert words in str(caught.value)
 
 
-def test_functions_take_named_cells():
+def test_functions_of_an_expression_select_cells_by_name():
     expression = Expression("throughput(strategy='ddp', gpus=2) / throughput(strategy='single') >= 1.9")
     assert expression.calls == {"throughput"}
     calls = {"throughput": lambda **cell: 200.0 if cell["strategy"] == "ddp" else 100.0}
@@ -83,7 +83,7 @@ def test_functions_take_named_cells():
 
 
 @given(st.text(max_size=60))
-def test_any_text_ends_in_a_value_or_in_our_error(text):
+def test_any_text_gives_a_value_or_our_error(text):
     with contextlib.suppress(ExpressionError):
         Expression(text).evaluate(NAMES)
 

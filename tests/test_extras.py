@@ -93,7 +93,7 @@ def run_collect(words, blocked, folder):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_without_one_of_its_packages_says_what_to_install(verb, workspace, tmp_path):
+def test_a_verb_without_a_needed_package_names_the_extra_to_install(verb, workspace, tmp_path):
     """Each package that the verb imports is blocked in turn; none may end in a traceback."""
     words = [verb, *command_lines(workspace, tmp_path)[verb], "--workspace", str(workspace.path)]
     done, used = run_collect(words, [], tmp_path)

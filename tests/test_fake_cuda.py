@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(build.why_not() is not None, reason=f"no fake GP
         "waits_of_the_host_are_counted_by_line",
     ],
 )
-def test_fake_gpus(gpus, name):
+def test_a_fake_gpu_behaves_as_a_gpu(gpus, name):
     assert gpus.ask(name) == "as a GPU does"
 
 

@@ -84,7 +84,7 @@ def event(name, wall_s, **data):
     return Event(schema=SCHEMA, event=name, writer="w", wall_s=wall_s, host="h", data=data)
 
 
-def test_the_reason_of_a_failed_run_is_what_was_done_on_purpose():
+def test_the_reason_of_a_failed_run_is_its_injected_fault():
     """Clocks differ, so the failure of another rank may seem to be older than its cause."""
     events = [event("started", 0), event("failed", 1, why="Connection closed by peer"), event(ENDED, 2, why=WHY)]
     failed = judge([*events, event("exited", 3, code=137)], has_result=False, steps=3, steps_asked=10)
@@ -96,7 +96,7 @@ def test_the_reason_of_a_failed_run_is_what_was_done_on_purpose():
 
 
 @pytest.mark.parametrize(("made", "steps", "state"), [(3, 10, "completed"), (2, 2, "failed")])
-def test_a_run_that_goes_on_is_complete_without_the_steps_that_nobody_asked_for(made, steps, state):
+def test_a_run_with_a_lost_worker_is_complete_without_the_lost_steps(made, steps, state):
     ranks = [
         [StepRecord(schema=1, step=n + 1, t_s=n, wall_s=n, units=1, step_ms=1.0) for n in range(count)] for count in (10, made)
     ]

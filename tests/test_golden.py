@@ -26,7 +26,7 @@ from shardlab.workspace import Workspace
 
 
 @pytest.mark.parametrize("launcher", sorted(launchers()))
-def test_scripts(launcher, monkeypatch):
+def test_the_script_of_each_launcher_is_the_golden_text(launcher, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/opt/my env/bin/python3")
     same_as_golden(f"scripts/{launcher}.sh", render.script(run_of(launcher), Path(HOSTILE), THIS_MACHINE, None))
 
@@ -42,7 +42,7 @@ def test_a_script_runs_in_a_folder_with_a_hostile_name_and_does_nothing_else(tmp
     assert not list(tmp_path.rglob("owned"))
 
 
-def test_the_summary_of_a_recorded_workspace(tmp_path):
+def test_the_summary_of_a_recorded_workspace_is_the_golden_document(tmp_path):
     shutil.copytree(GOLDEN / "recorded", tmp_path, dirs_exist_ok=True)
     found = summary.summarize(load.load(Workspace(tmp_path), None), "single")
     found.created_s = 0.0

@@ -73,7 +73,7 @@ def case(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_script_of_a_run(name):
+def test_the_slurm_script_of_a_run_is_the_golden_text(name):
     run, where = case(name)
     same_as_golden(f"slurm/{name}.sbatch", render.script(run, Path("/shared/study/runs") / run.run_id, where, None))
 
@@ -89,7 +89,7 @@ def test_no_tool_of_a_run_on_cloudlab_caches_files_in_the_home_folder(scheduler)
         assert f"export {name}=/mydata/shared/workspaces/.cache" in text
 
 
-def test_the_script_of_a_run_in_a_folder_with_a_hostile_name():
+def test_the_slurm_script_in_a_folder_with_a_hostile_name_is_the_golden_text():
     run, where = case("torchrun-1-node")
     text = render.script(run, Path(f"{HOSTILE}\n#SBATCH --partition=owned\n%j/{run.run_id}"), where, None)
     same_as_golden("slurm/hostile.sbatch", text)
@@ -105,7 +105,7 @@ def test_the_script_of_a_run_in_a_folder_with_a_hostile_name():
         ("one-hostile", SubmitOptions(), f"{HOSTILE}\n#SBATCH --partition=owned\n%j"),
     ],
 )
-def test_what_sbatch_is_given(name, how, folder, tmp_path, monkeypatch):
+def test_the_arguments_and_the_script_of_sbatch_are_the_golden_texts(name, how, folder, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("python3"))
     queue = Queue(tmp_path / "slurm", monkeypatch)
     workspace = Workspace(tmp_path / folder.lstrip("/"))
@@ -127,7 +127,7 @@ def _fixed(text: str, folder: Path) -> str:
     return re.sub(r"\b(m|run-0)\.[0-9a-f]{10}\b", r"\1.TOKEN", text.replace(str(folder), "/shared"))
 
 
-def test_an_array_asks_for_what_a_persons_own_template_asks_for(tmp_path, monkeypatch):
+def test_an_array_has_the_sbatch_options_of_the_users_template(tmp_path, monkeypatch):
     """`#SBATCH` lines of the user's own template also apply to the job array of its runs."""
     monkeypatch.setattr(sys, "executable", shutil.which("python3"))
     queue = Queue(tmp_path / "slurm", monkeypatch)

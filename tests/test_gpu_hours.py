@@ -29,7 +29,7 @@ def named(cells, numbers):
     return {one.name(): number for one, number in zip(cells, numbers, strict=True)}
 
 
-def test_recorded_times_stand_before_time_limits_and_whole_nodes_are_counted():
+def test_gpu_hours_use_recorded_times_before_time_limits_and_count_complete_nodes():
     """GPU hours use the recorded time of a cell, otherwise its time limit, times all GPUs of its nodes."""
     cells = [cell("ddp", 2), cell("ddp", 8, nnodes=2), cell("ddp", 2, seed=7, time_limit_s=360)]
     runs = named(cells, [3, 1, 1])
@@ -40,7 +40,7 @@ def test_recorded_times_stand_before_time_limits_and_whole_nodes_are_counted():
     assert gpu_hours.of(cells[:1], runs, {}, SHARED)[0].hours == pytest.approx(3 * 2 * 2.0)
 
 
-def test_ranks_on_the_cpu_take_no_gpu_hours_and_an_unknown_time_is_no_zero():
+def test_ranks_on_the_cpu_need_no_gpu_hours_and_an_unknown_time_is_not_zero():
     local = Cluster(schema=1, name="l", provider="local")
     assert gpu_hours.occupied(cell("ddp", 2, "fork"), SITE) == 0
     assert gpu_hours.occupied(cell("ddp", 2), msgspec.structs.replace(SITE, gpus=None)) == 0
@@ -100,7 +100,7 @@ def test_states_that_cannot_be_retried_do_not_count():
         assert gpu_hours.most_retries(which, retry, 0, on_slurm=on_slurm) == gpu_hours.MostRetries(most, 0)
 
 
-def test_a_retry_takes_up_to_its_time_limit():
+def test_a_retry_counts_with_its_time_limit():
     known, new = cell("ddp", 2), cell("ddp", 2, seed=7)
     retries = {known.name(): gpu_hours.MostRetries(1, 2), new.name(): gpu_hours.MostRetries(2, 0)}
     hours = gpu_hours.total(gpu_hours.of([known, new], named([known, new], [1, 1]), {known.name(): 1800.0}, SITE, retries))
@@ -172,7 +172,7 @@ root|||cpu=0,gres/gpu=12
         ("a||gres/gpu:\x1b[31m=60,gres/gpu=\u0661|\n", None, []),
     ],
 )
-def test_what_sshare_prints(text, account, expected):
+def test_the_output_of_sshare_is_parsed(text, account, expected):
     assert share.parse(text, account) == expected
 
 

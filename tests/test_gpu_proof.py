@@ -94,7 +94,7 @@ OPERATOR = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1, "dur": 2, 
 KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 2, "dur": 5, "pid": 0, "tid": 7, "args": {"device": 0, "stream": 7}}
 
 
-def test_what_is_wrong_with_results_is_told_without_a_gpu(tmp_path):
+def test_the_check_of_a_result_folder_needs_no_gpu(tmp_path):
     """The check of a result folder needs no GPU. A fake GPU makes no trace, because it has no CUPTI, so the test writes one."""
     done, records = prove(tmp_path, "--only", "A", "--where", "seq_len == 32")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -152,7 +152,7 @@ for record in prove._checks(checks, proof):
 """
 
 
-def test_what_does_not_hold_is_told_and_the_rest_goes_on(tmp_path):
+def test_a_failed_check_is_reported_and_the_other_checks_run(tmp_path):
     """A check that fails or cannot run does not stop the other checks. A fake GPU has no NVML, which the first check needs."""
     done = subprocess.run(
         [sys.executable, "-c", CHECKS, build.library(), tmp_path], env=ENVIRONMENT, capture_output=True, text=True, check=False
@@ -165,7 +165,7 @@ def test_what_does_not_hold_is_told_and_the_rest_goes_on(tmp_path):
     assert (another["verdict"], another["share"]) == ("holds", 0.5)
 
 
-def test_what_there_was_no_time_for_is_named_and_an_earlier_call_is_kept(tmp_path):
+def test_checks_without_time_are_recorded_as_dropped_and_earlier_records_kept(tmp_path):
     """A second call with no time left records its checks as `dropped` and keeps the records of the first call."""
     where = ("--where", "strategy == 'single' and precision == 'fp32'")
     assert prove(tmp_path, "--only", "A", *where)[0].returncode == 0
@@ -226,7 +226,7 @@ def test_the_sampler_is_measured_with_the_library_of_the_driver(tmp_path):
 
 
 @pytest.mark.skipif(bool(host.observe().gpus), reason="has a GPU: it would begin to measure")
-def test_a_machine_without_a_gpu_is_told_so(tmp_path):
+def test_gpu_proof_on_a_machine_without_a_gpu_says_so(tmp_path):
     done = subprocess.run(
         [sys.executable, GPU / "prove.py", "--out", tmp_path], capture_output=True, text=True, check=False
     )  # fmt: skip

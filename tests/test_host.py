@@ -38,13 +38,13 @@ def test_a_machine_that_shows_no_interfaces_has_none(tmp_path):
     assert host.nics(tmp_path / "net") == []
 
 
-def test_the_processor_is_called_what_the_kernel_calls_it():
+def test_the_name_of_the_processor_is_that_of_proc_cpuinfo():
     """The model of the processor is the `model name` of /proc/cpuinfo. Processors of ARM have none, so their model is None."""
     named = re.findall(r"^model name\s*: (.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     assert host.observe().cpu_model == (named[0] if named else None)
 
 
-def test_gpus_say_how_they_are_connected_and_leave_out_what_they_do_not_answer(monkeypatch):
+def test_the_links_of_gpus_are_recorded_and_unanswered_fields_left_out(monkeypatch):
     def refuse(*_):
         raise pynvml.NVMLError_NotSupported()
 

@@ -61,7 +61,7 @@ def test_a_terminal_gets_no_sequence_but_those_of_rich(workspace, words, environ
         assert "[bold]b[/bold][link=x]l[/link]:smile:" in said, "a node's text is shown, and nothing in it is taken for markup"
 
 
-def test_nothing_that_is_drawn_by_rich_brings_a_sequence_in():
+def test_text_drawn_by_rich_contains_no_terminal_sequence_of_the_data():
     code = (
         "from rich.live import Live; from rich.table import Table; from rich.text import Text; from rich.panel import Panel\n"
         "from shardlab.console import Output\n"
@@ -78,7 +78,7 @@ def test_nothing_that_is_drawn_by_rich_brings_a_sequence_in():
     assert steering(OF_RICH.sub("", said)) == []
 
 
-def test_a_pipe_gets_none_either(workspace, capfd):
+def test_a_pipe_gets_no_terminal_sequence(workspace, capfd):
     assert main(["verdicts", "--workspace", str(workspace.path)]) == 0
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     said = capfd.readouterr()
@@ -86,7 +86,7 @@ def test_a_pipe_gets_none_either(workspace, capfd):
     assert steering(said.out + said.err) == []
 
 
-def test_the_report_shows_none_in_its_text_and_in_its_figures(workspace, loaded, tmp_path):
+def test_the_report_contains_no_terminal_sequence(workspace, loaded, tmp_path):
     assert main(["summarize", "--workspace", str(workspace.path), "--out", str(tmp_path / "report")]) == 0
     text = (tmp_path / "report" / "index.html").read_text().replace(page.plotly_script(), "")
     assert "[bold]b[/bold]" in text
@@ -100,7 +100,7 @@ def test_the_report_shows_none_in_its_text_and_in_its_figures(workspace, loaded,
 @pytest.mark.parametrize(
     "name", sorted(export.exports().keys() - {"png", "svg"})
 )  # without png and svg, which draw the same figures as the report of the test above
-def test_no_export_holds_any(workspace, tmp_path, name):
+def test_no_export_contains_a_terminal_sequence(workspace, tmp_path, name):
     out = tmp_path / "out"
     assert main(["export", "--to", name, "--workspace", str(workspace.path), "--out", str(out)]) == 0
     files = [path for path in out.rglob("*") if path.is_file()]
@@ -115,7 +115,7 @@ def test_no_export_holds_any(workspace, tmp_path, name):
             assert _steering_in(pl.read_parquet(path).select(pl.col(pl.String)).to_dicts()) == []
 
 
-def test_json_says_to_a_program_what_the_node_wrote(workspace, tmp_path):
+def test_json_output_has_the_text_that_the_node_wrote(workspace, tmp_path):
     assert main(["export", "--to", "json", "--workspace", str(workspace.path), "--out", str(tmp_path / "out")]) == 0
     document = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert document["title"] == STEERING

@@ -46,7 +46,7 @@ OPENED = {
 }
 
 
-def test_the_wheel_holds_exactly_what_is_meant(tmp_path):
+def test_the_wheel_has_all_files_of_our_packages_and_no_other(tmp_path):
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], cwd=ROOT, check=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -62,7 +62,7 @@ def test_the_wheel_holds_exactly_what_is_meant(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["shardlab", "provision", "jobs", "collect"])
-def test_help_starts_light(command):
+def test_the_help_of_a_command_imports_no_large_library(command):
     code = f"import sys; from {command}.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(HEAVY) & set(done.stdout.split())
@@ -87,7 +87,7 @@ def test_each_source_file_has_a_docstring_and_at_most_400_lines():
     assert [name for name, text in texts.items() if not ast.get_docstring(ast.parse(text))] == []
 
 
-def test_no_text_is_left_half_merged():
+def test_no_page_has_a_conflict_marker_of_git():
     texts = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
     assert len(texts) > 20
     assert not [
@@ -102,7 +102,7 @@ def opens(text):
     return [shown for node in named if not SAFE.search(shown := ast.unparse(node))]
 
 
-def test_files_of_other_people_are_opened_in_one_module_which_refuses_links_fifos_and_devices():
+def test_only_shardlab_files_opens_files_that_another_person_may_have_written():
     where = {str(path.relative_to(ROOT)): opens(path.read_text()) for path in SOURCES}
     assert where.pop("shardlab/files.py") != []
     allowed = {name: prefix for name in where for prefix in OPENED if name.startswith(prefix)}
@@ -130,3 +130,21 @@ def test_tests_wait_with_the_common_limit_which_no_loaded_machine_reaches():
     assert short_limits("run(timeout=HANG_S)\nnode.run([], timeout_s=5)  # meant to be reached\np.wait(timeout=5)") == [
         "p.wait(timeout=5)"
     ]
+
+
+def own_nodes(function):
+    """The nodes of a function's syntax tree without those of functions that are defined in it."""
+    for child in ast.iter_child_nodes(function):
+        if not isinstance(child, ast.FunctionDef | ast.Lambda):
+            yield child
+            yield from own_nodes(child)
+
+
+def test_names_of_tests_have_a_subject_and_no_test_returns_early():
+    """The rule for names is in CONTRIBUTING.md. A test that returns early reads as passed although it asserted less."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "tests").glob("test_*.py")]
+    functions = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
+    tests = [function for function in functions if function.name.startswith("test_")]
+    assert len(tests) > 2000
+    assert not [test.name for test in tests if len(test.name) > 80 or test.name.startswith(("test_what_", "test_it_"))]
+    assert not [test.name for test in tests if any(isinstance(node, ast.Return) for node in own_nodes(test))]

@@ -113,7 +113,7 @@ def test_the_environment_of_a_moved_checkout_is_made_anew(project):
     assert says_of_tool(moved) == "this is tool\n"
 
 
-def test_an_installation_says_first_what_it_takes_and_an_environment_that_works_is_kept(project):
+def test_an_installation_prints_its_size_first_and_keeps_a_working_environment(project):
     said = install(project).stdout
     size = said.index("Installing torch and some 90 packages into .venv: 0 GB, and 0 GB of downloads, unpacked in ")
     assert said[size:].split(" unpacked in ")[1].startswith(f"{project}/.cache/tmp;")

@@ -56,7 +56,7 @@ def in_job(monkeypatch, number, restarts):
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
 
 
-def test_a_started_again_job_may_take_its_own_run_once_for_each_restart_and_no_other_job_may(folder, monkeypatch):
+def test_a_restarted_job_may_claim_its_run_once_per_restart_and_no_other_job_may(folder, monkeypatch):
     """After each restart, the same Slurm job may claim its run once more. Another job may not."""
     in_job(monkeypatch, "7", 0)
     assert claim.take(folder) == "first"
@@ -71,7 +71,7 @@ def test_a_started_again_job_may_take_its_own_run_once_for_each_restart_and_no_o
     assert claim.lost(folder)
 
 
-def test_a_claim_whose_owner_was_killed_before_it_signed_is_open_to_a_restart_alone(folder, monkeypatch):
+def test_a_claim_without_an_owner_may_be_taken_only_by_a_restarted_job(folder, monkeypatch):
     """An empty folder `claim` names no owner. Only a restarted job may then claim the run."""
     folder.claim.mkdir()
     in_job(monkeypatch, "8", 0)
@@ -118,7 +118,7 @@ def test_a_run_without_its_source_is_given_back_and_not_started(folder, changed,
     assert "`jobs submit` or `jobs retry` submits it" in verdict.why
 
 
-def test_a_run_that_was_begun_with_other_packages_fails_and_says_so(folder):
+def test_a_run_that_started_with_other_packages_fails_with_the_reason(folder):
     write_run(folder, packages="0" * 12, scheduler="slurm", requeues=1)
     folder.claim.mkdir()
     done = supervised(folder, SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1")
@@ -153,7 +153,7 @@ def at_work(folder):
         ({"boot_id": "of-another-boot"}, "node_fail", "the machine restarted while the run was running"),
     ],
 )
-def test_a_supervisor_is_known_by_more_than_its_number(folder, at_work, changed, state, words):
+def test_a_supervisor_is_identified_by_more_than_its_process_number(folder, at_work, changed, state, words):
     data = {"pid": at_work.pid, "created": psutil.Process(at_work.pid).create_time(), "boot_id": host.boot_id()}
     data |= {"created": data["created"] + changed["created"]} if "created" in changed else changed
     folder.claim.mkdir()
@@ -226,7 +226,7 @@ def waiting_beside(folder, name, job, packages="0" * 12):
     return beside
 
 
-def test_a_run_whose_packages_changed_holds_those_of_the_same_packages_and_is_requeued(folder, tmp_path, scontrol):
+def test_a_run_with_changed_packages_holds_its_like_and_is_requeued(folder, tmp_path, scontrol):
     write_run(folder, packages="0" * 12, scheduler="slurm", requeues=0)
     packed, other = waiting_beside(folder, "b-r1", "7"), waiting_beside(folder, "c-r1", "8_3")
     later = waiting_beside(folder, "d-r1", "9", source_digest.packages())

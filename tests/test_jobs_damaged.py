@@ -79,7 +79,7 @@ def is_named(said, folder, words):
     return line
 
 
-def test_submit_goes_on_with_the_others(damaged, queue, capsys):
+def test_submit_continues_with_the_undamaged_runs(damaged, queue, capsys):
     study, folder, words = damaged
     more = study.matrix.read_text().replace("[0, 1, 2]", "[0, 1, 2, 3]")
     study.matrix.write_text(more)
@@ -94,7 +94,7 @@ def test_submit_goes_on_with_the_others(damaged, queue, capsys):
 
 
 @some_damages
-def test_a_command_that_waits_sees_the_others_to_their_end(damaged, queue, capsys):
+def test_a_waiting_command_waits_for_the_undamaged_runs(damaged, queue, capsys):
     study, folder, words = damaged
     queue.rule()
     assert study.jobs("submit", "--wait") == 1
@@ -102,7 +102,7 @@ def test_a_command_that_waits_sees_the_others_to_their_end(damaged, queue, capsy
     assert sorted(one.state for one in study.statuses()) == ["oom", "oom", "unknown"]
 
 
-def test_status_shows_the_others(damaged, capsys):
+def test_status_shows_the_undamaged_runs(damaged, capsys):
     study, folder, words = damaged
     assert study.jobs("status") == 1
     said = capsys.readouterr()
@@ -111,7 +111,7 @@ def test_status_shows_the_others(damaged, capsys):
 
 
 @some_damages
-def test_cancel_ends_the_others(damaged, queue, capsys):
+def test_cancel_ends_the_undamaged_runs(damaged, queue, capsys):
     study, folder, words = damaged
     assert study.jobs("cancel", "--all") == 1
     said = capsys.readouterr()
@@ -121,7 +121,7 @@ def test_cancel_ends_the_others(damaged, queue, capsys):
 
 
 @some_damages
-def test_retry_sends_the_others_again(damaged, queue, capsys):
+def test_retry_submits_the_undamaged_runs_again(damaged, queue, capsys):
     study, folder, words = damaged
     queue.rule()
     study.jobs("status")
@@ -144,7 +144,7 @@ def test_the_logs_of_the_damaged_run_are_printed(damaged, capsys):
 
 
 @some_damages
-def test_once_its_folder_is_out_of_the_way_the_run_is_made_anew(damaged, tmp_path, queue):
+def test_a_run_is_rendered_again_after_its_damaged_folder_is_moved_away(damaged, tmp_path, queue):
     study, folder, _ = damaged
     shutil.move(folder.path, tmp_path / "damaged")
     queue.rule()
@@ -152,7 +152,7 @@ def test_once_its_folder_is_out_of_the_way_the_run_is_made_anew(damaged, tmp_pat
     assert study.states() == ["oom"] * 3
 
 
-def test_what_a_killed_writer_left_unfinished_is_no_damage(tmp_path, queue):
+def test_an_unfinished_file_of_a_killed_writer_is_no_damage(tmp_path, queue):
     queue.rule(ends=0)
     study = Study(tmp_path, 1)
     assert study.jobs("submit") == 0
@@ -203,7 +203,7 @@ def test_a_submission_whose_run_is_gone_is_given_up(tmp_path, queue, capsys):
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_the_queue_of_this_machine_goes_on_with_the_others(tmp_path, damage):
+def test_the_queue_of_this_machine_continues_with_the_undamaged_runs(tmp_path, damage):
     study = Study(tmp_path, 2)
     (study.workspace.path / "cluster.yaml").write_text("schema: 1\nname: c\nprovider: local\n")
     script = study.workspace.own_templates / local.TEMPLATE
@@ -238,7 +238,7 @@ def test_render_leaves_the_folder_of_a_queued_run_whose_records_are_damaged(tmp_
     assert other.judge().state == "pending"
 
 
-def test_a_run_behind_one_that_was_sent_is_rendered(tmp_path, queue):
+def test_render_creates_a_missing_run_behind_a_submitted_run(tmp_path, queue):
     """`jobs render` skips runs that were submitted, and renders the missing run after them."""
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 0
@@ -249,7 +249,7 @@ def test_a_run_behind_one_that_was_sent_is_rendered(tmp_path, queue):
 
 
 @pytest.mark.parametrize("verb", ["render", "submit"])
-def test_a_rendered_run_with_a_claim_is_left_as_it_is(tmp_path, queue, capsys, verb):
+def test_a_rendered_run_with_a_claim_is_not_changed(tmp_path, queue, capsys, verb):
     study = Study(tmp_path, 2)
     assert study.jobs("render", "--matrix", str(study.matrix)) == 0
     one, other = sorted(study.workspace.all_runs(), key=lambda run: run.read_run().cell.seed)
@@ -296,7 +296,7 @@ def test_retry_refuses_an_unsent_run_of_another_cluster(tmp_path, queue, capsys)
     assert queue.calls("sbatch") == []
 
 
-def test_a_command_that_waits_does_not_wait_for_runs_whose_submission_file_is_damaged(tmp_path, queue, capsys, monkeypatch):
+def test_a_waiting_command_skips_runs_of_a_damaged_submission_file(tmp_path, queue, capsys, monkeypatch):
     queue.rule(loses_answers=True, unreachable=["squeue"])
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 1
@@ -324,7 +324,7 @@ def test_a_command_with_the_exit_code_of_changed_packages_holds_no_other_run(tmp
     assert study.states() == ["failed", "failed"]
 
 
-def test_the_runs_of_a_large_damaged_submission_are_named_in_lines_that_are_shown_whole(tmp_path, monkeypatch):
+def test_the_runs_of_a_large_damaged_submission_are_named_on_uncut_lines(tmp_path, monkeypatch):
     """Output lines are cut at LONGEST_LINE characters, so the message about many damaged runs has several lines.
 
     The command in the message must not be cut, because users copy it.

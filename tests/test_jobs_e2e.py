@@ -44,7 +44,7 @@ def starts(bench):
     return [sum(event.event == "started" for event in folder.events()) for folder in bench.folders()]
 
 
-def test_a_matrix_runs_once_and_only_once(bench):
+def test_each_run_of_a_matrix_runs_exactly_once(bench):
     name = bench.matrix(FOUR)
     sent = bench.json("jobs", "submit", "--matrix", name, "--wait")
     assert [run["state"] for run in sent["runs"]] == ["completed"] * 4
@@ -58,7 +58,7 @@ def test_a_matrix_runs_once_and_only_once(bench):
     assert "1 run(s) submitted, 1 skipped" in more.stdout
 
 
-def test_runs_go_one_at_a_time_in_their_order(bench):
+def test_runs_start_one_after_another_in_their_order(bench):
     bench.json("jobs", "submit", "--matrix", bench.matrix(FOUR), "--wait")
     spans = []
     for folder in bench.folders():
@@ -112,7 +112,7 @@ def test_a_killed_runner_loses_nothing(bench):
     assert starts(bench) == [1, 1]
 
 
-def test_a_new_runner_waits_for_the_run_of_a_killed_one(bench):
+def test_a_new_runner_waits_for_the_run_of_a_killed_runner(bench):
     name = bench.matrix(TWO, steps=300)
     bench.run("jobs", "submit", "--matrix", name)
     running(bench)
@@ -204,7 +204,7 @@ def stopped(folder, rank):
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", *only_long("fork")])
-def test_a_run_that_hangs_is_ended_and_says_where_its_ranks_were(bench, launcher):
+def test_a_hung_run_is_ended_and_its_log_has_the_stacks_of_its_ranks(bench, launcher):
     cells = f'axes: {{strategy: [ddp], gpus: [2], launcher: [{launcher}]}}\ninclude: [{{hang_limit: "00:00:10"}}]'
     waiting = subprocess.Popen(
         bench.command("jobs", "submit", "--matrix", bench.matrix(cells, steps=FOREVER), "--wait"),
@@ -230,7 +230,7 @@ def test_a_run_that_hangs_is_ended_and_says_where_its_ranks_were(bench, launcher
     assert next(e.data["code"] for e in folder.events() if e.event == "exited") != 0
 
 
-def test_what_a_run_stood_still_is_on_record_and_no_part_of_its_time(bench, tmp_path):
+def test_a_suspension_is_recorded_and_does_not_count_towards_the_time_limit(bench, tmp_path):
     """A suspension is recorded in the event `stood_still`, and does not count towards the run's time limit."""
     saved, limit_s = "instruments: {checkpoints: {every_steps: 1000000}}", time_limit_s(tmp_path / "measured")
     name = bench.matrix(f'{LONG}\ninclude: [{{time_limit: "{clock(limit_s)}", expect: [timeout], {saved}}}]', steps=FOREVER)
@@ -258,7 +258,7 @@ def test_what_a_run_stood_still_is_on_record_and_no_part_of_its_time(bench, tmp_
         assert not any(holds_pause(record, still) for record in counted)
 
 
-def test_the_world_that_met_is_on_record(bench):
+def test_the_rendezvous_of_the_ranks_is_recorded(bench):
     """The event `met` records the number of ranks and hosts, the backend and the network interface."""
     bench.run("jobs", "submit", "--matrix", bench.matrix(LONG), "--wait")
     (folder,) = bench.folders()
@@ -275,7 +275,7 @@ def test_out_of_memory_is_a_result_and_not_a_failure(bench):
     assert "allocate" in run["why"]
 
 
-def test_cancel_ends_what_waits_and_what_runs(bench):
+def test_cancel_ends_waiting_and_running_runs(bench):
     bench.run(
         "jobs", "submit", "--matrix", bench.matrix(FOUR.replace("single", "ddp") + "\ninclude: [{gpus: 2}]", steps=FOREVER)
     )
@@ -326,7 +326,7 @@ def test_retry_makes_a_new_attempt_under_the_same_cell(bench):
     assert refused.startswith("error: --only: unknown state in which a run ends 'bored'")
 
 
-def test_a_retry_after_the_time_limit_goes_on_from_what_was_saved_before_it(bench, tmp_path):
+def test_a_retry_after_the_time_limit_resumes_from_the_last_checkpoint(bench, tmp_path):
     saved, limit = "instruments: {checkpoints: {every_steps: 1000000}}", clock(time_limit_s(tmp_path / "measured"))
     name = bench.matrix(f'{LONG}\ninclude: [{{time_limit: "{limit}", expect: [timeout], {saved}}}]', steps=FOREVER)
     (run,) = bench.json("jobs", "submit", "--matrix", name, "--wait")["runs"]
@@ -347,7 +347,7 @@ def test_a_retry_after_the_time_limit_goes_on_from_what_was_saved_before_it(benc
     assert "resumed from step" in bench.run("jobs", "status").stdout
 
 
-def test_other_ranks_go_on_from_a_run_where_nothing_else_differs(bench):
+def test_a_run_resumes_on_another_number_of_ranks_if_nothing_else_differs(bench):
     """A run may resume from the checkpoint of a cell with another number of ranks, but not with another seed."""
     saved = "instruments: {checkpoints: {every_steps: 2, layout: whole}}"
     bench.run("jobs", "submit", "--matrix", bench.matrix(f"include: [{{strategy: ddp, gpus: 2, {saved}}}]"), "--wait")

@@ -68,7 +68,7 @@ def test_a_file_of_the_same_name_is_never_replaced(archived, tmp_path, capsys):
     assert not (tmp_path / "archived").exists()
 
 
-def test_one_of_matrix_and_from_is_needed(archived, tmp_path, capsys):
+def test_submit_needs_either_matrix_or_from(archived, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         jobs(Workspace(tmp_path), "submit", "--from", str(archived[0]), "--matrix", "quickstart")
     assert ended.value.code == 2

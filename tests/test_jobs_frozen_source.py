@@ -67,7 +67,7 @@ def test_a_source_that_changes_while_it_is_copied_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rendered_elsewhere_the_copy_lies_beside_the_runs(tmp_path):
+def test_the_source_copy_of_runs_rendered_elsewhere_is_beside_them(tmp_path):
     """`jobs render --out FOLDER` writes the source copy into FOLDER and nothing into the workspace."""
     assert main([*RENDER, "--workspace", str(tmp_path / "w"), "--out", str(tmp_path / "out")]) == 0
     (copy,) = (tmp_path / "out/.source").iterdir()

@@ -48,7 +48,7 @@ def looks(clock, watched, seconds):
     return watched.is_over()
 
 
-def test_nothing_for_as_long_as_the_bound_is_a_hang(folder, clock):
+def test_a_run_without_progress_for_longer_than_its_limit_hangs(folder, clock):
     """A run without progress for longer than the limit (10 s) hangs."""
     watched = HangWatch(folder, 10)
     assert not looks(clock, watched, 10)  # no hang: the start of the run counts as progress
@@ -67,7 +67,7 @@ def test_nothing_for_as_long_as_the_bound_is_a_hang(folder, clock):
         ("samples/n1.jsonl", False),
     ],
 )
-def test_what_ranks_write_is_progress_and_logs_and_telemetry_are_not(folder, clock, grows, counts):
+def test_records_of_ranks_are_progress_and_logs_and_telemetry_are_not(folder, clock, grows, counts):
     file = folder.path / grows
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("")
@@ -79,7 +79,7 @@ def test_what_ranks_write_is_progress_and_logs_and_telemetry_are_not(folder, clo
     assert looks(clock, watched, 1) is not counts
 
 
-def test_while_the_supervisor_stood_still_itself_nobody_could_get_on(folder, clock):
+def test_hang_watch_ignores_time_in_which_the_supervisor_was_suspended(folder, clock):
     """Time in which the supervisor itself was suspended does not count towards the limit."""
     watched = HangWatch(folder, 10)
     assert not looks(clock, watched, 5)
@@ -90,7 +90,7 @@ def test_while_the_supervisor_stood_still_itself_nobody_could_get_on(folder, clo
 
 
 @pytest.mark.parametrize(("limit_s", "every_s"), [(3, 1.0), (600, 10.0), (1800, 30.0), (86400, 30.0)])
-def test_the_disk_is_asked_less_often_for_a_longer_bound(folder, clock, limit_s, every_s):
+def test_a_longer_hang_limit_reads_the_disk_less_often(folder, clock, limit_s, every_s):
     """The watch reads the files of a run every `every_s` seconds, less often for a longer limit."""
     watched = HangWatch(folder, limit_s)
     watched.is_over()
@@ -103,7 +103,7 @@ def test_the_disk_is_asked_less_often_for_a_longer_bound(folder, clock, limit_s,
     assert watched._seen
 
 
-def test_the_sentence_names_the_ranks_that_are_behind(folder):
+def test_the_reason_of_a_hang_names_the_ranks_that_are_behind(folder):
     begins = "no progress for 10 s (hang_limit): "
     ends = "; the stacks of the ranks are in log/rank-*.log"
     watched = HangWatch(folder, 10)

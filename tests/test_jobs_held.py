@@ -35,7 +35,7 @@ def install(tmp_path):
     (tmp_path / "site/some_package-1.0.dist-info").mkdir()
 
 
-def test_runs_that_wait_are_held_and_sent_again_with_what_is_installed_then(bench, tmp_path):
+def test_waiting_runs_are_held_and_sent_again_with_the_new_packages(bench, tmp_path):
     name = sent(bench)
     words = bench.command("jobs", "submit", "--matrix", name, "--wait")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as waiting:
@@ -65,7 +65,7 @@ def test_runs_that_wait_are_held_and_sent_again_with_what_is_installed_then(benc
     assert {folder.judge().why for folder in bench.folders()} == {"exit code 3"}
 
 
-def test_runs_that_were_sent_since_go_on(bench, tmp_path):
+def test_runs_submitted_after_the_change_of_packages_are_not_held(bench, tmp_path):
     """After packages changed, only the runs that were submitted before are held. Runs submitted after the change run."""
     name = sent(bench)
     bench.run("jobs", "submit", "--matrix", name, "--where", "seed < 3")

@@ -37,7 +37,7 @@ def test_runs_that_need_the_same_nodes_run_one_after_another():
     assert ends(1, run("a", 3, 10), run("b", 1, 1)) == [(10, False), (11, False)]
 
 
-def test_after_a_run_of_unknown_time_the_ends_are_only_known_to_be_not_earlier():
+def test_ends_behind_a_run_of_unknown_time_are_only_lower_bounds():
     assert ends(2, run("a", 1, None), run("b", 1, 20), run("c", 2, 5)) == [(0, True), (20, False), (25, True)]
     assert ends(2, run("a", 1, 20), run("b", 1, None), run("c", 1, 5)) == [(20, False), (0, True), (5, True)]
 
@@ -143,7 +143,7 @@ def test_runs_that_would_not_end_before_the_lease_are_held_back_until_it_is_exte
     assert not any(status.held for status in study.statuses())
 
 
-def test_a_person_may_send_them_all_the_same(study, queue, capsys):
+def test_a_person_may_submit_runs_that_end_after_the_lease(study, queue, capsys):
     study.lend(5)
     assert study.jobs("submit", "--ignore-lease") == 0
     said = capsys.readouterr().out
@@ -186,7 +186,7 @@ def test_a_run_that_another_command_held_back_is_not_sent_later(study, queue, ca
     assert sent(queue) == 2
 
 
-def test_a_command_that_waits_ends_when_it_has_held_back_the_runs_that_it_still_had(study, queue, capsys):
+def test_a_waiting_command_ends_after_it_holds_back_its_remaining_runs(study, queue, capsys):
     waiting = backlogs(study, queue, capsys)
     study.lend(1)
     run_ids = [folder.run_id for folder in study.workspace.all_runs()]
@@ -198,7 +198,7 @@ def test_a_command_that_waits_ends_when_it_has_held_back_the_runs_that_it_still_
     assert sent(queue) == 0
 
 
-def test_a_person_may_have_them_sent_later_all_the_same(study, queue, capsys):
+def test_a_person_may_have_held_runs_submitted_later(study, queue, capsys):
     waiting = backlogs(study, queue, capsys, ignore_lease=True)
     study.lend(1)
     while waiting:
@@ -206,7 +206,7 @@ def test_a_person_may_have_them_sent_later_all_the_same(study, queue, capsys):
     assert sent(queue) == 3
 
 
-def test_a_run_behind_those_that_are_sent_now_is_not_judged_yet(study, queue, capsys):
+def test_a_run_behind_runs_submitted_now_is_not_judged_by_the_lease(study, queue, capsys):
     waiting = backlogs(study, queue, capsys)
     study.lend(5)
     waiting.attend(study.statuses())
@@ -236,7 +236,7 @@ def test_a_packed_allocation_takes_the_runs_one_after_another_on_many_nodes(stud
         assert "2 run(s) would be submitted, 1 would be held back" in capsys.readouterr().out
 
 
-def test_what_finished_runs_of_the_cell_took_counts_before_the_time_limit(study, queue, capsys):
+def test_the_measured_time_of_a_cell_counts_before_its_time_limit(study, queue, capsys):
     study.matrix.write_text(MATRIX.replace("SEEDS", "[0]") + "repeats: 3\n")
     assert study.jobs("submit") == 0
     done, *others = study.workspace.all_runs()
@@ -264,7 +264,7 @@ def completed(folder, took_s):
     support.finish(folder, took_s - 1)
 
 
-def test_without_a_lease_nothing_is_said(study, capsys):
+def test_a_cluster_without_a_lease_gives_no_remark(study, capsys):
     assert study.jobs("submit") == 0
     study.jobs("status")
     assert "lease" not in capsys.readouterr().out
@@ -311,7 +311,7 @@ def test_a_node_that_is_lost_at_the_end_of_the_lease_is_lost_for_that_reason(fol
         ("failed", -5, {}),
     ],
 )
-def test_the_end_of_the_lease_is_no_reason_for_other_ends(folder, state, last_s, more):
+def test_the_end_of_the_lease_explains_only_lost_nodes(folder, state, last_s, more):
     assert judged(folder, state, last_s, **more) == JudgedState(state, "as it says")
 
 
@@ -323,7 +323,7 @@ def test_the_end_of_the_lease_is_no_reason_for_other_ends(folder, state, last_s,
         ("running", -3000, "unknown", "how the run ended is not known"),
     ],
 )
-def test_runs_of_which_nobody_answers_any_more_ended_with_the_lease(folder, state, last_s, expected, says):
+def test_runs_on_unreachable_nodes_are_judged_by_the_end_of_the_lease(folder, state, last_s, expected, says):
     told = judged(folder, state, last_s, unanswered=True)
     assert (told.state, says in told.why) == (expected, True)
 
@@ -339,7 +339,7 @@ def test_the_status_of_fetched_runs_after_the_lease(study, queue, capsys):
     assert {(run["state"], run["why"].partition(" 20")[0]) for run in runs} == {("node_fail", "the lease of the nodes ended")}
 
 
-def test_a_run_that_was_held_before_it_was_sent_is_planned_and_one_that_was_sent_is_pending(folder):
+def test_a_run_held_before_its_submission_is_planned_and_later_pending(folder):
     support.event(folder, "held", 1, why="the lease")
     assert folder.judge() == JudgedState("planned", "the lease", held=True)
     support.event(folder, "submitted", 0)

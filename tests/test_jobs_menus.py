@@ -108,7 +108,7 @@ storage: {shared: /shared}
 
 
 @pytest.mark.parametrize(("provider", "remarks"), [("virtual", True), ("ssh", False)])
-def test_only_of_practice_nodes_a_plan_says_that_their_gpus_do_not_exist(provider, remarks, tmp_path, capsys):
+def test_a_plan_remarks_only_on_practice_nodes_that_their_gpus_do_not_exist(provider, remarks, tmp_path, capsys):
     file = tmp_path / "cluster.yaml"
     text = CLUSTER.replace("PROVIDER", provider)
     if provider == "virtual":

@@ -85,7 +85,7 @@ def test_every_key_in_which_cells_differ_is_shown(tmp_path, axis, shown):
         ("expect: [[], [oom, timeout]]", ["expect=none", "expect=[oom, timeout]"]),
     ],
 )
-def test_limits_and_expected_ends_are_shown_too(tmp_path, axis, shown):
+def test_a_plan_shows_differing_limits_and_expected_ends(tmp_path, axis, shown):
     # The two cells also differ in their seed, because cells that differ only in limits or expected ends are the same cell.
     found = cell_differences.of(cells(tmp_path, f"zip: [{{seed: [1, 2], {axis}}}]\n"))
     assert found == [f"seed=1, {shown[0]}", f"seed=2, {shown[1]}"]
@@ -98,7 +98,7 @@ def test_a_default_of_one_workload_is_no_difference_until_a_cell_sets_it(tmp_pat
     assert cell_differences.of(cells(tmp_path, "include: [{workload: gpt2-tiny}, {workload: vit-tiny}]\n")) == ["", ""]
 
 
-def test_a_plan_shows_them_in_a_column(tmp_path, capsys):
+def test_a_plan_shows_the_differences_of_cells_in_a_column(tmp_path, capsys):
     assert main(["plan", "--matrix", written(tmp_path, "axes: {seed: [7, 8]}\n"), "--workspace", str(tmp_path)]) == 0
     head, *rows = capsys.readouterr().out.splitlines()[1:4]
     assert head.endswith("differs in")
@@ -126,7 +126,7 @@ def test_a_plan_says_whether_its_cells_are_tiny_twins(tmp_path, capsys, scale, s
 
 
 @pytest.mark.parametrize(("section", "said"), [("", True), ("slurm: {}\n", False)])
-def test_torch_is_missed_where_this_machine_trains(tmp_path, capsys, monkeypatch, section, said):
+def test_a_plan_reports_a_missing_torch_if_this_machine_trains(tmp_path, capsys, monkeypatch, section, said):
     monkeypatch.setattr(plan, "find_spec", lambda name: None)
     file = tmp_path / "cluster.yaml"
     nodes = "nodes: [{name: gpu0, host: 10.9.9.1, roles: [controller, worker]}]\n" if section else ""
@@ -163,7 +163,7 @@ def test_torch_is_missed_where_this_machine_trains(tmp_path, capsys, monkeypatch
         ("nnodes: [2]", Capacity(1, None), None, None),
     ],
 )  # fmt: skip
-def test_a_matrix_that_does_not_fit_is_told_what_leaves_the_cells_that_do(tmp_path, axes, machine, where, says):
+def test_a_matrix_that_does_not_fit_gets_a_filter_for_the_cells_that_fit(tmp_path, axes, machine, where, says):
     asked = matrix.load(Path(written(tmp_path, f"axes: {{{axes}}}\n")))
     every = resolve(asked)
     chosen = [cell for cell in every if where is None or cell.seed == 1]
@@ -234,7 +234,7 @@ def test_a_gpu_type_that_the_cluster_does_not_have_is_refused_with_its_place(tmp
     assert "leaves only those" in str(caught.value)
 
 
-def test_scale_tiny_is_named_where_it_helps(tmp_path):
+def test_scale_tiny_is_suggested_if_the_twins_fit(tmp_path):
     asked = matrix.load(Path(written(tmp_path, "axes: {nnodes: [2]}\n")))
     every = resolve(asked)
     assert plan.advice(asked, every, every, Capacity(1, None), None)[0].startswith("--scale tiny rehearses every cell")
@@ -243,7 +243,7 @@ def test_scale_tiny_is_named_where_it_helps(tmp_path):
     assert plan.advice(on_gpus, every, every, Capacity(1, 4), None) == []  # no advice: the cell needs 8 GPUs, and a node has 4
 
 
-def test_both_are_said_where_a_matrix_is_refused(tmp_path, capsys):
+def test_a_refused_matrix_gets_a_filter_and_scale_tiny_as_suggestions(tmp_path, capsys):
     """The error names two ways out: --where for the cells that fit, and --scale tiny."""
     assert main(["submit", "--matrix", "paper1", "--workspace", str(tmp_path)]) == 2
     said = capsys.readouterr().err
@@ -251,7 +251,7 @@ def test_both_are_said_where_a_matrix_is_refused(tmp_path, capsys):
     assert not (tmp_path / "runs").exists()
 
 
-def test_data_that_are_missing_on_this_machine_are_said_and_nothing_is_sent(tmp_path, capsys):
+def test_missing_data_on_this_machine_are_reported_and_nothing_is_submitted(tmp_path, capsys):
     name, words = images(tmp_path), ["--workspace", str(tmp_path / "w")]
     folder = tmp_path / "w/.shardlab/data"
     for verb, code in (("plan", 0), ("submit", 2)):
@@ -295,7 +295,7 @@ class Far:
         return msgspec.json.decode(subprocess.run(words, input=given, capture_output=True, check=True).stdout, type=shape)
 
 
-def test_of_a_cluster_elsewhere_its_controller_is_asked_and_not_this_machine(tmp_path, monkeypatch, capsys):
+def test_the_data_of_a_remote_cluster_are_looked_up_on_its_controller(tmp_path, monkeypatch, capsys):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     far = Far(there, here, monkeypatch)
@@ -326,7 +326,7 @@ def test_the_cluster_of_earlier_runs_is_not_asked_about_another_cluster(tmp_path
     assert far.asked == 0
 
 
-def test_a_cluster_that_was_never_provisioned_leaves_it_open(tmp_path, capsys):
+def test_a_plan_for_an_unprovisioned_cluster_says_that_data_are_not_checked(tmp_path, capsys):
     """Without an inventory, `jobs plan` says that it cannot check whether the data exist."""
     (tmp_path / "cluster.yaml").write_text(FAR.replace("SHARED", "/mydata"))
     assert main(["plan", "--matrix", images(tmp_path), "--workspace", str(tmp_path)]) == 0
@@ -336,7 +336,7 @@ def test_a_cluster_that_was_never_provisioned_leaves_it_open(tmp_path, capsys):
     assert "no data" not in said.out
 
 
-def test_a_matrix_without_files_asks_nobody(tmp_path, monkeypatch):
+def test_a_matrix_without_data_files_looks_up_no_data(tmp_path, monkeypatch):
     """If a matrix needs no data files, `jobs plan` sends no request to the cluster's controller."""
     here = tmp_path / "here"
     here.mkdir()
@@ -345,7 +345,7 @@ def test_a_matrix_without_files_asks_nobody(tmp_path, monkeypatch):
     assert far.asked == 0
 
 
-def test_a_controller_knows_shared_storage_and_no_disk_of_another_node(tmp_path, monkeypatch, capsys):
+def test_a_controller_checks_shared_storage_and_no_disk_of_another_node(tmp_path, monkeypatch, capsys):
     make_own(tmp_path)
     (tmp_path / "cluster.yaml").write_text(FAR.replace("SHARED", str(tmp_path)))
     monkeypatch.setattr(on_controller, "is_here", lambda _where: True)

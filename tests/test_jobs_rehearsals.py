@@ -96,7 +96,7 @@ def test_the_largest_micro_batch_agrees_with_the_rehearsal():
     assert (too_large.fits, too_large.largest_micro_batch < one.micro_batch_size) == ("no", True)
 
 
-def test_a_cell_that_was_not_rehearsed_is_predicted_by_the_formula_and_says_why():
+def test_a_cell_without_a_rehearsal_is_predicted_by_the_formula_with_a_reason():
     one = cell("gpt2-large", "fsdp2", 8)
     found = predict.of(one, machine(), answer=NotRehearsed(1, one.hash(), "It has no tensors.", 0.1))
     assert found.memory_bytes == predict.of(one, machine()).memory_bytes
@@ -155,7 +155,7 @@ def test_full_depth_needs_rehearse(capsys):
     assert "--rehearse" in capsys.readouterr().err
 
 
-def test_a_plan_rehearses_what_it_can_and_keeps_the_answers(tmp_path, capsys):
+def test_a_plan_rehearses_own_strategies_and_stores_the_answers(tmp_path, capsys):
     """`jobs plan` rehearses a strategy of the workspace, which has no formula. A cell with offloading cannot be rehearsed."""
     (tmp_path / "strategies").mkdir()
     (tmp_path / "strategies" / "alone.py").write_text(STRATEGY)

@@ -127,7 +127,7 @@ def test_only_one_process_can_make_the_next_attempt(workspace):
     assert workspace.run_ids() == [first.run_id, second.run_id]
 
 
-def test_the_runner_may_start_the_next_attempt_in_a_workspace_to_which_the_user_consented(workspace, tmp_path):
+def test_the_runner_may_start_the_next_attempt_in_a_trusted_workspace(workspace, tmp_path):
     theirs = Workspace(shutil.copytree(workspace.path, tmp_path / "theirs"))
     workspace_trust.consent(theirs, print)
     first = submitted(theirs)
@@ -135,7 +135,7 @@ def test_the_runner_may_start_the_next_attempt_in_a_workspace_to_which_the_user_
     assert [folder.run_id for folder in RunQueue("local", theirs).startable()] == [attempt(theirs, 2).run_id]
 
 
-def test_the_status_says_which_retry_it_is(workspace):
+def test_the_status_shows_the_number_of_the_retry(workspace):
     first = submitted(workspace)
     retries.queue_next(first, first.read_run(), "node_fail")
     first.write_event("attempt", "exited", **end("node_fail"))
@@ -145,7 +145,7 @@ def test_the_status_says_which_retry_it_is(workspace):
 
 
 @pytest.mark.parametrize(("state", "send"), [("node_fail", True), ("oom", False), ("cancelled", False)])
-def test_where_the_supervisor_was_lost_the_next_submission_makes_the_attempt(workspace, state, send):
+def test_the_next_submission_retries_a_run_whose_supervisor_was_lost(workspace, state, send):
     first = submitted(workspace)
     first.claim.mkdir()
     first.write_event("attempt", "started")
@@ -155,7 +155,7 @@ def test_where_the_supervisor_was_lost_the_next_submission_makes_the_attempt(wor
     assert (step.run.attempt, step.run.retried) == ((2, ["node_fail"]) if send else (1, []))
 
 
-def test_a_new_attempt_of_a_person_has_the_whole_budget_again(workspace):
+def test_an_attempt_by_jobs_retry_has_the_full_budget_of_retries(workspace):
     """An attempt by `jobs retry` may be retried automatically as often as the first attempt."""
     first = submitted(workspace, retried=["failed"])
     first.claim.mkdir()
@@ -166,7 +166,7 @@ def test_a_new_attempt_of_a_person_has_the_whole_budget_again(workspace):
     assert (step.run.retry, step.run.retried) == (Retry(failed=1, node_fail=2), [])
 
 
-def test_who_cancels_a_run_cancels_the_attempt_that_was_queued_meanwhile(workspace):
+def test_cancelling_a_run_cancels_its_queued_next_attempt(workspace):
     first = submitted(workspace)
     first.claim.mkdir()
     now = statuses(workspace, [first])
@@ -207,7 +207,7 @@ def in_slurm(tmp_path):
     return start
 
 
-def test_a_supervisor_has_slurm_start_a_failed_run_again_once(in_slurm):
+def test_a_supervisor_requeues_a_failed_run_once(in_slurm):
     requeued = ["update JobId=7 Requeue=1", "requeue 7"]
     assert in_slurm("exit 9", 0, Retry(failed=1)) == requeued
     assert in_slurm("exit 9", 1, Retry(failed=1)) == requeued  # the calls of the first start
@@ -223,7 +223,7 @@ def test_a_supervisor_has_slurm_start_a_failed_run_again_once(in_slurm):
     assert retries.spent(in_slurm.folder.read_run(), events) == ["failed"]
 
 
-def test_a_supervisor_does_not_have_slurm_start_an_ended_run_that_was_told_to_end(in_slurm):
+def test_a_supervisor_does_not_requeue_a_run_that_was_told_to_end(in_slurm):
     assert in_slurm("kill -TERM $PPID; exit 9", 0, Retry(failed=9, hung=9), requeues=9) == []
 
 
@@ -257,12 +257,12 @@ def restarted(folder, monkeypatch, state, **sent):
         ("told", {"kind": "pack"}, True),
     ],
 )
-def test_a_restarted_job_takes_no_run_that_ended_for_a_reason_of_its_own(workspace, monkeypatch, state, sent, taken):
+def test_a_restarted_job_does_not_claim_a_run_that_ended_by_itself(workspace, monkeypatch, state, sent, taken):
     """A restarted job does not start a run again that ended as `oom`, `hung` or `timeout`."""
     assert restarted(submitted(workspace), monkeypatch, state, **sent) is taken
 
 
-def test_a_restarted_job_takes_the_run_whose_supervisor_asked_for_the_restart(workspace, monkeypatch):
+def test_a_restarted_job_claims_the_run_whose_supervisor_asked_for_the_restart(workspace, monkeypatch):
     folder = submitted(workspace)
     assert not restarted(folder, monkeypatch, "oom")
     folder.write_event("attempt", "requeued", after="oom", why="")
@@ -281,7 +281,7 @@ SLURM = "schema: 1\nname: c\nprovider: slurm\nslurm: {{requeue: {}}}\nstorage: {
         (0, Retry(preempted=3), 3, 0, "--requeue"),
     ],
 )
-def test_the_cluster_says_the_numbers_that_the_matrix_leaves_out(workspace, requeue, retry, of_node, of_timeout, word):
+def test_numbers_of_retries_default_to_those_of_the_cluster(workspace, requeue, retry, of_node, of_timeout, word):
     """The key `slurm.requeue` is the number of retries for states that the matrix does not name."""
     path = workspace.path / "cluster.yaml"
     path.write_text(SLURM.format(requeue))
@@ -304,7 +304,7 @@ def test_the_cluster_says_the_numbers_that_the_matrix_leaves_out(workspace, requ
         ("retry: {failed: 1}\nsearch: {key: gpu_batch_size, for: fastest}", "tries of a search are not started again"),
     ],
 )
-def test_a_matrix_names_states_and_bounded_numbers(tmp_path, text, words):
+def test_a_matrix_with_an_unknown_state_or_number_of_retries_is_refused(tmp_path, text, words):
     path = tmp_path / "m.yaml"
     size = "" if "search" in text else "global_batch_size: 8, "
     path.write_text(f"schema: 1\nname: m\ndefaults: {{workload: gpt2-tiny, strategy: ddp, {size}steps: 3}}\n{text}\n")

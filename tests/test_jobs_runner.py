@@ -50,7 +50,7 @@ def output(folder) -> str | None:
     return log.read_text() if log.exists() else None
 
 
-def test_runs_that_wait_are_started_and_runs_that_somebody_has_are_not(workspace):
+def test_the_runner_starts_waiting_runs_and_no_claimed_runs(workspace):
     """The runner starts a waiting run, and not a run that another machine has claimed."""
     waiting, claimed = submitted(workspace, 1), submitted(workspace, 2)
     claimed.claim.mkdir()
@@ -63,7 +63,7 @@ def test_runs_that_wait_are_started_and_runs_that_somebody_has_are_not(workspace
     assert "exited" in {event.event for event in waiting.events()}
 
 
-def test_beside_another_runner_it_starts_nothing(workspace):
+def test_a_second_runner_starts_no_run(workspace):
     waiting = submitted(workspace, 1)
     lock = workspace.own / "local" / "runner.lock"
     lock.parent.mkdir(parents=True)
@@ -73,7 +73,7 @@ def test_beside_another_runner_it_starts_nothing(workspace):
     assert output(waiting) is None
 
 
-def test_a_workspace_that_cannot_be_written_stops_it_with_a_sentence(tmp_path):
+def test_an_unwritable_workspace_stops_the_runner_with_a_sentence(tmp_path):
     (tmp_path / ".shardlab").write_text("a file in the place of the folder")
     done = runner(Workspace(tmp_path))
     assert done.returncode == 1
@@ -116,7 +116,7 @@ def test_a_refusal_of_a_job_names_the_submission_that_it_refuses(workspace, monk
     assert "/of other source that the run was submitted with" in capsys.readouterr().err
 
 
-def test_the_token_of_a_job_is_its_name_and_outside_of_slurm_there_is_none(monkeypatch):
+def test_the_token_of_a_run_is_the_name_of_its_slurm_job_or_empty(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("SLURM_JOB_NAME", "m.0123456789")
     assert claim.token() == {}

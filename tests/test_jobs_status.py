@@ -121,7 +121,7 @@ def test_without_a_start_no_zone_is_named(folder, capsys):
         (7384, "2h 03m"), (86399, "23h 59m"), (86400, "1d 00h"), (200000, "2d 07h"),
     ],
 )  # fmt: skip
-def test_durations_are_told_in_two_units(seconds, said):
+def test_durations_are_shown_in_two_units(seconds, said):
     assert moments.duration(seconds) == said
 
 
@@ -137,7 +137,7 @@ def status(number, state="completed", **more):
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
-def test_no_line_of_the_table_is_folded_where_the_terminal_has_room_for_names_and_states(width):
+def test_no_table_line_is_folded_if_names_and_states_fit_the_terminal(width):
     runs = [status(1), status(2, "failed", why="rank 0: ValueError: " + "shapes " * 30), status(3, "running", eta_s=4000.0)]
     shown = status_table.table(runs, width)
     assert shown.columns[:2] == ["run", "state"]
@@ -150,19 +150,19 @@ def test_no_line_of_the_table_is_folded_where_the_terminal_has_room_for_names_an
         assert shown.below == [f"{runs[1].id}: {runs[1].why}"]
 
 
-def test_on_80_columns_runs_that_go_on_show_how_far_they_are_and_ended_ones_when():
+def test_on_80_columns_running_runs_show_progress_and_ended_runs_their_end():
     ended, going = [status(1)], [status(1), status(2, "running", eta_s=4000.0, ended=None)]
     assert status_table.table(ended, 80).columns == ["run", "state", "started", "ended", "took"]
     assert status_table.table(going, 80).columns == ["run", "state", "step", "to go", "took"]
     assert status_table.table(going).columns == list(status_table.COLUMNS), "a pipe has all columns"
 
 
-def test_a_column_that_says_nothing_takes_no_room():
+def test_an_empty_column_is_left_out():
     waiting = status(1, "pending", started=None, ended=None, duration_s=None, step=None, throughput=None)
     assert status_table.table([waiting], 200).columns == ["run", "state", "scheduler"]
 
 
-def test_a_live_table_that_is_higher_than_the_terminal_shows_what_runs_and_what_failed():
+def test_a_live_table_higher_than_the_terminal_shows_running_and_failed_runs():
     runs = [status(number) for number in range(30)]
     runs[25] = status(25, "running", ended=None)
     runs[28] = status(28, "failed", why="x")
@@ -173,7 +173,7 @@ def test_a_live_table_that_is_higher_than_the_terminal_shows_what_runs_and_what_
     assert len(status_table.table(runs, 80, 100).runs) == 30
 
 
-def test_a_live_table_fits_the_terminal_and_says_what_it_leaves_out(tmp_path):
+def test_a_live_table_fits_the_terminal_and_counts_the_hidden_rows(tmp_path):
     workspace = Workspace(tmp_path)
     for repeat in range(1, 31):
         events(support.prepare(workspace, support.cell(), repeat), STARTED, OVER)

@@ -15,7 +15,7 @@ def clock(monkeypatch):
     return made
 
 
-def test_what_is_long_is_a_standstill_and_told_once(clock):
+def test_a_long_gap_between_two_looks_is_a_suspension_and_reported_once(clock):
     """A gap of at least LEAST_S between two looks at the clock is a suspension. Each suspension is reported once."""
     watched = SuspensionWatch()
     clock.now += LEAST_S
@@ -25,7 +25,7 @@ def test_what_is_long_is_a_standstill_and_told_once(clock):
     assert watched.take_s() == 0
 
 
-def test_who_waits_for_a_disk_does_not_stand_still(clock):
+def test_a_caller_that_waits_for_a_disk_is_not_suspended(clock):
     """Time counts as suspended only if the thread of the watch did not run either, and not if only the caller waits."""
     watched = SuspensionWatch()
     for _ in range(100):  # each call of _look stands for a look of the watch's thread at the clock
@@ -38,7 +38,7 @@ def test_who_waits_for_a_disk_does_not_stand_still(clock):
     assert watched.take_s() == 37
 
 
-def test_the_thread_looks_and_ends():
+def test_the_thread_of_the_watch_reads_the_clock_and_ends_with_its_block():
     """The thread of the watch looks at the clock again and again, and ends with the `with` block."""
     with SuspensionWatch() as watched:
         before = watched._looked

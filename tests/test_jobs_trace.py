@@ -49,7 +49,7 @@ def generated(folder, ranks):
     return folder
 
 
-def test_the_runs_of_64_ranks_give_what_one_process_gives(tmp_path, capsys):
+def test_trace_runs_of_64_ranks_equal_the_analysis_of_one_process(tmp_path, capsys):
     """One trace is damaged, which stops no run. Another trace is missing when its run starts: this run fails and is retried."""
     workspace = make_own(tmp_path / "workspace")
     folder = generated(tmp_path / "traces", RANKS)
@@ -128,7 +128,7 @@ def written(workspace, file="schema: 1\nname: here\nprovider: local\n", files=("
     return folder, run
 
 
-def test_what_cannot_be_sent_is_refused_before_anything_is_written(tmp_path, capsys):
+def test_wrong_arguments_of_jobs_trace_are_refused_before_a_run_is_written(tmp_path, capsys):
     workspace = Workspace(tmp_path)
     folder = generated(tmp_path / "traces", 1)
     (tmp_path / "empty").mkdir()
@@ -164,7 +164,7 @@ def test_a_run_needs_no_gpu_and_no_node_of_its_own(tmp_path):
     assert TRACE not in launchers()
 
 
-def test_a_trace_that_is_away_fails_the_run_with_its_name(tmp_path):
+def test_a_missing_trace_fails_the_run_with_the_name_of_the_trace(tmp_path):
     folder, _ = written(Workspace(tmp_path))
     with pytest.raises(ShardlabError, match=r"a\.json"):
         part.main([str(folder.path)])

@@ -77,7 +77,7 @@ def test_a_rehearsal_on_the_cpu_does_not_look(folder, nvml, other):  # noqa: F81
     assert supervised(folder, "true", **nvml.environment).returncode == 0
 
 
-def test_a_run_that_may_wait_starts_when_the_others_have_left(folder, nvml, other):  # noqa: F811
+def test_a_run_that_waits_for_gpus_starts_when_other_processes_end(folder, nvml, other):  # noqa: F811
     write_run(folder, wait_gpus_s=600)
     nvml.say(UUIDS, processes={0: [other.pid]})
 

@@ -70,7 +70,7 @@ def test_the_analysis_of_traces_needs_no_torch_but_numpy(jobs, tmp_path):
     assert not (tmp_path / "w" / "runs").exists()
 
 
-def test_a_retry_is_refused_too(jobs, tmp_path):
+def test_a_retry_on_this_machine_is_refused_without_torch(jobs, tmp_path):
     assert jobs("render").returncode == 0
     before = sorted((tmp_path / "w/runs").rglob("*"))
     done = jobs("retry", "--only", "failed")
@@ -79,7 +79,7 @@ def test_a_retry_is_refused_too(jobs, tmp_path):
     assert sorted((tmp_path / "w/runs").rglob("*")) == before
 
 
-def test_plans_and_dry_runs_go_on(jobs):
+def test_plans_and_dry_runs_work_without_torch(jobs):
     done = jobs("plan")
     assert done.returncode == 0
     assert "note: torch is not installed here; before `jobs submit` on this machine, install it with: " in done.stderr
@@ -87,7 +87,7 @@ def test_plans_and_dry_runs_go_on(jobs):
     assert "torch is not" not in jobs("plan", python=sys.executable).stderr
 
 
-def test_a_controller_may_have_none_either(jobs, tmp_path, monkeypatch):
+def test_a_controller_needs_no_torch(jobs, tmp_path, monkeypatch):
     Queue(tmp_path / "slurm", monkeypatch)
     (tmp_path / "w").mkdir()
     (tmp_path / "w/cluster.yaml").write_text(CLUSTER)

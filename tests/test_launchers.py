@@ -79,7 +79,7 @@ def test_a_path_that_submitit_would_change_is_refused(tmp_path, name):
     assert not list((tmp_path / name).iterdir())
 
 
-def test_a_program_that_a_launcher_needs_and_this_machine_lacks_is_missed_before_anything_is_sent(launched):
+def test_a_missing_program_of_a_launcher_is_reported_before_a_submission(launched):
     here = Capacity(nodes=1, gpus=None, here=True)
     found = launched("sh", MISSING)
     with pytest.raises(InputError) as refused:
@@ -94,7 +94,7 @@ def test_a_program_that_a_launcher_needs_and_this_machine_lacks_is_missed_before
     assert misfits(present, resolve(present), here, resolve(present)) == []
 
 
-def test_what_the_nodes_of_a_cluster_have_is_said_to_be_unknown(launched):
+def test_a_plan_names_the_program_that_a_launcher_needs_on_each_node(launched):
     cells = resolve(launched(MISSING))
     machine = Capacity(nodes=2, gpus=None)
     slurm = cluster.Cluster(schema=1, name="c", provider="ssh", slurm=slurm_keys.Slurm())
@@ -102,7 +102,7 @@ def test_what_the_nodes_of_a_cluster_have_is_said_to_be_unknown(launched):
     assert not any(MISSING in one for one in plan._remarks(cells, machine, cluster.THIS_MACHINE, 0))
 
 
-def test_a_supervisor_whose_program_is_missing_says_so_as_the_runs_end(bench):
+def test_a_supervisor_without_its_program_ends_the_run_with_the_reason(bench):
     """The supervisor records as reason that the program is not installed; `jobs logs` prints the same reason."""
     bench.run("jobs", "render", "--matrix", bench.matrix("axes: {strategy: [single]}"))
     (folder,) = bench.folders()
@@ -113,7 +113,7 @@ def test_a_supervisor_whose_program_is_missing_says_so_as_the_runs_end(bench):
     assert bench.run("jobs", "logs", folder.run_id).stdout.strip() == why
 
 
-def test_a_task_whose_program_is_missing_says_so_as_the_runs_reason(tmp_path):
+def test_a_task_without_its_program_gives_the_reason_of_the_run(tmp_path):
     folder = RunDir(tmp_path)
     write_run(folder)
     before = len(folder.events())

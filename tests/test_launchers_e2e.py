@@ -40,7 +40,7 @@ def at_work(bench):
     )
 
 
-def test_the_same_cell_has_the_same_losses_through_each(bench, monkeypatch):
+def test_a_cell_has_the_same_losses_through_each_launcher(bench, monkeypatch):
     # Ranks use no GPU here, because losses computed on CPUs are equal to the last bit.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert EVERY == ["deepspeed", "fork", "submitit", "torchrun"]
@@ -78,7 +78,7 @@ def test_a_killed_launcher_leaves_no_rank_behind(bench, launcher, module):
     until(lambda: not processes_of(folder.path), "nothing is left")
 
 
-def test_on_submitits_signal_all_ranks_save_and_a_retry_goes_on(bench):
+def test_a_signal_of_submitit_makes_all_ranks_save_and_a_retry_resumes(bench):
     saved = "instruments: {checkpoints: {every_steps: 1000000}}"
     name = bench.matrix(f"axes: {{strategy: [ddp], gpus: [2]}}\ninclude: [{{launcher: submitit, {saved}}}]", steps=FOREVER)
     bench.run("jobs", "submit", "--matrix", name)

@@ -56,7 +56,7 @@ def read(workspace):
     return lease.newest(workspace / ".shardlab", [Path(name) for name in described.cloudlab.manifests])
 
 
-def test_the_first_end_of_all_manifests_counts_and_the_oldest_manifest_says_how_old_it_is(experiment):
+def test_a_lease_has_the_first_end_and_the_oldest_time_of_its_manifests(experiment):
     assert read(experiment) == Lease(END, NOW - timedelta(hours=1), "manifest")
 
 
@@ -80,13 +80,13 @@ def test_an_experiment_that_provision_created_has_the_lease_of_its_manifests(tmp
 @pytest.mark.parametrize(
     "fields", [{"expires": "2031-05-03T18:00:00"}, {"read": "soon"}, {"schema": 2}, {"source": "neighbour"}], ids=str
 )
-def test_what_the_portal_did_not_say_is_refused_with_its_file(experiment, fields):
+def test_a_damaged_note_of_the_portals_answer_is_refused_with_its_file(experiment, fields):
     from_portal(experiment, **fields)
     with pytest.raises(InputError, match=r"lease.json: is not what the portal said of a lease"):
         read(experiment)
 
 
-def test_the_end_is_said_in_utc_and_in_the_local_zone():
+def test_the_end_of_a_lease_is_shown_in_utc_and_local_time():
     east, west = timezone(timedelta(hours=9), "JST"), timezone(timedelta(hours=-5), "CDT")
     assert moments.in_words(END, UTC) == "2031-05-02 18:00 UTC"
     assert moments.in_words(END, west) == "2031-05-02 18:00 UTC (13:00 CDT)"
@@ -94,7 +94,7 @@ def test_the_end_is_said_in_utc_and_in_the_local_zone():
     assert moments.in_words(END.astimezone(east), UTC) == "2031-05-02 18:00 UTC"
 
 
-def test_a_stale_lease_and_one_that_ended_are_said():
+def test_a_stale_lease_and_an_ended_lease_are_reported():
     fresh = Lease(END, NOW - timedelta(hours=2), "portal")
     assert "in 6h 00m (read 2h 00m ago, from the portal)." in fresh.in_words(NOW)
     assert "stale" not in fresh.in_words(NOW)
@@ -128,7 +128,7 @@ def site(folder):
     return Site(cluster.load(folder / "cluster.yaml"), Workspace(folder), [asked])
 
 
-def test_the_inventory_has_the_lease_and_is_written_again_only_if_the_lease_is_read_again(experiment):
+def test_the_inventory_with_the_lease_is_rewritten_only_if_the_lease_is_read_again(experiment):
     content = operation.render(site(experiment))
     written = msgspec.json.decode(content)["lease"]
     assert written == {"expires": "2031-05-02T18:00:00Z", "read": "2031-05-02T11:00:00Z", "source": "manifest"}

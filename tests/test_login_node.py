@@ -77,7 +77,7 @@ def invocation(tmp_path: Path, *words: str) -> Invocation:
     return Invocation(cli.parser().parse_args([*words, "--workspace", str(tmp_path)]))
 
 
-def test_jobs_go_on_in_the_environment_of_the_site(client, tmp_path, monkeypatch):
+def test_jobs_continues_in_the_environment_of_the_site(client, tmp_path, monkeypatch):
     """On the login node, `jobs submit` starts itself again with the Python that `provision` installed for the site."""
     python = tmp_path / "shared/python-0/bin/python"
     node = {"name": "login", "host": "localhost", "roles": ["controller"], "python": str(python)}
@@ -95,7 +95,7 @@ def test_jobs_go_on_in_the_environment_of_the_site(client, tmp_path, monkeypatch
     assert len(started) == 1
 
 
-def test_a_login_node_elsewhere_is_not_here(client, tmp_path, monkeypatch):
+def test_a_cluster_with_a_remote_login_node_is_not_on_this_machine(client, tmp_path, monkeypatch):
     asked = invocation(tmp_path, "status")
     with_login = cluster.load(tmp_path / "cluster.yaml")
     assert on_controller.is_here(with_login)
@@ -135,7 +135,7 @@ def test_the_connection_is_opened_once(ssh):
     assert [call for call in calls if "check" not in call] == ["-o BatchMode=yes -T -f -N -- login1"]
 
 
-def test_without_a_terminal_the_person_is_told_how_to_log_in(ssh, monkeypatch):
+def test_without_a_terminal_an_error_says_how_to_log_in(ssh, monkeypatch):
     (ssh / "refuses").touch()
     with pytest.raises(shared_connection.NoLogin) as caught:
         shared_connection.open_connection(["ssh", "-T", "--", "login1"], "login1")

@@ -206,7 +206,7 @@ def test_a_wrong_matrix_is_refused_with_its_place(tmp_path, text, place, words):
         ("axes: {seed: [1, 1]}", "4:18: axes.seed[1]", "cells 1 and 2 are the same run"),
     ],
 )
-def test_a_cell_that_cannot_be_had_is_refused_with_its_place(tmp_path, text, place, words):
+def test_a_cell_that_its_strategy_refuses_is_refused_with_its_place(tmp_path, text, place, words):
     """Cells that cannot be trained are refused; the error has the line, the column and the key in the file."""
     found = load(tmp_path, BASE + text + "\n")
     with pytest.raises(InputError) as caught:
@@ -230,14 +230,14 @@ def test_defaults_of_workload_and_options_are_written_out(tmp_path):
     assert cell.micro_batch_size == 4
 
 
-def test_a_thousand_by_a_hundred_cells_and_one_more(tmp_path):
+def test_a_matrix_of_more_than_100000_combinations_is_refused(tmp_path):
     """A matrix with more than 100,000 combinations is refused."""
     many = "[" + ", ".join(str(n) for n in range(1001)) + "]"
     with pytest.raises(InputError, match="Allowed: 100000 or fewer"):
         load(tmp_path, BASE + f"axes: {{seed: {many}, options.a: {many.replace('1000', '1')}}}\n")
 
 
-def test_nothing_left_is_an_error(tmp_path):
+def test_a_matrix_without_cells_is_refused(tmp_path):
     """A matrix is refused if `exclude` removes all of its cells."""
     with pytest.raises(InputError, match="no cell is left"):
         load(tmp_path, BASE + "axes: {gpus: [1]}\nexclude: [{gpus: 1, why: x}]\n")
@@ -253,7 +253,7 @@ def test_every_shipped_matrix_resolves():
         assert resolve(matrix.load(path))
 
 
-def test_a_claim_on_a_cell_that_is_excluded_or_left_out_by_a_selection_is_no_mistake(tmp_path):
+def test_a_claim_on_an_excluded_or_unselected_cell_is_accepted(tmp_path):
     excluded = "axes: {gpus: [1, 2, 4]}\nexclude: [{gpus: 4, why: there are two}]\n"
     found = load(tmp_path, BASE + excluded + claim("final_loss(gpus=4) < final_loss(gpus=2)") + "\n")
     assert [cell.gpus for cell in resolve(found, CPU)] == [1, 2]

@@ -32,7 +32,7 @@ def loaded(folder, workload=LLAMA, text=MATRIX):
     return matrix.load(folder / "m.yaml")
 
 
-def test_a_name_replaces_a_configuration_wherever_it_stands(tmp_path):
+def test_a_configuration_is_replaced_by_its_name_in_every_key(tmp_path):
     write(tmp_path, "llama")
     (tmp_path / "GPT Small").mkdir()
     shutil.copy(tmp_path / "my-llama.json", tmp_path / "GPT Small" / "config.json")
@@ -187,7 +187,7 @@ def test_a_cluster_gets_the_configurations_at_their_places_beside_the_matrix(tmp
     assert there.models["my-llama"].source == found.models["my-llama"].source
 
 
-def test_the_page_shows_what_plan_says_of_its_model(tmp_path, capsys):
+def test_the_page_shows_the_plan_of_its_model(tmp_path, capsys):
     blocks = re.findall(r"^```(\w+)(?: title=\"(.*?)\")?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     for _, name, text in blocks:
         if name:
@@ -200,7 +200,7 @@ def test_the_page_shows_what_plan_says_of_its_model(tmp_path, capsys):
     assert shown in capsys.readouterr().out
 
 
-def test_a_name_that_ships_and_a_fault_are_said_at_their_place(tmp_path, capsys):
+def test_a_shipped_name_and_a_fault_of_a_model_are_reported_at_their_place(tmp_path, capsys):
     write(tmp_path, "nope")
     loaded(tmp_path, "{transformers: my-nope.json, seq_len: 4}")
     assert main(["plan", "--matrix", str(tmp_path / "m.yaml"), "--workspace", str(tmp_path)]) == 2

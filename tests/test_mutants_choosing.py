@@ -59,7 +59,7 @@ def chosen(recordings, line, file="limits.py"):
     return [name.partition("::")[2] for batch in choice.batches for name in batch.tests], choice.left_out, choice.how
 
 
-def test_a_line_of_a_function_is_judged_by_passing_tests_that_run_it_the_narrow_and_short_first(recordings):
+def test_a_line_is_judged_by_passing_tests_that_run_it_narrow_and_short_first(recordings):
     assert chosen(recordings, 6) == (["test_broad", "test_wait"], 0, "line")
     assert chosen(recordings, 9, "uses.py") == (["test_idle", "test_broad"], 0, "line")
     assert chosen(recordings, 13, "uses.py") == ([], 0, "line")
@@ -84,7 +84,7 @@ def test_a_test_that_fails_without_a_mutant_is_not_chosen_any_more(recordings):
 
 
 @pytest.mark.parametrize("number", [200, 100, 10, 1])
-def test_half_of_the_mutants_are_syntactic_and_the_kinds_of_the_other_half_differ_by_at_most_1(number):
+def test_half_of_the_mutants_are_syntactic_and_the_other_kinds_are_balanced(number):
     shares = operators.shares(number)
     semantic = [share for name, share in shares.items() if name != operators.SYNTACTIC]
     assert (sum(shares.values()), sum(semantic)) == (number, number // 2)

@@ -69,7 +69,7 @@ def test_the_copy_of_a_killed_run_is_removed(bench):
     until(lambda: copies(bench) == [], "its copy is removed")
 
 
-def test_what_a_run_left_whose_supervisor_was_killed_too_is_removed_by_the_next_run(bench):
+def test_the_next_run_removes_the_copies_of_a_run_whose_supervisor_was_killed(bench):
     bench.run("jobs", "submit", "--matrix", matrix(bench, steps=10**7))
     (folder,) = bench.folders()
     until(lambda: folder.steps(0).records, "the run makes steps")

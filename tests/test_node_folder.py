@@ -74,7 +74,7 @@ def test_one_process_fills_the_folder_and_the_last_one_removes_it(disk, users, t
     assert (tmp_path / "notes").read_text() == "filled\n"
 
 
-def test_what_a_killed_process_left_is_removed_and_what_is_used_is_not(disk, users):
+def test_folders_of_killed_processes_are_removed_and_used_folders_kept(disk, users):
     process, _ = users()
     other, _ = users()
     os.kill(process.pid, signal.SIGKILL)
@@ -102,7 +102,7 @@ def test_a_folder_that_was_not_filled_to_its_end_is_filled_again(disk, tmp_path)
     assert left(disk) == []
 
 
-def test_an_error_while_it_is_filled_leaves_nothing(disk):
+def test_an_error_while_a_folder_is_filled_leaves_no_folder(disk):
     def fails(folder):
         (folder / "half").write_text("x")
         raise OSError(28, "No space left on device")
@@ -132,7 +132,7 @@ def test_a_folder_that_others_can_open_is_not_used(disk):
 
 
 @pytest.mark.parametrize(("value", "why"), [(None, "TMPDIR is not set"), ("/nowhere/at/all", "TMPDIR is not a folder")])
-def test_without_tmpdir_it_is_tmp_and_the_reason_is_said(monkeypatch, value, why):
+def test_the_parent_folder_without_a_usable_tmpdir_is_tmp_with_the_reason(monkeypatch, value, why):
     monkeypatch.delenv("TMPDIR", raising=False)
     if value:
         monkeypatch.setenv("TMPDIR", value)

@@ -49,7 +49,7 @@ def invocation(workspace):
     return lambda *words: Invocation(parser().parse_args(["--workspace", str(workspace.path), *words]))
 
 
-def test_a_cluster_that_was_never_provisioned_is_said(workspace, capsys):
+def test_a_cluster_without_an_inventory_is_reported(workspace, capsys):
     assert main(["submit", "--matrix", "quickstart", "--workspace", str(workspace.path)]) == 2
     assert "inventory.json: no such file" in capsys.readouterr().err
     assert not (workspace.own / "away.json").exists()
@@ -104,7 +104,7 @@ def test_a_workspace_outside_of_the_shared_folder_is_refused_on_the_controller(w
         on_controller.must_suit(cluster.load(tmp_path / "cluster.yaml"), Workspace(tmp_path / "be\\low"))
 
 
-def test_words_with_spaces_and_quotes_arrive_as_they_are(tmp_path):
+def test_words_with_spaces_and_quotes_arrive_unchanged_at_a_remote_command(tmp_path):
     folder = tmp_path / 'it\'s a "workspace" $HOME;'
     there = RemoteWorkspace(**{**{name: getattr(THERE, name) for name in THERE.__struct_fields__}, "python": sys.executable})
     there = RemoteWorkspace(**{**{name: getattr(there, name) for name in there.__struct_fields__}, "workspace": str(folder)})
@@ -131,7 +131,7 @@ def test_a_template_that_was_removed_here_is_removed_there(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "runs/a/run.json", ".shardlab/away.json", "a/../../x"])
-def test_what_is_brought_stays_in_its_place(tmp_path, name):
+def test_an_upload_outside_of_its_folders_is_refused(tmp_path, name):
     """An upload is refused if it names a file outside of the folders that an upload may write."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "shardlab.upload", "--workspace", str(tmp_path / "w")],
@@ -151,7 +151,7 @@ def test_host_keys_are_held_to_the_files_of_the_workspace():
     assert "StrictHostKeyChecking=yes" in ssh_command(Address("host"))
 
 
-def test_what_ssh_would_fill_in_is_left_as_it_is_in_paths():
+def test_tokens_of_ssh_in_paths_are_escaped():
     """In paths, `%` is doubled and quotes are escaped, so that ssh does not expand tokens such as %h in them."""
     words = ssh_command(Address("host", identity=Path("/100%h"), known_hosts=Path('/a "b" %d')))
     assert "/100%%h" in words
@@ -177,7 +177,7 @@ def test_what_ssh_would_fill_in_is_left_as_it_is_in_paths():
         ("none", None),
     ],
 )
-def test_a_machine_on_the_way_as_ssh_lists_it(tmp_path, monkeypatch, text, jump):
+def test_the_jump_host_is_read_from_the_output_of_ssh(tmp_path, monkeypatch, text, jump):
     """`proxy_jump.way` asks the real OpenSSH command `ssh -G`; only the configuration file of ssh is written by the test."""
     (tmp_path / "config").write_text(f"Host far\n  ProxyJump {text}\n")
     (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config "$@"\n')
@@ -203,7 +203,7 @@ class Controller:
 
 
 @pytest.mark.parametrize("form", ["{}={}", "{} {}"], ids=["with =", "apart"])
-def test_what_names_a_file_of_this_machine_is_not_handed_over(workspace, invocation, monkeypatch, form):
+def test_paths_of_this_machine_are_replaced_in_a_remote_command(workspace, invocation, monkeypatch, form):
     """Paths of this machine are removed from the command line or replaced by the paths of the uploaded files."""
     matrix = workspace.path / "m.yaml"
     matrix.write_text("schema: 1\nname: m\ndefaults: {workload: gpt2-tiny, steps: 1}\naxes: {strategy: [single]}\n")
@@ -244,7 +244,7 @@ def lend(workspace, expires):
 
 
 @pytest.mark.parametrize("verb", ["submit", "status", "retry", "logs", "cancel"])
-def test_the_lease_is_brought_to_the_cluster_before_a_command_that_reads_it(workspace, invocation, verb, monkeypatch):
+def test_the_lease_is_uploaded_before_a_remote_command_reads_the_lease(workspace, invocation, verb, monkeypatch):
     brought = []
     monkeypatch.setattr(RemoteWorkspace, "ask", lambda there, module, words, shape, *, given: brought.append(json.loads(given)))
     monkeypatch.setattr(RemoteWorkspace, "hand_over", lambda there, module, words: 0)

@@ -21,7 +21,7 @@ NULLABLE = {  # maps options that allow null to the meaning of null; options who
 }
 
 
-def test_null_is_allowed_only_if_it_means_something():
+def test_null_is_allowed_only_for_nullable_options():
     assert {option.name for option in EVERY.values() if option.refuse(None) is None} == NULLABLE.keys()
 
 
@@ -45,7 +45,7 @@ def test_a_value_of_another_type_is_refused():
             assert (option.refuse(value) is None) == fits, (name, value)
 
 
-def test_what_is_allowed_is_said_as_a_matrix_file_spells_it():
+def test_the_message_of_a_refused_option_spells_values_as_a_matrix_file():
     assert Option("a", 4, "", least=1, most=8).refuse(9) == "found 9. Allowed: a whole number from 1 to 8."
     assert Option("a", None, "", kind="int", most=8, nullable=True).refuse(True) == (
         "found true. Allowed: a whole number up to 8, or null."
@@ -56,7 +56,7 @@ def test_what_is_allowed_is_said_as_a_matrix_file_spells_it():
     assert Option("a", "", "").refuse(3) == "found 3. Allowed: text."
 
 
-def test_a_number_may_be_written_without_its_point_but_must_be_one():
+def test_an_option_of_type_float_accepts_integers_and_refuses_nan():
     """An option of type float accepts 1 for 1.0, and refuses NaN."""
     option = Option("a", 0.5, "", least=0.25)
     assert option.refuse(1) is None

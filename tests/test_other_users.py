@@ -101,7 +101,7 @@ def test_users_lock_the_same_file_whatever_the_umask_and_may_not_write_to_it(sha
     as_other(f"flock -x -n {lock} true", shared)
 
 
-def test_a_run_that_waits_for_another_user_says_for_whom(shared, monkeypatch):
+def test_a_run_that_waits_for_another_user_names_the_user(shared, monkeypatch):
     """The process that holds the lock, its user and its command are in the reason of the run, and in the error of a node."""
     lock = shared / "shardlab-node-n1.lock"
     code = (

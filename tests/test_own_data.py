@@ -66,7 +66,7 @@ def test_every_strategy_trains_on_the_same_items_in_the_same_order(bench, tmp_pa
         assert [one + other for one, other in zip(*found, strict=True)] == expected
 
 
-def test_an_iterable_of_tensors_keeps_its_order_and_is_told_from_others_by_its_content():
+def test_an_iterable_of_tensors_keeps_its_order_and_is_identified_by_its_content():
     pairs = [(torch.full((2,), float(number)), torch.tensor(number % 3)) for number in range(7)]
     data = own_data.tensors(iter(pairs))
     inputs, targets = data.batch(torch.tensor([5, 0]))
@@ -79,7 +79,7 @@ def test_an_iterable_of_tensors_keeps_its_order_and_is_told_from_others_by_its_c
             own_data.tensors(wrong)
 
 
-def test_images_in_class_folders(tmp_path):
+def test_images_in_class_folders_are_read(tmp_path):
     for label, colour in (("blue", (0, 0, 255)), ("red", (255, 0, 0))):
         folder = tmp_path / "pets" / "train" / label
         folder.mkdir(parents=True)
@@ -93,7 +93,7 @@ def test_images_in_class_folders(tmp_path):
     assert data.classes == 2
 
 
-def test_sequences_of_a_token_file(tmp_path):
+def test_sequences_of_a_token_file_are_read(tmp_path):
     (tmp_path / "text.txt").write_text("abcdefghij" * 20)
     tokenizing.make([tmp_path / "text.txt"], tmp_path / "text.tokens", "bytes")
     data = own_data.token_file(str(tmp_path / "text.tokens"), 10)
@@ -114,7 +114,7 @@ def test_sequences_of_a_token_file(tmp_path):
         ("DATA = own_data.tensors(pairs)\n", ""),
     ],
 )
-def test_a_model_file_names_its_data(tmp_path, more, said):
+def test_a_model_file_may_name_its_data(tmp_path, more, said):
     text = """"A model of data."
 import torch
 from torch import nn

@@ -49,7 +49,7 @@ def task_of(folder, text):
         ("RuntimeError('mat1 and mat2 shapes cannot be multiplied')", False),
     ],
 )
-def test_an_error_of_torch_in_the_users_loss_is_not_reported_as_a_mistake_in_the_file(tmp_path, error, is_full):
+def test_an_error_of_torch_in_an_own_loss_is_not_reported_as_a_mistake_in_the_file(tmp_path, error, is_full):
     task = task_of(tmp_path, f"{MODEL}def loss(outputs, targets):\n    raise {error}\n")
     with pytest.raises((RuntimeError, MemoryError)) as caught:
         task.criterion(torch.zeros(2, 3), torch.zeros(2))
@@ -78,7 +78,7 @@ def test_a_mistake_in_the_users_loss_names_the_file_and_its_line(tmp_path, text,
     assert says in str(caught.value)
 
 
-def test_a_run_whose_own_loss_runs_out_of_memory_is_out_of_memory_and_its_loss_got_fp32(bench, tmp_path):
+def test_a_run_whose_own_loss_exhausts_memory_is_oom_and_its_loss_got_fp32(bench, tmp_path):
     (known,) = described(tmp_path, MODEL + FULL_AT_STEP_2).workloads
     run_dir = run_dir_of(bench, tmp_path, known, "single", precision="bf16", steps=3)
     code, errors = bench.finish(run_dir)

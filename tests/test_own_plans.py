@@ -41,7 +41,7 @@ def tensor_parallel(block, ranks):
 PIPELINE = "def pipeline(model):\n    return model[0], model[2]\n"
 
 
-def test_a_file_says_over_how_many_ranks_it_is_split_and_how_many_stages_it_has(tmp_path):
+def test_an_own_model_declares_its_tensor_parallel_degrees_and_its_stages(tmp_path):
     (known,) = described(tmp_path, MODEL + TENSOR + PIPELINE).workloads
     # The degrees are the common divisors of the widths 24, 24 and 48 that also divide the number of heads, which is 6.
     assert known.tensor_degrees == (2, 3, 6)

@@ -79,7 +79,7 @@ def rehearse():
     process.close()
 
 
-def test_a_plan_rehearses_models_by_configuration_whose_matrix_is_outside_of_the_workspace(tmp_path, capsys):
+def test_a_plan_rehearses_configured_models_of_a_matrix_outside_the_workspace(tmp_path, capsys):
     for name in ("gpt_neox", "llama"):
         write(tmp_path / "study" / "models", name)
     (tmp_path / "study" / "m.yaml").write_text(CONFIGURED)
@@ -136,7 +136,7 @@ def test_weights_that_were_made_before_the_model_are_counted(rehearse, tmp_path)
         ("return outputs.square().mean() * float(targets.numpy().max())", "RuntimeError"),
     ],
 )
-def test_a_loss_that_needs_values_is_named_and_the_message_says_what_to_change(rehearse, tmp_path, loss, error):
+def test_a_loss_that_needs_values_is_refused_with_advice(rehearse, tmp_path, loss, error):
     text = f"{MODEL}{batch('arange')}def loss(outputs, targets):\n    {loss}"
     answer = rehearse(tmp_path, text, "ddp")
     line = len(text.splitlines())

@@ -120,7 +120,7 @@ def test_the_engine_is_a_helper_beside_the_file_and_its_faults_name_it(tmp_path,
     assert [one.name for one in found.strategies] == ([] if said else ["alone"])
 
 
-def test_helpers_are_executed_as_they_were_digested_and_bytecode_beside_them_is_not(tmp_path):
+def test_helpers_are_executed_from_the_digested_content_and_not_from_bytecode(tmp_path):
     """A helper is executed from the content that was read for the digest, even if its file changes. No bytecode is written."""
     text = text_of().replace("trainers.engines.single", "_engine")
     assert not described(tmp_path, text, "def build(cell, task, ranks):\n    pass\n").fault
@@ -180,7 +180,7 @@ def test_a_helper_of_strategies_must_not_have_the_name_of_a_helper_of_workloads(
         own_code.execute(plugin_source.read(made.path / "workloads" / "mine.py"))
 
 
-def test_its_refusal_stands_at_the_option_and_other_files_are_not_executed(tmp_path, capsys):
+def test_a_refusal_of_an_own_strategy_is_reported_at_the_option(tmp_path, capsys):
     """If the strategy's `refuse` rejects an option, the error names the option's line. Other files are not executed."""
     made = workspace(tmp_path, text_of(refuse="return f'wait: found {cell.options[\"wait\"]}. Allowed: 7.'"))
     (made.path / "strategies" / "other.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
@@ -206,7 +206,7 @@ def question(strategy="alone"):
         ("import time, subprocess; subprocess.Popen(['sleep', '1000']); time.sleep(1000)", "did not answer within 1 s."),
     ],
 )
-def test_a_refusal_that_fails_is_a_sentence_and_nothing_of_it_goes_on(tmp_path, monkeypatch, refuse, said):
+def test_a_failing_refuse_function_is_an_error_of_one_sentence_without_leftovers(tmp_path, monkeypatch, refuse, said):
     """If the strategy's function `refuse` fails or hangs, the error is one sentence and no process of it is left."""
     file = tmp_path / "alone.py"
     file.write_text(text_of(refuse="if cell.steps == 1: return None\n    " + refuse))
@@ -235,7 +235,7 @@ def _group(pid):
         return None
 
 
-def test_what_the_code_prints_is_no_answer_and_a_new_question_starts_another_process(tmp_path):
+def test_output_of_strategy_code_is_ignored_and_each_question_has_a_process(tmp_path):
     """Text that the strategy's code prints is ignored. After `close`, the next call starts a new process."""
     file, said = tmp_path / "alone.py", "print('{}', flush=True)"
     file.write_text(f"{said}\n{text_of(refuse=f'{said}; return cell.workload')}")
@@ -248,7 +248,7 @@ def test_what_the_code_prints_is_no_answer_and_a_new_question_starts_another_pro
         process.close()
 
 
-def test_code_that_does_not_end_is_killed_with_what_it_started(tmp_path, monkeypatch):
+def test_strategy_code_without_end_is_killed_with_its_child_processes(tmp_path, monkeypatch):
     """Code in a strategy file may run without end. Here the code also prints 1 MB and starts a child process that keeps the
     output pipe open. After a time limit, shardlab kills the code and the child. It does not keep the output in memory and does
     not wait for the pipe."""
@@ -320,7 +320,7 @@ def test_a_workspace_that_came_from_elsewhere_executes_no_strategy(tmp_path, cap
     assert marker.exists()
 
 
-def test_strategies_go_to_the_cluster_and_those_that_were_removed_are_removed_there(tmp_path, monkeypatch, capsys):
+def test_own_strategies_are_uploaded_and_removed_strategies_removed_on_the_cluster(tmp_path, monkeypatch, capsys):
     made = workspace(tmp_path / "here", text_of())
     (made.path / "strategies" / "_engine.py").write_text("# engine\n")
     texts = plugin_source.texts(made.path)
@@ -340,7 +340,7 @@ def test_strategies_go_to_the_cluster_and_those_that_were_removed_are_removed_th
     assert plugin_source.texts(there) == texts
 
 
-def test_the_example_of_the_docs_asks_for_no_more_than_the_interface(tmp_path):
+def test_the_example_of_the_docs_uses_only_the_interface(tmp_path):
     """The engine in docs/own-strategies.md uses only the interface that the page describes. shardlab finds both strategies of
     the page, and `average-rarely` refuses a period that does not divide the number of steps."""
     for path, text in files_of("own-strategies.md").items():

@@ -43,7 +43,7 @@ def rendered(workspace, text, code):
     return sorted((workspace / "runs").glob("*/job.sh"))
 
 
-def test_the_template_of_the_workspace_is_taken_and_said_and_its_digest_is_kept(workspace, capfd):
+def test_the_workspaces_template_is_used_and_named_and_its_digest_stored(workspace, capfd):
     scripts = rendered(
         workspace, "mine: {{ run.run_id | quote }} {% for word in command %}{{ word | quote }} {% endfor %}\n", 0
     )
@@ -57,7 +57,7 @@ def test_the_template_of_the_workspace_is_taken_and_said_and_its_digest_is_kept(
         assert run["templates"] != {NAME: templates.digest(NAME)}
 
 
-def test_without_one_the_shipped_template_is_taken_and_not_that_of_the_current_folder(workspace, capfd):
+def test_without_an_own_template_the_shipped_template_is_used(workspace, capfd):
     scripts = rendered(workspace, None, 0)
     assert "own template" not in capfd.readouterr().err
     assert scripts
@@ -98,7 +98,7 @@ def test_the_package_templates_of_a_checkout_is_not_the_users_folder(workspace, 
         ("{{ command + 1 }}", 1, "concatenate"),
     ],
 )
-def test_a_template_that_cannot_be_filled_in_is_one_sentence_and_changes_nothing(workspace, capfd, text, line, says):
+def test_a_template_that_fails_to_render_is_one_sentence_and_changes_nothing(workspace, capfd, text, line, says):
     assert rendered(workspace, text, 2) == []
     said = capfd.readouterr().err
     assert said.startswith(f"error: {workspace}/templates/{NAME}:{line}: the template cannot be rendered: ")
@@ -107,7 +107,7 @@ def test_a_template_that_cannot_be_filled_in_is_one_sentence_and_changes_nothing
     assert not list((workspace / "runs").iterdir())
 
 
-def test_the_file_is_named_that_holds_the_fault(workspace, capfd):
+def test_the_error_of_a_template_names_the_faulty_file(workspace, capfd):
     (workspace / "templates" / "part.j2").write_text("one\ntwo\n{{ run.__class__ }}\n")
     rendered(workspace, "{% include 'part.j2' %}", 2)
     assert f"error: {workspace}/templates/part.j2:3: " in capfd.readouterr().err
@@ -133,7 +133,7 @@ def test_plain_values_may_be_asked_and_jinja_helps(tmp_path):
     assert said == f"{run.run_id.upper()} 0,1,2 ab 2 1 {run.run_id} 1"
 
 
-def test_the_shipped_templates_are_filled_in_by_the_same_sandbox_and_keep_their_own_exception():
+def test_shipped_templates_are_rendered_by_the_same_sandbox():
     with pytest.raises(jinja2.UndefinedError):
         templates.render(NAME)
 
@@ -147,7 +147,7 @@ def test_a_fault_in_a_template_of_several_runs_is_wrong_input(tmp_path):
         scripts.render("launch/slurm_array.sbatch.j2", tmp_path, options=[], folders=[], script="job.sbatch")
 
 
-def test_nothing_of_a_template_ran(workspace, tmp_path):
+def test_a_template_cannot_execute_code_outside_of_its_sandbox(workspace, tmp_path):
     """The template tries to make a folder. Jinja without a sandbox makes the folder; shardlab's sandbox prevents it."""
     mark = tmp_path / "owned"
     text = f"{{{{ cycler.__init__.__globals__.os.mkdir('{mark}') }}}}"
@@ -158,7 +158,7 @@ def test_nothing_of_a_template_ran(workspace, tmp_path):
     assert not mark.exists()
 
 
-def test_every_template_of_slurm_and_what_it_includes_has_a_digest_and_is_said(tmp_path, capfd, monkeypatch):
+def test_each_slurm_template_and_its_includes_have_digests_and_are_named(tmp_path, capfd, monkeypatch):
     Queue(tmp_path / "slurm", monkeypatch)  # makes this machine the controller of the cluster
     make_own(tmp_path)
     (tmp_path / "cluster.yaml").write_text(CLUSTER)

@@ -86,7 +86,7 @@ def test_a_faulty_file_is_named_and_the_others_work(tmp_path, capsys, text, name
     assert listed["gpt2"] is None
 
 
-def test_what_an_earlier_command_left_is_removed(tmp_path):
+def test_old_temporary_folders_of_earlier_commands_are_removed(tmp_path):
     made = workspace(tmp_path)
     store = made.own / "own"
     for left, age in (("old", 2), ("new", 0)):

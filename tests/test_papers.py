@@ -53,7 +53,7 @@ def test_a_study_has_every_cell_that_it_ran(study):
     assert len({cell.name() for cell in cells}) == len(cells)
 
 
-def test_every_reported_number_is_of_one_cell_or_of_one_that_is_kept_as_not_run(study):
+def test_every_reported_number_belongs_to_one_cell_or_a_cell_marked_not_run(study):
     found, cells = study
     for one in found.file.reported:
         of = sum(matches(cell, one.cell) for cell in plain(cells))
@@ -90,7 +90,7 @@ def test_every_claim_gives_a_truth_value(study):
         assert Expression(claim.test).evaluate({}, calls) in (True, False), claim.id
 
 
-def test_every_workload_of_a_study_is_one_that_it_names_with_a_twin(study):
+def test_every_workload_of_a_study_has_a_twin(study):
     _, cells = study
     assert all(f"{cell.workload}-tiny" in menu.workloads() for cell in cells)
 
@@ -107,7 +107,7 @@ def test_every_workload_of_a_study_is_one_that_it_names_with_a_twin(study):
         ("paper5", "0.7 GB", 44_549_160 * 16 / 1e9),
     ],
 )
-def test_notes_say_recomputed_numbers(name, printed, computed):
+def test_notes_of_a_study_have_the_recomputed_numbers(name, printed, computed):
     """Numbers that the notes of a study contain equal our own computation."""
     notes = " ".join(note.says for note in matrix.load(matrix.find(name)).file.notes)
     assert printed in notes
@@ -119,7 +119,7 @@ def test_notes_say_recomputed_numbers(name, printed, computed):
 # The tests below use --scale tiny.
 
 
-def test_twins_keep_apart_and_know_what_they_stand_for(study):
+def test_tiny_twins_have_distinct_hashes_and_record_the_cell_that_they_rehearse(study):
     """Each tiny twin has a hash and a name of its own and records the cell that it rehearses."""
     _, cells = study
     twins = tiny_twin.twins(cells, menu.workloads())
@@ -163,7 +163,7 @@ def test_one_twin_of_a_study_goes_through_torchrun(study):
     assert {twin.launcher for twin in twins} == {"fork", "torchrun"}
 
 
-def test_what_is_scaled_keeps_its_proportions(study):
+def test_all_twins_of_a_workload_scale_batches_by_the_same_factor(study):
     """All twins of a workload have batches that are smaller by the same factor."""
     _, cells = study
     by_workload = {}
@@ -210,7 +210,7 @@ def test_a_pipeline_has_blocks_for_its_stages(tmp_path):
     assert (twin.steps, twin.epochs) == (6, None)
 
 
-def test_what_only_a_gpu_has_is_dropped_and_said(tmp_path):
+def test_keys_that_need_a_gpu_are_removed_from_twins_with_a_message(tmp_path):
     """At --scale tiny, keys that need a GPU are removed, and a message names each."""
     text = "axes: {compile: [true]}\ninclude: [{instruments: {memory: snapshot}, memory_limit_gib: 4, nnodes: 1}]\n"
     (twin,), said = twins_of(tmp_path, text)
@@ -255,7 +255,7 @@ def jobs(*words, code=0):
     return done
 
 
-def test_a_plan_prints_every_cell_at_its_size_and_what_the_cluster_has_not_the_nodes_for(study, tmp_path):
+def test_a_plan_prints_each_cell_and_the_cells_without_enough_nodes(study, tmp_path):
     found, cells = study
     planned = jobs("plan", "--matrix", found.name, "--workspace", str(tmp_path)).stdout
     assert all(cell.name() in planned for cell in cells)
@@ -265,7 +265,7 @@ def test_a_plan_prints_every_cell_at_its_size_and_what_the_cluster_has_not_the_n
     assert not many or f"not on this cluster: {many} cell(s): needs 2 nodes, the cluster has 1." in planned
 
 
-def test_a_plan_shows_what_this_machine_cannot_hold_and_submitting_it_is_refused(tmp_path):
+def test_a_plan_marks_cells_that_this_machine_cannot_hold_and_submit_refuses_them(tmp_path):
     space = ("--workspace", str(tmp_path))
     planned = jobs("plan", "--matrix", "paper1", *space)
     assert "59 cell(s)" in planned.stdout
@@ -276,7 +276,7 @@ def test_a_plan_shows_what_this_machine_cannot_hold_and_submitting_it_is_refused
     assert "5 run(s) rendered" in rendered.stdout
 
 
-def test_a_rehearsed_matrix_says_so_in_everything_that_is_written(tmp_path):
+def test_every_file_of_a_rehearsed_matrix_says_that_it_is_a_rehearsal(tmp_path):
     space = ("--workspace", str(tmp_path))
     rendered = jobs("render", "--matrix", "paper3", "--scale", "tiny", "--where", "workload == 'vgg16' and gpus == 2", *space)
     # The claims of the study name 5 of these cells, and each of the 5 cells runs twice.

@@ -73,7 +73,7 @@ def test_the_score_is_measured_over_predicted(tmp_path):
     assert memory(LoadedRun(run, run=loaded.run, result=result)) is None
 
 
-def test_the_next_plan_is_calibrated_by_what_the_formula_said(tmp_path):
+def test_the_next_plan_is_calibrated_by_the_stored_prediction(tmp_path):
     run, result = measured(tmp_path)
     (ratio,) = plan_predictions.measured(Workspace(tmp_path))
     assert (ratio.gpu, ratio.time, ratio.memory) == ("a100", 0.6 / 0.5, 20 / 16)
@@ -81,7 +81,7 @@ def test_the_next_plan_is_calibrated_by_what_the_formula_said(tmp_path):
     assert not list(plan_predictions.measured(Workspace(tmp_path)))
 
 
-def test_a_plan_says_what_does_not_fit_and_what_the_others_cost(tmp_path, capsys):
+def test_a_plan_names_cells_that_do_not_fit_and_the_cost_of_the_others(tmp_path, capsys):
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     (tmp_path / "m.yaml").write_text(MATRIX)
     words = ["--matrix", str(tmp_path / "m.yaml"), "--workspace", str(tmp_path), "--cluster", str(tmp_path / "cluster.yaml")]

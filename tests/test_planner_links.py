@@ -69,7 +69,7 @@ def test_the_range_contains_the_slowest_and_the_fastest_iteration():
     assert fitted.how == "measured by provision's all-reduce of 2 nodes (gloo, 2026-11-24)"
 
 
-def test_of_several_nodes_the_median_is_likely_and_the_range_reaches_from_the_slowest_to_the_fastest():
+def test_the_link_of_several_nodes_has_their_median_and_full_range():
     rates = {"a": 100e9, "b": 200e9, "c": 220e9}
     several = [
         measured(lambda size, rate=rate: ring_s(2, size, 5e-6, rate), nodes=(name,), backend="nccl", gpu="g")
@@ -132,7 +132,7 @@ def test_a_plan_uses_the_measured_network_in_place_of_the_table_and_says_so(tmp_
     assert "link: ethernet-25 measured by provision's" in named["how"]
 
 
-def test_gloo_over_tcp_says_nothing_of_infiniband_and_other_gpus_nothing_of_these(tmp_path, capsys):
+def test_measurements_over_another_backend_or_gpu_are_not_used_for_a_link(tmp_path, capsys):
     slow = measured(lambda size: ring_s(2, size, 50e-6, 0.1e9))
     hdr = "network: {between_nodes: infiniband-hdr}\n"
     assert "link: infiniband-hdr by its data sheet" in planned(tmp_path, capsys, [slow], hdr)["how"]

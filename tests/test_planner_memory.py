@@ -217,7 +217,7 @@ def test_checkpointing_keeps_a_blocks_input_and_recomputes_one_block_at_a_time()
     assert whole.likely > 15 * checkpointed.likely
 
 
-def test_beside_tensors_there_are_three_terms_only_on_a_gpu():
+def test_memory_beside_tensors_has_three_terms_only_on_a_gpu():
     """For a GPU, the estimate has the terms `memory.BESIDE` in addition to tensors; without a GPU it has none of them."""
     one = cell("gpt2", "ddp", 2)
     beside = memory.of(one).by_category.keys() - memory.of(one, on_gpu=False).by_category.keys()
@@ -257,7 +257,7 @@ def test_memory_measured_on_an_h100_is_predicted(workload, micro, keys, measured
         ((81, 85, 90), False, "no"),
     ],
 )
-def test_whether_a_cell_fits(needed, complete, expected):
+def test_the_verdict_whether_a_cell_fits_follows_from_its_range(needed, complete, expected):
     assert predict.judge_fit(PredictedRange(*needed), PredictedRange(75, 79, 80), complete=complete) == expected
 
 
@@ -289,7 +289,7 @@ def test_a_gpu_is_found_by_the_name_that_slurm_or_nvml_has(name, memory_gib, exp
     assert (found.name if found else None) == expected
 
 
-def test_each_gpu_that_messages_name_is_found():
+def test_each_gpu_name_in_messages_is_a_known_model():
     assert {"t4", "h100-80gb-hbm3"} <= set(gpu.known())
     assert all(gpu.find(name) is not None for name in gpu.known())
 

@@ -69,7 +69,7 @@ def mesh(strategy):
 
 @pytest.mark.parametrize("strategy", menu.strategies())
 @pytest.mark.parametrize("workload", ["llm-7b", "gpt2-large", "vit-b-32"])
-def test_the_lower_bound_of_a_model_is_below_the_prediction_for_the_shipped_workload_of_its_shape(workload, strategy):
+def test_the_lower_bound_of_a_model_is_below_the_prediction_of_its_shipped_twin(workload, strategy):
     known = equal_in_shape(workload)
     for precision in ("fp32", "bf16"):
         for passes, checkpointing in ((1, "none"), (8, "none"), (8, "full")):
@@ -83,7 +83,7 @@ def test_the_lower_bound_of_a_model_is_below_the_prediction_for_the_shipped_work
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("strategy", ["fsdp2", "zero2", "zero3"])
-def test_the_lower_bound_is_most_of_what_the_shipped_workload_needs_besides_activations(strategy, checkpointing):
+def test_the_lower_bound_is_most_of_the_memory_without_activations(strategy, checkpointing):
     shipped = cell("llm-7b", strategy, 8, passes=8, precision="bf16", activation_checkpointing=checkpointing)
     bound, predicted = memory.of(in_place_of(shipped, equal_in_shape("llm-7b"))), memory.of(shipped)
     without = {name: span for name, span in predicted.by_category.items() if name not in ("activation", "temporary")}

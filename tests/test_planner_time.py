@@ -109,7 +109,7 @@ def test_the_timeline_has_a_line_per_rank_and_dots_where_it_waits():
         ("send", 1e9, 1e-3 + 1.0),
     ],
 )
-def test_the_time_of_a_collective(op, size, expected_s):
+def test_the_time_of_a_collective_equals_a_computation_by_hand(op, size, expected_s):
     assert step_time.faster_s(op, size, 4, 1e-3, 1e9) == pytest.approx(expected_s)
     assert step_time.faster_s(op, size, 1, 1e-3, 1e9) == 0
 
@@ -137,7 +137,7 @@ def test_a_collective_takes_longer_over_slower_links_and_more_ranks(op):
         ("single", {}, 0),
     ],
 )
-def test_a_rank_sends_what_was_worked_out_by_hand(strategy, keys, sent):
+def test_a_rank_sends_the_bytes_that_were_computed_by_hand(strategy, keys, sent):
     one = cell("gpt2-tiny", strategy, 1 if strategy == "single" else 4, micro=8, **keys)
     assert exchanges.sent_bytes(one) == pytest.approx(sent)
 
@@ -177,7 +177,7 @@ def test_a_range_contains_published_throughputs():
         assert 16 * 1024 / step.high < published < 16 * 1024 / step.low
 
 
-def test_a_measured_run_calibrates_cells_alike():
+def test_a_measured_run_calibrates_cells_of_the_same_kind():
     one = cell("gpt2-large", "ddp", 8, micro=8, precision="bf16")
     plain = predict.of(one, machine())
     earlier = calibration.of([MeasuredRatio(one, "a100-80gb", 1.2, 0.9)])
@@ -260,7 +260,7 @@ def test_a_cells_own_limit_of_memory_is_its_capacity():
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero3", "tp", "pp-1f1b"])
-def test_each_time_is_a_range(strategy):
+def test_each_predicted_time_is_a_range(strategy):
     degrees = {"tp": {"tp": 8}, "pp-1f1b": {"pp": 8, "passes": 16}}.get(strategy, {})
     one = cell("gpt2-large", strategy, 8, micro=4, precision="bf16", **degrees)
     plain, recorded = predict.of(one, machine()), predict.of(one, machine(), recorded_s=100.0)

@@ -82,16 +82,16 @@ def test_ranks_use_the_same_python_on_each_release(practice):
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     told = [practice.run("work1", f"{node['python']} --version", root=False) for node in inventory["nodes"]]
     assert all(one.startswith(f"Python {version}.") for one in told)
-    if not base.is_other(practice.cluster.release):
-        return
-    for node in inventory["nodes"]:
-        said = practice.run(node["name"], f"bash -lc 'module load python/{version} && command -v python3 && python3 --version'")
-        assert said.split() == [python.INTERPRETER, "Python", sys.version.split()[0]]
-        linked = [line.split() for line in practice.run(node["name"], "ldconfig -p").splitlines() if " => " in line]
-        found = {words[0]: words[-1] for words in reversed(linked)}
-        own = {words[0] for words in linked if not words[-1].startswith(python.LIBRARIES)}
-        assert len(own) < len(found)
-        assert not [name for name in own if found[name].startswith(python.LIBRARIES)]
+    if base.is_other(practice.cluster.release):
+        for node in inventory["nodes"]:
+            command = f"bash -lc 'module load python/{version} && command -v python3 && python3 --version'"
+            said = practice.run(node["name"], command)
+            assert said.split() == [python.INTERPRETER, "Python", sys.version.split()[0]]
+            linked = [line.split() for line in practice.run(node["name"], "ldconfig -p").splitlines() if " => " in line]
+            found = {words[0]: words[-1] for words in reversed(linked)}
+            own = {words[0] for words in linked if not words[-1].startswith(python.LIBRARIES)}
+            assert len(own) < len(found)
+            assert not [name for name in own if found[name].startswith(python.LIBRARIES)]
 
 
 def test_a_crashed_node_is_booted_again_and_works_again(practice):
@@ -168,7 +168,7 @@ def test_services_of_two_nodes_start_and_end_at_once_without_harm(practice):
         list(pool.map(lambda name: practice.run(name, script), ("work1", "work2")))
 
 
-def test_an_operation_that_reboots_sees_the_new_boot_and_reboots_once_and_the_services_come_back(practice):
+def test_an_operation_reboots_a_node_once_and_its_services_start_again(practice):
     node = practice.nodes["work1"]
     target = Target(node, Facts(node))
     before = target.facts[SYSTEM].boot_id
@@ -183,7 +183,7 @@ def test_an_operation_that_reboots_sees_the_new_boot_and_reboots_once_and_the_se
     assert practice.provision()["verified"] is True
 
 
-def test_what_was_damaged_on_each_node_is_mended_by_one_command(practice):
+def test_one_provision_repairs_different_damage_on_three_nodes(practice):
     """One `provision` repairs different damage on three nodes.
 
     work1 has a wrong munge key, lacks the host key of work2, and its slurmd is off. On work2, an installation was interrupted.
@@ -228,7 +228,7 @@ def test_what_was_damaged_on_each_node_is_mended_by_one_command(practice):
 
 
 @only_in_long_form
-def test_a_disk_that_fills_on_the_way_is_said_so_and_goes_on_once_there_is_room(practice):
+def test_provision_reports_a_full_disk_and_continues_once_there_is_room(practice):
     practice.machine("work2").remove()
     practice.give_disk("work2", "3G")
     with practice.start() as process:
@@ -251,7 +251,7 @@ def test_a_disk_that_fills_on_the_way_is_said_so_and_goes_on_once_there_is_room(
 
 
 @only_in_long_form
-def test_killed_after_every_change_it_goes_on_each_time_and_nothing_is_doubled(practice):
+def test_provision_killed_after_every_change_continues_without_duplicates(practice):
     """`provision` creates removed nodes again. It is killed once after each change and started again, until it completes."""
     for name in ("head", "work2"):
         practice.take_back_disk(name)
@@ -308,7 +308,7 @@ def _answers(practice, name):
         return False
 
 
-def test_a_full_disk_says_so_and_the_old_file_stands(practice):
+def test_a_full_disk_is_reported_and_keeps_the_old_file(practice):
     node = practice.nodes["work1"]
     practice.run("work1", "mkdir -p /mnt/small; mount -t tmpfs -o size=64k tmpfs /mnt/small; echo old > /mnt/small/file")
     answer = node.put(b"x" * 200_000, "/mnt/small/file", mode=0o644, owner="root:root")
@@ -317,7 +317,7 @@ def test_a_full_disk_says_so_and_the_old_file_stands(practice):
     assert practice.run("work1", "cat /mnt/small/file; ls -A /mnt/small; umount /mnt/small") == "old\nfile\n"
 
 
-def test_a_skewed_clock_and_a_sudo_with_a_password_stop_their_nodes_and_no_other(practice):
+def test_a_skewed_clock_or_a_sudo_with_a_password_stops_only_its_node(practice):
     """`provision` does not continue on work1, whose clock is wrong, nor on work2, where sudo asks for a password. All practice
     nodes share the clock of this machine, so the program `date` of work1 is replaced by a program that adds 5 s."""
     date = practice.machine("work1").root / "usr/local/bin/date"
@@ -348,7 +348,7 @@ def test_a_skewed_clock_and_a_sudo_with_a_password_stop_their_nodes_and_no_other
     assert practice.provision("plan")["changes"] == 0
 
 
-def test_a_node_that_hangs_is_told_once_and_holds_nobody_up(practice):
+def test_a_hung_node_is_reported_once_and_delays_no_other_node(practice):
     daemons = [one for one in psutil.Process(practice.machine("work1").pid()).children(recursive=True) if one.name() == "sshd"]
     assert daemons
     try:
@@ -394,7 +394,7 @@ def test_an_unknown_host_key_stops_with_its_fingerprint_unless_new_ones_are_acce
     assert strict.run(["true"], timeout_s=HANG_S).code == 0
 
 
-def test_a_command_past_its_limit_does_not_live_on(practice):
+def test_a_remote_command_past_its_limit_is_ended(practice):
     node = practice.nodes["work1"]
     answer = node.run(["sh", "-c", "exec sleep 4321"], timeout_s=1, root=True)  # meant to be reached
     assert answer.code is None
@@ -418,7 +418,7 @@ def test_a_late_end_of_the_input_breaks_no_other_command(practice, monkeypatch):
         assert [answer.code for answer in answers] == [0, 0, 1]
 
 
-def test_words_cross_the_shells_as_they_are(practice):
+def test_words_of_a_remote_command_arrive_unchanged(practice):
     """Words with quotes, spaces and shell characters arrive unchanged at a command on a node."""
     words = ["a b", "$HOME", "`id`", "'", '"', "\n", "*", "-n", "é", ";rm"]
     answer = practice.nodes["work1"].run(["printf", "%s\\0", *words], timeout_s=HANG_S, env={"X": "$(id)'"})

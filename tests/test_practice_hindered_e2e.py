@@ -57,7 +57,7 @@ def held_lock(practice):
     let_go()
 
 
-def test_an_apt_lock_is_waited_for_and_ctrl_c_ends_who_waits(practice, held_lock):
+def test_provision_waits_for_an_apt_lock_until_ctrl_c(practice, held_lock):
     with practice.start() as process:
         until(lambda: waits_for_apt(practice), "apt waits")
         process.send_signal(signal.SIGINT)
@@ -78,7 +78,7 @@ def test_an_apt_lock_is_waited_for_and_ctrl_c_ends_who_waits(practice, held_lock
     assert said["verified"] is True
 
 
-def test_a_drained_worker_is_told_with_its_reason_or_resumed(practice):
+def test_a_drained_worker_is_reported_with_its_reason_or_resumed(practice):
     practice.run("head", "scontrol update nodename=work1 state=drain reason='the fan | is loud'")
     one = states(practice.provision("plan", code=1))
     assert one["work1", "slurm-nodes"]["state"] == "failed"

@@ -31,7 +31,7 @@ tell()
 """
 
 
-def test_a_node_that_goes_does_not_change_the_address_by_which_the_others_reach_this_machine():
+def test_a_node_that_is_removed_does_not_change_the_address_of_this_machine():
     words = ["unshare", "--net", sys.executable, "-P", "-c", STEPS]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -53,7 +53,7 @@ tell("bare")
 """
 
 
-def test_a_setuid_program_in_the_shared_folder_has_no_effect_while_a_cluster_uses_it_and_is_disarmed_after(tmp_path):
+def test_a_setuid_program_in_the_shared_folder_never_has_an_effect(tmp_path):
     states, folder = tmp_path / "states", tmp_path / "not" / "there yet"
     states.mkdir()
     tmp_path.chmod(0o755)

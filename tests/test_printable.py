@@ -32,13 +32,13 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize(("text", "shown"), ESCAPES)
-def test_what_is_left_of_a_text(text, shown):
+def test_control_characters_of_a_text_are_replaced_as_the_table_says(text, shown):
     """`clean` replaces the control characters of a text as the table ESCAPES says."""
     assert printable.clean(text) == shown
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=())))
-def test_nothing_that_steers_is_left_of_any_text(text):
+def test_no_text_keeps_a_terminal_sequence(text):
     assert steering(printable.clean(text)) == []
     assert steering(printable.one_line(text), allowed="") == []
     assert printable.clean(printable.clean(text)) == printable.clean(text)
@@ -56,7 +56,7 @@ def test_every_text_of_a_value_is_changed_keys_too():
 
 
 @given(st.text() | st.text(alphabet='\x1b\x07\x7f\x9b\u202e\u200b\U000e0041\n"\\é'))
-def test_json_says_the_very_same_and_shows_nothing_that_steers(text):
+def test_json_keeps_the_value_and_shows_no_terminal_sequence(text):
     document = printable.json({text: [text]})
     assert json.loads(document) == {text: [text]}
     assert steering(document.decode(), allowed="") == []
@@ -67,7 +67,7 @@ def test_json_of_a_file_name_that_is_no_utf8():
 
 
 @given(st.lists(st.binary(max_size=40)), st.binary(max_size=20))
-def test_a_log_shows_nothing_that_steers_wherever_its_parts_end(parts, last):
+def test_a_log_shows_no_terminal_sequence_wherever_its_parts_end(parts, last):
     log = printable.LogText()
     assert (
         steering("".join(log.add(part) for part in [*parts, b"\x1b]0;", b"owned\x07\x1b", b"[2J\xc2", b"\x9b31m", last])) == []
@@ -81,7 +81,7 @@ def test_a_log_is_decoded_across_parts_and_its_long_lines_are_cut():
     assert shown == f"é\n{'y' * 4000} ... (the log file has the rest of this line)\nend"
 
 
-def test_a_table_stays_aligned_whatever_stands_in_it():
+def test_a_table_stays_aligned_for_every_text():
     drawn = io.StringIO()
     console = CleanConsole(file=drawn, width=60)
     console.print(drawn_table(["name", "state"], [["\u200b\u202e\u200b\u200b", "x"], ["plain", "x"]]))

@@ -73,7 +73,7 @@ def test_a_clock_within_a_second_is_left_as_it_is(ahead):
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, -1.5, 1.5, 86400.0])
-def test_a_clock_that_is_off_gets_one_step_and_stops_the_node_where_that_does_not_help(ahead):
+def test_a_wrong_clock_is_stepped_once_and_stops_its_node_if_still_wrong(ahead):
     one = site()
     for helped in (True, False):
         node = Skewed(ahead=ahead, helped=helped)
@@ -113,7 +113,7 @@ def test_a_slow_answer_is_measured_again_because_it_says_nothing_about_the_clock
     assert (offset.seconds, offset.unsure_s) == (0.25, 0.25)
 
 
-def test_the_order_has_its_reasons():
+def test_operations_come_in_the_order_of_their_dependencies():
     names = [operation.name for operation in roles.OPERATIONS]
     for first, then in (
         ("space", "munge-user"), ("munge-user", "packages"), ("packages", "users"), ("users", "munge"), ("time", "clock"),
@@ -157,7 +157,7 @@ def test_munge_gets_the_numbers_that_another_node_gave_it():
     assert users_operation.plan_made(site(slurm_=False), w2) == Nothing("the cluster has no Slurm")
 
 
-def test_users_that_agree_ask_for_nothing():
+def test_equal_users_on_all_nodes_need_no_change():
     one = site()
     with_users(one)
     for target in one.targets:
@@ -180,7 +180,7 @@ def test_users_of_slurm_that_differ_stop_the_node_and_are_not_changed(name, othe
         (Users("bob", {"slurm": User(64030, 64030)}), "the user alice, who logs in to head, does not exist here"),
     ],
 )
-def test_who_logs_in_may_differ_where_nothing_is_shared(found, says):
+def test_the_login_user_may_differ_between_nodes_without_shared_storage(found, says):
     one = site()
     w2 = with_users(one, found)
     assert users_operation.plan_agree(one, w2) == Nothing(f"{says}; this is no problem without shared storage")
@@ -209,7 +209,7 @@ def with_keys(one: Site, **of_node: Keys) -> None:
         target.facts.answers[KEYS.name] = of_node.get(name, own)
 
 
-def test_keys_between_nodes_are_for_those_who_ask_for_them():
+def test_keys_between_nodes_are_made_only_if_the_cluster_file_asks():
     """Keys between nodes are made only if the cluster file has `ssh.between_nodes`."""
     one = site()
     for plan in (keys_operation.plan_key, keys_operation.plan_trust):
@@ -229,7 +229,7 @@ def test_each_node_makes_its_own_key_and_no_private_one_is_read():
         later.make(one.targets[0].node)
 
 
-def test_all_are_let_in_and_known_by_name_and_address_and_then_nothing_is_asked():
+def test_every_node_knows_the_keys_of_all_nodes_and_then_nothing_changes():
     one = with_keys_between()
     with_keys(one)
     w1 = one.targets[1]
@@ -246,7 +246,7 @@ def test_all_are_let_in_and_known_by_name_and_address_and_then_nothing_is_asked(
     assert keys_operation.plan_trust(one, w1) == Nothing("not changed: w2 cannot be asked")
 
 
-def test_a_port_of_its_own_stands_with_the_name():
+def test_a_nonstandard_ssh_port_is_part_of_the_known_host():
     one = with_keys_between()
     with_keys(one)
     one.targets[2].node.port = 2222
@@ -255,7 +255,7 @@ def test_a_port_of_its_own_stands_with_the_name():
 
 
 @pytest.mark.parametrize("key", ["ssh-ed25519 AAAA\ncommand=x", 'command="x" ssh-ed25519 AAAA', "AAAA"])
-def test_a_key_that_is_none_is_refused(key):
+def test_a_text_that_is_no_ssh_key_is_refused(key):
     one = with_keys_between()
     with_keys(one, w2=Keys("alice", "/home/alice", key, ()))
     with pytest.raises(Unanswered, match="is not a public key"):

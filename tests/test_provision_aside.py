@@ -127,7 +127,7 @@ def test_a_disk_that_holds_anything_is_never_touched(nodes, loop, as_a_disk, myd
     assert Path(loop).read_bytes() == before
 
 
-def test_files_that_a_mount_would_hide_stop_it(nodes, loop, as_a_disk, tmp_path):
+def test_files_below_the_mount_point_stop_the_mount(nodes, loop, as_a_disk, tmp_path):
     folder = tmp_path / "full"
     folder.mkdir()
     (folder / "thesis").write_text("")
@@ -202,7 +202,7 @@ def test_without_root_nodes_know_one_another_by_the_users_own_files(nodes):
         assert target.node.run(["test", "-e", "/etc/ssh/ssh_known_hosts"], timeout_s=HANG_S).code == 1
 
 
-def test_a_key_with_a_passphrase_is_left_alone_and_said(nodes):
+def test_a_key_with_a_passphrase_is_kept_and_reported(nodes):
     one = site(nodes, ssh=Ssh(between_nodes=True))
     make = "mkdir -p /root/.ssh; ssh-keygen -q -t ed25519 -N secret -f /root/.ssh/id_ed25519"
     assert one.targets[0].node.run(["sh", "-c", make], timeout_s=HANG_S).code == 0
@@ -210,7 +210,7 @@ def test_a_key_with_a_passphrase_is_left_alone_and_said(nodes):
         SSH_KEYS.plan(one, one.targets[0])
 
 
-def test_lines_of_ours_that_somebody_tore_apart_stop_it(nodes):
+def test_a_damaged_block_of_our_lines_stops_the_change(nodes):
     one = site(nodes, ssh=Ssh(between_nodes=True))
     for target in one.targets:
         settle(SSH_KEYS, one, target)

@@ -77,7 +77,7 @@ def test_nodes_that_sum_over_their_own_interface_pass():
     ]
 
 
-def test_the_times_of_the_ranks_are_kept_for_the_inventory_with_the_names_of_their_nodes():
+def test_the_times_of_ranks_are_stored_in_the_inventory_with_their_nodes():
     times = [{"bytes": 4096, "seconds": 2e-4, "fastest_s": 1e-4, "slowest_s": 3e-4, "bus_bandwidth_gb_per_s": 0.02}]
     (kept,) = check(two(ranks=CommandOutput(0, json.dumps(REPORT | {"times": times}), ""))).all_reduces
     assert (kept.nodes, kept.ranks, kept.backend, kept.gpu) == (("a", "b"), 2, "gloo", None)
@@ -86,7 +86,7 @@ def test_the_times_of_the_ranks_are_kept_for_the_inventory_with_the_names_of_the
     assert check(two(after="eth0 5\n", ranks=CommandOutput(0, json.dumps(REPORT | {"times": times}), ""))).all_reduces == ()
 
 
-def test_ranks_that_fail_are_named_with_what_they_said():
+def test_failed_ranks_are_named_with_their_error_output():
     outcome = check(two(ranks=CommandOutput(1, "", "Connection refused\n")))
     assert outcome.passed is False
     assert outcome.says.startswith("an all-reduce of 2 nodes failed; a: ")

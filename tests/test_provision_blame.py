@@ -44,7 +44,7 @@ def run(one, *operations):
     return converge(one, operations, targets=one.targets, chosen=names, dry=False)
 
 
-def test_a_worker_that_cannot_be_reached_at_the_inventory_fails_itself_and_not_the_controller(tmp_path):
+def test_a_worker_unreachable_for_the_inventory_fails_and_not_the_controller(tmp_path):
     made = site()
     one = Site(made.cluster, Workspace(tmp_path), made.targets)
     for target in one.targets:
@@ -76,7 +76,7 @@ def test_a_controller_that_goes_away_while_a_worker_copies_from_it_fails_itself(
     assert all("cannot be asked" in step.says[0] for step in steps if step.node != "head")
 
 
-def test_a_worker_whose_facts_fail_while_the_controller_is_configured_fails_itself():
+def test_a_worker_whose_facts_fail_during_the_controllers_change_fails_itself():
     one = site()
     head, _, w2 = one.targets
     head.facts.answers[SERVICES.name] = RUNNING
@@ -99,7 +99,7 @@ def two(plan) -> tuple[Site, Operation]:
     return Site(cluster, None, found), Operation("try", plan)
 
 
-def test_a_node_on_which_an_operation_failed_is_not_touched_by_those_after_it():
+def test_a_node_with_a_failed_operation_gets_no_later_operation():
     """After an operation failed on node a, no later operation is planned or run there; node b continues."""
     asked, planned = [], []
 
@@ -121,7 +121,7 @@ def test_a_node_on_which_an_operation_failed_is_not_touched_by_those_after_it():
     assert [step.says for step in steps if step.node == "a"] == [["a: it is broken"], ["try failed"]]
 
 
-def test_changes_that_were_made_before_another_node_failed_are_told_and_the_rest_is_made():
+def test_changes_made_before_another_node_failed_are_reported_and_the_rest_made():
     made = []
 
     def fails_elsewhere():
@@ -143,7 +143,7 @@ def test_changes_that_were_made_before_another_node_failed_are_told_and_the_rest
     ]
 
 
-def test_an_operation_that_cannot_do_without_the_other_node_fails_where_it_was_asked_too():
+def test_an_operation_that_needs_a_failed_node_fails_on_its_own_node_too():
     def plan(site, target):
         if target.node.name == "b":
             return Nothing("nothing")
@@ -153,7 +153,7 @@ def test_an_operation_that_cannot_do_without_the_other_node_fails_where_it_was_a
     assert states(run(one, operation)) == {("a", "try"): "failed", ("b", "try"): "failed"}
 
 
-def test_a_change_names_the_node_that_did_not_do_it():
+def test_an_exception_of_a_change_or_fact_names_the_node_that_failed():
     """The exception of a change or fact names the node that failed in `blames`."""
     one, _ = two(None)
     with pytest.raises(Unreachable) as caught:
@@ -165,7 +165,7 @@ def test_a_change_names_the_node_that_did_not_do_it():
     assert list(unanswered.value.blames) == ["a"]
 
 
-def test_each_node_is_told_of_once_more_when_another_blames_it():
+def test_a_node_blamed_by_another_node_is_reported_as_failed():
     """Node a reports that node b failed. The observer is told that b failed, and a is planned again without b."""
     told = []
 

@@ -117,7 +117,7 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path, more, why):
     assert {path.name for path in tmp_path.iterdir()} == {"bad.tar.gz", "data"}
 
 
-def test_a_member_that_says_less_than_it_unpacks_to_is_stopped(tmp_path):
+def test_an_archive_member_larger_than_its_header_says_is_stopped(tmp_path):
     """A header in the archive unpacks to 8 GiB. Unpacking stops after 1 MiB of the header."""
     made = tmp_path / "bomb.tar.gz"
     header = member(f"{CIFAR}/readme.html", tarfile.XHDTYPE, size=2**33).tobuf(tarfile.GNU_FORMAT)
@@ -167,7 +167,7 @@ def test_a_damaged_set_is_refused_and_leaves_nothing(tmp_path, name, changed, wh
         (bytes(10240), "contains no data"),
     ],
 )
-def test_what_is_no_archive_is_refused(tmp_path, content, why):
+def test_a_file_that_is_no_archive_is_refused(tmp_path, content, why):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(InputError, match=why):
         stage.stage(wanted(tmp_path, source=tmp_path / "x"))
@@ -212,7 +212,7 @@ def test_folders_are_copied_linked_or_unpacked(tmp_path):
         stage.stage(Wanted(str(tmp_path / "other"), "imagenet", str(bad)))
 
 
-def test_what_was_there_already_is_verified_once_and_what_has_changed_is_said(tmp_path):
+def test_an_existing_data_set_is_verified_once_and_a_changed_one_reported(tmp_path):
     folder = put(tmp_path / "data", cifar_members()) / CIFAR
     assert stage.look(wanted(tmp_path)) == stage.DataSetState(False, True, f"verify {folder}, which already exists")
     assert stage.stage(wanted(tmp_path)).ready
@@ -227,7 +227,7 @@ def test_what_was_there_already_is_verified_once_and_what_has_changed_is_said(tm
         stage.stage(wanted(tmp_path, "mnist"))
 
 
-def test_another_archive_does_not_replace_a_set_under_the_runs_that_read_it(tmp_path):
+def test_another_archive_does_not_replace_a_staged_data_set(tmp_path):
     made = tar(tmp_path / "x", cifar_members())
     stage.stage(wanted(tmp_path, source=made))
     found = stage.look(wanted(tmp_path, source=made, sha256="0" * 64))
@@ -235,7 +235,7 @@ def test_another_archive_does_not_replace_a_set_under_the_runs_that_read_it(tmp_
     assert f"was made from an archive with the SHA-256 {sha256(made)}" in found.says
 
 
-def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(tmp_path, monkeypatch):
+def test_a_broken_download_continues_where_it_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(download, "PAUSE_S", 0.0)
     made = tar(tmp_path / "x", cifar_members())
     whole = made.stat().st_size
@@ -248,7 +248,7 @@ def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(tmp_path, monkeypat
     assert {path.name for path in (tmp_path / "data" / ".staging").iterdir()} == {"cifar10.lock", "cifar10.json"}
 
 
-def test_the_next_command_goes_on_where_the_last_one_stopped(tmp_path, monkeypatch):
+def test_a_download_continues_where_the_last_command_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(download, "PAUSE_S", 0.0)
     made = tar(tmp_path / "x", cifar_members())
     with Server(made.read_bytes(), cuts=[100] * download.ATTEMPTS) as server:
@@ -261,7 +261,7 @@ def test_the_next_command_goes_on_where_the_last_one_stopped(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("other_tag", [True, False])
-def test_what_was_fetched_of_another_file_is_not_mixed_in(tmp_path, monkeypatch, other_tag):
+def test_a_partial_download_of_another_file_is_not_continued(tmp_path, monkeypatch, other_tag):
     monkeypatch.setattr(download, "ATTEMPTS", 1)
     made = tar(tmp_path / "x", cifar_members())
     with Server(made.read_bytes()[::-1], cuts=[100]) as server:
@@ -320,7 +320,7 @@ def test_of_two_processes_one_fetches_and_the_other_waits(tmp_path):
         assert server.asked == [None]
 
 
-def test_what_a_killed_process_left_is_cleared_away(tmp_path):
+def test_files_of_a_killed_process_are_removed_before_staging(tmp_path):
     put(tmp_path / "data" / ".staging" / "cifar10.unpacking", {"half": b"x"})
     made = tar(tmp_path / "x", cifar_members())
     stage.stage(wanted(tmp_path, source=made))
@@ -333,7 +333,7 @@ def cluster(folder, sets):
     return str(path)
 
 
-def test_provision_stages_converges_and_says_what_it_cannot_do(tmp_path, monkeypatch, capsys):
+def test_provision_stages_a_data_set_once_and_reports_a_missing_archive(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("provision.roles.CHECKS", [])  # skips the acceptance tests
     made = tar(tmp_path / "it's; x.tar.gz", cifar_members())
     file = cluster(tmp_path, f'[{{name: cifar10, archive: "{made.name}", sha256: {sha256(made)}}}]')
@@ -360,7 +360,7 @@ def test_provision_stages_converges_and_says_what_it_cannot_do(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("python", ["missing", "without provision"])
-def test_data_sets_of_a_node_whose_environment_is_not_made_are_planned_but_not_staged(tmp_path, python):
+def test_data_sets_of_a_node_without_an_environment_are_planned_but_not_staged(tmp_path, python):
     node = LoginNodeHere(name="w1", python=str(tmp_path / "python"))
     if python != "missing":
         # the node's Python is replaced by a Python that sees no installed package
@@ -444,7 +444,7 @@ def test_a_copy_that_cannot_be_written_is_verified_in_place(as_nobody):
     assert as_nobody("look", other)["says"].endswith("cannot be staged there; set data.path to a folder of yours")
 
 
-def test_notes_of_staging_and_files_of_runs_are_in_one_folder_for_all_paths_of_a_copy(as_nobody):
+def test_all_paths_of_a_copy_use_the_same_folder_for_notes_and_runs(as_nobody):
     data, link = as_nobody.home / "site-data", as_nobody.home / "link"
     put(data, {f"{CIFAR}/{name.rpartition('/')[2]}": content for name, content in cifar_members().items()})
     data.chmod(0o755)
@@ -569,7 +569,7 @@ def test_at_a_managed_site_an_archive_is_unpacked_in_a_job(tmp_path, managed):
     assert verified.why == "cifar10: staged and unchanged"
 
 
-def test_at_a_managed_site_a_url_is_downloaded_on_the_login_node_and_unpacked_in_a_job(tmp_path, managed):
+def test_a_managed_site_downloads_on_the_login_node_and_unpacks_in_a_job(tmp_path, managed):
     archive_ = tar(tmp_path / "set.tar", cifar_members(), zipped=True)
     with Server(archive_.read_bytes()) as server:
         changes = managed(server.url, sha256(archive_))
@@ -600,7 +600,7 @@ SIGNATURE = "0123456789abcdef" * 4
 
 
 @pytest.mark.parametrize("build", ["login", "job"])
-def test_a_signed_url_is_in_no_argument_no_sentence_and_no_file_that_others_can_read(tmp_path, monkeypatch, managed, build):
+def test_a_signed_url_is_not_visible_to_other_users(tmp_path, monkeypatch, managed, build):
     arguments = []
     run = LoginNodeHere.run
 

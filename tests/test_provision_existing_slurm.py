@@ -33,7 +33,7 @@ def with_slurm(there=THERE, *, sudo=True):
     return one
 
 
-def test_nothing_of_it_is_installed_or_overwritten():
+def test_an_existing_slurm_is_neither_installed_nor_overwritten():
     one = with_slurm()
     head, w1, _ = one.targets
     for target in (head, w1):
@@ -87,7 +87,7 @@ def replaced(place, **changes):
         ),
     ],
 )
-def test_what_it_lacks_is_told_with_what_to_tell_its_administrator(there, says):
+def test_a_lacking_existing_slurm_is_reported_with_advice_for_its_administrator(there, says):
     one = with_slurm(there)
     with pytest.raises(Unanswered, match=says):
         slurm.plan_nodes(one, one.targets[0])
@@ -117,7 +117,7 @@ def test_a_slurm_that_cannot_be_used_stops_before_anything_is_changed(there, say
             plan(one, one.targets[0])
 
 
-def test_without_root_and_without_slurm_the_tools_of_each_package_are_looked_for():
+def test_without_root_and_slurm_missing_tools_of_packages_are_reported():
     one = with_slurm(SlurmHere(), sudo=False)
     head = one.targets[0]
     head.facts.answers[TOOLS.name] = tools.parse("python3-venv\nrsync\nmunge\nsomething else\n")
@@ -160,7 +160,7 @@ esac
 
 
 @pytest.mark.parametrize("is_ours", [False, True])
-def test_a_machine_is_asked_for_its_slurm(tmp_path, is_ours):
+def test_the_fact_about_an_existing_slurm_is_read(tmp_path, is_ours):
     conf = tmp_path / "slurm.conf"
     conf.write_text(f"{slurm_here.OURS} for the cluster x\nClusterName=x\n" if is_ours else "ClusterName=campus\n")
     (tmp_path / "scontrol").write_text(SCONTROL.replace("FILE", str(conf)))
@@ -189,6 +189,6 @@ def test_a_machine_without_slurm_says_so_at_once(tmp_path):
     assert not slurm_here.parse(done.stdout).answers
 
 
-def test_the_first_line_that_shardlab_writes_is_the_one_that_is_looked_for():
+def test_provision_recognizes_its_own_slurm_by_the_first_line_of_slurm_conf():
     """`provision` recognizes its own Slurm by the first line of slurm.conf, so both texts must be equal."""
     assert slurm_files.files(site())["/etc/slurm/slurm.conf"].decode().startswith(slurm_here.OURS)

@@ -85,7 +85,7 @@ def test_a_machine_with_gpus_is_read():
     assert GPU.gpu_driver == "570.195.03"
 
 
-def test_absent_is_not_zero():
+def test_a_missing_nvml_or_torch_gives_no_number_of_gpus():
     """If NVML or torch is missing, the number of GPUs is None and not 0."""
     assert CPU.gpus is None
     assert parse_torch(TORCH_CPU).gpus is None
@@ -111,7 +111,7 @@ def test_addresses_leave_out_loopback_and_silent_interfaces():
         (parse_addresses, '{"lo": "127.0.0.1"}'),
     ],
 )
-def test_a_broken_answer_is_no_answer(parse, text):
+def test_a_broken_answer_of_a_fact_is_refused(parse, text):
     with pytest.raises(ValueError, match=r"\.$"):
         parse(text)
 
@@ -157,7 +157,7 @@ def test_the_inventory_holds_nothing_that_changes_by_itself(tmp_path):
         (GPU, parse_torch(TORCH_ABSENT), None, "needs torch"),
     ],
 )
-def test_gpus_are_counted_twice(host, torch, passed, says):
+def test_the_check_gpus_compares_nvml_with_torch(host, torch, passed, says):
     """The check `gpus` compares the GPUs that NVML sees with the GPUs that torch sees."""
     outcome = gpus.judge(host, torch)
     assert outcome.passed is passed
@@ -183,7 +183,7 @@ def test_a_missing_torch_names_the_command_that_installs_it():
         ("built here", True, "torch built here can be imported; backends: gloo"),
     ],
 )
-def test_a_torch_that_shardlab_was_not_tried_with_is_named_and_a_torch_that_is_too_old_fails(version, passed, says):
+def test_an_untested_torch_is_named_and_a_too_old_torch_fails(version, passed, says):
     outcome = torch_check.judge(Torch(version=version, backends=["gloo"]))
     assert (outcome.passed, outcome.says) == (passed, says)
 

@@ -57,7 +57,7 @@ def stamps(folder):
     }
 
 
-def test_apply_makes_it_so_and_a_second_time_finds_nothing_to_do(workspace):
+def test_apply_makes_the_changes_and_a_second_apply_finds_none(workspace):
     done = provision(LOCAL, "--json", "--workspace", workspace)
     assert done.returncode == 0, done.stderr
     first = json.loads(done.stdout)
@@ -114,7 +114,7 @@ def test_a_damaged_inventory_is_rewritten(workspace, capsys):
     assert "rewrite" in capsys.readouterr().out
 
 
-def test_operations_left_out_are_said_so(workspace, capsys):
+def test_operations_that_skip_or_only_excludes_are_marked_as_skipped(workspace, capsys):
     """Operations that --skip or --only excludes have the state `skipped` in the JSON document."""
     for words in (["--skip", "inventory"], ["--only", "datasets"]):
         assert main([LOCAL, "plan", *words, "--json", "--workspace", str(workspace)]) == 0
@@ -176,7 +176,7 @@ def test_the_verb_before_the_file_is_turned_round(capsys):
     assert "found two verbs, plan and down. Allowed: one; write a cluster file plan as ./plan." in capsys.readouterr().err
 
 
-def test_without_a_file_the_workspaces_own_is_meant(workspace, capsys):
+def test_provision_without_a_file_uses_the_workspaces_cluster_file(workspace, capsys):
     own = workspace / "cluster.yaml"
     own.write_bytes(Path(LOCAL).read_bytes())
     for words in (["plan"], ["--check"], ["--json", "plan"]):
@@ -190,7 +190,7 @@ def test_without_a_file_the_workspaces_own_is_meant(workspace, capsys):
     assert f"{own}:1" in capsys.readouterr().err
 
 
-def test_without_any_file_it_says_which_one_is_expected(workspace, capsys):
+def test_provision_without_any_file_names_the_expected_file(workspace, capsys):
     for words in ([], ["plan"], ["down"]):
         before = stamps(workspace)
         assert main([*words, "--workspace", str(workspace)]) == 2
@@ -262,7 +262,7 @@ def test_without_torch_verify_says_how_to_install_it(workspace, tmp_path):
     assert stamps(workspace).keys() == LOCKED
 
 
-def test_an_interpreter_that_is_not_there(workspace, monkeypatch, capsys):
+def test_a_missing_interpreter_is_reported(workspace, monkeypatch, capsys):
     """The Python interpreter of the node does not exist: `provision` fails and names it."""
     monkeypatch.setattr("provision.providers.local.LocalNode", lambda: LocalNode(python="/nowhere/python"))
     assert main([LOCAL, "--json", "--workspace", str(workspace)]) == 1
@@ -275,14 +275,14 @@ def test_an_interpreter_that_is_not_there(workspace, monkeypatch, capsys):
     assert stamps(workspace).keys() == LOCKED
 
 
-def test_facts_tells_what_the_machine_is(workspace, capsys):
+def test_provision_facts_prints_the_facts_of_the_machine(workspace, capsys):
     assert main([LOCAL, "facts", "--workspace", str(workspace)]) == 0
     said = capsys.readouterr().out
     assert all(word in said for word in ("CPU", "memory", "GPUs", "NICs", "Python", "torch"))
     assert stamps(workspace).keys() == {"."}
 
 
-def test_a_dry_run_takes_the_same_path(tmp_path):
+def test_a_dry_run_reports_the_changes_of_the_real_run(tmp_path):
     """A dry run and a real run report the same changes; only the real run makes them."""
     made = []
     operation = Operation("two", lambda site, target: [Here(f"step {n}", lambda: made.append(1)) for n in (1, 2)])
@@ -294,7 +294,7 @@ def test_a_dry_run_takes_the_same_path(tmp_path):
     assert (done.says, done.state, made) == (dry.says, "changed", [1, 1])
 
 
-def test_verified_needs_one_that_passed_and_none_that_failed():
+def test_verified_needs_a_passed_check_and_no_failed_check():
     """`verified` is true if at least one check passed and none failed, and None if there was no check."""
 
     def of(*outcomes):
@@ -303,7 +303,7 @@ def test_verified_needs_one_that_passed_and_none_that_failed():
     assert (of(), of(True, None), of(True, False), of(None)) == (None, True, False, False)
 
 
-def test_past_its_limit_a_command_ends_with_everything_that_it_started(tmp_path):
+def test_a_command_past_its_limit_ends_with_its_child_processes(tmp_path):
     pids = tmp_path / "pids"
     # Like torchrun: a child in a session of its own, and a parent that ignores SIGTERM.
     program = (

@@ -65,7 +65,7 @@ def test_a_mount_whose_server_does_not_answer_hangs(tmp_path):
         ("exit 0", False, True),
     ],
 )
-def test_what_stat_does_says_whether_a_folder_answers(tmp_path, stat, hangs, there):
+def test_the_output_of_stat_decides_whether_a_folder_hangs(tmp_path, stat, hangs, there):
     program = tmp_path / "stat"
     program.write_text(f"#!/bin/sh\n{stat}\n")
     program.chmod(0o755)

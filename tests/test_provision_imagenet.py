@@ -94,7 +94,7 @@ def test_an_interrupted_call_continues_after_the_last_complete_class(tmp_path, m
     assert len(tree(tmp_path / "data" / "imagenet")) == 16
 
 
-def test_what_was_unpacked_of_other_archives_is_not_used(tmp_path):
+def test_classes_unpacked_from_other_archives_are_not_used(tmp_path):
     source = official(tmp_path / "official")
     left = put(tmp_path / "data" / ".staging" / "imagenet.unpacking", {f"train/{WNIDS[0]}/{WNIDS[0]}_9.JPEG": jpeg()})
     left.with_name("imagenet.unpacking.json").write_text("[]")

@@ -87,7 +87,7 @@ def test_a_site_becomes_a_cluster_file(tmp_path):
     assert "$(" not in text
 
 
-def test_what_a_site_does_not_say_is_left_to_be_asked(tmp_path):
+def test_keys_that_a_site_leaves_open_are_left_for_the_user(tmp_path):
     unknown = {"accounts": "login1: the fact 'accounts' is not known, as its command failed: sacctmgr: not permitted"}
     text, made = described(tmp_path, site(associations=(), modules=(), pythons={}, folders=(), unknown=unknown), {})
     assert made.slurm is not None
@@ -263,7 +263,7 @@ def test_quotas_are_read_from_the_standard_commands(tmp_path):
     assert "#   work: 1 of 100 GiB used, no limit of files" in text
 
 
-def test_a_quota_that_is_not_known_is_asked_for(tmp_path):
+def test_an_unknown_quota_is_left_for_the_user(tmp_path):
     text, _ = described(tmp_path, site(), {})
     assert "# ask: your quota in bytes and in files (" in text
     text, _ = described(tmp_path, site(quotas=Quotas((), ("myquota",))), {})
@@ -275,7 +275,7 @@ def test_no_quota_is_no_error(text):
     assert quotas.parse(text) == Quotas()
 
 
-def test_a_command_that_is_missing_or_hangs_is_passed_over(tmp_path):
+def test_a_quota_command_that_is_missing_or_hangs_is_skipped(tmp_path):
     """The program of the fact gets stand-ins: `quota` never answers, `lfs` answers, and `mmlsquota` does not exist."""
     scripts = {
         "quota": "exec sleep 1000",

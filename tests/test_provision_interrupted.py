@@ -61,7 +61,7 @@ def interrupted(process, number):
 
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("command", ["provision", "jobs", "collect", "shardlab"])
-def test_while_a_command_still_imports_a_signal_ends_it_with_a_sentence(command, number, tmp_path):
+def test_a_signal_during_the_imports_ends_a_command_with_a_sentence(command, number, tmp_path):
     (tmp_path / "msgspec").mkdir()
     (tmp_path / "msgspec/__init__.py").write_text(SLOW)
     seen = tmp_path / "seen"
@@ -82,7 +82,7 @@ def test_a_signal_that_the_shell_ignores_stays_ignored():
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_during_the_checks_of_this_machine_what_runs_is_ended_and_said(number, tmp_path):
+def test_a_signal_during_checks_ends_their_processes_and_is_reported(number, tmp_path):
     process = start("-m", "provision", LOCAL, "verify", "--json", "--workspace", str(tmp_path))
     children = until(lambda: psutil.Process(process.pid).children(recursive=True), "a check runs")
     said = interrupted(process, number).splitlines()[-1]
@@ -93,7 +93,7 @@ def test_during_the_checks_of_this_machine_what_runs_is_ended_and_said(number, t
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_what_a_change_runs_on_this_machine_is_ended(number):
+def test_a_signal_during_a_change_ends_its_processes(number):
     process = start("-c", CHANGE)
     assert process.stdout.readline() == "ready\n"
     children = until(lambda: (found := psutil.Process(process.pid).children())[1:] and found, "both run")
@@ -126,5 +126,5 @@ def lives(process):
         ),
     ],
 )
-def test_the_sentence_says_what_is_true(arguments, says):
+def test_the_sentence_of_an_interruption_names_changes_and_running_commands(arguments, says):
     assert sentence(*arguments) == says

@@ -86,7 +86,7 @@ def test_a_killed_holder_holds_nothing_although_its_programs_live_on(workspace, 
     assert main([LOCAL, "down", "--workspace", str(workspace)]) == 0
 
 
-def test_no_spelling_of_the_workspace_goes_round_the_lock(workspace, hold, monkeypatch, capsys):
+def test_every_spelling_of_the_workspace_uses_the_same_lock(workspace, hold, monkeypatch, capsys):
     """The lock is found for every spelling of the workspace's path, also through a symlink."""
     hold(workspace / ".shardlab/provision.lock")
     link = workspace.parent / "link"
@@ -98,7 +98,7 @@ def test_no_spelling_of_the_workspace_goes_round_the_lock(workspace, hold, monke
 
 
 @pytest.mark.parametrize("provider", ["virtual", "ssh"])
-def test_another_workspace_does_not_go_round_the_lock_of_a_cluster(workspace, hold, monkeypatch, provider, capsys):
+def test_another_workspace_uses_the_same_lock_of_a_cluster(workspace, hold, monkeypatch, provider, capsys):
     monkeypatch.setattr(virtual, "LOCKS", workspace / "locks")
     monkeypatch.setenv("HOME", str(workspace))
     text = FILE.replace("SHARED", "/srv/x").replace("provider: virtual", f"provider: {provider}")
@@ -117,7 +117,7 @@ def test_another_workspace_does_not_go_round_the_lock_of_a_cluster(workspace, ho
         assert "the cluster test-practice is locked by process" in capsys.readouterr().err
 
 
-def test_who_holds_it_is_read_as_text_that_anybody_may_have_written(workspace, hold):
+def test_the_holder_of_a_lock_is_read_as_untrusted_text(workspace, hold):
     path = workspace / ".shardlab/provision.lock"
     hold(path)
     for text in (b"", b"\xff", b"[]", b'{"pid": "1"}', b'{"pid": 1, "user": "' + b"x" * 5000 + b'"}'):
@@ -129,7 +129,7 @@ def test_who_holds_it_is_read_as_text_that_anybody_may_have_written(workspace, h
             pass
 
 
-def test_a_process_that_was_killed_is_not_named_for_the_one_that_holds_the_lock(workspace, hold):
+def test_a_killed_process_is_not_named_as_the_holder_of_the_lock(workspace, hold):
     path = workspace / ".shardlab/provision.lock"
     dead = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
     hold(path)

@@ -121,7 +121,7 @@ def done(found, **more):
 
 
 @pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="needs Debian or Ubuntu")
-def test_the_list_of_what_is_held_is_of_whole_packages():
+def test_the_list_of_held_packages_has_full_names():
     listed = subprocess.run(["sh", "-euc", nvidia.LIST], capture_output=True, text=True, check=True).stdout.splitlines()
     assert "dpkg" in listed
     assert all(re.fullmatch(r"[a-z0-9][a-z0-9.+-]+", name) for name in listed)
@@ -134,7 +134,7 @@ def test_the_script_runs_where_nothing_of_nvidia_is():
     assert not Path("/proc/driver/nvidia").exists() or found.loaded
 
 
-def test_a_machine_that_works_is_read():
+def test_the_facts_of_a_working_nvidia_machine_are_parsed():
     found = working(A100_SXM, 4, switches=6, held=["nvidia-utils-580-server"])
     assert (found.loaded, found.module, found.nvml) == ("580.105.08",) * 3
     assert (len(found.gpus), len(found.switches), found.gpus[0].address) == (4, 6, "0000:01:00.0")
@@ -147,7 +147,7 @@ def test_a_machine_that_works_is_read():
         nvidia_fact.parse("gpu=No devices were found\n")
 
 
-def test_a_machine_that_does_not_work_is_read():
+def test_the_facts_of_a_broken_nvidia_machine_are_parsed():
     half = said(A100_SXM, 4, loaded=OPEN.format("580.95.05"), module="580.105.08", why=MISMATCH)
     assert (half.works, half.nvml, half.why_no_nvml) == (False, None, MISMATCH)
     assert half.versions == "loaded 580.95.05, on disk 580.105.08, NVML none"
@@ -162,7 +162,7 @@ def test_a_machine_that_does_not_work_is_read():
      (0x2330, "Hopper"), (0x2335, "Hopper"), (GH200, "Grace Hopper"), (B200, "Blackwell"),
      (0x2B85, "Blackwell"), (0x31C2, "Blackwell")],
 )  # fmt: skip
-def test_generations_by_device(device, name):
+def test_the_generation_of_a_gpu_follows_from_its_device_number(device, name):
     assert gpu_generations.of(device).name == name
 
 
@@ -174,7 +174,7 @@ def test_generations_do_not_overlap_and_are_of_the_pinned_torch():
     assert f"torch=={gpu_generations.TORCH}" in constraints  # if the version of torch changes, read PyTorch's RELEASE.md again
 
 
-def test_flavours():
+def test_the_gpus_of_a_machine_decide_the_kernel_module_and_driver_branch():
     """Which kernel module (open or proprietary) and which driver branch the GPUs of a machine need."""
     of = gpu_generations.of
     assert gpu_generations.flavour([of(V100)]) == "proprietary"
@@ -202,7 +202,7 @@ def test_a_fresh_machine_gets_the_open_driver_and_one_reboot(device):
     assert changes[-1].why == "nouveau drives its GPUs"
 
 
-def test_after_the_reboot_the_driver_is_kept_in_the_gpus_and_then_there_is_nothing():
+def test_after_the_reboot_persistence_is_set_and_then_nothing_changes():
     held = {"held": [name for name in DRIVEN if re.match(nvidia.KEPT, name)]}
     rest = plan(working(A100_SXM, 4, **held), packages=DRIVEN, files={nvidia.NOUVEAU: WRITTEN[nvidia.NOUVEAU]})
     assert [one.rpartition("/")[2] for one in commands(rest)][2:] == [
@@ -211,7 +211,7 @@ def test_after_the_reboot_the_driver_is_kept_in_the_gpus_and_then_there_is_nothi
     assert done(working(A100_SXM, 4)) == Nothing("driver 580.105.08 works with 4 GPUs")
 
 
-def test_held_packages_are_there_and_all_of_the_driver_and_kernel_are_held():
+def test_held_packages_count_as_installed_and_driver_and_kernel_are_held():
     there = parse_packages("hi \tnvidia-utils-580-server\t580\nii \tmunge\t1\nrc \told\t1\n")
     assert there.versions == {"nvidia-utils-580-server": "580", "munge": "1"}
     kept = [
@@ -243,7 +243,7 @@ def test_a_module_that_was_never_built_for_this_kernel_is_built():
     assert reboot == "systemctl reboot"
 
 
-def test_half_an_installation_is_finished():
+def test_an_interrupted_installation_of_the_driver_is_completed():
     packages = {**FRESH, "nvidia-utils-580-server": "580.105.08-0ubuntu1"}
     assert "nvidia-headless-580-server-open" in commands(plan(said(A100_SXM, 4), packages=packages))[1]
 
@@ -255,7 +255,7 @@ def test_a_driver_that_is_too_old_for_torch_is_replaced_and_held_packages_may_ch
     assert changes[-1] == "systemctl reboot"
 
 
-def test_a_driver_from_elsewhere_is_left_if_it_serves_and_never_mixed_with():
+def test_a_driver_from_another_source_is_kept_if_it_works_with_torch():
     """A driver from another source is kept if it works with torch. Otherwise the plan fails, and our packages are not added."""
     packages = {**FRESH, "cuda-drivers": "590.48"}
     left = plan(working(A100_SXM, 4, "590.48.01"), packages=packages)
@@ -266,7 +266,7 @@ def test_a_driver_from_elsewhere_is_left_if_it_serves_and_never_mixed_with():
         plan(working(A100_SXM, 4, "570.86.15"))
 
 
-def test_secure_boot_is_said_plainly_before_anything_is_changed():
+def test_secure_boot_is_reported_before_anything_is_changed():
     with pytest.raises(Unanswered, match="w1: Secure Boot is on: the kernel does not load a driver built here"):
         plan(said(A100_SXM, 4, nouveau=True, secure_boot=1))
     with pytest.raises(Unanswered, match="it is not known whether Secure Boot is on"):
@@ -339,7 +339,7 @@ def test_switches_get_a_fabric_manager_of_the_drivers_version():
     assert isinstance(done(running, packages=right), Nothing)
 
 
-def test_the_driver_check():
+def test_the_driver_check_compares_the_gpus_of_pci_driver_and_cluster_file():
     assert driver_check.judge(working(A100_SXM, 4), 4) is None
     fewer = driver_check.judge(working(A100_SXM, 3), 4)
     assert fewer.says == "the cluster file requests 4 GPUs, the PCI bus has 3, the driver sees 3"
@@ -359,7 +359,7 @@ def test_the_driver_check():
         assert says in outcome.says
 
 
-def test_the_compile_check():
+def test_the_compile_check_judges_the_compiled_function():
     right = compiled_check.judge(CommandOutput(0, '{"difference": 2.4e-07}\n', ""))
     assert right.passed
     assert right.measured == {"largest_difference": 2.4e-07}
@@ -379,7 +379,7 @@ def test_the_compile_check():
 
 # torch itself causes the warning when it loads its compiler
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_a_compiled_function_that_gives_something_else_shows(monkeypatch):
+def test_a_compiled_function_with_other_results_is_noticed(monkeypatch):
     """The CPU stands in for a GPU. A compiled function with a wrong result must be detected."""
     cpu = _compiled.torch.device("cpu")
     assert _compiled.difference(cpu) <= compiled_check.LARGEST
@@ -387,7 +387,7 @@ def test_a_compiled_function_that_gives_something_else_shows(monkeypatch):
     assert _compiled.difference(cpu) > compiled_check.LARGEST
 
 
-def test_a_device_that_multiplies_right_has_no_wrong_element_and_one_that_does_not_has_as_many(monkeypatch, capsys):
+def test_wrong_elements_of_a_matrix_product_on_a_device_are_counted(monkeypatch, capsys):
     """The CPU stands in for a GPU. `faulty` adds an error that is smaller than a rounding error of float32 may be."""
     assert _matmul.SIDE * (_matmul.TOP - 1) ** 2 < 2**24  # integers that float32 represents exactly
     cpu = _matmul.torch.device("cpu")
@@ -431,7 +431,7 @@ def test_rdma_libraries_where_a_card_is_and_nothing_the_second_time():
     assert rdma.plan(one, one.targets[1]) == Nothing("it has no RDMA card")
 
 
-def test_the_rdma_check():
+def test_the_rdma_check_judges_the_links():
     assert rdma_check.judge(parse_rdma(CX6), "ens5f0").passed
     down = rdma_check.judge(parse_rdma(CX6), "ens5f1")
     assert (down.passed, "cable of ens5f1" in down.advice) == (False, True)

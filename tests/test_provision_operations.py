@@ -76,7 +76,7 @@ def with_files(target: Target, wanted: dict[str, tuple[bytes, int, str]], at: fl
     target.facts.answers[FILES.name] = {**target.facts.answers[FILES.name], **found}
 
 
-def test_packages_by_role():
+def test_packages_depend_on_the_role_of_a_node():
     head, w1, _ = site().targets
     assert packages.wanted(site(), head) == [
         "chrony",
@@ -105,7 +105,7 @@ def test_packages_are_installed_with_the_lock_waited_for_and_nothing_asked():
     assert install.endswith("--no-install-recommends install chrony munge python3-venv rsync slurm-client slurmd'")
 
 
-def test_packages_that_are_there_ask_for_nothing_but_an_interrupted_installation_is_finished():
+def test_installed_packages_need_no_change_unless_an_installation_was_interrupted():
     there = dict.fromkeys(packages.ALL, "1")
     done = site(packages=Packages(there, interrupted=False))
     assert packages.plan(done, done.targets[2]) == Nothing("all packages are installed")
@@ -115,7 +115,7 @@ def test_packages_that_are_there_ask_for_nothing_but_an_interrupted_installation
     assert "--fix-broken install" in repair
 
 
-def test_names_of_all_nodes_and_none_for_loopback():
+def test_etc_hosts_has_the_names_of_all_nodes_and_none_for_loopback():
     """/etc/hosts gets the names of all nodes, and no line with 127.0.1.1."""
     one = site()
     changes = hosts.plan(one, one.targets[1])
@@ -128,7 +128,7 @@ def test_names_of_all_nodes_and_none_for_loopback():
     assert "127.0.1.1" not in changes[1].content.decode()
 
 
-def test_names_that_are_right_ask_for_nothing():
+def test_correct_names_in_etc_hosts_need_no_change():
     one = site(system=msgspec.structs.replace(A_MACHINE, hostname="w2"))
     with_files(one.targets[2], {hosts.PATH: (hosts.content(one), 0o644, "root:root")})
     assert isinstance(hosts.plan(one, one.targets[2]), Nothing)
@@ -161,7 +161,7 @@ def test_a_key_that_others_could_read_is_made_anew(found):
     assert changes[-1].command == "systemctl restart munge"
 
 
-def test_a_key_that_is_the_controllers_asks_for_nothing():
+def test_a_munge_key_equal_to_the_controllers_needs_no_change():
     one = site(files={munge.PATH: KEY}, services=RUNNING)
     head, _, w2 = one.targets
     head.facts.answers |= {FILES.name: {munge.PATH: KEY}, SERVICES.name: RUNNING}
@@ -181,7 +181,7 @@ def test_accounts_need_no_password():
     assert isinstance(slurm.plan_accounts(one, one.targets[0]), Nothing)
 
 
-def test_the_controller_has_the_workers_as_they_are():
+def test_slurm_conf_has_processors_memory_and_gpus_of_each_worker():
     """slurm.conf on the controller has the processors, memory and GPUs of each worker, as its facts say."""
     one = site(gpus=Gpus(per_node=4, type="a100"))
     written = {
@@ -201,7 +201,7 @@ def test_the_controller_has_the_workers_as_they_are():
     assert "ConstrainDevices=yes" in written["/etc/slurm/cgroup.conf"]
 
 
-def test_a_kernel_that_is_shared_gets_no_cgroups_of_slurms():
+def test_nodes_that_share_a_kernel_get_a_slurm_without_cgroups():
     """Nodes that share a kernel and have no control groups get a configuration of Slurm that does not use control groups."""
     one = site(system=msgspec.structs.replace(A_MACHINE, virt="systemd-nspawn", cgroup="tmpfs"))
     written = slurm_files.files(one)
@@ -220,7 +220,7 @@ def test_a_kernel_that_is_shared_gets_no_cgroups_of_slurms():
         ("26.05.5-1", "disabled"),
     ],
 )
-def test_containers_of_version_2_alone_use_no_control_groups_where_slurm_can_do_without(slurmctld, plugin):
+def test_containers_with_only_cgroups_v2_disable_the_cgroup_plugin_if_possible(slurmctld, plugin):
     """Containers get `CgroupPlugin=disabled` if their Slurm has this value (since 24.05). Machines always get cgroup/v2."""
     containers = site()
     for target in containers.targets:
@@ -232,7 +232,7 @@ def test_containers_of_version_2_alone_use_no_control_groups_where_slurm_can_do_
     assert b"CgroupPlugin=cgroup/v2\n" in slurm_files.files(machines)["/etc/slurm/cgroup.conf"]
 
 
-def test_a_controller_that_is_right_asks_for_nothing_and_one_that_missed_a_start_gets_it():
+def test_a_correct_controller_needs_no_change_but_a_missed_start():
     one = site()
     head = one.targets[0]
     with_files(head, {path: (content, 0o644, "root:root") for path, content in slurm_files.files(one).items()})
@@ -276,7 +276,7 @@ def test_workers_that_are_ready_are_not_waited_for():
     assert wait.says == "wait until all workers are ready (w2: down)"
 
 
-def test_the_environment_is_named_by_its_packages_and_made_once_on_shared_storage():
+def test_the_environment_has_a_digest_as_name_and_is_made_once():
     one = site()
     changes = environment.plan(one, one.targets[1])
     text = "\n".join(commands(changes))
@@ -322,14 +322,14 @@ def test_a_name_that_could_end_a_line_is_refused(word):
         slurm_files.files(one)
 
 
-def test_the_file_that_says_that_there_is_a_configuration_is_written_last():
+def test_the_marker_of_a_complete_configuration_is_written_last():
     one = site(gpus=Gpus(per_node=4, type="a100"))
     written = [change.path for change in slurm.plan_controller(one, one.targets[0]) if hasattr(change, "path")]
     assert len(written) == 3
     assert written[-1] == slurm.CONF
 
 
-def test_slurm_nfs_and_names_use_the_address_of_the_network_on_which_the_nodes_train():
+def test_slurm_nfs_and_names_use_the_address_of_the_training_network():
     one = site(shared="/srv/shared")
     one.targets[:] = [
         Target(msgspec.structs.replace(target.node, own_address=f"172.16.0.{number}"), target.facts, target.entry)

@@ -59,7 +59,7 @@ def test_every_check_has_its_place_in_the_order():
 
 
 @pytest.mark.parametrize("operation", roles.OPERATIONS, ids=lambda operation: operation.name)
-def test_a_file_of_etc_that_an_operation_writes_is_one_that_it_names(operation):
+def test_an_operation_names_each_file_of_etc_that_it_writes(operation):
     """`provision` looks only at files that an operation names. It would write any other file again at each run."""
     one = site(gpus=Gpus(per_node=0), shared="/mydata")
     for target in one.targets:

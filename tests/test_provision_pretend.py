@@ -64,7 +64,7 @@ def test_an_installation_is_shown_without_a_machine_and_nothing_is_written(works
     assert sorted(workspace.rglob("*")) == before
 
 
-def test_a_fact_that_the_file_lacks_is_not_answered_and_other_operations_are_planned(workspace, capsys):
+def test_a_fact_missing_from_the_file_leaves_only_its_operations_unplanned(workspace, capsys):
     assert plan(workspace, changed(workspace, packages=None), "--only", "packages,hosts", "--json") == 1
     printed = capsys.readouterr().out
     steps = operations(printed)
@@ -80,7 +80,7 @@ def test_an_operation_that_needs_a_command_to_be_planned_says_so(workspace, caps
     assert step["says"] == ["head: with --pretend, no command is run on this machine."]
 
 
-def test_what_plan_prints_can_be_given_back(workspace, capsys):
+def test_the_output_of_plan_is_a_facts_file_that_gives_the_same_plan(workspace, capsys):
     """The JSON document of `provision plan` is accepted as a facts file and gives the same plan."""
     words = ("--only", "munge-user,hosts", "--skip", "hosts", "--json")
     assert plan(workspace, FACTS, *words) == 0

@@ -37,7 +37,7 @@ def drawn(table: progress.ProgressTable) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_a_row_a_node_a_letter_an_operation():
+def test_the_progress_has_a_row_per_node_and_a_letter_per_operation():
     """The progress table has one row for each node and one letter for the state of each operation."""
     seconds = iter([10.0, 20.0, 31.0, 31.0, 31.0])
     table = progress.ProgressTable(["head", "w1", "[red]"], 4, lambda: next(seconds))
@@ -56,7 +56,7 @@ def test_a_row_a_node_a_letter_an_operation():
     ]
 
 
-def test_a_table_on_a_terminal_and_nothing_left_of_it():
+def test_the_progress_table_on_a_terminal_is_erased_at_the_end():
     """On a terminal, the progress table is drawn while `provision` works and erased at the end."""
     said = output(terminal=True)
     with progress.shown(said, ["head"], 1) as watch:
@@ -67,7 +67,7 @@ def test_a_table_on_a_terminal_and_nothing_left_of_it():
     assert text.endswith("\x1b[2K")  # the last line of the table is erased again
 
 
-def test_lines_in_a_pipe():
+def test_the_progress_in_a_pipe_is_printed_as_lines():
     said = output(terminal=False)
     with progress.shown(said, ["head"], 3) as watch:
         watch.begins("head", "space")
@@ -89,7 +89,7 @@ def test_by_default_all_nodes_are_changed_at_once():
     assert {one.state for one in steps} == {"changed"}
 
 
-def test_no_more_nodes_at_once_than_are_asked_for():
+def test_parallel_limits_the_nodes_that_are_changed_at_once():
     class Seen(PlanObserver):
         now, most, lock = 0, 0, threading.Lock()
 
@@ -109,7 +109,7 @@ def test_no_more_nodes_at_once_than_are_asked_for():
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "two", ""])
-def test_a_count_that_is_none(count, capsys):
+def test_parallel_refuses_everything_but_a_positive_number(count, capsys):
     """--parallel refuses everything except a whole number of 1 or more."""
     with pytest.raises(SystemExit) as end:
         main(["examples/local.yaml", f"--parallel={count}"])

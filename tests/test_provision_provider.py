@@ -20,7 +20,7 @@ CLUSTER = Cluster(schema=1, name="bench", provider="ssh")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_provider_has_the_name_of_its_file_and_names_operations_and_checks_that_exist(name):
+def test_a_provider_has_the_name_of_its_file_and_existing_operations_and_checks(name):
     made = provider(name)
     assert made.name == name
     operations = {MACHINE, *(operation.name for operation in roles.OPERATIONS)}
@@ -35,7 +35,7 @@ def test_a_provider_without_a_function_for_a_verb_says_why_there_is_nothing_to_d
     assert {verb for verb, answer in answers.items() if LEAST.origin in answer} == {"request", "extend"}
 
 
-def test_a_provider_that_states_only_its_nodes_gets_every_operation_for_machines_with_root_and_one_lock(tmp_path):
+def test_a_provider_with_only_nodes_gets_every_root_operation_and_one_lock(tmp_path):
     names = [operation.name for operation in roles.operations(LEAST)]
     assert names == [operation.name for operation in roles.OPERATIONS if operation.name not in roles.ONLY_NAMED]
     assert {"site-environment", "extra-disks"} <= roles.ONLY_NAMED
@@ -59,7 +59,7 @@ def test_a_function_of_a_provider_is_called_with_the_cluster_and_the_workspace(t
     assert some.carry_out("request", CLUSTER, Workspace(tmp_path)) == f"bench in {tmp_path}"
 
 
-def test_what_only_a_provider_that_names_it_gets_comes_in_the_common_order():
+def test_operations_of_a_single_provider_keep_the_common_order():
     cloudlab = provider("cloudlab")
     names = [operation.name for operation in roles.operations(cloudlab)]
     assert names.index("disks") < names.index("extra-disks") < names.index("nfs-server")

@@ -58,7 +58,7 @@ def restarted(wanted):
     return machine, step
 
 
-def test_after_a_reboot_what_is_left_is_planned_and_made():
+def test_the_remaining_changes_are_planned_and_made_after_a_reboot():
     machine, step = restarted({"boot-1": [Reboot("of it", pause_s=0)], "boot-2": [shell("go on", "true")]})
     assert (step.state, step.changes, step.says[-1]) == ("changed", 2, "go on")
     assert machine.ran[-1] == "sh -euc true"

@@ -86,7 +86,7 @@ def test_a_worker_that_slurm_resumed_meanwhile_is_no_failure(tmp_path, scontrol,
         (f"w2|drain|slurm|{LOW}", {"conf": False}),  # slurm.conf does not match the worker
     ],
 )
-def test_a_worker_that_is_to_stay_drained_fails_with_the_reason_and_the_command_that_resumes_it(line, options):
+def test_a_worker_that_stays_drained_fails_with_the_reason_and_the_command(line, options):
     one = with_worker(line, **options)
     _, state, user, reason = line.split("|")
     with pytest.raises(Unanswered) as caught:
@@ -141,7 +141,7 @@ def waited(tmp_path, line):
     wait.make(head.node)
 
 
-def test_a_worker_that_does_not_get_ready_is_the_one_that_is_blamed(tmp_path):
+def test_a_worker_that_does_not_get_ready_is_blamed(tmp_path):
     waited(tmp_path, "w2|idle|root|none")
     with pytest.raises(Unanswered) as caught:
         waited(tmp_path, "w2|down*|slurm|Not responding")
@@ -156,7 +156,7 @@ def test_a_controller_that_says_nothing_is_blamed_itself(tmp_path):
     assert list(caught.value.blames) == ["head"]
 
 
-def test_what_slurm_says_is_read_as_text_for_people_alone():
+def test_reasons_of_slurm_nodes_are_cleaned_and_cut_before_printing():
     found = parse("w1|idle|root|none\nw2|drain$|alice|a|b \x1b[2Jc\n")
     assert found == {"w1": SlurmNode("idle"), "w2": SlurmNode("drain", "alice", "a|b ?[2Jc")}
     assert len(parse(f"w1|drain|x|{'y' * 5000}")["w1"].reason) == 200
@@ -164,6 +164,6 @@ def test_what_slurm_says_is_read_as_text_for_people_alone():
         parse("w1 idle\n")
 
 
-def test_all_ready_workers_ask_for_nothing():
+def test_ready_workers_need_no_change():
     one = with_worker("w2|mix-|root|none")
     assert slurm.plan_nodes(one, one.targets[0]) == Nothing("2 workers are ready")

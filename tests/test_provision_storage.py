@@ -73,7 +73,7 @@ EMPTY = disk.Disk(DISK)
         ),
     ],
 )  # fmt: skip
-def test_what_is_on_a_disk_is_read(said, found):
+def test_the_content_of_a_disk_is_parsed(said, found):
     assert disk.parse(said) == found
 
 
@@ -100,7 +100,7 @@ def test_an_empty_disk_is_looked_at_again_made_and_mounted_by_its_uuid():
     assert (folder, mount) == ("mkdir -p -- /mydata", "mount -- /mydata")
 
 
-def test_a_disk_that_is_mounted_asks_for_nothing_also_under_another_name():
+def test_a_mounted_disk_needs_no_change_also_under_another_name():
     there = MountPlace(
         mount=Mount("/dev/nvme0n1", "ext4", ("rw",)), fstab=Mount("UUID=1-2", "ext4", ("defaults",)), empty=False
     )
@@ -108,7 +108,7 @@ def test_a_disk_that_is_mounted_asks_for_nothing_also_under_another_name():
     assert planned(Storage(), there) == Nothing("cluster.yaml names no storage.disk")
 
 
-def test_what_was_begun_is_gone_on_with():
+def test_an_interrupted_set_up_of_a_disk_continues_without_a_new_format():
     """After a kill, the next plan continues: it does not format a disk again, and makes the missing line in fstab and mount."""
     made = disk.Disk(DISK, ("a signature of ext4",), ours=True)
     entry, _, _ = commands(planned(ON_DISK, MountPlace(), made))
@@ -152,7 +152,7 @@ def test_the_kernels_exports_are_read():
     assert parse_exports(said) == {"/mydata/bench": ["10.0.0.2", "10.0.0.3"], "/other": ["*"]}
 
 
-def test_packages_of_the_server_and_of_those_who_mount():
+def test_nfs_packages_differ_between_server_and_clients():
     one = with_storage(SHARES)
     head, w1, _ = one.targets
     assert "nfs-kernel-server" in packages.wanted(one, head)
@@ -161,7 +161,7 @@ def test_packages_of_the_server_and_of_those_who_mount():
     assert not [name for name in packages.wanted(with_storage(SHARES, "virtual"), w1) if "nfs" in name]
 
 
-def test_the_server_exports_to_the_others_alone_and_then_asks_for_nothing():
+def test_the_server_exports_only_to_the_other_nodes_and_then_nothing_changes():
     one = with_storage(SHARES)
     head = one.targets[0]
     with_place(head, SHARED, MountPlace(there=False))
@@ -289,7 +289,7 @@ def test_a_write_test_that_does_not_answer_is_not_taken_for_success(printed):
         write_test.parse(printed)
 
 
-def test_the_second_look_at_a_disk_finds_what_lies_at_its_end_alone(tmp_path):
+def test_the_second_look_at_a_disk_finds_data_at_its_end(tmp_path):
     """Runs the real command on a file. `lsblk` is a stand-in, because the real one does not accept a file."""
     lsblk = tmp_path / "lsblk"
     lsblk.write_text("#!/bin/sh\necho /dev/x\n")
@@ -310,7 +310,7 @@ def test_the_second_look_at_a_disk_finds_what_lies_at_its_end_alone(tmp_path):
     assert not looks_empty()
 
 
-def test_the_others_mount_it_and_then_ask_for_nothing():
+def test_workers_mount_the_servers_folder_and_then_nothing_changes():
     """Workers mount the folder of the server by NFS. If it is mounted, the plan has no changes."""
     one = with_storage(SHARES)
     head, w1, _ = one.targets
@@ -343,14 +343,14 @@ def test_the_others_mount_it_and_then_ask_for_nothing():
         (MountPlace(empty=False), "contains files that a mount would hide"),
     ],
 )
-def test_a_mount_that_is_not_as_it_should_be_names_the_node(place, says):
+def test_a_wrong_mount_is_reported_with_its_node(place, says):
     one = with_storage(SHARES)
     with_place(one.targets[1], SHARED, place)
     with pytest.raises(Unanswered, match=says):
         nfs.plan_client(one, one.targets[1])
 
 
-def test_without_a_server_the_folder_is_expected_and_that_is_said():
+def test_without_an_nfs_server_the_shared_folder_is_expected_with_a_remark():
     one = with_storage(Storage(shared=SHARED))
     w1 = one.targets[1]
     with_place(w1, SHARED, MountPlace())
@@ -360,7 +360,7 @@ def test_without_a_server_the_folder_is_expected_and_that_is_said():
         nfs.plan_client(one, w1)
 
 
-def test_practice_nodes_have_the_folder_and_are_asked_nothing():
+def test_practice_nodes_have_the_shared_folder_without_a_change():
     one = with_storage(SHARES, "virtual")
     for target in one.targets:
         for plan in (nfs.plan_server, nfs.plan_client):
@@ -374,7 +374,7 @@ def test_a_client_that_could_end_a_line_is_refused():
         nfs.content(one, one.targets[0])
 
 
-def test_what_is_mounted_here_is_read(tmp_path):
+def test_the_mount_at_a_path_of_this_machine_is_read(tmp_path):
     def asked(path: str) -> MountPlace:
         answer = LocalNode().run(mounts.place(path).command(""), timeout_s=HANG_S)
         assert answer.code == 0, answer.stderr
@@ -392,7 +392,7 @@ def test_what_is_mounted_here_is_read(tmp_path):
     assert mounts.parse("mount a:/b nfs4 rw,hard\nfstab a:/b nfs hard\nhangs\n").hangs
 
 
-def test_an_export_that_the_file_no_longer_names_is_withdrawn_once_nobody_mounts_it():
+def test_an_obsolete_export_is_withdrawn_once_no_node_mounts_it():
     one = with_storage(SHARES)
     head, w1, w2 = one.targets
     with_files(w1, {nfs.EXPORTED: (b"/old 10.0.0.1(rw) 10.0.0.3(rw)\n", 0o644, "root:root")})
@@ -418,7 +418,7 @@ def test_an_export_that_the_file_no_longer_names_is_withdrawn_once_nobody_mounts
     assert isinstance(nfs.plan_server(Site(practice, None, without.targets), without.targets[0]), Nothing)
 
 
-def test_what_we_exported_is_read_off_our_file(tmp_path):
+def test_our_nfs_exports_are_read_from_our_exports_file(tmp_path):
     file = tmp_path / "exports"
     file.write_bytes(nfs.content(with_storage(SHARES), with_storage(SHARES).targets[0]))
     answer = LocalNode().run([*EXPORTED_BY_US.command("")[:-1], str(file)], timeout_s=HANG_S)
@@ -479,7 +479,7 @@ def test_a_release_whose_python_is_too_old_is_refused_before_anything_is_changed
     assert isinstance(space.plan(one, one.targets[2]), Nothing)
 
 
-def test_room_is_asked_for_what_comes_alone():
+def test_only_packages_to_be_installed_need_free_space():
     """The required free space counts only what will be installed on this file system."""
     one = with_room(site(shared="/mydata"), root=Room(3 * 2**30, 0, "/"))
     assert space.plan(one, one.targets[2]) == Nothing("3.0 GiB are free on /, and packages may take 2 GiB")
@@ -488,7 +488,7 @@ def test_room_is_asked_for_what_comes_alone():
     assert "may take 4 GiB" in space.plan(one, one.targets[2]).why
 
 
-def test_each_file_system_has_to_have_its_own_room():
+def test_each_file_system_needs_its_own_free_space():
     one = with_room(site(), root=Room(3 * 2**30, 10**7, "/"), environment=Room(13 * 2**30, 10**7, "/opt"))
     assert space.plan(one, one.targets[2]).why == (
         "3.0 GiB are free on /, and packages may take 2 GiB; 13.0 GiB are free on /opt, and the Python environment may take "
@@ -496,7 +496,7 @@ def test_each_file_system_has_to_have_its_own_room():
     )
 
 
-def test_room_on_shared_storage_is_told_by_the_node_that_has_it():
+def test_free_space_of_shared_storage_is_checked_on_the_server():
     small = Room(2**30, 10**7, SHARED)
     says = "1.0 GiB are free on /mydata/bench, and the Python environment may take 12 GiB; nothing was installed"
     for storage, holder in ((Storage(shared=SHARED, server="w1"), 1), (Storage(shared=SHARED), 0)):
@@ -516,7 +516,7 @@ def test_room_on_shared_storage_is_told_by_the_node_that_has_it():
         space.plan(one, one.targets[0])
 
 
-def test_room_is_read_where_a_folder_will_lie(tmp_path):
+def test_the_free_space_of_a_future_folder_is_read_from_its_parent(tmp_path):
     answer = LocalNode().run(room(str(tmp_path / "not" / "yet")).command(""), timeout_s=HANG_S)
     found = parse_room(answer.stdout)
     usage = os.statvfs(tmp_path)
@@ -532,7 +532,7 @@ def test_room_is_read_where_a_folder_will_lie(tmp_path):
         "E: You don't have enough free space in /var/cache/apt/archives/.\n",
     ],
 )
-def test_a_full_disk_is_said_whatever_the_last_line_is(said):
+def test_a_full_disk_is_reported_for_every_last_line_of_the_output(said):
     found = reason(CommandOutput(100, "", f"{said}E: Sub-process /usr/bin/dpkg returned an error code (1)\n"))
     assert found.startswith("a disk is full: ")
     assert found.endswith("; free some space on it and run the same command again")

@@ -41,7 +41,7 @@ def passes(says="good"):
     return lambda site, target: Outcome(True, f"{says}{without(site)}")
 
 
-def test_the_checks_of_a_stage_wait_for_one_another_and_so_run_at_once():
+def test_the_checks_of_a_stage_run_at_the_same_time():
     """Five checks of a stage wait for each other at a barrier, which works only if they run at the same time."""
     one = site(Node("w1"), Node("w2"))
     all_there = threading.Barrier(5, timeout=HANG_S)
@@ -78,7 +78,7 @@ def test_a_node_that_is_away_is_named_once_and_the_others_are_proven_without_it(
     assert len(dead.asked) == len(hung.asked) == 1
 
 
-def test_a_node_that_was_left_or_goes_on_the_way_is_asked_no_more():
+def test_a_node_that_failed_is_not_asked_again():
     """No check runs on w1, whose operation failed before, nor on w2 after it became unreachable."""
     left, going = Node("w1"), Node("w2")
     one = site(left, going, Node("w3"))
@@ -93,14 +93,14 @@ def test_a_node_that_was_left_or_goes_on_the_way_is_asked_no_more():
     assert left.asked == []
 
 
-def test_one_that_nobody_asked_for_is_left_out_and_is_no_failure():
+def test_an_unreachable_node_outside_of_the_selection_is_no_failure():
     """w1 is unreachable, but only w2 is verified: the check passes without w1."""
     one = site(Node("w1", Unreachable("w1: cannot be reached.")), Node("w2"))
     findings = verify(one, one.targets[1:], [[Check("a", passes())]], print)
     assert [(f.node, f.outcome.passed, f.outcome.says) for f in findings] == [("w2", True, "good; without w1")]
 
 
-def test_a_question_that_two_ask_at_once_is_asked_once():
+def test_a_fact_that_two_threads_read_at_once_is_asked_once():
     node, both = Node("w1", CommandOutput(0, "5", "")), threading.Barrier(2, timeout=HANG_S)
     facts, fact = Facts(node), Fact("five", lambda python: ["five"], int, timeout_s=1)
 
@@ -113,7 +113,7 @@ def test_a_question_that_two_ask_at_once_is_asked_once():
 
 
 @pytest.mark.parametrize("advice", ["run it again", "is the disk full?"])
-def test_an_advice_is_a_sentence_or_a_question(capsys, advice):
+def test_an_advice_ends_with_a_period_or_a_question_mark(capsys, advice):
     """A period is added to the advice of a failed check unless the advice ends with a question mark."""
     display.checks(Output(), [Finding("n1", "gpus", Outcome(False, "NVML sees no GPU.", advice))])
     said = f"n1: gpus: NVML sees no GPU. Advice: {advice}{'' if advice.endswith('?') else '.'}\n"

@@ -88,14 +88,14 @@ def states(document) -> dict[str, str]:
     return {operation["name"]: operation["state"] for operation in document["nodes"][0]["operations"]}
 
 
-def test_where_nothing_is_missing_nobody_is_asked_for_anything(lab, capsys):
+def test_a_complete_machine_needs_no_administrator(lab, capsys):
     code, said, document = provision(lab, capsys, "plan")
     assert set(states(document).values()) == {"nothing to do", "skipped"}, said
     assert (code, document["changes"]) == (0, 0)
     assert "administrator" not in said
 
 
-def test_an_administrator_gets_the_commands_and_the_exit_code_says_that_a_part_is_missing(lab, capsys, monkeypatch):
+def test_commands_for_an_administrator_are_printed_and_the_exit_code_is_not_0(lab, capsys, monkeypatch):
     monkeypatch.setitem(tools.PROBES, "rsync", "false")
     for words in (["plan"], []):
         code, said, document = provision(lab, capsys, *words)
@@ -133,7 +133,7 @@ def test_later_changes_wait_for_an_administrator(lab, capsys, monkeypatch):
     assert list(AsNobody.home.joinpath("shared").iterdir()) == []
 
 
-def test_the_user_makes_what_the_user_may_make(lab, capsys, monkeypatch):
+def test_changes_that_need_no_root_are_made_by_the_user(lab, capsys, monkeypatch):
     """The user's part ends at pip, which finds no packages in an empty folder of wheels."""
     wheels = AsNobody.home / "wheels"
     wheels.mkdir()

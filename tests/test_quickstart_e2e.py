@@ -45,7 +45,7 @@ def row(walked, **keys):
     return found
 
 
-def test_every_cell_stands_in_the_summary_as_what_it_is(walked):
+def test_the_summary_has_the_state_of_every_cell(walked):
     assert {next(iter(r["states"])) for r in walked.summary["rows"] if r["cell"]["workload"] == "gpt2-tiny"} == {"completed"}
     assert row(walked, workload="vit-tiny")["states"] == {"oom": 2}
     assert {failure["state"] for failure in walked.summary["failures"]} == {"oom"}
@@ -81,7 +81,7 @@ def test_numbers_have_units_and_leave_out_what_was_not_measured(walked):
     assert row(walked, workload="vit-tiny")["metrics"] == {}
 
 
-def test_every_output_says_that_it_is_of_a_rehearsal(walked):
+def test_every_output_of_a_rehearsal_is_marked(walked):
     page = (walked.path / "report" / "index.html").read_text()
     assert REHEARSAL in walked.printed
     assert REHEARSAL in page
@@ -96,7 +96,7 @@ def test_the_report_opens_in_a_browser(walked):
     support_browser.check(walked.path / "report" / "index.html")
 
 
-def test_tables_are_on_disk(walked):
+def test_the_tables_of_the_report_are_files(walked):
     with (walked.path / "report" / "tables" / "summary.csv").open() as handle:
         assert len(list(csv.DictReader(handle))) == 5
     assert (walked.path / "report" / "tables" / "summary.parquet").read_bytes().startswith(b"PAR1")

@@ -25,7 +25,7 @@ def written(path, count):
     return path.read_bytes()
 
 
-def test_what_is_unknown_is_absent_and_never_zero(tmp_path):
+def test_an_unknown_field_is_absent_and_never_zero(tmp_path):
     """A field without a value is not written to the record."""
     raw = written(tmp_path / "s.jsonl", 1)
     assert b"allocated_bytes" not in raw

@@ -224,7 +224,7 @@ def test_a_number_outside_its_bounds_is_a_damaged_line_of_one_run(tmp_path, caps
 
 
 @pytest.mark.parametrize("key", ["steps", "seq_len", "global_batch_size"])
-def test_a_number_of_the_expansion_outside_its_bounds_is_said(tmp_path, capsys, key):
+def test_a_number_of_the_expansion_outside_its_bounds_is_reported(tmp_path, capsys, key):
     workspace = support.Workspace(tmp_path / "w")
     support.keep(workspace, [support.cell()])
     path = workspace.own / "matrices" / "quickstart.json"

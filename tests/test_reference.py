@@ -24,5 +24,5 @@ def test_the_page_of_commands_has_their_help(capsys, monkeypatch):
     same_as_golden("../../docs/reference/commands.md", support_reference.commands(helps))
 
 
-def test_the_page_of_states_has_all():
+def test_the_page_of_states_has_every_state():
     same_as_golden("../../docs/reference/states.md", support_reference.states())

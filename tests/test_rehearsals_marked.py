@@ -106,13 +106,13 @@ def test_every_verb_is_walked_or_has_no_numbers():
 
 
 @pytest.mark.parametrize("command", TERMINAL)
-def test_the_terminal_says_it(call, command):
+def test_the_terminal_marks_a_rehearsal(call, command):
     out, err = call(command, *TERMINAL[command])
     assert WORD.search(out + err)
 
 
 @pytest.mark.parametrize("command", sorted({*TERMINAL} - {"jobs logs"}))  # `jobs logs` has no JSON document
-def test_the_json_document_says_it(call, command):
+def test_the_json_document_marks_a_rehearsal(call, command):
     document = json.loads(call(command, *TERMINAL[command], "--json")[0])
     marks = list(marks_in(document))
     assert marks
@@ -132,7 +132,7 @@ def marks_in(document):
 
 
 @pytest.mark.parametrize("command", PLANS)
-def test_what_is_planned_without_gpus_says_it_before_it_runs(call, tmp_path, monkeypatch, command):
+def test_a_matrix_planned_without_gpus_is_marked_as_a_rehearsal_before_it_runs(call, tmp_path, monkeypatch, command):
     without_gpus = msgspec.structs.replace(host.observe(), gpus=None)
     monkeypatch.setattr(host, "observe", lambda: without_gpus)
     file = tmp_path / "m.yaml"
@@ -171,7 +171,7 @@ PICTURES = {"png", "svg"}
 
 
 @pytest.mark.parametrize("name", sorted(exports().keys() - PICTURES - OF_TRACKERS))
-def test_every_file_of_an_export_says_it(call, tmp_path, name):
+def test_every_file_of_an_export_marks_a_rehearsal(call, tmp_path, name):
     call("collect export", "--to", name, "--out", "OUT")
     written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert written
@@ -180,25 +180,25 @@ def test_every_file_of_an_export_says_it(call, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", sorted(OF_TRACKERS))
-def test_every_run_in_a_tracker_says_it(call, tmp_path, name):
+def test_every_run_in_a_tracker_marks_a_rehearsal(call, tmp_path, name):
     call("collect export", "--to", name, "--out", "OUT")
     content = b"".join(path.read_bytes() + path.name.encode() for path in (tmp_path / "out").rglob("*") if path.is_file())
     assert content.count(b"rehearsal") >= 4, "once for each run"
 
 
-def test_what_trackers_get_of_a_run_says_it(workspace):
+def test_the_data_that_trackers_get_mark_a_rehearsal(workspace):
     loaded = load(workspace, None)
     tracked = [*tracked_run.runs(loaded, summarize(loaded, "single")), tracked_run.one(workspace, workspace.run(RUN))[1]]
     assert [(run.config["rehearsal"], run.tags[-1]) for run in tracked] == [(True, "rehearsal")] * 5
 
 
-def test_a_tracker_that_follows_a_run_says_it(call, workspace):
+def test_a_tracker_that_follows_a_run_marks_a_rehearsal(call, workspace):
     call("collect track", RUN, "--to", "tensorboard")
     (file,) = (workspace.path / "track").rglob("events.*")
     assert b"rehearsal" in file.read_bytes()
 
 
-def test_rehearsals_are_compared_also_if_only_one_of_them_was_planned_so(call, tmp_path):
+def test_a_planned_rehearsal_is_compared_with_an_unplanned_rehearsal(call, tmp_path):
     planned = Workspace(tmp_path / "planned")
     support.keep(planned, CELLS)
     for cell in CELLS:
@@ -207,14 +207,14 @@ def test_rehearsals_are_compared_also_if_only_one_of_them_was_planned_so(call, t
     assert [bool(pair["metrics"]) for pair in document["pairs"]] == [True, True]
 
 
-def test_every_figure_says_it_in_its_picture(workspace):
+def test_every_figure_marks_a_rehearsal_in_its_picture(workspace):
     loaded = load(workspace, None)
     drawn = page.drawings(loaded, summarize(loaded, "single"))
     assert drawn
     assert all("(rehearsal)" in json.dumps(figure.spec["picture"]) for figure in drawn)
 
 
-def test_the_report_and_its_archive_say_it(call, tmp_path):
+def test_the_report_and_its_archive_mark_a_rehearsal(call, tmp_path):
     call("collect summarize", *TERMINAL["collect summarize"])
     assert REHEARSAL in (tmp_path / "out" / "index.html").read_text()
     remarks = json.loads((tmp_path / "out" / "summary.json").read_text())["remarks"]
@@ -228,7 +228,7 @@ def test_the_report_and_its_archive_say_it(call, tmp_path):
     assert REHEARSAL in (tmp_path / "out.opened" / "report" / "index.html").read_text()
 
 
-def test_the_file_for_perfetto_and_the_live_page_say_it(call, workspace, tmp_path):
+def test_the_perfetto_file_and_the_live_page_mark_a_rehearsal(call, workspace, tmp_path):
     call("collect timeline", *TERMINAL["collect timeline"])
     events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
     assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {f"{support.HOST} (rehearsal)"}
@@ -261,7 +261,7 @@ def met(backend):
         (True, None, [msgspec.structs.replace(met("")[0], data={})], True),  # an older version did not record the backend
     ],
 )
-def test_what_happened_counts_more_than_the_plan(planned, ended, events, expected):
+def test_the_devices_of_a_run_decide_about_a_rehearsal_and_not_its_plan(planned, ended, events, expected):
     run = support.run_file(CELLS[1], rehearsal=planned)
     assert was_rehearsal(run, ended, events) is expected
 

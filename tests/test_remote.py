@@ -44,7 +44,7 @@ def test_an_unknown_host_key_stops_with_the_fingerprint_that_openssh_prints(serv
     assert not known.exists()
 
 
-def test_a_new_host_key_is_remembered_where_the_file_accepts_new_ones_and_a_changed_one_stops_all_the_same(server, tmp_path):
+def test_accept_new_stores_an_unknown_host_key_and_refuses_a_changed_one(server, tmp_path):
     port, key = server
     known = tmp_path / "known_hosts"
     # The login got as far as the keys of the user, so the host key was accepted.
@@ -59,7 +59,7 @@ def test_a_new_host_key_is_remembered_where_the_file_accepts_new_ones_and_a_chan
         assert fingerprint(key.asbytes()) in said
 
 
-def test_why_a_machine_cannot_be_reached_is_said_in_words(tmp_path, monkeypatch):
+def test_an_unreachable_machine_is_reported_in_words(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
@@ -78,7 +78,7 @@ def put(path: Path, promised: bytes, arrived: bytes) -> int:
 
 
 @pytest.mark.parametrize("arrived", [b"", b"ne", b"new\n", b"other", b"new" * 100_000])
-def test_a_file_of_which_other_bytes_arrive_is_not_written(tmp_path, arrived):
+def test_a_file_that_arrives_with_other_bytes_is_not_written(tmp_path, arrived):
     path = tmp_path / "a 'file'"
     path.write_bytes(b"old")
     assert put(path, b"new", arrived) != 0

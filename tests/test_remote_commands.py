@@ -49,7 +49,7 @@ def test_the_log_of_a_node_has_the_output_and_the_exit_code_of_each_command(logi
     node = SshNode("gpu0", host, port, user, identity, "python3", reached, tmp_path / "log" / "gpu0.log")
     assert node.run(["sh", "-c", "echo started; echo 'no space left' >&2; exit 4"], timeout_s=HANG_S).code == 4
     assert node.run(["cat"], timeout_s=HANG_S, stdin=b"password", secret=True).stdout == "password"
-    assert node.run(["sleep", "600"], timeout_s=0.2).code is None
+    assert node.run(["sleep", "600"], timeout_s=0.2).code is None  # meant to be reached
     assert node.put(b"password", str(tmp_path / "file"), mode=0o600, owner="").code == 0
     assert (tmp_path / "file").read_bytes() == b"password"
     lines = (tmp_path / "log" / "gpu0.log").read_text().splitlines()

@@ -41,12 +41,12 @@ def test_a_document_is_an_answer_whatever_the_exit_code_is(ssh):
     assert THERE.ask("jobs", ["status"], dict[str, int]) == {"failed": 2}
 
 
-def test_what_the_users_bashrc_prints_is_no_part_of_the_document(ssh):
+def test_output_of_the_users_bashrc_is_no_part_of_the_document(ssh):
     ssh("""echo '{"failed": 2}'""", shell="echo 'Welcome to gpu0'; echo 'quota exceeded' >&2")
     assert THERE.ask("jobs", ["status"], dict[str, int]) == {"failed": 2}
 
 
-def test_what_is_given_arrives_as_standard_input(ssh):
+def test_given_bytes_arrive_as_standard_input(ssh):
     ssh("cat")
     assert THERE.ask("shardlab.upload", [], dict[str, str], given=json.dumps({"a": "b"}).encode()) == {"a": "b"}
 
@@ -59,7 +59,7 @@ def test_what_is_given_arrives_as_standard_input(ssh):
         ("exit 137", "true", "gpu0: exit code 137, and no answer"),
     ],
 )
-def test_without_a_document_the_error_says_what_the_command_said(ssh, script, login, says):
+def test_an_answer_without_a_document_gives_an_error_with_the_output(ssh, script, login, says):
     ssh(script, shell="echo 'module loaded' >&2", login=login)
     with pytest.raises(ShardlabError) as caught:
         THERE.ask("jobs", ["status"], dict[str, int])
@@ -78,7 +78,7 @@ def test_files_are_put_by_root_with_their_content_on_standard_input():
     assert remote.argv[-3:][1:] == ["root:slurm", "640"]
 
 
-def test_only_a_command_for_a_terminal_asks_for_one():
+def test_ssh_allocates_a_terminal_only_for_commands_shown_on_a_terminal():
     """`ssh` gets -t only for a command that is shown on a terminal, otherwise -T."""
     address = Address("gpu0", known_hosts=Path("/w/known"))
     plain, terminal = ssh_command(address), ssh_command(address, terminal=True)

@@ -83,7 +83,7 @@ def test_a_rehearsal_repeats_the_twins_of_the_cells_that_claims_name(tmp_path, c
     assert planned(capsys, *options, "--repeats", "1")["runs"] == 10
 
 
-def test_the_plan_says_both_numbers_of_repeats(file, tmp_path, capsys):
+def test_the_plan_shows_both_numbers_of_repeats(file, tmp_path, capsys):
     assert main(["plan", "--matrix", str(file), "--workspace", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "2 cell(s) that claims name x 3 repeat(s) + 1 other(s) x 1 = 7 run(s)." in shown

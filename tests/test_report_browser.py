@@ -93,7 +93,7 @@ def show(browser):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_asks_for_itself_alone_draws_every_figure_and_can_be_read(show, report, scheme):
+def test_the_report_loads_only_itself_draws_every_figure_and_is_readable(show, report, scheme):
     """The report loads no other file, draws every figure, and has no text with too little contrast."""
     found = show(report, scheme)
     assert found.asked == [report.as_uri()]
@@ -104,7 +104,7 @@ def test_it_asks_for_itself_alone_draws_every_figure_and_can_be_read(show, repor
     assert found.found(support_browser.FAINT) == []
 
 
-def test_what_is_asked_for_or_not_drawn_or_too_faint_would_be_found(browser, study):
+def test_the_checks_of_the_report_notice_requests_missing_figures_and_faint_text(browser, study):
     """Shows that the checks of the test above can fail: they find a missing figure and faint text. It also shows that the
     page's security policy stops a script that requests an image from the network."""
     with support_browser.opened(browser, study) as found:
@@ -144,7 +144,7 @@ def test_headings_tables_and_links_are_in_order(show, report):
     assert (first, others) == ("In short", contents)
 
 
-def test_everything_can_be_reached_by_key_and_is_seen_to_be(show, report):
+def test_every_control_is_reachable_by_key_with_a_visible_focus(show, report):
     found = show(report)
     found.fold(True)
     visible = (
@@ -152,13 +152,14 @@ def test_everything_can_be_reached_by_key_and_is_seen_to_be(show, report):
     )
     wanted = found.found(visible, REACHABLE)
     assert wanted > 30
+    found.leave()
     for _ in range(wanted):
         found.page.keyboard.press("Tab")
         assert found.found(FOCUSED, REACHABLE) == {"reachable": True, "again": False, "outlined": True}
     assert found.found(LOST) == 0
 
 
-def test_details_open_by_key_and_by_what_leads_to_them(show, study):
+def test_details_open_by_key_and_by_links(show, study):
     """The details of a cell open by the Enter key and by links to them."""
     found = show(study)
     found.fold(True)
@@ -238,7 +239,7 @@ def test_on_a_phone_only_tables_scroll_sideways(show, report):
     found.page.set_viewport_size({"width": support_browser.WIDTH, "height": support_browser.HEIGHT})
 
 
-def test_it_prints_in_light_colours_with_all_that_is_folded(show, report):
+def test_the_report_prints_in_light_colours_with_all_details(show, report):
     found = show(report, "dark")
     found.fold(True)
     assert found.page.pdf().startswith(b"%PDF")

@@ -37,7 +37,7 @@ def ended(tmp_path):
 
 
 @pytest.mark.parametrize(("counted", "recorded"), [(10, 10), (None, 10), (9, 10), (10, 0)])
-def test_steps_are_counted_again_unless_all_of_them_were_found(ended, counted, recorded):
+def test_steps_are_counted_again_if_the_supervisor_counted_too_few(ended, counted, recorded):
     """The supervisor may count too few steps if a shared file system did not show all records yet when the run ended. Then the
     records are counted again."""
     assert ended(counted, recorded=recorded).judge().state == "completed"
@@ -58,7 +58,7 @@ def test_a_run_is_complete_when_its_slowest_rank_is(ended, behind):
     assert folder.judge().why == "exit code 0, but 9 steps are recorded of 10"
 
 
-def test_what_was_counted_is_no_witness_of_a_result(ended):
+def test_counted_steps_do_not_complete_a_run_without_its_result(ended):
     """The supervisor's count of steps does not make a run completed if its result is missing or damaged."""
     folder = ended(10, recorded=10)
     folder.result.unlink()
@@ -67,6 +67,6 @@ def test_what_was_counted_is_no_witness_of_a_result(ended):
     assert folder.judge().state == "unknown"
 
 
-def test_a_folder_that_is_not_there_tells_nothing(tmp_path):
+def test_a_missing_run_folder_has_no_events_and_an_unknown_state(tmp_path):
     nowhere = RunDir(tmp_path / "no")
     assert (nowhere.events(), nowhere.hosts(), nowhere.judge().state) == ([], [], "unknown")

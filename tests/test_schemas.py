@@ -61,7 +61,7 @@ def descriptions(schema: object) -> list[str]:
     return texts + [text for part in schema.values() for text in descriptions(part)]
 
 
-def test_no_key_of_a_cell_is_required_and_every_one_is_offered():
+def test_every_key_of_a_cell_is_optional_and_in_the_schema():
     schema = schemas()["matrix"]
     keys = schema["$defs"]["CellKeys"]
     assert "required" not in keys
@@ -74,7 +74,7 @@ def test_no_key_of_a_cell_is_required_and_every_one_is_offered():
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_the_schema_itself_is_one(name):
+def test_each_schema_is_a_valid_json_schema(name):
     """Each schema is a valid JSON Schema of the draft 2020-12."""
     schema = schemas()[name]
     assert schema["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
@@ -104,14 +104,14 @@ def test_shipped_files_satisfy_their_schema(name, path):
         ("matrix", "{schema: 1, name: a, exclude: [{gpus: 2}]}", "exclude.0", "required"),
     ],
 )
-def test_what_an_editor_marks_the_reader_refuses(name, text, where, word, tmp_path):
+def test_the_reader_refuses_each_mistake_that_the_schema_marks(name, text, where, word, tmp_path):
     assert mistakes(name, document.parse(text.encode(), "x").data) == [(where, word)]
     (tmp_path / "file.yaml").write_text(text)
     with pytest.raises(InputError):
         READERS[name](tmp_path / "file.yaml")
 
 
-def test_options_have_names_that_no_schema_knows():
+def test_the_schema_allows_every_name_of_an_option():
     assert mistakes("matrix", {"schema": 1, "name": "a", "defaults": {"options.anything": True}}) == []
 
 

@@ -87,7 +87,7 @@ def type_into(command, lines, *, until=HANG_S):
 
 
 @pytest.mark.parametrize("name", ["bash", "zsh"])
-def test_on_a_terminal_the_builtin_keeps_everything_it_could(name, tmp_path):
+def test_on_a_terminal_the_builtin_jobs_works_as_before(name, tmp_path):
     """With and without shell_init, the builtin `jobs` prints the same about background jobs."""
     if not shutil.which(name):
         pytest.skip(f"{name} is not installed here")
@@ -117,7 +117,7 @@ def test_on_a_terminal_the_builtin_keeps_everything_it_could(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bash", "zsh"])
-def test_on_a_terminal_our_verbs_are_ours(name, stand_in):
+def test_on_a_terminal_verbs_of_jobs_reach_our_command(name, stand_in):
     if not shutil.which(name):
         pytest.skip(f"{name} is not installed here")
     command = f"{shlex.quote(sys.executable)} -c " + shlex.quote(
@@ -169,7 +169,7 @@ def test_the_real_command_answers(name):
 
 
 @pytest.mark.parametrize("flags", [["-ic"], ["-c"]])
-def test_bash_knows_our_verbs_on_the_line_that_teaches_it(flags):
+def test_bash_knows_our_verbs_on_the_same_line_as_shell_init(flags):
     text = f"eval \"$('{SHARDLAB}' shell-init bash)\"; jobs strategies --help"
     words = ["bash", "--norc", *flags, text]
     done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S, start_new_session=True)
@@ -259,14 +259,14 @@ def complete_in_bash(line, folder):
 
 
 @pytest.mark.parametrize(("line", "words"), COMPLETIONS)
-def test_bash_completes(line, words, completed_folder):
+def test_bash_completes_verbs_and_options(line, words, completed_folder):
     done = complete_in_bash(line, completed_folder)
     assert sorted(word.strip() for word in done.stdout.splitlines()) == words, done
 
 
 @pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed here")
 @pytest.mark.parametrize(("line", "words"), COMPLETIONS)
-def test_fish_completes(line, words, completed_folder):
+def test_fish_completes_verbs_and_options(line, words, completed_folder):
     done = script("fish", f"{teach('fish')}\ncomplete -C {shell_init.fish_quote(line)}", cwd=completed_folder)
     assert sorted(entry.split("\t")[0] for entry in done.stdout.splitlines()) == words, done
 
@@ -287,14 +287,14 @@ def test_the_tab_key_completes_on_a_terminal(name, completed_folder, monkeypatch
     assert "usage: jobs strategies" in out
 
 
-def test_completion_of_a_broken_workspace_says_nothing(completed_folder):
+def test_completion_of_a_broken_workspace_prints_no_error(completed_folder):
     """An error must not appear in the line that the user is typing."""
     (completed_folder / "theirs" / ".shardlab" / "last-matrix.json").write_text("{")
     done = complete_in_bash("collect summarize --workspace theirs --baseline f", completed_folder)
     assert (done.stdout.strip(), done.stderr) == ("", "")
 
 
-def test_the_umbrella_says_what_it_does_not_know(capsys):
+def test_the_command_shardlab_refuses_unknown_words(capsys):
     """The command `shardlab` refuses unknown words and passes known commands on."""
     assert cli.main(["job"]) == 2
     assert "Did you mean 'jobs'?" in capsys.readouterr().err

@@ -178,7 +178,7 @@ def test_the_folder_of_the_environment_is_another_one_for_another_container(tmp_
 
 
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
-def test_a_rank_in_a_container_of_charliecloud(folder):
+def test_a_rank_runs_in_a_container_of_charliecloud(folder):
     image, shared, data = folder / "image", folder / "shared", folder / "data"
     data.mkdir()
     (data / "set").touch()

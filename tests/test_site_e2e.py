@@ -91,7 +91,7 @@ def test_the_inventory_has_the_compute_nodes_as_their_jobs_found_them(site, read
     assert all(node["facts"]["memory_bytes"] > 0 and node["rdma"] == [] for node in kind["nodes"])
 
 
-def test_one_matrix_trains_alike_at_the_site_on_a_cluster_with_root_and_over_plain_ssh(site, ready, tmp_path):
+def test_one_matrix_has_the_same_losses_at_a_site_on_a_cluster_and_over_ssh(site, ready, tmp_path):
     """The same commands, up to the report, give the same losses, bit by bit. Only the site runs the cells on one node too."""
     trained = {}
     for place in ("site", "root", "ssh"):
@@ -145,7 +145,7 @@ def losses(folder):
     return made
 
 
-def test_a_request_that_the_site_rejects_is_reported_in_its_words_and_nothing_is_written(site, ready, tmp_path):
+def test_a_request_that_the_site_rejects_is_reported_and_nothing_is_written(site, ready, tmp_path):
     file = tmp_path / "cluster.yaml"
     (tmp_path / "site.yaml").write_text(MATRIX)
     described = (site.desk / "cluster.yaml").read_text()
@@ -167,7 +167,7 @@ def test_a_request_that_the_site_rejects_is_reported_in_its_words_and_nothing_is
     assert sorted((site.desk / "runs").glob("*")) == before
 
 
-def test_a_site_without_accounting(site, ready, tmp_path):
+def test_a_site_without_accounting_is_provisioned(site, ready, tmp_path):
     """`provision init` says what it could not find out. `jobs` follows a run to its end by asking the controller only."""
     with site.without_accounting():
         text = site.run("provision", "init", "--site", "uni").stdout

@@ -68,7 +68,7 @@ def judged(*nodes: NodeProof, state: str = "ENDED", wanted: int = 2) -> Outcome:
     return judged_proof.judge(KIND, Proofs(list(nodes), "7", state), "/s/proofs/0", wanted)
 
 
-def test_nodes_on_which_all_went_well_pass():
+def test_nodes_with_successful_checks_pass():
     outcome = judged(proof("g1"), proof("g2"))
     assert outcome.passed
     assert (
@@ -317,7 +317,7 @@ def test_the_words_with_which_slurm_rejects_a_job_are_repeated(tmp_path, command
     assert not list((tmp_path / "shared/proofs").glob("*/job"))
 
 
-def test_a_result_that_cannot_be_read_is_said(tmp_path, commands):
+def test_an_unreadable_result_is_reported(tmp_path, commands):
     site, target = at(tmp_path, partition="other")
     (tmp_path / "shared").mkdir()
     (commands / "results/o1.json").write_text('{"host": 7}')

@@ -51,7 +51,7 @@ def test_a_partition_of_root_is_not_proposed():
     assert made.partition.name == "cpu"
 
 
-def test_partitions_with_several_types_of_gpus_are_proposed_for_matrices_that_name_types(tmp_path):
+def test_partitions_of_several_gpu_types_are_proposed_for_matrices_with_types(tmp_path):
     more = (
         "gpu-h100|4|96|1000000|gpu:h100:8(S:0-1)|x|h[1-4]\ngpu-a100|3|64|1000|gpu:v100:2|x|v[1-3]\nshort|1|8|9|gpu:t4:1|x|t1\n"
     )

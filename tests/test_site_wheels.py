@@ -152,7 +152,7 @@ def test_this_machine_sends_what_the_login_node_cannot_download(index, tmp_path)
     assert list((tmp_path / "here").iterdir()) == []
 
 
-def test_what_neither_machine_can_download_is_said_with_both_reasons(index, tmp_path):
+def test_a_package_that_neither_machine_can_download_is_reported_with_both_reasons(index, tmp_path):
     node = CountingLogin(name="login")
     failing = ("sh", "-c", "echo 'ERROR: no index answers' >&2; exit 1")
     with pytest.raises(Unanswered, match=r"there \(ERROR: no index answers\), nor here: .*few.*environment\.wheelhouse"):

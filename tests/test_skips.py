@@ -68,7 +68,7 @@ def test_in_ci_each_skip_that_the_table_does_not_list_fails_by_name(skipping):
 
 
 @pytest.mark.parametrize("ci", ["", "0", "false"])
-def test_elsewhere_skips_stay_skips(skipping, ci):
+def test_outside_of_ci_skipped_tests_do_not_fail(skipping, ci):
     code, said = pytest_on(skipping.parent, ci)
     assert (code, "1 passed, 5 skipped, 1 xfailed" in said) == (0, True), said
 
@@ -126,7 +126,7 @@ def test_each_test_that_needs_torch_exists():
         ("tests/test_slurm_e2e.py::test_a", "practice nodes need root on this machine: sudo provision ...", False),
     ],
 )
-def test_only_what_ci_has_no_machine_for_may_be_skipped(test, reason, allowed):
+def test_only_tests_without_a_machine_in_ci_may_be_skipped(test, reason, allowed):
     assert support_skips.is_allowed(test, reason) is allowed
 
 
@@ -143,5 +143,5 @@ def test_only_what_ci_has_no_machine_for_may_be_skipped(test, reason, allowed):
         ("Traceback (most recent call last):\n  ...\nOSError: E: Failed to fetch\n", False),
     ],
 )
-def test_only_archives_that_are_away_excuse_a_practice_cluster_that_cannot_be_prepared(said, away):
+def test_only_unreachable_archives_excuse_a_practice_cluster_that_fails_to_start(said, away):
     assert are_archives_away(said) is away

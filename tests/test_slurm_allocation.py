@@ -30,11 +30,11 @@ JOB = "JobId=7 JobName=interactive NumNodes=2 NumCPUs=8 TRES=cpu=8,mem=2G,node=2
         ("slurm_load_jobs error: Invalid job id specified", None),
     ],
 )
-def test_what_scontrol_says_of_an_allocation(text, expected):
+def test_the_output_of_scontrol_about_an_allocation_is_parsed(text, expected):
     assert allocation.parse(text) == expected
 
 
-def test_outside_of_a_job_and_beside_options_of_sbatch_it_is_refused(tmp_path, monkeypatch, capsys):
+def test_in_allocation_is_refused_outside_of_a_job_and_with_options_of_sbatch(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(slurm, "POLL_S", 0.0)
     queue, study = Queue(tmp_path / "slurm", monkeypatch), Study(tmp_path, 1)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -49,7 +49,7 @@ def test_outside_of_a_job_and_beside_options_of_sbatch_it_is_refused(tmp_path, m
     assert (queue.calls("sbatch"), study.workspace.runs.exists()) == ([], False)
 
 
-def test_its_script_is_a_step_and_has_no_option_of_sbatch(tmp_path):
+def test_the_script_in_an_allocation_is_a_step_without_sbatch_options(tmp_path):
     """The script of a run inside an allocation calls srun and has no `#SBATCH` lines."""
     run = msgspec.structs.replace(run_of("torchrun"), scheduler="allocation")
     text = render.script(run, tmp_path, Cluster(schema=1, name="c", provider="slurm", slurm=Slurm()), None)

@@ -46,14 +46,14 @@ def supervised(bench, tmp_path):
         yield folder, supervisor, tmp_path / "back"
 
 
-def test_it_starts_when_the_controller_is_back(supervised):
+def test_a_supervisor_starts_its_run_when_the_controller_is_back(supervised):
     _, supervisor, back = supervised
     back.touch()
     assert supervisor.wait(HANG_S) == 0
     assert back.with_name("begun").exists()
 
 
-def test_it_waits_no_longer_when_it_is_told_to_end(supervised):
+def test_a_supervisor_that_waits_for_the_controller_ends_on_a_signal(supervised):
     folder, supervisor, _ = supervised
     supervisor.send_signal(signal.SIGTERM)
     supervisor.wait(HANG_S)

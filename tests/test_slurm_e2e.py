@@ -88,7 +88,7 @@ def contents(folder, *but):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.parent not in but}
 
 
-def test_two_strategies_on_one_and_two_nodes_from_a_desk_to_the_report_with_slurmctld_away(slurm, study, tmp_path):
+def test_two_strategies_run_from_a_desk_to_the_report_with_slurmctld_away(slurm, study, tmp_path):
     desk, held = Desk(slurm, tmp_path), study(HELD)
     without_accounts = held.stand_in("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     matrix = str(tmp_path / "desk.yaml")
@@ -170,7 +170,7 @@ runpy.run_module("jobs", run_name="__main__", alter_sys=True)
 
 
 @pytest.mark.parametrize("step", ["intended", "answered", "kept", "noted"])
-def test_a_submitter_killed_at_any_step_leaves_one_job_a_run(study, step):
+def test_a_submitter_killed_at_any_step_leaves_one_job_per_run(study, step):
     one = study(HELD)
     name = one.matrix(SEEDS)
     argv = [one.slurm.python, "-P", "-c", KILLED, step, "submit", "--matrix", name, "--workspace", str(one.path)]
@@ -186,7 +186,7 @@ def test_a_submitter_killed_at_any_step_leaves_one_job_a_run(study, step):
 
 
 @pytest.mark.parametrize(("accepts", "jobs"), [(True, 1), (False, 1)])
-def test_an_answer_that_leaves_it_open_is_looked_into(study, accepts, jobs):
+def test_an_unclear_answer_of_sbatch_is_looked_up_in_the_queue(study, accepts, jobs):
     one = study(HELD)
     first = '/usr/bin/sbatch "$@" > /dev/null\n' if accepts else ""
     # The stand-in for sbatch loses only the answer of its first call.
@@ -211,7 +211,7 @@ def test_two_submitters_at_once_send_each_run_once(study):
     assert one.queue().count(sent.token) == 1
 
 
-def test_what_slurm_refuses_is_said_before_anything_is_written_and_sent_when_it_is_mended(study):
+def test_a_rejected_request_is_reported_before_writing_and_sent_after_its_repair(study):
     one = study("constraint: nowhere")
     name = one.matrix("axes: {strategy: [single]}")
     refused = one.start("submit", "--matrix", name)
@@ -241,7 +241,7 @@ def test_a_limit_on_the_jobs_of_a_user_is_waited_out_and_each_run_made_once(stud
     assert len([sent for sent in one.submissions() if sent.state == "sent"]) > 1
 
 
-def test_hostile_names_are_names(study):
+def test_a_workspace_with_a_hostile_name_runs_on_slurm(study):
     one = study(suffix=" a 'b' \"c\" $d; e %j")
     one.jobs("submit", "--matrix", one.matrix("axes: {strategy: [ddp], gpus: [2], nnodes: [2]}"), "--wait")
     assert one.states() == ["completed"]
@@ -280,7 +280,7 @@ def test_packed_runs_share_an_allocation_and_nothing_else(study):
         assert first[-1].wall_s <= second[0].wall_s
 
 
-def test_a_run_past_its_time_goes_on_from_its_checkpoint(study):
+def test_a_run_past_its_time_limit_resumes_from_its_checkpoint(study):
     one, measured = study(), study(suffix="-measured")
     text = MATRIX.format(name="limited", steps=FOREVER, more="axes: {strategy: [ddp], gpus: [2]}")
     measured.jobs("submit", "--matrix", measured.matrix("axes: {strategy: [ddp], gpus: [2]}"), "--wait")
@@ -308,7 +308,7 @@ def test_a_run_past_its_time_goes_on_from_its_checkpoint(study):
     assert one.states() == ["running"]
 
 
-def test_a_node_that_crashes_is_told_and_its_run_is_started_again(study):
+def test_a_crashed_node_is_reported_and_its_run_started_again(study):
     one = study()
     name = one.matrix("axes: {strategy: [ddp], gpus: [4]}", steps=FOREVER)
     one.jobs("submit", "--matrix", name)
@@ -350,7 +350,7 @@ def test_a_killed_slurmd_leaves_one_copy_of_its_run(study):
     assert [event.data["restarts"] for event in one.events("started")] == [0, 1]
 
 
-def test_a_preempted_run_waits_where_slurm_starts_it_again_and_is_preempted_where_not(study):
+def test_a_preempted_run_waits_if_slurm_requeues_it_and_is_preempted_otherwise(study):
     again, gone = study(suffix="-again"), study("requeue: 0, partition: graced", "-gone")
     both = "Nodes=work1,work2 DefMemPerCPU=100"
     partitions = [f"PartitionName=urgent PriorityTier=10 {both}", f"PartitionName=graced GraceTime=30 {both}"]
@@ -374,7 +374,7 @@ def test_a_preempted_run_waits_where_slurm_starts_it_again_and_is_preempted_wher
             one.end()
 
 
-def test_a_suspended_run_goes_on_and_its_pause_is_on_record(study):
+def test_a_suspended_run_continues_and_its_suspension_is_recorded(study):
     one = study()
     one.jobs("submit", "--matrix", one.matrix("axes: {strategy: [ddp], gpus: [4]}", steps=FOREVER))
     (folder,) = one.folders()
@@ -424,7 +424,7 @@ def test_cells_run_inside_an_allocation_that_a_person_has(study):
 
 
 @only_in_long_form
-def test_changed_packages_hold_all_runs_and_a_person_releases_them_in_their_place(study):
+def test_changed_packages_hold_all_runs_until_a_person_releases_them(study):
     """Packages changed after the submission, so all runs are held, and `jobs retry --only held` lets them start with the same
     jobs. `requeue: 0` forbids Slurm to restart a job, so a start at which a run was only held must not count as a start of the
     run."""

@@ -66,7 +66,7 @@ def desk(slurm, tmp_path):
     return found
 
 
-def test_through_two_machines_to_the_controller(desk):
+def test_commands_reach_the_controller_through_two_jump_hosts(desk):
     (desk.path / "far.yaml").write_text(FAR.format(shared=desk.slurm.shared))
     (head,) = json.loads(desk.run("provision", str(desk.path / "far.yaml"), "facts", "--json").stdout)["nodes"]
     assert [desk.slurm.nodes["head"].address.host] in head["addresses"].values()

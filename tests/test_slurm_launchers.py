@@ -9,7 +9,7 @@ from jobs.launcher import launchers
 pytestmark = pytest.mark.e2e
 
 
-def test_the_same_cell_has_the_same_losses_through_each_launcher_on_one_and_two_nodes(slurm):
+def test_a_cell_has_the_same_losses_through_each_launcher_of_slurm(slurm):
     names = sorted(launcher.name for launcher in launchers().values() if launcher.several_nodes)
     assert names == ["deepspeed", "submitit", "torchrun"]
     study = Study.new(slurm, "launchers")

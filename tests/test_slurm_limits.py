@@ -73,7 +73,7 @@ def refusal(tmp_path, queue, says, runs=("r1",)):
 
 
 @pytest.mark.parametrize("word", LATER)
-def test_these_words_say_that_there_may_be_room_later(tmp_path, queue, word):
+def test_an_error_of_a_temporary_limit_raises_no_room(tmp_path, queue, word):
     """With each error message in LATER, Slurm may accept the job later, so `submission.send` raises NoRoom."""
     answer = SlurmOutput(1, "", LATER[word])
     assert not query.is_away(answer)
@@ -81,7 +81,7 @@ def test_these_words_say_that_there_may_be_room_later(tmp_path, queue, word):
 
 
 @pytest.mark.parametrize("text", NEVER)
-def test_these_do_not(tmp_path, queue, text):
+def test_an_error_of_a_permanent_limit_is_a_rejection(tmp_path, queue, text):
     """With each error message in NEVER, Slurm rejects the job for good, so the error is not NoRoom."""
     refused = refusal(tmp_path, queue, text)
     assert not isinstance(refused, submission.NoRoom)
@@ -93,7 +93,7 @@ def test_a_rejected_job_of_several_runs_is_named_by_all_of_them(tmp_path, queue)
 
 
 @pytest.mark.parametrize("word", ["AssocMaxSubmitJobLimit", BUSY])
-def test_a_command_that_waits_sends_all_of_them_once_each(tmp_path, queue, word, capsys):
+def test_a_waiting_command_submits_each_run_once(tmp_path, queue, word, capsys):
     queue.rule(places=5, ends=2, says=[LATER[word]])
     study = Study(tmp_path, 23)
     assert study.jobs("submit", "--wait") == 0
@@ -107,7 +107,7 @@ def test_a_command_that_waits_sends_all_of_them_once_each(tmp_path, queue, word,
     assert "not submitted" not in said.err
 
 
-def test_as_many_go_as_have_ended_and_a_try_in_vain_is_one_call(tmp_path, queue):
+def test_a_full_queue_gets_as_many_runs_as_have_ended(tmp_path, queue):
     queue.rule(places=16, ends=8, **MAX_SUBMIT)
     study = Study(tmp_path, 64)
     assert study.jobs("submit", "--wait") == 0
@@ -118,7 +118,7 @@ def test_as_many_go_as_have_ended_and_a_try_in_vain_is_one_call(tmp_path, queue)
     assert len(later) <= 2 * looks
 
 
-def test_a_command_that_does_not_wait_says_so_and_the_same_one_sends_the_rest(tmp_path, queue, capsys):
+def test_a_command_that_does_not_wait_names_the_rest_and_a_second_call_sends_it(tmp_path, queue, capsys):
     queue.rule(places=5, **MAX_SUBMIT)
     study = Study(tmp_path, 7)
     assert study.jobs("submit") == 1
@@ -146,7 +146,7 @@ def test_attempts_that_a_retry_had_no_room_for_go_with_the_next(tmp_path, queue)
     assert study.times_sent() == {(1, 1)}
 
 
-def test_a_larger_array_than_slurm_takes_is_cut(tmp_path, queue):
+def test_an_array_larger_than_the_limit_of_slurm_is_split(tmp_path, queue):
     queue.rule(largest_array=3, says_largest_array=10)
     study = Study(tmp_path, 20)
     assert study.jobs("submit", "--wait") == 0
@@ -154,14 +154,14 @@ def test_a_larger_array_than_slurm_takes_is_cut(tmp_path, queue):
     assert sizes(queue) == [10, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
 
 
-def test_where_arrays_are_switched_off_runs_go_one_by_one(tmp_path, queue):
+def test_runs_are_submitted_one_by_one_if_arrays_are_switched_off(tmp_path, queue):
     queue.rule(largest_array=1, says_largest_array=0)
     study = Study(tmp_path, 3)
     assert study.jobs("submit", "--wait") == 0
     assert sizes(queue) == [1, 1, 1]
 
 
-def test_no_more_than_that_many_run_at_a_time(tmp_path, queue):
+def test_max_parallel_limits_the_runs_of_a_split_submission(tmp_path, queue):
     """With --max-parallel 2, at most two runs run at a time, also when a limit of Slurm splits the submission."""
     queue.rule(places=6, ends=1, **MAX_SUBMIT)
     study = Study(tmp_path, 12)
@@ -174,7 +174,7 @@ def test_no_more_than_that_many_run_at_a_time(tmp_path, queue):
     assert not [words for words in later if "--array=0-2" in words]
 
 
-def test_what_was_sent_after_a_look_is_looked_at_again(tmp_path, monkeypatch, capsys):
+def test_a_run_submitted_after_a_reading_of_states_is_read_again(tmp_path, monkeypatch, capsys):
     """A run that was sent after `jobs` read its state is not final in that reading, so `jobs` reads its state again."""
 
     class Last:  # a stand-in for a Backlog with one waiting run, which Slurm accepts at the first attempt
@@ -224,7 +224,7 @@ def test_what_was_sent_after_a_look_is_looked_at_again(tmp_path, monkeypatch, ca
     assert run["state"] == "completed"
 
 
-def test_ctrl_c_ends_the_watching_and_says_what_is_not_sent(tmp_path, queue, capsys):
+def test_ctrl_c_ends_the_watching_and_names_the_unsent_runs(tmp_path, queue, capsys):
     queue.rule(places=4, ends=0, interrupts_at=2, **MAX_SUBMIT)
     study = Study(tmp_path, 6)
     assert study.jobs("submit", "--wait") == 130
@@ -237,7 +237,7 @@ def test_ctrl_c_ends_the_watching_and_says_what_is_not_sent(tmp_path, queue, cap
     assert study.times_sent() == {(1, 1)}
 
 
-def test_what_slurm_takes_never_is_said_and_the_others_are_seen_to_their_end(tmp_path, queue, capsys):
+def test_a_permanently_rejected_run_is_reported_and_the_others_are_awaited(tmp_path, queue, capsys):
     """One of four runs is always rejected: its error is printed, and the other three runs are submitted and waited for."""
     queue.rule(places=2, ends=1, **MAX_SUBMIT)
     study = Study(tmp_path, 4)
@@ -250,7 +250,7 @@ def test_what_slurm_takes_never_is_said_and_the_others_are_seen_to_their_end(tmp
     assert sorted(study.states()) == ["oom"] * 3 + ["planned"]
 
 
-def test_sbatch_is_not_waited_for_while_it_goes_on_trying_by_itself(tmp_path, queue):
+def test_sbatch_is_ended_while_it_retries_by_itself(tmp_path, queue):
     """sbatch reports a temporary error and tries again by itself. `jobs` ends it, so that it submits nothing later."""
     sbatch = queue.folder / "sbatch"
     sbatch.rename(queue.folder / "later")
@@ -262,7 +262,7 @@ def test_sbatch_is_not_waited_for_while_it_goes_on_trying_by_itself(tmp_path, qu
     assert queue.state()["last"] == 0
 
 
-def test_what_is_cancelled_meanwhile_is_not_sent_nor_waited_for(tmp_path, queue):
+def test_a_run_cancelled_meanwhile_is_neither_submitted_nor_awaited(tmp_path, queue):
     queue.rule(places=0, **MAX_SUBMIT)
     study = Study(tmp_path, 3)
     assert study.jobs("submit") == 1
@@ -276,7 +276,7 @@ def test_what_is_cancelled_meanwhile_is_not_sent_nor_waited_for(tmp_path, queue)
     assert queue.state()["last"] == 0
 
 
-def test_a_slurm_that_is_away_meanwhile_is_waited_for(tmp_path, queue):
+def test_an_unreachable_slurm_is_awaited(tmp_path, queue):
     queue.rule(places=0, **MAX_SUBMIT)
     study = Study(tmp_path, 3)
     assert study.jobs("submit") == 1
@@ -298,7 +298,7 @@ def test_a_slurm_that_is_away_meanwhile_is_waited_for(tmp_path, queue):
     assert study.times_sent() == {(1, 1)}
 
 
-def test_tries_in_vain_become_rare(tmp_path, queue, monkeypatch):
+def test_the_pause_between_rejected_submissions_grows(tmp_path, queue, monkeypatch):
     """While Slurm keeps rejecting jobs, the pause between two attempts doubles from 10 s to at most 600 s."""
     now = [0.0]
     monkeypatch.setattr(backlog.time, "monotonic", lambda: now[0])

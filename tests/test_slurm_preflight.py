@@ -65,13 +65,13 @@ def test_nodes_that_are_down_now_reject_nothing(study, queue):
         "allocation failure: Unable to contact slurm controller (connect failure)",
     ],
 )
-def test_what_holds_only_now_is_left_to_the_submission(study, queue, says):
+def test_a_temporary_reason_of_test_only_does_not_stop_the_submission(study, queue, says):
     """`jobs submit` ignores a rejection by --test-only whose reason may pass, such as busy nodes or a full queue."""
     queue.rule(rejects={"--nodes=2": says})
     assert study.jobs("submit") == 0
 
 
-def test_a_controller_that_does_not_answer_is_left_to_the_submission(study, queue, capsys):
+def test_a_controller_that_does_not_answer_test_only_does_not_stop_the_submission(study, queue, capsys):
     queue.rule(unreachable=["sbatch", "squeue", "sacct"])
     assert study.jobs("submit") == 1
     assert "does not answer" in capsys.readouterr().err
@@ -84,7 +84,7 @@ def test_a_pack_is_asked_with_its_whole_time(study, queue, capsys):
     assert "by: slurm.time." in capsys.readouterr().err
 
 
-def test_a_retry_is_asked_too(study, queue, capsys):
+def test_a_retry_is_checked_with_test_only(study, queue, capsys):
     assert study.jobs("submit", "--wait") == 0
     before = sorted(path.name for path in study.workspace.runs.iterdir())
     queue.rule(rejects={"--nodes=1": "allocation failure: Invalid feature specification"})
@@ -102,5 +102,5 @@ def test_a_retry_is_asked_too(study, queue, capsys):
          "invalid partition specified: x; Invalid partition name specified"),
     ],
 )  # fmt: skip
-def test_words_of_sbatch(stderr, said):
+def test_the_error_text_of_sbatch_is_parsed(stderr, said):
     assert preflight.words(stderr) == said

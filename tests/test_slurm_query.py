@@ -41,13 +41,13 @@ def listed(what, job, state):
     return "|".join(known.get(name, "None") for name in names)
 
 
-def test_of_runs_that_have_all_ended_the_accounts_are_asked(stand_in):
+def test_ended_runs_are_looked_up_with_sacct(stand_in):
     stand_in.says("sacct", *(listed("sacct", f"7_{task}", "COMPLETED") for task in range(1000)))
     found = query.of(["7"], 0.0)
     assert (len(found.jobs), found.complete, stand_in.calls()) == (1000, True, ["sacct"])
 
 
-def test_while_some_are_at_work_the_controller_alone_is_asked(stand_in):
+def test_running_runs_are_looked_up_only_with_squeue(stand_in):
     """If squeue lists all jobs, sacct is not called."""
     stand_in.says("squeue", listed("squeue", "7_998", "RUNNING"), listed("squeue", "7_[999-1000]", "PENDING"))
     found = query.of(["7"], 0.0, {"7_998", "7_999", "7_1000"})
@@ -57,7 +57,7 @@ def test_while_some_are_at_work_the_controller_alone_is_asked(stand_in):
     assert (found.complete, stand_in.calls()) == (True, ["squeue"])
 
 
-def test_what_the_controller_has_forgotten_the_accounts_tell(stand_in):
+def test_jobs_that_squeue_does_not_list_are_looked_up_with_sacct(stand_in):
     """sacct is called for jobs that squeue does not list any more. For other jobs, squeue decides."""
     stand_in.says("squeue", listed("squeue", "7_1", "RUNNING"))
     stand_in.says("sacct", listed("sacct", "7_0", "NODE_FAIL"), listed("sacct", "7_1", "PENDING"))
@@ -66,7 +66,7 @@ def test_what_the_controller_has_forgotten_the_accounts_tell(stand_in):
     assert (found.complete, stand_in.calls()) == (True, ["squeue", "sacct"])
 
 
-def test_accounts_that_end_well_with_an_error_have_not_told_all(stand_in):
+def test_sacct_output_with_an_error_and_exit_code_0_is_incomplete(stand_in):
     """sacct may exit with 0 although it prints an error. Its answer is then incomplete."""
     stand_in.says("sacct", error="sacct: error: slurm_persist_conn_open: Something happened with the receiving of a response")
     assert query.of(["7"], 0.0).complete is False
@@ -74,14 +74,14 @@ def test_accounts_that_end_well_with_an_error_have_not_told_all(stand_in):
     assert query.of(["7"], 0.0).complete is True
 
 
-def test_of_two_arrays_with_one_number_the_later_one_is_meant(stand_in):
+def test_of_two_arrays_with_the_same_job_number_the_later_counts(stand_in):
     """If sacct lists two arrays with the same job number, the array that was submitted later counts."""
     stand_in.says("sacct", "7_3|old.1|FAILED|1700000000|0|n|None", "7_[0-9]|new.1|PENDING|1800000000|Unknown||None")
     stand_in.says("squeue", code=1, error=AWAY)
     assert query.of(["7"], 0.0).jobs["7_3"].name == "new.1"
 
 
-def test_of_a_controller_that_is_away_the_accounts_are_asked_and_it_is_said(stand_in):
+def test_an_unreachable_controller_is_reported_and_sacct_is_used(stand_in):
     stand_in.says("squeue", code=1, error=AWAY)
     stand_in.says("sacct", listed("sacct", "7_1", "RUNNING"))
     found = query.of(["7"], 0.0, {"7_1"})
@@ -89,7 +89,7 @@ def test_of_a_controller_that_is_away_the_accounts_are_asked_and_it_is_said(stan
     assert "connect failure" in found.why_not
 
 
-def test_of_an_end_after_which_slurm_may_start_it_again_the_controller_is_asked(stand_in):
+def test_a_requeueable_end_in_sacct_is_looked_up_with_squeue(stand_in):
     """Slurm may restart a job that sacct lists as PREEMPTED or NODE_FAIL, so squeue is called too."""
     stand_in.says("sacct", listed("sacct", "7", "PREEMPTED"), listed("sacct", "8", "NODE_FAIL"), listed("sacct", "9", "FAILED"))
     stand_in.says("squeue", listed("squeue", "7", "PENDING"))

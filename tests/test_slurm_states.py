@@ -59,7 +59,7 @@ def said(found):
     return {job.id: states.ours(job.state) for job in found.jobs.values()}
 
 
-def test_of_accounts_that_lag_and_the_queue_the_queue_is_right(says):
+def test_squeue_counts_before_an_outdated_sacct(says):
     says(sacct=recorded("sacct-middle"), squeue=recorded("squeue-middle"))
     found = query.of(ALL, 0.0)
     assert (found.why_not, found.complete) == ("", True)
@@ -75,7 +75,7 @@ def test_of_accounts_that_lag_and_the_queue_the_queue_is_right(says):
     assert "25_161" not in found.jobs
 
 
-def test_accounts_of_what_has_ended_are_enough(says):
+def test_squeue_is_not_called_if_sacct_says_that_all_jobs_have_ended(says):
     """If sacct says that all jobs have ended, squeue is not called."""
     says(sacct=recorded("sacct-end"), squeue=(99, "squeue: must not be asked"))
     found = query.of(ALL, 0.0)
@@ -85,7 +85,7 @@ def test_accounts_of_what_has_ended_are_enough(says):
     assert said(found)["25_300"] == "cancelled"
 
 
-def test_a_task_that_stands_alone_and_in_a_range_is_what_is_said_of_it_alone(says):
+def test_a_task_listed_alone_and_in_a_range_has_the_state_of_its_own_line(says):
     """sacct may list a task of an array by itself and also in a range of waiting tasks. Its own line decides."""
     says(sacct=recorded("sacct-middle"), squeue=AWAY)
     found = query.of(ALL, 0.0)
@@ -94,7 +94,7 @@ def test_a_task_that_stands_alone_and_in_a_range_is_what_is_said_of_it_alone(say
 
 
 @pytest.mark.parametrize(("accounts", "complete"), [(NO_ACCOUNTS, True), (NO_DATABASE, False)])
-def test_without_accounts_the_controller_knows_all_there_is(says, accounts, complete):
+def test_without_sacct_the_controller_decides_the_state(says, accounts, complete):
     """Without accounting, the answer of squeue is complete. If the database is only unreachable, it is not."""
     says(sacct=accounts, squeue=recorded("squeue-middle"))
     found = query.of(ALL, 0.0)
@@ -112,7 +112,7 @@ def test_without_accounts_the_controller_knows_all_there_is(says, accounts, comp
         ("12_[1,...]", ["12_1"]),
     ],
 )
-def test_tasks_of_an_array(says, listed, tasks):
+def test_the_tasks_of_an_array_are_parsed(says, listed, tasks):
     says(sacct=f"{listed}|m.1|PENDING|1795283038|Unknown|None assigned|None\n", squeue="")
     assert list(query.of(["12"], 0.0).jobs) == tasks
 
@@ -261,14 +261,14 @@ def together(run_of, says, tmp_path):
         ("cancelled", "PENDING", "cancelled", ""),
     ],
 )
-def test_what_is_true_of_a_run(together, own, raw, state, words):
+def test_the_state_of_a_run_follows_from_its_records_and_slurm(together, own, raw, state, words):
     """The state of a run follows from its own records (`own`) and the state in Slurm (`raw`)."""
     (verdict,) = together([own], raw)
     assert (verdict.state, words in verdict.why) == (state, True), verdict
 
 
 @pytest.mark.parametrize("raw", EVERY)
-def test_whatever_slurm_says_nothing_else_is_completed_and_what_is_completed_stays_so(together, raw):
+def test_a_run_is_completed_exactly_if_its_own_records_say_so(together, raw):
     """For every state in Slurm, a run is completed exactly if its own records say so."""
     found = {own: verdict.state for own, verdict in zip(OWN, together(list(OWN), raw), strict=True)}
     assert set(found.values()) <= STATES.keys()
@@ -276,14 +276,14 @@ def test_whatever_slurm_says_nothing_else_is_completed_and_what_is_completed_sta
     assert found["cancelled"] == found["taken back"] == "cancelled"
 
 
-def test_a_start_after_the_end_that_is_on_record_is_another_one(together):
+def test_a_start_after_the_recorded_end_is_a_restart(together):
     """If Slurm's job started after the recorded end of a run, Slurm started the run again, unless the run completed."""
     again, completed = together(["timeout", "completed"], "RUNNING", start_s=time.time() - 1)
     assert (again.state, again.why) == ("pending", "started again by Slurm, after timeout")
     assert completed.state == "completed"
 
 
-def test_in_a_job_of_several_runs_what_ends_the_job_is_no_word_on_those_that_ended_before(together):
+def test_the_end_of_a_shared_job_does_not_change_runs_that_ended_before(together):
     """If several runs share a job, the end of the job does not change the state of runs that ended before."""
     failed, waits = together(["failed", "waits"], "RUNNING", kind="pack")
     assert (failed.state, waits.why) == ("failed", "waits for the earlier runs in its job")
@@ -315,9 +315,7 @@ def test_a_job_that_slurm_does_not_know_yet_is_waited_for(run_of, says, tmp_path
     assert seen(tmp_path, run_of(OWN[own], place="lost")).verdict.state == "unknown"
 
 
-def test_without_accounts_a_job_that_the_controller_dropped_is_unknown_and_a_database_away_changes_nothing(
-    run_of, says, tmp_path
-):
+def test_a_job_dropped_by_the_controller_is_unknown_without_sacct(run_of, says, tmp_path):
     folder = run_of(OWN["runs"])
     says(sacct=NO_DATABASE, squeue="")
     assert seen(tmp_path, folder).verdict.state == "running"
@@ -325,7 +323,7 @@ def test_without_accounts_a_job_that_the_controller_dropped_is_unknown_and_a_dat
     assert seen(tmp_path, folder).verdict.state == "unknown"
 
 
-def test_a_controller_that_is_away_is_said_and_changes_nothing(run_of, says, tmp_path):
+def test_an_unreachable_controller_is_reported_and_changes_no_state(run_of, says, tmp_path):
     folder = run_of(OWN["runs"])
     why = "Unable to contact slurm controller (connect failure)"
     says(sacct=NO_DATABASE, squeue=AWAY)

@@ -53,7 +53,7 @@ def test_the_number_of_a_federated_cluster_is_read(tmp_path, queue):
     assert jobs_of(study) == {"1"}
 
 
-def test_a_lost_answer_of_a_slurm_that_stays_silent_is_said_to_be_unknown(tmp_path, queue, capsys):
+def test_a_submission_without_an_answer_of_slurm_is_unknown(tmp_path, queue, capsys):
     queue.rule(loses_answers=True, unreachable=["squeue", "sacct"])
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 1
@@ -68,7 +68,7 @@ def test_a_lost_answer_of_a_slurm_that_stays_silent_is_said_to_be_unknown(tmp_pa
     assert len(queue.calls("sbatch")) == 1
 
 
-def test_of_many_runs_whose_job_is_not_known_the_first_three_are_named(tmp_path, queue, capsys):
+def test_the_first_three_of_many_runs_with_unknown_jobs_are_named(tmp_path, queue, capsys):
     queue.rule(loses_answers=True, unreachable=["squeue", "sacct"])
     study = Study(tmp_path, 4)
     assert study.jobs("submit") == 1
@@ -76,7 +76,7 @@ def test_of_many_runs_whose_job_is_not_known_the_first_three_are_named(tmp_path,
     assert f"{NOT_KNOWN}{one.token} (4 runs: {', '.join(one.runs[:3])}, ...)" in capsys.readouterr().err
 
 
-def test_what_an_earlier_command_left_open_is_unknown_while_slurm_is_away(tmp_path, queue, capsys):
+def test_an_open_submission_is_unknown_while_slurm_is_unreachable(tmp_path, queue, capsys):
     """sbatch gave no answer, and Slurm then became unreachable. The next command submits nothing and the run stays pending."""
     queue.rule(loses_answers=True, unreachable=["squeue"])
     study = Study(tmp_path, 1)
@@ -88,7 +88,7 @@ def test_what_an_earlier_command_left_open_is_unknown_while_slurm_is_away(tmp_pa
     assert study.states() == ["pending"]
 
 
-def test_a_cancellation_that_slurm_did_not_hear_says_what_was_changed_and_the_next_one_ends_it(tmp_path, queue, capsys):
+def test_a_cancellation_without_slurm_is_reported_and_completed_by_the_next_one(tmp_path, queue, capsys):
     queue.rule(ends=0)
     study = Study(tmp_path, 1)
     assert study.jobs("submit") == 0
@@ -139,7 +139,7 @@ def test_slurms_commands_inherit_no_option_of_a_job_or_of_a_person(tmp_path, que
         assert given["SLURM_CONF"] == "/etc/site/slurm.conf"
 
 
-def test_the_leftover_job_of_a_finished_run_is_cancelled_and_said(tmp_path, queue, capsys):
+def test_the_leftover_job_of_a_finished_run_is_cancelled_and_reported(tmp_path, queue, capsys):
     study = requeued_after_its_end(tmp_path, queue)
     (first,) = [run for run in study.workspace.all_runs() if "1_0" in {event.data.get("job") for event in run.events()}]
     assert study.jobs("status", first.run_id) == 0
@@ -154,7 +154,7 @@ def test_the_leftover_job_of_a_finished_run_is_cancelled_and_said(tmp_path, queu
 
 
 @pytest.mark.parametrize("words", [("submit",), ("submit", "--wait"), ("cancel", "--all"), ("status", "--watch"), ("retry",)])
-def test_these_commands_cancel_leftover_jobs_too(tmp_path, queue, capsys, words):
+def test_submit_cancel_and_status_cancel_leftover_jobs(tmp_path, queue, capsys, words):
     study = requeued_after_its_end(tmp_path, queue)
     assert study.jobs(*words) == 0
     said = capsys.readouterr()

@@ -112,7 +112,7 @@ def test_runs_without_slurm_share_no_node_and_end_on_all_of_their_nodes(desk, sl
 
 
 @only_in_long_form
-def test_a_failed_run_without_slurm_starts_again_by_itself_as_often_as_the_matrix_allows(desk, slurm):
+def test_a_failed_run_without_slurm_is_retried_as_often_as_the_matrix_allows(desk, slurm):
     more = "axes: {strategy: [ddp], gpus: [2], nnodes: [2]}\nretry: {failed: 1}"
     desk.run("jobs", "submit", "--matrix", matrix(desk, FOREVER, more))
     twin = desk.twin()
@@ -175,7 +175,7 @@ def test_nodes_without_a_shared_folder_train_as_one_machine_does(far_desk, apart
 
 
 @only_in_long_form
-def test_a_run_without_a_shared_folder_loses_a_node_and_resumes_from_the_parts_of_its_checkpoint(far_desk, apart):
+def test_a_run_without_a_shared_folder_that_lost_a_node_resumes(far_desk, apart):
     saves = "instruments: {checkpoints: {every_steps: 5, keep: 2}}"
     text = MATRIX.format(name="small", steps=FOREVER, more="axes: {strategy: [fsdp2], gpus: [4], nnodes: [2], seed: [1, 2]}")
     path = far_desk.path / "small.yaml"

@@ -122,7 +122,7 @@ def agent(tmp_path, monkeypatch):
     os.kill(int(re.search(r"SSH_AGENT_PID=(\d+)", said)[1]), 15)
 
 
-def test_a_key_with_a_passphrase_and_no_terminal_says_what_helps_and_that_helps(machine, tmp_path, agent, monkeypatch):
+def test_a_key_with_a_passphrase_without_a_terminal_gives_working_advice(machine, tmp_path, agent, monkeypatch):
     identity = key(machine, tmp_path, PASSPHRASE)
     there = login(machine, tmp_path, identity)
     with pytest.raises(Unreachable, match=r"^127\.0\.0\.1: the key needs a passphrase; add it to an agent: ssh-add\.$"):
@@ -136,7 +136,7 @@ def test_a_key_with_a_passphrase_and_no_terminal_says_what_helps_and_that_helps(
 
 
 @pytest.mark.parametrize("socket_of_an_agent", [None, "that ended"])
-def test_without_an_agent_and_without_a_key_it_says_what_to_give(machine, tmp_path, monkeypatch, socket_of_an_agent):
+def test_a_login_without_agent_and_key_names_the_missing_key(machine, tmp_path, monkeypatch, socket_of_an_agent):
     key(machine, tmp_path)
     if socket_of_an_agent:
         monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "an agent that ended"))
@@ -145,7 +145,7 @@ def test_without_an_agent_and_without_a_key_it_says_what_to_give(machine, tmp_pa
     assert "\n" not in str(caught.value)
 
 
-def test_of_a_machine_that_was_installed_anew_the_advice_removes_the_old_key(machine, tmp_path):
+def test_the_advice_for_a_reinstalled_machine_removes_its_old_host_key(machine, tmp_path):
     identity = key(machine, tmp_path)
     before = login(machine, tmp_path, identity)
     assert before.run(["true"], timeout_s=HANG_S).code == 0
@@ -160,7 +160,7 @@ def test_of_a_machine_that_was_installed_anew_the_advice_removes_the_old_key(mac
     after.close()
 
 
-def test_what_a_bashrc_prints_is_no_part_of_an_answer(machine, tmp_path):
+def test_output_of_a_bashrc_is_no_part_of_an_answer(machine, tmp_path):
     there = login(machine, tmp_path, key(machine, tmp_path))
     (machine.home / ".bashrc").write_text("printf 'Welcome\\nto the cluster'; echo 'module: not found' >&2\n")
     bare = there.run(["true"], timeout_s=HANG_S)  # the first command of a connection logs in

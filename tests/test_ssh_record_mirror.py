@@ -39,7 +39,7 @@ def copied(tmp_path):
     return node, first, copy
 
 
-def test_what_was_added_is_sent_once(copied):
+def test_appended_records_are_sent_once(copied):
     node, first, copy = copied
     path = node / "steps/rank-00003.jsonl"
     path.write_text("a\n")
@@ -172,7 +172,7 @@ def test_a_line_of_a_node_that_is_no_record_is_a_sentence(tmp_path, monkeypatch,
     assert [path.name for path in run.iterdir()] == ["log"]
 
 
-def test_records_that_nobody_reads_are_given_up_with_a_sentence(tmp_path, monkeypatch):
+def test_records_without_a_reader_are_given_up_with_a_sentence(tmp_path, monkeypatch):
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     while True:

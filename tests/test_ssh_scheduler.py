@@ -49,7 +49,7 @@ def up(folder, count):
     until(lambda: len(list(folder.path.glob("up.*"))) == count, f"{folder.run_id}: {count} tasks")
 
 
-def test_each_node_gets_its_task_with_what_it_has_to_know(nodes, monkeypatch):
+def test_each_node_gets_its_task_with_its_environment(nodes, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("SSH_CONNECTION", "of this login")
     folder = nodes.run(1, 2, "env > environment.$SHARDLAB_NODE")
@@ -133,7 +133,7 @@ def test_two_runs_share_no_node_and_start_in_order(nodes):
     assert [seen.raw for seen in queue.observe([own(folder) for folder in folders])] == ["ended"] * 3
 
 
-def test_a_run_of_another_workspace_waits_too(nodes, tmp_path, monkeypatch):
+def test_a_run_of_another_workspace_waits_for_the_node(nodes, tmp_path, monkeypatch):
     at_work, other = nodes.run(1, 2, RUNS), SshNodes(tmp_path / "other", monkeypatch)
     waits = other.run(2, 1, "true")
     nodes.submit(at_work)
@@ -183,7 +183,7 @@ def test_a_login_that_is_refused_names_the_key_of_the_cluster_file(nodes):
     assert folder.judge().state == "failed"
 
 
-def test_a_runner_that_was_killed_leaves_the_nodes_to_the_runs_that_have_them(nodes):
+def test_a_killed_runner_does_not_free_the_nodes_of_its_runs(nodes):
     at_work, waits = nodes.run(1, 2, RUNS), nodes.run(2, 1, "true")
     queue = nodes.submit(at_work, waits)
     up(at_work, 2)
@@ -205,7 +205,7 @@ def workspace(tmp_path):
     return made
 
 
-def test_the_script_of_a_run(monkeypatch, workspace):
+def test_the_script_of_a_run_over_ssh_is_the_golden_text(monkeypatch, workspace):
     monkeypatch.setattr(sys, "executable", "/opt/my env/bin/python3")
     where = cluster.load(workspace.path / "cluster.yaml")
     source = render.source("m", where, workspace)

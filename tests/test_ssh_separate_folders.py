@@ -270,7 +270,7 @@ def test_fetch_gathers_the_parts_of_all_nodes(nodes, fetch):
     assert not (nodes.workspace.runs / ".parts/gpu1").exists()
 
 
-def test_a_part_that_is_missing_is_said_and_comes_later(nodes, fetch):
+def test_a_missing_part_is_reported_and_fetched_later(nodes, fetch):
     folder = ended(nodes)
     nodes.break_login("gpu2", "ssh: connect to host gpu2 port 22: No route to host")
     found = fetch(code=1)[folder.run_id]
@@ -329,7 +329,7 @@ def test_a_copy_that_was_cut_is_replaced_by_the_whole_file(nodes, fetch):
 
 
 @pytest.mark.parametrize("longer", ["gpu1", "gpu2"])
-def test_of_two_logs_of_one_name_the_longer_is_kept_if_it_begins_with_the_other(nodes, fetch, longer):
+def test_the_longer_of_two_logs_with_a_common_beginning_is_kept(nodes, fetch, longer):
     folder = ended(nodes)
     for node in ("gpu1", "gpu2"):
         for name in ("log/of-both.log", "samples/of-both.jsonl", "samples/of-both.columns"):
@@ -339,7 +339,7 @@ def test_of_two_logs_of_one_name_the_longer_is_kept_if_it_begins_with_the_other(
         assert (folder.path / name).read_text() == "one\ntwo\n"
 
 
-def test_what_only_the_first_node_writes_is_not_taken_from_another_node(nodes, fetch):
+def test_files_of_the_first_node_are_not_taken_from_another_node(nodes, fetch):
     folder, hostile = (
         ended(nodes),
         {"claim/by-gpu2": "x", "job.sbatch": "x", "events.hold.x.jsonl": "x", "log/ssh.gpu7.log": "x"},

@@ -43,7 +43,7 @@ RUN = (("rendered", {}), ("submitted", {}), ("started", {}))
         ((*RUN, ("timeout", {}), *EXITED_1, ("started", {}), ("failed", {}), *EXITED_1), (False, 3, 5), "failed", ""),
     ],
 )
-def test_states(told, witnesses, state, words):
+def test_the_state_of_a_run_follows_from_its_events(told, witnesses, state, words):
     has_result, steps, asked = witnesses
     found = judge(events(*told), has_result=has_result, steps=steps, steps_asked=asked)
     assert found.state == state

@@ -14,7 +14,7 @@ def step(number, end_s, seconds, **more):
     return StepRecord(schema=1, step=number, t_s=0.0, wall_s=end_s, units=8, step_ms=1000 * seconds, **more)
 
 
-def test_pauses_end_when_they_are_noted():
+def test_a_suspension_ends_at_the_time_of_its_event():
     """The event `stood_still` is written when a suspension ends, so the suspension lies before the time of the event."""
     noted = [event("started", 5.0), event("stood_still", 100.0, seconds=40.0), event("stood_still", 200.0)]
     assert suspension.of(noted) == [(60.0, 100.0)]
@@ -33,7 +33,7 @@ def test_a_step_that_overlaps_a_pause_is_set_aside(end_s, seconds, holds):
     assert (found.watched, found.loss, found.step_ms) == (holds, 2.0, 1000 * seconds)
 
 
-def test_without_a_pause_records_are_what_they_were():
+def test_records_without_a_suspension_are_unchanged():
     records = [step(1, 10.0, 1.0), step(2, 12.0, 1.0, watched=True)]
     assert suspension.mark_suspended(records, []) is records
     assert suspension.mark_suspended(records, [(60.0, 100.0)]) == records

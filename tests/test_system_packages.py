@@ -68,7 +68,7 @@ def machine(tmp_path):
     return machine
 
 
-def test_a_user_gets_one_line_to_paste_with_what_is_missing_only(machine):
+def test_a_user_gets_one_command_with_only_the_missing_packages(machine):
     packages = machine.missing()
     assert "chromium" in packages
     assert "zsh" not in packages
@@ -76,12 +76,12 @@ def test_a_user_gets_one_line_to_paste_with_what_is_missing_only(machine):
     assert machine.make_system("debian") == f"for the tests that are skipped otherwise: {line}"
 
 
-def test_another_browser_will_do(machine):
+def test_another_chromium_based_browser_is_accepted(machine):
     machine.add("google-chrome")
     assert "chromium" not in machine.make_system("debian")
 
 
-def test_on_ubuntu_chromium_is_left_out_and_the_reason_is_said(machine):
+def test_on_ubuntu_chromium_is_left_out_with_the_reason(machine):
     why, line = machine.make_system("ubuntu").splitlines()
     assert why.startswith("no chromium or google-chrome: Ubuntu has it only as a snap")
     packages = [package for package in machine.missing() if package != "chromium"]
@@ -97,14 +97,14 @@ def test_any_other_system_gets_the_names_of_debian(machine):
     assert said == f"missing, so that the tests that need them are skipped (Debian's names): {' '.join(machine.missing())}\n"
 
 
-def test_nothing_is_said_if_nothing_is_missing(machine):
+def test_no_line_is_printed_if_no_package_is_missing(machine):
     for command in PACKAGES:
         machine.add(command)
     assert machine.make_system("ubuntu") == ""
 
 
 @pytest.mark.parametrize("os_release", ["debian", "ubuntu"])
-def test_root_is_told_what_is_installed_before_it_is(machine, os_release):
+def test_root_sees_the_list_of_packages_before_their_installation(machine, os_release):
     machine.add("id", "echo 0")
     machine.add("apt-get", 'echo "$DEBIAN_FRONTEND $*" >> "${0%/*}/asked"; echo apt was asked to $2')
     packages = [package for package in machine.missing() if (package, os_release) != ("chromium", "ubuntu")]

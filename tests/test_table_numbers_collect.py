@@ -104,7 +104,7 @@ def summarized(tmp_path_factory):
     return found
 
 
-def test_the_summary_shows_the_known_number_of_each_metric_under_its_heading_and_unit():
+def test_the_summary_shows_the_known_number_of_each_metric_with_heading_and_unit():
     row = CellRow("cell", {"strategy": "ddp", "gpus": 2}, 3, {"completed": 3}, True, None, None, estimates(), [])
     table = columns.table([row])
     shown = {column.name: column for further in table.further for column in further.columns[1:]}
@@ -140,7 +140,7 @@ def test_the_flat_table_holds_the_known_number_of_each_metric_in_its_column(summ
     assert {key: str(value) for key, value in cell.items()} == {key: str(expected[key]) for key in cell}
 
 
-def test_the_workbook_holds_the_known_number_of_each_metric_under_its_heading_and_unit(summarized):
+def test_the_workbook_holds_the_known_number_of_each_metric_with_its_unit(summarized):
     of_cells = xlsx.sheets(summarized)[1]
     row = dict(zip(of_cells.headings, of_cells.rows[0], strict=True))
     for number, one in enumerate(metric.menu(), 100):

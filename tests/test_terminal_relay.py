@@ -23,7 +23,7 @@ def passed(parts, drawing=True):
     return "".join([*(passing.add(part) for part in parts), passing.add(b"", last=True)])
 
 
-def test_what_rich_draws_with_passes_to_a_terminal_and_not_to_a_file():
+def test_sequences_of_rich_pass_to_a_terminal_and_not_to_a_file():
     assert passed([DRAWN.encode()]) == DRAWN
     assert steering(passed([DRAWN.encode()], drawing=False)) == []
 
@@ -62,7 +62,7 @@ def test_no_other_sequence_passes(other):
 
 
 @given(st.lists(st.binary(max_size=30)))
-def test_nothing_that_steers_passes_to_a_file(parts):
+def test_no_terminal_sequence_passes_to_a_file(parts):
     assert steering(passed(parts, drawing=False)) == []
 
 
@@ -78,7 +78,7 @@ def test_both_outputs_and_the_exit_code_pass(terminal):
     assert steering(said, allowed="\n\r") == []
 
 
-def test_a_process_that_is_left_behind_holds_nobody_up():
+def test_a_leftover_background_process_does_not_block_the_relay():
     words = ["sh", "-c", "sleep 600 & echo $!"]
     code = f"import sys; from shardlab import terminal_relay\nprint('code', terminal_relay.run({words!r}, terminal=False))"
     said = on_terminal(["-c", code]).split()

@@ -59,7 +59,7 @@ def test_the_table_of_status_shows_an_hour_as_an_hour_while_clocks_go_back(zone,
 
 @pytest.mark.parametrize("name", ["Asia/Kathmandu", "Europe/Berlin", "UTC"])
 @pytest.mark.parametrize("moment", [AUTUMN, AUTUMN + timedelta(hours=1), SPRING, SPRING + timedelta(hours=1)])
-def test_accounts_are_asked_from_before_the_jobs_whatever_slurm_takes_the_local_time_for(zone, name, moment):
+def test_sacct_is_asked_from_before_the_jobs_in_every_time_zone_of_slurm(zone, name, moment):
     """Slurm reads --starttime as a local time, of which there may be two. Both must lie before the first job."""
     zone(name)
     for since in (moment, moment + timedelta(days=1)):

@@ -20,7 +20,7 @@ WRITE = (
 
 @only_in_long_form
 @pytest.mark.parametrize("scheduler", ["slurm", "ssh"])
-def test_the_runs_of_64_ranks_on_nodes_give_what_one_process_gives(slurm, tmp_path, scheduler):
+def test_trace_runs_of_64_ranks_on_nodes_equal_the_analysis_of_one_process(slurm, tmp_path, scheduler):
     desk = Desk(slurm, tmp_path)
     limit = ["--max-parallel", "4"]
     if scheduler == "ssh":

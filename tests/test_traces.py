@@ -50,7 +50,7 @@ def rows(found: trace.Trace) -> list[tuple]:
 @pytest.mark.parametrize("start", [support.NEW, support.OLD], ids=["since a base", "since the epoch"])
 @pytest.mark.parametrize("gz", [False, True], ids=["plain", "gzipped"])
 @pytest.mark.parametrize("pretty", [True, False], ids=["as Kineto", "compact"])
-def test_the_figures_are_the_truth_to_the_nanosecond(tmp_path, start, gz, pretty):
+def test_the_figures_equal_the_generated_trace_to_the_nanosecond(tmp_path, start, gz, pretty):
     for number in range(3):
         rank = support.Rank(number, seed=1, kernels=60, start=start)
         found = trace.read(rank.write(tmp_path, pretty=pretty, gz=gz))
@@ -193,7 +193,7 @@ def test_a_file_has_the_times_of_its_texts(tmp_path, base, digits):
     assert (found.start_ns.tolist(), found.duration_ns.tolist()) == (expected, expected)
 
 
-def test_times_that_are_none_are_unknown():
+def test_invalid_times_are_unknown():
     texts = [b"12.345", b"", b'"7.000"', b"null", b"1e3", b"1e400", b"-0.001", b"\xff"]
     expected = [12345, UNKNOWN, UNKNOWN, UNKNOWN, 1_000_000, UNKNOWN, -1, UNKNOWN]
     assert of_texts([Raw(text) for text in texts]).tolist() == expected
@@ -229,7 +229,7 @@ def _points(spans) -> set[int]:
 
 
 @given(_spans, _spans)
-def test_intervals_are_sets_of_points(one, other):
+def test_operations_on_intervals_equal_those_on_sets_of_points(one, other):
     """Operations on intervals give the same as set operations on all their points."""
     a, b, points, others = _union(one), _union(other), _points(one), _points(other)
     assert a.length == len(points)

@@ -49,7 +49,7 @@ def read(folder, events: list[dict], damage: str = "") -> trace.Trace:
 
 
 @pytest.mark.parametrize("damage", ["", '{"ph": "X" "name"}'], ids=["whole", "read one by one"])
-def test_arguments_say_what_a_collective_is(tmp_path, damage):
+def test_the_arguments_of_an_event_decide_the_collective(tmp_path, damage):
     events = [kernel(RCCL, 10, 5, ARGUMENTS), kernel(RCCL, 20, 7, ARGUMENTS | {"Seq": 18}), kernel("gemm", 40, 1)]
     found = read(tmp_path, events, damage)
     assert found.collectives == [MEANT]
@@ -89,7 +89,7 @@ def test_without_a_name_among_the_arguments_the_kernel_names_the_collective(tmp_
     assert breakdown(found).collectives == [EventTally("all_reduce", 1, 5000)]
 
 
-def test_rccl_is_told_by_arguments_and_else_it_is_generic(tmp_path):
+def test_an_rccl_kernel_is_named_by_its_arguments_and_otherwise_generic(tmp_path):
     """RCCL has one kernel for all collectives. Without arguments, its collective counts as `generic`."""
     events = [
         kernel(RCCL, 10 * index, 5, ARGUMENTS | {"Collective name": name}) for index, name in enumerate(("allreduce",) * 2)

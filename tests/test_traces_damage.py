@@ -81,7 +81,7 @@ def _bounds(content: bytes, name: str) -> tuple[int, int]:
         (b'"ph": "X"', b'"ph": "B"', "begin and end are separate events (ph B, E)"),
     ],
 )
-def test_a_bad_event_costs_itself_alone(tmp_path, damage, instead, reason):
+def test_an_invalid_event_loses_only_itself(tmp_path, damage, instead, reason):
     begin, third, end = _around(support.text(complete()), 3)
     assert third.count(damage) == 1
     found = read(tmp_path / "t.json", begin + third.replace(damage, instead) + end)
@@ -97,7 +97,7 @@ def test_a_bad_event_costs_itself_alone(tmp_path, damage, instead, reason):
         (b'"of": [{"a": 1}, {"b": 2}]', b'"not UTF-8": "\xff\xfe"'),
     ],
 )
-def test_what_is_wrong_only_where_nobody_looks_costs_nothing(tmp_path, damage, instead):
+def test_invalid_values_in_unused_arguments_lose_no_event(tmp_path, damage, instead):
     """Invalid values in arguments that the reader does not use lose no event."""
     begin, third, end = _around(support.text(complete()), 3)
     found = read(tmp_path / "t.json", begin + third.replace(damage, instead) + end)
@@ -146,7 +146,7 @@ def _touched(content: bytes, name: str, begin: int, end: int) -> bool:
     return begin < last + 8 and end > start - 8
 
 
-def test_threads_of_a_damaged_trace_have_the_names_that_a_whole_one_gives_them(tmp_path):
+def test_threads_of_a_damaged_trace_keep_their_names(tmp_path):
     """A thread in a trace of Kineto is a number or a text such as "stream 7". It must get the same label whether the trace is
     read as a whole or, after damage, event by event."""
     events = [event | {"tid": tid} for event, tid in zip(complete(4), (7, "stream 7", "7b", 8), strict=True)]
@@ -211,7 +211,7 @@ def test_lists_behind_the_events_are_not_taken_for_events(tmp_path):
     assert (len(found.name), found.lost, found.cut) == (8, {}, "")
 
 
-def test_frames_of_the_python_stack_are_passed_over(tmp_path):
+def test_frames_of_the_python_stack_are_skipped(tmp_path):
     events = complete()
     events.insert(3, events[0] | {"cat": "python_function", "name": "train.py(3): step"})
     found = read(tmp_path / "t.json", support.text(events))

@@ -272,7 +272,7 @@ def test_modules_that_are_nested_too_deep_are_left_out(tmp_path):
     assert {one.forward_ns for one in layers[:DEEPEST]} == {10}
 
 
-def test_memory_of_a_gpu(tmp_path):
+def test_the_memory_of_a_gpu_is_read_from_its_events(tmp_path):
     rank = support.RankOfRun(0)
     rank.launch("kernel", support.GEMM, 7, 100, 110, 150)
     for at, device, size, held, reserved in (
@@ -336,7 +336,7 @@ NO_SHAPES = [
 
 
 @pytest.mark.parametrize("shapes", NO_SHAPES)
-def test_what_is_no_shape_of_a_product_is_not_known(shapes):
+def test_invalid_shapes_of_a_matrix_product_give_no_size(shapes):
     for operator in ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear"):
         assert product_sizes(operator, shapes) is None
 

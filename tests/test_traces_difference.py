@@ -119,7 +119,7 @@ def test_a_mean_part_is_less_than_a_nanosecond_off(sums, steps):
         ("host", "idle: host"),
     ],
 )
-def test_what_makes_a_run_slower_is_named(tmp_path, change, label):
+def test_the_cause_of_a_slower_run_is_named(tmp_path, change, label):
     """In both runs, two ranks compute and then all-reduce. One part of the step takes 40 ns longer in the first run than in the
     second; shardlab must name this part."""
 

@@ -60,7 +60,7 @@ def test_categories_of_old_kineto_are_those_of_today(tmp_path):
     assert found.of_category("cpu_op").sum() == sum(event["cat"] == "Operator" for event in events)
 
 
-def test_an_accelerator_of_unknown_categories_has_no_figures_and_is_said(tmp_path, capsys):
+def test_an_accelerator_of_unknown_categories_is_reported_without_figures(tmp_path, capsys):
     events = shapes.mtia()
     (tmp_path / "rank-0.json").write_bytes(shapes.text(events))
     code, document, remarks = run(capsys, f"{tmp_path}/")
@@ -196,7 +196,7 @@ def columns(found: trace.Trace) -> str:
         return repr(found)
 
 
-def test_a_rank_that_stands_behind_the_events_is_found(tmp_path):
+def test_a_rank_number_behind_the_events_is_read(tmp_path):
     info = ', "distributedInfo": {"rank": 5, "pg_config": [{"ranks": [0, 1]}, {"ranks": [2]}]}, "baseTimeNanoseconds": 77}'
     found = read(tmp_path / "t.json", (json.dumps({"traceEvents": shapes.rccl()})[:-1] + info).encode())
     assert (found.rank, found.base_ns, found.lost, found.cut) == (5, 77, {}, "")
@@ -220,7 +220,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("like_hta", [False, True], ids=["exact", "like HTA"])
-def test_nothing_in_a_file_raises_and_the_folder_goes_on(tmp_path, capsys, name, like_hta):
+def test_no_content_of_a_file_raises_and_the_other_files_are_read(tmp_path, capsys, name, like_hta):
     whole = shapes.text(shapes.rccl(), 0)
     old, new = HOSTILE[name]
     assert old in whole
@@ -232,7 +232,7 @@ def test_nothing_in_a_file_raises_and_the_folder_goes_on(tmp_path, capsys, name,
     assert "\ud800" not in json.dumps(document, ensure_ascii=False)
 
 
-def test_text_of_an_event_that_is_read_alone_is_what_a_whole_trace_gives(tmp_path):
+def test_names_of_an_event_read_alone_equal_those_of_the_complete_trace(tmp_path):
     """The names contain escapes, UTF-8 and surrogate pairs. One event is not valid JSON, so the reader reads the events one by
     one, and must find the same names."""
     names = ["\u00e9 plain", "\u4e2d", "\U0001f600"]
@@ -253,7 +253,7 @@ def test_sums_of_durations_go_beyond_64_bits(tmp_path):
 
 
 @pytest.mark.parametrize("behind", [b"garbage", b"\x1f\x8bgarbage", b"\x00\x00x"])
-def test_what_stands_behind_a_gzip_stream_is_damage(tmp_path, behind):
+def test_bytes_behind_a_gzip_stream_are_damage(tmp_path, behind):
     packed = gzip.compress(shapes.text(shapes.rccl()))
     assert "its gzip stream" in read(tmp_path / "t.json.gz", packed + behind).cut
     assert read(tmp_path / "t.json.gz", packed + b"\x00" * 512).cut == ""

@@ -81,7 +81,7 @@ def test_the_figures_of_gloo_ranks_are_those_of_the_definition(traces):
         assert told.communication_ns > 0
 
 
-def test_collectives_bear_the_name_of_what_was_asked_for(traces):
+def test_a_collective_has_the_name_of_the_requested_operation(traces):
     """gloo may execute a reduce_scatter as an all_reduce, and gloo's own span in the trace is then called all_reduce. shardlab
     must report the collective that the program called."""
     for path, point_to_point in zip(traces, ("send", "recv"), strict=True):
@@ -91,7 +91,7 @@ def test_collectives_bear_the_name_of_what_was_asked_for(traces):
         assert counts == {"all_reduce": 2, "reduce_scatter": 2, "broadcast": 2, point_to_point: 2}
 
 
-def test_the_command_tells_of_a_run(workspace, capsys):
+def test_collect_trace_shows_the_breakdown_of_a_run(workspace, capsys):
     (run,) = workspace.run_ids()
     assert main(["trace", run, "--json", "--workspace", str(workspace.path)]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -108,7 +108,7 @@ def test_the_command_tells_of_a_run(workspace, capsys):
     assert "reduce_scatter" in shown
 
 
-def test_the_command_compares_two_runs(workspace, tmp_path, capsys):
+def test_collect_trace_compares_two_runs(workspace, tmp_path, capsys):
     (run,) = workspace.run_ids()
     other = tmp_path / "gpu"
     other.mkdir()
@@ -122,7 +122,7 @@ def test_the_command_compares_two_runs(workspace, tmp_path, capsys):
     assert f"{run} against {other}/, per step and rank: " in capsys.readouterr().out
 
 
-def test_the_command_says_what_is_damaged_and_ends_with_1(workspace, capsys):
+def test_collect_trace_names_damage_and_exits_with_1(workspace, capsys):
     (run,) = workspace.run_ids()
     path = workspace.runs / run / "trace" / "rank-00001.json.gz"
     path.write_bytes(path.read_bytes()[:-500])
@@ -139,7 +139,7 @@ def test_the_command_says_what_is_damaged_and_ends_with_1(workspace, capsys):
         (["RUN", "--against", "nothing"], "unknown run 'nothing'"),
     ],
 )
-def test_what_cannot_be_told_ends_with_2(workspace, capsys, arguments, sentence):
+def test_collect_trace_without_usable_traces_exits_with_2(workspace, capsys, arguments, sentence):
     (run,) = workspace.run_ids()
     arguments = [run if argument == "RUN" else argument for argument in arguments]
     assert main(["trace", *arguments, "--workspace", str(workspace.path)]) == 2

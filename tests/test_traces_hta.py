@@ -122,7 +122,7 @@ def test_every_processor_gives_the_same_figures(tmp_path):
     assert [one["idle_ns"] for one in told["this one"]] == [one.idle_ns for one in here]
 
 
-def test_how_much_idle_time_hta_may_give_otherwise_is_said_in_microseconds(tmp_path, capsys):
+def test_the_possible_deviation_of_idle_time_is_given_in_microseconds(tmp_path, capsys):
     write(tmp_path, **CASES["since the epoch"])
     command = ["trace", f"{tmp_path}/", "--like-hta"]
     assert main([*command, "--json"]) == 0
@@ -159,7 +159,7 @@ def by_every_order(kernels):
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(-1, 3)), min_size=1, max_size=7))
-def test_bounds_are_what_every_order_of_equal_starts_gives(pairs):
+def test_bounds_are_the_extremes_over_all_orders_of_equal_starts(pairs):
     """The bounds equal the smallest and largest result over all orders of kernels with equal starts."""
     kernels = [(start, start + length) for start, length in pairs]
     start, end = (np.array(column, np.int64) for column in zip(*kernels, strict=True))
@@ -169,7 +169,7 @@ def test_bounds_are_what_every_order_of_equal_starts_gives(pairs):
     assert hta.span_bounds(ours) == tuple(each - start.min() for each in last_ends)
 
 
-def test_its_rounding_is_not_ours(tmp_path):
+def test_figures_like_hta_are_rounded_as_hta_rounds(tmp_path):
     """With --like-hta, times are rounded as HTA rounds them, so the idle share differs from the exact share."""
     (path,) = write(tmp_path, ranks=1, seed=15, kernels=80)
     found = trace.read(path)

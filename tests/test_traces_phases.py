@@ -36,7 +36,7 @@ def step(rank, begin: int, *, autograd_thread: int = 2) -> None:
     rank.annotate("Optimizer.step#AdamW.step", begin + 160, begin + 190)
 
 
-def test_the_phases_of_an_example(tmp_path):
+def test_the_phases_of_an_example_have_their_times(tmp_path):
     rank = support.RankOfRun(0)
     for begin in (0, 1000):
         step(rank, begin)
@@ -121,7 +121,7 @@ profiler.export_chrome_trace(sys.argv[1])
 """
 
 
-def test_the_phases_of_a_real_training(tmp_path):
+def test_the_phases_of_a_real_training_agree_with_its_annotations(tmp_path):
     """The times of the phases on the host agree with torch's own annotations in the trace. On CPUs, autograd runs on the main
     thread."""
     path = tmp_path / "rank-0.json.gz"

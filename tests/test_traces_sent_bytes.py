@@ -55,7 +55,7 @@ def test_traces_of_a_run_have_the_bytes_of_its_theory(bench, strategy):
         ("generic", None),
     ],
 )
-def test_what_a_rank_sends_for_a_message(collective, sent):
+def test_the_bytes_that_a_rank_sends_follow_from_the_message_size(collective, sent):
     assert sent_bytes.of_message(collective, 1200, 4) == sent
     assert sent_bytes.of_message(collective, 1200, None) == (0 if collective == "barrier" else None)
 
@@ -102,7 +102,7 @@ def test_bytes_of_a_step_are_the_mean_over_steps_and_the_sum_over_ranks(tmp_path
     assert uses == {"all_reduce": 900, "all_gather": 600, "broadcast": 3000}
 
 
-def test_a_reduce_scatter_counts_as_what_was_asked_for(tmp_path):
+def test_a_reduce_scatter_that_gloo_executes_as_all_reduce_counts_as_requested(tmp_path):
     """gloo executes a reduce_scatter as an all_reduce. The operator that launched it shows what the program called."""
     launches = [launched("_reduce_scatter_base_", 1100), launched("allreduce_", 1200)]
     spans = [span("gloo:all_reduce", 1110, [[100]]), span("gloo:all_reduce", 1210, [[100]])]
@@ -172,7 +172,7 @@ def test_the_difference_is_relative_to_the_theory(tmp_path):
 
 
 @pytest.mark.parametrize(("theory", "said"), [(790.0, None), (640.0, "25.0 % more, tolerance 3 %"), (1000.0, "20.0 % fewer")])
-def test_a_theory_that_the_traces_contradict_is_said(tmp_path, theory, said):
+def test_a_theory_that_the_traces_contradict_is_reported(tmp_path, theory, said):
     workspace, cell = Workspace(tmp_path), support.cell("ddp", gpus=2, launcher="fork")
     support.keep(workspace, [cell], repeats=1)
     folder = support.completed(workspace, cell)

@@ -44,7 +44,7 @@ def test_ranks_without_a_collective_in_which_all_wait_have_no_waiting_time(tmp_p
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 100_000), size=st.integers(2, 4))
-def test_waiting_and_lost_time_are_those_of_the_construction(tmp_path_factory, seed, size):
+def test_waiting_and_lost_time_equal_those_of_the_generator(tmp_path_factory, seed, size):
     ranks = support.run(seed, size=size)
     assume(synchronizes(ranks))
     found = waits(analyses(tmp_path_factory.mktemp("run"), ranks))

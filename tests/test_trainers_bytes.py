@@ -33,7 +33,7 @@ from trainers.parameter_server.worker import WorkerEngine
         ("send", 1200),
     ],
 )
-def test_a_rank_sends_of_a_collective_what_the_ring_needs(op, sent):
+def test_a_rank_sends_the_bytes_of_the_ring_algorithm(op, sent):
     assert Call(op, 1200, 4).sent_bytes == sent
     assert Term("", op, 1200, 4, times=2).sent_bytes == 2 * sent
     assert Term("", op, 1200, 1).sent_bytes == (1200 if op == "send" else 0)
@@ -96,7 +96,7 @@ def told():
 
 
 @pytest.mark.parametrize("place", range(len(BY_HAND)), ids=[f"{one[0]}-{place}" for place, one in enumerate(BY_HAND)])
-def test_a_strategy_sends_what_was_worked_out_by_hand(told, place):
+def test_a_strategy_sends_the_bytes_that_were_computed_by_hand(told, place):
     _, _, sent, textbook, counts = BY_HAND[place]
     theory, counted, of_textbooks = told[place]
     assert sent <= theory <= sent + SCALARS
@@ -106,7 +106,7 @@ def test_a_strategy_sends_what_was_worked_out_by_hand(told, place):
 
 
 @pytest.mark.parametrize(("rank", "sent"), [(0, 4 * 32_768 + 3), (1, 8 * 32_768 + 3), (3, 4 * 32_768 + 3)])
-def test_a_stage_sends_its_neighbours_what_is_hidden_and_its_gradient(rank, sent):
+def test_a_stage_sends_its_neighbours_hidden_states_and_their_gradients(rank, sent):
     """4 micro-batches of 2 sequences send a hidden state of 32,768 bytes each. The loss is broadcast: 3/4 of 4 bytes."""
     stage = SimpleNamespace(is_first=rank == 0, is_last=rank == 3)
     pipeline = SimpleNamespace(

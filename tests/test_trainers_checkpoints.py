@@ -95,7 +95,7 @@ def flip(path):
 
 
 @pytest.mark.parametrize("family", MOST)
-def test_going_on_gives_the_losses_of_an_undisturbed_run(bench, family):
+def test_a_resumed_run_has_the_losses_of_an_uninterrupted_run(bench, family):
     keys = {"optimizer": ADAM, "steps": 8, "instruments": EVERY_4, **FAMILIES[family]}
     undisturbed = bench.complete(**keys)
     without(undisturbed, 8)
@@ -127,7 +127,7 @@ def test_a_gathered_checkpoint_is_one_file_of_the_whole_model(bench, family):
     assert losses(again) == losses(undisturbed)
 
 
-def test_the_comparison_can_fail(bench):
+def test_a_resumed_run_with_a_destroyed_optimizer_state_has_other_losses(bench):
     """Destroys the optimizer state in a checkpoint: the resumed run then has other losses. So a comparison of losses detects
     lost state."""
     keys = {"optimizer": ADAM, "steps": 8, "instruments": EVERY_4}
@@ -169,7 +169,7 @@ def test_each_rank_records_when_it_saved(bench):
     assert saved["saves"] * saved["save_s"] - 1e-4 <= sum(took_s) <= saved["cost_s"] + 1e-4
 
 
-def test_a_run_is_gone_on_with_in_its_own_folder(bench):
+def test_a_run_resumes_in_its_own_folder(bench):
     keys = {"strategy": "ddp", "gpus": 2, "optimizer": ADAM, "steps": 10, "warmup_steps": 2, "instruments": EVERY_4}
     undisturbed, run_dir = bench.complete(**keys), bench.complete(**keys)
     stop_at(run_dir, 9)
@@ -185,7 +185,7 @@ def test_a_run_is_gone_on_with_in_its_own_folder(bench):
     assert result.train_time_s * 1000 >= sum(r.step_ms for r in records if not r.warmup)
 
 
-def test_what_a_run_stood_still_is_told_of_the_one_that_goes_on_with_its_times(bench):
+def test_a_resumed_run_gets_the_suspensions_of_the_first_run(bench):
     """A resumed run keeps the step records of the first run, so it also gets the events about the first run's suspensions."""
     keys = {"strategy": "ddp", "gpus": 2, "optimizer": ADAM, "steps": 8, "instruments": EVERY_4}
     first = bench.complete(**keys)
@@ -199,7 +199,7 @@ def test_what_a_run_stood_still_is_told_of_the_one_that_goes_on_with_its_times(b
     assert held.step in [record.step for record in aside if record.watched]
 
 
-def test_only_the_newest_are_kept_and_none_is_half(bench):
+def test_only_the_newest_checkpoints_are_kept_and_each_is_complete(bench):
     asked = Instruments(checkpoints=CheckpointSettings(every_steps=2, keep=2))
     run_dir = bench.complete(steps=8, instruments=asked)
     assert [path.name for path in checkpoint.whole(run_dir.path)] == ["step-00000008", "step-00000006"]
@@ -212,7 +212,7 @@ def test_only_the_newest_are_kept_and_none_is_half(bench):
 
 
 @pytest.mark.parametrize("name", ["rank-00001.bin", "index.json", checkpoint.MANIFEST])
-def test_a_damaged_checkpoint_is_passed_over_and_said(bench, name):
+def test_a_damaged_checkpoint_is_skipped_and_reported(bench, name):
     keys = {"strategy": "fsdp2", "gpus": 2, "optimizer": ADAM, "steps": 8, "instruments": EVERY_4}
     undisturbed = bench.complete(**keys)
     newest = checkpoint.path_of(undisturbed.path, 8)
@@ -225,7 +225,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(bench, name):
     assert losses(again) == losses(undisturbed)
 
 
-def test_where_no_checkpoint_is_sound_a_run_begins_anew_or_is_refused(bench):
+def test_a_run_without_an_undamaged_checkpoint_restarts_or_is_refused(bench):
     keys = {"optimizer": ADAM, "steps": 4, "instruments": EVERY_4}
     undisturbed = bench.complete(**keys)
     (checkpoint.path_of(undisturbed.path, 4) / "rank-00000.bin").write_bytes(b"")
@@ -238,7 +238,7 @@ def test_where_no_checkpoint_is_sound_a_run_begins_anew_or_is_refused(bench):
     assert "has records, but no usable checkpoint" in told(undisturbed, "failed")[0]["why"]
 
 
-def test_of_another_cell_none_is_taken(bench):
+def test_a_run_does_not_resume_from_a_checkpoint_of_another_cell(bench):
     """A run does not resume from a checkpoint of a cell with another seed."""
     undisturbed = bench.complete(steps=4, instruments=EVERY_4)
     other = gone_on(bench, resuming(bench, undisturbed, steps=4, instruments=EVERY_4, seed=43))
@@ -266,7 +266,7 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize(("layout", "one", "other"), ELSEWHERE, ids=lambda v: v if isinstance(v, str) else v["strategy"])
-def test_other_ranks_go_on_from_a_checkpoint(bench, layout, one, other):
+def test_a_checkpoint_can_be_resumed_on_another_number_of_ranks(bench, layout, one, other):
     common = {"steps": 8, "instruments": Instruments(checkpoints=CheckpointSettings(every_steps=4, layout=layout))}
     undisturbed = bench.complete(**{"optimizer": ADAM, **common, **one})
     without(undisturbed, 8)
@@ -279,7 +279,7 @@ def test_other_ranks_go_on_from_a_checkpoint(bench, layout, one, other):
     assert again.timed_steps(again.read_run().cell.gpus) == 8
 
 
-def test_a_kill_in_the_middle_of_a_save_leaves_the_last_good_one(bench):
+def test_a_kill_during_a_save_leaves_the_last_complete_checkpoint(bench):
     asked = Instruments(checkpoints=CheckpointSettings(every_steps=2, keep=1))
     forever = 1_000_000
     keys = {"strategy": "ddp", "gpus": 2, "optimizer": ADAM, "steps": forever, "instruments": asked, "options": {"n_embd": 256}}
@@ -315,7 +315,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_last_good_one(bench):
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_signal_to_one_rank_has_all_save_and_end(bench, number):
+def test_a_signal_to_one_rank_makes_all_ranks_save_and_end(bench, number):
     asked = Instruments(checkpoints=CheckpointSettings(every_steps=1_000_000))
     run_dir = bench.run_dir(strategy="fsdp2", gpus=2, steps=1_000_000, instruments=asked)
     client = bench.start(run_dir)

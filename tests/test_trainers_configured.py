@@ -63,7 +63,7 @@ def product():
 
 
 @pytest.mark.parametrize(("name", "strategy"), product())
-def test_a_model_that_nobody_wrote_a_plan_for_is_trained_with_the_work_of_one_process(bench, models, name, strategy):
+def test_a_model_without_a_written_plan_does_the_work_of_one_process(bench, models, name, strategy):
     run_dir = smallest(bench, models, name, strategy)
     if run_dir is None:
         assert "pp" in strategy or name in ("bert", "vit")
@@ -114,7 +114,7 @@ def test_a_network_of_torchvision_is_derived_and_its_twin_does_the_same_work(ben
     assert run_dir.read_result().same_work.verdict == "proven"
 
 
-def test_what_is_derived_of_a_configuration(models):
+def test_the_structure_of_a_model_is_derived_from_its_configuration(models):
     """From a configuration, shardlab derives the block, the number of blocks, the degrees of tensor parallelism and more."""
     found = {name: models(name)[1] for name in CONFIGURATIONS}
     firsts = {name: known for name, (known, _) in found.items()}
@@ -132,7 +132,7 @@ def test_what_is_derived_of_a_configuration(models):
     assert {option.name: option.choices for option in firsts["llama"].options}["dropout"] == (False,)
 
 
-def test_what_is_not_derived_is_refused_before_a_run_starts(models):
+def test_a_structure_that_cannot_be_derived_is_refused_before_a_run_starts(models):
     _, (known, _) = models("llama")
 
     def refusal(strategy, seq_len=SEQ_LEN, **keys):
@@ -216,7 +216,7 @@ def test_the_digest_of_masked_data_depends_on_the_mask_token(models):
     assert digests[0] != digests[1] == digests[2]
 
 
-def test_attention_sees_what_transformers_own_attention_sees(models):
+def test_the_attention_mask_equals_that_of_transformers(models):
     """The attention mask of shardlab equals the mask of transformers, also for a sliding window that is shorter than the
     sequence. The mask must not depend on the data."""
     import torch

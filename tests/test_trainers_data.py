@@ -79,7 +79,7 @@ def test_the_stdlib_is_the_same_text_each_time_and_without_tests(tmp_path):
     assert start in token_sets.sources(token_sets.Path(token_sets.sysconfig.get_path("stdlib")))[0].read_bytes()
 
 
-def test_of_the_library_only_its_own_modules_are_taken_in_order(tmp_path):
+def test_the_stdlib_text_has_only_its_own_modules_in_order(tmp_path):
     for name in (
         "b.py",
         "a/z.py",
@@ -105,7 +105,7 @@ def _make_slowly(path, made):
     assert path.read_text() == "whole"
 
 
-def test_of_many_that_race_one_makes_the_file(tmp_path):
+def test_one_of_many_racing_processes_makes_the_file(tmp_path):
     """Of eight processes that need the same file at once, exactly one makes it."""
     fork = multiprocessing.get_context("fork")
     made = fork.Value("i", 0)
@@ -119,7 +119,7 @@ def test_of_many_that_race_one_makes_the_file(tmp_path):
     assert sorted(entry.name for entry in (tmp_path / "data").iterdir()) == [".set.lock", "set"]
 
 
-def test_what_fails_half_way_leaves_nothing_and_is_made_again(tmp_path):
+def test_a_file_whose_making_fails_leaves_nothing_and_is_made_again(tmp_path):
     """If making a file fails, no partial file remains, and the next call makes the file."""
 
     def fail(temporary):
@@ -146,7 +146,7 @@ def test_an_epoch_takes_each_item_once_and_the_next_one_in_another_order():
 
 
 @pytest.mark.parametrize(("parts", "size"), [(1, 12), (1, 3), (2, 6), (2, 2), (3, 4), (6, 1)])
-def test_however_it_is_cut_the_global_batch_is_the_same(parts, size):
+def test_the_global_batch_does_not_depend_on_ranks_and_micro_batches(parts, size):
     """For every number of ranks and size of micro-batches, the micro-batches together are the same global batch."""
     order = Order(items=50, global_batch_size=12, seed=7)
     cut = [order.micro_batches(TIMED, 5, part=part, parts=parts, size=size) for part in range(parts)]
@@ -154,7 +154,7 @@ def test_however_it_is_cut_the_global_batch_is_the_same(parts, size):
     assert {len(micro) for part in cut for micro in part} == {size}
 
 
-def test_what_does_not_divide_or_suffice_is_refused():
+def test_a_batch_that_does_not_divide_or_exceeds_the_data_is_refused():
     with pytest.raises(InputError, match=r"found 9, but the data has 8 items\. Allowed: at most 8\."):
         Order(items=8, global_batch_size=9, seed=0)
     for parts, size in ((3, 1), (2, 3)):

@@ -26,7 +26,7 @@ pytest_plugins = ["support_trainers"]
         ("tp-fsdp2", 4, {"tp": 2, "workload": "llm-1.3b-tiny", "seq_len": 64, "activation_checkpointing": "full"}),
     ],
 )
-def test_the_model_is_that_of_one_process(bench, strategy, gpus, keys):
+def test_deferred_initialization_gives_the_weights_of_one_process(bench, strategy, gpus, keys):
     """The same-work proof compares the weights of the ranks with those of a process that drew its own weights, by name, before
     and after the steps of the proof."""
     result = bench.complete(strategy=strategy, gpus=gpus, steps=1, prove="auto", **keys).read_result()
@@ -55,7 +55,7 @@ def alone():
     dist.destroy_process_group()
 
 
-def test_what_is_cut_does_not_stay_whole_and_a_tied_weight_stays_one(alone):
+def test_sharding_frees_the_full_weights_and_keeps_tied_weights_tied(alone):
     """After a module is sharded, nothing keeps its whole weight in memory. A tied weight remains one tensor."""
     import torch
     from torch import nn

@@ -41,7 +41,7 @@ def long_run(bench):
     client.communicate()
 
 
-def test_out_of_memory_is_an_event_of_its_own_and_eats_none(bench):
+def test_out_of_memory_is_recorded_as_an_event_and_its_error_printed(bench):
     """Out of memory is recorded as the event `oom`; the error is still printed, with its traceback in the log."""
     run_dir = bench.run_dir(strategy="ddp", gpus=2, options={"n_embd": HUGE})
     code, errors = bench.finish(run_dir)
@@ -70,7 +70,7 @@ NOT_OUT_OF_MEMORY = [
 ]
 
 
-def test_only_what_says_that_memory_ran_out_is_out_of_memory():
+def test_only_errors_about_exhausted_memory_count_as_out_of_memory():
     import torch
 
     assert [said for said in OUT_OF_MEMORY + NOT_OUT_OF_MEMORY if is_out_of_memory(RuntimeError(said))] == OUT_OF_MEMORY
@@ -113,7 +113,7 @@ def test_an_error_with_several_causes_is_out_of_memory_only_if_the_gpu_is_almost
         ({"seq_len": 2**22, "options": {"n_embd": 4}}, "global_batch_size: found 8, but the data has 1 items"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_in_a_sentence(bench, keys, why):
+def test_a_cell_that_cannot_be_trained_is_refused_in_a_sentence(bench, keys, why):
     run_dir = bench.run_dir(**keys)
     code, errors = bench.finish(run_dir)
     assert code == 1
@@ -146,7 +146,7 @@ def test_a_rank_without_a_gpu_ends_before_python_ends_the_interpreter(bench, tmp
     assert (code, errors) == (0, "")
 
 
-def test_half_an_environment_and_no_run_are_refused_before_anything_is_written(bench, tmp_path):
+def test_an_incomplete_environment_or_a_missing_run_is_refused_first(bench, tmp_path):
     run_dir = bench.run_dir()
     code, errors = bench.finish(run_dir, "trainers", "run", RANK="0")
     assert code == 2
@@ -158,7 +158,7 @@ def test_half_an_environment_and_no_run_are_refused_before_anything_is_written(b
     assert not list(run_dir.path.iterdir())
 
 
-def test_the_rank_that_failed_first_says_why(bench):
+def test_the_reason_of_a_failed_run_is_that_of_the_rank_that_failed_first(bench):
     run_dir = bench.run_dir(strategy="ddp", gpus=2)
     for writer, event_name, data in (
         ("jobs", "started", {}),

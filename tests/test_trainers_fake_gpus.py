@@ -62,7 +62,7 @@ MORE_CELLS = {
 
 
 @pytest.mark.parametrize("name", [*CELLS, *only_long(*MORE_CELLS)])
-def test_a_strategy_does_the_work_of_one_process(gpus, name):
+def test_a_strategy_on_fake_gpus_does_the_work_of_one_process(gpus, name):
     run_dir = gpus.complete(prove="auto", **(CELLS | MORE_CELLS)[name])
     result = run_dir.read_result()
     assert result.same_work.verdict == "proven", result.same_work.why
@@ -74,7 +74,7 @@ def test_a_strategy_does_the_work_of_one_process(gpus, name):
     assert all(record.allocated_bytes > 0 for rank in range(cell.gpus) for record in run_dir.steps(rank).records)
 
 
-def test_categories_of_memory_add_up_to_what_the_gpu_has(gpus):
+def test_categories_of_memory_add_up_to_the_allocated_memory_of_the_gpu(gpus):
     run_dir = gpus.complete(
         strategy="fsdp2",
         gpus=2,
@@ -120,7 +120,7 @@ def test_a_rank_uses_the_memory_of_its_own_gpu_only_and_the_peak_of_a_step_is_th
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", *only_long("ddp", "fsdp1-full-shard", "zero2", "zero3")])
-def test_a_run_goes_on_from_its_checkpoint(gpus, strategy):
+def test_a_run_on_fake_gpus_resumes_from_its_checkpoint(gpus, strategy):
     """The tensors of a checkpoint are saved from the memory of the GPU and loaded back into it."""
     keys = {"strategy": strategy, "gpus": 2, "precision": "bf16", "prove": "off", "optimizer": ADAMW, "steps": 4}
     keys |= {
@@ -138,7 +138,7 @@ def test_a_run_goes_on_from_its_checkpoint(gpus, strategy):
         assert [one.loss for one in again.steps(rank).records] == [one.loss for one in undisturbed.steps(rank).records]
 
 
-def test_a_run_whose_second_gpu_runs_out_of_memory_is_out_of_memory_and_says_in_which_stage(gpus):
+def test_a_run_whose_second_gpu_runs_out_of_memory_names_the_stage(gpus):
     run_dir, codes = gpus.run(2, small_gpu=1, strategy="ddp", gpus=2, prove="off")
     assert 0 not in codes
     (said,) = [event.data for event in run_dir.events() if event.event == "oom"]
@@ -196,7 +196,7 @@ HELD = [
 
 
 @pytest.mark.parametrize(("strategy", "options", "share", "besides"), HELD, ids=[one[0] for one in HELD])
-def test_building_takes_no_more_than_what_a_rank_holds_and_a_block(gpus, strategy, options, share, besides):
+def test_building_a_model_takes_at_most_the_memory_of_its_shard_and_a_block(gpus, strategy, options, share, besides):
     model = {"n_layer": 8, "n_embd": 256, "n_head": 8}
     cell = {"strategy": strategy, "gpus": 8, "precision": "bf16", "optimizer": ADAMW, "options": model | options}
     found = gpus.check("one_rank_of", world=8, cell=cell)

@@ -54,7 +54,7 @@ def test_an_asynchronous_run_goes_on_and_is_complete(bench):
 
 
 @pytest.mark.parametrize(("interval", "pulls"), [(1, 12), (4, 2), (8, 0)])
-def test_an_interval_changes_staleness_and_bytes_and_the_last_validation_is_of_the_servers_parameters(bench, interval, pulls):
+def test_a_pull_interval_changes_staleness_bytes_and_the_validated_parameters(bench, interval, pulls):
     """With an interval of 8, no worker pulls in 6 steps, so each trains on the first parameters. Nevertheless the validation
     sees what the servers learned."""
     validation = Instruments(validation=Validation(every_steps=6, items=40))

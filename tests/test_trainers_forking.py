@@ -26,7 +26,7 @@ def runtime(short, monkeypatch):
     return short
 
 
-def test_the_folder_is_ours_alone(runtime):
+def test_only_this_user_can_enter_the_folder_of_sockets(runtime):
     folder = address.folder()
     assert folder == runtime / f"shardlab-{os.getuid()}"
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -54,7 +54,7 @@ def test_a_folder_that_others_could_have_prepared_is_not_used(short, monkeypatch
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
-def test_a_user_who_makes_the_folder_first_stops_nobody(monkeypatch):
+def test_a_folder_made_first_by_another_user_does_not_stop_this_user(monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     with tempfile.TemporaryDirectory(dir="/tmp") as shared:
         Path(shared).chmod(0o1777)
@@ -128,7 +128,7 @@ def test_the_client_imports_neither_torch_nor_numpy(bench):
     assert "rehearsal" in done.stderr
 
 
-def test_runs_at_the_same_time_do_not_meet(bench):
+def test_ranks_of_simultaneous_runs_do_not_connect_to_each_other(bench):
     runs = [bench.run_dir(strategy="ddp", gpus=2, seed=seed) for seed in (1, 2, 3)]
     with ThreadPoolExecutor() as pool:
         ended = list(pool.map(bench.finish, runs))
@@ -155,7 +155,7 @@ def test_noise_at_the_socket_harms_no_run(bench):
     assert bench.finish(bench.run_dir(steps=1))[0] == 0
 
 
-def test_a_client_starts_the_warm_parent_itself_also_after_one_that_was_killed(bench):
+def test_a_client_starts_the_warm_parent_also_after_a_killed_one(bench):
     with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as runtime:
         for _ in range(2):
             runs = [bench.run_dir(steps=1) for _ in range(2)]

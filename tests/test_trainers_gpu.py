@@ -39,7 +39,7 @@ ON_A_GPU = {
 
 
 @pytest.mark.parametrize("what", ON_A_GPU)
-def test_without_a_gpu_it_is_refused_before_anything_is_trained(bench, what):
+def test_a_cell_that_needs_a_gpu_is_refused_without_a_gpu_before_training(bench, what):
     run_dir = bench.run_dir(**ON_A_GPU[what])
     code, errors = bench.finish(run_dir)
     assert code == 1
@@ -50,7 +50,7 @@ def test_without_a_gpu_it_is_refused_before_anything_is_trained(bench, what):
 
 @needs_gpu
 @pytest.mark.parametrize("what", ON_A_GPU)
-def test_with_a_gpu_it_runs_and_comes_to_its_end(bench, what):
+def test_a_cell_that_needs_a_gpu_completes_on_a_gpu(bench, what):
     run_dir = bench.run_dir(launcher="torchrun", prove="auto", steps=3, **ON_A_GPU[what])
     code, errors = bench.finish(run_dir, "trainers", "run")
     assert code == 0, errors
@@ -76,7 +76,7 @@ def by_nvidia_smi(*fields):
 
 
 @needs_gpu
-def test_the_sampler_reads_what_nvidia_smi_reads():
+def test_the_sampler_and_nvidia_smi_report_the_same_values():
     """The sampler and nvidia-smi report the same values in the units of a Sample. The values change between two readings, so
     the tolerance is wide, but narrow enough to show a wrong unit."""
     fields = ("uuid", "memory.used", "power.draw", "temperature.gpu", "clocks.sm")

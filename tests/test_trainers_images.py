@@ -21,7 +21,7 @@ def opened(folder, name, split="train", **keys):
 
 
 @pytest.mark.parametrize(("name", "missing"), [("cifar10", CIFAR), ("mnist", "mnist"), ("imagenet", "imagenet")])
-def test_what_is_not_staged_is_never_replaced_by_something_else(tmp_path, name, missing):
+def test_a_missing_data_set_is_refused_and_not_replaced_by_synthetic_data(tmp_path, name, missing):
     """If the files of a data set are missing, the error says how to stage them; no synthetic data is used."""
     with pytest.raises(InputError) as refusal:
         opened(tmp_path, name)

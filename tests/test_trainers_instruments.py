@@ -64,7 +64,7 @@ def test_categories_agree_with_arithmetic(bench, strategy, gpus, options, cuts, 
         assert start["gradient"] == pytest.approx(psi, rel=0.02)
 
 
-def test_a_curve_is_what_its_parts_say(bench):
+def test_the_sum_of_memory_curves_reaches_the_recorded_peak(bench):
     """The memory curve of each category has all its points, and their largest sum equals the recorded peak."""
     two_steps = Instruments(memory="categories", memory_steps=2)
     run_dir = bench.complete(strategy="ddp", gpus=2, optimizer=ADAM, steps=4, instruments=two_steps)
@@ -97,7 +97,7 @@ def test_a_curve_is_what_its_parts_say(bench):
 @pytest.mark.parametrize(("strategy", "gpus", "keys", "within"), [
     ("single", 1, {"activation_checkpointing": "full"}, 0.01), ("fsdp2", 2, {}, 0.05), ("ddp", 2, {"warmup_steps": 1}, 0.01),
 ])  # fmt: skip
-def test_the_sum_of_categories_is_what_torch_allocates(bench, strategy, gpus, keys, within):
+def test_the_sum_of_memory_categories_equals_the_allocations_of_torch(bench, strategy, gpus, keys, within):
     """Compares two figures for the peak of what a step allocates in addition to the memory at its start: the sum of the
     categories, and the figure of torch's profiler for the next step."""
     look = Instruments(memory="categories", profile=Profile(first_step=3, steps=1, memory=True))
@@ -132,7 +132,7 @@ def test_a_trace_holds_the_steps_of_its_rank_and_no_others(profiled):
     assert all(event["args"]["Input Dims"] for event in operators)
 
 
-def test_steps_that_one_rank_profiles_count_for_no_time_on_any(profiled):
+def test_steps_profiled_on_one_rank_are_untimed_on_all_ranks(profiled):
     result = profiled.read_result()
     for rank in (0, 1):
         assert [record.watched for record in profiled.steps(rank).records] == [False, True, True, False]
@@ -156,7 +156,7 @@ def test_steps_that_one_rank_profiles_count_for_no_time_on_any(profiled):
         ({"memory": "snapshot"}, {"launcher": "torchrun"}, "snapshot records the CUDA allocator"),
     ],
 )
-def test_what_a_run_cannot_have_is_refused_before_it_trains(bench, look, keys, why):
+def test_instruments_that_do_not_fit_the_run_are_refused_before_training(bench, look, keys, why):
     run_dir = bench.run_dir(workload="vit-tiny", global_batch_size=250, instruments=Instruments(**look), **keys)
     code, errors = bench.finish(run_dir)
     assert code == 1
@@ -181,7 +181,7 @@ def test_the_estimate_follows_rule_precision_and_cut():
     assert cut == {"parameter": 20, "gradient": 20, "optimizer_state": 14}
 
 
-def test_a_timeline_by_hand():
+def test_a_memory_timeline_equals_a_computation_by_hand():
     """Storage 0 is a parameter of 10 bytes and exists from the start. Storage 1 is an activation of 5 bytes that is allocated
     at 1 s and freed at 3 s. Storage 2 is a gradient of 7 bytes that is allocated at 2 s. So the peak is 10 + 5 + 7 bytes at 2
     s."""
@@ -246,7 +246,7 @@ def test_steps_whose_memory_cannot_be_followed_are_refused(look, steps, why):
     assert list(observed_steps.refusals(cell, steps)) == refused
 
 
-def test_parameter_servers_workers_are_looked_into_as_well(bench):
+def test_workers_of_parameter_servers_are_profiled(bench):
     run_dir = bench.complete(strategy="ps-sync", gpus=2, servers=1, steps=2, instruments=CATEGORIES)
     found, result = categories(run_dir, 1), run_dir.read_result()
     assert found["start"]["parameter"] == 4 * result.parameters

@@ -99,7 +99,7 @@ def test_three_ranks_with_uneven_data_do_the_work_of_one(bench, tmp_path, more):
     assert len(result.epoch_time_s) == 1
 
 
-def test_without_it_the_rest_is_left_out(bench):
+def test_without_join_the_incomplete_last_step_is_not_trained(bench):
     """Without the option `join`, the last, incomplete step of the epoch is not trained."""
     run_dir = bench.complete(**JOINING, options={"subset": ITEMS}, prove="auto")
     result = run_dir.read_result()
@@ -115,7 +115,7 @@ def test_without_it_the_rest_is_left_out(bench):
         ({"precision": "bf16"}, {"comm_hook": "bf16"}, "neither comm_hook nor static_graph"),
     ],
 )
-def test_what_cannot_follow_or_be_shadowed_is_refused(bench, change, options, words):
+def test_join_refuses_options_that_it_does_not_support(bench, change, options, words):
     """The option `join` needs epochs: 1 and refuses the options comm_hook and static_graph."""
     allowed = bench.run_dir(**JOINING, options={"join": True}).read_run().cell
     assert menu.strategy("ddp").refuse(allowed) is None

@@ -68,7 +68,7 @@ def test_the_learning_rate_rises_is_held_or_falls_to_nothing():
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_each_update_rule_is_torchs_own_with_the_cells_numbers(name):
+def test_each_optimizer_is_that_of_torch_with_the_values_of_the_cell(name):
     import torch
 
     rule = Optimizer(name=name, lr=0.5, momentum=0.8, weight_decay=0.25, beta1=0.7, beta2=0.6, eps=1e-3)

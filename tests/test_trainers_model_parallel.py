@@ -63,7 +63,7 @@ def losses_of(run_dir):
         ),
     ],
 )
-def test_the_work_of_one_process_and_the_bytes_of_theory(bench, strategy, gpus, keys):
+def test_model_parallel_strategies_do_the_work_of_one_process_and_send_theorys_bytes(bench, strategy, gpus, keys):
     """This test compares the losses of 10 steps with those of one process. The same-work proof of the run compares the weights
     by name, before and after its steps, the gradient norms, and the bytes of a step."""
     degrees = menu.strategy(strategy).degrees
@@ -116,7 +116,7 @@ def test_bf16_rounds_and_does_no_other_work(bench, strategy, gpus, keys):
         *only_long(("tp", 2, {"tp": 2})),
     ],
 )
-def test_clipping_by_the_whole_models_norm(bench, strategy, gpus, keys):
+def test_gradients_are_clipped_by_the_norm_of_the_complete_model(bench, strategy, gpus, keys):
     """The norm of the gradients is above 0.5 in the first steps, so they are scaled. A norm over the part of one rank, or a
     norm that counts the tied weight twice, would scale them differently."""
     ours = bench.losses(strategy=strategy, gpus=gpus, max_grad_norm=0.5, **keys)
@@ -125,7 +125,7 @@ def test_clipping_by_the_whole_models_norm(bench, strategy, gpus, keys):
     assert difference(clipped, bench.reference(workload="gpt2-tiny")) > 0.1
 
 
-def test_effective_is_read_from_what_runs(bench):
+def test_the_effective_options_are_read_from_the_running_model(bench):
     """The key `effective` of the result has the mesh, the schedule and the shards that the run really used."""
     run_dir = bench.complete(
         strategy="tp-pp-fsdp2", gpus=4, tp=2, pp=2, accumulation=2, activation_checkpointing="every-2", steps=1
@@ -173,7 +173,7 @@ def test_torchrun_gives_what_forked_ranks_give(bench, strategy, gpus, keys):
         ("pp-fsdp2", 4, {"pp": 2}, "Allowed: microbatches from 2."),
     ],
 )
-def test_what_cannot_be_had_is_refused_before_a_rank_starts(bench, strategy, gpus, keys, why):
+def test_an_impossible_model_parallel_cell_is_refused_before_a_rank_starts(bench, strategy, gpus, keys, why):
     cell = bench.run_dir(strategy=strategy, gpus=gpus, **keys).read_run().cell
     assert why in menu.strategy(strategy).refuse(cell)
 

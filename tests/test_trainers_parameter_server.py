@@ -121,7 +121,7 @@ def test_the_comparison_can_fail_and_bf16_rounds_and_does_no_other_work(bench, r
     assert max(abs(a - b) for a, b in zip(alone, reference["gpt2-tiny"], strict=True)) > 0.1
 
 
-def test_switches_and_a_lone_worker(bench, reference):
+def test_asynchronous_servers_with_one_worker_do_the_work_of_one_process(bench, reference):
     """If there is only one worker, its gradients are never stale. So asynchronous servers also do the work of one process
     then."""
     for strategy in ("ps-async", "ps-ssp"):
@@ -336,7 +336,7 @@ for path in sys.argv[1:]:
 """
 
 
-def test_what_is_sent_is_what_theory_says(bench):
+def test_workers_and_servers_send_the_bytes_of_theory(bench):
     cells = [
         {"strategy": "ps-sync", "servers": 2}, {"strategy": "ps-async", "servers": 1},
         {"strategy": "ps-ssp", "servers": 2, "options": {"pull_interval": 3}}, {"strategy": "single", "gpus": 1},
@@ -381,7 +381,7 @@ MATRIX = "schema: 1\nname: m\ndefaults: {workload: gpt2-tiny, global_batch_size:
         ("strategy: ps-sync, nnodes: 2", "found nnodes: 2. Allowed: nnodes: 1."),
     ],
 )
-def test_what_cannot_be_had_is_refused_at_plan_time(tmp_path, keys, why):
+def test_an_impossible_parameter_server_cell_is_refused_by_the_plan(tmp_path, keys, why):
     if "optimizer" not in keys and "adamw" not in why:
         keys += ", optimizer: {name: sgd, lr: 0.1}"
     path = tmp_path / "m.yaml"
@@ -390,14 +390,14 @@ def test_what_cannot_be_had_is_refused_at_plan_time(tmp_path, keys, why):
         resolve(matrix.load(path), Capacity(nodes=2, gpus=None))
 
 
-def test_servers_come_on_top_of_the_workers(tmp_path):
+def test_servers_are_additional_ranks_beside_the_workers(tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text(MATRIX % "strategy: ps-async, servers: 2, optimizer: {name: sgd, lr: 0.1}")
     (cell,) = resolve(matrix.load(path), Capacity(nodes=1, gpus=None))
     assert (cell.gpus, cell.servers, cell.world_size, cell.dp) == (2, 2, 4, 2)
 
 
-def test_a_ledger_tells_age_lead_and_weight():
+def test_the_ledger_gives_age_lead_and_weight_of_a_push():
     """The ledger counts how stale each gradient is, how far a worker may be ahead, and the weight of each gradient."""
     ledger = Ledger(3, Mode(staleness_bound=1, staleness_weighted=True))
     for worker, version, weight in ((0, 0, 1.0), (1, 0, 1 / 2), (0, 1, 1 / 2), (1, 0, 1 / 4)):

@@ -141,7 +141,7 @@ def difference(one, other):
         if LONG or family[0] in ENGINES
     ],
 )
-def test_the_work_of_one_process_in_the_dtypes_of_its_name(bench, precision, strategy, gpus, keys):
+def test_each_precision_does_the_work_of_one_process_in_its_dtypes(bench, precision, strategy, gpus, keys):
     result = bench.complete(strategy=strategy, gpus=gpus, precision=precision, prove="auto", steps=2, **keys).read_result()
     proof, found = result.same_work, result.knobs["effective"]
     assert proof.verdict == "proven", proof.why
@@ -257,7 +257,7 @@ def test_the_scale_grows_after_steps_in_a_row_and_is_halved_by_an_overflow():
         ("zero2", "fp16", "DeepSpeed's fp16 needs a GPU, and the launcher fork runs ranks on the CPU."),
     ],
 )
-def test_what_cannot_be_had_is_refused_before_a_rank_starts(bench, strategy, precision, why):
+def test_an_unsupported_precision_is_refused_before_a_rank_starts(bench, strategy, precision, why):
     cell, variant = cell_of(bench, strategy=strategy, gpus=2, precision=precision), menu.strategy(strategy)
     assert why in (variant.refuse_precision(precision) or variant.refuse(cell))
 

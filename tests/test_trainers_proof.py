@@ -134,7 +134,7 @@ def test_wrong_work_is_called_different(bench, broken):
 PSI = 220_544 * 4  # bytes of the parameters of gpt2-tiny, psi
 
 
-def test_work_that_differs_by_design_says_so_and_its_bytes_are_counted_over_a_whole_period(bench):
+def test_work_that_differs_by_design_is_marked_and_its_bytes_are_counted(bench):
     """An all-reduce of psi bytes over n ranks sends 2 (n-1)/n psi per rank, so two ranks together send 2 psi. Here the ranks
     average once in 8 steps, which is psi / 4 per step."""
     found = prove(bench, cell_of(bench, strategy="ddp"), AVERAGING.replace("SAYS", repr(AVERAGED)))
@@ -159,7 +159,7 @@ def test_a_whole_period_is_walked_and_counted_unless_it_is_too_long(period, walk
 
 
 @pytest.mark.parametrize(("ranks", "counted"), [([1.0, 2.0], {"counted": 3.0}), ([1.0, None], {})])
-def test_what_was_not_counted_is_absent_and_not_nothing(ranks, counted):
+def test_uncounted_bytes_are_absent_and_not_zero(ranks, counted):
     class Gathered:
         def gather(self, mine):
             return np.array([[sent or 0.0, 5.0, 6.0, float(sent is None)] for sent in ranks])
@@ -228,7 +228,7 @@ def test_bf16_is_held_against_bf16(bench):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp1-full-shard", "fsdp2", "zero3"])
-def test_batch_norm_is_frozen_for_the_proof_and_the_verdict_says_what_it_is_in_the_run(bench, strategy):
+def test_batch_norm_is_frozen_for_the_proof_with_a_remark_in_the_verdict(bench, strategy):
     result = bench.complete(workload="densenet121-tiny", strategy=strategy, gpus=2, prove="auto", steps=1).read_result()
     assert result.same_work.verdict == "proven", result.same_work.why
     assert "BatchNorm is frozen here; in the run each rank and pass normalises by its own 4 of 8 items" in result.same_work.why
@@ -292,7 +292,7 @@ def test_a_proof_is_made_once_and_holds_for_any_length(bench, tmp_path):
     assert len(list(kept.iterdir())) == 2
 
 
-def test_a_cell_may_go_without(bench):
+def test_a_cell_without_the_key_prove_is_not_proven(bench):
     """A cell without the key `prove` is trained without a same-work proof."""
     assert bench.complete(strategy="single", steps=1).read_result().same_work.verdict == "not proven"
     assert Path(bench.data).exists()

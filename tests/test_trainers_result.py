@@ -80,7 +80,7 @@ def test_knobs_are_read_from_what_was_built(run):
 
 @pytest.mark.parametrize(("strategy", "kept"), [("fsdp2", True), ("fsdp2-zero2", False)])
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_fsdp2_shards_what_it_says(bench, strategy, kept, precision):
+def test_fsdp2_reports_the_sharding_and_dtypes_in_effect(bench, strategy, kept, precision):
     result = bench.complete(strategy=strategy, gpus=2, steps=1, precision=precision).read_result()
     effective = result.knobs["effective"]
     assert effective["reshard_after_forward"] is kept
@@ -100,7 +100,7 @@ def test_the_host_is_described_beside_the_result(run):
 
 
 @pytest.mark.parametrize("workload", ["gpt2-tiny", "vit-tiny"])
-def test_there_is_something_to_learn(bench, workload):
+def test_the_loss_of_a_tiny_workload_falls_by_a_quarter(bench, workload):
     """The loss of a tiny workload starts at that of random guesses and falls by a quarter in 40 steps."""
     run = bench.complete(workload=workload, steps=40, global_batch_size=32, optimizer=Optimizer(name="adamw", lr=1e-3))
     first = next(iter(run.steps(0).records)).loss
@@ -108,7 +108,7 @@ def test_there_is_something_to_learn(bench, workload):
     assert run.read_result().final_loss < 0.75 * first
 
 
-def test_a_part_that_comes_often_is_summed(monkeypatch):
+def test_repeated_parts_of_a_step_are_summed(monkeypatch):
     instants = iter([0.0, 1.0, 3.0, 6.0, 10.0, 15.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(instants))
     clock = HostClock()

@@ -56,7 +56,7 @@ def test_zero3_without_kept_parameters_does_the_work_of_one_process(bench):
 
 
 @pytest.mark.parametrize(("strategy", "gpus"), [("zero2", 2), ("zero3", 2), ("fsdp1-full-shard", 2), ("fsdp2-hsdp", 4)])
-def test_so_it_does_with_pictures_accumulation_checkpointing_and_clipping(bench, strategy, gpus):
+def test_sharded_image_training_with_accumulation_and_clipping_does_the_same_work(bench, strategy, gpus):
     """Sharded training of an image model with accumulation, activation checkpointing and clipping equals one process."""
     clipped = {"workload": "vit-tiny", "max_grad_norm": 0.5}
     ours = bench.losses(strategy=strategy, gpus=gpus, accumulation=2, activation_checkpointing="full", **clipped)
@@ -95,7 +95,7 @@ def test_a_block_that_is_computed_again_is_gathered_again(bench):
     assert again[0] > 1.1 * plain[0]
 
 
-def test_what_zero_plus_plus_gathers_again_comes_from_near(bench):
+def test_zero_plus_plus_gathers_backward_weights_from_the_near_group(bench):
     """With hpz_partition_size 2, ZeRO++ gathers for backward from 2 ranks and not from 4, so it sends fewer bytes."""
     keys = {"strategy": "zero3", "gpus": 4, "prove": "auto", "steps": 1, "activation_checkpointing": "full", "accumulation": 2}
     far, near = (bench.complete(options={**FREED, "hpz_partition_size": size}, **keys) for size in (1, 2))
@@ -113,7 +113,7 @@ def test_powersgd_sends_little_and_says_that_it_does_other_work(bench):
     assert 1e-3 < difference(ours, bench.reference()) < 1.0  # the loss falls, but differs from the reference
 
 
-def test_what_took_effect_is_read_from_deepspeed(bench):
+def test_effective_options_are_read_from_deepspeed(bench):
     options = {"reduce_bucket_size": 30_000, "communication_dtype": "bf16", "param_persistence_threshold": 5_000}
     run_dir = bench.complete(strategy="zero3", gpus=2, precision="bf16", max_grad_norm=3.0, options=options, steps=2)
     found = run_dir.read_result().knobs["effective"]
@@ -129,7 +129,7 @@ def test_what_took_effect_is_read_from_deepspeed(bench):
     assert found["uncut_parameters"] == small
 
 
-def test_what_took_effect_is_read_from_fsdp(bench):
+def test_effective_options_are_read_from_fsdp(bench):
     options = {"wrap": "none", "backward_prefetch": "post", "limit_all_gathers": False}
     one = bench.complete(strategy="fsdp1-hybrid-shard", gpus=4, precision="bf16", options=options, steps=2)
     expected = {
@@ -164,7 +164,7 @@ def test_what_took_effect_is_read_from_fsdp(bench):
         ("ddp", {}, {"comm_hook": "bf16"}, "bf16 with precision fp32"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_before_it_starts(bench, strategy, change, options, words):
+def test_an_impossible_option_of_sharding_is_refused_before_a_rank_starts(bench, strategy, change, options, words):
     cell = bench.run_dir(strategy=strategy, gpus=4, options=options).read_run().cell
     why = menu.refuse(msgspec.structs.replace(cell, **{"launcher": "torchrun", **change}))
     assert why is not None

@@ -48,7 +48,7 @@ def test_the_last_tenth_of_a_file_validates(token_path):
         ("synthetic", {"vocabulary": 1}, "vocabulary: found 1. Allowed: at least 2"),
     ],
 )
-def test_what_cannot_be_read_is_refused(token_path, name, keys, why):
+def test_an_unreadable_token_file_or_option_is_refused(token_path, name, keys, why):
     with pytest.raises(InputError) as refusal:
         opened(token_path, name, **keys)
     assert why in str(refusal.value)

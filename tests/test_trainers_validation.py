@@ -23,7 +23,7 @@ def reference(bench):
     return records(bench.complete(instruments=EVERY_5, steps=12))
 
 
-def test_it_comes_every_so_many_steps_and_at_the_end(reference):
+def test_validation_runs_every_n_steps_and_at_the_end(reference):
     """Validation runs after every 5th step and after the last step, always on the same number of items."""
     assert [record.step for record in reference] == [5, 10, 12]
     assert {record.items for record in reference} == {40}
@@ -51,7 +51,7 @@ def test_strategies_come_to_the_same_loss_and_accuracy(bench, reference, strateg
         assert ours.accuracy == pytest.approx(theirs.accuracy, abs=2e-3)
 
 
-def test_it_changes_no_step(bench):
+def test_validation_changes_no_loss_of_a_step(bench):
     """Training with validation has the same losses as training without it."""
     assert bench.losses(instruments=EVERY_5) == bench.losses()
 
@@ -62,7 +62,7 @@ def test_asynchronous_workers_do_not_wait_for_each_other_to_be_validated(bench):
 
 
 @pytest.mark.parametrize("workload", ["resnet50-tiny", "vit-tiny"])
-def test_what_can_be_learned_is_learned(bench, workload):
+def test_a_learnable_task_reaches_a_high_accuracy(bench, workload):
     run_dir = bench.complete(
         workload=workload,
         global_batch_size=32,
@@ -88,7 +88,7 @@ def test_less_than_a_batch_of_items_is_refused(bench):
 CURVE = {1: 6.24, 20: 3.8, 40: 1.7, 60: 1.2}
 
 
-def test_the_loss_of_the_language_twin_falls_as_it_should(bench):
+def test_the_loss_of_the_language_twin_follows_its_known_curve(bench):
     losses = bench.losses(
         workload="gpt2-large-tiny", global_batch_size=32, steps=60, optimizer=Optimizer(name="adamw", lr=3e-3)
     )

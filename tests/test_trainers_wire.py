@@ -72,7 +72,7 @@ def measured():
 
 
 @pytest.mark.parametrize("op", COLLECTIVES)
-def test_ranks_send_on_the_wire_what_the_factor_says(measured, op):
+def test_ranks_send_the_bytes_of_the_ring_factor_on_the_wire(measured, op):
     senders = 1 if op == "send" else RANKS
     assert measured[op] == pytest.approx(senders * Call(op, PAYLOAD, RANKS).wire_bytes("gloo"), rel=0.03)
 
@@ -101,7 +101,7 @@ def difference(bench, strategy):
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_runs_send_on_the_wire_what_their_collectives_should(tmp_path, short, monkeypatch, strategy):
+def test_runs_send_the_bytes_of_their_collectives_on_the_wire(tmp_path, short, monkeypatch, strategy):
     """The metric wire_difference_pct compares the kernel's counters with the bytes of the collectives. A difference of up to 6
     % is normal."""
     # This test needs its own fork server, because those of other tests are in another network namespace.

@@ -178,14 +178,14 @@ def test_other_sizes_have_other_operations(task_of):
     assert task_of("llm-7b-tiny", n_layer=3).flops_per_unit() < menu.workload("llm-7b-tiny").flops_per_unit
 
 
-def test_a_longer_sequence_gets_a_longer_table_and_a_shorter_one_keeps_it(task_of):
+def test_a_longer_sequence_gets_a_longer_position_table(task_of):
     for seq_len, rows in ((32, 64), (96, 96)):
         task = task_of("gpt2-tiny", keys={"seq_len": seq_len})
         assert on_meta(task).transformer.wpe.weight.shape == (rows, 64)
 
 
 @pytest.mark.parametrize("name", ["vgg16-tiny", "efficientnet-v2-l-tiny", "convnext-large-tiny", "vit-b-32-tiny"])
-def test_dropout_is_off_until_it_is_asked_for(name, task_of):
+def test_dropout_is_off_by_default(name, task_of):
     import torch
     from torchvision.ops import StochasticDepth
 
@@ -218,7 +218,7 @@ def test_a_subset_is_so_many_images(task_of):
         ("densenet121", {"image_size": 63}, "image_size: found 63 with micro_batch_size 1"),
     ],
 )
-def test_what_cannot_be_built_is_refused_in_a_sentence(name, options, why):
+def test_an_impossible_option_of_a_workload_is_refused_in_a_sentence(name, options, why):
     assert why in menu.refuse(cell_of(name, options))
 
 
@@ -247,7 +247,7 @@ def grid(name):
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_what_is_not_refused_can_be_built_and_takes_a_micro_batch(name, tmp_path):
+def test_an_accepted_cell_can_be_built_and_takes_a_micro_batch(name, tmp_path):
     """A cell that `jobs plan` accepts never fails later because of its sizes: its model can be built and can process one
     micro-batch. Models without the option n_embd are large, so they are built on the meta device."""
     import torch
@@ -267,13 +267,13 @@ def test_what_is_not_refused_can_be_built_and_takes_a_micro_batch(name, tmp_path
         assert outputs.shape[0] == cell.micro_batch_size
 
 
-def test_an_architecture_without_dropout_takes_none():
+def test_an_architecture_without_dropout_refuses_the_option():
     option = next(option for option in menu.workload("resnet50").options if option.name == "dropout")
     assert option.refuse(True) == "found true. Allowed: false."
     assert option.refuse(False) is None
 
 
-def test_a_thread_fetches_what_the_training_thread_would(task_of):
+def test_fetch_gives_the_same_items_in_another_thread(task_of):
     """`fetch` gives the same items in another thread."""
     import torch
 

@@ -40,7 +40,7 @@ def met(run_dir):
     return [e.data for e in events if e.event == "met"], [e.data["why"] for e in events if e.event == "failed"]
 
 
-def test_one_process_meets_nobody(bench):
+def test_a_single_process_makes_no_rendezvous(bench):
     """A run with one process records a world of size 1 without a network interface."""
     (world,), failed = met(bench.complete(steps=1))
     assert (world, failed) == ({"world_size": 1, "hosts": 1, "backend": "gloo", "interface": None}, [])
@@ -65,7 +65,7 @@ def two_hosts(*command, **options):
 
 
 @pytest.mark.parametrize("nnodes", [1, 2])
-def test_ranks_of_two_machines_are_refused_for_one_and_where_they_met_over_a_loopback(bench, nnodes):
+def test_ranks_of_two_machines_are_refused_for_one_machine_or_over_loopback(bench, nnodes):
     if not shutil.which("unshare") or two_hosts("true") != "0\n0\n":
         pytest.skip("this machine gives processes no host name and no network of their own")
     run_dir = bench.run_dir(strategy="ddp", gpus=2)
@@ -94,7 +94,7 @@ for limit_s in map(float, sys.argv[1:]):
 """
 
 
-def test_no_group_gives_up_before_the_supervisor_does():
+def test_timeouts_of_process_groups_exceed_the_limit_of_the_supervisor():
     """The time limit of a process group must be longer than the supervisor's limit for steps, because only the supervisor can
     say which rank hangs.
 

@@ -63,7 +63,7 @@ def test_submitting_again_prints_the_runs_that_are_described(followed):
     )
 
 
-def test_what_the_tutorial_shows_is_printed(followed):
+def test_the_commands_print_the_output_of_the_tutorial(followed):
     assert (
         "excluded: strategy=single, gpus=2: a single process is one rank" in followed.printed["jobs plan --matrix ./first.yaml"]
     )

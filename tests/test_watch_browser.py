@@ -41,7 +41,7 @@ def shown(browser, url, width=support_browser.WIDTH, **options):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_shows_queue_curves_and_telemetry_and_asks_its_server_alone(browser, tmp_path, scheme):
+def test_the_live_page_shows_queue_curves_and_telemetry_of_its_own_server(browser, tmp_path, scheme):
     workspace = support.matrix(tmp_path / "a <b> & 'c'")
     folder = running(workspace, gpu=True)
     with served(workspace) as url, shown(browser, url, color_scheme=scheme) as (page, requests, complaints):
@@ -58,7 +58,7 @@ def test_it_shows_queue_curves_and_telemetry_and_asks_its_server_alone(browser, 
         assert complaints == []
 
 
-def test_it_can_be_read_on_a_phone(browser, tmp_path):
+def test_the_live_page_can_be_read_on_a_phone(browser, tmp_path):
     workspace = support.matrix(tmp_path)
     running(workspace)
     with served(workspace) as url, shown(browser, url, support_browser.PHONE) as (page, _, _):
@@ -66,7 +66,7 @@ def test_it_can_be_read_on_a_phone(browser, tmp_path):
         assert page.evaluate(support_browser.OVERFLOW) <= support_browser.PHONE
 
 
-def test_it_follows_a_run_from_its_queue_to_its_end_without_a_reload(browser, tmp_path):
+def test_the_live_page_follows_a_run_to_its_end_without_a_reload(browser, tmp_path):
     workspace = Workspace(tmp_path)
     with served(workspace) as url, shown(browser, url) as (page, requests, complaints):
         page.wait_for_function("() => document.querySelector('#queue').textContent.includes('No runs yet')")
@@ -99,7 +99,7 @@ def test_hostile_texts_stay_texts(browser, tmp_path):
         assert complaints == []
 
 
-def test_a_server_that_ended_is_said(browser, tmp_path):
+def test_the_live_page_reports_that_its_server_ended(browser, tmp_path):
     running(Workspace(tmp_path))
     with contextlib.ExitStack() as server:
         url = server.enter_context(served(Workspace(tmp_path)))

@@ -22,7 +22,7 @@ def workspace(tmp_path):
     return made
 
 
-def test_one_that_only_its_owner_can_write_is_not_reported(workspace):
+def test_a_workspace_that_only_its_owner_can_write_is_not_reported(workspace):
     assert workspace.exposed() == []
     workspace.runs.chmod(0o775)  # a group of users may share a workspace
     workspace.own.chmod(0o1777)  # with the sticky bit, as in /tmp, each user can change only the user's own files

@@ -132,7 +132,7 @@ def test_no_command_acts_in_a_workspace_that_came_from_elsewhere(opened, capsys,
     assert {path: path.read_bytes() for path in workspace.runs.rglob("events.*")} == before
 
 
-def test_trust_prints_the_files_and_holds_only_for_them(opened, capsys):
+def test_trust_prints_the_files_and_applies_only_to_these_files(opened, capsys):
     workspace, marker = opened
     (workspace.path / "templates").mkdir()
     (workspace.path / "templates" / "note.j2").write_text("")
@@ -167,7 +167,7 @@ def test_trust_prints_the_files_and_holds_only_for_them(opened, capsys):
     assert call(workspace, "jobs render --matrix quickstart") == 0
 
 
-def test_nothing_that_somebody_else_said_of_code_is_believed(opened, capsys):
+def test_answers_about_code_from_another_person_are_not_used(opened, capsys):
     workspace, marker = opened
     (answers,) = {path.parent for path in workspace.own.glob("own*/*.json")}
     (answer,) = answers.glob("*.json")
@@ -323,7 +323,7 @@ def test_a_workspace_in_which_something_is_stored_does_not_begin_here(tmp_path, 
         assert not workspace_trust.allows(Workspace(tmp_path))
 
 
-def test_a_cluster_file_that_was_there_is_shown_before_it_names_what_runs(tmp_path, capsys):
+def test_an_existing_cluster_file_is_shown_before_it_is_used(tmp_path, capsys):
     workspace = Workspace(tmp_path)
     text = "schema: 1\nname: site\nprovider: slurm\nslurm: {setup: ['id > pwned']}\nlogin: {host: login.example}\n"
     text += "storage: {shared: /project/x}\n"
@@ -347,7 +347,7 @@ def test_a_cluster_file_that_was_there_is_shown_before_it_names_what_runs(tmp_pa
     assert workspace_trust.unshown_powers(workspace) == []
 
 
-def test_another_cluster_file_of_a_folder_is_shown_too_before_it_names_what_runs(tmp_path, capsys):
+def test_another_cluster_file_of_a_folder_is_shown_before_it_is_used(tmp_path, capsys):
     workspace, file = Workspace(tmp_path), tmp_path / "site.yaml"
     file.write_text(
         "schema: 1\nname: far\nprovider: slurm\nslurm: {}\nlogin: {host: 127.0.0.1, port: 9}\nstorage: {shared: /project/x}\n"
@@ -368,7 +368,7 @@ def test_another_cluster_file_of_a_folder_is_shown_too_before_it_names_what_runs
     assert "Not allowed yet: site.yaml." in capsys.readouterr().err
 
 
-def test_status_shows_what_was_fetched_if_it_may_not_log_in(ours, tmp_path, capsys, monkeypatch):
+def test_status_shows_the_fetched_runs_if_it_may_not_log_in(ours, tmp_path, capsys, monkeypatch):
     witness = tmp_path / "login"
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     (tmp_path / "bin").mkdir()
@@ -428,7 +428,7 @@ def test_a_workspace_that_others_may_write_is_never_own(ours):
 
 @AS_ROOT
 @pytest.mark.parametrize("name", ["metrics/evil.py", ".shardlab/away.json", "templates/launch/local.sh.j2", "cluster.yaml"])
-def test_a_file_of_another_user_is_asked_about(ours, name):
+def test_a_file_of_another_user_needs_consent(ours, name):
     file = ours.path / name
     files.make_folder(file.parent)
     file.touch()
@@ -490,7 +490,7 @@ def test_a_home_folder_that_cannot_be_written_is_one_sentence(tmp_path, monkeypa
     assert workspace_trust.is_own(workspace)
 
 
-def test_a_user_without_a_home_folder_is_told_so_before_anything_is_stored(tmp_path, monkeypatch, capsys):
+def test_a_missing_home_folder_is_reported_before_anything_is_stored(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
     assert call(Workspace(tmp_path / "w"), "jobs render --matrix quickstart") == 2

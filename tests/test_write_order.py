@@ -106,7 +106,7 @@ def test_a_file_is_synced_before_its_rename_and_its_folder_after_it(tmp_path, ca
     assert calls == [("sync", temporary), ("rename", temporary, "a.json"), ("sync", tmp_path.name)]
 
 
-def test_a_checkpoint_is_synced_before_its_rename_and_the_folder_of_checkpoints_after_it(tmp_path, calls):
+def test_a_checkpoint_is_synced_before_its_rename_and_its_folder_afterwards(tmp_path, calls):
     growing = checkpoint.begin(tmp_path, NEW_STEP)
     weights = checkpoint.GrowingFile(growing / "rank-00000.bin")
     weights.write(b"weights")
