@@ -87,7 +87,7 @@ def draw(seed: int, number: int) -> list[Mutant]:
             first = min(mutants, key=lambda mutant: (mutant.operator, mutant.repeat))
             order = _digest(seed, first.file, first.definition, first.text, first.operator, first.repeat)
             places[name].append((order, mutants))
-    counts = ", ".join(f"{len(found)} {name}" for name, found in places.items())
+    counts = ", ".join(f"{len(ordered)} {name}" for name, ordered in places.items())
     print(f"places in {len(sources())} files: {counts}; {number} are drawn with the seed {seed}", file=sys.stderr)
     drawn = [
         mutant
