@@ -11,7 +11,9 @@ OS_RELEASE ?= /etc/os-release
 TOOLS := chromium/google-chrome:chromium systemd-nspawn:systemd-container debootstrap:debootstrap ch-run:charliecloud-runtime ip:iproute2
 TOOLS += ssh-keygen:openssh-client rsync:rsync pdflatex:texlive-latex-recommended pdftotext:poppler-utils zsh:zsh fish:fish g++:g++
 # The number of workers, and which tests share one: tests/support_lanes.py.
-SIDE_BY_SIDE := --numprocesses auto --dist loadscope --no-loadscope-reorder
+SIDE_BY_SIDE = --numprocesses auto --dist loadscope --no-loadscope-reorder $(if $(SHUFFLE),--shuffle=$(SHUFFLE))
+# The seed of the random order of tests: `new` draws one and prints it, `make test SHUFFLE=` runs tests in the order of their files.
+SHUFFLE = new
 
 # What torch's environment takes, in GB: $(VENV), and the downloads, which pip unpacks for a while. README names the same figures.
 VENV_GB := $(if $(filter cpu,$(TORCH)),2,6)

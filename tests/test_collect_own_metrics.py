@@ -117,7 +117,7 @@ def test_a_faulty_file_is_named_and_the_others_work(made, capsys, text, said):
         (1.5, False),
     ],
 )
-def test_a_value_of_an_own_metric_that_is_no_number_in_its_unit_is_left_out_and_named(value, is_known):
+def test_an_own_metric_leaves_out_a_value_that_is_no_number_and_names_it(value, is_known):
     own = Metric(name="odd", unit="s", direction="neither", definition="Odd.", of_run=lambda run: value)
     faults = []
     assert own_metrics_process._value("mine.py", own, SimpleNamespace(run_id="run-1"), faults) == (value if is_known else None)

@@ -80,7 +80,7 @@ def test_only_errors_about_exhausted_memory_count_as_out_of_memory():
     assert not is_out_of_memory(ValueError(OUT_OF_MEMORY[0]))
 
 
-def test_an_error_with_several_causes_is_out_of_memory_only_if_the_gpu_is_almost_full(monkeypatch):
+def test_a_cublas_error_is_out_of_memory_only_if_the_gpu_is_almost_full(monkeypatch):
     import torch
 
     several = [

@@ -108,7 +108,7 @@ def test_the_allocators_snapshot_is_kept(gpus):
 
 
 @pytest.mark.parametrize("strategy", ["single", "zero2", *only_long("ddp", "fsdp1-full-shard", "fsdp2", "zero3")])
-def test_a_rank_uses_the_memory_of_its_own_gpu_only_and_the_peak_of_a_step_is_that_of_the_step(gpus, strategy):
+def test_a_rank_uses_the_memory_of_its_own_gpu_and_a_peak_is_that_of_one_step(gpus, strategy):
     """At some sites, each task of Slurm sees only its own GPU, so the number of the GPU is not the local rank."""
     cell = {"strategy": strategy, "steps": 6, "optimizer": ADAMW}
     found = gpus.check("one_gpu", cell=cell, index=3, local_rank=1)
