@@ -89,6 +89,8 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_watch_browser": (),
     # whole models, many processes
     "test_batch_search_slurm": (),
+    "test_batch_search_ssh": (),
+    "test_collect_fetch_cut": (),
     "test_contributing": (),
     "test_planner_memory": (),
     "test_planner_network": (),
@@ -96,7 +98,53 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_traces_sent_bytes": (),
 }
 # File -> names of its tests that are slow.
-SLOW_TESTS: dict[str, tuple[str, ...]] = {}
+SLOW_TESTS: dict[str, tuple[str, ...]] = {
+    "test_collect_archive": (
+        "test_a_long_file_is_archived_without_reading_it_as_a_whole",
+        "test_code_of_an_archive_is_executed_only_with_trust",
+    ),
+    "test_collect_archive_names": (
+        "test_an_anonymous_archive_does_not_depend_on_the_login",
+        "test_a_login_equal_to_a_word_of_the_records_changes_no_record",
+    ),
+    "test_collect_interrupted": (
+        "test_a_fetch_continues_after_the_disk_was_full",
+        "test_a_fetch_continues_after_the_connection_breaks",
+    ),
+    "test_collect_track": ("test_all_trackers_hold_the_run_as_its_export_does",),
+    "test_extras": (
+        "test_a_verb_without_a_needed_package_names_the_extra_to_install",
+        "test_the_printed_command_installs_from_this_checkout_with_this_python",
+    ),
+    "test_installation": (
+        "test_an_environment_that_does_not_work_heals",
+        "test_pip_unpacks_in_the_temporary_folder_if_it_has_room",
+        "test_the_environment_of_a_moved_checkout_is_made_anew",
+        "test_an_installation_prints_its_size_first_and_keeps_a_working_environment",
+        "test_the_environment_of_hta_heals_too",
+        "test_a_disk_without_room_is_refused_before_anything_is_installed",
+    ),
+    "test_jobs_frozen_source": ("test_a_run_that_waits_trains_with_the_source_that_it_was_submitted_with",),
+    "test_jobs_trace": ("test_trace_runs_of_64_ranks_equal_the_analysis_of_one_process",),
+    "test_jobs_without_torch": ("test_rehearsals_run_on_the_cluster_which_has_torch",),
+    "test_model_file": (
+        "test_the_page_shows_the_plan_of_its_model",
+        "test_runs_of_a_model_carry_its_configuration_and_need_no_trust",
+        "test_a_shipped_name_and_a_fault_of_a_model_are_reported_at_their_place",
+    ),
+    "test_planner_own": ("test_a_model_without_blocks_is_rehearsed_above_its_lower_bound",),
+    "test_provision_nvidia": ("test_a_compiled_function_with_other_results_is_noticed",),
+    "test_record_fuzz": ("test_a_hostile_value_stops_no_command_and_reaches_no_other_run",),
+    "test_replaced_files": ("test_every_command_ends_with_a_sentence",),
+    "test_surroundings": (
+        "test_the_surroundings_change_no_result",
+        "test_nothing_is_writable_by_everybody_whatever_the_umask",
+    ),
+    "test_wheel": (
+        "test_commands_of_the_wheel_work_in_an_empty_folder",
+        "test_a_distribution_that_overwrote_our_files_is_named",
+    ),
+}
 COLLECTED = pytest.StashKey[
     frozenset[str]
 ]()  # the ids of all tests that were collected, before tests of the other tier were left out
