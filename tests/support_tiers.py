@@ -78,6 +78,7 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_trainers_validation": (),
     "test_trainers_wire": (),
     "test_trainers_workloads": (),
+    "test_wire_between_hosts": (),
     "test_trainers_world_check": (),
     # browsers, and other programs of the system
     "test_collect_full_disk": (),

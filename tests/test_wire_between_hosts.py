@@ -8,6 +8,7 @@ busy the machine is: they took from less than 1 % to 4 % of the bytes.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,8 @@ from support_e2e import HANG_S, until
 from shardlab.record import Sample, read_lines
 from trainers.communication import Call
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+WHY = why_not() or (None if shutil.which("ip") else "there is no `ip` (Debian: iproute2)")
+pytestmark = pytest.mark.skipif(WHY is not None, reason=WHY or "")
 PAYLOAD = 24_000_000  # bytes of the tensor that is all-reduced
 TIMES = 3
 HOSTS = ("10.97.0.1", "10.97.0.2")
@@ -34,6 +36,7 @@ HEADER, SEGMENT = 66, 1448  # bytes of headers and of data in a packet of a netw
 MADE = f"""
 set -e
 unshare --net sleep 3600 & other=$!
+trap "kill $other" EXIT
 while test "$(readlink /proc/$other/ns/net)" = "$(readlink /proc/$$/ns/net)"; do sleep 0.01; done
 ip link add wire0 type veth peer name wire0 netns $other
 for end in "" "nsenter --target $other --net"; do
@@ -45,7 +48,6 @@ ip address add {HOSTS[0]}/24 dev wire0
 nsenter --target $other --net ip address add {HOSTS[1]}/24 dev wire0
 echo $$ $other
 read -r _ || :
-kill $other
 """
 RANK = f"""
 import os, sys
