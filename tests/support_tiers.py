@@ -72,7 +72,16 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_trainers_precision": (),
     "test_trainers_proof": (),
     "test_trainers_rehearsal": (),
-    "test_trainers_same_work": ("test_the_comparison_can_fail",),
+    "test_trainers_same_work": (  # one strategy of each engine
+        "test_a_strategy_does_the_work_of_one_process_and_sends_what_theory_says[ddp]",
+        "test_a_strategy_does_the_work_of_one_process_and_sends_what_theory_says[fsdp1-full-shard]",
+        "test_a_strategy_does_the_work_of_one_process_and_sends_what_theory_says[fsdp2]",
+        "test_a_strategy_does_the_work_of_one_process_and_sends_what_theory_says[zero2]",
+        "test_a_strategy_does_the_work_of_one_process_and_sends_what_theory_says[tp]",
+        "test_a_strategy_does_the_work_of_one_process_and_sends_what_theory_says[pp-1f1b]",
+        "test_a_strategy_does_the_work_of_one_process_and_sends_what_theory_says[ps-sync]",
+        "test_the_comparison_can_fail",
+    ),
     "test_trainers_separate_folders": (),
     "test_trainers_sharding": (),
     "test_trainers_validation": (),
@@ -82,6 +91,23 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_trainers_world_check": (),
     # browsers, and other programs of the system
     "test_collect_full_disk": (),
+    "test_collect_sampler_gpu": ("test_a_machine_without_a_gpu_has_no_gpu_field",),
+    "test_collect_sampler_killed": (),
+    "test_remote_commands": (),
+    "test_report_tables": (
+        "test_a_table_of_cells_comes_with_hidden_tools_and_the_facets_of_each_row",
+        "test_a_key_with_many_values_or_with_one_has_no_check_boxes",
+    ),
+    "test_shell_init": (
+        "test_on_a_terminal_verbs_of_jobs_reach_our_command[bash]",
+        "test_words_and_exit_code_pass_through[bash]",
+        "test_bash_survives_strict_mode",
+        "test_the_real_command_answers[bash]",
+        "test_our_command_is_found_again_from_any_folder",
+        "test_an_unknown_shell_prints_the_menu",
+        "test_completion_of_a_broken_workspace_prints_no_error",
+        "test_the_command_shardlab_refuses_unknown_words",
+    ),
     "test_collect_pictures": (),
     "test_collect_small_multiples": (),
     "test_light_install": (),
@@ -98,7 +124,7 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_ssh_separate_folders": (),
     "test_traces_sent_bytes": (),
 }
-# File -> names of its tests that are slow.
+# File -> names of its tests that are slow: they take long, or need a program that `make system` installs.
 SLOW_TESTS: dict[str, tuple[str, ...]] = {
     "test_collect_archive": (
         "test_a_long_file_is_archived_without_reading_it_as_a_whole",
@@ -108,10 +134,25 @@ SLOW_TESTS: dict[str, tuple[str, ...]] = {
         "test_an_anonymous_archive_does_not_depend_on_the_login",
         "test_a_login_equal_to_a_word_of_the_records_changes_no_record",
     ),
+    "test_collect_exports": (
+        "test_latex_compiles_and_fits_the_page",
+        "test_pdflatex_typesets_special_characters_as_they_are",
+    ),
+    "test_collect_fetch_progress": (
+        "test_a_list_of_names_of_more_than_a_page_is_copied",
+        "test_rsync_reports_the_bytes_that_arrived",
+    ),
+    "test_collect_interfaces": (
+        "test_an_interface_that_is_renamed_keeps_its_count",
+        "test_an_interface_that_is_made_again_gives_no_number",
+    ),
     "test_collect_interrupted": (
         "test_a_fetch_continues_after_the_disk_was_full",
         "test_a_fetch_continues_after_the_connection_breaks",
     ),
+    "test_collect_prune": ("test_nodes_are_freed_of_the_parts_that_the_first_node_has",),
+    "test_collect_sampler_nic": ("test_the_ioctl_reads_a_driver_that_the_kernel_has",),
+    "test_collect_traces": ("test_a_study_of_hta_is_compared_with_the_installed_hta",),
     "test_collect_track": ("test_all_trackers_hold_the_run_as_its_export_does",),
     "test_extras": (
         "test_a_verb_without_a_needed_package_names_the_extra_to_install",
@@ -127,6 +168,14 @@ SLOW_TESTS: dict[str, tuple[str, ...]] = {
     ),
     "test_jobs_frozen_source": ("test_a_run_that_waits_trains_with_the_source_that_it_was_submitted_with",),
     "test_jobs_trace": ("test_trace_runs_of_64_ranks_equal_the_analysis_of_one_process",),
+    "test_jobs_wait_for_gpus": (
+        "test_a_gpu_that_the_run_does_not_take_may_be_used",
+        "test_a_rehearsal_on_the_cpu_does_not_look",
+        "test_a_run_that_waits_for_gpus_starts_when_other_processes_end",
+        "test_a_run_whose_gpu_is_used_fails_and_names_the_gpu_and_the_process",
+        "test_a_task_of_a_slurm_job_looks_at_its_own_node",
+        "test_an_old_driver_lists_the_processes_of_each_gpu",
+    ),
     "test_jobs_without_torch": ("test_rehearsals_run_on_the_cluster_which_has_torch",),
     "test_model_file": (
         "test_the_page_shows_the_plan_of_its_model",
@@ -134,13 +183,35 @@ SLOW_TESTS: dict[str, tuple[str, ...]] = {
         "test_a_shipped_name_and_a_fault_of_a_model_are_reported_at_their_place",
     ),
     "test_planner_own": ("test_a_model_without_blocks_is_rehearsed_above_its_lower_bound",),
+    "test_practice_releases": ("test_without_cgroups_v2_only_the_release_of_this_machine_is_allowed",),
+    "test_provision_aside": (
+        "test_nodes_know_one_anothers_keys_and_other_lines_stay",
+        "test_without_root_nodes_know_one_another_by_the_users_own_files",
+        "test_a_key_with_a_passphrase_is_kept_and_reported",
+        "test_a_damaged_block_of_our_lines_stops_the_change",
+    ),
     "test_provision_nvidia": ("test_a_compiled_function_with_other_results_is_noticed",),
     "test_record_fuzz": ("test_a_hostile_value_stops_no_command_and_reaches_no_other_run",),
+    "test_remote": (
+        "test_accept_new_stores_an_unknown_host_key_and_refuses_a_changed_one",
+        "test_an_unknown_host_key_stops_with_the_fingerprint_that_openssh_prints",
+    ),
     "test_replaced_files": ("test_every_command_ends_with_a_sentence",),
+    "test_site_container": (
+        "test_a_rank_runs_in_a_container_of_charliecloud",
+        "test_the_packages_of_an_image_are_checked_before_anything_is_sent_to_slurm",
+    ),
+    "test_ssh_login": (
+        "test_a_key_with_a_passphrase_without_a_terminal_gives_working_advice",
+        "test_a_login_without_agent_and_key_names_the_missing_key",
+        "test_output_of_a_bashrc_is_no_part_of_an_answer",
+        "test_the_advice_for_a_reinstalled_machine_removes_its_old_host_key",
+    ),
     "test_surroundings": (
         "test_the_surroundings_change_no_result",
         "test_nothing_is_writable_by_everybody_whatever_the_umask",
     ),
+    "test_traces_foreign": ("test_hta_gives_the_same_for_every_shape",),
     "test_wheel": (
         "test_commands_of_the_wheel_work_in_an_empty_folder",
         "test_a_distribution_that_overwrote_our_files_is_named",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import support_tiers
-from support_tiers import COLLECTED, QUICK, SLOW, SLOW_FILES, SLOW_TESTS, is_without_tests, missing_names, tier
+from support_tiers import COLLECTED, QUICK, SLOW, SLOW_FILES, SLOW_TESTS, is_without_tests, missing_names, split, tier
 
 TESTS = Path(__file__).parent
 MAKEFILE = (TESTS.parent / "Makefile").read_text()
@@ -59,10 +59,9 @@ def test_each_name_of_the_table_is_that_of_a_collected_test(request):
     assert missing_names(request.config.stash[COLLECTED]) == []
 
 
-def test_quick_end_to_end_tests_are_named_in_the_table(request):
-    """A new end-to-end test is slow unless the table says otherwise."""
-    end_to_end = [item for item in request.session.items if item.get_closest_marker("e2e") and tier(item.nodeid) == QUICK]
-    assert [item.nodeid for item in end_to_end if support_tiers.split(item.nodeid)[0] not in SLOW_FILES] == []
+def test_only_the_quickstart_is_an_end_to_end_test_of_the_quick_tier(request):
+    end_to_end = [item.nodeid for item in request.session.items if item.get_closest_marker("e2e")]
+    assert {split(test)[0] for test in end_to_end if tier(test) == QUICK} <= {"test_quickstart_e2e"}
 
 
 def test_make_runs_each_tier_once():
