@@ -128,7 +128,7 @@ class Server:
 
         self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._http.server_port}/set.tar.gz"
-        self._thread = threading.Thread(target=self._http.serve_forever)
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
 
     def __enter__(self):
         self._thread.start()

@@ -246,7 +246,7 @@ def package_index(wheels: Path, folder: Path, address: str) -> Iterator[str]:
         (project / wheel.name).symlink_to(wheel)
     handler = functools.partial(QuietHandler, directory=str(folder))
     with http.server.ThreadingHTTPServer((address, 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
             yield f"http://{address}:{server.server_port}"

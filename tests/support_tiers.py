@@ -123,9 +123,12 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_planner_network": (),
     "test_ssh_separate_folders": (),
     "test_traces_sent_bytes": (),
+    "test_slurm_attempt": (),
+    "test_wheel": (),
 }
 # File -> names of its tests that are slow: they take long, or need a program that `make system` installs.
 SLOW_TESTS: dict[str, tuple[str, ...]] = {
+    "test_cloudlab_nodes": ("test_traffic_on_the_control_network_is_noticed_by_the_kernels_counters",),
     "test_collect_archive": (
         "test_a_long_file_is_archived_without_reading_it_as_a_whole",
         "test_code_of_an_archive_is_executed_only_with_trust",
@@ -153,7 +156,11 @@ SLOW_TESTS: dict[str, tuple[str, ...]] = {
     "test_collect_prune": ("test_nodes_are_freed_of_the_parts_that_the_first_node_has",),
     "test_collect_sampler_nic": ("test_the_ioctl_reads_a_driver_that_the_kernel_has",),
     "test_collect_traces": ("test_a_study_of_hta_is_compared_with_the_installed_hta",),
-    "test_collect_track": ("test_all_trackers_hold_the_run_as_its_export_does",),
+    "test_collect_track": (
+        "test_a_run_whose_records_are_replaced_is_logged_anew",
+        "test_the_tracker_ends_with_its_parent_and_a_restart_replaces_its_log",
+        "test_all_trackers_hold_the_run_as_its_export_does",
+    ),
     "test_extras": (
         "test_a_verb_without_a_needed_package_names_the_extra_to_install",
         "test_the_printed_command_installs_from_this_checkout_with_this_python",
@@ -167,6 +174,7 @@ SLOW_TESTS: dict[str, tuple[str, ...]] = {
         "test_a_disk_without_room_is_refused_before_anything_is_installed",
     ),
     "test_jobs_frozen_source": ("test_a_run_that_waits_trains_with_the_source_that_it_was_submitted_with",),
+    "test_jobs_runner": ("test_the_runner_starts_waiting_runs_and_no_claimed_runs",),
     "test_jobs_trace": ("test_trace_runs_of_64_ranks_equal_the_analysis_of_one_process",),
     "test_jobs_wait_for_gpus": (
         "test_a_gpu_that_the_run_does_not_take_may_be_used",
@@ -182,7 +190,13 @@ SLOW_TESTS: dict[str, tuple[str, ...]] = {
         "test_runs_of_a_model_carry_its_configuration_and_need_no_trust",
         "test_a_shipped_name_and_a_fault_of_a_model_are_reported_at_their_place",
     ),
-    "test_planner_own": ("test_a_model_without_blocks_is_rehearsed_above_its_lower_bound",),
+    "test_own_data": ("test_every_strategy_trains_on_the_same_items_in_the_same_order",),
+    "test_own_plans": ("test_strategies_that_divide_the_model_do_the_work_of_one_process",),
+    "test_planner_own": (
+        "test_a_rehearsal_never_needs_less_than_the_lower_bound",
+        "test_a_model_without_blocks_is_rehearsed_above_its_lower_bound",
+    ),
+    "test_practice_network": ("test_a_node_that_is_removed_does_not_change_the_address_of_this_machine",),
     "test_practice_releases": ("test_without_cgroups_v2_only_the_release_of_this_machine_is_allowed",),
     "test_provision_aside": (
         "test_nodes_know_one_anothers_keys_and_other_lines_stay",
@@ -190,6 +204,7 @@ SLOW_TESTS: dict[str, tuple[str, ...]] = {
         "test_a_key_with_a_passphrase_is_kept_and_reported",
         "test_a_damaged_block_of_our_lines_stops_the_change",
     ),
+    "test_provision_here": ("test_a_command_past_its_limit_ends_with_its_child_processes",),
     "test_provision_nvidia": ("test_a_compiled_function_with_other_results_is_noticed",),
     "test_record_fuzz": ("test_a_hostile_value_stops_no_command_and_reaches_no_other_run",),
     "test_remote": (
@@ -207,14 +222,24 @@ SLOW_TESTS: dict[str, tuple[str, ...]] = {
         "test_output_of_a_bashrc_is_no_part_of_an_answer",
         "test_the_advice_for_a_reinstalled_machine_removes_its_old_host_key",
     ),
+    "test_ssh_scheduler": (
+        "test_all_tasks_end_before_the_end_is_recorded",
+        "test_two_runs_share_no_node_and_start_in_order",
+        "test_a_killed_runner_does_not_free_the_nodes_of_its_runs",
+    ),
     "test_surroundings": (
         "test_the_surroundings_change_no_result",
         "test_nothing_is_writable_by_everybody_whatever_the_umask",
     ),
     "test_traces_foreign": ("test_hta_gives_the_same_for_every_shape",),
-    "test_wheel": (
-        "test_commands_of_the_wheel_work_in_an_empty_folder",
-        "test_a_distribution_that_overwrote_our_files_is_named",
+    "test_trainers_result": (
+        "test_the_loss_of_a_tiny_workload_falls_by_a_quarter",
+        "test_an_engine_finishes_in_the_last_step_before_its_parameters_are_read",
+    ),
+    "test_workspace_trust": (
+        "test_trust_prints_the_files_and_applies_only_to_these_files",
+        "test_answers_about_code_from_another_person_are_not_used",
+        "test_bytecode_beside_code_is_removed_before_the_code_is_executed",
     ),
 }
 COLLECTED = pytest.StashKey[

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,14 +20,13 @@ SGD = Optimizer(name="sgd", lr=0.1, momentum=0.9)  # adam would hide that a grad
 
 
 class Bench:
-    """Makes run folders and starts runs. Data and sockets are in temporary folders."""
+    """Makes run folders and starts runs. Its runs use the fork server of the test session (tests/conftest.py)."""
 
-    def __init__(self, folder: Path, runtime: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.data = folder / "data"
         self.environment = {
             **{name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
-            "XDG_RUNTIME_DIR": str(runtime),
             "OMP_NUM_THREADS": "1",  # tests run in parallel: more threads per rank would be slower
         }
         self.scripts = Scripts({**self.environment, "GLOO_SOCKET_IFNAME": "lo"})
@@ -100,17 +98,7 @@ class Bench:
 
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory):
-    """A Bench with a fork server, shared by all tests. The fork server is killed at the end."""
-    # a short path: the path of a Unix socket has at most 107 bytes
-    with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as runtime:
-        bench = Bench(tmp_path_factory.mktemp("runs"), Path(runtime))
-        socket = subprocess.run(
-            [PYTHON, "-c", "from trainers.forking import address; print(address.socket_path())"],
-            env=bench.environment, capture_output=True, text=True, check=True,
-        ).stdout.strip()  # fmt: skip
-        with Path(runtime, "warm.log").open("wb") as log:
-            warm = subprocess.Popen([PYTHON, "-m", "trainers", "warm", socket], env=bench.environment, stdout=log, stderr=log)
-            yield bench
-            bench.scripts.end()
-            warm.kill()
-            warm.wait()
+    """A Bench, shared by all tests of a worker."""
+    bench = Bench(tmp_path_factory.mktemp("runs"))
+    yield bench
+    bench.scripts.end()

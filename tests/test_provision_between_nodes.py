@@ -161,7 +161,7 @@ class Failing:
         self.url = f"http://127.0.0.1:{self._http.server_port}/set.tar.gz"
 
     def __enter__(self):
-        threading.Thread(target=self._http.serve_forever).start()
+        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}).start()
         return self
 
     def __exit__(self, *_):

@@ -31,6 +31,7 @@ LINE = "n1\nid > /tmp/PWNED\n#"
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    monkeypatch.setattr(slurm, "ENDED_S", 0.0)
     monkeypatch.setattr(submission, "LOOK_S", 0.0)
     return Queue(tmp_path / "slurm", monkeypatch)
 

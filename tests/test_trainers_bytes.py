@@ -63,7 +63,7 @@ class Alone(Ranks):
 
 dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
 folder = Path(tempfile.mkdtemp())
-bench = Bench(folder, folder)
+bench = Bench(folder)
 for strategy, keys, counted in json.loads(sys.argv[1]):
     cell = bench.run_dir(strategy=strategy, gpus=4, **keys).read_run().cell
     cell.options["data"] = "synthetic"

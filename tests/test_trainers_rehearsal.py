@@ -82,7 +82,7 @@ WORLDS = (2, 4, 8, 64)
 @pytest.fixture(scope="module")
 def cell_of(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rehearsal")
-    bench = Bench(folder, folder)
+    bench = Bench(folder)
 
     def made(strategy, gpus, keys):
         cell = bench.run_dir(strategy=strategy, gpus=gpus, **keys).read_run().cell

@@ -24,7 +24,7 @@ def task_of(tmp_path_factory):
     from support_trainers import Bench
 
     vision_library.load()
-    bench = Bench(tmp_path_factory.mktemp("tasks"), tmp_path_factory.mktemp("runtime"))
+    bench = Bench(tmp_path_factory.mktemp("tasks"))
 
     def make(name, data_path=None, keys=None, **options):
         cell = bench.run_dir(workload=name, options=options, **(keys or {})).read_run().cell
