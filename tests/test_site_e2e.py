@@ -198,6 +198,12 @@ def venv(site, ready):
     return made
 
 
+@pytest.fixture(scope="module")
+def image(site, venv):
+    """An image for Charliecloud at the site, whose Python has the packages of the installed environment."""
+    return site.make_image(venv)
+
+
 def operation(said):
     """Returns the entry of the operation site-environment in a document."""
     return next(one for one in said["nodes"][0]["operations"] if one["name"] == "site-environment")
@@ -255,8 +261,7 @@ def test_an_own_environment_is_used_as_it_is(site, described, ready, venv):
     assert sorted(own.rglob("*.py")) == files
 
 
-def test_ranks_train_in_a_container_and_the_desk_sends_the_other_packages(site, described, ready, venv, monkeypatch):
-    image = site.make_image(venv)
+def test_ranks_train_in_a_container_and_the_desk_sends_the_other_packages(site, described, image, monkeypatch):
     made = site.at("container", described, {"container": str(image), "runtime": "charliecloud"}, NO_INDEX)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels_folder()))
@@ -276,8 +281,7 @@ def test_ranks_train_in_a_container_and_the_desk_sends_the_other_packages(site, 
     assert json.loads(made.run("provision", "--json").stdout)["changes"] == 0
 
 
-def test_the_login_node_downloads_from_a_package_index(site, described, ready, venv, tmp_path):
-    image = site.scratch / "image"
+def test_the_login_node_downloads_from_a_package_index(site, described, image, tmp_path):
     address = str(ipaddress.ip_network(site.slurm.cluster.lan.subnet)[-2])  # the address of this machine
     with package_index(wheels_folder(), tmp_path, address) as url:
         setup = [f"export PIP_INDEX_URL={url} PIP_TRUSTED_HOST={address}"]
