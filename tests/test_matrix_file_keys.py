@@ -9,7 +9,7 @@ import pytest
 from support_matrix_effects import EFFECTS, measure
 from test_cluster_keys import REFUSED, Case, keys_of, values_of, with_keys
 
-from shardlab import host
+from shardlab import host, source_digest
 from shardlab.errors import InputError
 from shardlab.matrix import MatrixFile
 from shardlab.workspace import Workspace
@@ -177,9 +177,11 @@ def effect_of(tmp_path_factory):
             return str(error)
         return ""
 
-    with pytest.MonkeyPatch.context() as patch:  # each plan would search the commit and the packages again, which takes long
+    # Each plan would read the commit, the packages and the source again, which takes most of the time of a plan.
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "git_commit", lambda: None)
         patch.setattr(host, "packages", dict)
+        patch.setattr(source_digest, "source", functools.cache(source_digest.source))
         effect("planned", BASE)
         measure(path, workspace)
         yield effect
