@@ -211,7 +211,7 @@ def login(tmp_path, monkeypatch):
     ],
     ids=["done", "own exit code", "exit code 124", "killed", "ended at its limit", "killed at its limit"],
 )
-def test_a_command_on_a_login_node_has_no_exit_code_only_if_it_was_ended_at_its_limit(login, script, limit_s, code):
+def test_a_command_on_a_login_node_has_no_exit_code_only_if_its_limit_ended_it(login, script, limit_s, code):
     answer = login.run(["sh", "-c", f"echo out; echo err >&2; {script}"], timeout_s=limit_s)
     assert (answer.code, answer.stdout, answer.stderr.splitlines()[0]) == (code, "out\n", "err")
 
