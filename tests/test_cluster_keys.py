@@ -246,7 +246,7 @@ def keys_of(kind: Any, path: str = "") -> dict[str, set[Any]]:
             keys.setdefault(path, set()).update((True, False))
         elif isinstance(part, type) and issubclass(part, msgspec.Struct):
             for field in msgspec.structs.fields(part):
-                for key, values in keys_of(field.type, f"{path}.{field.name}".lstrip(".")).items():
+                for key, values in keys_of(field.type, f"{path}.{field.encode_name}".lstrip(".")).items():
                     keys.setdefault(key, set()).update(value for value in values if value != field.default)
         elif get_args(part) and part is not kind:
             for key, values in keys_of(part, path).items():

@@ -6,16 +6,18 @@ import signal
 import subprocess
 import sys
 
+import msgspec
 import psutil
 import pytest
 from support_cells import CELL
 from support_e2e import HANG_S
 
-from jobs import claim, submit
+from jobs import attempt, claim, submit
 from jobs.reconcile import own
 from jobs.run_queue import RunQueue
+from jobs.ssh import step
 from shardlab import files, host, source_digest
-from shardlab.record import SCHEMA, LineWriter, Sample
+from shardlab.record import SCHEMA, Event, LineWriter, Sample
 from shardlab.run import Run, World
 from shardlab.rundir import RunDir
 from shardlab.workspace import Workspace
@@ -284,3 +286,54 @@ def test_the_command_gets_the_disk_of_its_node(folder, tmp_path):
     shown = tmp_path / "shown"
     supervised(folder, "sh", "-c", f'printf %s "$1" > {shown}', "sh", "$SHARDLAB_NODE_DISK, $HOME", TMPDIR=str(tmp_path))
     assert shown.read_text() == f"{tmp_path}, $HOME"
+
+
+ENDS = {  # name -> (command, changes of run.json, exit code of the supervisor, state of the run, words of its reason)
+    "success without a result": (["true"], {}, 0, "failed", "exit code 0, but there is no result.json"),
+    "own exit code": (["sh", "-c", "exit 9"], {}, 9, "failed", "exit code 9"),
+    "exit code of timeout": (["sh", "-c", "exit 124"], {}, 124, "failed", "exit code 124"),
+    "signal": (["sh", "-c", "kill -HUP $$"], {}, 129, "failed", "exit code 129"),
+    "time limit": (["sleep", "60"], {"limit_s": 1}, 124, "timeout", "ended at its time limit of 1 s"),
+    "hang limit": (["sleep", "60"], {"hang_limit_s": 1}, 124, "hung", "no progress for 1 s (hang_limit): "),
+    "cancelled": (["sh", "-c", "{cancel}; sleep 60"], {}, 143, "cancelled", "cancelled while it ran"),
+    "cancelled and failed": (["sh", "-c", "{cancel}; exit 9"], {}, 143, "cancelled", "cancelled while it ran"),
+    "lost node": (["sh", "-c", "{lose}; exit 9"], {}, 9, "node_fail", "gpu7 is gone"),
+    "preempted": (["sh", "-c", "exit 9"], {"scheduler": "slurm"}, 9, "preempted", "in favour of another job"),
+    "failed in Slurm": (["sh", "-c", "touch {path}/done; exit 9"], {"scheduler": "slurm"}, 9, "failed", "exit code 9"),
+    "claimed before": (["true"], {"claimed": True}, 75, "pending", ""),
+}
+WRITTEN = {"cancel": "cancel_requested", "lose": step.LOST}  # word of a command -> the event that it writes
+# What stands in for `scontrol`: the controller is up, and it preempts the job of a run that has written no file `done`.
+CONTROLLER = "#!/bin/sh\necho 'Slurmctld(primary) at head is UP'\ntest -e {0}/done || echo PreemptTime=2026-11-22T00:00:01\n"
+
+
+@pytest.fixture
+def handlers():
+    """The supervisor handles SIGTERM; afterwards this process does what it did before."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_exit_code_and_the_state_of_a_run_follow_from_its_end(folder, tmp_path, monkeypatch, handlers, name):
+    command, changed, code, state, words = ENDS[name]
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/scontrol").write_text(CONTROLLER.format(folder.path))
+    (tmp_path / "bin/scontrol").chmod(0o755)
+    for event in WRITTEN.values():
+        data = {"node": "gpu7", "why": "gpu7 is gone"}
+        told = Event(schema=SCHEMA, event=event, writer="w", wall_s=4e9, host="h", data=data)  # after the start of the run
+        (tmp_path / event).write_bytes(msgspec.json.encode(told) + b"\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    more = {key: value for key, value in changed.items() if key not in ("hang_limit_s", "claimed")}
+    cell = msgspec.structs.replace(CELL, hang_limit_s=changed.get("hang_limit_s", CELL.hang_limit_s))
+    write_run(folder, cell=msgspec.to_builtins(cell), source=source_digest.source(), **more)
+    if "claimed" in changed:
+        folder.claim.mkdir()
+    writes = {word: f"cp {tmp_path}/{event} {folder.events_file(word)}" for word, event in WRITTEN.items()}
+    command = [word.format(path=folder.path, **writes) for word in command]
+    assert attempt.Attempt(folder, command).main() == code
+    verdict = folder.judge()
+    assert (verdict.state, words in verdict.why) == (state, True), verdict

@@ -1,5 +1,7 @@
 """Tests of launchers: what a launcher writes into a run, and what it refuses before any rank starts."""
 
+import base64
+import json
 import os
 import pickle
 import subprocess
@@ -13,12 +15,14 @@ from support_golden import run_of
 from test_jobs_attempt import write_run
 
 from jobs import plan
-from jobs.launcher import Launcher, launchers
-from jobs.launchers import submitit
+from jobs.launcher import Launcher, launcher, launchers
+from jobs.launchers import deepspeed, submitit
 from jobs.resolve import Capacity, misfits, resolve
-from shardlab import cluster, matrix, slurm_keys
+from shardlab import cluster, files, matrix, slurm_keys
 from shardlab.errors import InputError
+from shardlab.run import World
 from shardlab.rundir import RunDir
+from shardlab.trace_part import TRACE
 
 MISSING = "no-such-mpirun"
 MATRIX = """schema: 1
@@ -57,6 +61,60 @@ def test_torchrun_waits_for_nodes_that_wait_for_their_gpus():
     )
     assert "--rdzv-conf=is_host=$SHARDLAB_IS_FIRST" in usual
     assert "--rdzv-conf=is_host=$SHARDLAB_IS_FIRST,join_timeout=1500,read_timeout=1500" in patient
+
+
+@pytest.mark.parametrize("visible", [None, "", "2,3"])
+def test_deepspeed_starts_ranks_with_the_gpus_that_this_process_sees(tmp_path, monkeypatch, visible):
+    """DeepSpeed's launcher sets CUDA_VISIBLE_DEVICES, so each rank is started through `env` with the value from before."""
+    run = msgspec.structs.replace(run_of("deepspeed"), world=World(2, 3, 6))
+    folder = tmp_path / run.run_id
+    folder.mkdir()
+    files.write_json(RunDir(folder).run_json, run)
+    environment = {"SHARDLAB_RENDEZVOUS": "10.0.0.1:29999", "SHARDLAB_NODE": "1", "CUDA_VISIBLE_DEVICES": visible}
+    for name, value in environment.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    started = []
+    monkeypatch.setattr(os, "execve", lambda *words: started.append(words))
+    deepspeed.main([str(folder)])
+    ((path, words, variables),) = started
+    options = dict(word.removeprefix("--").split("=", 1) for word in words if word.startswith("--") and "=" in word)
+    assert json.loads(base64.urlsafe_b64decode(options["world_info"])) == {"0": [0, 1, 2], "1": [0, 1, 2]}
+    assert (options["node_rank"], options["master_addr"], options["master_port"]) == ("1", "10.0.0.1", "29999")
+    given = "--unset=CUDA_VISIBLE_DEVICES" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}"
+    assert words[words.index("env") :] == ["env", given, path, "-m", "trainers", "run", "."]
+    assert {"--no_python", "--no_local_rank"} <= set(words[: words.index("env")])
+    assert variables["LOCAL_WORLD_SIZE"] == "3"
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "submitit"])
+def test_a_launcher_that_is_a_program_needs_exactly_one_folder(name):
+    with pytest.raises(InputError, match=rf"usage: python -m jobs\.launchers\.{name} RUN_DIR"):
+        {"deepspeed": deepspeed, "submitit": submitit}[name].main([])
+
+
+# For each launcher: options of sbatch, the tasks on each node of a job step, whether it starts ranks on several nodes, and
+# whether its ranks may use GPUs.
+LAUNCHERS = {
+    "deepspeed": ((), 1, True, True),
+    "fork": ((), 1, False, False),
+    "submitit": (("signal=USR2@60",), 2, True, True),
+    "torchrun": ((), 1, True, True),
+    TRACE: ((), 1, False, False),
+}
+
+
+@pytest.mark.parametrize("name", [*sorted(launchers()), TRACE])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_job_step_has_the_options_of_its_launcher(name, overlap):
+    made, (options, tasks, several_nodes, on_gpus) = launcher(name), LAUNCHERS[name]
+    assert (made.sbatch, made.several_nodes, made.on_gpus) == (options, several_nodes, on_gpus)
+    words = made.srun(run_of("torchrun"), "python", overlap=overlap, container=["--container-name=c"])
+    begin = words[: words.index("python")]
+    expected = {f"--ntasks-per-node={tasks}", "--nodes=1", "--kill-on-bad-exit=1", "--container-name=c"}
+    expected |= {"--overlap"} if overlap else set()
+    expected |= {"--distribution=block"} if tasks > 1 else set()
+    assert set(begin) - {"srun", "--cpu-bind=none", "--unbuffered"} == expected
+    assert words[len(begin) :] == ["python", "-m", "jobs.step_task", ".", "--", *made.task(run_of("torchrun"), "python")]
 
 
 def test_submitits_pickle_holds_the_runs_path_and_nothing_else(tmp_path):

@@ -6,12 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from support_e2e import HANG_S
 
 from jobs import cli, on_controller, plan, render
 from jobs.invocation import Invocation
 from provision import cli as provision_cli
+from provision import login_node as of_site
 from shardlab import cluster, login_node, shared_connection
 from shardlab.errors import InputError
+from shardlab.remote import Unreachable
 from shardlab.workspace import Workspace
 
 SITE = "schema: 1\nname: site\nprovider: slurm\nslurm: {partition: gpu}\nstorage: {shared: SHARED}\n"
@@ -173,3 +176,50 @@ def test_provision_logs_in_before_it_draws_a_table(ssh, tmp_path, monkeypatch, c
     assert provision_cli.main(["plan", "--workspace", str(tmp_path)]) == 1
     assert "Permission denied" in capsys.readouterr().err
     assert not drawn
+
+
+RUNS_HERE = """#!/bin/sh
+case "$*" in *check*) exit 0 ;; esac
+test -e '{0}/broken' && {{ echo 'mux_client: Broken pipe' >&2; exit 255; }}
+for last; do :; done
+exec sh -c "$last"
+"""
+
+
+@pytest.fixture
+def login(tmp_path, monkeypatch):
+    """A login node that is this machine: a stand-in for `ssh` runs each command here, or exits with 255 if the file `broken`
+    exists."""
+    (tmp_path / "ssh").write_text(RUNS_HERE.format(tmp_path))
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
+    monkeypatch.setattr(of_site, "GRACE_S", 0.5)
+    return of_site.LoginNode(of_site.address("login1"))
+
+
+@pytest.mark.parametrize(
+    ("script", "limit_s", "code"),
+    [
+        ("exit 0", HANG_S, 0),
+        ("exit 3", HANG_S, 3),
+        # These are the exit codes of `timeout` at the limit, but the commands end long before their limit.
+        ("exit 124", HANG_S, 124),
+        ("kill -9 $$", HANG_S, 137),
+        ("sleep 600", 0.2, None),
+        ('trap "" TERM; sleep 600', 0.2, None),
+    ],
+    ids=["done", "own exit code", "exit code 124", "killed", "ended at its limit", "killed at its limit"],
+)
+def test_a_command_on_a_login_node_has_no_exit_code_only_if_its_limit_ended_it(login, script, limit_s, code):
+    answer = login.run(["sh", "-c", f"echo out; echo err >&2; {script}"], timeout_s=limit_s)
+    assert (answer.code, answer.stdout, answer.stderr.splitlines()[0]) == (code, "out\n", "err")
+
+
+def test_a_command_on_a_login_node_without_a_connection_or_as_root_is_not_run(login, tmp_path):
+    refused = login.run(["touch", str(tmp_path / "ran")], timeout_s=HANG_S, root=True)
+    assert (refused.code, "needs root" in refused.stderr) == (1, True)
+    (tmp_path / "broken").touch()
+    with pytest.raises(Unreachable, match=r"login1: mux_client: Broken pipe\."):
+        login.run(["touch", str(tmp_path / "ran")], timeout_s=HANG_S)
+    assert not (tmp_path / "ran").exists()

@@ -10,7 +10,8 @@ from test_cluster_keys import keys_of
 
 from jobs import resolve
 from shardlab import matrix
-from shardlab.cell import Draft, Precision, State
+from shardlab.cell import Draft, Precision, Recurring, State
+from shardlab.errors import InputError
 
 BASE = {"workload": "gpt2-tiny", "strategy": "ddp", "gpus": 4, "gpu_batch_size": 4, "steps": 9}
 SGD, PROFILE = {"optimizer.name": "sgd", "optimizer.lr": 0.1}, {"instruments.profile": {}}
@@ -154,3 +155,15 @@ def test_each_key_and_each_allowed_value_of_a_cell_is_in_the_table():
 
 def values_of(case: Case) -> list[Any]:
     return case.value if isinstance(case.value, list) else [case.value]
+
+
+@pytest.mark.parametrize("given", [{}, {"every_steps": 2, "every_epochs": 1}])
+@pytest.mark.parametrize("key", ["validation", "checkpoints"])
+def test_an_interval_is_either_in_steps_or_in_epochs(resolved, key, given):
+    with pytest.raises(InputError, match=f"instruments.{key}.*exactly one of every_steps and every_epochs is needed"):
+        resolved(BASE | {f"instruments.{key}": given})
+
+
+def test_an_interval_in_epochs_depends_on_the_steps_of_an_epoch():
+    assert Recurring(every_steps=7).every(100) == 7
+    assert [Recurring(every_epochs=epochs).every(100) for epochs in (1, 3)] == [100, 300]

@@ -8,7 +8,7 @@ import pytest
 from provision import roles
 from provision.operation import Nothing
 from provision.plan import MACHINE
-from provision.provider import Provider, provider
+from provision.provider import NOTHING_TO_DO, Provider, provider
 from shardlab import registry
 from shardlab.cluster import Cluster
 from shardlab.errors import ShardlabError, UnknownName
@@ -30,9 +30,9 @@ def test_a_provider_has_the_name_of_its_file_and_existing_operations_and_checks(
 
 
 def test_a_provider_without_a_function_for_a_verb_says_why_there_is_nothing_to_do(tmp_path):
-    answers = {verb: LEAST.carry_out(verb, CLUSTER, Workspace(tmp_path)) for verb in ("request", "warm", "extend", "down")}
+    answers = {verb: LEAST.carry_out(verb, CLUSTER, Workspace(tmp_path)) for verb in NOTHING_TO_DO}
     assert {verb: answer for verb, answer in answers.items() if not re.match("provider given.* nothing to ", answer)} == {}
-    assert {verb for verb, answer in answers.items() if LEAST.origin in answer} == {"request", "extend"}
+    assert {verb for verb, answer in answers.items() if LEAST.origin in answer} == {"request", "profile", "extend"}
 
 
 def test_a_provider_with_only_nodes_gets_every_root_operation_and_one_lock(tmp_path):
@@ -71,3 +71,26 @@ def test_an_unknown_provider_is_refused_with_the_menu():
     with pytest.raises(UnknownName, match="cloudlab, local, slurm, ssh, virtual"):
         provider("cloud")
     assert issubclass(UnknownName, ShardlabError)
+
+
+ALL = frozenset({"bring_up", "locks", "request", "profile", "warm", "down", "present", "obtain", "extend", "confirmation"})
+# For each provider: its own functions, its only operations, its only checks (None: all), and its additional ones.
+PROVIDERS = {
+    "cloudlab": (ALL - {"bring_up", "locks", "warm"}, None, None, {"extra-disks", "experiment_network"}),
+    "local": ({"locks"}, {"datasets", "inventory"}, {"torch", "gpus", "all_reduce", "compile"}, set()),
+    "slurm": (set(), {"workspaces", "site-environment", "datasets", "inventory"}, {"node_types"}, set()),
+    "ssh": (set(), None, None, set()),
+    "virtual": ({"bring_up", "locks", "warm", "down"}, None, None, set()),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_provider_has_its_functions_operations_and_checks(name):
+    made = provider(name)
+    functions = {field for field in ALL if getattr(made, field) is not getattr(LEAST, field)}
+    assert (functions, made.operations, made.checks, made.own) == PROVIDERS[name]
+
+
+def test_provider_local_locks_no_cluster_and_practice_nodes_lock_theirs():
+    assert provider("local").locks(CLUSTER) == []
+    assert len(provider("virtual").locks(CLUSTER)) > 0

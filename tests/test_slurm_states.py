@@ -276,6 +276,32 @@ def test_a_run_is_completed_exactly_if_its_own_records_say_so(together, raw):
     assert found["cancelled"] == found["taken back"] == "cancelled"
 
 
+# Each state of a job that Slurm 21.08 to 25.11 knows: the state of the run, and whether the job has ended for good.
+OF_SLURM = {
+    "pending": "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT EXPEDITING POWER_UP_NODE",
+    "running": "RUNNING COMPLETING RESIZING SIGNALING STAGE_OUT STOPPED SUSPENDED UPDATE_DB RUNNING+",
+    "completed": "COMPLETED",
+    "failed": "FAILED",
+    "timeout": "TIMEOUT DEADLINE",
+    "cancelled": "CANCELLED",
+    "oom": "OUT_OF_MEMORY",
+    "node_fail": "NODE_FAIL BOOT_FAIL LAUNCH_FAILED RECONFIG_FAIL",
+    "preempted": "PREEMPTED",
+    "unknown": "REVOKED A_NEW_ONE",
+}
+MAY_START_AGAIN = {"NODE_FAIL", "BOOT_FAIL", "PREEMPTED"}
+
+
+def test_each_state_of_slurm_is_the_state_of_a_run():
+    of_run = {word: state for state, words in OF_SLURM.items() for word in words.split()}
+    assert of_run.keys() >= states.WAITING | states.AT_WORK | states.ENDED.keys()
+    assert {word: states.ours(word) for word in of_run} == of_run
+    assert states.ours("CANCELLED by 1000") == "cancelled"
+    assert states.ours("") == "unknown"
+    ended = {word for word, state in of_run.items() if state not in ("pending", "running")} - MAY_START_AGAIN - {"A_NEW_ONE"}
+    assert {word for word in of_run if states.settled(word)} == ended
+
+
 def test_a_start_after_the_recorded_end_is_a_restart(together):
     """If Slurm's job started after the recorded end of a run, Slurm started the run again, unless the run completed."""
     again, completed = together(["timeout", "completed"], "RUNNING", start_s=time.time() - 1)
