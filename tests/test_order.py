@@ -20,7 +20,7 @@ def ran(tmp_path):
 
     def run(*options):
         command = [sys.executable, "-m", "pytest", "-p", "support_order", "-p", "no:cacheprovider", "-v", *options]
-        environment = {**os.environ, "PYTHONPATH": str(Path(support_order.__file__).parent)}
+        environment = {**os.environ, "PYTEST_ADDOPTS": "", "PYTHONPATH": str(Path(support_order.__file__).parent)}
         done = subprocess.run(
             [*command, "--rootdir", tmp_path, tmp_path], capture_output=True, text=True, env=environment, timeout=HANG_S
         )

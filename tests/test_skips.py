@@ -34,7 +34,7 @@ def pytest_on(folder: Path, ci: str, *plugins: str) -> tuple[int, str]:
     more = [word for plugin in ("support_skips", *plugins) for word in ("-p", plugin)]
     command = [sys.executable, "-m", "pytest", *more, "-p", "no:cacheprovider", "-rA", "--rootdir", folder]
     path = f"{Path(support_skips.__file__).parent}{os.pathsep}{folder}"
-    environment = {**os.environ, "CI": ci, "PYTHONPATH": path}
+    environment = {**os.environ, "CI": ci, "PYTEST_ADDOPTS": "", "PYTHONPATH": path}
     done = subprocess.run([*command, folder], capture_output=True, text=True, env=environment, check=False)
     return done.returncode, done.stdout
 
