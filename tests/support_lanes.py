@@ -11,10 +11,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import PurePath
 
 import pytest
-from support_tiers import QUICK
+from support_tiers import QUICK, split
 from xdist.scheduler import LoadScopeScheduling
 
 NODES = "practice nodes: "
@@ -58,7 +57,7 @@ class Units(LoadScopeScheduling):
 
 def unit(test: str) -> str:
     """The unit of the test with this id."""
-    file = _file(test)
+    file = split(test)[0]
     if file in ON_PRACTICE_NODES:
         return ON_PRACTICE_NODES[file]
     if file in BY_PARAMETER:
@@ -71,22 +70,18 @@ def must_be_on_practice_nodes(test: str) -> None:
 
     A test that uses practice nodes in another unit would start one more cluster.
     """
-    assert _file(test) in ON_PRACTICE_NODES, f"{test} uses practice nodes: name its file in ON_PRACTICE_NODES of {__file__}"
+    assert split(test)[0] in ON_PRACTICE_NODES, f"{test} uses practice nodes: name its file in ON_PRACTICE_NODES of {__file__}"
 
 
 def place(test: str) -> int:
     """The sort key of tests: slow units come first."""
-    name = ON_PRACTICE_NODES.get(_file(test), _file(test))
+    name = ON_PRACTICE_NODES.get(split(test)[0], split(test)[0])
     return next((index for index, start in enumerate(FIRST) if name.startswith(start)), len(FIRST))
 
 
 def workers(tier: str | None) -> int:
     """The number of workers: one for each core; two more for the slow tier, whose two units on practice nodes mostly wait."""
     return len(os.sched_getaffinity(0)) + 2 * (tier != QUICK)
-
-
-def _file(test: str) -> str:
-    return PurePath(test.partition("::")[0]).stem
 
 
 def on_worker(config: pytest.Config) -> bool:

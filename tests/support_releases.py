@@ -1,7 +1,7 @@
 """Selects the Debian releases on which the tests of Slurm run. Each release has its own versions of Slurm and systemd.
 
-`make test` runs these tests on the release of this machine, `make test-long` on all releases, and SHARDLAB_RELEASES=trixie,sid
-only on the named releases. Only one cluster is up at a time, so tests are grouped by release.
+`make test-all` runs these tests on the release of this machine, `make test-long` on all releases, and
+SHARDLAB_RELEASES=trixie,sid only on the named releases. Tests of one release share a cluster, so tests are grouped by release.
 """
 
 import os

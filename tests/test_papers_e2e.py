@@ -1,7 +1,7 @@
 """Runs the five shipped studies at --scale tiny, from the matrix to the report and the verdicts. The ranks are forked, except
 that one cell of each study uses torchrun.
 
-`make test-long` runs all cells. `make test` runs all cells of study 5, and of studies 1, 2, 3 and 4 only the cells that the
+`make test-long` runs all cells. `make test-all` runs all cells of study 5, and of studies 1, 2, 3 and 4 only the cells that the
 expressions in SOME select. These are the cells of the claims in CLAIMS; all other claims are about more cells.
 test_trainers_same_work.py proves each strategy, and test_collect_metrics.py tests each metric.
 """

@@ -19,7 +19,7 @@ def test_a_cell_has_the_same_losses_through_each_launcher_of_slurm(slurm):
         # Runs with the launcher submitit request more from Slurm than other runs, so they are submitted as an array of their
         # own.
         study.jobs("submit", "--matrix", name, "--where", "launcher == 'submitit' and nnodes == 1", "--repeats", "2")
-        # `make test` runs only the cells on two nodes here, because test_launchers_e2e.py compares all launchers on one node.
+        # The short form runs only the cells on two nodes: test_launchers_e2e.py compares all launchers on one node.
         study.jobs("submit", "--matrix", name, "--wait", *(() if LONG else ("--where", "nnodes == 2")))
         runs = study.runs()
         assert [run["state"] for run in runs] == ["completed"] * (7 if LONG else 5)

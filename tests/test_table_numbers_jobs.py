@@ -62,7 +62,7 @@ def test_scale_out_and_advice_show_the_known_number_in_every_column():
                 "speed-up": "3.37x (3.07x to 3.79x)", "trust": "well",
             }
         ],
-        # 17 items of 64 tokens a second are 1,088 tokens a second.
+        # 17 items a second, of 64 tokens each, are 1,088 tokens a second.
         "strategies": [
             {
                 "rank": "1", "strategy": "tp-pp", "mesh": "dp=3 tp=5 pp=7", "checkpointing": "none", "memory": "13.7 GiB",

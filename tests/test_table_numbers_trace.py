@@ -33,7 +33,8 @@ def test_the_answers_of_collect_trace_show_the_known_number_in_every_column():
         "Other (ms)": "1.959", "Launch delay, median (us)": "17.00", "longest (us)": "29.00",
     }  # fmt: skip
     assert output.rows_of == {
-        # 4 calls: 11,637,000 ns with and 10,028,000 ns without the waiting; 4 x 103 MiB are 432,013,312 bytes; n = 2.
+        # The 4 calls take 11,637,000 ns with the time of waiting and 10,028,000 ns without. They send 4 x 103 MiB, which are
+        # 432,013,312 bytes, and n is 2.
         "collectives by process group, all ranks together": [
             {
                 "Collective": "all_reduce", "Process group": "3 shards (2 ranks)", "Calls (n)": "4", "Message (MiB)": "103.0",

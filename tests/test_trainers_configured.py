@@ -16,7 +16,7 @@ from trainers import menu
 from trainers.workloads import llama as shipped
 
 pytest_plugins = ["support_trainers"]
-# (architecture, strategy): `make test` runs these, with each architecture and most families of strategies once. `make
+# (architecture, strategy): `make test-all` runs these, with each architecture and most families of strategies once. `make
 # test-long` runs every combination.
 SHORT = {
     ("llama", "tp"), ("qwen2", "fsdp2"), ("mistral", "zero3"), ("gpt_neox", "fsdp1-full-shard"), ("bert", "ddp"),
