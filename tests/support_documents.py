@@ -69,7 +69,6 @@ FILES = (
         {
             "torch": Key("mapping", "version, cuda, device, backend, nccl, threads (number of threads of a rank)"),
             "variables": Key("mapping", "environment variables that change how a rank computes or communicates"),
-            "git_commit": Key("text", "commit of the checkout from which the ranks ran, if it is one", False),
             "interfaces": Key("mapping", "used_by: gloo, or nccl to meet; sockets: number of connections by interface", False),
         },
     ),

@@ -40,8 +40,9 @@ def test_the_nodes_are_verified_over_the_experiment_network(experiment):
     assert (again["changes"], again["verified"]) == (0, True)
 
 
-def test_a_run_trains_over_the_experiment_network_only_and_gets_a_report(experiment):
-    assert datetime.fromisoformat(experiment.verified["lease"]["expires"]) == experiment.expires
+@pytest.fixture(scope="module")
+def sent_by_a_run(experiment):
+    """How many bytes each node sent while a run trained on both nodes: {interface: {name of the node: bytes}}."""
     axes = "axes: {strategy: [ddp], gpus: [2], nnodes: [2], launcher: [torchrun]}"
     (experiment.path / "small.yaml").write_text(MATRIX.format(name="small", steps=STEPS, more=axes))
     matrix = str(experiment.path / "small.yaml")
@@ -49,8 +50,11 @@ def test_a_run_trains_over_the_experiment_network_only_and_gets_a_report(experim
     before = {interface: experiment.sent_bytes(interface) for interface in (CONTROL, EXPERIMENT)}
     experiment.run("jobs", "submit", "--matrix", matrix, "--wait")
     after = {interface: experiment.sent_bytes(interface) for interface in (CONTROL, EXPERIMENT)}
-    sent = {interface: {name: after[interface][name] - before[interface][name] for name in NODES} for interface in before}
+    return {interface: {name: after[interface][name] - before[interface][name] for name in NODES} for interface in before}
 
+
+def test_a_run_trains_over_the_experiment_network_only_and_gets_a_report(experiment, sent_by_a_run):
+    assert datetime.fromisoformat(experiment.verified["lease"]["expires"]) == experiment.expires
     (run,) = experiment.json("jobs", "status")["runs"]
     assert (run["state"], run["hosts"]) == ("completed", list(NODES))
     (fetched,) = experiment.json("collect", "fetch")
@@ -61,16 +65,17 @@ def test_a_run_trains_over_the_experiment_network_only_and_gets_a_report(experim
     assert result.parameters is not None
     trained = result.parameters * 4 * STEPS  # the bytes that each of two ranks sends in a ring all-reduce of fp32 gradients
     for name in NODES:
-        assert sent[EXPERIMENT][name] > trained
-        assert sent[CONTROL][name] < CONTROLLED * trained
+        assert sent_by_a_run[EXPERIMENT][name] > trained
+        assert sent_by_a_run[CONTROL][name] < CONTROLLED * trained
     experiment.run("collect", "summarize")
     assert (experiment.path / "report/index.html").exists()
 
 
+@pytest.mark.usefixtures("sent_by_a_run")
 def test_only_the_proofs_of_trust_are_in_the_home_folders(experiment):
     """Runs must write nothing into home folders, which at CloudLab are on NFS over the control network.
 
-    The test before this one trained on the nodes. `provision` needs the files that prove which workspaces are the user's own.
+    `provision` needs the files that prove which workspaces are the user's own.
     """
     skeleton = {".bashrc", ".profile", ".bash_logout"}  # files that Debian puts into a new home folder
     left = {}

@@ -30,8 +30,6 @@ def write(path: Path, ranks: Ranks) -> None:
     files.make_folder(path.parent)
     found: dict[str, Any] = {**msgspec.to_builtins(host.observe()), "torch": _torch(ranks)}
     found["variables"] = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
-    if (commit := host.git_commit()) is not None:
-        found["git_commit"] = commit
     if (interfaces := _interfaces()) and ranks.world_size > 1:
         # NCCL uses these sockets for its rendezvous. It may then send data over NVLink, PCIe or InfiniBand, which sockets do
         # not show.
