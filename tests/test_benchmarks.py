@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support_e2e import HANG_S
+from support_long import only_long
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -24,15 +25,9 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             ("instruments.py", "--rounds", "1", "--n-embd", "16", "--seq-len", "16"),
             r"^(.+ \d+\.\d\d .*\d+\.\d{3}\n){3,}",
         ),
-        (("data.py", "--images", "32", "--rounds", "1"), r"^mean absolute difference of normalised pixels: 0\.\d{3}$"),
         pytest.param(
             ("sampler.py", "--hz", "10", "--seconds", "1", "--rounds", "1"),
             r"^8 GPUs at 10 Hz +\d+\.\d{3} % of a core +\d+\.\d{3} ms a sample +\d+\.\d\d samples a second ",
-            marks=pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
-        ),
-        pytest.param(
-            ("sampler_effect.py", "--hz", "50", "--rounds", "2", "--steps", "2", "--n-embd", "16", "--seq-len", "16"),
-            r"^ratio +\d+\.\d{4} +\(95 % interval \d+\.\d{4} to \d+\.\d{4}, 2 rounds of 2 steps\)$",
             marks=pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
         ),
         (
@@ -55,6 +50,14 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
         (
             ("summarize.py", "--runs", "7", "--steps", "3", "--rounds", "1"),
             r"^collect summarize .* \d+\.\d\d s +\d+\.\d\d CPU s .* \d+\.\d\d times the CPU of reading alone$",
+        ),
+        *only_long(
+            (("data.py", "--images", "32", "--rounds", "1"), r"^mean absolute difference of normalised pixels: 0\.\d{3}$"),
+            pytest.param(
+                ("sampler_effect.py", "--hz", "50", "--rounds", "2", "--steps", "2", "--n-embd", "16", "--seq-len", "16"),
+                r"^ratio +\d+\.\d{4} +\(95 % interval \d+\.\d{4} to \d+\.\d{4}, 2 rounds of 2 steps\)$",
+                marks=pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
+            ),
         ),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

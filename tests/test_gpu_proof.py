@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,22 +38,32 @@ def prove(folder, *words):
     return done, [json.loads(line) for line in kept[0].read_text().splitlines()]
 
 
-def test_cells_are_proven_and_a_record_of_each_is_kept(tmp_path):
-    where = "strategy in ['single', 'fsdp2'] and precision == 'fp16' or memory_limit_gib != None or seq_len == 40"
-    done, records = prove(tmp_path, "--only", "A", "--where", where)
+@pytest.fixture(scope="module")
+def proven(tmp_path_factory):
+    """(the completed process of a proof of some cells of stage A, its records, its result folder)."""
+    folder = tmp_path_factory.mktemp("proof")
+    where = "strategy in ['single', 'fsdp2'] and precision == 'fp16' or memory_limit_gib != None or seq_len in [32, 40]"
+    done, records = prove(folder, "--only", "A", "--where", where)
     assert done.returncode == 0, done.stdout + done.stderr
+    (result_folder,) = folder.iterdir()
+    return done, records, result_folder
+
+
+def test_cells_are_proven_and_a_record_of_each_is_kept(proven):
+    done, all_records, folder = proven
+    (with_snapshot,) = [record for record in all_records if record.get("files")]
+    records = [record for record in all_records if record is not with_snapshot]
     assert [(record["strategy"], record["state"], record["verdict"]) for record in records] == [
         ("single", "completed", "holds"), ("fsdp2", "completed", "holds"),
         ("fsdp2", "completed", "holds"), ("fsdp2", "completed", "holds"), ("single", "oom", "holds"),
     ]  # fmt: skip
     assert records[3]["why"] == "resumed from step 2; losses equal"
-    assert all(record["over"] == "NCCL" for record in records)
+    assert all(record["over"] == "NCCL" for record in all_records)
     completed = [record for record in records if record["state"] == "completed"]
     assert all(record["step_ms"] > 0 for record in completed)
     assert [msgspec.convert(record["cell"], Cell).strategy for record in completed] == ["single", "fsdp2", "fsdp2", "fsdp2"]
-    assert "5 holds, 0 fails, 0 dropped" in done.stdout
-    (folder,) = tmp_path.iterdir()
-    assert {path.name for path in folder.iterdir()} == {"HOST.json", "proof.jsonl", "table.txt"}
+    assert "6 holds, 0 fails, 0 dropped" in done.stdout
+    assert {path.name for path in folder.iterdir()} == {"HOST.json", "proof.jsonl", "table.txt", *with_snapshot["files"]}
 
 
 @pytest.mark.parametrize(
@@ -94,25 +105,25 @@ OPERATOR = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1, "dur": 2, 
 KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 2, "dur": 5, "pid": 0, "tid": 7, "args": {"device": 0, "stream": 7}}
 
 
-def test_the_check_of_a_result_folder_needs_no_gpu(tmp_path):
+def test_the_check_of_a_result_folder_needs_no_gpu(proven, tmp_path):
     """The check of a result folder needs no GPU. A fake GPU makes no trace, because it has no CUPTI, so the test writes one."""
-    done, records = prove(tmp_path, "--only", "A", "--where", "seq_len == 32")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = tmp_path.iterdir()
+    folder = shutil.copytree(proven[2], tmp_path / "result")
     assert problems(folder) == ["nothing of stage C holds", "nothing of stage D holds"]
-    (snapshot,) = records[0]["files"]
+    (record,) = [dict(record) for record in proven[1] if record.get("files")]
+    (snapshot,) = record["files"]
     with gzip.open(folder / snapshot, "wt") as file:
         file.write("{}")
     assert "has no segments" in " ".join(problems(folder))
 
-    records[0]["files"] = ["x-trace.json.gz"]
-    (folder / "proof.jsonl").write_text(json.dumps(records[0]))
+    record["files"] = ["x-trace.json.gz"]
+    (folder / "proof.jsonl").write_text(json.dumps(record))
+    (folder / "table.txt").write_text("1 holds, 0 fails, 0 dropped\n")
     for events, wrong in (([OPERATOR], ["x-trace.json.gz has no kernels of a GPU"]), ([OPERATOR, KERNEL], [])):
         with gzip.open(folder / "x-trace.json.gz", "wt") as file:
             json.dump({"traceEvents": events}, file)
-        assert problems(folder)[2:] == [f"{records[0]['name']}: {why}" for why in wrong]
+        assert problems(folder)[2:] == [f"{record['name']}: {why}" for why in wrong]
 
-    (folder / "proof.jsonl").write_text(json.dumps({**records[0], "verdict": "fails"}))
+    (folder / "proof.jsonl").write_text(json.dumps({**record, "verdict": "fails"}))
     assert {"nothing of stage A holds", "table.txt does not end with: 0 holds, 1 fails, 0 dropped"} <= set(problems(folder))
 
 
@@ -165,14 +176,15 @@ def test_a_failed_check_is_reported_and_the_other_checks_run(tmp_path):
     assert (another["verdict"], another["share"]) == ("holds", 0.5)
 
 
-def test_checks_without_time_are_recorded_as_dropped_and_earlier_records_kept(tmp_path):
+def test_checks_without_time_are_recorded_as_dropped_and_earlier_records_kept(proven, tmp_path):
     """A second call with no time left records its checks as `dropped` and keeps the records of the first call."""
-    where = ("--where", "strategy == 'single' and precision == 'fp32'")
-    assert prove(tmp_path, "--only", "A", *where)[0].returncode == 0
+    shutil.copytree(proven[2], tmp_path / proven[2].name)
     done, records = prove(tmp_path, "--minutes", "0", "--only", "C")
     assert done.returncode == 1  # exit code 1: no check of stage C was made
-    assert [record["verdict"] for record in records][:2] == ["holds", "dropped"]
-    assert all(record["why"] == "the time was over" for record in records[1:])
+    earlier, dropped = records[: len(proven[1])], records[len(proven[1]) :]
+    assert earlier == proven[1]
+    assert dropped
+    assert {(record["verdict"], record["why"]) for record in dropped} == {("dropped", "the time was over")}
 
 
 SPEED = """

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import support_tiny_project
+from support_long import only_long
 
 ROOT = Path(__file__).parent.parent
 BASE_PYTHON = sys._base_executable
@@ -98,7 +99,7 @@ def interrupt_pip(folder):
 
 @pytest.mark.parametrize(
     "break_environment",
-    [fail_in_ensurepip, interrupt_ensurepip, lose_configuration, remove_python, upgrade_python, interrupt_pip],
+    [interrupt_ensurepip, upgrade_python, interrupt_pip, *only_long(fail_in_ensurepip, lose_configuration, remove_python)],
 )
 def test_an_environment_that_does_not_work_heals(project, break_environment):
     break_environment(project)

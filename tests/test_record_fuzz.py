@@ -230,7 +230,7 @@ def test_a_hostile_value_stops_no_command_and_reaches_no_other_run(tmp_path, in_
     for part in RESTORED:
         if (workspace.path / part).exists():
             shutil.copytree(workspace.path / part, kept / part)
-    for number in range((10_000 if LONG else 300) * (1 if name == "in Slurm" else 2) // 3):  # Slurm's commands take longer
+    for number in range((10_000 if LONG else 150) * (1 if name == "in Slurm" else 2) // 3):  # Slurm's commands take longer
         restore(workspace, kept)
         (queue.folder / "queue.json").write_text(json.dumps(waiting))
         (queue.folder / "calls").unlink(missing_ok=True)

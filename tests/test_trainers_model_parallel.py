@@ -3,7 +3,7 @@ theory says."""
 
 import msgspec
 import pytest
-from support_long import only_long
+from support_long import only_in_long_form, only_long
 
 from trainers import menu
 
@@ -143,11 +143,13 @@ def test_the_effective_options_are_read_from_the_running_model(bench):
     assert result.parameters == menu.workload("gpt2-tiny").parameters
 
 
+@only_in_long_form
 @pytest.mark.parametrize(
     ("strategy", "gpus", "keys"),
     [
         ("pp-1f1b", 2, {"pp": 2, "accumulation": 2}),
-        *only_long(("tp", 2, {"tp": 2}), ("tp-pp", 4, {"tp": 2, "pp": 2, "accumulation": 2})),
+        ("tp", 2, {"tp": 2}),
+        ("tp-pp", 4, {"tp": 2, "pp": 2, "accumulation": 2}),
     ],
 )
 def test_torchrun_gives_what_forked_ranks_give(bench, strategy, gpus, keys):

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support_e2e import HANG_S, until
-from support_long import only_long
+from support_long import only_in_long_form, only_long
 
 from jobs.resolve import Capacity, resolve
 from shardlab import matrix
@@ -248,6 +248,7 @@ def test_a_worker_that_fails_by_itself_is_not_excused(bench):
     assert not run_dir.result.exists()
 
 
+@only_in_long_form
 def test_torchrun_gives_what_forked_ranks_give(bench):
     keys = {"strategy": "ps-sync", "gpus": 2, "servers": 1, "warmup_steps": 2}
     forked, launched = bench.complete(**keys), bench.run_dir(**keys)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from support_document_keys import wrong
+from support_long import only_long
 
 from shardlab.cell import Instruments, Optimizer, Validation
 from shardlab.record import ValidationRecord, read_lines
@@ -61,7 +62,7 @@ def test_asynchronous_workers_do_not_wait_for_each_other_to_be_validated(bench):
     assert [record.step for record in found] == [12]
 
 
-@pytest.mark.parametrize("workload", ["resnet50-tiny", "vit-tiny"])
+@pytest.mark.parametrize("workload", ["vit-tiny", *only_long("resnet50-tiny")])
 def test_a_learnable_task_reaches_a_high_accuracy(bench, workload):
     run_dir = bench.complete(
         workload=workload,

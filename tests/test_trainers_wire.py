@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support_e2e import HANG_S, Bench
+from support_long import only_long
 from support_network_namespace import apart
 
 from trainers.communication import Call
@@ -100,7 +101,7 @@ def difference(bench, strategy):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", *only_long("fsdp2")])
 def test_runs_send_the_bytes_of_their_collectives_on_the_wire(tmp_path, short, monkeypatch, strategy):
     """The metric wire_difference_pct compares the kernel's counters with the bytes of the collectives. A difference of up to 6
     % is normal."""

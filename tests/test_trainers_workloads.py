@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 from support_cells import CELL
+from support_long import LONG
 
 from trainers import menu
 from trainers.data import cifar10
@@ -119,7 +120,11 @@ def test_every_parameter_of_a_tiny_workload_gets_a_gradient_from_one_item(name, 
     assert int(task.correct(outputs, (likeliest + 1) % classes)) == 0
 
 
-@pytest.mark.parametrize("name", TINY)
+# The short form trains one workload of each architecture.
+ONLY_LONG = ("gpt2-large-tiny", "llm-1.3b-tiny", "resnet101-tiny", "vit-b-32-tiny")
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if LONG or name not in ONLY_LONG])
 def test_a_tiny_workload_has_something_to_learn(name, bench, task_of):
     import torch
 
