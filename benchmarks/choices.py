@@ -21,9 +21,9 @@ from collect.findings.row import CellRow, RunRow
 from collect.findings.statistics import estimate
 from collect.loading.load import Loaded
 from collect.verdicts.selection import Measurements
-from shardlab.cell import Cell, Instruments, Optimizer, Schedule
-from shardlab.record import SameWork
-from shardlab.workspace import Expansion
+from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.runs.record import SameWork
+from shardlab.workspace.workspace import Expansion
 
 STRATEGIES = ("single", "ddp", "fsdp1-full-shard", "fsdp2", "zero1", "zero2", "zero3", "tp", "pp-1f1b", "ps-sync")
 PROVEN = SameWork(verdict="proven", why="")

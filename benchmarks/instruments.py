@@ -19,9 +19,9 @@ from pathlib import Path
 import small_cell
 import torch
 
-from shardlab.cell import Cell, Instruments, Optimizer, Profile
-from shardlab.record import LineWriter, StepRecord, read_lines
-from shardlab.rundir import RunDir
+from shardlab.matrix.cell import Cell, Instruments, Optimizer, Profile
+from shardlab.runs.record import LineWriter, StepRecord, read_lines
+from shardlab.runs.rundir import RunDir
 from trainers import loop, menu
 from trainers.data.order import Order
 from trainers.instrument import RunInstruments

@@ -21,8 +21,8 @@ import small_cell
 import torch
 from torch.nn.functional import cross_entropy
 
-from shardlab.cell import Cell
-from shardlab.record import LineWriter
+from shardlab.matrix.cell import Cell
+from shardlab.runs.record import LineWriter
 from trainers import loop, menu
 from trainers.data.order import TIMED, Order
 from trainers.instrument import RunInstruments

@@ -31,8 +31,8 @@ from provision.practice.base import USER
 from provision.practice.machine import WHEELS
 from provision.providers import virtual
 from provision.providers.ssh import SshNode
-from shardlab import cluster
-from shardlab.workspace import Workspace
+from shardlab.cluster import cluster
+from shardlab.workspace.workspace import Workspace
 
 FILE = """\
 schema: 1

@@ -20,8 +20,8 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support_planner import ADAMW, cell
 
-from shardlab import rehearsed
-from shardlab.rehearsed import RehearsalRequest, Rehearsed
+from shardlab.runs import rehearsed
+from shardlab.runs.rehearsed import RehearsalRequest, Rehearsed
 
 SAMPLE_S = 0.2
 

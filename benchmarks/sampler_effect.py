@@ -30,7 +30,7 @@ import small_cell
 import torch
 
 from collect.findings.statistics import estimate
-from shardlab.record import LineWriter, StepRecord, read_lines
+from shardlab.runs.record import LineWriter, StepRecord, read_lines
 from trainers import loop, menu
 from trainers.data.order import Order
 from trainers.instrument import RunInstruments

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from shardlab.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
 from trainers import menu
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import yaml
 
 from jobs.slurm import submission
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 BEGIN = "now+1days"
 MATRIX = """\

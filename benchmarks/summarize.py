@@ -26,13 +26,14 @@ import msgspec
 import psutil
 from small_cell import cell
 
-from shardlab import files, host
-from shardlab.cell import Cell, Optimizer
-from shardlab.record import SCHEMA, Event, LineWriter, NicSample, Record, Result, SameWork, Sample, StepRecord
+from shardlab.files import files
+from shardlab.hardware import host
+from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.record_types import Spread
-from shardlab.run import Run, World, run_id
-from shardlab.rundir import RunDir
-from shardlab.workspace import Expansion, Workspace
+from shardlab.runs.record import SCHEMA, Event, LineWriter, NicSample, Record, Result, SameWork, Sample, StepRecord
+from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Expansion, Workspace
 
 MIB = 2**20
 START_S = 1_760_000_000.0  # seconds since the epoch
@@ -43,9 +44,9 @@ READ = """
 import sys
 from pathlib import Path
 import msgspec
-from shardlab.host import Host
-from shardlab.record import Event, Result, Sample, StepRecord
-from shardlab.run import Run
+from shardlab.hardware.host import Host
+from shardlab.runs.record import Event, Result, Sample, StepRecord
+from shardlab.runs.run import Run
 lines = {kind: msgspec.json.Decoder(of) for kind, of in (("rank", StepRecord), ("node", Sample), ("events", Event))}
 whole = {kind: msgspec.json.Decoder(of) for kind, of in (("run", Run), ("result", Result), ("node", Host))}
 for path in Path(sys.argv[1], "runs").glob("**/*"):

@@ -24,12 +24,13 @@ import msgspec
 from summarize import ProcessCost, cost
 
 from jobs.slurm import submission
-from shardlab import files, host
-from shardlab.record import SCHEMA, Event, Record, Result, StepRecord
+from shardlab.files import files
+from shardlab.hardware import host
 from shardlab.record_types import Spread
-from shardlab.run import Run
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.runs.record import SCHEMA, Event, Record, Result, StepRecord
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 MAX_ARRAY_SIZE = 1001  # Slurm's default
 STRATEGIES, GPUS, RATES = ("ddp", "fsdp2", "fsdp2-zero2", "zero2", "zero3"), (2, 4), 20

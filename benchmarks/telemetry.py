@@ -29,12 +29,13 @@ from summarize import cost
 
 from collect.sample_columns.segment import MAGIC
 from collect.sample_columns.writer import ColumnsWriter
-from shardlab import files, host
-from shardlab.cell import Cell
-from shardlab.record import SCHEMA, Event, GpuSample, NicSample, RdmaSample, Record, Result, Sample, StepRecord
-from shardlab.run import Run, World, run_id
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.hardware import host
+from shardlab.matrix.cell import Cell
+from shardlab.runs.record import SCHEMA, Event, GpuSample, NicSample, RdmaSample, Record, Result, Sample, StepRecord
+from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 START_S = 1_760_000_000.0  # seconds since the epoch
 CORES = 64
@@ -44,7 +45,7 @@ import sys, time
 from pathlib import Path
 from collect import metric
 from collect.loading import read_many
-from shardlab import gc_pause
+from shardlab.files import gc_pause
 metric.menu()
 began = time.perf_counter()
 with gc_pause.not_searched():

@@ -14,7 +14,7 @@ import statistics
 
 from collect.findings.statistics import noise, standard_error
 from collect.verdicts import draws
-from shardlab.expression import Expression
+from shardlab.matrix.expression import Expression
 
 PAIRS = 1000
 RESAMPLES = 400

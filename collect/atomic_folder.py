@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardlab import files
 from shardlab.errors import InputError, WorkspaceError
+from shardlab.files import files
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 ROOM = 2**20  # size in bytes of the test file with which `must_have_room` checks that the disk is not full

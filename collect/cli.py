@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collect.loading import unreadable_runs
-from shardlab import completion, console, gc_pause, registry, workspace_trust
-from shardlab.archive import SUFFIX
-from shardlab.cell import FASTEST_HZ, TELEMETRY_HZ
-from shardlab.console import Output
+from shardlab import completion, registry
 from shardlab.errors import InputError, WorkspaceError
-from shardlab.rundir import RunDir
-from shardlab.trackers import TRACKERS
-from shardlab.workspace import Workspace
+from shardlab.files import gc_pause
+from shardlab.matrix.cell import FASTEST_HZ, TELEMETRY_HZ
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.trackers import TRACKERS
+from shardlab.terminal import console
+from shardlab.terminal.console import Output
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.archive import SUFFIX
+from shardlab.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     from collect.loading.load import Loaded
@@ -65,7 +68,7 @@ def _urge(workspace: Workspace) -> str | None:
     """A sentence that asks the user to fetch the runs, if the lease of the nodes ends soon; None if it does not end soon."""
     from datetime import UTC, datetime
 
-    from shardlab import inventory
+    from shardlab.workspace import inventory
 
     lease = inventory.known_lease(workspace)
     return lease.urge(datetime.now(UTC)) if lease is not None else None
@@ -245,7 +248,7 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
     from collect.loading.load import load
     from collect.report import pictures, terminal
     from collect.summary import summarize
-    from shardlab import measured_power
+    from shardlab.workspace import measured_power
 
     images = pictures.formats(arguments.images, "--images") if arguments.images else ()
     workspace = _workspace(arguments)

@@ -19,7 +19,7 @@ from collect.findings.statistics import Estimate
 from collect.loading.load import Loaded, LoadedCell
 from collect.strategy_style import Look, look, variants
 from collect.summary import Summary
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 
 INK, MUTED, LINE = "var(--ink)", "var(--muted)", "var(--line)"
 MOST_TICKS = 8  # about the most ticks of an x axis that lists its ticks: at 390 px, more labels would lie on each other

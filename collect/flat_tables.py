@@ -15,7 +15,8 @@ from collect.loading.load import Loaded
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import menu
 from collect.summary import Summary
-from shardlab import files, printable
+from shardlab.files import files
+from shardlab.terminal import printable
 
 CELL_KEYS = (
     "strategy", "workload", "launcher", "gpus", "nnodes", "global_batch_size", "micro_batch_size",

@@ -10,9 +10,9 @@ import msgspec
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from shardlab import registry, run_guard
-from shardlab.cell import Cell
 from shardlab.errors import ShardlabError
-from shardlab.state import JudgedState
+from shardlab.matrix.cell import Cell
+from shardlab.runs.state import JudgedState
 
 Direction = Literal["higher is better", "lower is better", "neither"]
 Argument = float | str

@@ -19,10 +19,11 @@ from collect import metric
 from collect.loading.load import Loaded
 from collect.loading.loaded_run import Quantity
 from collect.metric import Metric, MetricColumn
-from shardlab import files, plugin_source, workspace_trust
-from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.files import files, plugin_source
+from shardlab.files.decoders import DECODE_FAULTS
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 FOLDER = "metrics"
 ANSWER_S = 3600  # time limit in seconds of the separate process, which itself reads all records of the matrix
@@ -77,7 +78,7 @@ def of(workspace: Workspace, matrix: str | None, *, owner: Workspace | None = No
     """The metrics that the workspace defines itself, and their values for the runs of a matrix.
 
     matrix: the name of the matrix; None: no values are computed. owner: the workspace of which `workspace` is a copy, if it
-    is one. If the user may not act in the owner (shardlab.workspace_trust), no file is executed, and
+    is one. If the user may not act in the owner (shardlab.workspace.workspace_trust), no file is executed, and
     `faults` of the result says so. Raises WorkspaceError if a file of the workspace cannot be read.
     """
     found = plugin_source.files_in(workspace.path / FOLDER)

@@ -17,9 +17,11 @@ from collect.loading.load import load
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric
 from collect.own_metrics import DescribedMetric, OwnMetrics
-from shardlab import files, metric_names, own_code, plugin_source
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.files import files, plugin_source
+from shardlab.matrix import metric_names
+from shardlab.plugins import own_code
+from shardlab.workspace.workspace import Workspace
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 

@@ -44,10 +44,10 @@ from collect.metric import Compared, Metric, menu, quantities
 from collect.verdicts.claims import Verdict, is_illustrative, judge
 from collect.verdicts.reported import ReportedResult, beside
 from collect.verdicts.selection import Measurements
-from shardlab.citation import Citation
-from shardlab.run import REHEARSAL
-from shardlab.state import STATES
-from shardlab.study import Assumed, Deviation, Note
+from shardlab.matrix.citation import Citation
+from shardlab.matrix.study import Assumed, Deviation, Note
+from shardlab.runs.run import REHEARSAL
+from shardlab.runs.state import STATES
 
 SCHEMA = 1
 MOST_NAMED = 20  # the most cells or runs that a remark lists by name

@@ -15,10 +15,11 @@ from collect.loading.loaded_run import LoadedRun
 from collect.metric import quantities
 from collect.sources import steps
 from collect.summary import Summary
-from shardlab import cell_names, printable
-from shardlab.cell import Cell
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.matrix import cell_names
+from shardlab.matrix.cell import Cell
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal import printable
+from shardlab.workspace.workspace import Workspace
 
 
 class TrackedStep(msgspec.Struct, frozen=True):

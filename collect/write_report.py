@@ -11,8 +11,8 @@ from collect.exports import latex, markdown
 from collect.loading.load import Loaded
 from collect.report import page, pictures
 from collect.summary import Summary
-from shardlab import files
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.workspace.workspace import Workspace
 
 PAGE = "index.html"
 OURS = frozenset({PAGE, "summary.json", "tables", "figures"})

@@ -2,7 +2,7 @@
 
 import sys
 
-from shardlab.command_start import start
+from shardlab.terminal.command_start import start
 
 if __name__ == "__main__":
     sys.exit(start("jobs"))

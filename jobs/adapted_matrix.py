@@ -15,12 +15,15 @@ from jobs.adaptation.adapt import Adaptation, adapt
 from jobs.invocation import Invocation
 from jobs.own_plugins import OwnPlugins
 from jobs.resolve import Capacity, misfits, resolve
-from shardlab import console, files, matrix, workspace_trust
-from shardlab.document import parse
 from shardlab.errors import InputError
-from shardlab.matrix import Matrix
-from shardlab.study import Deviation
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.files.document import parse
+from shardlab.matrix import matrix
+from shardlab.matrix.matrix import Matrix
+from shardlab.matrix.study import Deviation
+from shardlab.terminal import console
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 OPTION = "--adapt"
 FOLDER = "adapted"  # the folder of a workspace that contains one folder for each adapted matrix
@@ -104,8 +107,8 @@ def text(asked: Matrix, content: dict[str, Any]) -> bytes:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes YAML that `shardlab.document` reads as the same values: without aliases, and with quotes around all text that a
-    YAML parser could take for something else."""
+    """Writes YAML that `shardlab.files.document` reads as the same values: without aliases, and with quotes around all text
+    that a YAML parser could take for something else."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

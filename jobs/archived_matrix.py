@@ -1,4 +1,4 @@
-"""`jobs submit --from FILE`: submits the matrix of an archive (shardlab.archive) in this workspace."""
+"""`jobs submit --from FILE`: submits the matrix of an archive (shardlab.workspace.archive) in this workspace."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobs import shared_options
-from shardlab import archive, files, workspace_trust
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.workspace import archive, workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 OPTION = "--from"
 FOLDER = "archived"  # the folder of a workspace that contains one folder for the matrix of each archive

@@ -31,10 +31,14 @@ from jobs.launcher import launcher
 from jobs.slurm import query, states
 from jobs.slurm.commands import OutageWatch, is_down
 from jobs.ssh import node_folders, step
-from shardlab import console, container, files, host, source_digest, suspension
+from shardlab.cluster import container
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
-from shardlab.run import SAVE_AT
-from shardlab.rundir import RunDir
+from shardlab.files import files, source_digest
+from shardlab.hardware import host
+from shardlab.runs import suspension
+from shardlab.runs.run import SAVE_AT
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal import console
 
 CLAIMED, OUT_OF_TIME, NOT_FOUND, TOLD = 75, 124, 127, 143
 CHANGED = 76

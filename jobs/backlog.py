@@ -15,9 +15,9 @@ from jobs.reconcile import Status, not_replaceable
 from jobs.scheduler import Full, SubmitOptions, scheduler
 from jobs.slurm.commands import ControllerUnreachable
 from shardlab.errors import ShardlabError
-from shardlab.rundir import RunDir
-from shardlab.state import FINAL
-from shardlab.workspace import Workspace
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import FINAL
+from shardlab.workspace.workspace import Workspace
 
 MOST_S = 600.0  # the longest wait after a failed try, in seconds
 

@@ -8,13 +8,13 @@ import msgspec
 
 from jobs import plan_predictions
 from jobs.own_plugins import OwnPlugins
-from shardlab import batch_search
-from shardlab.batch_search import BatchSearch
-from shardlab.cell import Cell
-from shardlab.cluster import Cluster
-from shardlab.matrix import Matrix
-from shardlab.prediction import Prediction
-from shardlab.workspace import Workspace
+from shardlab.cluster.cluster import Cluster
+from shardlab.matrix import batch_search
+from shardlab.matrix.batch_search import BatchSearch
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.matrix import Matrix
+from shardlab.runs.prediction import Prediction
+from shardlab.workspace.workspace import Workspace
 
 FAR = 16  # without `at_most`, a search goes up to this many times the size that the planner predicts to fit
 FIRST_ONLY = "of a search, a run, its time and its predictions are those of the first try; GPU hours count the most tries."

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from shardlab.cell import Cell
-from shardlab.cell_names import names
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell_names import names
 from trainers import menu
 
 COLUMNS = {  # keys that are not compared: they have their own column in a plan, or follow from keys that have a column

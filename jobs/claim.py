@@ -11,12 +11,13 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from shardlab import checkpoint, files
 from shardlab.errors import ShardlabError, WorkspaceError
-from shardlab.record import Event
+from shardlab.files import files
 from shardlab.record_types import TOKEN_PATTERN
-from shardlab.rundir import RunDir
-from shardlab.state import last_sending
+from shardlab.runs import checkpoint
+from shardlab.runs.record import Event
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import last_sending
 
 OWNER = "job"
 # The names of a run's records. The records of an earlier start must not be mixed with the records of this start.

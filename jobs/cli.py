@@ -31,11 +31,15 @@ from jobs.invocation import Invocation
 from jobs.reconcile import Status
 from jobs.run_queue import code_files, waiting_files
 from jobs.select import select
-from shardlab import completion, console, remote_workspace, state, workspace_trust
-from shardlab.cell import Cell
-from shardlab.console import Output
+from shardlab import completion
 from shardlab.errors import InputError, ShardlabError, UnknownName
-from shardlab.workspace import Workspace
+from shardlab.matrix.cell import Cell
+from shardlab.remote import remote_workspace
+from shardlab.runs import state
+from shardlab.terminal import console
+from shardlab.terminal.console import Output
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 INTERRUPTED = "interrupted; runs that were started continue, and their state is saved."
 RETRIED = "failed,node_fail,preempted,hung"

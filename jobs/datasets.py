@@ -18,10 +18,13 @@ import msgspec
 
 from jobs import on_controller
 from jobs.render import RenderContext
-from shardlab import console, json_file, remote_workspace, workspace_trust
-from shardlab.cell import Cell
 from shardlab.errors import InputError, ShardlabError
-from shardlab.workspace import Workspace
+from shardlab.files import json_file
+from shardlab.matrix.cell import Cell
+from shardlab.remote import remote_workspace
+from shardlab.terminal import console
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 from trainers.data import data_sets
 
 

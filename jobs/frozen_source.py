@@ -15,10 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from jobs.reconcile import statuses
-from shardlab import files, source_digest, workspace_trust
 from shardlab.errors import ShardlabError
-from shardlab.state import FINAL
-from shardlab.workspace import Workspace
+from shardlab.files import files, source_digest
+from shardlab.runs.state import FINAL
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 SYNCING = 32  # files that are synced to the disk at the same time: to sync them one after another would take seconds
 

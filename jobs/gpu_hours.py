@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from shardlab.cell import Cell
-from shardlab.cluster import Cluster
+from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
-from shardlab.retry import Retry
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.retry import Retry
 
 
 class MostRetries(msgspec.Struct, frozen=True):

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from shardlab.record import StepRecord
-from shardlab.rundir import RunDir
+from shardlab.runs.record import StepRecord
+from shardlab.runs.rundir import RunDir
 
 # Folders of a run whose files may change although its ranks make no progress: logs (which receive the stacks of hanging ranks),
 # telemetry, and the claim.

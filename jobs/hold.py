@@ -13,12 +13,12 @@ import msgspec
 
 from jobs import claim
 from jobs.scheduler import scheduler
-from shardlab import files
 from shardlab.errors import ShardlabError
-from shardlab.run import Run
-from shardlab.rundir import RunDir
-from shardlab.state import JudgedState
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import JudgedState
+from shardlab.workspace.workspace import Workspace
 
 HOLDING_S = 60.0  # the longest time in which a run holds the jobs of other runs after it has recorded that they are held
 CHANGED = "the installed packages changed since the run was submitted (digest {then}, now {now})"

@@ -6,10 +6,10 @@ import argparse
 import functools
 from pathlib import Path
 
-from shardlab import cluster
-from shardlab.cluster import Cluster
-from shardlab.console import Output
-from shardlab.workspace import Workspace
+from shardlab.cluster import cluster
+from shardlab.cluster.cluster import Cluster
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 
 
 class Invocation:

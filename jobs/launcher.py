@@ -9,9 +9,9 @@ import msgspec
 
 from shardlab import registry
 from shardlab.errors import UnknownName
-from shardlab.run import Run
-from shardlab.rundir import RunDir
-from shardlab.trace_part import TRACE
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.trace_part import TRACE
 
 
 def _nothing(_folder: RunDir, _run: Run) -> dict[str, str]:

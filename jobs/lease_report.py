@@ -21,13 +21,14 @@ from jobs.reconcile import Status, latest, statuses
 from jobs.repeats import rounds
 from jobs.scheduler import SubmitOptions
 from jobs.submit import RunDecision
-from shardlab import inventory, moments
+from shardlab.cluster.lease import Lease
 from shardlab.errors import InputError, WorkspaceError
-from shardlab.inventory import Inventory
-from shardlab.lease import Lease
-from shardlab.run import parts_of, run_id
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.runs.run import parts_of, run_id
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal import moments
+from shardlab.workspace import inventory
+from shardlab.workspace.inventory import Inventory
+from shardlab.workspace.workspace import Workspace
 
 BASES = {"recorded": "by recorded times", "limit": "by time limits"}
 NAMED = 5  # the most run ids that a sentence names

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from shardlab.run import Run, parts_of
+from shardlab.runs.run import Run, parts_of
 
 
 class RunTime(msgspec.Struct, frozen=True):

@@ -10,9 +10,9 @@ import msgspec
 
 from jobs import launcher, own_strategies, own_workloads
 from jobs.invocation import Invocation
-from shardlab import matrix
-from shardlab.console import Output
-from shardlab.workspace import Workspace
+from shardlab.matrix import matrix
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 from trainers import menu
 from trainers.strategy import Strategy
 from trainers.workload import Workload

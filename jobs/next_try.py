@@ -21,13 +21,16 @@ from typing import Any
 import msgspec
 
 from jobs import claim
-from shardlab import console, files, host, search_path
 from shardlab.errors import InputError
-from shardlab.run import Run, run_id
-from shardlab.rundir import RunDir
-from shardlab.search_path import SearchPath
-from shardlab.state import last_sending
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.hardware import host
+from shardlab.runs import search_path
+from shardlab.runs.run import Run, run_id
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.search_path import SearchPath
+from shardlab.runs.state import last_sending
+from shardlab.terminal import console
+from shardlab.workspace.workspace import Workspace
 
 SEARCH = "search"  # key in the data of the event `started`: the process starts further tries after this run
 # An environment variable of the script of a try: the run id of a try that this program has claimed for the script, or AGAIN.

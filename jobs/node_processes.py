@@ -15,10 +15,11 @@ from socket import gethostname
 
 import psutil
 
-from shardlab import files, node_folder
+from shardlab.cluster import node_folder
 from shardlab.errors import ShardlabError, WorkspaceError
-from shardlab.record import SAMPLER_ENDED, TRACKER_ENDED
-from shardlab.rundir import RunDir
+from shardlab.files import files
+from shardlab.runs.record import SAMPLER_ENDED, TRACKER_ENDED
+from shardlab.runs.rundir import RunDir
 
 # The most starts of the sampler on a node. If the sampler has ended this often, the cause (such as a full disk) is permanent.
 SAMPLER_STARTS = 4

@@ -12,13 +12,17 @@ from socket import gethostname
 from jobs.invocation import Invocation
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES
-from shardlab import cluster, files, first_node, inventory, matrix, plugin_source, remote_workspace, upload, workspace_trust
-from shardlab.cluster import Cluster
+from shardlab.cluster import cluster, first_node
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.login_node import PYTHON
 from shardlab.errors import InputError, ShardlabError
-from shardlab.login_node import PYTHON
-from shardlab.remote_workspace import RemoteWorkspace
+from shardlab.files import files, plugin_source
+from shardlab.matrix import matrix
+from shardlab.remote import remote_workspace, upload
+from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.url import without_secrets
-from shardlab.workspace import Workspace
+from shardlab.workspace import inventory, workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 SENDS = ("submit", "render", "trace")  # verbs that make runs: the cluster file is uploaded before they run on the controller
 WITHOUT_MATRIX = ("trace",)  # the verbs of SENDS that have no matrix; for the other verbs, the matrix file is uploaded too

@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from jobs import own_copies
-from shardlab import files, json_file, model_file, own_workload, plugin_source, source_digest, workspace_trust
+from shardlab.cluster.login_node import PYTHON
 from shardlab.errors import InputError
-from shardlab.login_node import PYTHON
-from shardlab.own_strategy import StrategyDescription
-from shardlab.own_workload import Description
-from shardlab.plugin_source import PluginSource
-from shardlab.workspace import Workspace
+from shardlab.files import files, json_file, plugin_source, source_digest
+from shardlab.files.plugin_source import PluginSource
+from shardlab.matrix import model_file
+from shardlab.plugins import own_workload
+from shardlab.plugins.own_strategy import StrategyDescription
+from shardlab.plugins.own_workload import Description
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 ANSWER_S = 600  # the most seconds for an answer; importing torch from a cold network disk takes minutes
 MOST_SAID = 1 << 16  # the most bytes that are read from the end of a process's output

@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from shardlab import files, plugin_source, workspace_trust
 from shardlab.errors import ShardlabError
-from shardlab.plugin_source import PluginSource
-from shardlab.workspace import Workspace
+from shardlab.files import files, plugin_source
+from shardlab.files.plugin_source import PluginSource
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 LEFT_S = 24 * 3600  # a temporary folder that is older than this number of seconds is no longer in use
 

@@ -13,14 +13,16 @@ import msgspec
 from jobs import own_copies, own_strategies, own_workloads
 from jobs.own_strategies import OwnStrategies, RefusingProcess
 from jobs.own_workloads import OwnWorkloads
-from shardlab import own_strategy, own_workload, plugin_source, workspace_trust
 from shardlab.errors import InputError, ShardlabError
-from shardlab.model_file import ModelFile
-from shardlab.own_strategy import OwnStrategy
-from shardlab.own_workload import OwnWorkload
-from shardlab.plugin_source import PluginSource
-from shardlab.run import Run
-from shardlab.workspace import Workspace
+from shardlab.files import plugin_source
+from shardlab.files.plugin_source import PluginSource
+from shardlab.matrix.model_file import ModelFile
+from shardlab.plugins import own_strategy, own_workload
+from shardlab.plugins.own_strategy import OwnStrategy
+from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.runs.run import Run
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 from trainers import menu
 from trainers.strategy import Strategy
 from trainers.workload import Workload

@@ -15,14 +15,16 @@ from pathlib import Path
 import msgspec
 
 from jobs import own_answers
-from shardlab import own_workload, plugin_source, workspace_trust
-from shardlab.cell import Cell
-from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError
-from shardlab.own_strategy import FOLDER, OwnStrategy, RefusalAnswer, RefusalQuestion, StrategyDescription
-from shardlab.own_workload import OwnWorkload
-from shardlab.plugin_source import PluginSource
-from shardlab.workspace import Workspace
+from shardlab.files import plugin_source
+from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.plugin_source import PluginSource
+from shardlab.matrix.cell import Cell
+from shardlab.plugins import own_workload
+from shardlab.plugins.own_strategy import FOLDER, OwnStrategy, RefusalAnswer, RefusalQuestion, StrategyDescription
+from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 from trainers import menu
 from trainers.strategy import Strategy
 

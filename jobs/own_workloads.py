@@ -11,13 +11,14 @@ from pathlib import Path
 import msgspec
 
 from jobs import own_answers
-from shardlab import plugin_source, workspace_trust
-from shardlab.cell import Cell
 from shardlab.errors import InputError
-from shardlab.model_file import ModelFile
-from shardlab.own_workload import FOLDER, Description, OwnWorkload
-from shardlab.plugin_source import PluginSource
-from shardlab.workspace import Workspace
+from shardlab.files import plugin_source
+from shardlab.files.plugin_source import PluginSource
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.model_file import ModelFile
+from shardlab.plugins.own_workload import FOLDER, Description, OwnWorkload
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 from trainers import menu
 from trainers.workload import Workload
 
@@ -49,7 +50,8 @@ def find(
     """Find the workspace's own workloads, and the models that a matrix describes by a configuration.
 
     names: the names to look for; None: all workloads. Files that cannot define one of these names are not executed. If this
-    user may not act in the workspace (shardlab.workspace_trust), no file is executed, and each file is reported as a fault.
+    user may not act in the workspace (shardlab.workspace.workspace_trust), no file is executed, and each file is reported as a
+    fault.
     models: the models that a matrix describes by a configuration, by name. Raises WorkspaceError.
     """
     known: dict[str, OwnWorkload] = {}

@@ -32,15 +32,19 @@ from jobs.resolve import Capacity, Misfit, misfits, resolve
 from jobs.select import condition, holds
 from jobs.slurm import allocation, share
 from jobs.slurm.share import Share
-from shardlab import batch_search, extras, host, inventory, login_node, matrix
-from shardlab.cell import Cell
-from shardlab.cluster import Cluster
+from shardlab import extras
+from shardlab.cluster import login_node
+from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError, MissingExtra
-from shardlab.matrix import Matrix
-from shardlab.prediction import Prediction
-from shardlab.run import REHEARSAL
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.hardware import host
+from shardlab.matrix import batch_search, matrix
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.matrix import Matrix
+from shardlab.runs.prediction import Prediction
+from shardlab.runs.run import REHEARSAL
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace import inventory
+from shardlab.workspace.workspace import Workspace
 
 SCALES = ("full", "tiny")
 ADAPT = "--adapt uses fewer GPUs where cells do not fit, and lists every change of the matrix (docs/how-to/fit-a-matrix.md)."

@@ -8,14 +8,15 @@ from jobs import gpu_hours
 from jobs.planner import calibration, gpu_results, predict
 from jobs.planner import machine as planned_machine
 from jobs.planner.calibration import Calibration, MeasuredRatio
-from shardlab import inventory, measured_power, prediction
-from shardlab.cell import Cell
-from shardlab.cluster import Cluster
+from shardlab.cluster.cluster import Cluster
 from shardlab.errors import ShardlabError
-from shardlab.prediction import Prediction
-from shardlab.rehearsed import Answer
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.matrix.cell import Cell
+from shardlab.runs import prediction
+from shardlab.runs.prediction import Prediction
+from shardlab.runs.rehearsed import Answer
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace import inventory, measured_power
+from shardlab.workspace.workspace import Workspace
 
 
 def of(

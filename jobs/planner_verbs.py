@@ -16,10 +16,11 @@ from jobs.planner.cell_schedule import CellSchedule
 from jobs.planner.machine import PlannedMachine
 from jobs.planner.scale_out import ScaledCell
 from jobs.rehearsals import Rehearsals
-from shardlab import console, inventory
-from shardlab.cell import Cell
 from shardlab.errors import InputError, UnknownName
-from shardlab.rehearsed import Answer
+from shardlab.matrix.cell import Cell
+from shardlab.runs.rehearsed import Answer
+from shardlab.terminal import console
+from shardlab.workspace import inventory
 from trainers import menu
 from trainers.precision import ALL
 

@@ -12,17 +12,20 @@ import msgspec
 
 from jobs import retries
 from jobs.scheduler import ObservedRun, RunOnDisk, apart, scheduler
-from shardlab import gc_pause, inventory, lease_cutoff, recorder_ends, run_guard, suspension
-from shardlab.batch_search import BatchSearch
+from shardlab import run_guard
+from shardlab.cluster.lease import Lease
 from shardlab.errors import ShardlabError
-from shardlab.lease import Lease
-from shardlab.progress import Progress
-from shardlab.record import Event, Sample, read_lines
-from shardlab.retry import Retry
-from shardlab.run import attempt_of
-from shardlab.rundir import RunDir, was_rehearsal
-from shardlab.state import FINAL, JudgedState
-from shardlab.workspace import Workspace
+from shardlab.files import gc_pause
+from shardlab.matrix.batch_search import BatchSearch
+from shardlab.matrix.retry import Retry
+from shardlab.runs import lease_cutoff, recorder_ends, suspension
+from shardlab.runs.progress import Progress
+from shardlab.runs.record import Event, Sample, read_lines
+from shardlab.runs.run import attempt_of
+from shardlab.runs.rundir import RunDir, was_rehearsal
+from shardlab.runs.state import FINAL, JudgedState
+from shardlab.workspace import inventory
+from shardlab.workspace.workspace import Workspace
 
 RETRIED = ("pending", "running", "completed")  # states beside which the table says why the run was started again
 

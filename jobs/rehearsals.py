@@ -17,11 +17,15 @@ import msgspec
 
 from jobs import own_answers
 from jobs.own_plugins import OwnPlugins
-from shardlab import files, moments, own_workload, plugin_source, rehearsed, workspace_trust
-from shardlab.cell import Cell
-from shardlab.console import Output
-from shardlab.rehearsed import SCHEMA, Answer, NotRehearsed, RehearsalRequest
-from shardlab.workspace import Workspace
+from shardlab.files import files, plugin_source
+from shardlab.matrix.cell import Cell
+from shardlab.plugins import own_workload
+from shardlab.runs import rehearsed
+from shardlab.runs.rehearsed import SCHEMA, Answer, NotRehearsed, RehearsalRequest
+from shardlab.terminal import moments
+from shardlab.terminal.console import Output
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 ANSWER_S = 1800.0  # the most seconds for one cell; a deep model at its own depth on a slow machine takes many minutes
 

@@ -21,20 +21,25 @@ from jobs.planner import machine as planned_machine
 from jobs.reconcile import not_replaceable
 from jobs.scheduler import scheduler
 from jobs.slurm import request
-from shardlab import __version__, batch_search, container, files, host, prediction, source_digest, tool_caches
-from shardlab.batch_search import BatchSearch
-from shardlab.cell import Cell
-from shardlab.cluster import Cluster
+from shardlab import __version__
+from shardlab.cluster import container, tool_caches
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.login_node import PYTHON
 from shardlab.errors import ShardlabError
-from shardlab.expansion import ExpandedCell, Expansion
-from shardlab.login_node import PYTHON
-from shardlab.matrix import Matrix
-from shardlab.prediction import Prediction
-from shardlab.retry import Retry
-from shardlab.run import Run, World, is_rehearsal, run_id
-from shardlab.rundir import RunDir
-from shardlab.trace_part import TRACE, TracePart
-from shardlab.workspace import Workspace
+from shardlab.files import files, source_digest
+from shardlab.hardware import host
+from shardlab.matrix import batch_search
+from shardlab.matrix.batch_search import BatchSearch
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.expansion import ExpandedCell, Expansion
+from shardlab.matrix.matrix import Matrix
+from shardlab.matrix.retry import Retry
+from shardlab.runs import prediction
+from shardlab.runs.prediction import Prediction
+from shardlab.runs.run import Run, World, is_rehearsal, run_id
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.trace_part import TRACE, TracePart
+from shardlab.workspace.workspace import Workspace
 
 # the file with the cluster, in the folder of each run whose supervisor may render another run for the same cluster
 CLUSTER = "cluster.json"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from jobs import own_copies
 from jobs.render import CLUSTER, RenderContext
-from shardlab import json_file
-from shardlab.cluster import Cluster
+from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
-from shardlab.run import Run
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.files import json_file
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 
 def context(folder: RunDir, run: Run) -> RenderContext:

@@ -7,14 +7,14 @@ from statistics import fmean
 
 import msgspec
 
-from shardlab.cell import Cell
-from shardlab.cell_names import ARGUMENTS, matches
 from shardlab.errors import ShardlabError
-from shardlab.expression import Expression
-from shardlab.matrix import MatrixFile, Repeats
-from shardlab.run import run_id
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell_names import ARGUMENTS, matches
+from shardlab.matrix.expression import Expression
+from shardlab.matrix.matrix import MatrixFile, Repeats
+from shardlab.runs.run import run_id
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 
 class Cost(msgspec.Struct, frozen=True):

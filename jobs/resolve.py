@@ -12,11 +12,11 @@ import msgspec
 
 from jobs.launcher import Launcher, launchers
 from jobs.own_plugins import OwnPlugins
-from shardlab import cell_sizes, claim_check
-from shardlab.cell import Cell, Draft
-from shardlab.document import Problem
 from shardlab.errors import UnknownName
-from shardlab.matrix import Matrix, Point
+from shardlab.files.document import Problem
+from shardlab.matrix import cell_sizes, claim_check
+from shardlab.matrix.cell import Cell, Draft
+from shardlab.matrix.matrix import Matrix, Point
 from trainers.instruments import observed_steps
 from trainers.strategy import Strategy
 from trainers.workload import Workload

@@ -19,12 +19,12 @@ import msgspec
 from jobs import claim
 from jobs.slurm.commands import ENDED_S, call
 from jobs.ssh.step import LOST
-from shardlab import checkpoint, prediction
 from shardlab.errors import ShardlabError
-from shardlab.record import Event
-from shardlab.retry import SHARED_ON_SLURM
-from shardlab.run import Run, run_id
-from shardlab.rundir import RunDir
+from shardlab.matrix.retry import SHARED_ON_SLURM
+from shardlab.runs import checkpoint, prediction
+from shardlab.runs.record import Event
+from shardlab.runs.run import Run, run_id
+from shardlab.runs.rundir import RunDir
 
 REQUEUED = "requeued"  # the event of a supervisor that asks Slurm to start the job of its run again
 
@@ -120,8 +120,8 @@ def queue_next(folder: RunDir, run: Run, state: str) -> str:
     # These imports are not at the top of the file, because the supervisor imports this module and rarely needs them.
     from jobs import render, render_again
     from jobs.run_queue import executed_files
-    from shardlab import workspace_trust
-    from shardlab.workspace import Workspace
+    from shardlab.workspace import workspace_trust
+    from shardlab.workspace.workspace import Workspace
 
     following = msgspec.structs.replace(
         run,

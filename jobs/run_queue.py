@@ -22,13 +22,17 @@ import psutil
 
 from jobs import claim
 from jobs.scheduler import ObservedRun, RunOnDisk
-from shardlab import cloudlab_keys, files, host, json_file, own_strategy, own_workload, workspace_trust
+from shardlab.cluster import cloudlab_keys
 from shardlab.errors import ShardlabError, WorkspaceError
-from shardlab.record import Event
+from shardlab.files import files, json_file
+from shardlab.hardware import host
+from shardlab.plugins import own_strategy, own_workload
 from shardlab.record_types import BootId, ProcessId, WallTime
-from shardlab.rundir import RunDir
-from shardlab.state import FINAL, HOLDING, JudgedState
-from shardlab.workspace import Workspace
+from shardlab.runs.record import Event
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import FINAL, HOLDING, JudgedState
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 SCRIPT = "job.sh"
 TURN_S = 0.2  # seconds between two checks of a runner whether the next run may start

@@ -9,11 +9,11 @@ import msgspec
 
 from shardlab import registry
 from shardlab.errors import ShardlabError
-from shardlab.record import Event, Result
-from shardlab.run import Run
-from shardlab.rundir import RunDir
-from shardlab.state import JudgedState
-from shardlab.workspace import Workspace
+from shardlab.runs.record import Event, Result
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import JudgedState
+from shardlab.workspace.workspace import Workspace
 
 
 class RunOnDisk(msgspec.Struct, frozen=True):

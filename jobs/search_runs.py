@@ -9,14 +9,15 @@ from typing import Any
 import msgspec
 
 from jobs.reconcile import Status
-from shardlab import batch_search, search_path
-from shardlab.batch_search import BatchSearch
-from shardlab.cell import Cell
 from shardlab.errors import ShardlabError
-from shardlab.rundir import RunDir
-from shardlab.search_path import SearchPath
-from shardlab.state import FINAL
-from shardlab.workspace import Workspace
+from shardlab.matrix import batch_search
+from shardlab.matrix.batch_search import BatchSearch
+from shardlab.matrix.cell import Cell
+from shardlab.runs import search_path
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.search_path import SearchPath
+from shardlab.runs.state import FINAL
+from shardlab.workspace.workspace import Workspace
 
 # The most seconds between the end of a try and the start of the next try: much longer than a process needs to start. If there
 # is no next try after this time, the process of the search was killed.

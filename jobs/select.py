@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 
 from jobs.reconcile import Status, latest, statuses
-from shardlab import search_path
-from shardlab.cell import Cell
-from shardlab.cell_names import names
 from shardlab.errors import InputError
-from shardlab.expansion import ExpandedCell
-from shardlab.expression import Expression, ExpressionError
-from shardlab.run import attempt_of
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace, chosen
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell_names import names
+from shardlab.matrix.expansion import ExpandedCell
+from shardlab.matrix.expression import Expression, ExpressionError
+from shardlab.runs import search_path
+from shardlab.runs.run import attempt_of
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace, chosen
 
 
 def select(workspace: Workspace, patterns: Sequence[str], matrix: str | None, where: str | None) -> list[Status]:

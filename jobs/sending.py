@@ -12,9 +12,9 @@ from jobs.lease_report import LeaseReport
 from jobs.reconcile import Status
 from jobs.scheduler import Full, SubmitOptions, scheduler
 from jobs.slurm import preflight
-from shardlab import workspace_trust
-from shardlab.console import Output
-from shardlab.workspace import Workspace
+from shardlab.terminal.console import Output
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 
 def slurm_must_accept(steps: Sequence[submit.RunDecision], source: render.RenderContext, how: SubmitOptions) -> None:

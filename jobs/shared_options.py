@@ -9,9 +9,12 @@ from jobs import plan
 from jobs.invocation import Invocation
 from jobs.render import RenderContext
 from jobs.scheduler import SubmitOptions
-from shardlab import completion, console, matrix, trackers
+from shardlab import completion
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace, chosen
+from shardlab.matrix import matrix
+from shardlab.runs import trackers
+from shardlab.terminal import console
+from shardlab.workspace.workspace import Workspace, chosen
 
 LONGEST_WAIT_S = 7 * 24 * 3600
 

@@ -9,9 +9,9 @@ from datetime import datetime, tzinfo
 import msgspec
 
 from jobs.reconcile import Status
-from shardlab import moments, plain_table
-from shardlab.run import REHEARSAL
-from shardlab.state import FINAL
+from shardlab.runs.run import REHEARSAL
+from shardlab.runs.state import FINAL
+from shardlab.terminal import moments, plain_table
 
 RUN, STATE, SCHEDULER, STEP, RATE, TO_GO, STARTED, ENDED, TOOK, WHY = (
     "run", "state", "scheduler", "step", "units/s", "to go", "started", "ended", "took", "why",

@@ -21,9 +21,9 @@ from types import FrameType
 
 from jobs import node_processes, wait_for_gpus
 from jobs.rendezvous import NODES, RENDEZVOUS, node_number, way_to
-from shardlab import console
 from shardlab.errors import InputError, ShardlabError
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal import console
 
 
 def main(argv: list[str]) -> int:

@@ -11,16 +11,17 @@ from jobs import frozen_source, hold, own_copies, own_plugins, render, retries
 from jobs.reconcile import Status, latest, not_replaceable, statuses
 from jobs.repeats import rounds
 from jobs.scheduler import SubmitOptions, scheduler
-from shardlab import batch_search, search_path
-from shardlab.cell import Cell
-from shardlab.checkpoint import CheckpointManifest, read, whole, why_not
 from shardlab.errors import InputError, ShardlabError
-from shardlab.record import Sample, read_lines
-from shardlab.run import Run, attempt_of, run_id
-from shardlab.rundir import RunDir
-from shardlab.search_path import SearchPath
-from shardlab.state import FINAL
-from shardlab.workspace import Workspace
+from shardlab.matrix import batch_search
+from shardlab.matrix.cell import Cell
+from shardlab.runs import search_path
+from shardlab.runs.checkpoint import CheckpointManifest, read, whole, why_not
+from shardlab.runs.record import Sample, read_lines
+from shardlab.runs.run import Run, attempt_of, run_id
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.search_path import SearchPath
+from shardlab.runs.state import FINAL
+from shardlab.workspace.workspace import Workspace
 from trainers import menu
 
 HELD = "held"  # a word that `jobs retry --only` accepts besides states; the state of a held run is pending or planned

@@ -31,8 +31,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from shardlab.cell import Cell, Instruments, Schedule
 from shardlab.errors import InputError
+from shardlab.matrix.cell import Cell, Instruments, Schedule
 from trainers import menu
 from trainers.workload import Workload
 

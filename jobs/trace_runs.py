@@ -15,12 +15,13 @@ import msgspec
 
 from jobs import lease_report, on_controller, plan, render, sending, shared_options, submit
 from jobs.invocation import Invocation
-from shardlab import console, files
-from shardlab.cell import Cell, Instruments, Optimizer, Schedule
-from shardlab.cluster import Cluster
+from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
-from shardlab.trace_part import TRACE, TracePart
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.runs.trace_part import TRACE, TracePart
+from shardlab.terminal import console
+from shardlab.workspace.workspace import Workspace
 
 PER_RUN = 32  # the most trace files that one run analyses
 MOST_PER_RUN = 100_000

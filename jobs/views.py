@@ -27,11 +27,11 @@ from jobs.reconcile import Status
 from jobs.scheduler import scheduler
 from jobs.slurm.share import Share
 from jobs.submit import RunDecision
-from shardlab import moments
-from shardlab.cell import Cell
-from shardlab.console import Output
-from shardlab.own_workload import OwnWorkload
-from shardlab.workspace import Workspace
+from shardlab.matrix.cell import Cell
+from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.terminal import moments
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 
 PLAN_COLUMNS = [
     "cell", "workload", "strategy", "launcher", "ranks", "global batch", "micro x passes", "length",

@@ -10,11 +10,11 @@ from socket import gethostname
 from jobs import node_processes
 from jobs.launcher import launcher
 from jobs.rendezvous import node_number
-from shardlab import nvml
 from shardlab.errors import ShardlabError
-from shardlab.nvml import Process
-from shardlab.run import Run
-from shardlab.rundir import RunDir
+from shardlab.hardware import nvml
+from shardlab.hardware.nvml import Process
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 POLL_S = 2.0

@@ -12,14 +12,14 @@ from jobs import lease_report, search_runs, stale_jobs, status_table, views
 from jobs.backlog import Backlog
 from jobs.reconcile import Status, latest, own, statuses, unreadable_status
 from jobs.scheduler import apart, scheduler
-from shardlab import files
-from shardlab.console import Output
 from shardlab.errors import InputError
-from shardlab.printable import LogText
-from shardlab.run import REHEARSAL, attempt_of
-from shardlab.rundir import RunDir
-from shardlab.state import FINAL
-from shardlab.workspace import Workspace, chosen
+from shardlab.files import files
+from shardlab.runs.run import REHEARSAL, attempt_of
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import FINAL
+from shardlab.terminal.console import Output
+from shardlab.terminal.printable import LogText
+from shardlab.workspace.workspace import Workspace, chosen
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -218,7 +218,7 @@ def _draw_live_table(runs: Sequence[Status], width: int, height: int) -> Group:
     """The live table of --watch and --wait, drawn for a terminal of this size (in characters and lines)."""
     from rich.console import Group
 
-    from shardlab.rich_console import drawn_table
+    from shardlab.terminal.rich_console import drawn_table
 
     shown = status_table.table(runs, width, height)
     table = drawn_table(shown.columns, shown.rows, shown.styles)

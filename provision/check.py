@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from provision.operation import Site, Target
-from shardlab.all_reduce import MeasuredAllReduce
+from shardlab.cluster.all_reduce import MeasuredAllReduce
 
 T = TypeVar("T")
 

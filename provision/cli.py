@@ -23,11 +23,14 @@ from provision.plan import BEGUN, MACHINE, OperationStep, converge
 from provision.provider import Confirmation, Provider, ToCreate
 from provision.provider import provider as load_provider
 from provision.verify import Finding, verified, verify
-from shardlab import cluster, completion, console, login_node, workspace_trust
-from shardlab.cluster import Cluster
-from shardlab.console import Output
+from shardlab import completion
+from shardlab.cluster import cluster, login_node
+from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError, ShardlabError, UnknownName
-from shardlab.workspace import Workspace
+from shardlab.terminal import console
+from shardlab.terminal.console import Output
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 UNLOCKED = ("plan", "facts")  # verbs that take no lock: they change nothing, and do not disturb other commands
 BY_PROVIDER = ("warm", "extend", "down")  # the provider carries out these verbs; no command runs on a node

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shardlab import completion, console
+from shardlab import completion
 from shardlab.errors import InputError, UnknownName
+from shardlab.terminal import console
 
 VERBS = {
     "apply": "inspect the nodes, change what differs from the cluster file, and verify (the default verb)",

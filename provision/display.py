@@ -14,10 +14,10 @@ from provision.facts.torch import TORCH
 from provision.operation import Site, Target
 from provision.plan import OperationStep
 from provision.verify import Finding, verified
-from shardlab import printable
-from shardlab.console import Output
-from shardlab.host import Host
-from shardlab.lease import Lease
+from shardlab.cluster.lease import Lease
+from shardlab.hardware.host import Host
+from shardlab.terminal import printable
+from shardlab.terminal.console import Output
 
 SCHEMA = 1
 INTERNAL = (

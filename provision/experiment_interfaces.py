@@ -9,7 +9,7 @@ import msgspec
 from provision.facts.addresses import ADDRESSES
 from provision.facts.host import HOST
 from provision.operation import Target
-from shardlab.host import Nic
+from shardlab.hardware.host import Nic
 
 
 class NodeInterface(msgspec.Struct, frozen=True):

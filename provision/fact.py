@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from provision.node import Node, last_line
-from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import ShardlabError
-from shardlab.remote import Unreachable
+from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.remote.remote import Unreachable
 
 T = TypeVar("T")
 _OPEN = object()  # stands for a question that was not asked yet; None is not used for this, because None may be an answer

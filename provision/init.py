@@ -24,14 +24,15 @@ from provision.providers.ssh import SshNode
 from provision.site import proposal, survey
 from provision.site.proposal import Proposal, TypedPartition
 from provision.site.survey import Survey
-from shardlab import workspace_trust
-from shardlab.cluster_keys import Login
-from shardlab.console import Output
+from shardlab.cluster.address import Address
+from shardlab.cluster.cluster_keys import Login
+from shardlab.cluster.login_node import is_login_node
+from shardlab.cluster.slurm_keys import MOST_CPUS_PER_RANK, MOST_NODES
 from shardlab.errors import InputError
-from shardlab.login_node import is_login_node
-from shardlab.remote import Address, Remote
-from shardlab.slurm_keys import MOST_CPUS_PER_RANK, MOST_NODES
-from shardlab.workspace import Workspace
+from shardlab.remote.remote import Remote
+from shardlab.terminal.console import Output
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 _LOGIN = re.compile(r"^(?:([A-Za-z0-9._-]+)@)?([A-Za-z0-9][A-Za-z0-9._-]{0,252})(?::(\d{1,5}))?\Z")
 GIB = 1 << 30

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from provision.node import Node
-from shardlab import command_start
+from shardlab.terminal import command_start
 
 LIMIT_S = 1.2  # the most seconds for commands on nodes to end, so that this process ends within two seconds
 CHILDREN_S = 0.7

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from shardlab import files
-from shardlab.all_reduce import MeasuredAllReduce
-from shardlab.decoders import DECODE_FAULTS
-from shardlab.host import Host
-from shardlab.inventory import path_of
-from shardlab.workspace import Workspace
+from shardlab.cluster.all_reduce import MeasuredAllReduce
+from shardlab.files import files
+from shardlab.files.decoders import DECODE_FAULTS
+from shardlab.hardware.host import Host
+from shardlab.workspace.inventory import path_of
+from shardlab.workspace.workspace import Workspace
 
 # Facts that are not written into the inventory, because they differ between boots or shells. Otherwise, each `provision` would
 # find a change.

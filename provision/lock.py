@@ -15,9 +15,9 @@ from typing import Annotated
 
 import msgspec
 
-from shardlab import files
-from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError
+from shardlab.files import files
+from shardlab.files.decoders import DECODE_FAULTS
 
 READS_S = 1.0  # the most seconds to wait until a process that has just taken the lock has written its name into the file
 Text = Annotated[str, msgspec.Meta(max_length=4096)]

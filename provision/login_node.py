@@ -13,8 +13,9 @@ from pathlib import Path
 
 from provision.interruption import STOPPING
 from provision.providers.local import LocalNode
-from shardlab import shared_connection
-from shardlab.remote import GRACE_S, SESSION, Address, CommandOutput, Unreachable, for_any_shell, in_short, putting, ssh_command
+from shardlab.cluster.address import Address
+from shardlab.remote import shared_connection
+from shardlab.remote.remote import GRACE_S, SESSION, CommandOutput, Unreachable, for_any_shell, in_short, putting, ssh_command
 
 LOST = 255  # the exit code with which ssh reports its own failure, such as a broken connection
 # Takes PATH from a login shell if sbatch is not found: a command over SSH runs in no login shell, and at many sites only login

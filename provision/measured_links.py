@@ -10,9 +10,9 @@ import msgspec
 from provision import inventory_file
 from provision.operation import Site
 from provision.verify import Finding
-from shardlab import files
-from shardlab.all_reduce import MeasuredAllReduce
-from shardlab.inventory import path_of
+from shardlab.cluster.all_reduce import MeasuredAllReduce
+from shardlab.files import files
+from shardlab.workspace.inventory import path_of
 
 
 def record(site: Site, findings: Sequence[Finding], *, again: bool) -> None:

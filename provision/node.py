@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from shardlab.remote import CommandOutput
+from shardlab.remote.remote import CommandOutput
 
 
 class Node(Protocol):

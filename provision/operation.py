@@ -12,10 +12,10 @@ import msgspec
 
 from provision.fact import Fact, Facts, Unanswered
 from provision.node import Node, last_line
-from shardlab.cluster import Cluster
-from shardlab.cluster_keys import NodeEntry
-from shardlab.remote import CommandOutput
-from shardlab.workspace import Workspace
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.cluster_keys import NodeEntry
+from shardlab.remote.remote import CommandOutput
+from shardlab.workspace.workspace import Workspace
 
 T = TypeVar("T")
 END = "END-OF-SHARDLAB"  # the line that ends a here-document in a script for an administrator

@@ -13,7 +13,7 @@ from provision.interruption import STOPPING
 from provision.node import Node
 from provision.operation import Change, Nothing, Operation, Site, Target
 from provision.operations.reboot import Reboot
-from shardlab.remote import Unreachable
+from shardlab.remote.remote import Unreachable
 
 State = Literal["changed", "would change", "nothing to do", "skipped", "failed", "not reached", "administrator"]
 MACHINE = "machine"  # the name of the operation by which a provider starts the nodes

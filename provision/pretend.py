@@ -14,10 +14,10 @@ import msgspec
 from provision.fact import Fact, Facts, Unanswered
 from provision.facts.addresses import ADDRESSES
 from provision.node import Node
-from shardlab import files
-from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError
-from shardlab.remote import CommandOutput, Unreachable
+from shardlab.files import files
+from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.remote.remote import CommandOutput, Unreachable
 
 T = TypeVar("T")
 NULL = msgspec.Raw(b"null")

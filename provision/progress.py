@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from provision.plan import OperationStep, PlanObserver, State
-from shardlab.console import Output
+from shardlab.terminal.console import Output
 
 # For each state of an operation, the letter and its color in the table. One letter per operation lets a row show all operations
 # of a node.

@@ -15,8 +15,8 @@ import msgspec
 from provision.node import Node
 from provision.operation import Change, Nothing
 from shardlab import registry
-from shardlab.cluster import Cluster
-from shardlab.workspace import Workspace
+from shardlab.cluster.cluster import Cluster
+from shardlab.workspace.workspace import Workspace
 
 NodeT = TypeVar("NodeT", bound=Node)
 

@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from shardlab import PACKAGES
 from shardlab.errors import ShardlabError
-from shardlab.source_digest import ROOT, sources
+from shardlab.files.source_digest import ROOT, sources
 
 EXTRAS = ("trainers",)
 PYTHON = ">=3.11"

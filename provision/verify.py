@@ -11,7 +11,7 @@ from provision.check import Check, Outcome, each
 from provision.fact import Unanswered
 from provision.node import last_line
 from provision.operation import Site, Target
-from shardlab.remote import Unreachable
+from shardlab.remote.remote import Unreachable
 
 ANSWERS_S = 10.0
 ADVICE = "once the node answers, run: provision CLUSTER.yaml verify"

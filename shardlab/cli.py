@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from types import ModuleType
 
-from shardlab import completion, console, shell_init
+from shardlab import completion
 from shardlab.errors import UnknownName
+from shardlab.terminal import console, shell_init
 
 COMMANDS = {
     "provision": "prepare the machines of a cluster for training, and verify them",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 
 from shardlab.errors import ShardlabError
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 IS_ASKED = "_ARGCOMPLETE"  # set by argcomplete's shell code: which word of the line is the name of the command, counted from 1
 SHELL = "_ARGCOMPLETE_SHELL"  # set by the same code: the name of the shell

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from shardlab import field_docs
-from shardlab.cell import Draft
-from shardlab.cluster import Cluster
-from shardlab.matrix import MatrixFile, key_type
-from shardlab.model_file import ModelByConfiguration
+from shardlab.cluster.cluster import Cluster
+from shardlab.files import field_docs
+from shardlab.matrix.cell import Draft
+from shardlab.matrix.matrix import MatrixFile, key_type
+from shardlab.matrix.model_file import ModelByConfiguration
 
 FOLDER = Path(__file__).parent / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

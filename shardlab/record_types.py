@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from shardlab.decoders import decoder
+from shardlab.files.decoders import decoder
 
 LARGEST = 2**63 - 1  # the largest number that a column of 64 bits can contain
 RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}\Z"

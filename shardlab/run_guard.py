@@ -6,8 +6,8 @@ The types of shardlab.record_types refuse every record that we know to make this
 from collections.abc import Callable
 from typing import TypeVar
 
-from shardlab import printable
 from shardlab.errors import InputError, ShardlabError
+from shardlab.terminal import printable
 
 UNEXPECTED: tuple[type[Exception], ...] = (Exception,)  # empty in our tests, so that a defect keeps its traceback there
 T = TypeVar("T")

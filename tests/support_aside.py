@@ -12,8 +12,8 @@ from support_e2e import HANG_S
 
 from provision.fact import Facts
 from provision.operation import Nothing, Target
-from shardlab.cluster_keys import NodeEntry
-from shardlab.remote import CommandOutput, putting
+from shardlab.cluster.cluster_keys import NodeEntry
+from shardlab.remote.remote import CommandOutput, putting
 
 SETTLE = r"""\
 mount --make-rprivate /

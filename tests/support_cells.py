@@ -1,6 +1,6 @@
 """One resolved cell, for tests that need any cell, whatever its values are."""
 
-from shardlab.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
 
 CELL = Cell(
     workload="gpt2-tiny",

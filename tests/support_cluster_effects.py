@@ -30,10 +30,10 @@ from provision.practice import base
 from provision.provider import provider
 from provision.providers import cloudlab, virtual
 from provision.site import requests
-from shardlab.cluster import Cluster
-from shardlab.console import Output
-from shardlab.remote import CommandOutput, Unreachable
-from shardlab.workspace import Workspace
+from shardlab.cluster.cluster import Cluster
+from shardlab.remote.remote import CommandOutput, Unreachable
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 
 FACTS = Path(__file__).parent / "recorded" / "practice_facts.json"  # of the nodes head and work1
 GPUS = 4  # of each of the two nodes of the run

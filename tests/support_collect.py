@@ -15,16 +15,16 @@ import msgspec
 import pytest
 
 from collect.loading.loaded_run import LoadedRun
-from shardlab import files
-from shardlab.cell import Cell, Instruments, Optimizer, Schedule
-from shardlab.expansion import ExpandedCell, Expansion
-from shardlab.host import Host, Nic
-from shardlab.nvml import Gpu
-from shardlab.record import SCHEMA, Event, GpuSample, LineWriter, NicSample, Result, Sample, StepRecord
-from shardlab.run import Run, World, run_id
-from shardlab.rundir import RunDir
-from shardlab.state import JudgedState
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.hardware.host import Host, Nic
+from shardlab.hardware.nvml import Gpu
+from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.matrix.expansion import ExpandedCell, Expansion
+from shardlab.runs.record import SCHEMA, Event, GpuSample, LineWriter, NicSample, Result, Sample, StepRecord
+from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import JudgedState
+from shardlab.workspace.workspace import Workspace
 
 START_S = 1_760_000_000.0  # wall-clock time of the first step of every run, in seconds since the epoch
 MIB = 2**20

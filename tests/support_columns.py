@@ -10,9 +10,9 @@ from collect.loading.loaded_run import LoadedRun
 from collect.sample_columns import reader, writer
 from collect.sample_columns.segment import MAGIC, TABLES, Digest, Segment, SegmentLine
 from collect.sample_columns.writer import ColumnsWriter
-from shardlab.record import SCHEMA, GpuSample, LineWriter, NicSample, RdmaSample, Sample
 from shardlab.record_types import Count, Measured
-from shardlab.rundir import RunDir
+from shardlab.runs.record import SCHEMA, GpuSample, LineWriter, NicSample, RdmaSample, Sample
+from shardlab.runs.rundir import RunDir
 
 HOST = "node0"
 MOST_INT = 2**63 - 1

@@ -4,9 +4,10 @@ import json
 
 import msgspec
 
-from shardlab import files, own_workload, plugin_source
-from shardlab.cell import Cell
-from shardlab.model_file import ModelByConfiguration, read_model
+from shardlab.files import files, plugin_source
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.model_file import ModelByConfiguration, read_model
+from shardlab.plugins import own_workload
 from trainers import menu
 
 LANGUAGE = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}

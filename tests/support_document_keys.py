@@ -11,7 +11,7 @@ from msgspec import inspect as types
 from support_document import Described, of_type
 from support_documents import ALSO, COMMANDS, FILES, USED
 
-from shardlab import field_docs
+from shardlab.files import field_docs
 
 NAMED = {one.name: one for one in (*FILES, *COMMANDS)}
 TYPES = {

@@ -38,15 +38,15 @@ from jobs.repeats import Cost
 from jobs.slurm.share import Share
 from provision.check import Outcome
 from provision.cloudlab.hardware import HardwareType
-from shardlab.cell import Cell, Optimizer
-from shardlab.expansion import Excluded
-from shardlab.host import Host
-from shardlab.inventory import Inventory, InventoryNode
-from shardlab.lease import Lease
-from shardlab.prediction import Prediction
-from shardlab.record import Event, Result, Sample, StepRecord, ValidationRecord
+from shardlab.cluster.lease import Lease
+from shardlab.hardware.host import Host
+from shardlab.matrix.cell import Cell, Optimizer
+from shardlab.matrix.expansion import Excluded
 from shardlab.registry import Option
-from shardlab.run import Run
+from shardlab.runs.prediction import Prediction
+from shardlab.runs.record import Event, Result, Sample, StepRecord, ValidationRecord
+from shardlab.runs.run import Run
+from shardlab.workspace.inventory import Inventory, InventoryNode
 from trainers.instruments.memory_timeline import Timeline
 
 SCHEMA = {"schema": Key("integer", "version of the format of this document")}

@@ -11,8 +11,8 @@ from support_document import Described, Key, Struct
 from support_documents import ALSO, COMMANDS, FILES, USED
 from support_reference import WRITTEN, Schema
 
-from shardlab import field_docs
-from shardlab.record import Event
+from shardlab.files import field_docs
+from shardlab.runs.record import Event
 
 EVENTS = {
     "rendered": "the folder of the run was written",

@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from shardlab.record import Event, StepRecord
-from shardlab.rundir import RunDir
+from shardlab.runs.record import Event, StepRecord
+from shardlab.runs.rundir import RunDir
 
 # The time limit of everything that a test waits for, in seconds: after this time a process counts as hung. It is long, because
 # imports on a cold and busy machine take minutes. Only a test that fails waits so long.

@@ -25,7 +25,7 @@ from support_slurm import BOOT
 from provision.facts.mkextrafs import PATH
 from provision.practice import network
 from provision.practice.base import USER
-from shardlab.cloudlab_keys import EXTRA_DISK
+from shardlab.cluster.cloudlab_keys import EXTRA_DISK
 
 NAME = "test-cloudlab"
 NODES = ("gpu0", "gpu1")

@@ -14,7 +14,7 @@ import pytest
 from fake_cuda import build
 from support_e2e import HANG_S
 
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
 
 TESTS = Path(__file__).parent
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ import support_collect as support
 from support_e2e import HANG_S
 from support_trust import make_own
 
-from shardlab import remote_workspace
-from shardlab.remote_workspace import RemoteWorkspace
+from shardlab.remote import remote_workspace
+from shardlab.remote.remote_workspace import RemoteWorkspace
 
 # The stand-in of `ssh`. These files in the folder of the test control it. `fault`: one line with the number of a connection
 # (from 1), a number of bytes, and what happens to this connection after these bytes (cut, kill or none). `answer`: is sent on

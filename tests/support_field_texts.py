@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from shardlab import field_docs
+from shardlab.files import field_docs
 
 # Texts about fields that mean the same in every document. A text in the source of the type replaces them.
 EVERYWHERE = {

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 from support_cells import CELL
 
-from shardlab import cell as cells
-from shardlab.run import Run, World
+from shardlab.matrix import cell as cells
+from shardlab.runs.run import Run, World
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = '/tmp/it\'s "here"\n; touch owned; $(touch owned) `touch owned` #'

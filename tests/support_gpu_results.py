@@ -10,7 +10,7 @@ import msgspec
 from collect.sources import snapshot
 from collect.traces import trace
 from collect.traces.breakdown import breakdown
-from shardlab.host import Host
+from shardlab.hardware.host import Host
 
 VERDICTS = {"holds", "fails", "dropped"}
 

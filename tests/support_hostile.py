@@ -14,9 +14,9 @@ from typing import Any
 
 import support_collect as support
 
-from shardlab.run import run_id
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.runs.run import run_id
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 # A hostile text. On a terminal, it sets the title of the window, clears the screen, reverses the reading direction, hides a
 # letter, changes the colour by a one-byte control character, rings the bell, deletes, returns to the start of the line and

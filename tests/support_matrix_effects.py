@@ -15,13 +15,14 @@ from collect import summary
 from collect.loading import load
 from collect.report import page, terminal
 from jobs import datasets, plan, render, views
-from shardlab import cluster, files
-from shardlab.cell import Cell
-from shardlab.console import Output
-from shardlab.host import Host, Nic
-from shardlab.nvml import Gpu
-from shardlab.record import SameWork
-from shardlab.workspace import Workspace
+from shardlab.cluster import cluster
+from shardlab.files import files
+from shardlab.hardware.host import Host, Nic
+from shardlab.hardware.nvml import Gpu
+from shardlab.matrix.cell import Cell
+from shardlab.runs.record import SameWork
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 
 LINKED = "ddp"  # the GPUs of the runs of this strategy have NVLink; the GPUs of all other runs have none
 

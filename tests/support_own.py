@@ -3,7 +3,8 @@
 import msgspec
 from support_cells import CELL
 
-from shardlab import files, own_workload, plugin_source
+from shardlab.files import files, plugin_source
+from shardlab.plugins import own_workload
 from trainers import menu
 from trainers.describe import describe
 

@@ -1,6 +1,6 @@
 """Makes cells for tests of the planner, with the default options of the menus."""
 
-from shardlab.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
 from trainers import menu
 
 ADAMW = Optimizer(name="adamw", lr=1e-4)

@@ -26,8 +26,8 @@ from provision.practice import base, network
 from provision.practice.base import UID, NoBase
 from provision.practice.machine import CGROUP, STATE, PracticeMachine, init_of
 from provision.providers import virtual
-from shardlab import cluster
-from shardlab.workspace import Workspace
+from shardlab.cluster import cluster
+from shardlab.workspace.workspace import Workspace
 
 try:
     base.check()

@@ -12,7 +12,7 @@ import provision.cli
 import shardlab.cli
 from shardlab import json_schema
 from shardlab.record_types import LARGEST
-from shardlab.state import STATES
+from shardlab.runs.state import STATES
 
 Schema = dict[str, Any]
 WRITTEN = "This page is written from the code by `make golden`.\n"

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 from support_e2e import HANG_S
 
-from shardlab import rehearsed
+from shardlab.runs import rehearsed
 
 # Reads lines of JSON: a cell, what is measured in a real step ("memory", "collectives" or "nothing"), whether all blocks of the
 # model are rehearsed, and the workload of the cell if a file defines it. Prints for each cell the result of the rehearsal and
@@ -29,8 +29,8 @@ from pathlib import Path
 out = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # for what libraries say
 import msgspec, torch
-from shardlab.cell import Cell
-from shardlab.own_workload import OwnWorkload
+from shardlab.matrix.cell import Cell
+from shardlab.plugins.own_workload import OwnWorkload
 from trainers import communication, menu
 from trainers.instruments.timing import clock_for
 from trainers.rank import Rank

@@ -11,7 +11,7 @@ import pytest
 from support_long import LONG
 
 from provision.practice import base
-from shardlab.cluster import Release
+from shardlab.cluster.cluster import Release
 
 OWN = "own"
 OTHERS = tuple(name for name in get_args(Release) if base.is_other(name))

@@ -22,8 +22,8 @@ from pathlib import Path
 import support_collect as support
 from support_e2e import HANG_S
 
-from shardlab import files
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.workspace.workspace import Workspace
 
 MEMORY = 3 << 30  # bytes that a command may allocate; /dev/zero would take any number
 SECRET = "root:$6$THE-SECRET:19000:0:99999:7:::"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support_e2e import HANG_S, until
 
-from shardlab.record import Sample, read_lines
+from shardlab.runs.record import Sample, read_lines
 
 
 def start(out: Path, *options: str, **environment: str) -> "subprocess.Popen[str]":

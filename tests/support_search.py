@@ -10,7 +10,7 @@ from support_e2e import HANG_S
 from support_trust import make_own
 
 from jobs import reconcile
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
 
 MATRIX = """\
 schema: 1

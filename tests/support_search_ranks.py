@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from shardlab import files
-from shardlab.record import SCHEMA, LineWriter, Result, StepRecord
-from shardlab.rundir import RunDir
+from shardlab.files import files
+from shardlab.runs.record import SCHEMA, LineWriter, Result, StepRecord
+from shardlab.runs.rundir import RunDir
 
 BEST = 3  # the batch size with the highest throughput
 

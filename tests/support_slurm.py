@@ -19,10 +19,12 @@ from support_trust import make_own
 from jobs.slurm import submission
 from jobs.slurm.submission import Submission
 from provision.practice.machine import PracticeMachine
-from shardlab import cluster, remote_workspace
-from shardlab.remote import Address, CommandOutput, Remote
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.cluster import cluster
+from shardlab.cluster.address import Address
+from shardlab.remote import remote_workspace
+from shardlab.remote.remote import CommandOutput, Remote
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 # The workload is vgg16-tiny: its ranks need half of the processor time to start, because they do not import transformers.
 MATRIX = """\
@@ -42,8 +44,8 @@ BOOT = """
 import sys
 from pathlib import Path
 from provision.providers import virtual
-from shardlab import cluster
-from shardlab.workspace import Workspace
+from shardlab.cluster import cluster
+from shardlab.workspace.workspace import Workspace
 
 file, folder, name = sys.argv[1:]
 node = next(node for node in virtual.nodes(cluster.load(Path(file)), Workspace(Path(folder))) if node.name == name)
@@ -163,7 +165,7 @@ class Study:
 
     def begin(self) -> None:
         """Let the workspace begin, as the first command of its user does: later files are then the user's own."""
-        code = "import sys, pathlib\nfrom shardlab import workspace, workspace_trust\n"
+        code = "import sys, pathlib\nfrom shardlab.workspace import workspace, workspace_trust\n"
         code += "workspace_trust.begin(workspace.Workspace(pathlib.Path(sys.argv[1])))"
         done = self.slurm.answer("head", self.slurm.python, "-P", "-c", code, str(self.path))
         assert done.code == 0, done.stderr

@@ -19,9 +19,9 @@ from jobs import node_processes
 from jobs.rendezvous import NODES
 from jobs.run_queue import RunQueue
 from jobs.ssh import node_lock
-from shardlab import files
-from shardlab.run import Run, World, run_id
-from shardlab.rundir import RunDir
+from shardlab.files import files
+from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.rundir import RunDir
 
 # The stand-in of `ssh`. With the option -G, it calls the real client. If a file is named after the address of a node, the login
 # to this node fails, and the text of the file is the error message.

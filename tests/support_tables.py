@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from collect.traces.calls import CollectiveCall, ProcessGroup
 from collect.traces.idle_causes import IdleCauses, LaunchDelays
 from collect.traces.rank_analysis import RankAnalysis
-from shardlab.console import Output
+from shardlab.terminal.console import Output
 
 MIB = 1_048_576
 

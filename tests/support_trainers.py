@@ -9,10 +9,10 @@ import pytest
 from support_e2e import HANG_S
 from support_scripts import Scripts
 
-from shardlab import files
-from shardlab.cell import Cell, Instruments, Optimizer, Schedule
-from shardlab.run import Run, World
-from shardlab.rundir import RunDir
+from shardlab.files import files
+from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.runs.run import Run, World
+from shardlab.runs.rundir import RunDir
 from trainers import menu
 
 PYTHON = sys.executable

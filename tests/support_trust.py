@@ -3,8 +3,8 @@
 import tempfile
 from pathlib import Path
 
-from shardlab import workspace_trust
-from shardlab.workspace import Workspace
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 
 def make_own(folder):

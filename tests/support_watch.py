@@ -14,7 +14,7 @@ import support_collect as support
 from support_document_keys import wrong
 from support_e2e import HANG_S
 
-from shardlab.record import SCHEMA, LineWriter, StepRecord
+from shardlab.runs.record import SCHEMA, LineWriter, StepRecord
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\x1b[31m\u202e&amp;"
 

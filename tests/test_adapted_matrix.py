@@ -15,13 +15,13 @@ from jobs.own_plugins import OwnPlugins
 from jobs.own_workloads import OwnWorkloads
 from jobs.planner import planner_table
 from jobs.resolve import Capacity, resolve
-from shardlab import cell_names, matrix
-from shardlab.cell import Optimizer
-from shardlab.document import parse
 from shardlab.errors import InputError
-from shardlab.own_workload import OwnWorkload
-from shardlab.prediction import Prediction
-from shardlab.workspace import Workspace
+from shardlab.files.document import parse
+from shardlab.matrix import cell_names, matrix
+from shardlab.matrix.cell import Optimizer
+from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.runs.prediction import Prediction
+from shardlab.workspace.workspace import Workspace
 
 PAPERS = [f"paper{number}" for number in range(1, 6)]
 CLUSTERS = [(1, 1), (1, 2), (1, 4), (1, 8), (2, 2)]  # (nodes, GPUs of each node)

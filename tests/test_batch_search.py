@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from shardlab.batch_search import BatchSearch, TryOutcome, best_size, next_size
+from shardlab.matrix.batch_search import BatchSearch, TryOutcome, best_size, next_size
 
 
 def search(goal="largest_that_fits", start=16, smallest=1, largest=1024, unit=1):

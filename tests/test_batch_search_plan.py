@@ -11,10 +11,11 @@ from jobs import plan, render
 from jobs.lease_schedule import time_of
 from jobs.render import CLUSTER
 from jobs.slurm import request
-from shardlab import batch_search, cluster, matrix
-from shardlab.cluster import THIS_MACHINE, Cluster
+from shardlab.cluster import cluster
+from shardlab.cluster.cluster import THIS_MACHINE, Cluster
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.matrix import batch_search, matrix
+from shardlab.workspace.workspace import Workspace
 
 SWEEP = Path(__file__).parent.parent / "examples" / "batch-sweep.yaml"
 SITE = """\

@@ -14,9 +14,10 @@ from support_e2e import HANG_S
 from support_search import MATRIX, SearchedWorkspace
 
 from jobs import frozen_source, plan, reconcile, render, run_queue
-from shardlab import host, prediction
-from shardlab.cluster import THIS_MACHINE
-from shardlab.workspace import Workspace
+from shardlab.cluster.cluster import THIS_MACHINE
+from shardlab.hardware import host
+from shardlab.runs import prediction
+from shardlab.workspace.workspace import Workspace
 
 ENDED = "the largest that fits is 2"
 STATES = {"1": "completed", "2": "completed", "4": "oom", "3": "oom"}

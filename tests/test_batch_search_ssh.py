@@ -7,7 +7,7 @@ from support_search import SearchedWorkspace
 from support_ssh_nodes import SshNodes, wait_for
 
 from jobs import frozen_source, plan, render
-from shardlab import cluster
+from shardlab.cluster import cluster
 
 FILE = """\
 schema: 1

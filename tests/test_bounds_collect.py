@@ -30,7 +30,7 @@ from collect.traces.breakdown import EventTally
 from collect.traces.calls import CollectiveCall, ProcessGroup
 from collect.traces.layers import LayerTime
 from collect.traces.run_answers import RunAnswers
-from shardlab.prediction import PredictedRange
+from shardlab.runs.prediction import PredictedRange
 
 
 def titles(show, *arguments):

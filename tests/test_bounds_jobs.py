@@ -12,8 +12,8 @@ from support_cells import CELL
 from jobs import backlog, gpu_hours, hang_detection, planner_verbs, shared_options, trace_runs
 from jobs.planner import advise, planner_table, predict, rules
 from jobs.slurm import preflight, submission
-from shardlab.prediction import PredictedRange
-from shardlab.workspace import Workspace
+from shardlab.runs.prediction import PredictedRange
+from shardlab.workspace.workspace import Workspace
 
 GIB = 1_073_741_824
 CAPACITY = PredictedRange(75, 79, 80)

@@ -9,8 +9,8 @@ from collect.findings.injected_faults import StragglerEffect
 from collect.report import fault_text, page, provenance, report_start, study_tables
 from collect.verdicts.reported import ReportedResult
 from jobs import hang_detection
-from shardlab import claim_check
-from shardlab.rundir import RunDir
+from shardlab.matrix import claim_check
+from shardlab.runs.rundir import RunDir
 
 
 def waiting(count):

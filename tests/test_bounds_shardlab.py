@@ -8,23 +8,16 @@ import pytest
 from support_bounds import is_allowed, refusal
 from support_cloudlab import manifest, node
 
-from shardlab import (
-    archive,
-    cloudlab_manifest,
-    document,
-    expression,
-    files,
-    lease_cutoff,
-    matrix,
-    model_file,
-    plugin_source,
-    printable,
-    shared_connection,
-    workspace_trust,
-)
-from shardlab.lease import Lease
-from shardlab.state import JudgedState
-from shardlab.workspace import Workspace
+from shardlab.cloudlab import cloudlab_manifest
+from shardlab.cluster.lease import Lease
+from shardlab.files import document, files, plugin_source
+from shardlab.matrix import expression, matrix, model_file
+from shardlab.remote import shared_connection
+from shardlab.runs import lease_cutoff
+from shardlab.runs.state import JudgedState
+from shardlab.terminal import printable
+from shardlab.workspace import archive, workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 NOW = datetime(2031, 5, 2, 18, 0, tzinfo=UTC)
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)

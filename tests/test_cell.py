@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support_cells import CELL
 
-from shardlab import cell as cells
-from shardlab import cell_sizes
-from shardlab.cell import Cell, CheckpointSettings, Draft, Instruments, Optimizer, Role
-from shardlab.run import RUN_ID, attempt_of, run_id
+from shardlab.matrix import cell as cells
+from shardlab.matrix import cell_sizes
+from shardlab.matrix.cell import Cell, CheckpointSettings, Draft, Instruments, Optimizer, Role
+from shardlab.runs.run import RUN_ID, attempt_of, run_id
 
 
 def draft(**keys: object) -> Draft:

@@ -10,9 +10,9 @@ import yaml
 
 import shardlab
 from collect.cli import main
-from shardlab import citation, matrix
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.matrix import citation, matrix
+from shardlab.workspace.workspace import Workspace
 
 ROOT = Path(__file__).parents[1]
 

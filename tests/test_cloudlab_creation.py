@@ -10,7 +10,8 @@ from support_e2e import HANG_S
 from support_portal import END, TOKEN, URN, UUID, carried_out_then, half_document, nodes, status, truncated, two_nodes
 from support_portal_workspace import HOSTILE, place_of_portal
 
-from shardlab import cloudlab_experiment, cluster, lease
+from shardlab.cloudlab import cloudlab_experiment
+from shardlab.cluster import cluster, lease
 
 BODY = {
     "name": "bench",

@@ -10,7 +10,7 @@ from support_practice import WHY
 from support_slurm import MATRIX
 
 from provision.practice.base import USER
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
 STEPS = 100

@@ -10,8 +10,10 @@ from support_portal import UUID, carried_out_then, status, truncated
 from support_portal_workspace import place_of_portal
 
 from provision.cloudlab import termination
-from shardlab import cloudlab_experiment, cluster, inventory, lease
-from shardlab.workspace import Workspace
+from shardlab.cloudlab import cloudlab_experiment
+from shardlab.cluster import cluster, lease
+from shardlab.workspace import inventory
+from shardlab.workspace.workspace import Workspace
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from support_cloudlab import lan, manifest, node
 
 from provision import cli, command_line
 from provision.facts import mkextrafs
-from shardlab import cluster
+from shardlab.cluster import cluster
+from shardlab.cluster.slurm_keys import Gpus
 from shardlab.errors import InputError
-from shardlab.slurm_keys import Gpus
 
 STORE = '<emulab:blockstore name="bs" mountpoint="/mydata" class="local" size="0GB"/>'
 

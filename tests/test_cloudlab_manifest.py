@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support_cloudlab import RSPEC, lan, manifest, node
 
-from shardlab import cloudlab_keys, cloudlab_manifest, cluster
-from shardlab.cloudlab_manifest import ManifestInterface
+from shardlab.cloudlab import cloudlab_manifest
+from shardlab.cloudlab.cloudlab_manifest import ManifestInterface
+from shardlab.cluster import cloudlab_keys, cluster
 from shardlab.errors import InputError
 
 TWO = manifest(node("gpu0", 1), node("gpu1", 2), lan(["gpu0", "gpu1"]))

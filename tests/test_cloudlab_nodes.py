@@ -29,11 +29,13 @@ from provision.facts.system import SYSTEM
 from provision.operation import Nothing, Site, Target
 from provision.operations import extra_disks, fstab, inventory, nfs, packages, space, workspaces
 from provision.provider import provider
-from shardlab import cluster, host, remote_workspace
-from shardlab.cluster_keys import NodeEntry
-from shardlab.host import Nic
-from shardlab.remote import CommandOutput
-from shardlab.workspace import Workspace
+from shardlab.cluster import cluster
+from shardlab.cluster.cluster_keys import NodeEntry
+from shardlab.hardware import host
+from shardlab.hardware.host import Nic
+from shardlab.remote import remote_workspace
+from shardlab.remote.remote import CommandOutput
+from shardlab.workspace.workspace import Workspace
 
 STORAGE = "storage: {shared: /mydata/shardlab, server: gpu0}\n"
 MOUNTED = MountPlace(mount=Mount("/dev/nvme0n1p4", "ext4", ("rw",)), empty=False)

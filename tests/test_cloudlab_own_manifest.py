@@ -7,7 +7,7 @@ from support_portal import two_nodes
 from support_portal_workspace import HOSTILE, place_of_portal
 
 from provision.cloudlab import own_manifest
-from shardlab import cluster, lease
+from shardlab.cluster import cluster, lease
 
 
 @pytest.fixture

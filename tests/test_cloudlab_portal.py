@@ -28,7 +28,7 @@ from provision.cloudlab import token
 from provision.cloudlab.portal import NoConnection, OutcomeUnknown, Portal, PortalError
 from provision.cloudlab.token import Token
 from shardlab.errors import InputError
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
 
 REQUEST = {
     "name": "bench",

@@ -10,9 +10,10 @@ from defusedxml.ElementTree import fromstring
 
 from provision import cli, gpu_generations
 from provision.cloudlab import hardware, request
-from shardlab import cloudlab_manifest, document, validation
-from shardlab.cluster import Cluster
+from shardlab.cloudlab import cloudlab_manifest
+from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
+from shardlab.files import document, validation
 
 RSPEC = "{http://www.geni.net/resources/rspec/3}"
 EMULAB = "{http://www.protogeni.net/resources/rspec/ext/emulab/1}"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardlab import cluster
+from shardlab.cluster import cluster
 from shardlab.errors import InputError
 
 

@@ -11,11 +11,12 @@ import pytest
 from support_cluster_effects import EFFECTS
 
 from provision.practice import base
-from shardlab import cluster, host
-from shardlab.cluster import Cluster
-from shardlab.cluster_keys import LinkName, SetName
+from shardlab.cluster import cluster
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.cluster_keys import LinkName, SetName
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.hardware import host
+from shardlab.workspace.workspace import Workspace
 
 NODES = [{"name": "head", "host": "10.0.0.1", "roles": ["controller"]}, {"name": "work1", "host": "10.0.0.2"}]
 GPUS = {"per_node": 4, "type": "a100"}

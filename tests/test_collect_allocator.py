@@ -11,8 +11,8 @@ from collect.figures import allocator_active, allocator_segments, allocator_stat
 from collect.loading import load
 from collect.report import page
 from collect.sources import snapshot
-from shardlab.cell import Instruments
-from shardlab.workspace import Workspace
+from shardlab.matrix.cell import Instruments
+from shardlab.workspace.workspace import Workspace
 
 MIB = 2**20
 FIGURES = (allocator_active, allocator_segments, allocator_state)

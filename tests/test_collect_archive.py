@@ -17,9 +17,10 @@ from collect.archiving import staging
 from collect.archiving.anonymous import Pseudonyms
 from collect.archiving.contents import ArchiveSource
 from collect.fetching import manifest
-from shardlab import archive, files
 from shardlab.errors import InputError, WorkspaceError
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.workspace import archive
+from shardlab.workspace.workspace import Workspace
 
 USER, HOST, ACCOUNT, FOLDER = "zebra_user", "quokka17.cluster.example.edu", "okapi_g", "/scratch/okapi/zebra_user/study"
 NAMES = (USER, HOST, "quokka17", ACCOUNT, "cluster.example.edu", FOLDER, "okapi", "10.77.12.13", "52:54:00:aa:bb:cc")

@@ -13,9 +13,10 @@ import support_collect as support
 from collect import cli
 from collect.archiving import anonymous, contents
 from collect.loading.load import Loaded, load
-from shardlab import cluster, files
+from shardlab.cluster import cluster
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.workspace.workspace import Workspace
 
 REFUSED = r"--anonymous: the \w+ '[^']+' has the same name as a key or value in the records, so it cannot be replaced"
 # Keys of records whose values are texts of people or of machines. No command looks for a word in them.

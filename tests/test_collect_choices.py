@@ -19,9 +19,9 @@ from collect.findings.statistics import Estimate
 from collect.loading import load
 from collect.report import choice_text, report_start
 from collect.verdicts.selection import Measurements
-from shardlab.cell import Instruments, Optimizer, Profile
-from shardlab.record import SameWork
-from shardlab.workspace import Workspace
+from shardlab.matrix.cell import Instruments, Optimizer, Profile
+from shardlab.runs.record import SameWork
+from shardlab.workspace.workspace import Workspace
 
 PROVEN = SameWork(verdict="proven", why="against one process")
 SPEED, MEMORY, SENT, ACCURACY = "throughput_per_s", "peak_memory_bytes", "sent_counted_bytes", "final_accuracy_pct"

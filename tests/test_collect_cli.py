@@ -11,10 +11,10 @@ import support_collect as support
 
 from collect.cli import main
 from collect.fetching import manifest
-from shardlab import inventory
-from shardlab.lease import Lease
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.cluster.lease import Lease
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace import inventory
+from shardlab.workspace.workspace import Workspace
 
 VERBS = ("fetch", "summarize", "verdicts", "trace", "timeline", "compare", "export", "sample", "metrics")
 

@@ -20,8 +20,8 @@ from collect.loading.records import RunRecords
 from collect.sample_columns import segment, tables, writer
 from collect.sampler import loop
 from collect.sampler.source import Source
-from shardlab.record import GpuSample, LineWriter, NicSample, RdmaSample, Sample
-from shardlab.rundir import RunDir
+from shardlab.runs.record import GpuSample, LineWriter, NicSample, RdmaSample, Sample
+from shardlab.runs.rundir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_segments")
 # No phase makes a failing example smaller, because this takes minutes.
@@ -150,7 +150,7 @@ def test_collect_fetch_needs_no_numpy_and_finds_the_same(tmp_path):
         "import sys; from pathlib import Path; import collect.sample_columns.reader as reader; reader.LEAST = 1\n"
         "decoded = []; decode = reader.decode_lines\n"
         "reader.decode_lines = lambda raw, kind: decoded.append(raw) or decode(raw, kind)\n"
-        "from collect.loading.records import RunRecords; from shardlab.rundir import RunDir\n"
+        "from collect.loading.records import RunRecords; from shardlab.runs.rundir import RunDir\n"
         "found = RunRecords.read(RunDir(Path(sys.argv[1])))\n"
         "print(found.last_record_s, found.damage, decoded, {'numpy', 'polars'} & set(sys.modules))"
     )

@@ -19,8 +19,8 @@ from collect.loading.records import RunRecords
 from collect.sample_columns import reader, segment
 from collect.sample_columns.tables import LISTED
 from collect.sources import segment_frames
-from shardlab.record import RecordLines, Sample, read_lines
-from shardlab.rundir import RunDir
+from shardlab.runs.record import RecordLines, Sample, read_lines
+from shardlab.runs.rundir import RunDir
 
 MOST = 2**63 - 1
 pytestmark = pytest.mark.usefixtures("small_segments")

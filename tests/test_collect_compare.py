@@ -21,10 +21,10 @@ from collect.comparison.match import match
 from collect.comparison.ratio import Mean
 from collect.findings import comparability
 from collect.loading.load import LoadedCell
-from shardlab import files
-from shardlab.record import SameWork
-from shardlab.run import REHEARSAL
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.runs.record import SameWork
+from shardlab.runs.run import REHEARSAL
+from shardlab.workspace.workspace import Workspace
 
 SINGLE, DDP = support.cell(), support.cell("ddp", 2)
 OPPOSITE = {"faster": "slower", "slower": "faster", "higher": "lower", "lower": "higher"}

@@ -15,14 +15,14 @@ from collect import cli
 from collect.explain import noted_run, read_files
 from collect.loading import load
 from collect.metric import menu
-from shardlab import files
-from shardlab.batch_search import BatchSearch, try_cell
-from shardlab.nvml import Gpu
-from shardlab.prediction import Prediction, exactly
-from shardlab.record import NicSample, RdmaSample, SameWork
+from shardlab.files import files
+from shardlab.hardware.nvml import Gpu
+from shardlab.matrix.batch_search import BatchSearch, try_cell
 from shardlab.record_types import Spread
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.runs.prediction import Prediction, exactly
+from shardlab.runs.record import NicSample, RdmaSample, SameWork
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 GIB = 2.0**30
 MEASURED = {

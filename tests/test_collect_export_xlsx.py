@@ -13,7 +13,7 @@ from collect.cli import main
 from collect.exports import xlsx
 from collect.loading import load
 from shardlab import extras
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 FORMULAS = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", " =1"]
 STUDY = {

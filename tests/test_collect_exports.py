@@ -18,8 +18,8 @@ from collect.exports import latex, markdown
 from collect.loading import load
 from collect.report import text_tables
 from shardlab.errors import InputError
-from shardlab.run import REHEARSAL
-from shardlab.workspace import Workspace
+from shardlab.runs.run import REHEARSAL
+from shardlab.workspace.workspace import Workspace
 
 HOSTILE = r"a|b_c %&#${x}~^\end{table} <b>*i*</b> [l](u) `code` 'q' -- © \\ $(rm)$"
 STUDY = {

@@ -10,10 +10,10 @@ from collect.findings import columns, injected_faults
 from collect.loading import load
 from collect.report import fault_text, page
 from collect.summary import summarize
-from shardlab.cell import Instruments
-from shardlab.faults import ENDED, LostWorker, SlowedRank
-from shardlab.record import LineWriter, StepRecord
-from shardlab.workspace import Workspace
+from shardlab.matrix.cell import Instruments
+from shardlab.matrix.faults import ENDED, LostWorker, SlowedRank
+from shardlab.runs.record import LineWriter, StepRecord
+from shardlab.workspace.workspace import Workspace
 
 ORDINARY = Instruments()
 SLOWED = Instruments(straggler=SlowedRank(rank=1, delay_ms=50))

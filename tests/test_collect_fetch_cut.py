@@ -15,7 +15,7 @@ from support_long import LONG
 from support_ssh_nodes import SshNodes
 
 from collect.fetching.gather import GATHERED
-from shardlab import placement
+from shardlab.runs import placement
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 RUNS = 200 if LONG else 20

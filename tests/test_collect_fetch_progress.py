@@ -3,9 +3,9 @@
 import io
 
 from collect.fetching.progress import MIB, TransferProgress, shown
-from shardlab import rsync
-from shardlab.console import Output
-from shardlab.rich_console import CleanConsole
+from shardlab.remote import rsync
+from shardlab.terminal.console import Output
+from shardlab.terminal.rich_console import CleanConsole
 
 
 class Clock:

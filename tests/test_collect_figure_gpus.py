@@ -9,8 +9,8 @@ import support_collect as support
 from collect import figure, summary
 from collect.figures import gpus, telemetry
 from collect.loading import load
-from shardlab.record import GpuSample, LineWriter, Sample
-from shardlab.workspace import Workspace
+from shardlab.runs.record import GpuSample, LineWriter, Sample
+from shardlab.workspace.workspace import Workspace
 
 GIB = 2**30
 UUIDS = [f"GPU-{number}" for number in range(8)]

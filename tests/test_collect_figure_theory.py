@@ -7,9 +7,9 @@ from collect import figure, summary
 from collect.figures import theory
 from collect.loading import load
 from collect.report import page
-from shardlab.prediction import PredictedExchange, Prediction, exactly, path_in
-from shardlab.run import run_id
-from shardlab.workspace import Workspace
+from shardlab.runs.prediction import PredictedExchange, Prediction, exactly, path_in
+from shardlab.runs.run import run_id
+from shardlab.workspace.workspace import Workspace
 
 GIB = 2**30
 

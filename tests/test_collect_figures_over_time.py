@@ -15,9 +15,9 @@ from collect.figures.drawing import curves
 from collect.loading import load
 from collect.metrics import network
 from collect.sources import samples, steps
-from shardlab.nvml import Gpu
-from shardlab.record import SCHEMA, GpuSample, LineWriter, NicSample, Sample, StepRecord, read_lines
-from shardlab.workspace import Workspace
+from shardlab.hardware.nvml import Gpu
+from shardlab.runs.record import SCHEMA, GpuSample, LineWriter, NicSample, Sample, StepRecord, read_lines
+from shardlab.workspace.workspace import Workspace
 
 GPUS = [Gpu(uuid="0", name="A", memory_bytes=1000), Gpu(uuid="1", name="A", memory_bytes=1000)]
 

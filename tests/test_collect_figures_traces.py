@@ -22,7 +22,7 @@ from collect.figures.drawing import stacked_bars
 from collect.loading import load
 from collect.metrics.memory_categories import CATEGORIES
 from collect.report import page
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 MIB = support.MIB
 OF_TRACES = (breakdown, overlap, collectives, operator_differences)

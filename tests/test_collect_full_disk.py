@@ -13,7 +13,7 @@ from support_long import only_long
 
 from collect import export
 from collect.cli import main
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 SIZE = 32 * 2**20
 PAGE = 4096

@@ -8,8 +8,8 @@ from test_collect_choices import PROVEN
 from collect import summary
 from collect.comparison.compare import ComparedMatrix, compare
 from collect.loading import load
-from shardlab import files
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.workspace.workspace import Workspace
 
 OWN = ["GPU-0", "GPU-1"]
 ALONE = {"processes": 1, "throttled": ["power cap"]}

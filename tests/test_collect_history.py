@@ -7,7 +7,7 @@ import pytest
 import support_collect as support
 
 from collect import cli
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 
 def study(folder, created, *, factor=1.0, torch="2.13.0", seeds=(1,)):

@@ -11,11 +11,11 @@ from collect.figures import memory_of_categories, memory_timeline
 from collect.findings import instrument_cost
 from collect.loading import load
 from collect.sources import memory
-from shardlab import files
-from shardlab.cell import Instruments, Profile
-from shardlab.run import run_id
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.matrix.cell import Instruments, Profile
+from shardlab.runs.run import run_id
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 
 def test_the_report_says_how_much_the_profiler_slows_steps(tmp_path, capsys):

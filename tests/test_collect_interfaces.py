@@ -9,7 +9,7 @@ import pytest
 import support_collect as support
 
 from collect.metrics import network
-from shardlab.record import Sample, StepRecord
+from shardlab.runs.record import Sample, StepRecord
 
 # A Python script that runs in its own network namespace, where /sys shows only the interfaces of the namespace. Two virtual
 # interfaces are the ends of one cable. The script sends frames through the first interface, and prints the sampler's samples
@@ -19,7 +19,7 @@ import socket, subprocess, sys
 from pathlib import Path
 import msgspec
 from collect.sampler.nic import NicSource
-from shardlab.record import Sample
+from shardlab.runs.record import Sample
 
 def do(command):
     subprocess.run(command, shell=True, check=True)

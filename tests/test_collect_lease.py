@@ -9,9 +9,9 @@ import support_collect as support
 
 from collect import cli
 from collect.loading.load import load
-from shardlab import inventory
-from shardlab.lease import Lease
-from shardlab.workspace import Workspace
+from shardlab.cluster.lease import Lease
+from shardlab.workspace import inventory
+from shardlab.workspace.workspace import Workspace
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from collect.cli import main
 from collect.figures import bubble
 from collect.sampler import host
 from collect.verdicts import printed_number
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 
 def test_a_thinned_line_with_gaps_has_as_many_points_as_are_allowed():

@@ -41,8 +41,8 @@ from collect.metrics.step_time import percentile
 from collect.metrics.training_time import epoch_time, train_time
 from collect.sources import steps
 from collect.traces.breakdown import Breakdown, EventTally
-from shardlab.host import Gpu, Host
-from shardlab.record import GpuSample, NicSample, Result, Sample, StepRecord, ValidationRecord
+from shardlab.hardware.host import Gpu, Host
+from shardlab.runs.record import GpuSample, NicSample, Result, Sample, StepRecord, ValidationRecord
 
 RESULT = Result(schema=1, run_id="r", state="completed", rehearsal=True, steps=2, unit="tokens")
 

@@ -16,7 +16,7 @@ from collect.loading.loaded_run import LoadedRun
 from collect.sources import memory
 from collect.traces import command, run_traces
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 PLACES = ("events.other.jsonl", "result.json", "run.json", "samples/node0.jsonl", "steps/rank-00000.jsonl", "validation.jsonl")
 

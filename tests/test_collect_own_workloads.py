@@ -8,11 +8,11 @@ import pytest
 import support_collect as support
 
 from collect.cli import main
-from shardlab import files
-from shardlab.cell import Optimizer
-from shardlab.own_workload import OwnWorkload
-from shardlab.record import SameWork
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.matrix.cell import Optimizer
+from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.runs.record import SameWork
+from shardlab.workspace.workspace import Workspace
 
 CLAIM = {
     "id": "faster", "says": "DDP is faster.", "where": "ours",

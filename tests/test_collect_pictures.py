@@ -13,7 +13,7 @@ from collect.cli import main
 from collect.loading import load
 from collect.report import page
 from shardlab import extras
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 
 @pytest.fixture(scope="module")

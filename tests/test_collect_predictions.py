@@ -15,12 +15,14 @@ from collect.report import score_text, text_tables
 from jobs.planner import calibration, gpu, predict
 from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import PlannedMachine
-from shardlab import files, measured_power, prediction
-from shardlab.cell import Instruments
-from shardlab.nvml import Gpu
-from shardlab.prediction import PredictedRange, Prediction, exactly
+from shardlab.files import files
+from shardlab.hardware.nvml import Gpu
+from shardlab.matrix.cell import Instruments
 from shardlab.record_types import Spread
-from shardlab.workspace import Workspace
+from shardlab.runs import prediction
+from shardlab.runs.prediction import PredictedRange, Prediction, exactly
+from shardlab.workspace import measured_power
+from shardlab.workspace.workspace import Workspace
 
 GPU = Gpu(uuid="GPU-0", name="NVIDIA A100-SXM4-80GB", memory_bytes=80 << 30)
 WATTS = 300.0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from collect.loading import load
 from collect.verdicts.printed_number import parse
 from collect.verdicts.selection import Measurements
-from shardlab import matrix
+from shardlab.matrix import matrix
 
 EMPTY = support.Expansion(schema=1, name="m", title="", path="", cells=[], excluded=[])
 PRINTED = [

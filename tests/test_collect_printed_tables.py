@@ -9,8 +9,8 @@ from collect import summary
 from collect.choices.printed_tables import BestOfRanks, ComparisonsWon
 from collect.loading import load
 from collect.report import page, printed_text
-from shardlab.record import SameWork
-from shardlab.workspace import Workspace
+from shardlab.runs.record import SameWork
+from shardlab.workspace.workspace import Workspace
 
 MARK = "<i>x</i>"  # a text that must not become an element of the page
 TABLES = [

@@ -14,10 +14,12 @@ from support_ssh_nodes import SshNodes
 
 from collect.cli import main
 from collect.fetching import gather, progress
-from shardlab import files, inventory, remote_workspace
 from shardlab.errors import InputError
-from shardlab.inventory import Inventory, InventoryNode
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.remote import remote_workspace
+from shardlab.workspace import inventory
+from shardlab.workspace.inventory import Inventory, InventoryNode
+from shardlab.workspace.workspace import Workspace
 
 KEPT = ("run.json", "result.json", "events.", "steps/", "env/", "job.")
 TRACE = "trace/rank-00000.json.gz"

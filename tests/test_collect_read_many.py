@@ -10,8 +10,8 @@ import support_collect as support
 from collect.loading import load, loaded_run, read_many
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import quantities
-from shardlab.record import GpuSample, LineWriter, NicSample, Sample
-from shardlab.workspace import Workspace
+from shardlab.runs.record import GpuSample, LineWriter, NicSample, Sample
+from shardlab.workspace.workspace import Workspace
 
 
 def every(workspace) -> list[LoadedRun]:

@@ -24,9 +24,9 @@ from collect.loading import load
 from collect.report import page, provenance, truncation
 from collect.verdicts.reported import ReportedResult
 from shardlab.errors import InputError
-from shardlab.record import LineWriter, ValidationRecord
-from shardlab.run import run_id
-from shardlab.workspace import Workspace
+from shardlab.runs.record import LineWriter, ValidationRecord
+from shardlab.runs.run import run_id
+from shardlab.workspace.workspace import Workspace
 
 
 @pytest.fixture(scope="module")

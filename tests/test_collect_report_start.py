@@ -16,9 +16,9 @@ from collect.loading import load
 from collect.report import page, report_start
 from collect.verdicts import claims
 from jobs import select
-from shardlab.expansion import Expansion
-from shardlab.record import SameWork
-from shardlab.workspace import Workspace
+from shardlab.matrix.expansion import Expansion
+from shardlab.runs.record import SameWork
+from shardlab.workspace.workspace import Workspace
 
 PROVEN = SameWork(verdict="proven", why="against one process")
 SINGLE, DDP, FSDP = support.cell(), support.cell("ddp", 2), support.cell("fsdp2", 2)

@@ -16,7 +16,7 @@ from collect.sampler import host, loop
 from collect.sampler.host import HostSource
 from collect.sampler.nic import NicSource
 from collect.sampler.source import Source
-from shardlab.record import Sample, read_lines
+from shardlab.runs.record import Sample, read_lines
 
 STAT = b"cpu  100 10 50 800 40 0 0 0 7 0\ncpu0 1 2 3 10 2 1 1 0 0 0\nintr 5\n"
 MEMINFO = b"MemTotal:       2000 kB\nMemFree:  1 kB\nMemAvailable:   500 kB\n"

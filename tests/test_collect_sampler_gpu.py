@@ -4,7 +4,7 @@ import pytest
 from support_sampler import ended, records, sampled, start
 
 from collect.sampler.gpu import GpuSource
-from shardlab.record import Sample
+from shardlab.runs.record import Sample
 
 pytest_plugins = ["support_nvml"]
 EIGHT = [f"GPU-{number}" for number in range(8)]

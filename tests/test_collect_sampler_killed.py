@@ -11,7 +11,7 @@ import pytest
 from support_long import LONG
 from support_sampler import records, sampled, start
 
-from shardlab.record import Sample, read_lines
+from shardlab.runs.record import Sample, read_lines
 
 pytest_plugins = ["support_nvml"]
 KILLS = 100 if LONG else 6

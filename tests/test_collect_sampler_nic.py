@@ -7,7 +7,7 @@ import pytest
 
 from collect.sampler.ethtool import COUNTERS, chosen
 from collect.sampler.nic import NicSource, RdmaSource
-from shardlab.record import NicSample, Sample
+from shardlab.runs.record import NicSample, Sample
 
 # A Python script that runs in its own network namespace and makes a veth, which is a pair of virtual interfaces. By the ethtool
 # ioctl, each interface of the pair reports the index of the other. The test checks this counter, because its value is known.

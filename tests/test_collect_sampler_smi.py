@@ -9,7 +9,7 @@ from support_sampler import ended, records, sampled, start
 
 from collect.sampler.gpu import GpuSource
 from collect.sampler.nvidia_smi import SmiSource
-from shardlab.record import Sample
+from shardlab.runs.record import Sample
 
 GOOD = "GPU-a, 97, 1024, 301.55, 61, 1980, 2619, 3, 0, 0x0000000000000044"
 PARTS = "GPU-b, [N/A], 2048, [Not Supported], 40, 210, 405, [N/A], [N/A], [Unknown Error]"

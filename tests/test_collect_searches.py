@@ -9,10 +9,10 @@ from collect.loading.load import load
 from collect.report import text_tables
 from collect.summary import summarize
 from collect.write_report import write
-from shardlab import files
-from shardlab.batch_search import BatchSearch, try_cell
-from shardlab.expansion import ExpandedCell
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.matrix.batch_search import BatchSearch, try_cell
+from shardlab.matrix.expansion import ExpandedCell
+from shardlab.workspace.workspace import Workspace
 
 LIMITS = {"ddp": 5, "fsdp2": 9}
 

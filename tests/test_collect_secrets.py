@@ -15,10 +15,11 @@ import support_collect as support
 
 from collect import cli
 from collect.archiving import pack, secret_scan
-from shardlab import files, url
+from shardlab import url
 from shardlab.errors import InputError
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 ROOT = Path(__file__).parents[1]
 RANDOM = random.Random(37)

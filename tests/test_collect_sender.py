@@ -12,7 +12,7 @@ import support_collect as support
 from collect.fetching import manifest
 from collect.fetching.sender import Sender
 from shardlab.errors import InputError, WorkspaceError
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 SIZE = 400_000
 NAME = "trace/rank-00000.json.gz"

@@ -12,7 +12,7 @@ from collect.cli import main
 from collect.figures import batch_scaling, loss, memory, scaling, throughput
 from collect.figures.drawing import panel_rows, small_multiples, stacked_bars
 from collect.report import page
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 STRATEGIES = ["single", "ddp", "fsdp2", "fsdp2-zero2", "zero0", "zero1", "zero2", "zero3", "fsdp1-full-shard", "tp"]
 BATCHES = [8, 16, 24, 32, 40, 48, 56, 64]

@@ -9,7 +9,7 @@ from collect import summary
 from collect.findings import statistics
 from collect.findings.row import CellRow, RunRow
 from collect.verdicts import draws
-from shardlab.expression import Expression, ExpressionError
+from shardlab.matrix.expression import Expression, ExpressionError
 
 
 def test_noise_is_pooled_over_the_cells_that_were_repeated():

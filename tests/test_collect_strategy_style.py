@@ -12,10 +12,10 @@ from collect import figure, strategy_style, summary
 from collect.loading import load
 from collect.report import page, palette
 from jobs.resolve import resolve
-from shardlab import matrix
-from shardlab.expansion import Expansion
-from shardlab.run import run_id
-from shardlab.workspace import Workspace
+from shardlab.matrix import matrix
+from shardlab.matrix.expansion import Expansion
+from shardlab.runs.run import run_id
+from shardlab.workspace.workspace import Workspace
 
 SERIES = [f"series-{number}" for number in range(1, strategy_style.COLOURS + 1)]
 # Matrices that transform linear RGB into the colours that people without working L cones (protanopia) or M cones

@@ -9,9 +9,9 @@ from collect.metric import quantities
 from collect.metrics.accuracy import time_to_accuracy
 from collect.metrics.energy import energy
 from collect.summary import summarize
-from shardlab.record import LineWriter, ValidationRecord
-from shardlab.rundir import VALIDATION
-from shardlab.workspace import Workspace
+from shardlab.runs.record import LineWriter, ValidationRecord
+from shardlab.runs.rundir import VALIDATION
+from shardlab.workspace.workspace import Workspace
 
 CELL = support.cell()
 TIMES = {"train_time_s": 9.9, "epoch_time_s": [9.9], "throughput_per_s": 1.0, "step_time_ms": None}

@@ -8,9 +8,9 @@ from test_collect_metrics import RESULT, WINDOW, measured, nic, sample, step
 from collect import summary
 from collect.loading import load, telemetry
 from collect.metrics import energy, gpu_links, network, rank_io, utilization
-from shardlab.record import CLOCK, SAMPLER_ENDED, GpuSample, LineWriter, NicSample, RdmaSample, Sample
 from shardlab.record_types import ClockOffset
-from shardlab.workspace import Workspace
+from shardlab.runs.record import CLOCK, SAMPLER_ENDED, GpuSample, LineWriter, NicSample, RdmaSample, Sample
+from shardlab.workspace.workspace import Workspace
 
 TIMES = (9, 11, 13, 15, 17, 19, 21)
 

@@ -17,9 +17,9 @@ from collect.summary import summarize
 from collect.timeline import perfetto, straggler, timeline
 from collect.timeline.clocks import Clocks
 from collect.traces.breakdown import Breakdown
-from shardlab import instrument_span
-from shardlab.record import CLOCK, SCHEMA, Event, GpuSample, LineWriter, NicSample, Sample, StepRecord
-from shardlab.workspace import Workspace
+from shardlab.runs import instrument_span
+from shardlab.runs.record import CLOCK, SCHEMA, Event, GpuSample, LineWriter, NicSample, Sample, StepRecord
+from shardlab.workspace.workspace import Workspace
 
 START_S = 1_760_000_000.0
 # seconds by which a host's clock is ahead of the clock of rank 0's host, at the start and after 100 s

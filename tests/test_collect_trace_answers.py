@@ -13,7 +13,7 @@ from collect.figures import bandwidth, idle_causes, phases, slow_ranks, why_slow
 from collect.findings import trace_answers
 from collect.loading import load
 from collect.metric import menu
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 
 def profile(workspace, cell, size, seeds):

@@ -12,7 +12,7 @@ from collect.cli import main
 from collect.figures import attention, layers, matrix_products, profiled_memory
 from collect.loading import load
 from collect.metric import menu
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 FLASH = "aten::_scaled_dot_product_flash_attention"
 

@@ -17,10 +17,10 @@ from collect.metric import Compared, menu
 from collect.metrics import operators
 from collect.traces.breakdown import Breakdown, EventTally
 from jobs.cli import main as jobs
-from shardlab import matrix
 from shardlab.errors import InputError
-from shardlab.record import SameWork
-from shardlab.workspace import Workspace
+from shardlab.matrix import matrix
+from shardlab.runs.record import SameWork
+from shardlab.workspace.workspace import Workspace
 
 PROVEN = SameWork(verdict="proven", why="against one process")
 SINGLE, DDP = support.cell(), support.cell("ddp", 2)

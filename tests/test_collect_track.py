@@ -13,9 +13,9 @@ from test_collect_trackers import PACKAGES, mlflow_is, no_network, tensorboard_i
 from collect import summary, tracked_run
 from collect.loading import load
 from collect.tracking.live_points import LivePoints
-from shardlab.record import LineWriter, ValidationRecord
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.runs.record import LineWriter, ValidationRecord
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 DDP = support.cell("ddp", 2)
 GPU = {"power_w": 300.0, "memory_used_bytes": 2**30}

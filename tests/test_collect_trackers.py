@@ -15,8 +15,8 @@ from collect import summary, tracked_run
 from collect.cli import main
 from collect.loading import load
 from shardlab import extras
-from shardlab.record import LineWriter, ValidationRecord
-from shardlab.workspace import Workspace
+from shardlab.runs.record import LineWriter, ValidationRecord
+from shardlab.workspace.workspace import Workspace
 
 PACKAGES = ("wandb", "mlflow", "tensorboard")
 SINGLE, DDP = support.cell(), support.cell("ddp", 2)

@@ -8,7 +8,7 @@ import support_collect as support
 from collect import summary
 from collect.loading import load
 from collect.sources import nccl_log
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 # Lines of a log, in the formats that NCCL's source files net.cc, p2p.cc, shm.cc and net_ib.cc print.
 RDMA = b"""gpu0:41:52 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_2:1/IB [RO]; OOB eno1:10.0.0.1<0>

@@ -12,12 +12,12 @@ from collect.cli import main
 from collect.loading import load
 from collect.report import verdict_text
 from collect.verdicts import reasons
-from shardlab import matrix
-from shardlab.cell import Instruments, Profile
 from shardlab.errors import InputError
-from shardlab.nvml import Gpu
-from shardlab.record import SameWork
-from shardlab.workspace import Workspace
+from shardlab.hardware.nvml import Gpu
+from shardlab.matrix import matrix
+from shardlab.matrix.cell import Instruments, Profile
+from shardlab.runs.record import SameWork
+from shardlab.workspace.workspace import Workspace
 
 PROVEN = SameWork(verdict="proven", why="against one process")
 SINGLE, DDP, DDP4, FSDP, PS = "single", "ddp", "ddp4", "fsdp2", "ps-async"
@@ -229,7 +229,7 @@ def test_speed_up_over_a_baseline_that_scatters_much(tmp_path, monkeypatch, fact
 
 
 def test_time_to_an_accuracy_takes_the_accuracy_from_the_claim(tmp_path):
-    from shardlab.record import LineWriter, ValidationRecord
+    from shardlab.runs.record import LineWriter, ValidationRecord
 
     test = "time_to_accuracy_s(strategy='ddp', accuracy_pct=75) > 0.2"
     workspace = study(tmp_path, {DDP: [50.0, 50.5, 51.0]}, claims=[test])

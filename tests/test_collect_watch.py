@@ -20,9 +20,9 @@ from collect.watch.live_page import MOST_RUNS, LivePage
 from collect.watch.queue import Queue, QueuedRun
 from collect.watch.run_series import GPU_BUSY, LOSS, SENT, STEP_TIME, RunSeries
 from collect.watch.server import open_below
-from shardlab import suspension
-from shardlab.record import TRACKER_ENDED, GpuSample, LineWriter, Sample, StepRecord
-from shardlab.workspace import Workspace
+from shardlab.runs import suspension
+from shardlab.runs.record import TRACKER_ENDED, GpuSample, LineWriter, Sample, StepRecord
+from shardlab.workspace.workspace import Workspace
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from collect.metrics import network, wire
 from collect.sources.device_rows import Counter
-from shardlab.record import NicSample, Result, Sample, StepRecord
 from shardlab.record_types import ClockOffset
+from shardlab.runs.record import NicSample, Result, Sample, StepRecord
 
 
 def series(seen):

@@ -13,9 +13,14 @@ from support_hostile import on_terminal
 import collect.cli
 import jobs.cli
 from provision import command_line
-from shardlab.console import OutputStream
+from shardlab.terminal.console import OutputStream
 
-SAID = "from shardlab.console import Output; out = Output(); out.line('a \\x1b[31mred word', 'bold'); out.remark('said', 'red')"
+SAID = """
+from shardlab.terminal.console import Output
+out = Output()
+out.line('a \\x1b[31mred word', 'bold')
+out.remark('said', 'red')
+"""
 
 
 class Terminal(io.StringIO):
@@ -66,7 +71,7 @@ def test_a_command_works_with_a_closed_standard_stream(tmp_path, closed):
 @pytest.mark.parametrize("environment", [{}, {"FORCE_COLOR": "1"}])
 def test_a_command_ends_without_a_traceback_if_the_reader_of_its_output_has_gone(environment):
     code = (
-        "import sys; from shardlab import console\n"
+        "import sys; from shardlab.terminal import console\n"
         "def command():\n"
         "    for number in range(100_000): console.Output().line('x' * 80)\n"
         "    return 0\n"
@@ -80,7 +85,7 @@ def test_a_command_ends_without_a_traceback_if_the_reader_of_its_output_has_gone
 
 def test_an_error_is_not_followed_by_another_if_the_reader_of_the_errors_has_gone():
     code = (
-        "import os, sys; from shardlab import console\n"
+        "import os, sys; from shardlab.terminal import console\n"
         "from shardlab.errors import InputError\n"
         "def command(): raise InputError('it is wrong')\n"
         "reads, writes = os.pipe(); os.close(reads); kept = os.dup(2); os.dup2(writes, 2)\n"

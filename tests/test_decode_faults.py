@@ -4,11 +4,11 @@ import pytest
 
 from jobs.run_queue import RunQueue
 from jobs.slurm import submission
-from shardlab import remote_workspace
 from shardlab.errors import InputError
-from shardlab.run import read as read_run
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.remote import remote_workspace
+from shardlab.runs.run import read as read_run
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 CONTENTS = {
     "nested too deeply": b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",

@@ -8,7 +8,7 @@ import sys
 
 import support_collect as support
 
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 # A Python script in which threads read run folders at once. The interpreter switches threads as often as possible, and no
 # thread begins before all threads are ready.
@@ -17,7 +17,7 @@ import sys, threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from collect.loading.records import RunRecords
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
 sys.setswitchinterval(1e-6)
 gate = threading.Barrier(4)
 def read(_):

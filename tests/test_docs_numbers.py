@@ -28,8 +28,11 @@ from provision.cloudlab import portal, readiness
 from provision.datasets import archive, formats
 from provision.facts import mounts, quotas
 from provision.operations import packages
-from shardlab import cell, cloudlab_manifest, lease, lease_cutoff, retry
-from shardlab.slurm_keys import Slurm
+from shardlab.cloudlab import cloudlab_manifest
+from shardlab.cluster import lease
+from shardlab.cluster.slurm_keys import Slurm
+from shardlab.matrix import cell, retry
+from shardlab.runs import lease_cutoff
 from trainers import workload_options
 from trainers.data import cifar10, imagenet, synthetic_images, synthetic_tokens
 from trainers.strategy import Strategy

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shardlab import document
 from shardlab.errors import InputError
+from shardlab.files import document
 
 
 def parse(text: str) -> object:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.expression import Expression, ExpressionError
+from shardlab.matrix.expression import Expression, ExpressionError
 
 NAMES = {"strategy": "ddp", "gpus": 2, "seq_len": None, "options.bucket_cap_mb": 25}
 

@@ -18,7 +18,7 @@ from support_e2e import HANG_S
 from collect import cli
 from shardlab import extras
 from shardlab.errors import MissingExtra
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 ROOT = Path(__file__).parent.parent
 VERBS = [word for word in cli.parser().first_words if word.isalpha() and word != "sample"]  # sample runs until a signal arrives

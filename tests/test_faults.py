@@ -7,15 +7,15 @@ from support_cells import CELL
 from collect.findings.row import flat
 from jobs import tiny_twin
 from jobs.resolve import resolve
-from shardlab import matrix
-from shardlab.cell import Instruments
-from shardlab.cell_names import matches, names
 from shardlab.errors import InputError
-from shardlab.expression import Expression
-from shardlab.faults import ENDED, LostWorker, SlowedRank, said
-from shardlab.record import SCHEMA, Event, StepRecord
-from shardlab.rundir import _timed_steps
-from shardlab.state import judge
+from shardlab.matrix import matrix
+from shardlab.matrix.cell import Instruments
+from shardlab.matrix.cell_names import matches, names
+from shardlab.matrix.expression import Expression
+from shardlab.matrix.faults import ENDED, LostWorker, SlowedRank, said
+from shardlab.runs.record import SCHEMA, Event, StepRecord
+from shardlab.runs.rundir import _timed_steps
+from shardlab.runs.state import judge
 from trainers import menu
 
 SLOWED, LOST = SlowedRank(rank=1, delay_ms=50), LostWorker(rank=1, step=4)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardlab import files
+from shardlab.files import files
 
 
 @pytest.fixture

@@ -20,9 +20,13 @@ from collect.traces import run_traces
 from jobs import run_queue, trace_runs
 from provision import software
 from provision.datasets import formats
-from shardlab import checkpoint, files, matrix, plugin_source, registry, source_digest, workspace_trust
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab import registry
+from shardlab.files import files, plugin_source, source_digest
+from shardlab.matrix import matrix
+from shardlab.runs import checkpoint
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 from trainers.data import image_list, token_sets
 
 CLASSES = ("n00000003", "n00000001", "n00000002")

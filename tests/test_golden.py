@@ -21,8 +21,8 @@ from collect import summary
 from collect.loading import load
 from jobs import render
 from jobs.launcher import launchers
-from shardlab.cluster import THIS_MACHINE
-from shardlab.workspace import Workspace
+from shardlab.cluster.cluster import THIS_MACHINE
+from shardlab.workspace.workspace import Workspace
 
 
 @pytest.mark.parametrize("launcher", sorted(launchers()))

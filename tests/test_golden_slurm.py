@@ -15,10 +15,10 @@ from support_queue import Queue
 from jobs import render
 from jobs.scheduler import SubmitOptions
 from jobs.schedulers import slurm
-from shardlab.cluster import Cluster, Storage
-from shardlab.run import World
-from shardlab.slurm_keys import Gpus, Partition, Slurm
-from shardlab.workspace import Workspace
+from shardlab.cluster.cluster import Cluster, Storage
+from shardlab.cluster.slurm_keys import Gpus, Partition, Slurm
+from shardlab.runs.run import World
+from shardlab.workspace.workspace import Workspace
 
 A100, NO_GPUS = Gpus(per_node=4, type="a100"), None
 SHARED = {"exclusive": False, "cpus_per_rank": 6}

@@ -11,11 +11,11 @@ from jobs import gpu_hours
 from jobs.schedulers import slurm
 from jobs.slurm import share
 from jobs.slurm.share import Share
-from shardlab.cell import CheckpointSettings, Instruments
-from shardlab.cluster import Cluster
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.slurm_keys import Gpus, Slurm
 from shardlab.errors import InputError
-from shardlab.retry import Retry
-from shardlab.slurm_keys import Gpus, Slurm
+from shardlab.matrix.cell import CheckpointSettings, Instruments
+from shardlab.matrix.retry import Retry
 
 SITE = Cluster(schema=1, name="c", provider="slurm", gpus=Gpus(per_node=4), slurm=Slurm(time="02:00:00"))
 SHARED = msgspec.structs.replace(SITE, slurm=Slurm(time="02:00:00", exclusive=False))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardlab import gpu_models
+from shardlab.hardware import gpu_models
 
 
 @pytest.mark.parametrize(

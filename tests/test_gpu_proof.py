@@ -15,10 +15,10 @@ from support_gpu_results import problems
 
 from benchmarks import sampler
 from jobs import plan
-from shardlab import host
-from shardlab.cell import Cell
-from shardlab.cluster import THIS_MACHINE
-from shardlab.workspace import Workspace
+from shardlab.cluster.cluster import THIS_MACHINE
+from shardlab.hardware import host
+from shardlab.matrix.cell import Cell
+from shardlab.workspace.workspace import Workspace
 
 ROOT = Path(__file__).parents[1]
 GPU = ROOT / "benchmarks" / "gpu"
@@ -192,7 +192,7 @@ import json, pathlib, sys
 import fake_cuda
 fake_cuda.install(pathlib.Path(sys.argv[1]))
 import forked, speed
-from shardlab.cell import Optimizer
+from shardlab.matrix.cell import Optimizer
 speed.LARGE = {"workload": "gpt2-tiny", "seq_len": 16, "optimizer": Optimizer(name="adamw", lr=3e-4, fused=True)}
 log = pathlib.Path(sys.argv[2])
 checks = (lambda: speed.row(2, 3), *(lambda plain=plain: speed.beside_a_plain_loop(2, 2, 2, plain) for plain in

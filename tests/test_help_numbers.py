@@ -13,7 +13,8 @@ import jobs.cli
 import shardlab.cli
 import trainers.__main__
 from provision import command_line
-from shardlab import cell, console
+from shardlab.matrix import cell
+from shardlab.terminal import console
 
 DEFAULT = re.compile(r"\(default: ([^)]*)\)")
 # Defaults that no parser has, because the command finds them when it runs: tests of the command hold them.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from shardlab import host, nvml
+from shardlab.hardware import host, nvml
 
 
 def test_numa_nodes_come_in_order_with_their_processors(tmp_path):

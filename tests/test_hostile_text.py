@@ -13,7 +13,7 @@ from collect import export, summary
 from collect.cli import main
 from collect.loading import load
 from collect.report import page
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 # The control sequences that the library rich may print: styles, and those of a live table, which hide the cursor, show it, move
 # it up and clear lines.
@@ -64,7 +64,7 @@ def test_a_terminal_gets_no_sequence_but_those_of_rich(workspace, words, environ
 def test_text_drawn_by_rich_contains_no_terminal_sequence_of_the_data():
     code = (
         "from rich.live import Live; from rich.table import Table; from rich.text import Text; from rich.panel import Panel\n"
-        "from shardlab.console import Output\n"
+        "from shardlab.terminal.console import Output\n"
         f"said = {STEERING!r}\n"
         "out = Output(verbose=True)\n"
         "out.line(said, 'red'); out.remark(said); out.detail(said)\n"

@@ -1,5 +1,5 @@
 """Rules of this project: the wheel has all files, commands start without large imports, no file is too long, and only
-shardlab/files.py opens files that another person may have written."""
+shardlab/files/files.py opens files that another person may have written."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 OPENS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}  # names of functions and methods
 # An open of this text is safe by itself: a new file, a folder, no link, a descriptor, the kernel's files, files of our package.
 SAFE = re.compile(r"'x[bt]?'|O_EXCL|O_DIRECTORY|O_NOFOLLOW|closefd=False|os\.devnull|'/(?:proc|etc)/|resources\.files\(")
-# Other opens outside of shardlab/files.py, by file or folder, with the reason why they are safe.
+# Other opens outside of shardlab/files/files.py, by file or folder, with the reason why they are safe.
 OPENED = {
     "collect/archiving/pack.py": "writes members of a zip file",
     "collect/fetching/arrival.py": "adds O_NOFOLLOW to its flags",
@@ -33,11 +33,11 @@ OPENED = {
     "provision/practice/": "in root's folder of mode 0700",
     "provision/site/wheels.py": "files that pip has just written",
     "provision/software.py": "our own source",
-    "shardlab/archive.py": "reads members of a zip file",
-    "shardlab/host.py": "files of the kernel, found by their folders",
+    "shardlab/workspace/archive.py": "reads members of a zip file",
+    "shardlab/hardware/host.py": "files of the kernel, found by their folders",
     "shardlab/json_schema.py": "writes files of our own source",
-    "shardlab/remote.py": "opens a connection",
-    "shardlab/source_digest.py": "our own source",
+    "shardlab/remote/remote.py": "opens a connection",
+    "shardlab/files/source_digest.py": "our own source",
     "templates/__init__.py": "imports nothing of ours; it reads templates only if is_file() is true, as jinja2 does",
     "trainers/data/": "data sets may be behind links",
     "trainers/forking/address.py": "our own source",
@@ -104,9 +104,9 @@ def opens(text):
 
 def test_only_shardlab_files_opens_files_that_another_person_may_have_written():
     where = {str(path.relative_to(ROOT)): opens(path.read_text()) for path in SOURCES}
-    assert where.pop("shardlab/files.py") != []
+    assert where.pop("shardlab/files/files.py") != []
     allowed = {name: prefix for name in where for prefix in OPENED if name.startswith(prefix)}
-    assert {name: calls for name, calls in where.items() if calls and name not in allowed} == {}, "use shardlab.files"
+    assert {name: calls for name, calls in where.items() if calls and name not in allowed} == {}, "use shardlab.files.files"
     assert {prefix for name, prefix in allowed.items() if where[name]} == set(OPENED), "an exception is not needed any more"
     assert opens("gzip.open(p)\nopen(p)\np.open('ab')\nos.open(p, os.O_RDONLY)\np.open('xb')") == [
         "gzip.open(p)", "open(p)", "p.open('ab')", "os.open(p, os.O_RDONLY)",

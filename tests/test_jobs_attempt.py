@@ -16,11 +16,12 @@ from jobs import attempt, claim, submit
 from jobs.reconcile import own
 from jobs.run_queue import RunQueue
 from jobs.ssh import step
-from shardlab import files, host, source_digest
-from shardlab.record import SCHEMA, Event, LineWriter, Sample
-from shardlab.run import Run, World
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.files import files, source_digest
+from shardlab.hardware import host
+from shardlab.runs.record import SCHEMA, Event, LineWriter, Sample
+from shardlab.runs.run import Run, World
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 
 @pytest.fixture

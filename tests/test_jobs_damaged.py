@@ -9,9 +9,9 @@ from support_queue import Queue, Study
 
 from jobs.schedulers import local, slurm
 from jobs.slurm import submission
-from shardlab import printable
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal import printable
+from shardlab.workspace.workspace import Workspace
 
 
 @pytest.fixture

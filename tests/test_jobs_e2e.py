@@ -16,9 +16,9 @@ import pytest
 from support_e2e import HANG_S, benches, clock, holds_pause, processes_of, started, time_limit_s, until
 from support_long import only_long
 
-from shardlab import suspension
-from shardlab.checkpoint import step_of, whole
-from shardlab.suspension import LOOK_S
+from shardlab.runs import suspension
+from shardlab.runs.checkpoint import step_of, whole
+from shardlab.runs.suspension import LOOK_S
 
 pytestmark = pytest.mark.e2e
 FOUR = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
@@ -383,7 +383,7 @@ def test_a_script_that_cannot_start_is_a_failure_and_not_a_loop(bench):
     bench.run("jobs", "submit", "--matrix", name, "--where", "seed == 1", "--dry-run")
     assert not any(folder.claim.exists() for folder in bench.folders())
     from jobs.schedulers import local
-    from shardlab.workspace import Workspace
+    from shardlab.workspace.workspace import Workspace
 
     first, second, *_ = bench.folders()
     (first.path / "job.sh").write_text("exit 7\n")

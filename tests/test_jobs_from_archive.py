@@ -6,7 +6,7 @@ from support_trust import make_own
 from test_own_workloads import MATRIX, MODEL
 
 from jobs.cli import main
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 pytestmark = pytest.mark.e2e
 

@@ -13,10 +13,10 @@ from support_trust import make_own
 
 from jobs import frozen_source
 from jobs.cli import main
-from shardlab import files, source_digest
 from shardlab.errors import ShardlabError
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.files import files, source_digest
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 RENDER = ["render", "--matrix", "quickstart", "--where", "gpus == 1"]
 # Shell code that makes the run's script wait for the file `go`, so that the test can change the source after the submission.
@@ -50,7 +50,7 @@ def test_a_process_that_starts_as_the_script_says_uses_the_copy_and_compiles_not
         [sys.executable, "-P", "-v", "-c", program], capture_output=True, text=True, env=environment, check=True
     )
     assert done.stdout == f"{copy / 'jobs/attempt.py'}\n"
-    assert f"# code object from '{copy / 'shardlab/rundir.py'}'" not in done.stderr
+    assert f"# code object from '{copy / 'shardlab/runs/rundir.py'}'" not in done.stderr
 
 
 def test_a_damaged_copy_is_replaced_at_the_next_submission(tmp_path):

@@ -7,10 +7,10 @@ from support_clock import Clock
 
 from jobs import hang_detection, node_processes
 from jobs.hang_detection import HangWatch
-from shardlab import files
-from shardlab.record import LineWriter, StepRecord
-from shardlab.run import Run, World
-from shardlab.rundir import RunDir
+from shardlab.files import files
+from shardlab.runs.record import LineWriter, StepRecord
+from shardlab.runs.run import Run, World
+from shardlab.runs.rundir import RunDir
 
 
 @pytest.fixture

@@ -15,11 +15,12 @@ from jobs.lease_schedule import EstimatedEnd, NodeSchedule, RunTime
 from jobs.reconcile import own
 from jobs.scheduler import Full, ObservedRun, SubmitOptions
 from jobs.schedulers import slurm
-from shardlab import inventory, moments
-from shardlab.console import Output
-from shardlab.lease import Lease
-from shardlab.state import JudgedState
-from shardlab.workspace import Workspace
+from shardlab.cluster.lease import Lease
+from shardlab.runs.state import JudgedState
+from shardlab.terminal import moments
+from shardlab.terminal.console import Output
+from shardlab.workspace import inventory
+from shardlab.workspace.workspace import Workspace
 
 
 def run(name, nodes, seconds):

@@ -4,7 +4,7 @@ import pytest
 
 from jobs import on_controller
 from jobs.cli import main
-from shardlab import source_digest
+from shardlab.files import source_digest
 
 
 @pytest.fixture

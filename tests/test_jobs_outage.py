@@ -13,7 +13,7 @@ from jobs import hang_detection
 from jobs.attempt import Attempt
 from jobs.hang_detection import HangWatch
 from jobs.slurm import commands
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
 
 OVER, LATER = float("-inf"), float("inf")  # deadlines of a run: OVER has passed, LATER never passes
 

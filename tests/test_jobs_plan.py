@@ -13,10 +13,12 @@ from jobs import cell_differences, datasets, on_controller, plan, render
 from jobs.cli import main
 from jobs.resolve import Capacity, resolve
 from jobs.slurm import request
-from shardlab import cluster, matrix, remote_workspace
+from shardlab.cluster import cluster
 from shardlab.errors import InputError, ShardlabError
-from shardlab.run import REHEARSAL
-from shardlab.workspace import Workspace
+from shardlab.matrix import matrix
+from shardlab.remote import remote_workspace
+from shardlab.runs.run import REHEARSAL
+from shardlab.workspace.workspace import Workspace
 
 HEAD = """\
 schema: 1

@@ -13,12 +13,20 @@ from jobs.own_plugins import OwnPlugins
 from jobs.planner import advise, gpu, link, predict
 from jobs.planner.machine import NO_GPU, PlannedMachine
 from jobs.rehearsals import Rehearsals
-from shardlab import files, rehearsed
-from shardlab.cell import Cell
-from shardlab.console import Output
-from shardlab.login_node import PYTHON
-from shardlab.rehearsed import MemoryByCategory, NotRehearsed, RehearsalRequest, Rehearsed, RehearsedCollective, RehearsedRank
-from shardlab.workspace import Workspace
+from shardlab.cluster.login_node import PYTHON
+from shardlab.files import files
+from shardlab.matrix.cell import Cell
+from shardlab.runs import rehearsed
+from shardlab.runs.rehearsed import (
+    MemoryByCategory,
+    NotRehearsed,
+    RehearsalRequest,
+    Rehearsed,
+    RehearsedCollective,
+    RehearsedRank,
+)
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 from trainers import menu
 
 GIB = 1 << 30

@@ -17,13 +17,16 @@ from jobs import claim, render, retries, submit, watch
 from jobs.reconcile import statuses
 from jobs.run_queue import RunQueue
 from jobs.slurm import request
-from shardlab import cluster, files, matrix, workspace_trust
-from shardlab.cluster import THIS_MACHINE
+from shardlab.cluster import cluster
+from shardlab.cluster.cluster import THIS_MACHINE
 from shardlab.errors import InputError
-from shardlab.retry import Retry
-from shardlab.run import Run, World, run_id
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.matrix import matrix
+from shardlab.matrix.retry import Retry
+from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 SCRIPT = """\
 cd {{ folder }} && exec {{ python }} -P -m jobs.attempt . -- sh -c 'echo x >> ../../starts; exit 9'

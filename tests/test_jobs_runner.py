@@ -13,11 +13,11 @@ from support_trust import make_own
 
 from jobs import attempt, claim, run_queue
 from jobs.run_queue import RunQueue
-from shardlab import files
 from shardlab.errors import WorkspaceError
-from shardlab.run import Run, World, run_id
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 
 @pytest.fixture

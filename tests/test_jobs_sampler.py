@@ -7,8 +7,8 @@ from support_cells import CELL
 from support_e2e import HANG_S
 from test_jobs_attempt import folder, supervised, write_run  # noqa: F401 - `folder` is a fixture
 
-from shardlab.cell import Instruments
-from shardlab.record import SAMPLER_ENDED, Sample, read_lines
+from shardlab.matrix.cell import Instruments
+from shardlab.runs.record import SAMPLER_ENDED, Sample, read_lines
 
 # A Python script that takes the place of a rank. It kills the sampler of its run as often as its argument says, each time after
 # a sample, and then waits for one more sample.

@@ -11,9 +11,10 @@ from support_hostile import on_terminal
 from jobs import reconcile, status_table
 from jobs.cli import main
 from jobs.reconcile import Status
-from shardlab import moments, recorder_ends
-from shardlab.record import SCHEMA, Event, LineWriter
-from shardlab.workspace import Workspace
+from shardlab.runs import recorder_ends
+from shardlab.runs.record import SCHEMA, Event, LineWriter
+from shardlab.terminal import moments
+from shardlab.workspace.workspace import Workspace
 
 STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 START = "2025-10-09T08:53:20Z"  # support.START_S as text

@@ -4,8 +4,8 @@ import pytest
 from support_clock import Clock
 from support_e2e import until
 
-from shardlab import suspension
-from shardlab.suspension import LEAST_S, LOOK_S, SuspensionWatch
+from shardlab.runs import suspension
+from shardlab.runs.suspension import LEAST_S, LOOK_S, SuspensionWatch
 
 
 @pytest.fixture

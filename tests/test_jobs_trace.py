@@ -16,13 +16,13 @@ from jobs import cli, render, trace_runs
 from jobs.launcher import launcher, launchers
 from jobs.reconcile import statuses
 from jobs.slurm import request
-from shardlab import cluster
+from shardlab.cluster import cluster
 from shardlab.errors import InputError, ShardlabError
-from shardlab.record import StepRecord, read_lines
-from shardlab.run import Run
-from shardlab.rundir import RunDir
-from shardlab.trace_part import SET_NAME, SUMMARIES, TRACE, TracePart
-from shardlab.workspace import Workspace
+from shardlab.runs.record import StepRecord, read_lines
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.trace_part import SET_NAME, SUMMARIES, TRACE, TracePart
+from shardlab.workspace.workspace import Workspace
 
 RANKS, PER_RUN = 64, 32
 

@@ -11,7 +11,7 @@ from test_jobs_attempt import folder, supervised, write_run  # noqa: F401 - `fol
 
 from jobs.rendezvous import RENDEZVOUS
 from jobs.wait_for_gpus import in_use
-from shardlab.nvml import Process
+from shardlab.hardware.nvml import Process
 
 pytest_plugins = ["support_nvml"]
 UUIDS = ["GPU-a1", "GPU-b2", "GPU-c3"]
@@ -46,7 +46,9 @@ def test_the_gpus_of_the_ranks_are_looked_at_and_no_others(visible, count, named
 
 def test_an_old_driver_lists_the_processes_of_each_gpu(old_nvml):
     old_nvml.say(UUIDS[:2], processes={1: [7, 8]})
-    ask = "from shardlab import nvml; print({uuid: [one.pid for one in found] for uuid, found in nvml.users().items()})"
+    ask = (
+        "from shardlab.hardware import nvml; print({uuid: [one.pid for one in found] for uuid, found in nvml.users().items()})"
+    )
     command = [sys.executable, "-c", ask]
     done = subprocess.run(command, env={**os.environ, **old_nvml.environment}, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str({"GPU-a1": [], "GPU-b2": [7, 8]})

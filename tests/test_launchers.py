@@ -18,11 +18,13 @@ from jobs import plan
 from jobs.launcher import Launcher, launcher, launchers
 from jobs.launchers import deepspeed, submitit
 from jobs.resolve import Capacity, misfits, resolve
-from shardlab import cluster, files, matrix, slurm_keys
+from shardlab.cluster import cluster, slurm_keys
 from shardlab.errors import InputError
-from shardlab.run import World
-from shardlab.rundir import RunDir
-from shardlab.trace_part import TRACE
+from shardlab.files import files
+from shardlab.matrix import matrix
+from shardlab.runs.run import World
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.trace_part import TRACE
 
 MISSING = "no-such-mpirun"
 MATRIX = """schema: 1

@@ -11,7 +11,7 @@ import pytest
 from support_e2e import benches, processes_of, until
 
 from jobs.launcher import launchers
-from shardlab.checkpoint import whole
+from shardlab.runs.checkpoint import whole
 
 pytestmark = pytest.mark.e2e
 EVERY = sorted(launchers())

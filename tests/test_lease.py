@@ -13,11 +13,13 @@ from test_provision_facts import A100S, ADDRESSES, target
 
 from provision.operation import Nothing, Site
 from provision.operations import inventory as operation
-from shardlab import cluster, inventory, lease, moments
+from shardlab.cluster import cluster, lease
+from shardlab.cluster.lease import Lease
 from shardlab.errors import InputError
-from shardlab.lease import Lease
-from shardlab.remote import CommandOutput
-from shardlab.workspace import Workspace
+from shardlab.remote.remote import CommandOutput
+from shardlab.terminal import moments
+from shardlab.workspace import inventory
+from shardlab.workspace.workspace import Workspace
 
 NOW = datetime(2031, 5, 2, 12, 0, tzinfo=UTC)
 END = NOW + timedelta(hours=6)
@@ -124,7 +126,7 @@ def test_fetching_is_urged_from_two_hours_before_the_end(minutes, urged):
 
 
 def site(folder):
-    asked = target({"shardlab.host": CommandOutput(0, A100S, ""), "psutil": CommandOutput(0, ADDRESSES, "")})
+    asked = target({"shardlab.hardware.host": CommandOutput(0, A100S, ""), "psutil": CommandOutput(0, ADDRESSES, "")})
     return Site(cluster.load(folder / "cluster.yaml"), Workspace(folder), [asked])
 
 

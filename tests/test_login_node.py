@@ -12,10 +12,11 @@ from jobs import cli, on_controller, plan, render
 from jobs.invocation import Invocation
 from provision import cli as provision_cli
 from provision import login_node as of_site
-from shardlab import cluster, login_node, shared_connection
+from shardlab.cluster import cluster, login_node
 from shardlab.errors import InputError
-from shardlab.remote import Unreachable
-from shardlab.workspace import Workspace
+from shardlab.remote import shared_connection
+from shardlab.remote.remote import Unreachable
+from shardlab.workspace.workspace import Workspace
 
 SITE = "schema: 1\nname: site\nprovider: slurm\nslurm: {partition: gpu}\nstorage: {shared: SHARED}\n"
 MATRIX = """\

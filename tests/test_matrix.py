@@ -6,11 +6,11 @@ import pytest
 
 from jobs import plan
 from jobs.resolve import Capacity, resolve
-from shardlab import matrix
-from shardlab.cluster import THIS_MACHINE
+from shardlab.cluster.cluster import THIS_MACHINE
 from shardlab.errors import InputError, UnknownName
-from shardlab.matrix import Matrix
-from shardlab.workspace import Workspace
+from shardlab.matrix import matrix
+from shardlab.matrix.matrix import Matrix
+from shardlab.workspace.workspace import Workspace
 
 HEAD = "schema: 1\nname: m\n"
 BASE = "defaults: {workload: gpt2-tiny, strategy: ddp, global_batch_size: 8, steps: 3}\n"

@@ -9,10 +9,11 @@ import pytest
 from support_matrix_effects import EFFECTS, measure
 from test_cluster_keys import REFUSED, Case, keys_of, values_of, with_keys
 
-from shardlab import host, source_digest
 from shardlab.errors import InputError
-from shardlab.matrix import MatrixFile
-from shardlab.workspace import Workspace
+from shardlab.files import source_digest
+from shardlab.hardware import host
+from shardlab.matrix.matrix import MatrixFile
+from shardlab.workspace.workspace import Workspace
 
 DDP, FSDP = {"strategy": "ddp"}, {"strategy": "fsdp2"}
 CELL = {

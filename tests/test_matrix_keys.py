@@ -9,9 +9,9 @@ import pytest
 from test_cluster_keys import keys_of
 
 from jobs import resolve
-from shardlab import matrix
-from shardlab.cell import Draft, Precision, Recurring, State
 from shardlab.errors import InputError
+from shardlab.matrix import matrix
+from shardlab.matrix.cell import Draft, Precision, Recurring, State
 
 BASE = {"workload": "gpt2-tiny", "strategy": "ddp", "gpus": 4, "gpu_batch_size": 4, "steps": 9}
 SGD, PROFILE = {"optimizer.name": "sgd", "optimizer.lr": 0.1}, {"instruments.profile": {}}

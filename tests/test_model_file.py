@@ -11,9 +11,9 @@ from support_configured import model_of, write
 from jobs import on_controller, own_plugins, own_workloads, submit
 from jobs.cli import main
 from jobs.reconcile import statuses
-from shardlab import matrix, model_file
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.matrix import matrix, model_file
+from shardlab.workspace.workspace import Workspace
 
 MATRIX = """\
 schema: 1

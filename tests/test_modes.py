@@ -6,8 +6,10 @@ import stat
 import pytest
 
 from collect.archiving import pack
-from shardlab import files, node_folder, own_folder, workspace_trust
-from shardlab.workspace import Workspace
+from shardlab.cluster import node_folder
+from shardlab.files import files, own_folder
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 
 def mode(path):

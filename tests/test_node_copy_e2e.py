@@ -10,7 +10,7 @@ import pytest
 from support_datasets import cifar_members, put
 from support_e2e import benches, processes_of, until
 
-from shardlab import files
+from shardlab.files import files
 
 pytestmark = pytest.mark.e2e
 CIFAR = "cifar-10-batches-bin"

@@ -11,10 +11,11 @@ from support_cells import CELL
 from support_e2e import HANG_S
 
 from jobs import node_processes
-from shardlab import files, node_folder
+from shardlab.cluster import node_folder
 from shardlab.errors import WorkspaceError
-from shardlab.run import Run, World
-from shardlab.rundir import RunDir
+from shardlab.files import files
+from shardlab.runs.run import Run, World
+from shardlab.runs.rundir import RunDir
 
 SPAWN = multiprocessing.get_context("fork")
 

@@ -14,12 +14,15 @@ from support_trust import make_own
 from jobs import on_controller
 from jobs.cli import main, parser
 from jobs.invocation import Invocation
-from shardlab import cluster, proxy_jump, remote_workspace, workspace_trust
+from shardlab.cluster import cluster
+from shardlab.cluster.address import Address
 from shardlab.errors import InputError
-from shardlab.proxy_jump import Jump
-from shardlab.remote import Address, ssh_command
-from shardlab.remote_workspace import RemoteWorkspace
-from shardlab.workspace import Workspace
+from shardlab.remote import proxy_jump, remote_workspace
+from shardlab.remote.proxy_jump import Jump
+from shardlab.remote.remote import ssh_command
+from shardlab.remote.remote_workspace import RemoteWorkspace
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 NEEDS_SSH = pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed here")
 FILE = """\
@@ -108,7 +111,7 @@ def test_words_with_spaces_and_quotes_arrive_unchanged_at_a_remote_command(tmp_p
     folder = tmp_path / 'it\'s a "workspace" $HOME;'
     there = RemoteWorkspace(**{**{name: getattr(THERE, name) for name in THERE.__struct_fields__}, "python": sys.executable})
     there = RemoteWorkspace(**{**{name: getattr(there, name) for name in there.__struct_fields__}, "workspace": str(folder)})
-    *ssh, host, command = there.command("shardlab.upload", ["--json"])
+    *ssh, host, command = there.command("shardlab.remote.upload", ["--json"])
     assert (ssh[0], host) == ("ssh", "10.9.9.1")
     assert 'UserKnownHostsFile="/w s/known"' in " ".join(ssh)
     given = json.dumps({"matrices/a b.yaml": "text", "cluster.yaml": "c"}).encode()
@@ -120,7 +123,7 @@ def test_words_with_spaces_and_quotes_arrive_unchanged_at_a_remote_command(tmp_p
 def test_a_template_that_was_removed_here_is_removed_there(tmp_path):
     for texts in ({"templates/launch/a.j2": "old", "templates/b.j2": "old"}, {"templates/b.j2": "new", "cluster.yaml": "c"}):
         subprocess.run(
-            [sys.executable, "-P", "-m", "shardlab.upload", "--workspace", str(tmp_path)],
+            [sys.executable, "-P", "-m", "shardlab.remote.upload", "--workspace", str(tmp_path)],
             input=json.dumps(texts).encode(), capture_output=True, check=True,
         )  # fmt: skip
         (tmp_path / "templates/notes.txt").write_text("not a template")
@@ -134,7 +137,7 @@ def test_a_template_that_was_removed_here_is_removed_there(tmp_path):
 def test_an_upload_outside_of_its_folders_is_refused(tmp_path, name):
     """An upload is refused if it names a file outside of the folders that an upload may write."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "shardlab.upload", "--workspace", str(tmp_path / "w")],
+        [sys.executable, "-P", "-m", "shardlab.remote.upload", "--workspace", str(tmp_path / "w")],
         input=json.dumps({name: "x"}).encode(), capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
@@ -261,7 +264,7 @@ def test_an_inventory_alone_removes_no_template(tmp_path):
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates/a.j2").write_text("own")
     subprocess.run(
-        [sys.executable, "-P", "-m", "shardlab.upload", "--workspace", str(tmp_path)],
+        [sys.executable, "-P", "-m", "shardlab.remote.upload", "--workspace", str(tmp_path)],
         input=json.dumps({".shardlab/inventory.json": "{}"}).encode(), capture_output=True, check=True,
     )  # fmt: skip
     assert (tmp_path / "templates/a.j2").read_text() == "own"

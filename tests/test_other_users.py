@@ -15,9 +15,11 @@ import pytest
 
 from jobs.schedulers import ssh
 from jobs.ssh import node_lock, node_task
-from shardlab import files, node_folder, shared_connection
+from shardlab.cluster import node_folder
 from shardlab.errors import ShardlabError
-from shardlab.inventory import InventoryNode
+from shardlab.files import files
+from shardlab.remote import shared_connection
+from shardlab.workspace.inventory import InventoryNode
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 US, OTHER = 64_301, 64_302  # ids of users who own nothing else

@@ -14,8 +14,8 @@ from support_own import described as described_code
 from support_rehearsal import Rehearser
 
 from jobs.cli import main
-from shardlab import rehearsed
-from shardlab.rehearsed import Rehearsed
+from shardlab.runs import rehearsed
+from shardlab.runs.rehearsed import Rehearsed
 from trainers import menu
 from trainers.task import Batch
 

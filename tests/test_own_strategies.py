@@ -18,10 +18,12 @@ from support_trust import make_own
 from jobs import own_answers, own_copies, own_plugins, own_strategies
 from jobs.cli import main
 from jobs.own_strategies import RefusingProcess
-from shardlab import own_code, plugin_source, workspace_trust
 from shardlab.errors import InputError
-from shardlab.upload import main as upload_main
-from shardlab.workspace import Workspace
+from shardlab.files import plugin_source
+from shardlab.plugins import own_code
+from shardlab.remote.upload import main as upload_main
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 from trainers import menu, own_strategy
 
 pytest_plugins = ["support_own_answers"]

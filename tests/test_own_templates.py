@@ -12,10 +12,10 @@ from support_trust import make_own
 import templates
 from jobs import render
 from jobs.cli import main
-from shardlab import files
-from shardlab.cluster import THIS_MACHINE
+from shardlab.cluster.cluster import THIS_MACHINE
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.workspace.workspace import Workspace
 
 NAME = "launch/local.sh.j2"
 

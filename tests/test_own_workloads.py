@@ -11,10 +11,11 @@ from support_trust import make_own
 
 from jobs import own_copies, own_plugins
 from jobs.cli import main
-from shardlab import files, workspace_trust
 from shardlab.errors import InputError
-from shardlab.run import read
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.runs.run import read
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 pytest_plugins = ["support_own_answers"]
 pytestmark = pytest.mark.usefixtures("shared_answers")

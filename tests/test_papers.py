@@ -10,11 +10,11 @@ from support_e2e import HANG_S
 
 from jobs import tiny_twin
 from jobs.resolve import resolve
-from shardlab import matrix
-from shardlab.cell_names import matches
 from shardlab.errors import InputError
-from shardlab.expression import Expression
-from shardlab.workspace import Workspace
+from shardlab.matrix import matrix
+from shardlab.matrix.cell_names import matches
+from shardlab.matrix.expression import Expression
+from shardlab.workspace.workspace import Workspace
 from trainers import menu
 
 # How many cells each study has, counted by hand from the papers:

@@ -14,7 +14,7 @@ import support_browser
 from support_e2e import Bench
 from support_long import LONG
 
-from shardlab.run import REHEARSAL
+from shardlab.runs.run import REHEARSAL
 
 pytestmark = pytest.mark.e2e
 SOME = {

@@ -10,7 +10,7 @@ from test_house import ROOT, SOURCES
 
 from collect.cli import main
 from jobs.launchers import submitit
-from shardlab.run import run_id
+from shardlab.runs.run import run_id
 
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 READ_PICKLES = {

@@ -11,14 +11,15 @@ from collect.metrics import prediction_score
 from jobs import plan_predictions
 from jobs.cli import main
 from jobs.planner import cell_schedule
-from shardlab import files, prediction
-from shardlab.cell import Cell
-from shardlab.prediction import Prediction, exactly
-from shardlab.record import Result
+from shardlab.files import files
+from shardlab.matrix.cell import Cell
 from shardlab.record_types import Spread
-from shardlab.run import Run, World
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.runs import prediction
+from shardlab.runs.prediction import Prediction, exactly
+from shardlab.runs.record import Result
+from shardlab.runs.run import Run, World
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 CLUSTER = """\
 schema: 1

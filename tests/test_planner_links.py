@@ -13,11 +13,12 @@ from provision.check import Outcome
 from provision.fact import Facts
 from provision.operation import Site, Target
 from provision.verify import Finding
-from shardlab import files, inventory
-from shardlab.all_reduce import AllReduceTime, MeasuredAllReduce
-from shardlab.cluster import Cluster
+from shardlab.cluster.all_reduce import AllReduceTime, MeasuredAllReduce
+from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.workspace import inventory
+from shardlab.workspace.workspace import Workspace
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 256 * KIB, 16 * MIB)

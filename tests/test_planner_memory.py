@@ -10,8 +10,8 @@ from support_long import LONG
 from support_planner import cell
 
 from jobs.planner import gpu, memory, model_facts, pipeline_share, predict, sharding
-from shardlab.cell import Optimizer
-from shardlab.prediction import PredictedRange, exactly
+from shardlab.matrix.cell import Optimizer
+from shardlab.runs.prediction import PredictedRange, exactly
 from trainers import dtypes, menu
 from trainers.cast_weights import cast_weights
 from trainers.task import Batch

@@ -10,7 +10,7 @@ from support_long import LONG, only_long
 
 from jobs.planner import link_fit, step_time
 from jobs.planner.exchanges import Exchange
-from shardlab.all_reduce import MeasuredAllReduce
+from shardlab.cluster.all_reduce import MeasuredAllReduce
 
 KIB, MIB = 1 << 10, 1 << 20
 # Mbit/s -> iterations. At 10,000 Mbit/s the processors of a busy machine are slower than the link.

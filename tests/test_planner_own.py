@@ -14,10 +14,10 @@ from support_rehearsal import Rehearser
 
 from jobs.planner import exchanges, gpu, link, memory, model_facts, planner_table, predict
 from jobs.planner.machine import PlannedMachine
-from shardlab.own_workload import OwnWorkload
-from shardlab.prediction import exactly
+from shardlab.plugins.own_workload import OwnWorkload
 from shardlab.registry import Option
-from shardlab.rehearsed import Rehearsed
+from shardlab.runs.prediction import exactly
+from shardlab.runs.rehearsed import Rehearsed
 from trainers import menu
 
 GIB = 1 << 30

@@ -11,10 +11,10 @@ from jobs import plan_predictions
 from jobs.planner import calibration, gpu, gpu_results, link, memory, step_time
 from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import PlannedMachine
-from shardlab import files
-from shardlab.nvml import Gpu
-from shardlab.prediction import exactly
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.hardware.nvml import Gpu
+from shardlab.runs.prediction import exactly
+from shardlab.workspace.workspace import Workspace
 
 ONE = cell("gpt2-large", "single", 1, micro=8, precision="bf16")
 A100 = "NVIDIA A100-SXM4-80GB"

@@ -12,8 +12,8 @@ from jobs.planner import advise, calibration, exchanges, gpu, link, predict, rul
 from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import NO_GPU, PlannedMachine
 from jobs.planner.pipeline_schedule import drawn, simulate
-from shardlab.cell import Optimizer
-from shardlab.prediction import exactly
+from shardlab.matrix.cell import Optimizer
+from shardlab.runs.prediction import exactly
 from trainers import menu
 
 # The table of study 4 about pipelines. The columns of each entry: stages, micro-batches, bubble in percent, total time, ideal

@@ -9,7 +9,7 @@ from support_sampler import ended, records, sampled, start
 from collect.figures import gpus, telemetry
 from collect.metric import menu
 from jobs.node_processes import PLAYED
-from shardlab.record import Sample, read_lines
+from shardlab.runs.record import Sample, read_lines
 
 pytest_plugins = ["support_nvml"]
 UUIDS = [f"GPU-{number}-played" for number in range(8)]

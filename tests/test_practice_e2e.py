@@ -26,8 +26,9 @@ from provision.operations.reboot import Reboot, boot_of
 from provision.plan import converge
 from provision.practice import base, python
 from provision.providers import virtual
-from shardlab.remote import Address, Remote, Unreachable
-from shardlab.workspace import Workspace
+from shardlab.cluster.address import Address
+from shardlab.remote.remote import Remote, Unreachable
+from shardlab.workspace.workspace import Workspace
 
 # A program that starts a practice node and then ends. The node must continue to run without the program.
 START = """
@@ -37,8 +38,8 @@ from pathlib import Path
 from provision.operations import packages
 from provision.practice import base
 from provision.providers import virtual
-from shardlab import cluster
-from shardlab.workspace import Workspace
+from shardlab.cluster import cluster
+from shardlab.workspace.workspace import Workspace
 
 file, workspace = Path(sys.argv[1]), Workspace(Path(sys.argv[2]))
 made = cluster.load(file)

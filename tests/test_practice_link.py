@@ -12,8 +12,8 @@ from support_practice import WHY
 
 from jobs.planner import link_fit, step_time
 from jobs.planner.exchanges import Exchange
-from shardlab import inventory
-from shardlab.workspace import Workspace
+from shardlab.workspace import inventory
+from shardlab.workspace.workspace import Workspace
 
 MIB = 1 << 20
 RATES = (100, 1_000, 10_000)  # Mbit/s

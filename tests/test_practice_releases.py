@@ -12,8 +12,8 @@ from provision.operations import packages
 from provision.practice import base, python
 from provision.practice.base import NoBase
 from provision.providers import virtual
-from shardlab import cluster
-from shardlab.workspace import Workspace
+from shardlab.cluster import cluster
+from shardlab.workspace.workspace import Workspace
 
 # Runs a command without control groups, as on a machine that has none. It runs in its own mount namespace. The umount is lazy,
 # because processes of this machine are still in these control groups.

@@ -8,8 +8,8 @@ from provision.practice import base
 from provision.practice.base import NoBase
 from provision.practice.machine import PracticeMachine
 from provision.providers import virtual
-from shardlab import cluster
-from shardlab.workspace import Workspace
+from shardlab.cluster import cluster
+from shardlab.workspace.workspace import Workspace
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from support_practice import FILE
 from provision.practice import shared
 from provision.practice.base import UID, NoBase
 from provision.providers import virtual
-from shardlab import cluster
+from shardlab.cluster import cluster
 
 WHY = why_not()
 pytestmark = pytest.mark.skipif(WHY is not None, reason=WHY or "")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support_hostile import steering
 
-from shardlab import printable
-from shardlab.rich_console import CleanConsole, drawn_table
+from shardlab.terminal import printable
+from shardlab.terminal.rich_console import CleanConsole, drawn_table
 
 ESCAPES = [
     ("plain\n two", "plain\n two"),

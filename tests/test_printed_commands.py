@@ -23,7 +23,7 @@ from support_printed_commands import (
 
 import collect.cli
 import jobs.cli
-from shardlab import matrix
+from shardlab.matrix import matrix
 
 DRAWING = (
     "provision   jobs   collect        never import each other",

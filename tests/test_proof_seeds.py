@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardlab.record import SameWork
+from shardlab.runs.record import SameWork
 from trainers import proof_seeds
 
 DIFFERENT = SameWork(verdict="different", why="d", gradient_norm_difference=2.8e-4, parameter_difference=3e-3)

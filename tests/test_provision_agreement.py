@@ -19,8 +19,8 @@ from provision.operations import keys as keys_operation
 from provision.operations import time as time_operation
 from provision.operations import users as users_operation
 from provision.providers.local import LocalNode
-from shardlab.cluster_keys import Ssh
-from shardlab.remote import CommandOutput
+from shardlab.cluster.cluster_keys import Ssh
+from shardlab.remote.remote import CommandOutput
 
 A_CONTAINER = msgspec.structs.replace(A_MACHINE, virt="systemd-nspawn")
 

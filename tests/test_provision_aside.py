@@ -18,9 +18,9 @@ from provision.operation import Nothing, Site
 from provision.operations import disks
 from provision.operations.keys import SSH_KEYS, SSH_TRUST
 from provision.operations.users import MUNGE_USER, USERS_AGREE
-from shardlab.cluster import Cluster
-from shardlab.cluster_keys import NodeEntry, Ssh, Storage
-from shardlab.slurm_keys import Slurm
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.cluster_keys import NodeEntry, Ssh, Storage
+from shardlab.cluster.slurm_keys import Slurm
 
 # A DOS partition table with one Linux partition, which starts at the second sector.
 PARTITIONS = (

@@ -18,11 +18,11 @@ from provision.operation import Site, Target
 from provision.operations import munge
 from provision.practice import base
 from provision.practice.base import NoBase
-from shardlab.cluster import Cluster
-from shardlab.cluster_keys import NodeEntry
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.cluster_keys import NodeEntry
+from shardlab.cluster.slurm_keys import Slurm
 from shardlab.errors import InputError, ShardlabError
-from shardlab.remote import CommandOutput
-from shardlab.slurm_keys import Slurm
+from shardlab.remote.remote import CommandOutput
 
 REPORT = {"backend": "gloo", "ranks": 2, "bytes": 1_000_000, "wrong": 0, "iterations": 10, "time_s": 0.001}
 SENT = 10_000_000  # bytes that each of two nodes sends in theory: 2 * (2 - 1) / 2 * bytes * iterations

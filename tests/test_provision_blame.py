@@ -14,10 +14,10 @@ from provision.operations import munge, slurm
 from provision.operations.inventory import INVENTORY
 from provision.plan import PlanObserver, converge
 from provision.providers.ssh import SshNode
-from shardlab.cluster import Cluster
-from shardlab.cluster_keys import NodeEntry
-from shardlab.remote import Unreachable
-from shardlab.workspace import Workspace
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.cluster_keys import NodeEntry
+from shardlab.remote.remote import Unreachable
+from shardlab.workspace.workspace import Workspace
 
 
 class Cut:

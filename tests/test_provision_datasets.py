@@ -36,15 +36,15 @@ from provision.fact import Facts, Unanswered
 from provision.login_node import LoginNodeHere
 from provision.operation import Site, Target
 from provision.operations import datasets
-from shardlab import cluster as cluster_file
-from shardlab import remote_workspace
-from shardlab.cluster import Cluster
-from shardlab.cluster_keys import Data, DataSet, Storage
-from shardlab.environment_keys import Environment
+from shardlab.cluster import cluster as cluster_file
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.cluster_keys import Data, DataSet, Storage
+from shardlab.cluster.environment_keys import Environment
+from shardlab.cluster.slurm_keys import Slurm
 from shardlab.errors import InputError, ShardlabError
-from shardlab.remote import CommandOutput
-from shardlab.slurm_keys import Slurm
-from shardlab.workspace import Workspace
+from shardlab.remote import remote_workspace
+from shardlab.remote.remote import CommandOutput
+from shardlab.workspace.workspace import Workspace
 
 
 def wanted(folder, name="cifar10", source=None, sha256=None):

@@ -18,7 +18,7 @@ from provision.facts.slurm_here import SLURM_HERE, KnownNode, SlurmHere
 from provision.facts.tools import TOOLS
 from provision.operation import Nothing
 from provision.operations import hosts, inventory, munge, packages, slurm, slurm_files, users
-from shardlab import host
+from shardlab.hardware import host
 
 NODES = tuple(KnownNode(name, name, f"10.0.0.{place}", "IDLE", ("batch", "all")) for place, name in enumerate(["w1", "w2"], 2))
 THERE = SlurmHere("/usr/bin", True, "/etc/slurm/slurm.conf", False, True, "campus", "23.11.4", NODES, ("batch", "all"))

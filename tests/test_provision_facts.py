@@ -23,9 +23,9 @@ from provision.facts.torch import parse as parse_torch
 from provision.operation import Site, Target
 from provision.operations.inventory import render
 from shardlab import extras
-from shardlab.cluster import THIS_MACHINE
-from shardlab.remote import CommandOutput
-from shardlab.workspace import Workspace
+from shardlab.cluster.cluster import THIS_MACHINE
+from shardlab.remote.remote import CommandOutput
+from shardlab.workspace.workspace import Workspace
 
 ROOT = Path(__file__).parent.parent
 A100S = """\
@@ -117,7 +117,9 @@ def test_a_broken_answer_of_a_fact_is_refused(parse, text):
 
 
 def test_a_question_is_asked_once_and_its_failure_says_where():
-    asked = target({"shardlab.host": CommandOutput(1, "", "Traceback ...\nModuleNotFoundError: No module named 'shardlab'\n")})
+    asked = target(
+        {"shardlab.hardware.host": CommandOutput(1, "", "Traceback ...\nModuleNotFoundError: No module named 'shardlab'\n")}
+    )
     for _ in range(2):
         says = r"gpu0: the fact 'host' is not known, as its command failed: ModuleNotFoundError.*'shardlab'"
         with pytest.raises(Unanswered, match=says):
@@ -132,7 +134,7 @@ def test_the_inventory_holds_nothing_that_changes_by_itself(tmp_path):
     """Values that change without a change of the machine are not in the inventory."""
 
     def of(host):
-        asked = target({"shardlab.host": CommandOutput(0, host, ""), "psutil": CommandOutput(0, ADDRESSES, "")})
+        asked = target({"shardlab.hardware.host": CommandOutput(0, host, ""), "psutil": CommandOutput(0, ADDRESSES, "")})
         return render(Site(THIS_MACHINE, Workspace(tmp_path), [asked]))
 
     later = A100S.replace("0b7e3c1a", "ffffffff").replace('"cpus_allowed":96', '"cpus_allowed":4').replace("veth1", "veth2")
@@ -239,7 +241,7 @@ def test_the_all_reduce_is_judged(answer, passed, says):
 def test_one_start_of_torch_answers_all_its_checks():
     summed = msgspec.json.encode(CommandOutput(0, REPORT % 0, "")).decode()
     said = f'{{"torch": {TORCH_CPU.splitlines()[1]}, "all_reduce": {summed}}}\n'
-    asked = target({"shardlab.host": CommandOutput(0, NO_GPU, ""), "_trial": CommandOutput(0, said, "")})
+    asked = target({"shardlab.hardware.host": CommandOutput(0, NO_GPU, ""), "_trial": CommandOutput(0, said, "")})
     outcomes = [check.run(None, asked).passed for check in roles.CHECKS]
     assert outcomes == [True, None, True, None]
     assert [words[-1] for words in asked.node.asked].count("provision.checks._trial") == 1

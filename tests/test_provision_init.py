@@ -13,8 +13,8 @@ from provision.facts.quotas import Quota, Quotas
 from provision.site import proposal
 from provision.site.survey import Survey
 from provision.slurm_text import duration_s
-from shardlab import cluster
-from shardlab.cluster_keys import Login
+from shardlab.cluster import cluster
+from shardlab.cluster.cluster_keys import Login
 
 CONFIG = """\
 Configuration data as of 2026-05-04T10:00:00

@@ -26,7 +26,7 @@ time.sleep(600)
 CHANGE = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from shardlab import command_start
+from shardlab.terminal import command_start
 from provision import interruption
 from provision.practice import base
 import signal
@@ -73,7 +73,7 @@ def test_a_signal_during_the_imports_ends_a_command_with_a_sentence(command, num
 def test_a_signal_that_the_shell_ignores_stays_ignored():
     """A script ignores SIGINT for a command that runs in the background."""
     script = f"trap '' INT; exec {sys.executable} -P -m provision --version"
-    code = "from shardlab import command_start; import signal; command_start.start('shardlab')"
+    code = "from shardlab.terminal import command_start; import signal; command_start.start('shardlab')"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("shardlab ")
     look = f"trap '' INT; exec {sys.executable} -P -c \"{code}; print(signal.getsignal(2) is signal.SIG_IGN)\" schema cluster"

@@ -16,7 +16,7 @@ from support_trust import make_own
 from provision import lock
 from provision.cli import main
 from provision.providers import ssh, virtual
-from shardlab import cluster
+from shardlab.cluster import cluster
 from shardlab.errors import InputError, WorkspaceError
 
 ROOT = Path(__file__).parent.parent

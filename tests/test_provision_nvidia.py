@@ -32,10 +32,10 @@ from provision.operation import Nothing, Site, Target
 from provision.operations import nvidia, rdma
 from provision.operations.reboot import Reboot
 from provision.providers.ssh import SshNode
-from shardlab.cluster import Cluster
-from shardlab.cluster_keys import NodeEntry
-from shardlab.remote import CommandOutput
-from shardlab.slurm_keys import Gpus, Slurm
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.cluster_keys import NodeEntry
+from shardlab.cluster.slurm_keys import Gpus, Slurm
+from shardlab.remote.remote import CommandOutput
 from templates import render
 
 KERNEL = "6.8.0-90-generic"

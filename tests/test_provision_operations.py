@@ -21,9 +21,9 @@ from provision.facts.system import SYSTEM, System
 from provision.operation import Nothing, Site, Target
 from provision.operations import environment, hosts, munge, nfs, packages, slurm, slurm_files
 from provision.providers.ssh import SshNode
-from shardlab.cluster import Cluster
-from shardlab.cluster_keys import NodeEntry, Ssh, Storage
-from shardlab.slurm_keys import Gpus, Slurm
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.cluster_keys import NodeEntry, Ssh, Storage
+from shardlab.cluster.slurm_keys import Gpus, Slurm
 
 A_MACHINE = System(
     id="debian", codename="bookworm", pretty="Debian", kernel="6.1", arch="x86_64", hostname="x", virt="none", boot_id="1",

@@ -14,7 +14,7 @@ from provision.fact import Fact, Unanswered
 from provision.facts.users import USERS, Users
 from provision.operation import Nothing, Operation, Write
 from shardlab import registry
-from shardlab.slurm_keys import Gpus
+from shardlab.cluster.slurm_keys import Gpus
 
 PACKAGE = Path(provider.__file__).parent
 TESTS = Path(__file__).parent

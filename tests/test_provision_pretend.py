@@ -7,7 +7,7 @@ import pytest
 from support_document_keys import wrong
 
 from provision.cli import main
-from shardlab.remote import Remote
+from shardlab.remote.remote import Remote
 
 FACTS = Path(__file__).parent / "recorded/practice_facts.json"
 CLUSTER = """

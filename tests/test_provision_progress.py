@@ -14,7 +14,7 @@ from provision.fact import Facts
 from provision.operation import Here, Nothing, Operation, Site, Target
 from provision.plan import OperationStep, PlanObserver, converge
 from provision.providers.local import LocalNode
-from shardlab.console import Output
+from shardlab.terminal.console import Output
 
 
 def output(*, terminal: bool) -> Output:

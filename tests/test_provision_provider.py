@@ -10,9 +10,9 @@ from provision.operation import Nothing
 from provision.plan import MACHINE
 from provision.provider import NOTHING_TO_DO, Provider, provider
 from shardlab import registry
-from shardlab.cluster import Cluster
+from shardlab.cluster.cluster import Cluster
 from shardlab.errors import ShardlabError, UnknownName
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 NAMES = registry.modules("provision.providers")
 LEAST = Provider("given", "somebody else runs its machines", lambda cluster, workspace: [])

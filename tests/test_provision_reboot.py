@@ -7,9 +7,9 @@ from provision.fact import Facts, Unanswered
 from provision.operation import Nothing, Operation, Site, Target, shell
 from provision.operations.reboot import BOOT_ID, Reboot
 from provision.plan import converge
-from shardlab.cluster import Cluster
-from shardlab.cluster_keys import NodeEntry
-from shardlab.remote import CommandOutput, Unreachable
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.cluster_keys import NodeEntry
+from shardlab.remote.remote import CommandOutput, Unreachable
 
 
 class Machine:

@@ -11,7 +11,7 @@ from provision.facts.nodes import NODES, SlurmNode, parse
 from provision.facts.services import SERVICES
 from provision.operation import Nothing
 from provision.operations import slurm, slurm_files
-from shardlab.remote import CommandOutput
+from shardlab.remote.remote import CommandOutput
 
 LOW = "Low RealMemory (reported:1000 < 100.00% of configured:2000)"
 

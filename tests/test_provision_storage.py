@@ -26,8 +26,8 @@ from provision.facts.write_test import WriteTest
 from provision.operation import Nothing, Site, Target, reason
 from provision.operations import disks, environment, fstab, nfs, packages, space, workspaces
 from provision.providers.local import LocalNode
-from shardlab.cluster_keys import Storage
-from shardlab.remote import CommandOutput
+from shardlab.cluster.cluster_keys import Storage
+from shardlab.remote.remote import CommandOutput
 
 DISK, MOUNT, SHARED = "/dev/nvme1n1", "/mydata", "/mydata/bench"
 LSBLK = '{"blockdevices": [{"path":"/dev/nvme1n1","type":"disk","mountpoints":[null]%s}]}'

@@ -11,10 +11,10 @@ from provision.check import Check, Outcome, each, without
 from provision.fact import Fact, Facts
 from provision.operation import Site, Target
 from provision.verify import Finding, verified, verify
-from shardlab.cluster import Cluster
-from shardlab.cluster_keys import NodeEntry
-from shardlab.console import Output
-from shardlab.remote import CommandOutput, Unreachable
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.cluster_keys import NodeEntry
+from shardlab.remote.remote import CommandOutput, Unreachable
+from shardlab.terminal.console import Output
 
 
 class Node:

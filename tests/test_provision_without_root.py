@@ -15,10 +15,10 @@ from provision.facts import tools
 from provision.operation import RunCommand, Write, shell
 from provision.plan import OperationStep
 from provision.providers import ssh
-from shardlab import cluster
-from shardlab.console import Output
+from shardlab.cluster import cluster
 from shardlab.errors import InputError
-from shardlab.remote import CommandOutput, Unreachable, putting
+from shardlab.remote.remote import CommandOutput, Unreachable, putting
+from shardlab.terminal.console import Output
 
 NOBODY = 65534
 FILE = """\

@@ -7,8 +7,8 @@ import pytest
 import support_browser
 from support_e2e import Bench
 
-from shardlab import host
-from shardlab.run import REHEARSAL
+from shardlab.hardware import host
+from shardlab.runs.run import REHEARSAL
 
 pytestmark = pytest.mark.e2e
 MATRIX = """\

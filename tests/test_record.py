@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab import files
 from shardlab.errors import WorkspaceError
-from shardlab.record import Event, LineWriter, StepRecord, damaged_line, read_lines
+from shardlab.files import files
+from shardlab.runs.record import Event, LineWriter, StepRecord, damaged_line, read_lines
 
 STEP = StepRecord(schema=1, step=1, t_s=1.0, wall_s=2.0, loss=0.5, units=8, step_ms=3.0)
 
@@ -103,7 +103,7 @@ def test_a_missing_file_has_no_records(tmp_path):
 def test_a_kill_loses_no_line_that_was_written(tmp_path):
     path = tmp_path / "s.jsonl"
     code = (
-        "import sys; from pathlib import Path; from shardlab.record import *\n"
+        "import sys; from pathlib import Path; from shardlab.runs.record import *\n"
         f"lines = LineWriter(Path({str(path)!r}))\n"
         "for step in range(10**6):\n"
         "    lines.write(StepRecord(schema=1, step=step, t_s=1.0, wall_s=2.0, loss=0.5, units=8, step_ms=3.0))\n"

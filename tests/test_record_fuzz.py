@@ -23,13 +23,14 @@ from jobs import cli
 from jobs.schedulers import slurm
 from jobs.slurm import submission
 from jobs.slurm.submission import Submission
-from shardlab import files, host
-from shardlab.decoders import DECODE_FAULTS, decoder
-from shardlab.expansion import Expansion
-from shardlab.host import Host
-from shardlab.prediction import PredictedRange, Prediction
-from shardlab.record import Event, Result, Sample, StepRecord, ValidationRecord
-from shardlab.run import Run, run_id
+from shardlab.files import files
+from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.hardware import host
+from shardlab.hardware.host import Host
+from shardlab.matrix.expansion import Expansion
+from shardlab.runs.prediction import PredictedRange, Prediction
+from shardlab.runs.record import Event, Result, Sample, StepRecord, ValidationRecord
+from shardlab.runs.run import Run, run_id
 
 SEED = 37
 VALUES = [

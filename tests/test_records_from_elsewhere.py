@@ -19,11 +19,12 @@ import templates
 from jobs import cli, run_queue
 from jobs.schedulers import slurm
 from jobs.slurm import query, submission
-from shardlab import host, json_schema, record_types, run_guard
-from shardlab.cluster import Cluster
-from shardlab.record import Event, read_lines
-from shardlab.run import Run
-from shardlab.rundir import RunDir
+from shardlab import json_schema, record_types, run_guard
+from shardlab.cluster.cluster import Cluster
+from shardlab.hardware import host
+from shardlab.runs.record import Event, read_lines
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
 
 LINE = "n1\nid > /tmp/PWNED\n#"
 

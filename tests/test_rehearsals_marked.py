@@ -23,12 +23,13 @@ from collect.summary import summarize
 from collect.watch.live_page import LivePage
 from jobs import cli as jobs
 from jobs import render
-from shardlab import cluster, host
-from shardlab.record import Event, Result, SameWork
-from shardlab.run import REHEARSAL, is_rehearsal
-from shardlab.rundir import was_rehearsal
-from shardlab.trace_part import TRACE
-from shardlab.workspace import Workspace
+from shardlab.cluster import cluster
+from shardlab.hardware import host
+from shardlab.runs.record import Event, Result, SameWork
+from shardlab.runs.run import REHEARSAL, is_rehearsal
+from shardlab.runs.rundir import was_rehearsal
+from shardlab.runs.trace_part import TRACE
+from shardlab.workspace.workspace import Workspace
 
 WORD = re.compile(r"\brehearsals?\b")
 CELLS = [support.cell(), support.cell("ddp", 2)]

@@ -12,7 +12,8 @@ import pytest
 from support_e2e import HANG_S
 from support_ssh_server import SshServer, make_home
 
-from shardlab.remote import Address, Remote, Unreachable, fingerprint, putting
+from shardlab.cluster.address import Address
+from shardlab.remote.remote import Remote, Unreachable, fingerprint, putting
 
 
 @pytest.fixture

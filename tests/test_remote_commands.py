@@ -7,8 +7,9 @@ from support_e2e import HANG_S
 from support_ssh_server import SshServer, make_home
 
 from provision.providers.ssh import SshNode
-from shardlab import remote
-from shardlab.remote import Address, Remote
+from shardlab.cluster.address import Address
+from shardlab.remote import remote
+from shardlab.remote.remote import Remote
 
 
 @pytest.fixture(scope="module")

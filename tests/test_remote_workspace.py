@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from shardlab.cluster.address import Address
 from shardlab.errors import ShardlabError
-from shardlab.remote import Address, CommandOutput, Remote, ssh_command
-from shardlab.remote_workspace import RemoteWorkspace
+from shardlab.remote.remote import CommandOutput, Remote, ssh_command
+from shardlab.remote.remote_workspace import RemoteWorkspace
 
 THERE = RemoteWorkspace(
     schema=1, cluster="far", host="gpu0", port=22, user="alice", identity=None, known_hosts="/w/known",
@@ -48,7 +49,7 @@ def test_output_of_the_users_bashrc_is_no_part_of_the_document(ssh):
 
 def test_given_bytes_arrive_as_standard_input(ssh):
     ssh("cat")
-    assert THERE.ask("shardlab.upload", [], dict[str, str], given=json.dumps({"a": "b"}).encode()) == {"a": "b"}
+    assert THERE.ask("shardlab.remote.upload", [], dict[str, str], given=json.dumps({"a": "b"}).encode()) == {"a": "b"}
 
 
 @pytest.mark.parametrize(

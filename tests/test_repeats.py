@@ -9,10 +9,10 @@ import support_collect as support
 from jobs import repeats
 from jobs.cli import main
 from jobs.resolve import resolve
-from shardlab import matrix
 from shardlab.errors import InputError
-from shardlab.run import run_id
-from shardlab.workspace import Workspace
+from shardlab.matrix import matrix
+from shardlab.runs.run import run_id
+from shardlab.workspace.workspace import Workspace
 
 TEXT = """\
 schema: 1

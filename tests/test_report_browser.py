@@ -10,7 +10,7 @@ import support_browser
 import support_collect as support
 
 from collect.cli import main
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 pytestmark = support_browser.needed
 FIGURES = 8

@@ -12,7 +12,7 @@ from collect.cli import main
 from collect.findings import columns
 from collect.loading import load
 from collect.report import page
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 STRATEGIES, RANKS, BATCHES = ("single", "ddp", "fsdp2"), (1, 2), (8, 16)
 SLOWEST = {"fsdp2": 1, "ddp": 2, "single": 3}  # the throughput on one rank rises in this order, see support_collect.step_ms

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 from support_cells import CELL
 
-from shardlab import files
-from shardlab.record import Result, StepRecord
-from shardlab.run import Run, World, run_id
-from shardlab.rundir import RunDir
+from shardlab.files import files
+from shardlab.runs.record import Result, StepRecord
+from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.rundir import RunDir
 
 
 @pytest.fixture

@@ -9,10 +9,13 @@ import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 
-from shardlab import cluster, document, json_schema, matrix
-from shardlab.cell import Draft
+from shardlab import json_schema
 from shardlab.cli import SCHEMAS, main
+from shardlab.cluster import cluster
 from shardlab.errors import InputError
+from shardlab.files import document
+from shardlab.matrix import matrix
+from shardlab.matrix.cell import Draft
 
 ROOT = Path(__file__).parent.parent
 schemas = functools.cache(json_schema.schemas)

@@ -17,9 +17,10 @@ import support_collect
 from support_e2e import HANG_S
 
 from jobs.cli import main as jobs_main
-from shardlab import __version__, cli, shell_init
+from shardlab import __version__, cli
 from shardlab.errors import UnknownName
-from shardlab.workspace import Workspace
+from shardlab.terminal import shell_init
+from shardlab.workspace.workspace import Workspace
 
 SHARDLAB = Path(sys.executable).parent / "shardlab"
 SHELLS = [
@@ -121,7 +122,7 @@ def test_on_a_terminal_verbs_of_jobs_reach_our_command(name, stand_in):
     if not shutil.which(name):
         pytest.skip(f"{name} is not installed here")
     command = f"{shlex.quote(sys.executable)} -c " + shlex.quote(
-        f"from shardlab import shell_init; print(shell_init.init({name!r}, ['submit'], [{str(stand_in)!r}]))"
+        f"from shardlab.terminal import shell_init; print(shell_init.init({name!r}, ['submit'], [{str(stand_in)!r}]))"
     )
     out = stand_in.parent / "said"
     said = type_into(

@@ -28,9 +28,9 @@ from provision.operations import site_environment
 from provision.providers import slurm
 from provision.site import python
 from provision.site.package_check import PackageCheck
-from shardlab import cluster, container
-from shardlab.remote import CommandOutput
-from shardlab.run import World
+from shardlab.cluster import cluster, container
+from shardlab.remote.remote import CommandOutput
+from shardlab.runs.run import World
 
 TEXT = """\
 schema: 1

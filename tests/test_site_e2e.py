@@ -11,8 +11,8 @@ from support_slurm import Desk
 
 from provision.practice.base import wheels_folder
 from provision.practice.machine import WHEELS
-from shardlab import cluster
-from shardlab.rundir import RunDir
+from shardlab.cluster import cluster
+from shardlab.runs.rundir import RunDir
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
 SLURM = re.compile(r"^slurm: .*\n", re.MULTILINE)

@@ -19,11 +19,11 @@ from provision.facts.rdma import RdmaLink
 from provision.facts.torch import Torch
 from provision.login_node import LoginNodeHere
 from provision.operation import Site, Target
-from shardlab import cluster
-from shardlab.host import Host
-from shardlab.nvml import Gpu
-from shardlab.remote import CommandOutput
-from shardlab.workspace import Workspace
+from shardlab.cluster import cluster
+from shardlab.hardware.host import Host
+from shardlab.hardware.nvml import Gpu
+from shardlab.remote.remote import CommandOutput
+from shardlab.workspace.workspace import Workspace
 
 GPU = Gpu(uuid="GPU-1", name="NVIDIA A100-SXM4-40GB", memory_bytes=40 << 30)
 TORCH = Torch(version="2.13.0", cuda="12.8", gpus=2, backends=["gloo", "nccl"])

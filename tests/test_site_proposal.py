@@ -14,8 +14,8 @@ from provision import cli
 from provision.facts import associations, modules, node_types, partitions, pythons, quotas, shared_folders, slurm_settings
 from provision.facts.shared_folders import SharedFolder
 from provision.site import proposal, survey
-from shardlab import cluster
-from shardlab.remote import CommandOutput
+from shardlab.cluster import cluster
+from shardlab.remote.remote import CommandOutput
 
 GPU_PARTITION = "AllowQos=normal,high Default=NO DefaultTime=NONE"
 

@@ -12,7 +12,7 @@ from support_queue import CLUSTER, Queue
 from jobs import cli
 from jobs.schedulers import slurm
 from jobs.slurm import query
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 MATRIX = """\
 schema: 1

@@ -12,10 +12,10 @@ from jobs.schedulers import allocation as in_allocation
 from jobs.schedulers import slurm
 from jobs.slurm import allocation
 from jobs.slurm.allocation import Allocation
-from shardlab import files
-from shardlab.cluster import Cluster
-from shardlab.rundir import RunDir
-from shardlab.slurm_keys import Slurm
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.slurm_keys import Slurm
+from shardlab.files import files
+from shardlab.runs.rundir import RunDir
 
 JOB = "JobId=7 JobName=interactive NumNodes=2 NumCPUs=8 TRES=cpu=8,mem=2G,node=2,billing=8,gres/gpu=4,gres/gpu:a100=4"
 

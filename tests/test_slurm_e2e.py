@@ -15,10 +15,10 @@ from support_long import LONG, only_in_long_form
 from support_slurm import FOREVER, MATRIX, RANKS, Desk, Study
 
 import templates
-from shardlab import suspension
-from shardlab.checkpoint import step_of, whole
-from shardlab.rundir import RunDir
-from shardlab.suspension import LEAST_S
+from shardlab.runs import suspension
+from shardlab.runs.checkpoint import step_of, whole
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.suspension import LEAST_S
 
 pytestmark = pytest.mark.e2e
 # A key of the cluster file that makes jobs wait in the queue, for tests in which no job has to run.

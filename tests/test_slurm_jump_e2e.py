@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support_slurm import MATRIX, Desk
 
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 pytestmark = pytest.mark.e2e
 # Of the machines in CONFIG, this machine can reach only `gate`. SSH knows the name `gate` from CONFIG only; the names of the

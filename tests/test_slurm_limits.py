@@ -15,8 +15,8 @@ from jobs.scheduler import SubmitOptions
 from jobs.schedulers import slurm
 from jobs.slurm import query, submission
 from jobs.slurm.commands import SlurmOutput
-from shardlab.console import Output
-from shardlab.workspace import Workspace
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 
 FAILED = "Batch job submission failed: "
 REFUSED = f"sbatch: error: {FAILED}"

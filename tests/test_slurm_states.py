@@ -17,12 +17,12 @@ from support_cells import CELL
 from jobs import reconcile
 from jobs.schedulers import slurm
 from jobs.slurm import query, states
-from shardlab import files
-from shardlab.record import Event, LineWriter, Result, StepRecord
-from shardlab.run import Run, World
-from shardlab.rundir import RunDir
-from shardlab.state import FINAL, STATES
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.runs.record import Event, LineWriter, Result, StepRecord
+from shardlab.runs.run import Run, World
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import FINAL, STATES
+from shardlab.workspace.workspace import Workspace
 
 RECORDED = Path(__file__).parent / "recorded" / "slurm"
 ALL = ["18", "19", "20", "21", "22", "23", "24", "25"]

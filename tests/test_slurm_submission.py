@@ -8,8 +8,8 @@ from support_queue import Queue, Study
 
 from jobs.schedulers import slurm
 from jobs.slurm import submission
-from shardlab import files
-from shardlab.record import Result
+from shardlab.files import files
+from shardlab.runs.record import Result
 
 RESULT = Result(schema=1, run_id="r", state="completed", rehearsal=True, steps=1, unit="tokens")
 NOT_KNOWN = "It is not known whether Slurm accepted the job "

@@ -16,7 +16,7 @@ from support_long import only_in_long_form
 from support_practice import WHY, clusters
 from support_slurm import FOREVER, MATRIX, Desk, SlurmCluster
 
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
 
 pytestmark = pytest.mark.e2e
 # Shell code that prints ids of processes of a run on a node. RANKS: its ranks. SESSION: the process of sshd that serves the SSH

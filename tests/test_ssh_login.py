@@ -16,7 +16,8 @@ import paramiko
 import pytest
 from support_e2e import HANG_S
 
-from shardlab.remote import Address, Remote, Unreachable
+from shardlab.cluster.address import Address
+from shardlab.remote.remote import Remote, Unreachable
 
 pytestmark = [
     # paramiko never closes its socket to an SSH agent, which would cause this warning.

@@ -12,8 +12,8 @@ from jobs.ssh.node_task import RecordSender
 from jobs.ssh.record_mirror import RecordChange, RecordCopies, RecordReader
 from jobs.ssh.step import NodeSession
 from shardlab.errors import ShardlabError
-from shardlab.inventory import InventoryNode
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.inventory import InventoryNode
 
 HOSTILE = [
     "../x", "/etc/passwd", "claim/job", "run.json", "events.attempt.jsonl", "events.step.jsonl", "steps/../run.json", "job.sh",

@@ -17,9 +17,9 @@ from support_trust import make_own
 from jobs import on_controller, plan, render, run_queue, submit
 from jobs.cli import main
 from jobs.reconcile import own
-from shardlab import cluster
+from shardlab.cluster import cluster
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 RUNS = "echo up > up.$SHARDLAB_NODE; exec sleep 1000"
 FILE = """\

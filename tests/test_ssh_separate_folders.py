@@ -24,9 +24,10 @@ from jobs import frozen_source, run_queue
 from jobs.hang_detection import files_of
 from jobs.reconcile import own
 from jobs.ssh import node_folders
-from shardlab import checkpoint, source_digest
-from shardlab.checkpoint import CheckpointFile, CheckpointManifest
-from shardlab.state import FINAL
+from shardlab.files import source_digest
+from shardlab.runs import checkpoint
+from shardlab.runs.checkpoint import CheckpointFile, CheckpointManifest
+from shardlab.runs.state import FINAL
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 # A shell script that does what a rank does, once on each node: it writes records that all readers accept.

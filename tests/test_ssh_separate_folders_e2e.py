@@ -20,7 +20,7 @@ from support_slurm import FOREVER, MATRIX
 from support_ssh_nodes import tasks
 from support_trust import make_own
 
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
 
 TRY = ["unshare", "--net", "--mount", "--uts", "ip", "link", "add", "shardlab1", "type", "veth", "peer", "name", "shardlab2"]
 

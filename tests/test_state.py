@@ -3,8 +3,8 @@
 
 import pytest
 
-from shardlab.record import Event
-from shardlab.state import STATES, judge
+from shardlab.runs.record import Event
+from shardlab.runs.state import STATES, judge
 
 
 def events(*told: tuple[str, dict[str, object]]) -> list[Event]:

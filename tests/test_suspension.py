@@ -2,8 +2,8 @@
 
 import pytest
 
-from shardlab import suspension
-from shardlab.record import Event, StepRecord
+from shardlab.runs import suspension
+from shardlab.runs.record import Event, StepRecord
 
 
 def event(name, wall_s, **data):

@@ -28,8 +28,8 @@ from collect.report import fault_text, provenance, score_text, terminal
 from collect.timeline import command as timeline
 from collect.timeline.clocks import ComparedClock
 from collect.verdicts.reported import ReportedResult
-from shardlab.instrument_span import InstrumentAct, InstrumentSpan
-from shardlab.workspace import Workspace
+from shardlab.runs.instrument_span import InstrumentAct, InstrumentSpan
+from shardlab.workspace.workspace import Workspace
 
 MIB, GIB = 1_048_576, 1_073_741_824
 # The heading of each metric that the report shows, with its unit. MiB: the sizes of this test are hundreds of MiB.

@@ -19,9 +19,9 @@ from provision.cloudlab import hardware
 from provision.facts.addresses import ADDRESSES
 from provision.facts.host import HOST
 from provision.facts.torch import TORCH, Torch
-from shardlab.host import Gpu, Host, Nic
-from shardlab.own_workload import OwnWorkload
-from shardlab.prediction import PredictedRange, Prediction
+from shardlab.hardware.host import Gpu, Host, Nic
+from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.runs.prediction import PredictedRange, Prediction
 
 GIB = 1_073_741_824
 PREDICTION = Prediction(

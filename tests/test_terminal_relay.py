@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support_hostile import STEERING, on_terminal, steering
 
-from shardlab.terminal_relay import TerminalFilter
-from shardlab.workspace import Workspace
+from shardlab.remote.terminal_relay import TerminalFilter
+from shardlab.workspace.workspace import Workspace
 
 DRAWN = "\n\n\n\x1b[1;31mred\x1b[0m \x1b[?25l\x1b[2K\x1b[3A\r\x1b[?25hend\n"
 
@@ -50,7 +50,7 @@ def test_a_table_is_drawn_again_over_itself_and_only_on_one_stream():
     assert passed([(table * 3).encode()]) == table * 3
     there = "import sys; print('out', flush=True); print('\\n\\n\\x1b[2Aerr', file=sys.stderr)"
     run = f"terminal_relay.run([sys.executable, '-c', {there!r}], terminal=True)"
-    assert "\x1b[2A" not in on_terminal(["-c", f"import sys; from shardlab import terminal_relay; {run}"])
+    assert "\x1b[2A" not in on_terminal(["-c", f"import sys; from shardlab.remote import terminal_relay; {run}"])
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_no_terminal_sequence_passes_to_a_file(parts):
 def test_both_outputs_and_the_exit_code_pass(terminal):
     there = f"import sys; print({STEERING + 'out'!r}); print({STEERING + 'err'!r}, file=sys.stderr); sys.exit(7)"
     run = f"terminal_relay.run([sys.executable, '-c', {there!r}], terminal={terminal})"
-    code = f"import sys; from shardlab import terminal_relay; print('code', {run})"
+    code = f"import sys; from shardlab.remote import terminal_relay; print('code', {run})"
     said = on_terminal(["-c", code])
     assert ":smile:out" in said
     assert ":smile:err" in said
@@ -80,7 +80,9 @@ def test_both_outputs_and_the_exit_code_pass(terminal):
 
 def test_a_leftover_background_process_does_not_block_the_relay():
     words = ["sh", "-c", "sleep 600 & echo $!"]
-    code = f"import sys; from shardlab import terminal_relay\nprint('code', terminal_relay.run({words!r}, terminal=False))"
+    code = (
+        f"import sys; from shardlab.remote import terminal_relay\nprint('code', terminal_relay.run({words!r}, terminal=False))"
+    )
     said = on_terminal(["-c", code]).split()
     assert said[1:] == ["code", "0"]
     os.kill(int(said[0]), 9)
@@ -101,7 +103,7 @@ def test_a_live_table_of_another_machine_is_drawn_here(tmp_path):
     workspace = Workspace(tmp_path / "there")
     support.failed(workspace, support.cell(), 1, STEERING)
     code = (
-        "from shardlab.remote_workspace import RemoteWorkspace\n"
+        "from shardlab.remote.remote_workspace import RemoteWorkspace\n"
         f"python, workspace = {sys.executable!r}, {str(workspace.path)!r}\n"
         "there = RemoteWorkspace(1, 'far', '10.9.9.1', 22, 'alice', None, '/k', 'strict', python, workspace, 'm')\n"
         "assert there.hand_over('jobs', ['status', '--watch']) == 0"

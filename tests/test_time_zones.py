@@ -8,7 +8,7 @@ from test_jobs_status import status
 
 from jobs import status_table
 from jobs.slurm import query
-from shardlab import moments
+from shardlab.terminal import moments
 
 AUTUMN = datetime(2031, 10, 26, 0, 30, tzinfo=UTC)  # 2:30 in Berlin; half an hour later, clocks go back from 3:00 to 2:00
 SPRING = datetime(2031, 3, 30, 0, 30, tzinfo=UTC)  # 1:30 in Berlin; half an hour later, clocks go on from 2:00 to 3:00

@@ -8,7 +8,7 @@ import support_ranks
 from support_long import only_in_long_form
 from support_slurm import Desk
 
-from shardlab.trace_part import SET_NAME
+from shardlab.runs.trace_part import SET_NAME
 
 pytestmark = pytest.mark.e2e
 RANKS, PER_RUN = 64, 8

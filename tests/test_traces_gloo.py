@@ -18,7 +18,7 @@ from support_e2e import HANG_S
 from collect.cli import main
 from collect.traces import trace
 from collect.traces.breakdown import breakdown
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 HERE = Path(__file__).parent
 FIGURES = ("span_ns", "compute_ns", "communication_ns", "idle_ns", "non_compute_ns", "overlap_ns")

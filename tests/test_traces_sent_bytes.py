@@ -20,10 +20,10 @@ from collect.traces.collective import of_gloo
 from collect.traces.rank_analysis import analyse
 from collect.traces.run_answers import RunAnswers
 from collect.traces.run_traces import RunTraces
-from shardlab import files
-from shardlab.cell import Instruments, Profile
-from shardlab.record import Result, SameWork
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.matrix.cell import Instruments, Profile
+from shardlab.runs.record import Result, SameWork
+from shardlab.workspace.workspace import Workspace
 from trainers import communication
 
 pytest_plugins = ["support_trainers"]

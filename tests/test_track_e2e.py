@@ -13,8 +13,8 @@ from jobs import cli, shared_options
 from jobs.invocation import Invocation
 from shardlab import extras
 from shardlab.errors import InputError
-from shardlab.record import TRACKER_ENDED
-from shardlab.workspace import Workspace
+from shardlab.runs.record import TRACKER_ENDED
+from shardlab.workspace.workspace import Workspace
 
 
 @pytest.fixture

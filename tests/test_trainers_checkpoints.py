@@ -13,8 +13,9 @@ import pytest
 from support_e2e import HANG_S
 from support_long import LONG, only_long
 
-from shardlab import checkpoint, files, instrument_span, suspension
-from shardlab.cell import CheckpointSettings, Instruments, Optimizer
+from shardlab.files import files
+from shardlab.matrix.cell import CheckpointSettings, Instruments, Optimizer
+from shardlab.runs import checkpoint, instrument_span, suspension
 
 pytest_plugins = ["support_trainers"]
 ADAM = Optimizer(name="adamw", lr=1e-3)  # Adam has the most optimizer state, and these tests look for lost state

@@ -11,7 +11,7 @@ from support_cells import CELL
 from support_configured import CONFIGURATIONS, SEQ_LEN, described, model_of, use
 from support_long import LONG
 
-from shardlab.model_file import ModelByConfiguration, read_model
+from shardlab.matrix.model_file import ModelByConfiguration, read_model
 from trainers import menu
 from trainers.workloads import llama as shipped
 

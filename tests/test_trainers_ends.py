@@ -122,7 +122,7 @@ def test_a_cell_that_cannot_be_trained_is_refused_in_a_sentence(bench, keys, why
 
 
 def test_a_loss_that_is_no_number_ends_the_run(bench):
-    from shardlab.cell import Optimizer
+    from shardlab.matrix.cell import Optimizer
 
     run_dir = bench.run_dir(optimizer=Optimizer(name="sgd", lr=1e30))
     assert bench.finish(run_dir)[0] == 1

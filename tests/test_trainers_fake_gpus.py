@@ -12,8 +12,9 @@ import pytest
 from fake_cuda import build
 from support_long import only_long
 
-from shardlab import checkpoint, files
-from shardlab.cell import CheckpointSettings, Instruments, Optimizer, Validation
+from shardlab.files import files
+from shardlab.matrix.cell import CheckpointSettings, Instruments, Optimizer, Validation
+from shardlab.runs import checkpoint
 
 pytest_plugins = ["support_trainers", "support_fake_gpus"]
 pytestmark = pytest.mark.skipif(build.why_not() is not None, reason=f"no fake GPUs: {build.why_not()}")

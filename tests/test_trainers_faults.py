@@ -6,8 +6,8 @@ import pytest
 
 from collect.loading.loaded_run import LoadedRun
 from collect.timeline.timeline import straggler_of
-from shardlab.cell import Instruments, Optimizer, Validation
-from shardlab.faults import LostWorker, SlowedRank
+from shardlab.matrix.cell import Instruments, Optimizer, Validation
+from shardlab.matrix.faults import LostWorker, SlowedRank
 
 pytest_plugins = ["support_trainers"]
 KEYS = {"workload": "vgg16-tiny", "gpus": 2, "steps": 6}

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from collect.sampler.gpu import GpuSource
-from shardlab import nvml
-from shardlab.cell import Instruments
-from shardlab.record import Sample
+from shardlab.hardware import nvml
+from shardlab.matrix.cell import Instruments
+from shardlab.runs.record import Sample
 
 pytest_plugins = ["support_trainers"]
 

@@ -14,7 +14,7 @@ import torch
 from support_cells import CELL
 from support_document_keys import wrong
 
-from shardlab.cell import Instruments, Optimizer, Profile
+from shardlab.matrix.cell import Instruments, Optimizer, Profile
 from trainers.engine import Accounted
 from trainers.instruments import environment, observed_steps
 from trainers.instruments.memory_categories import estimate

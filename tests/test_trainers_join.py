@@ -20,7 +20,7 @@ JOINING = {
 SCRIPT = """
 import os, sys, tempfile, traceback, numpy as np, torch
 from pathlib import Path
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
 from trainers import loop, menu, optimization
 from trainers.data.order import TIMED, WARMUP, Order
 from trainers.instruments.timing import HostClock

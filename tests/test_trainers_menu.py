@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from shardlab.cell import Optimizer, Schedule
+from shardlab.matrix.cell import Optimizer, Schedule
 from trainers import menu, optimization
 
 pytest_plugins = ["support_trainers"]

@@ -92,7 +92,7 @@ if LONG:
 
 
 def test_the_learning_rate_is_scaled_by_the_ranks(bench):
-    from shardlab.cell import Optimizer, Schedule
+    from shardlab.matrix.cell import Optimizer, Schedule
 
     scaled = bench.losses(strategy="ddp", gpus=2, schedule=Schedule(lr_scaling="linear"))
     doubled = bench.losses(optimizer=Optimizer(name="sgd", lr=0.2, momentum=0.9))

@@ -12,7 +12,7 @@ from support_datasets import imagenet_members, put
 from support_golden import run_of
 
 from shardlab.errors import InputError
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
 from trainers.data import node_copy
 
 OPTIONS = {"data": "imagenet", "subset": None, "subset_seed": 0}

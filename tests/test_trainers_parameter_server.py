@@ -13,9 +13,9 @@ from support_e2e import HANG_S, until
 from support_long import only_in_long_form, only_long
 
 from jobs.resolve import Capacity, resolve
-from shardlab import matrix
-from shardlab.cell import Optimizer
 from shardlab.errors import InputError
+from shardlab.matrix import matrix
+from shardlab.matrix.cell import Optimizer
 from trainers.parameter_server.ledger import Ledger, Mode
 from trainers.rank import Rank
 from trainers.ranks import devices
@@ -280,7 +280,7 @@ def test_a_slurm_task_that_sees_one_gpu_takes_it_and_other_ranks_need_one_each()
 COUNTING = """
 import json, os, sys, tempfile, torch
 from pathlib import Path
-from shardlab import run
+from shardlab.runs import run
 from trainers import menu
 from trainers.communication import counting
 from trainers.data.order import TIMED, Order

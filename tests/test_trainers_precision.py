@@ -54,7 +54,7 @@ STEPS = """
 import json, math, os, sys, tempfile
 import msgspec, torch
 from pathlib import Path
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import menu
 from trainers.data.order import PROOF, Order
 from trainers.instruments.timing import clock_for

@@ -11,8 +11,8 @@ import torch
 from support_cells import CELL
 from support_fork import FORK_RANKS
 
-from shardlab.cell import Cell
-from shardlab.record import SameWork
+from shardlab.matrix.cell import Cell
+from shardlab.runs.record import SameWork
 from trainers import menu, proof
 
 pytest_plugins = ["support_trainers"]
@@ -21,7 +21,7 @@ TWO_RANKS = """
 import os, sys, tempfile
 import msgspec, torch
 from pathlib import Path
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import menu, proof
 from trainers.rank import Rank
 from trainers.ranks import Ranks

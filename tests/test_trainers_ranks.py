@@ -5,7 +5,7 @@ import os
 import pytest
 
 from shardlab.errors import InputError
-from shardlab.host import usable_processors
+from shardlab.hardware.host import usable_processors
 from trainers.rank import Rank
 from trainers.ranks import threads
 

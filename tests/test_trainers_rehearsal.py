@@ -12,9 +12,9 @@ from support_long import LONG, only_long
 from support_rehearsal import Rehearser
 from support_trainers import Bench
 
-from shardlab import rehearsed
-from shardlab.cell import Optimizer
-from shardlab.rehearsed import MemoryByCategory, NotRehearsed, RehearsalRequest, Rehearsed
+from shardlab.matrix.cell import Optimizer
+from shardlab.runs import rehearsed
+from shardlab.runs.rehearsed import MemoryByCategory, NotRehearsed, RehearsalRequest, Rehearsed
 from trainers import menu
 from trainers.instruments.memory_timeline import CATEGORIES
 from trainers.rehearsal import depths

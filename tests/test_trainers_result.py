@@ -7,7 +7,7 @@ import socket
 import numpy as np
 import pytest
 
-from shardlab.cell import Instruments, Optimizer, Schedule, Validation
+from shardlab.matrix.cell import Instruments, Optimizer, Schedule, Validation
 from trainers.instruments.timing import BACKWARD, DATA, FORWARD, HostClock
 
 pytest_plugins = ["support_trainers"]
@@ -125,7 +125,7 @@ FINISHING = """
 import json, sys
 from pathlib import Path
 import torch
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
 from trainers import loop
 from trainers.engines.single import SingleEngine
 from trainers.rank import Rank

@@ -10,9 +10,10 @@ import pytest
 from support_aside import why_not
 from support_e2e import HANG_S
 
-from shardlab import checkpoint, files
-from shardlab.cell import CheckpointSettings, Instruments
-from shardlab.rundir import RunDir
+from shardlab.files import files
+from shardlab.matrix.cell import CheckpointSettings, Instruments
+from shardlab.runs import checkpoint
+from shardlab.runs.rundir import RunDir
 
 pytest_plugins = ["support_trainers"]
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")

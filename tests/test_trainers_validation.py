@@ -6,8 +6,8 @@ import pytest
 from support_document_keys import wrong
 from support_long import only_long
 
-from shardlab.cell import Instruments, Optimizer, Validation
-from shardlab.record import ValidationRecord, read_lines
+from shardlab.matrix.cell import Instruments, Optimizer, Validation
+from shardlab.runs.record import ValidationRecord, read_lines
 
 pytest_plugins = ["support_trainers"]
 EVERY_5 = Instruments(validation=Validation(every_steps=5, items=40))

@@ -11,8 +11,8 @@ import pytest
 from support_e2e import HANG_S
 
 from jobs.hang_detection import LEAST_S, MOST_S, SHARE
-from shardlab import files
-from shardlab.run import World
+from shardlab.files import files
+from shardlab.runs.run import World
 
 pytest_plugins = ["support_trainers"]
 # A shell script that simulates two machines which are connected only by a loopback interface: it runs a rank under each of two

@@ -10,7 +10,7 @@ import pytest
 from support_e2e import HANG_S, benches, until
 
 from jobs.node_processes import SAMPLER_STARTS
-from shardlab.record import SAMPLER_ENDED
+from shardlab.runs.record import SAMPLER_ENDED
 
 pytestmark = pytest.mark.e2e
 

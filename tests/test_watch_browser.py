@@ -8,7 +8,7 @@ import support_collect as support
 import support_watch
 from support_watch import running, served, step
 
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 pytestmark = support_browser.needed
 STEPS_DRAWN = """(run) => [...document.querySelectorAll('.run')].find((one) => one.textContent.includes(run))

@@ -17,7 +17,7 @@ import pytest
 from support_aside import why_not
 from support_e2e import HANG_S, until
 
-from shardlab.record import Sample, read_lines
+from shardlab.runs.record import Sample, read_lines
 from trainers.communication import Call
 
 WHY = why_not() or (None if shutil.which("ip") else "there is no `ip` (Debian: iproute2)")

@@ -13,9 +13,11 @@ from support_trust import make_own
 from jobs.cli import main
 from provision.providers import virtual
 from provision.providers.virtual import NoBase
-from shardlab import cluster, files, remote_workspace
+from shardlab.cluster import cluster
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.remote import remote_workspace
+from shardlab.workspace.workspace import Workspace
 
 FILE = """\
 schema: 1

@@ -8,7 +8,7 @@ import pytest
 from support_trust import make_own
 
 from provision.cli import main
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 LOCAL = str(Path(__file__).parent.parent / "examples/local.yaml")
 

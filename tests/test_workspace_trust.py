@@ -20,9 +20,12 @@ from collect import cli as collect_cli
 from jobs import cli as jobs_cli
 from jobs.run_queue import RunQueue
 from provision import cli as provision_cli
-from shardlab import files, host, remote_workspace, workspace_trust
 from shardlab.errors import WorkspaceError
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.hardware import host
+from shardlab.remote import remote_workspace
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 MAIN = {"jobs": jobs_cli.main, "collect": collect_cli.main, "provision": provision_cli.main}
 HOSTILE = """\
@@ -401,7 +404,7 @@ def test_git_never_reads_the_configuration_of_a_workspace(ours, tmp_path):
     subprocess.run(["git", "-C", ours.path, "status"], check=True, stdout=subprocess.DEVNULL)
     assert witness.exists()  # the configuration does execute the command
     witness.unlink()
-    code = "from shardlab import host; print(host.git_commit())"
+    code = "from shardlab.hardware import host; print(host.git_commit())"
     done = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, check=True)
     assert (done.stdout, witness.exists()) == ("None\n", False)
     assert host.git_commit() is not None or not (Path(host.__file__).parents[1] / ".git").exists()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shardlab import checkpoint, files
+from shardlab.files import files
+from shardlab.runs import checkpoint
 
 KEPT_STEP, NEW_STEP = 4, 8
 # A program that saves a checkpoint of step 4 in a new folder, and then a checkpoint of step 8 in a forked child. It repeats
@@ -18,7 +19,7 @@ KEPT_STEP, NEW_STEP = 4, 8
 KILLED_AT_EACH_CALL = f"""
 import json, os, shutil, signal, sys
 from pathlib import Path
-from shardlab import checkpoint
+from shardlab.runs import checkpoint
 
 def save(run, step, before_commit=lambda: None):
     growing = checkpoint.begin(run, step)

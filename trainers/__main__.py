@@ -8,7 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardlab import console, files, own_strategy
+from shardlab.files import files
+from shardlab.plugins import own_strategy
+from shardlab.terminal import console
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

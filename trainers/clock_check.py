@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shardlab.record import CLOCK
 from shardlab.record_types import ClockOffset
+from shardlab.runs.record import CLOCK
 
 if TYPE_CHECKING:
-    from shardlab.run import Run
-    from shardlab.rundir import RunDir
+    from shardlab.runs.run import Run
+    from shardlab.runs.rundir import RunDir
     from trainers.ranks import Peers, Ranks
 
 MEETINGS = 9

@@ -1,6 +1,6 @@
 """Builds a model of transformers from the content of its configuration file, with random weights. Downloads nothing.
 
-shardlab.model_file has already checked the content; this module checks what can only be checked with transformers.
+shardlab.matrix.model_file has already checked the content; this module checks what can only be checked with transformers.
 """
 
 from __future__ import annotations

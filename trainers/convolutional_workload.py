@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, cast
 
-from shardlab.cell import Cell, Optimizer
+from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.registry import Option
 from trainers.workload import Workload
 from trainers.workload_options import of_images

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from shardlab import own_code, plugin_source
 from shardlab.errors import InputError, ShardlabError
-from shardlab.own_workload import Description, OwnWorkload
-from shardlab.plugin_source import PluginSource
+from shardlab.files import plugin_source
+from shardlab.files.plugin_source import PluginSource
+from shardlab.plugins import own_code
+from shardlab.plugins.own_workload import Description, OwnWorkload
 from shardlab.registry import Value
 from trainers import counted_flops, own_model
 from trainers.own_model import OwnModel

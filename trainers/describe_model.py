@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from shardlab import model_file, plugin_source
-from shardlab.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.errors import InputError, ShardlabError
-from shardlab.own_workload import Description, OwnWorkload
+from shardlab.files import plugin_source
+from shardlab.matrix import model_file
+from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.plugins.own_workload import Description, OwnWorkload
 from shardlab.registry import Option
 from trainers import configuration, counted_flops, menu
 from trainers.blocks import classes
@@ -59,7 +60,7 @@ class Sizes(NamedTuple):
 
 
 def describe(file: Path, seq_len: int | None) -> Description:
-    """The workload of a configuration file (shardlab/model_file.py), and its tiny twin if a twin can be derived.
+    """The workload of a configuration file (shardlab/matrix/model_file.py), and its tiny twin if a twin can be derived.
 
     seq_len: tokens of a sequence; None for a model of images. An error is returned as the `fault` of the description and not
     raised.

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from shardlab.instrument_span import InstrumentAct
+from shardlab.runs.instrument_span import InstrumentAct
 
 
 class Instrument(ABC):

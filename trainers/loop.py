@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 import torch
 
-from shardlab import instrument_span
-from shardlab.cell import Cell
 from shardlab.errors import InputError
-from shardlab.record import SCHEMA, LineWriter, StepRecord
-from shardlab.run import Run
-from shardlab.rundir import RunDir
+from shardlab.matrix.cell import Cell
+from shardlab.runs import instrument_span
+from shardlab.runs.record import SCHEMA, LineWriter, StepRecord
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
 from trainers import clock_check, dtypes, hang_dump, menu, optimization, proof, result
 from trainers.data import node_copy
 from trainers.data.order import TIMED, WARMUP, Order

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from shardlab import registry
-from shardlab.cell import Cell
 from shardlab.errors import InputError, UnknownName
-from shardlab.own_workload import OwnWorkload
+from shardlab.matrix.cell import Cell
+from shardlab.plugins.own_workload import OwnWorkload
 from trainers.strategy import Strategy
 from trainers.workload import Workload
 from trainers.workload_options import refuse_tokens

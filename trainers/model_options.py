@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import activation_checkpointing
 
 if TYPE_CHECKING:

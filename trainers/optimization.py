@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from shardlab.cell import Optimizer, Schedule
+from shardlab.matrix.cell import Optimizer, Schedule
 
 
 def make(rule: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -12,10 +12,10 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from shardlab import own_code
-from shardlab.cell import Optimizer
 from shardlab.errors import InputError
-from shardlab.plugin_source import PluginSource
+from shardlab.files.plugin_source import PluginSource
+from shardlab.matrix.cell import Optimizer
+from shardlab.plugins import own_code
 from shardlab.registry import Option, Value
 from trainers.own_data import OwnData
 

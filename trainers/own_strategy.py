@@ -16,12 +16,14 @@ from typing import IO, Any
 
 import msgspec
 
-from shardlab import own_code, plugin_source, registry
-from shardlab.cell import Cell
-from shardlab.decoders import DECODE_FAULTS
+from shardlab import registry
 from shardlab.errors import InputError, ShardlabError
-from shardlab.own_strategy import OwnStrategy, RefusalAnswer, RefusalQuestion, StrategyDescription
-from shardlab.plugin_source import PluginSource
+from shardlab.files import plugin_source
+from shardlab.files.decoders import DECODE_FAULTS
+from shardlab.files.plugin_source import PluginSource
+from shardlab.matrix.cell import Cell
+from shardlab.plugins import own_code
+from shardlab.plugins.own_strategy import OwnStrategy, RefusalAnswer, RefusalQuestion, StrategyDescription
 from trainers import menu
 from trainers.strategy import Strategy
 

@@ -8,10 +8,12 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from shardlab import checkpoint, files, own_code, own_strategy, own_workload, plugin_source
 from shardlab.errors import InputError, ShardlabError
-from shardlab.run import Run
-from shardlab.rundir import RunDir
+from shardlab.files import files, plugin_source
+from shardlab.plugins import own_code, own_strategy, own_workload
+from shardlab.runs import checkpoint
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
 from trainers import hang_dump, menu, stage, world_check
 from trainers import own_strategy as strategies
 from trainers.out_of_memory import is_out_of_memory

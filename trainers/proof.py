@@ -21,9 +21,10 @@ import msgspec
 import psutil
 import torch
 
-from shardlab import files, host
-from shardlab.cell import Cell, Optimizer, Role, Schedule, keys_of
-from shardlab.record import SameWork
+from shardlab.files import files
+from shardlab.hardware import host
+from shardlab.matrix.cell import Cell, Optimizer, Role, Schedule, keys_of
+from shardlab.runs.record import SameWork
 from trainers import communication, frozen_statistics, menu, proof_seeds
 from trainers.data.order import PROOF, Order
 from trainers.engine import Server

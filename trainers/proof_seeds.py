@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardlab.record import SameWork
+from shardlab.runs.record import SameWork
 
 SEEDS = 3  # the most seeds
 

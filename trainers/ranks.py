@@ -15,8 +15,8 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardlab import host
 from shardlab.errors import InputError
+from shardlab.hardware import host
 from trainers.rank import Rank, number
 
 # The timeout of a collective is WAITS hang limits plus MARGIN_S seconds. A rank may already have waited almost one hang limit

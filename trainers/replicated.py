@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import nn
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import dtypes, model_options, optimization, precision
 from trainers.cast_weights import cast_weights
 from trainers.engine import Engine

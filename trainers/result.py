@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 import torch
 
-from shardlab import files, host
-from shardlab.record import SCHEMA, Result, SameWork
+from shardlab.files import files
+from shardlab.hardware import host
 from shardlab.record_types import Spread
-from shardlab.run import Run, is_rehearsal
-from shardlab.rundir import RunDir
+from shardlab.runs.record import SCHEMA, Result, SameWork
+from shardlab.runs.run import Run, is_rehearsal
+from shardlab.runs.rundir import RunDir
 from trainers import menu
 
 if TYPE_CHECKING:

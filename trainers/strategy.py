@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Strategy(msgspec.Struct, frozen=True):
     reasons: dict[str, str] = {}
     """A precision -> why the strategy does not support it."""
     code: str | None = None
-    """The digest of the workspace's files that define the strategy (shardlab/plugin_source.py); None: shardlab ships the
+    """The digest of the workspace's files that define the strategy (shardlab/files/plugin_source.py); None: shardlab ships the
     strategy."""
     file: str | None = None
     """The workspace's file that defines the strategy; None: shardlab ships the strategy."""

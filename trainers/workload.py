@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from shardlab.cell import Cell, Optimizer
+from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.registry import Option
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Workload(msgspec.Struct, frozen=True):
     """Only for a workload that a workspace defines: the number of parameters of each repeated block with the default options;
     empty: the model has no repeated blocks."""
     code: str | None = None
-    """The digest of the workspace's files that define the workload (shardlab/plugin_source.py); None: shardlab ships the
+    """The digest of the workspace's files that define the workload (shardlab/files/plugin_source.py); None: shardlab ships the
     workload."""
     file: str | None = None
     """The workspace's file that defines the workload; None: shardlab ships the workload."""

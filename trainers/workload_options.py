@@ -6,7 +6,7 @@ from typing import cast
 
 import msgspec
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers.data import data_sets
 

@@ -13,8 +13,8 @@ import psutil
 from shardlab.errors import InputError
 
 if TYPE_CHECKING:
-    from shardlab.run import Run
-    from shardlab.rundir import RunDir
+    from shardlab.runs.run import Run
+    from shardlab.runs.rundir import RunDir
     from trainers.ranks import Ranks
 
 

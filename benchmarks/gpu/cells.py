@@ -14,10 +14,12 @@ import msgspec
 from records import Record
 
 from jobs import plan
-from shardlab import checkpoint, cluster, files
+from shardlab.cluster import cluster
 from shardlab.errors import InputError
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.runs import checkpoint
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 CELL_S, COMPILED_S = 90.0, 180.0  # time limit of one cell, without and with torch.compile; includes the start of CUDA
 MOST_BYTES = 4 * 2**20  # larger traces and snapshots are not copied to the results

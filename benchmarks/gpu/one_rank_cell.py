@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import torch
 
-from shardlab.cell import Cell, Instruments, Optimizer, Schedule
-from shardlab.record import LineWriter
+from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.runs.record import LineWriter
 from trainers import dtypes, loop, menu
 from trainers.data.order import Order
 from trainers.instrument import RunInstruments

@@ -52,8 +52,9 @@ import cells
 import forked
 from records import Record, Records, total
 
-from shardlab import files, host
-from shardlab.host import Host
+from shardlab.files import files
+from shardlab.hardware import host
+from shardlab.hardware.host import Host
 
 HERE = Path(__file__).resolve().parent
 CHECK_S = 150.0  # time limit of one check

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shardlab import files
+from shardlab.files import files
 
 Record = dict[str, Any]  # has at least: stage, name, verdict (holds, fails or dropped), why
 Finding = dict[str, Any]  # the result of a check; has at least: holds (a bool) or dropped (the reason)

@@ -15,9 +15,9 @@ from one_rank_cell import nvml_handle, small, train, uuid
 from records import Finding
 from torch.nn.functional import cross_entropy
 
-from shardlab import gpu_models, nvml
-from shardlab.cell import Cell, Optimizer
-from shardlab.record import LineWriter
+from shardlab.hardware import gpu_models, nvml
+from shardlab.matrix.cell import Cell, Optimizer
+from shardlab.runs.record import LineWriter
 from trainers import dtypes, loop, menu
 from trainers.data.order import TIMED, Order
 from trainers.instrument import RunInstruments

@@ -28,13 +28,16 @@ import msgspec
 from collect import metric
 from collect.loading.load import Loaded
 from collect.traces import event
-from shardlab import cluster as cluster_file
-from shardlab import expansion, host, inventory, matrix, record, run, study
-from shardlab.cluster import Cluster
+from shardlab.cluster import cluster as cluster_file
+from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError, ShardlabError
-from shardlab.part_files import COLUMNS
-from shardlab.state import STATES
-from shardlab.workspace import Workspace
+from shardlab.hardware import host
+from shardlab.matrix import expansion, matrix, study
+from shardlab.runs import record, run
+from shardlab.runs.part_files import COLUMNS
+from shardlab.runs.state import STATES
+from shardlab.workspace import inventory
+from shardlab.workspace.workspace import Workspace
 
 PART = 2**16  # bytes that are searched at a time
 MOST_UNZIPPED = 2**30  # a gzip file whose content, or a file in which one line, has more bytes than this is not archived

@@ -16,13 +16,15 @@ from collect import atomic_folder
 from collect.archiving import anonymous, contents, pack, secret_scan, staging
 from collect.archiving.anonymous import Pseudonyms
 from collect.loading.load import load
-from shardlab import archive, cluster, files, plugin_source, workspace_trust
-from shardlab.archive import ArchiveIndex, LeftOutFile
-from shardlab.console import Output
-from shardlab.decoders import DECODE_FAULTS
+from shardlab.cluster import cluster
 from shardlab.errors import InputError
-from shardlab.expansion import LAST_MATRIX, LastMatrix
-from shardlab.workspace import Workspace
+from shardlab.files import files, plugin_source
+from shardlab.files.decoders import DECODE_FAULTS
+from shardlab.matrix.expansion import LAST_MATRIX, LastMatrix
+from shardlab.terminal.console import Output
+from shardlab.workspace import archive, workspace_trust
+from shardlab.workspace.archive import ArchiveIndex, LeftOutFile
+from shardlab.workspace.workspace import Workspace
 
 SUMMARY = "report/summary.json"
 

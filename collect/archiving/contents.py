@@ -10,14 +10,15 @@ import msgspec
 
 from collect.fetching import manifest
 from collect.loading.load import Loaded
-from shardlab import archive, files, plugin_source
-from shardlab import matrix as matrix_file
-from shardlab.archive import LeftOutFile
 from shardlab.errors import ShardlabError
-from shardlab.part_files import COLUMNS
-from shardlab.state import FINAL
-from shardlab.workspace import Workspace
-from shardlab.workspace_trust import CODE
+from shardlab.files import files, plugin_source
+from shardlab.matrix import matrix as matrix_file
+from shardlab.runs.part_files import COLUMNS
+from shardlab.runs.state import FINAL
+from shardlab.workspace import archive
+from shardlab.workspace.archive import LeftOutFile
+from shardlab.workspace.workspace import Workspace
+from shardlab.workspace.workspace_trust import CODE
 
 MATRIX = "matrix"
 # Files of a run that never go into an archive: checkpoints are large, and no comparison of runs needs them.

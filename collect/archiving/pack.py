@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from shardlab import __version__, archive, files
-from shardlab.archive import ArchivedFile, ArchiveIndex, LeftOutFile
+from shardlab import __version__
 from shardlab.errors import InputError
+from shardlab.files import files
+from shardlab.workspace import archive
+from shardlab.workspace.archive import ArchivedFile, ArchiveIndex, LeftOutFile
 
 FIRST = (1980, 1, 1, 0, 0, 0)  # the time that every file gets in the archive: the earliest time that zip can store
 STORED = (".gz", ".png", ".parquet")  # suffixes of files that zip does not compress, because they are already compressed

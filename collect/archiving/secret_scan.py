@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from shardlab import archive, files
-from shardlab.archive import ArchiveIndex
 from shardlab.errors import InputError
+from shardlab.files import files
+from shardlab.workspace import archive
+from shardlab.workspace.archive import ArchiveIndex
 
 BLOCK = 1 << 20  # bytes that are read at a time
 MOST_BYTES = 1 << 12  # the largest size of a secret, and of the part of a line that names its key

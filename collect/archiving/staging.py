@@ -16,12 +16,15 @@ from collect.archiving.contents import ArchiveSource
 from collect.fetching import manifest
 from collect.loading.load import Loaded, load
 from collect.summary import Summary, summarize
-from shardlab import archive, cluster, files, url
-from shardlab.archive import LeftOutFile
-from shardlab.cluster import Cluster
-from shardlab.host import Host
-from shardlab.run import Run
-from shardlab.workspace import Workspace
+from shardlab import url
+from shardlab.cluster import cluster
+from shardlab.cluster.cluster import Cluster
+from shardlab.files import files
+from shardlab.hardware.host import Host
+from shardlab.runs.run import Run
+from shardlab.workspace import archive
+from shardlab.workspace.archive import LeftOutFile
+from shardlab.workspace.workspace import Workspace
 
 # Why cluster.yaml is left out: the values that the archived cluster file lacks, because they may be secret.
 LACKS = (

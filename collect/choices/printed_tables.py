@@ -11,8 +11,8 @@ from collect.choices.family import Family
 from collect.choices.standing import Word
 from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
-from shardlab import cell_names
-from shardlab.study import PrintedTable
+from shardlab.matrix import cell_names
+from shardlab.matrix.study import PrintedTable
 
 # The criteria by which a table shows the best cells. It has no room for more criteria.
 CRITERIA = ("throughput_per_s", "peak_memory_bytes")

@@ -13,9 +13,9 @@ from collect.comparison.compare import ComparedMatrix, Comparison, MetricCompari
 from collect.loading.load import load
 from collect.report import verdict_text
 from collect.summary import summarize
-from shardlab.console import Output
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 
 MOST_VALUES = 6  # the most values of a key that a sentence lists
 SHOWN = ("throughput_per_s", "step_time_ms", "peak_memory_bytes", "final_loss", "final_accuracy_pct")

@@ -17,7 +17,7 @@ from collect.loading.load import Loaded, LoadedCell
 from collect.metric import Metric, menu
 from collect.summary import Summary
 from collect.verdicts.selection import Measurements
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 SCHEMA = 1
 ALONE = "n = 1 in {}, and no cell of that matrix was repeated, so the scatter is not known"

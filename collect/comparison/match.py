@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from collect.loading.load import LoadedCell
-from shardlab import cell_names
-from shardlab.cell import Role, keys_of
+from shardlab.matrix import cell_names
+from shardlab.matrix.cell import Role, keys_of
 
 # Keys in which two matched cells may differ, because these keys do not change which model is trained on which data. Options are
 # not included, because some options belong to the workload and change what is trained.

@@ -13,9 +13,9 @@ from collect.loading.load import load
 from collect.metric import menu
 from collect.report import verdict_text
 from collect.summary import summarize
-from shardlab.console import Output
-from shardlab.run import REHEARSAL
-from shardlab.workspace import Workspace
+from shardlab.runs.run import REHEARSAL
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 
 LONGEST_NAME = 40  # the name of an event is cut to this many characters on the terminal; --json has the whole name
 

@@ -14,7 +14,7 @@ from collect.explain.noted_values import KeyPath, Note
 from collect.loading import records
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.traces.run_traces import RunTraces
-from shardlab.prediction import Prediction
+from shardlab.runs.prediction import Prediction
 
 RUN, RESULT, PREDICTION, ENVIRONMENT, TRACES = "run.json", "result.json", "prediction.json", "env/{}", "trace"
 _NOTES = "_notes"

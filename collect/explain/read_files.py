@@ -11,10 +11,10 @@ from collect.explain import noted_run, noted_values, trace_events
 from collect.explain.noted_run import NotedRun, Notes
 from collect.explain.read_file import ReadEvents, ReadFile
 from collect.traces import figure_cache, run_traces
-from shardlab import files, json_file
-from shardlab.decoders import DECODE_FAULTS, decoder
-from shardlab.record import GpuSample, Sample, StepRecord
-from shardlab.rundir import VALIDATION
+from shardlab.files import files, json_file
+from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.runs.record import GpuSample, Sample, StepRecord
+from shardlab.runs.rundir import VALIDATION
 
 # Attribute of a run -> pattern of the files from which its value comes, in the folder of the run. A metric that reads none of
 # these attributes, such as a metric of the code of the cell only, has no files.

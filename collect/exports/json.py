@@ -7,7 +7,7 @@ from pathlib import Path
 from collect.export import Export
 from collect.loading.load import Loaded
 from collect.summary import Summary
-from shardlab import files
+from shardlab.files import files
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:

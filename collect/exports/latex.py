@@ -15,7 +15,8 @@ from collect.loading.load import Loaded
 from collect.report import text_tables
 from collect.report.text_table import TextTable
 from collect.summary import Summary
-from shardlab import files, printable
+from shardlab.files import files
+from shardlab.terminal import printable
 
 _MARKS = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",

@@ -16,7 +16,7 @@ from collect.export import Export, environment, package
 from collect.loading.load import Loaded
 from collect.summary import Summary
 from collect.tracked_run import Tracked, TrackedStep
-from shardlab import files
+from shardlab.files import files
 
 FOLDER = "mlruns"
 STATUS = {"completed": "FINISHED", "planned": "SCHEDULED", "pending": "SCHEDULED", "running": "RUNNING", "cancelled": "KILLED",

@@ -19,7 +19,8 @@ from collect.loading.load import Loaded
 from collect.metric import menu
 from collect.report import text_tables, verdict_text
 from collect.summary import Summary
-from shardlab import files, printable
+from shardlab.files import files
+from shardlab.terminal import printable
 
 FILE = "tables.xlsx"
 NARROWEST, WIDEST = 8, 60  # widths of columns in characters

@@ -18,10 +18,10 @@ import zstandard
 from collect.fetching import manifest
 from collect.fetching.manifest import ManifestFile
 from collect.fetching.messages import BLOCK, FILE_OR_END, LENGTH, FileBegin, HeldFile, RunEnd
-from shardlab import files
 from shardlab.errors import InputError
-from shardlab.files import NotRegular
-from shardlab.remote_conversation import RemoteConversation
+from shardlab.files import files
+from shardlab.files.files import NotRegular
+from shardlab.remote.remote_conversation import RemoteConversation
 
 MOST_BLOCK = BLOCK + BLOCK // 16  # zstd makes a block that it cannot compress a little larger
 

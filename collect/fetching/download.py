@@ -24,14 +24,14 @@ from collect.fetching.manifest import ManifestFile, RunManifest
 from collect.fetching.messages import HeldFile, OfferedRun, Offers, Wanted, WantedRun
 from collect.fetching.progress import TransferProgress
 from collect.fetching.transfer import finish_folder, put_in_place, sees
-from shardlab import files, gc_pause
 from shardlab.errors import InputError, ShardlabError
-from shardlab.files import NotRegular
-from shardlab.remote_conversation import ConnectionLost, RemoteConversation
-from shardlab.remote_workspace import RemoteWorkspace
-from shardlab.rundir import RunDir
-from shardlab.state import STATES
-from shardlab.workspace import Workspace
+from shardlab.files import files, gc_pause
+from shardlab.files.files import NotRegular
+from shardlab.remote.remote_conversation import ConnectionLost, RemoteConversation
+from shardlab.remote.remote_workspace import RemoteWorkspace
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import STATES
+from shardlab.workspace.workspace import Workspace
 
 STAGING = ".incoming"  # the staging folder; it lies in runs/, so that a file can be moved into its run folder by a rename
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from collect.fetching.messages import Asked
 from collect.loading import unreadable_runs
-from shardlab import files, remote_workspace, workspace_trust
-from shardlab.console import Output
 from shardlab.errors import InputError
-from shardlab.remote_conversation import RemoteConversation
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace, chosen
+from shardlab.files import files
+from shardlab.remote import remote_workspace
+from shardlab.remote.remote_conversation import RemoteConversation
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal.console import Output
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace, chosen
 
 if TYPE_CHECKING:
     from collect.fetching.fetched_run import Downloaded, Fetched

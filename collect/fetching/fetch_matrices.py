@@ -10,12 +10,12 @@ from collections.abc import Mapping
 import msgspec
 
 from collect.fetching.manifest import regular
-from shardlab import files
-from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, ShardlabError
-from shardlab.expansion import LAST_MATRIX, Expansion, LastMatrix
-from shardlab.files import NotRegular, TooLarge
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.files import NotRegular, TooLarge
+from shardlab.matrix.expansion import LAST_MATRIX, Expansion, LastMatrix
+from shardlab.workspace.workspace import Workspace
 
 FOLDER = "matrices"  # the folder in .shardlab that contains the descriptions of matrices
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,40}\.json")
@@ -73,7 +73,7 @@ def _with_path_here(workspace: Workspace, content: bytes) -> bytes:
 
     If the path on this machine is not known, the description is not changed.
     """
-    from shardlab import remote_workspace  # imported only here: the cluster does not need it
+    from shardlab.remote import remote_workspace  # imported only here: the cluster does not need it
 
     expansion = decoder(Expansion).decode(content)
     here = remote_workspace.path_here(workspace, expansion.path)

@@ -10,8 +10,8 @@ from collect.fetching import manifest, pruning
 from collect.fetching.manifest import RunManifest
 from collect.loading.records import NO_FOLDER, RunRecords
 from shardlab.errors import InputError, WorkspaceError
-from shardlab.rundir import RunDir
-from shardlab.state import FINAL
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import FINAL
 
 
 class Downloaded(msgspec.Struct):

@@ -21,15 +21,18 @@ from collect.fetching.manifest import ManifestFile, RunManifest
 from collect.fetching.part_manifest import ListedPart
 from collect.fetching.progress import TransferProgress
 from collect.fetching.transfer import Rsync, put_in_place, those_arrived
-from shardlab import files, inventory, part_files, placement, remote_workspace, workspace_trust
 from shardlab.errors import InputError, ShardlabError
-from shardlab.files import NotRegular
-from shardlab.inventory import InventoryNode
-from shardlab.placement import Placement
-from shardlab.remote_workspace import RemoteWorkspace
-from shardlab.rundir import RunDir
-from shardlab.state import FINAL
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.files.files import NotRegular
+from shardlab.remote import remote_workspace
+from shardlab.remote.remote_workspace import RemoteWorkspace
+from shardlab.runs import part_files, placement
+from shardlab.runs.placement import Placement
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import FINAL
+from shardlab.workspace import inventory, workspace_trust
+from shardlab.workspace.inventory import InventoryNode
+from shardlab.workspace.workspace import Workspace
 
 GATHERED = "gathered"  # name of the event that is written when all parts of a run are on the first node
 STAGING = ".parts"  # the staging folder; it lies in runs/, so that a file can be moved into its run folder by a rename

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from shardlab import files, json_file
 from shardlab.errors import InputError
+from shardlab.files import files, json_file
 from shardlab.record_types import Count, Integer, RunId, Sha256
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
 
 NAME = "manifest.json"
 SCHEMA = 1

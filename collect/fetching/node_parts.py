@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collect.fetching.progress import TransferProgress
-from shardlab import placement
 from shardlab.errors import ShardlabError
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.runs import placement
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 
 def gathered(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:

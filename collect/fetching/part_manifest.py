@@ -17,10 +17,11 @@ import psutil
 
 from collect.fetching import manifest
 from collect.fetching.manifest import RunManifest
-from shardlab import console, json_file
+from shardlab.files import json_file
 from shardlab.record_types import RunId
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal import console
+from shardlab.workspace.workspace import Workspace
 
 ENDS_S = 5.0  # how long to wait at most for the end of the processes of a run that has just ended
 

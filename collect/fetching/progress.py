@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shardlab.console import Output
+from shardlab.terminal.console import Output
 
 if TYPE_CHECKING:  # only a terminal needs them, and their import takes as long as the rest of a small transfer
     from rich.live import Live

@@ -19,11 +19,13 @@ from collect.fetching.manifest import RunManifest
 from collect.fetching.progress import TransferProgress
 from collect.fetching.pruning import is_kept
 from collect.fetching.removal import RemovalRequest, RemovedFiles
-from shardlab import files, placement, remote_workspace
 from shardlab.errors import InputError, ShardlabError
-from shardlab.remote_workspace import RemoteWorkspace
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.remote import remote_workspace
+from shardlab.remote.remote_workspace import RemoteWorkspace
+from shardlab.runs import placement
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 ASK_S = 3600.0  # time limit for an answer of the other machine, which reads all files that may be removed
 NOTHING = (

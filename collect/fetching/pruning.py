@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
 
 # Names of the files that determine the state of a run. The cluster keeps these files, so that `jobs status` can show the state
 # and `jobs submit` does not submit the run again.

@@ -20,12 +20,13 @@ from collect.fetching.manifest import RunManifest
 from collect.fetching.part_manifest import is_in_use
 from collect.fetching.pruning import MARK, is_kept
 from collect.loading.records import RunRecords
-from shardlab import console, files, json_file
 from shardlab.errors import InputError
-from shardlab.files import NotRegular
-from shardlab.rundir import RunDir
-from shardlab.state import FINAL
-from shardlab.workspace import Workspace
+from shardlab.files import files, json_file
+from shardlab.files.files import NotRegular
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import FINAL
+from shardlab.terminal import console
+from shardlab.workspace.workspace import Workspace
 
 
 class RemovalRequest(msgspec.Struct):

@@ -34,11 +34,12 @@ from collect.fetching.messages import (
     WantedRun,
 )
 from collect.fetching.progress import TransferProgress
-from shardlab import console, files, gc_pause, json_file
 from shardlab.errors import InputError, WorkspaceError
-from shardlab.files import NotRegular
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace, chosen
+from shardlab.files import files, gc_pause, json_file
+from shardlab.files.files import NotRegular
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal import console
+from shardlab.workspace.workspace import Workspace, chosen
 
 # Names of files that contain text, which is compressed. Other files of a run, such as traces, are compressed already.
 TEXT = (".jsonl", ".json", ".log", ".out", ".err", ".txt", ".yaml", ".sh", ".sbatch", ".csv")

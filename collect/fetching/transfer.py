@@ -14,10 +14,11 @@ import msgspec
 
 from collect.fetching import manifest
 from collect.fetching.manifest import ManifestFile
-from shardlab import files, remote_workspace, rsync
-from shardlab.files import NotRegular
-from shardlab.remote import rsync_words
-from shardlab.remote_workspace import RemoteWorkspace
+from shardlab.files import files
+from shardlab.files.files import NotRegular
+from shardlab.remote import remote_workspace, rsync
+from shardlab.remote.remote import rsync_words
+from shardlab.remote.remote_workspace import RemoteWorkspace
 
 OPTIONS = (
     *rsync.FROM_OTHERS,

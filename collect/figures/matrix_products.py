@@ -10,7 +10,7 @@ from collect.figures.drawing.panel_rows import rows
 from collect.figures.drawing.stacked_bars import some
 from collect.findings.trace_answers import profiled
 from collect.findings.trace_details import ProductOfStep, products_of
-from shardlab.gpu_models import peak_flops
+from shardlab.hardware.gpu_models import peak_flops
 
 NAME = "matrix_products"
 LEGEND_PX = 30

@@ -18,8 +18,8 @@ from collect.loading.loaded_run import LoadedRun
 from collect.timeline import timeline
 from collect.timeline.straggler import PHASES, Straggler
 from collect.timeline.timeline import Spans
-from shardlab import instrument_span
-from shardlab.instrument_span import InstrumentAct
+from shardlab.runs import instrument_span
+from shardlab.runs.instrument_span import InstrumentAct
 
 ROW_PX, HEAD_PX = 22, 44  # height of a rank's row; height of a panel's title with the distance to the next panel
 MOST_PANELS = 6

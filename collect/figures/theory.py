@@ -11,7 +11,7 @@ from collect.figure import LINE, MUTED, CellMark, Figure, Group, shown_first
 from collect.figures.drawing.stacked_bars import BarPanel, BarPart
 from collect.figures.drawing.stacked_bars import draw as stacked
 from collect.figures.memory_timeline import CATEGORIES, written
-from shardlab.prediction import Prediction
+from shardlab.runs.prediction import Prediction
 
 STATES = ("parameter", "master_parameter", "optimizer_state", "gradient", "gathered")  # what strategies shard or replicate
 COLLECTIVES = {  # other colours than those of STATES, because both panels share a legend

@@ -17,10 +17,10 @@ from collect.loading.loaded_run import LoadedRun
 from collect.metric import Compared
 from collect.sources.samples import measured, within
 from collect.sources.steps import window
-from shardlab import faults
-from shardlab.cell import Cell, Role, keys_of
 from shardlab.errors import UnknownName
-from shardlab.nvml import POWER_CAP
+from shardlab.hardware.nvml import POWER_CAP
+from shardlab.matrix import faults
+from shardlab.matrix.cell import Cell, Role, keys_of
 
 LEAST_SHARE = 0.05  # a GPU is reported if at least this share of its samples shows trouble: shorter trouble hardly matters
 # Keys that may differ between cells that do the same work. Options of the workload are compared separately.

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from collect.findings.statistics import Estimate
-from shardlab import faults
-from shardlab.record import SameWork
+from shardlab.matrix import faults
+from shardlab.runs.record import SameWork
 
 
 class RunRow(msgspec.Struct):

@@ -8,8 +8,8 @@ import msgspec
 
 from collect.findings import columns
 from collect.findings.row import flat
-from shardlab import batch_search
-from shardlab.search_path import SearchPath, SearchTry
+from shardlab.matrix import batch_search
+from shardlab.runs.search_path import SearchPath, SearchTry
 
 TITLE = "Searches for a batch size"
 HEADINGS = ("Cell", "Searched", "Repeat", "Found", "Tries")

@@ -14,10 +14,10 @@ from collect.history import periods
 from collect.history.periods import CellHistory, HistoryChange, HistoryMetric, HistoryRun
 from collect.loading.load import load
 from collect.report import verdict_text
-from shardlab import moments
-from shardlab.console import Output
 from shardlab.errors import InputError, ShardlabError
-from shardlab.workspace import Workspace
+from shardlab.terminal import moments
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 
 COLUMNS = ["Cell", "Date (UTC)", "Workspace", "n", "Step time", "Throughput", "Train time", "Step / first", "What changed"]
 MOST_CHANGES = 4  # the most changes that a row of the table names

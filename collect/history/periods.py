@@ -13,7 +13,7 @@ from collect import metric
 from collect.comparison import environment
 from collect.loading.load import Loaded
 from collect.loading.loaded_run import LoadedRun
-from shardlab import moments
+from shardlab.terminal import moments
 
 METRICS = ("step_time_ms", "throughput_per_s", "train_time_s", "peak_memory_bytes", "final_loss")
 

@@ -10,13 +10,15 @@ import msgspec
 from collect.loading import read_many
 from collect.loading.loaded_run import LoadedRun
 from collect.loading.records import NO_FOLDER
-from shardlab import gc_pause, inventory, lease_cutoff, search_path
-from shardlab.batch_search import try_cell
-from shardlab.cell import Cell
-from shardlab.expansion import ExpandedCell, Expansion
-from shardlab.run import parts_of
-from shardlab.search_path import SearchPath
-from shardlab.workspace import Workspace
+from shardlab.files import gc_pause
+from shardlab.matrix.batch_search import try_cell
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.expansion import ExpandedCell, Expansion
+from shardlab.runs import lease_cutoff, search_path
+from shardlab.runs.run import parts_of
+from shardlab.runs.search_path import SearchPath
+from shardlab.workspace import inventory
+from shardlab.workspace.workspace import Workspace
 
 
 class LoadedCell(msgspec.Struct):

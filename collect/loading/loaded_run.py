@@ -23,12 +23,12 @@ from collect.sources.steps import Frames, Recorded
 from collect.traces import run_traces
 from collect.traces.breakdown import Breakdown
 from collect.traces.run_traces import RunTraces
-from shardlab import prediction
-from shardlab.cell import Cell
-from shardlab.prediction import Prediction
-from shardlab.record import Sample
-from shardlab.run import RunIdParts, parts_of
-from shardlab.study import Traces
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.study import Traces
+from shardlab.runs import prediction
+from shardlab.runs.prediction import Prediction
+from shardlab.runs.record import Sample
+from shardlab.runs.run import RunIdParts, parts_of
 
 # Samples are moved into frames when there are this many: as records, they need several times more memory. With parts of 2,500
 # samples, a run of 230,000 samples needed a third more memory and as much time.

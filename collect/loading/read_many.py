@@ -28,7 +28,7 @@ from collect.loading.telemetry import Coverage
 from collect.sources import samples, steps
 from collect.sources.samples import Samples
 from collect.sources.steps import Frames
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
 
 AT_ONCE = 50_000  # step records and samples are moved into frames, which need less memory, when there are this many
 MANY = 2_000  # with this many runs or more, several processes read; a start of a process takes as long as reading half of them

@@ -18,12 +18,15 @@ import msgspec
 from collect.sample_columns import reader
 from collect.sample_columns.reader import BuiltSegment
 from collect.sample_columns.segment import ReadSegment
-from shardlab import files, run_guard, suspension
-from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab import run_guard
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
-from shardlab.files import NotRegular
-from shardlab.host import Host
-from shardlab.record import (
+from shardlab.files import files
+from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.files import NotRegular
+from shardlab.hardware.host import Host
+from shardlab.record_types import ClockOffset
+from shardlab.runs import suspension
+from shardlab.runs.record import (
     CLOCK,
     SAMPLER_ENDED,
     Event,
@@ -36,11 +39,10 @@ from shardlab.record import (
     damaged_line,
     read_lines,
 )
-from shardlab.record_types import ClockOffset
-from shardlab.run import Run
-from shardlab.rundir import VALIDATION, RunDir, judged, was_rehearsal
-from shardlab.state import JudgedState
-from shardlab.suspension import Pause
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import VALIDATION, RunDir, judged, was_rehearsal
+from shardlab.runs.state import JudgedState
+from shardlab.runs.suspension import Pause
 
 if TYPE_CHECKING:  # frames need the extra `report`
     from collect.sources.segment_frames import CheckedSegment

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shardlab.console import Output
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal.console import Output
 
 
 def show(output: Output, runs: Iterable[tuple[RunDir, str]]) -> int:

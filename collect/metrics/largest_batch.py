@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
-from shardlab import search_path
+from shardlab.runs import search_path
 
 
 def largest_batch(run: LoadedRun) -> Quantity | None:

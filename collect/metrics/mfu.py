@@ -5,7 +5,7 @@ from __future__ import annotations
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 from collect.metrics.throughput import throughput
-from shardlab.gpu_models import peak_flops
+from shardlab.hardware.gpu_models import peak_flops
 
 
 def mfu(run: LoadedRun) -> Quantity | None:

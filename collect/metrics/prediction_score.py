@@ -8,7 +8,7 @@ from typing import NamedTuple
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 from collect.metrics.energy import energy
-from shardlab.prediction import PredictedRange, Prediction, exactly
+from shardlab.runs.prediction import PredictedRange, Prediction, exactly
 
 STEP_TIME, MEMORY, TRAFFIC, ENERGY = "step time", "memory", "traffic", "energy"
 UNITS = {STEP_TIME: "s", MEMORY: "bytes", TRAFFIC: "bytes", ENERGY: "J"}  # unit of a category, whose numbers are for one step

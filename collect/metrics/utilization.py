@@ -12,7 +12,7 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 from collect.sources.device_rows import DeviceRows
 from collect.sources.samples import within
-from shardlab.host import Host
+from shardlab.hardware.host import Host
 
 
 def cpu(run: LoadedRun) -> Quantity | None:

@@ -74,7 +74,9 @@ from collect.report import (
     verdict_text,
 )
 from collect.summary import Summary
-from shardlab import __version__, citation, printable
+from shardlab import __version__
+from shardlab.matrix import citation
+from shardlab.terminal import printable
 from templates import render_page
 
 TEMPLATE = "report/index.html.j2"

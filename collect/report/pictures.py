@@ -13,8 +13,8 @@ from collect.loading.load import Loaded
 from collect.report import palette
 from collect.report.page import DrawnFigure, drawings
 from collect.summary import Summary
-from shardlab import files
 from shardlab.errors import InputError, MissingExtra
+from shardlab.files import files
 
 FORMATS = ("svg", "png")
 FOLDER = "figures"

@@ -10,7 +10,7 @@ from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
 from collect.report import choice_text, fault_text, score_text, truncation, verdict_text
 from collect.summary import Summary
-from shardlab.console import Output
+from shardlab.terminal.console import Output
 
 STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red", "node_fail": "red", "hung": "red"}
 

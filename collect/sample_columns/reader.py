@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from collect.sample_columns.segment import LEAST, MAGIC, MOST_LINE, Digest, ReadSegment, SegmentFault, read_line
-from shardlab import files
 from shardlab.errors import WorkspaceError
-from shardlab.part_files import COLUMNS
-from shardlab.record import RecordLines, Sample, decode_lines
+from shardlab.files import files
+from shardlab.runs.part_files import COLUMNS
+from shardlab.runs.record import RecordLines, Sample, decode_lines
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor

@@ -18,7 +18,7 @@ import msgspec
 
 from collect.sample_columns import tables
 from collect.sample_columns.tables import ALWAYS, LISTED, Kind
-from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, decoder
 from shardlab.record_types import BootId, Count, HostName, Integer, Measured, Seconds, Sha256, WallTime
 
 SCHEMA = 1
@@ -52,7 +52,7 @@ _LISTS: Mapping[Kind, Any] = {
     "texts": list[list[str] | None],
     "ints": list[list[Integer] | None],
 }
-# Columns whose values have another type than their kind. The types are those of `shardlab.record.Sample`.
+# Columns whose values have another type than their kind. The types are those of `shardlab.runs.record.Sample`.
 _NAMED: Mapping[str, Any] = {"host": list[HostName], "boot_id": list[BootId], "t_s": list[Seconds], "wall_s": list[WallTime]}
 _DECODERS = {key: decoder(shape) for shapes in (_LISTS, _NAMED) for key, shape in shapes.items()}
 

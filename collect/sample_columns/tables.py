@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from shardlab.record import Sample
+from shardlab.runs.record import Sample
 
 # `texts` and `ints` are lists. A column of texts or lists is stored as its distinct values and a code for each row.
 Kind = Literal["text", "float", "int", "bool", "texts", "ints"]

@@ -25,10 +25,10 @@ from collect.sample_columns.segment import (
     code_width,
 )
 from collect.sample_columns.tables import LISTED, Kind
-from shardlab import files
-from shardlab.decoders import DECODE_FAULTS, decoder
-from shardlab.part_files import COLUMNS
-from shardlab.record import Record, Sample
+from shardlab.files import files
+from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.runs.part_files import COLUMNS
+from shardlab.runs.record import Record, Sample
 
 # Lines that are decoded at a time: this takes 8 ms, so that the next sample is not late, and each call serves many values.
 BATCH = 100

@@ -15,8 +15,8 @@ import msgspec
 
 from collect.sampler.source import Source
 from shardlab.errors import InputError
-from shardlab.nvml import compute_processes, throttles
-from shardlab.record import GpuSample, Sample
+from shardlab.hardware.nvml import compute_processes, throttles
+from shardlab.runs.record import GpuSample, Sample
 
 KIB = 1024
 MOST_EVENTS = 64  # the most events that one sample reads: a faulty GPU may report errors faster than they can be read

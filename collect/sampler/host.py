@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from collect.sampler.source import KernelFile, Source
-from shardlab.record import Sample
+from shardlab.runs.record import Sample
 
 SECTOR_BYTES = 512  # the unit of /proc/diskstats, which does not depend on the sector size of the disk
 KIB = 1024

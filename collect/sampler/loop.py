@@ -19,11 +19,11 @@ from collect.sampler.host import HostSource
 from collect.sampler.nic import NicSource, RdmaSource
 from collect.sampler.nvidia_smi import PROGRAM, SmiSource
 from collect.sampler.source import Source
-from shardlab import host
-from shardlab.cell import FASTEST_HZ
-from shardlab.console import Output
 from shardlab.errors import InputError
-from shardlab.record import SCHEMA, LineWriter, Sample
+from shardlab.hardware import host
+from shardlab.matrix.cell import FASTEST_HZ
+from shardlab.runs.record import SCHEMA, LineWriter, Sample
+from shardlab.terminal.console import Output
 
 ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 

@@ -13,8 +13,8 @@ import msgspec
 
 from collect.sampler.ethtool import DriverCounters
 from collect.sampler.source import KernelFile, Source
-from shardlab import host
-from shardlab.record import NicSample, RdmaSample, Sample
+from shardlab.hardware import host
+from shardlab.runs.record import NicSample, RdmaSample, Sample
 
 COUNTERS = (
     *("rx_bytes", "tx_bytes", "rx_packets", "tx_packets"),

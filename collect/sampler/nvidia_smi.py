@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from collect.sampler.source import Source
-from shardlab.nvml import throttled_by
-from shardlab.record import GpuSample, Sample
+from shardlab.hardware.nvml import throttled_by
+from shardlab.runs.record import GpuSample, Sample
 
 MIB = 2**20
 PROGRAM = "nvidia-smi"

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from pathlib import Path
 
-from shardlab.record import Sample
+from shardlab.runs.record import Sample
 
 CHUNK_BYTES = 65536
 

@@ -9,9 +9,9 @@ import os
 import re
 from typing import Generic, TypeVar
 
-from shardlab import files
-from shardlab.record import Record, decode_lines
-from shardlab.rundir import RunDir
+from shardlab.files import files
+from shardlab.runs.record import Record, decode_lines
+from shardlab.runs.rundir import RunDir
 
 _HOST = re.compile(r"([^/]+)\.jsonl")
 R = TypeVar("R", bound=Record)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from shardlab import json_file
+from shardlab.files import json_file
 from shardlab.record_types import Count, Milliseconds
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from shardlab import files
+from shardlab.files import files
 
 MOST_BYTES = 8 << 20  # at most this many bytes are read, from the beginning of a log
 MOST_DEVICES = 32

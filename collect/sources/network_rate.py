@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from shardlab.record import Sample
+from shardlab.runs.record import Sample
 
 
 class NetworkRate:

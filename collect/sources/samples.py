@@ -13,7 +13,7 @@ import polars as pl
 from collect.sample_columns import tables
 from collect.sample_columns.tables import Kind
 from collect.sources.interfaces import with_one_name_each
-from shardlab.record import Record, Sample
+from shardlab.runs.record import Record, Sample
 
 KINDS: Mapping[Kind, Any] = {
     "text": pl.String,

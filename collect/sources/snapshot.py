@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from shardlab import files
-from shardlab.decoders import DECODE_FAULTS, decoder
+from shardlab.files import files
+from shardlab.files.decoders import DECODE_FAULTS, decoder
 
 MOST_BYTES = 1 << 29  # a file whose JSON text is larger is not read, because it would need too much memory
 SIZES = {"256 MiB or more": 1 << 28, "32 to 256 MiB": 1 << 25, "1 to 32 MiB": 1 << 20, "below 1 MiB": 0}

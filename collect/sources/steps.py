@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from shardlab.record import StepRecord
+from shardlab.runs.record import StepRecord
 
 SCHEMA = {
     "rank": pl.Int64,

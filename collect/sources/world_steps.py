@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardlab.record import StepRecord
+from shardlab.runs.record import StepRecord
 
 MOST_WAITING = 200_000  # the most incomplete steps in memory; there are only so many if records of a rank are missing
 

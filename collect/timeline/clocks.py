@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shardlab.decoders import DECODE_FAULTS
-from shardlab.record import CLOCK, Event
+from shardlab.files.decoders import DECODE_FAULTS
 from shardlab.record_types import ClockOffset
+from shardlab.runs.record import CLOCK, Event
 
 _FIRST_RANK = re.compile(r"rank-(\d{5,9})")
 

@@ -16,12 +16,13 @@ from collect.timeline import perfetto
 from collect.timeline.clocks import ComparedClock
 from collect.timeline.straggler import PHASES
 from collect.timeline.timeline import RunTimeline, act_label, of_run, profiled
-from shardlab import faults, instrument_span
-from shardlab.console import Output
 from shardlab.errors import InputError
-from shardlab.instrument_span import InstrumentSpan
-from shardlab.run import REHEARSAL
-from shardlab.workspace import Workspace
+from shardlab.matrix import faults
+from shardlab.runs import instrument_span
+from shardlab.runs.instrument_span import InstrumentSpan
+from shardlab.runs.run import REHEARSAL
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 
 
 def show(workspace: Workspace, run_id: str, file: str | None, output: Output) -> int:

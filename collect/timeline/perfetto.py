@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from collect.timeline.timeline import RunTimeline, Spans
-from shardlab import files
+from shardlab.files import files
 
 
 def write(path: Path, timeline: RunTimeline, profiled: Iterable[Spans], mark: str = "") -> int:

@@ -14,9 +14,9 @@ from collect.timeline import straggler
 from collect.timeline.clocks import Clocks
 from collect.timeline.straggler import Straggler
 from collect.traces import run_traces, trace
-from shardlab import instrument_span
-from shardlab.instrument_span import InstrumentAct, InstrumentSpan
-from shardlab.record import Event
+from shardlab.runs import instrument_span
+from shardlab.runs.instrument_span import InstrumentAct, InstrumentSpan
+from shardlab.runs.record import Event
 
 UNKNOWN = "host not recorded"
 

@@ -8,7 +8,7 @@ from collect import notation
 from collect.traces.difference import StepDifference
 from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.run_answers import RunAnswers
-from shardlab.console import Output
+from shardlab.terminal.console import Output
 
 SHOWN = 12  # the most rows that a table shows; the JSON document contains all rows
 _MS = 1e6  # ns in a millisecond

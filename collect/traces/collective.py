@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from shardlab.decoders import DECODE_FAULTS
+from shardlab.files.decoders import DECODE_FAULTS
 
 # Name of a scalar type of PyTorch (c10/core/ScalarType.h) -> size of an element of this type in bytes.
 ELEMENT_BYTES = {

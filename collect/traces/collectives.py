@@ -18,7 +18,7 @@ from collect.traces import sent_bytes
 from collect.traces.calls import CollectiveCall, ProcessGroup
 from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.stragglers import Waits
-from shardlab import gpu_models
+from shardlab.hardware import gpu_models
 
 # Collective -> function that gives for a number of ranks n the bus bandwidth divided by the algorithm bandwidth (nccl-tests).
 _FACTORS: dict[str, Callable[[int], float]] = {

@@ -18,11 +18,11 @@ from collect.traces.file_figures import FileFigures, damages, file_figures, in_o
 from collect.traces.operators import OperatorDifference, differences
 from collect.traces.run_answers import RunAnswers
 from collect.traces.trace import Trace
-from shardlab.console import Output
 from shardlab.errors import InputError
-from shardlab.run import REHEARSAL
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.runs.run import REHEARSAL
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 
 _SHOWN = 12  # the most rows that a table of operators shows; the JSON document contains all rows
 _MS = 1e6  # ns in a millisecond

@@ -8,7 +8,7 @@ from collect import notation
 from collect.traces import rank_sums
 from collect.traces.answer_tables import SHOWN, ms, number
 from collect.traces.rank_analysis import RankAnalysis
-from shardlab.console import Output
+from shardlab.terminal.console import Output
 
 MOST_LAYERS = 40  # the most rows of the table of modules; the JSON document contains all modules
 _LONGEST = 72  # the most characters of the name of a kernel; a longer name is cut

@@ -15,8 +15,8 @@ from collect import traces as traces_
 from collect.traces import trace
 from collect.traces.breakdown import Breakdown, breakdown
 from collect.traces.rank_analysis import RankAnalysis, analyse
-from shardlab import files, json_file
 from shardlab.errors import WorkspaceError
+from shardlab.files import files, json_file
 
 
 class TraceFigures(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from shardlab.decoders import DECODE_FAULTS
+from shardlab.files.decoders import DECODE_FAULTS
 
 _KEY = r'"{}"\s*:\s*'
 _HOST = re.compile(_KEY.format("host_name").encode() + rb'("(?:[^"\\]|\\.){0,255}")')

@@ -23,7 +23,7 @@ from collect.traces.activities import Activities
 from collect.traces.details import EventSpans
 from collect.traces.nesting import containing, innermost
 from collect.traces.trace import Trace
-from shardlab.decoders import DECODE_FAULTS
+from shardlab.files.decoders import DECODE_FAULTS
 
 _LARGEST = 1 << 60  # the most FLOPs of one call: no device can do more FLOPs, so larger shapes mean that the trace is damaged
 _PLACES = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2), "aten::_scaled_mm": (0, 1)}

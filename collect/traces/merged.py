@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from collect.traces.file_figures import FileFigures, in_order
-from shardlab import json_file
 from shardlab.errors import InputError, ShardlabError
-from shardlab.run import Run
-from shardlab.rundir import RunDir
-from shardlab.trace_part import SET_NAME, SUMMARIES, TracePart, summary_name
-from shardlab.workspace import Workspace
+from shardlab.files import json_file
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.trace_part import SET_NAME, SUMMARIES, TracePart, summary_name
+from shardlab.workspace.workspace import Workspace
 
 _MOST_NAMED = 5  # the most runs that a message names
 

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from collect.traces import trace
 from collect.traces.file_figures import file_figures
-from shardlab import console, files
 from shardlab.errors import InputError, ShardlabError
-from shardlab.record import SCHEMA, LineWriter, Result, StepRecord
-from shardlab.run import Run
-from shardlab.rundir import RunDir
-from shardlab.trace_part import SUMMARIES, summary_name
+from shardlab.files import files
+from shardlab.runs.record import SCHEMA, LineWriter, Result, StepRecord
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.trace_part import SUMMARIES, summary_name
+from shardlab.terminal import console
 
 
 def main(argv: Sequence[str]) -> int:

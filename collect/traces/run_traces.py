@@ -14,7 +14,7 @@ from collect.traces.breakdown import Breakdown
 from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.run_answers import RunAnswers
 from shardlab.errors import InputError
-from shardlab.study import Traces
+from shardlab.matrix.study import Traces
 
 
 class RunTraces(msgspec.Struct, frozen=True, dict=True):

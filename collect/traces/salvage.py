@@ -13,7 +13,7 @@ from msgspec import Raw
 from zlib_ng import zlib_ng  # takes less than half the time that zlib takes to decompress
 
 from collect.traces.event import AnyArgs, AnyEvent
-from shardlab import files
+from shardlab.files import files
 
 BLOCK = 1 << 18  # bytes that are decoded at once: they fit into the second-level cache, and are a quarter faster than 4 MiB
 _COMPRESSED = 1 << 16  # bytes of a gzip file that are read at once; few: each decompression copies those that are left

@@ -20,7 +20,7 @@ from collect.traces.event import UNKNOWN, Args, TraceEvent, integers
 from collect.traces.event_decoder import DecodedEvents, EventDecoder, timed
 from collect.traces.head import TraceHead, read_head
 from collect.traces.salvage import CutShort, blocks, salvage
-from shardlab.decoders import DECODE_FAULTS
+from shardlab.files.decoders import DECODE_FAULTS
 
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_LIST = re.compile(rb"\A\s*\[")

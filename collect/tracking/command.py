@@ -11,10 +11,10 @@ import psutil
 
 from collect import export, tracked_run
 from collect.tracking.live_points import LivePoints
-from shardlab import trackers
-from shardlab.console import Output
-from shardlab.state import FINAL
-from shardlab.workspace import Workspace
+from shardlab.runs import trackers
+from shardlab.runs.state import FINAL
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 
 LOOK_S = 2.0  # seconds between two readings of the records
 NICENESS = 10  # lowers the priority of this process, so that it does not slow down the ranks of the run

@@ -13,10 +13,12 @@ from collect.sources.followed_records import FollowedRecords, sampled_hosts
 from collect.sources.network_rate import NetworkRate
 from collect.sources.world_steps import WorldStep, WorldSteps
 from collect.tracked_run import TrackedStep
-from shardlab import files, printable, suspension
-from shardlab.record import Sample, StepRecord, ValidationRecord
-from shardlab.run import Run
-from shardlab.rundir import RunDir
+from shardlab.files import files
+from shardlab.runs import suspension
+from shardlab.runs.record import Sample, StepRecord, ValidationRecord
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal import printable
 
 SYSTEM_S = 2.0  # length in seconds of the periods over which system metrics are averaged
 OF_GPU = ("utilization_pct", "memory_used_bytes", "power_w", "temperature_c", "sm_clock_mhz")

@@ -16,10 +16,10 @@ from collect.verdicts import draws, part_text, reasons
 from collect.verdicts.draws import Value
 from collect.verdicts.selection import STATE, Measurements, NoMeasurement
 from collect.verdicts.uncertain_number import Number
-from shardlab import cell_names, matrix
-from shardlab.expansion import Expansion
-from shardlab.expression import MAX_LENGTH, Expression, ExpressionError
-from shardlab.study import Claim
+from shardlab.matrix import cell_names, matrix
+from shardlab.matrix.expansion import Expansion
+from shardlab.matrix.expression import MAX_LENGTH, Expression, ExpressionError
+from shardlab.matrix.study import Claim
 
 Word = Literal["reproduced", "contradicted", "undecided", "ambiguous", "not run"]
 LEAST_REPEATS = 3  # with this many repeats or more, the interval of a mean is computed from the scatter of these repeats

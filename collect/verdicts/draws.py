@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from shardlab.expression import Evaluator, ExpressionError
+from shardlab.matrix.expression import Evaluator, ExpressionError
 
 DRAWS = 10_000
 SEED = 20_260_101  # the seed of all draws, so that the same records always give the same verdicts

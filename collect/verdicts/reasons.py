@@ -11,8 +11,8 @@ from typing import Any
 
 from collect.findings.row import CellRow
 from collect.loading.load import Loaded, LoadedCell
-from shardlab import cell_names
-from shardlab.study import Assumed, Claim, Reported, Setting
+from shardlab.matrix import cell_names
+from shardlab.matrix.study import Assumed, Claim, Reported, Setting
 
 _SIZES = (
     "workload",

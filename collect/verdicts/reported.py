@@ -13,7 +13,7 @@ from collect.verdicts import reasons
 from collect.verdicts.printed_number import Printed, parse
 from collect.verdicts.selection import STATE, Measurements, NoMeasurement
 from collect.verdicts.uncertain_number import Number
-from shardlab.study import Reported
+from shardlab.matrix.study import Reported
 
 _OF_A_CPU = {KINDS["rss_bytes"], "cpu"}  # kinds of numbers measured on a CPU; a study on GPUs measures them in another way
 

@@ -15,8 +15,8 @@ from collect.findings.statistics import Noise, noise
 from collect.loading.load import Loaded, LoadedCell
 from collect.loading.loaded_run import Quantity
 from collect.metric import Argument, Compared, Metric, menu
-from shardlab import cell_names
-from shardlab.metric_names import STATE as STATE
+from shardlab.matrix import cell_names
+from shardlab.matrix.metric_names import STATE as STATE
 
 
 class NoMeasurement(Exception):

@@ -19,11 +19,14 @@ from collect.report import palette
 from collect.watch.curve import LiveCurve
 from collect.watch.queue import Queue, QueuedRun, counts
 from collect.watch.run_series import OF_STEPS, OF_TIME
-from shardlab import __version__, inventory, moments, printable, recorder_ends
+from shardlab import __version__
 from shardlab.errors import ShardlabError
-from shardlab.rundir import was_rehearsal
-from shardlab.state import JudgedState
-from shardlab.workspace import Workspace
+from shardlab.runs import recorder_ends
+from shardlab.runs.rundir import was_rehearsal
+from shardlab.runs.state import JudgedState
+from shardlab.terminal import moments, printable
+from shardlab.workspace import inventory
+from shardlab.workspace.workspace import Workspace
 from templates import render_page
 
 LEAST_S = 1.0  # the least time in seconds between two readings of the record files, however many pages are open

@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 import msgspec
 
 from collect.watch.run_series import RunSeries
-from shardlab import lease_cutoff, suspension
+from shardlab.cluster.lease import Lease
 from shardlab.errors import ShardlabError
-from shardlab.lease import Lease
-from shardlab.record import Event, Result
-from shardlab.run import Run, attempt_of
-from shardlab.rundir import RunDir
-from shardlab.state import FINAL, STATES, JudgedState
-from shardlab.workspace import Workspace
+from shardlab.runs import lease_cutoff, suspension
+from shardlab.runs.record import Event, Result
+from shardlab.runs.run import Run, attempt_of
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import FINAL, STATES, JudgedState
+from shardlab.workspace.workspace import Workspace
 
 Signature = tuple[tuple[str, int, int, int], ...]  # (name, inode, size, change time in ns) of each file that tells the state
 SETTLED = FINAL | {"unknown"}

@@ -9,12 +9,13 @@ from collect.sources.followed_records import FollowedRecords, sampled_hosts
 from collect.sources.network_rate import NetworkRate
 from collect.sources.world_steps import WorldSteps
 from collect.watch.curve import LiveCurve
-from shardlab import files, suspension
-from shardlab.progress import Progress
-from shardlab.record import Sample, StepRecord
-from shardlab.run import Run
-from shardlab.rundir import RunDir
-from shardlab.suspension import Pause
+from shardlab.files import files
+from shardlab.runs import suspension
+from shardlab.runs.progress import Progress
+from shardlab.runs.record import Sample, StepRecord
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.suspension import Pause
 
 LOSS, STEP_TIME = "Loss", "Step time (ms)"
 GPU_BUSY, GPU_MEMORY, GPU_POWER = "GPU busy (%)", "GPU memory in use (GiB)", "GPU power (W)"

@@ -29,10 +29,11 @@ from collect.report.page import plotly_script
 from collect.summary import summarize
 from collect.watch.live_page import LivePage
 from collect.write_report import PAGE
-from shardlab import gc_pause, printable
-from shardlab.console import Output
 from shardlab.errors import InputError, ShardlabError
-from shardlab.workspace import Workspace
+from shardlab.files import gc_pause
+from shardlab.terminal import printable
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 from templates import render_page
 
 ADDRESS = "127.0.0.1"

@@ -15,8 +15,8 @@ from jobs.adaptation.adapted_questions import Cannot, Questions, changed_names, 
 from jobs.own_plugins import OwnPlugins
 from jobs.resolve import Capacity
 from shardlab.errors import InputError
-from shardlab.matrix import Matrix
-from shardlab.study import Deviation
+from shardlab.matrix.matrix import Matrix
+from shardlab.matrix.study import Deviation
 
 SUFFIX = "-adapted"  # the end of the name of an adapted matrix
 LONGEST_NAME = 41  # the most characters of the name of an adapted matrix

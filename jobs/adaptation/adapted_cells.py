@@ -29,10 +29,10 @@ from jobs.adaptation import adapted_means
 from jobs.adaptation.adapted_means import ReplacedValue
 from jobs.own_plugins import OwnPlugins
 from jobs.resolve import Capacity, misfits, resolve
-from shardlab import matrix
-from shardlab.cell import Cell
 from shardlab.errors import InputError
-from shardlab.matrix import Matrix, Point
+from shardlab.matrix import matrix
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.matrix import Matrix, Point
 
 DEGREES = ("dp", "tp", "pp")
 

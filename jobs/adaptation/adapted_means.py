@@ -15,8 +15,8 @@ import msgspec
 
 from jobs.launcher import launchers
 from jobs.resolve import Capacity, why_unusable
-from shardlab import cell_sizes
-from shardlab.matrix import Matrix, Point
+from shardlab.matrix import cell_sizes
+from shardlab.matrix.matrix import Matrix, Point
 
 KEYS = ("gpu_type", "launcher", "time_limit")
 FIRST = "torchrun"  # the launcher that is tried first: it starts ranks on every cluster

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from jobs.adaptation.adapted_cells import AdaptedCell
-from shardlab import cell_names
-from shardlab.cell import Cell
-from shardlab.expression import MAX_LENGTH, Expression
+from shardlab.matrix import cell_names
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.expression import MAX_LENGTH, Expression
 
 # The values that are added to a filter if it would otherwise select too many cells. They are tried in this order.
 FURTHER = tuple(dict.fromkeys(("nnodes", "gradient_accumulation_steps", "micro_batch_size", *cell_names.PLAIN)))
@@ -29,7 +29,7 @@ SHOWN = (
     "global_batch_size",
 )  # values of a cell that a reader sees as changed
 BETWEEN_NODES = ("network_", "rdma_", "pause_frames", "wire_")  # metrics whose names begin so are about links between nodes
-Values = dict[str, Any]  # the values of a resolved cell, by name (shardlab.cell_names)
+Values = dict[str, Any]  # the values of a resolved cell, by name (shardlab.matrix.cell_names)
 
 
 class CellsBefore(msgspec.Struct, frozen=True):

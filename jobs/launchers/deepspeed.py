@@ -19,10 +19,10 @@ import msgspec
 
 from jobs.launcher import Launcher
 from jobs.rendezvous import master, node_number
-from shardlab import console
 from shardlab.errors import InputError
-from shardlab.run import Run
-from shardlab.rundir import RunDir
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal import console
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 

@@ -4,7 +4,7 @@ not import torch, and a run takes seconds."""
 from __future__ import annotations
 
 from jobs.launcher import Launcher
-from shardlab.run import Run
+from shardlab.runs.run import Run
 
 
 def command(run: Run, python: str) -> list[str]:

@@ -24,10 +24,11 @@ from typing import NoReturn
 from jobs import node_processes
 from jobs.launcher import Launcher
 from jobs.rendezvous import master
-from shardlab import console, files
 from shardlab.errors import InputError
-from shardlab.run import Run
-from shardlab.rundir import RunDir
+from shardlab.files import files
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal import console
 
 FOLDER = "log/submitit"
 LOCAL = "SUBMITIT_LOCAL_"  # prefix of the variables in which submitit's local executor gives a process its rank

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jobs.launcher import Launcher
-from shardlab.run import Run
+from shardlab.runs.run import Run
 
 _RANK = ("-m", "trainers", "run", ".")
 JOIN_S = 600  # seconds that torchrun itself allows until all nodes have joined the rendezvous

@@ -10,9 +10,9 @@ import msgspec
 from jobs.planner import gpu, predict, sharding
 from jobs.planner.machine import PlannedMachine
 from jobs.planner.rules import JudgedRule, judge
-from shardlab.cell import Cell, Instruments, Schedule
-from shardlab.prediction import PredictedRange, Prediction
-from shardlab.rehearsed import Answer, Rehearsed
+from shardlab.matrix.cell import Cell, Instruments, Schedule
+from shardlab.runs.prediction import PredictedRange, Prediction
+from shardlab.runs.rehearsed import Answer, Rehearsed
 from trainers import menu
 from trainers.strategy import Strategy
 from trainers.workload import Workload

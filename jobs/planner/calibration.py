@@ -16,8 +16,8 @@ from statistics import median
 import msgspec
 
 from jobs.planner import gpu
-from shardlab.cell import Cell
-from shardlab.prediction import PredictedRange, exactly
+from shardlab.matrix.cell import Cell
+from shardlab.runs.prediction import PredictedRange, exactly
 
 Key = tuple[str, ...]
 LEAST_SPREAD = 0.05

@@ -8,8 +8,8 @@ import msgspec
 
 from jobs.planner import pipeline_schedule, pipeline_share
 from jobs.planner.pipeline_schedule import SimulatedPipeline
-from shardlab.cell import Cell
-from shardlab.prediction import Prediction
+from shardlab.matrix.cell import Cell
+from shardlab.runs.prediction import Prediction
 
 # the time of a pass of one micro-batch through all stages of a rank; `step_time` uses the same ratio of backward to forward
 FORWARD, BACKWARD = 1.0, 2.0

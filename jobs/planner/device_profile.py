@@ -8,9 +8,9 @@ from importlib import resources
 
 import msgspec
 
-from shardlab import gpu_models
-from shardlab.gpu_models import GpuModel
-from shardlab.prediction import PredictedRange
+from shardlab.hardware import gpu_models
+from shardlab.hardware.gpu_models import GpuModel
+from shardlab.runs.prediction import PredictedRange
 from trainers.precision import computed_bytes
 
 STREAMED = PredictedRange(0.70, 0.85, 0.92)  # share of the memory bandwidth that an optimizer's kernels reach; assumed

@@ -14,7 +14,7 @@ import msgspec
 from jobs.planner import model_facts, pipeline_share, sharding
 from jobs.planner.model_facts import ModelFacts
 from jobs.planner.sharding import strategy
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import precision
 
 Axis = Literal["dp", "replicas", "tp", "pp"]

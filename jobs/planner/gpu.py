@@ -6,10 +6,10 @@ import re
 
 from jobs.planner import device_profile
 from jobs.planner.memory import terms
-from shardlab import gpu_models
 from shardlab.errors import UnknownName
-from shardlab.gpu_models import GpuModel
-from shardlab.prediction import PredictedRange, exactly
+from shardlab.hardware import gpu_models
+from shardlab.hardware.gpu_models import GpuModel
+from shardlab.runs.prediction import PredictedRange, exactly
 
 GIB = 1 << 30
 

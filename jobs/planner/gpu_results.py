@@ -17,11 +17,11 @@ import jobs
 from jobs.planner import gpu, link, memory, step_time
 from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import PlannedMachine
-from shardlab import json_file
-from shardlab.cell import Cell
 from shardlab.errors import WorkspaceError
-from shardlab.host import Host
-from shardlab.record import read_lines
+from shardlab.files import json_file
+from shardlab.hardware.host import Host
+from shardlab.matrix.cell import Cell
+from shardlab.runs.record import read_lines
 
 SPEED = "D"  # the stage of the proof that measures speed
 CHECKOUT = Path(jobs.__file__).resolve().parents[1] / "docs" / "results"  # exists only in a checkout of the repository

@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from shardlab.gpu_models import GpuModel
-from shardlab.prediction import PredictedRange
+from shardlab.hardware.gpu_models import GpuModel
+from shardlab.runs.prediction import PredictedRange
 
 Triple = tuple[float, float, float]
 

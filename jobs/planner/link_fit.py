@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import msgspec
 
 from jobs.planner.link import PlannedLink
-from shardlab.all_reduce import AllReduceTime, MeasuredAllReduce
-from shardlab.prediction import PredictedRange
+from shardlab.cluster.all_reduce import AllReduceTime, MeasuredAllReduce
+from shardlab.runs.prediction import PredictedRange
 
 LEAST_SPREAD = 0.10  # the smallest spread of a link, because a short measurement does not show how much the times vary
 ROUNDS = 8  # after this many changes between ring and tree, the choice is not changed again

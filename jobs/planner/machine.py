@@ -8,11 +8,11 @@ import msgspec
 
 from jobs.planner import gpu, link, link_fit
 from jobs.planner.link import PlannedLink
-from shardlab import host
-from shardlab.all_reduce import MeasuredAllReduce
-from shardlab.cluster import Cluster
-from shardlab.gpu_models import GpuModel
-from shardlab.prediction import PredictedRange, exactly
+from shardlab.cluster.all_reduce import MeasuredAllReduce
+from shardlab.cluster.cluster import Cluster
+from shardlab.hardware import host
+from shardlab.hardware.gpu_models import GpuModel
+from shardlab.runs.prediction import PredictedRange, exactly
 
 
 class PlannedMachine(msgspec.Struct, frozen=True):

@@ -20,8 +20,8 @@ from jobs.planner import model_facts, pipeline_share, sharding
 from jobs.planner.model_facts import ModelFacts, SavedBytes
 from jobs.planner.pipeline_share import StageShare
 from jobs.planner.sharding import Division
-from shardlab.cell import Cell
-from shardlab.prediction import ZERO, PredictedRange, exactly, total
+from shardlab.matrix.cell import Cell
+from shardlab.runs.prediction import ZERO, PredictedRange, exactly, total
 
 MIB = 1 << 20
 STATES = {"adam": 2, "adamw": 2}  # tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum

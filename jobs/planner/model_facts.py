@@ -20,7 +20,7 @@ from typing import cast
 
 import msgspec
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import menu, precision
 from trainers.workload import Workload
 from trainers.workload_options import Shape, shape_of

@@ -15,7 +15,7 @@ import msgspec
 
 from jobs.planner.model_facts import ModelFacts
 from jobs.planner.sharding import strategy
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 
 
 class StageShare(msgspec.Struct, frozen=True):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jobs.planner.advise import Advice, AdviceReport
 from jobs.planner.scale_out import ScaledCell
-from shardlab import moments
-from shardlab.console import Output
-from shardlab.prediction import PredictedRange, Prediction, total
+from shardlab.runs.prediction import PredictedRange, Prediction, total
+from shardlab.terminal import moments
+from shardlab.terminal.console import Output
 
 GIB = 1 << 30
 MEMORY_FROM = "memory from"  # the heading of the column that says whether a formula or a rehearsal gave the memory

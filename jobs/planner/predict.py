@@ -10,10 +10,10 @@ import msgspec
 from jobs.planner import exchanges, memory, model_facts, step_time
 from jobs.planner.calibration import LEAST_SPREAD, NOTHING, Calibration
 from jobs.planner.machine import NO_GPU, PlannedMachine
-from shardlab.cell import Cell
-from shardlab.gpu_models import GpuModel
-from shardlab.prediction import Fits, PredictedExchange, PredictedRange, Prediction, Source, exactly, total
-from shardlab.rehearsed import Answer, NotRehearsed, Rehearsed, RehearsedCollective, RehearsedRank
+from shardlab.hardware.gpu_models import GpuModel
+from shardlab.matrix.cell import Cell
+from shardlab.runs.prediction import Fits, PredictedExchange, PredictedRange, Prediction, Source, exactly, total
+from shardlab.runs.rehearsed import Answer, NotRehearsed, Rehearsed, RehearsedCollective, RehearsedRank
 
 GIB = 1 << 30
 CPU_RANKS = "ranks are processes on a CPU, so neither their whole memory nor their time is predicted"
@@ -282,10 +282,9 @@ def find_largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bo
 def _predict_rehearsed_memory(cell: Cell, answer: Rehearsed, *, on_gpu: bool) -> dict[str, PredictedRange]:
     """The bytes of each category at the peak, on the rank that needs most memory. on_gpu: whether ranks have GPUs.
 
-    A rehearsal gives the bytes of tensors exactly as the operators of a CPU allocate them (shardlab/rehearsed.py). On a GPU,
-    other operators run; `gpu_operators` in terms.yaml has the range of the difference. A rehearsal does not contain the CUDA
-    context, NCCL's buffers and fragmentation, so they are the same terms as in the formula.
-    """
+    A rehearsal gives the bytes of tensors exactly as the operators of a CPU allocate them (shardlab/runs/rehearsed.py). On a
+    GPU, other operators run; `gpu_operators` in terms.yaml has the range of the difference. A rehearsal does not contain the
+    CUDA context, NCCL's buffers and fragmentation, so they are the same terms as in the formula."""
     error = (UNMEASURED_PCT if answer.error_pct is None else answer.error_pct) / 100
     other = memory.terms()["gpu_operators"]
     low, high = (1 + other.low, 1 + other.high) if on_gpu else (1.0, 1.0)

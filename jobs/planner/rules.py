@@ -9,7 +9,7 @@ from importlib import resources
 
 import msgspec
 
-from shardlab.expression import Expression
+from shardlab.matrix.expression import Expression
 
 
 class DecisionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,8 +10,8 @@ import msgspec
 from jobs.planner import predict
 from jobs.planner.calibration import NOTHING, Calibration
 from jobs.planner.machine import PlannedMachine
-from shardlab.cell import Cell
-from shardlab.prediction import PredictedRange, Prediction
+from shardlab.matrix.cell import Cell
+from shardlab.runs.prediction import PredictedRange, Prediction
 
 WIDENING = 0.05  # relative width added to each side of a range per doubling of the GPUs; assumed, for contention and stragglers
 

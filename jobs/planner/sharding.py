@@ -11,7 +11,7 @@ from typing import Literal, cast
 
 import msgspec
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import menu, precision
 from trainers.strategy import Strategy
 

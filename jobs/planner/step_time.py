@@ -11,9 +11,9 @@ from jobs.planner.exchanges import Axis, Exchange
 from jobs.planner.link import PlannedLink
 from jobs.planner.machine import PlannedMachine
 from jobs.planner.model_facts import ModelFacts
-from shardlab.cell import Cell
-from shardlab.gpu_models import GpuModel
-from shardlab.prediction import ZERO, PredictedRange, total
+from shardlab.hardware.gpu_models import GpuModel
+from shardlab.matrix.cell import Cell
+from shardlab.runs.prediction import ZERO, PredictedRange, total
 
 # the share of backward in the time of a pass: backward computes two products of matrices for each product in forward
 BACKWARD = 2 / 3

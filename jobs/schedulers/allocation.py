@@ -13,8 +13,8 @@ from jobs.run_queue import SCRIPT, RunQueue, cancel, cancel_jobs, damaged, hold,
 from jobs.scheduler import ObservedRun, RunOnDisk, SubmitOptions
 from jobs.slurm import allocation
 from shardlab.errors import ShardlabError
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 __all__ = [
     "NAME", "POLL_S", "SCRIPT", "TEMPLATE", "TEMPLATES", "attend", "cancel", "cancel_jobs", "damaged", "hold", "observe",

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from jobs import run_queue
 from jobs.run_queue import SCRIPT, RunQueue, cancel, cancel_jobs, damaged, hold, release, resolve
 from jobs.scheduler import ObservedRun, RunOnDisk, SubmitOptions
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
 
 __all__ = [
     "NAME", "POLL_S", "SCRIPT", "TEMPLATE", "TEMPLATES", "attend", "cancel", "cancel_jobs", "damaged", "hold", "observe",

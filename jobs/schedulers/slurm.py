@@ -17,12 +17,12 @@ from jobs.slurm import query, states, submission
 from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call, number
 from jobs.slurm.query import Job, JobsFound
 from jobs.slurm.submission import Kind, Submission
-from shardlab import files
 from shardlab.errors import ShardlabError
-from shardlab.record import Event
-from shardlab.rundir import RunDir
-from shardlab.state import FINAL, JudgedState, last_sending, sent_job
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.runs.record import Event
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import FINAL, JudgedState, last_sending, sent_job
+from shardlab.workspace.workspace import Workspace
 
 NAME = "slurm"
 TEMPLATE = "launch/slurm.sbatch.j2"

@@ -20,12 +20,12 @@ from jobs.run_queue import SCRIPT, RunQueue, cancel, cancel_jobs, damaged, hold,
 from jobs.scheduler import ObservedRun, RunOnDisk, SubmitOptions
 from jobs.ssh import node_lock
 from jobs.ssh.step import last_line, login
-from shardlab import inventory
 from shardlab.errors import ShardlabError
-from shardlab.inventory import InventoryNode
-from shardlab.remote import CONNECT_S
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.remote.remote import CONNECT_S
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace import inventory
+from shardlab.workspace.inventory import InventoryNode
+from shardlab.workspace.workspace import Workspace
 
 __all__ = [
     "NAME", "POLL_S", "SCRIPT", "TEMPLATE", "TEMPLATES", "attend", "cancel", "cancel_jobs", "damaged", "hold", "observe",

@@ -16,7 +16,7 @@ from jobs.slurm import query, request
 from jobs.slurm.commands import SlurmOutput, call, here
 from jobs.slurm.submission import NO_ROOM
 from shardlab.errors import InputError
-from shardlab.run import Run
+from shardlab.runs.run import Run
 
 TEST_S = 20.0  # sbatch itself waits about this long for a controller that does not answer
 NAMED = 5  # the most cells that a sentence names

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from jobs.launcher import launcher
-from shardlab.cluster import Cluster
-from shardlab.run import Run
-from shardlab.slurm_keys import Slurm
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.slurm_keys import Slurm
+from shardlab.runs.run import Run
 
 CPUS_PER_GPU = 8  # default of `cpus_per_rank` for ranks with a GPU
 # Seconds by which Slurm's time limit exceeds the run's own time limit. The run needs this time to start, before its own limit

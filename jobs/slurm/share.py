@@ -10,8 +10,9 @@ import subprocess
 import msgspec
 
 from jobs.slurm.commands import call
-from shardlab import shared_connection
-from shardlab.remote import Address, ssh_command
+from shardlab.cluster.address import Address
+from shardlab.remote import shared_connection
+from shardlab.remote.remote import ssh_command
 
 ANSWER_S = 10.0
 COLUMNS = "Account,User,GrpTRESMins,GrpTRESRaw"  # the limit (GrpTRESMins) and the use (GrpTRESRaw) are in minutes

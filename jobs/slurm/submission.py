@@ -19,13 +19,14 @@ import msgspec
 from jobs import claim
 from jobs.slurm import query
 from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call, number
-from shardlab import files, workspace_trust
-from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import ShardlabError
+from shardlab.files import files
+from shardlab.files.decoders import DECODE_FAULTS
 from shardlab.record_types import Count, JobNumber, RunId, Token, WallTime
-from shardlab.rundir import RunDir
-from shardlab.state import FINAL, last_sending
-from shardlab.workspace import Workspace
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import FINAL, last_sending
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
 
 LOOK_S = 1.0
 MESSAGES = 3  # number of Slurm's message timeouts during which a late answer may still arrive

@@ -13,12 +13,15 @@ import msgspec
 from jobs.ssh import node_transfer
 from jobs.ssh.node_transfer import MustStop
 from jobs.ssh.step import Lost
-from shardlab import checkpoint, files, inventory, part_files, placement, rsync
-from shardlab.checkpoint import CheckpointFile, CheckpointManifest
 from shardlab.errors import ShardlabError
-from shardlab.run import Run
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.remote import rsync
+from shardlab.runs import checkpoint, part_files, placement
+from shardlab.runs.checkpoint import CheckpointFile, CheckpointManifest
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace import inventory
+from shardlab.workspace.workspace import Workspace
 
 STAGING = ".resume"  # a hidden folder in the folder of the new run, for files that arrive; it does not belong to the records
 

@@ -20,12 +20,12 @@ from jobs.ssh.checkpoint_parts import StoredCheckpoint
 from jobs.ssh.node_task import TOKEN
 from jobs.ssh.node_transfer import MustStop
 from jobs.ssh.step import Lost, last_line, login
-from shardlab import files, plugin_source
 from shardlab.errors import ShardlabError
-from shardlab.inventory import InventoryNode
-from shardlab.run import Run
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.files import files, plugin_source
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.inventory import InventoryNode
+from shardlab.workspace.workspace import Workspace
 
 ANSWER_S = 60.0
 # A shell script that makes a node's part of the run's folder. Its answer is the line that begins with the token, because a

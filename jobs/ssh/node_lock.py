@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from shardlab import files, own_folder
 from shardlab.errors import WorkspaceError
+from shardlab.files import files, own_folder
 
 FOLDER = Path("/tmp")
 LONGEST = 200  # characters of a command line that a message shows

@@ -29,8 +29,9 @@ from jobs.rendezvous import NODE, NODES, RENDEZVOUS, NoMeeting
 from jobs.ssh import node_lock
 from jobs.ssh.record_mirror import RecordReader
 from jobs.wait_for_gpus import VISIBLE
-from shardlab import console, files, json_file, source_digest
 from shardlab.errors import ShardlabError
+from shardlab.files import files, json_file, source_digest
+from shardlab.terminal import console
 
 SAYS = "shardlab:"  # the begin of each line that this program prints, because a .bashrc may print other lines
 BEAT_S, SILENT_S = 5.0, 60.0

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jobs.ssh.step import Lost
-from shardlab import rsync
+from shardlab.cluster.address import Address
 from shardlab.errors import ShardlabError
-from shardlab.inventory import InventoryNode
-from shardlab.remote import Address, rsync_words
-from shardlab.workspace import Workspace
+from shardlab.remote import rsync
+from shardlab.remote.remote import rsync_words
+from shardlab.workspace.inventory import InventoryNode
+from shardlab.workspace.workspace import Workspace
 
 SILENT_S = 60  # rsync gives up a connection over which nothing came for this many seconds
 BROKEN = (10, 12, 30, 35, 255)  # exit codes of rsync if the connection to the node failed or broke

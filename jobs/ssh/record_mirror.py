@@ -16,8 +16,9 @@ from typing import Annotated
 import msgspec
 
 from jobs.hang_detection import files_of
-from shardlab import files, part_files
 from shardlab.errors import ShardlabError
+from shardlab.files import files
+from shardlab.runs import part_files
 
 PART = 1 << 16  # the most bytes of a growing file that are sent in one line
 MOST_LINE = 1 << 26  # the most bytes of a line; large, because the whole manifest of a checkpoint is sent in one line

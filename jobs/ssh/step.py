@@ -28,14 +28,18 @@ from jobs.rendezvous import MEETING, NODES, RENDEZVOUS
 from jobs.ssh import record_mirror
 from jobs.ssh.node_task import BEAT_S, SAYS, START_S, TOKEN, TaskRequest
 from jobs.ssh.record_mirror import RecordChange, RecordCopies
-from shardlab import console, files, inventory, placement
-from shardlab.decoders import DECODE_FAULTS
+from shardlab.cluster.address import Address
 from shardlab.errors import InputError, ShardlabError
-from shardlab.inventory import InventoryNode
-from shardlab.remote import Address, ssh_command
-from shardlab.run import Run
-from shardlab.rundir import RunDir
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.files.decoders import DECODE_FAULTS
+from shardlab.remote.remote import ssh_command
+from shardlab.runs import placement
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal import console
+from shardlab.workspace import inventory
+from shardlab.workspace.inventory import InventoryNode
+from shardlab.workspace.workspace import Workspace
 
 LOST = "node_lost"  # the event that names the node that the run lost
 # seconds that the supervisor gives this process to end; the tasks on the nodes get a little less time

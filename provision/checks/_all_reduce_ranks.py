@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shardlab.all_reduce import bus_bandwidth
+from shardlab.cluster.all_reduce import bus_bandwidth
 
 # The sizes of the tensors, as numbers of 4-byte elements. Small tensors show the latency, large tensors show the bandwidth; the
 # planner computes latency and bandwidth from the times. GPUs need larger tensors than a network to reach their bandwidth.

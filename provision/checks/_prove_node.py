@@ -22,8 +22,9 @@ from provision.checks import _trial
 from provision.checks.node_proof import MEET_S, NodeProof
 from provision.checks.trial import Trial
 from provision.facts import rdma
-from shardlab import files, host
-from shardlab.remote import CommandOutput
+from shardlab.files import files
+from shardlab.hardware import host
+from shardlab.remote.remote import CommandOutput
 
 
 def main(argv: list[str]) -> int:

@@ -24,7 +24,7 @@ from provision.checks.trial import COMPILED_S, LOOK_S, PRODUCT_S, RANKS, RANKS_S
 from provision.facts import _torch
 from provision.facts.torch import Torch, parse
 from provision.node import last_line
-from shardlab.remote import CommandOutput
+from shardlab.remote.remote import CommandOutput
 
 GRACE_S = 2.0  # after a rank has failed, the other ranks are killed this many seconds later
 

@@ -15,9 +15,9 @@ from provision.fact import decode
 from provision.facts.host import HOST
 from provision.node import last_line
 from provision.operation import Site, Target
-from shardlab.all_reduce import AllReduceTime, MeasuredAllReduce, bus_bandwidth
-from shardlab.host import Host
-from shardlab.remote import CommandOutput
+from shardlab.cluster.all_reduce import AllReduceTime, MeasuredAllReduce, bus_bandwidth
+from shardlab.hardware.host import Host
+from shardlab.remote.remote import CommandOutput
 
 FORMULA = "2(n-1)/n x bytes / time"  # the bus bandwidth of an all-reduce over n ranks, as nccl-tests defines it
 

@@ -10,7 +10,7 @@ from provision.checks.all_reduce import why_not
 from provision.checks.trial import COMPILED_S
 from provision.fact import decode
 from provision.operation import Site, Target
-from shardlab.remote import CommandOutput
+from shardlab.remote.remote import CommandOutput
 
 LARGEST = 1e-5  # allowed difference: results are float32 numbers up to 3, and two versions of sin may differ in the last bits
 ADVICE = "install a C compiler and Python's headers (gcc, libc6-dev, python3-dev), or train without compile: true"

@@ -12,7 +12,7 @@ from provision.fact import decode
 from provision.facts.nvidia import NVIDIA, Nvidia
 from provision.facts.system import SYSTEM
 from provision.operation import Site, Target
-from shardlab.remote import CommandOutput
+from shardlab.remote.remote import CommandOutput
 
 
 class ProductReport(msgspec.Struct, frozen=True):

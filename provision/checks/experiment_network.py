@@ -8,8 +8,8 @@ from provision.check import Check, Outcome
 from provision.facts.addresses import ADDRESSES
 from provision.facts.host import HOST
 from provision.operation import Site, Target
-from shardlab.cluster_keys import NodeEntry
-from shardlab.host import Nic
+from shardlab.cluster.cluster_keys import NodeEntry
+from shardlab.hardware.host import Nic
 
 ADVICE = (
     "is the manifest of this experiment the present one (geni-get manifest on the node)? If it is, the node's network is not "

@@ -8,7 +8,7 @@ from provision.checks import trial
 from provision.facts.host import HOST
 from provision.facts.torch import Torch
 from provision.operation import Site, Target
-from shardlab.host import Host
+from shardlab.hardware.host import Host
 
 
 def run(site: Site, target: Target) -> Outcome:

@@ -10,8 +10,8 @@ from provision.checks.node_proof import MEET_S, NodeProof, Proofs
 from provision.checks.trial import PRODUCT_S
 from provision.fact import decode
 from provision.facts.node_types import NodeType
-from shardlab.all_reduce import MeasuredAllReduce, bus_bandwidth
-from shardlab.remote import CommandOutput
+from shardlab.cluster.all_reduce import MeasuredAllReduce, bus_bandwidth
+from shardlab.remote.remote import CommandOutput
 
 MOST_CLOCK_S = 1.0  # allowed difference of the nodes' clocks; with a larger difference, the times of one run cannot be compared
 LEAST_FREE_BYTES = 10 << 30

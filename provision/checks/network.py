@@ -13,8 +13,8 @@ from provision.checks.all_reduce import FORMULA, AllReduceReport, kept, why_not
 from provision.fact import Unanswered, decode
 from provision.facts.addresses import ADDRESSES
 from provision.operation import Site, Target
-from shardlab.all_reduce import bus_bandwidth
-from shardlab.remote import CommandOutput
+from shardlab.cluster.all_reduce import bus_bandwidth
+from shardlab.remote.remote import CommandOutput
 
 PORT = 29411
 LIMIT_S = 240.0

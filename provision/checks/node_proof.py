@@ -8,8 +8,8 @@ import msgspec
 
 from provision.checks.trial import Trial
 from provision.facts.rdma import RdmaLink
-from shardlab.host import Host
-from shardlab.remote import CommandOutput
+from shardlab.hardware.host import Host
+from shardlab.remote.remote import CommandOutput
 
 MEET_S = 120.0  # the most seconds that the nodes of a proof job wait for each other
 

@@ -23,8 +23,8 @@ from provision.node import last_line
 from provision.operation import Site, Target
 from provision.site import requests
 from provision.slurm_text import is_name
-from shardlab import container
-from shardlab.cluster import Cluster
+from shardlab.cluster import container
+from shardlab.cluster.cluster import Cluster
 
 WAIT_S = 900.0
 POLL_S = 5.0

@@ -8,8 +8,8 @@ from provision import inventory_file
 from provision.checks.node_proof import NodeProof
 from provision.facts.node_types import NodeType
 from provision.operation import Site
-from shardlab import files
-from shardlab.inventory import path_of
+from shardlab.files import files
+from shardlab.workspace.inventory import path_of
 
 
 def record(site: Site, types: list[tuple[NodeType, list[NodeProof]]]) -> None:

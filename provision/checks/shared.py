@@ -7,7 +7,7 @@ import secrets
 from provision.check import Check, Outcome, each, without
 from provision.node import Node, last_line
 from provision.operation import Site, Target
-from shardlab.remote import CommandOutput
+from shardlab.remote.remote import CommandOutput
 
 LIMIT_S = 60.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from provision.check import Check, Outcome, without
 from provision.node import Node, last_line
 from provision.operation import Site, Target
-from shardlab.remote import CommandOutput
+from shardlab.remote.remote import CommandOutput
 
 CANARY = 7  # the exit code of the test job; no other error of a job is likely to have this exit code
 LIMIT_S = 180.0

@@ -7,7 +7,7 @@ import msgspec
 from provision.fact import Fact, decode
 from provision.facts.torch import TORCH, Torch
 from provision.operation import Target
-from shardlab.remote import CommandOutput
+from shardlab.remote.remote import CommandOutput
 
 RANKS = 2
 LOOK_S = 180.0

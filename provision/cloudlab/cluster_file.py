@@ -13,9 +13,10 @@ import templates
 from provision import gpu_generations
 from provision.cloudlab import hardware, own_manifest
 from provision.cloudlab.hardware import HardwareType
-from shardlab import cloudlab_keys, cloudlab_manifest
-from shardlab.cloudlab_keys import EXTRA_DISK, ExperimentNode
-from shardlab.cloudlab_manifest import ManifestNode
+from shardlab.cloudlab import cloudlab_manifest
+from shardlab.cloudlab.cloudlab_manifest import ManifestNode
+from shardlab.cluster import cloudlab_keys
+from shardlab.cluster.cloudlab_keys import EXTRA_DISK, ExperimentNode
 from shardlab.errors import InputError
 
 ON_ROOT = "/srv/shardlab"  # the shared folder of an experiment whose nodes have no disk at /mydata

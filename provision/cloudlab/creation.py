@@ -18,13 +18,15 @@ from provision.cloudlab.portal_answers import PortalExperiment, moment
 from provision.cloudlab.profile_request import ProfileRequest
 from provision.cloudlab.readiness import DOWN
 from provision.cloudlab.token import DEFAULT_URL
-from shardlab import cloudlab_experiment, cloudlab_manifest, lease, moments
-from shardlab.cloudlab_experiment import ExperimentNote
-from shardlab.cloudlab_manifest import Experiment
-from shardlab.cluster import Cluster
-from shardlab.console import Output
+from shardlab.cloudlab import cloudlab_experiment, cloudlab_manifest
+from shardlab.cloudlab.cloudlab_experiment import ExperimentNote
+from shardlab.cloudlab.cloudlab_manifest import Experiment
+from shardlab.cluster import lease
+from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError, ShardlabError
-from shardlab.workspace import Workspace
+from shardlab.terminal import moments
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 
 CLOCK_S = 60.0  # seconds by which two clocks of the portal may differ
 AGAIN = "Run the same command again: it looks for the experiment by its name, and continues."

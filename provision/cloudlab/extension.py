@@ -7,9 +7,9 @@ from datetime import timedelta
 from provision.cloudlab import creation
 from provision.cloudlab.portal import OutcomeUnknown, Portal, nothing_changed
 from provision.cloudlab.portal_answers import moment
-from shardlab import moments
 from shardlab.errors import InputError, ShardlabError
-from shardlab.workspace import Workspace
+from shardlab.terminal import moments
+from shardlab.workspace.workspace import Workspace
 
 MOST_HOURS = 24 * 365
 MOST_REASON = 2000  # the most characters of the reason

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-from shardlab import cloudlab_experiment, cloudlab_manifest
-from shardlab.cloudlab_experiment import ExperimentNote
-from shardlab.cluster import Cluster
+from shardlab.cloudlab import cloudlab_experiment, cloudlab_manifest
+from shardlab.cloudlab.cloudlab_experiment import ExperimentNote
+from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 COMMAND = ("geni-get", "manifest")
 TIMEOUT_S = 60.0

@@ -19,9 +19,9 @@ import msgspec
 
 from provision.cloudlab.portal_answers import PortalExperiment, PortalFault, PortalVersion, TokenOwner
 from provision.cloudlab.token import DEFAULT_URL, HOW, Token
-from shardlab import moments
-from shardlab.decoders import DECODE_FAULTS, decoder
 from shardlab.errors import InputError, MissingExtra, ShardlabError
+from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.terminal import moments
 
 PREFIXES = ("", "/portal/api")  # published clients use different prefixes for the paths
 BACKOFF_S = (2.0, 4.0, 8.0, 16.0, 32.0, 60.0)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from shardlab import moments
+from shardlab.terminal import moments
 
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)

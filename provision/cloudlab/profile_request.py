@@ -13,8 +13,8 @@ import msgspec
 
 from provision.cloudlab import request
 from provision.cloudlab.request import ExperimentRequest
-from shardlab.cloudlab_keys import EXTRA_DISK, Cloudlab
-from shardlab.cluster import Cluster
+from shardlab.cluster.cloudlab_keys import EXTRA_DISK, Cloudlab
+from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
 
 SMALL_LAN = "small-lan"

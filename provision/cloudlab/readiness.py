@@ -7,11 +7,12 @@ import time
 from provision.cloudlab import waiting
 from provision.cloudlab.portal import Portal
 from provision.cloudlab.portal_answers import ENDED, PortalExperiment
-from shardlab import lease, moments
-from shardlab.cloudlab_experiment import ExperimentNote
-from shardlab.console import Output
+from shardlab.cloudlab.cloudlab_experiment import ExperimentNote
+from shardlab.cluster import lease
 from shardlab.errors import ShardlabError
-from shardlab.workspace import Workspace
+from shardlab.terminal import moments
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 
 POLL_S = 15.0
 MOST_WAIT_S = 3600.0

@@ -13,8 +13,8 @@ import templates
 from provision import gpu_generations
 from provision.cloudlab import hardware
 from provision.cloudlab.hardware import HardwareType
-from shardlab.cloudlab_keys import EXTRA_DISK, Cloudlab
-from shardlab.cluster import Cluster
+from shardlab.cluster.cloudlab_keys import EXTRA_DISK, Cloudlab
+from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
 
 RSPEC = "http://www.geni.net/resources/rspec/3"

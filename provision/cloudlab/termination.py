@@ -9,14 +9,16 @@ import msgspec
 
 from provision.cloudlab import creation, waiting
 from provision.cloudlab.portal import NoExperiment, OutcomeUnknown, Portal, nothing_changed
-from shardlab import cloudlab_experiment, files, json_file, remote_workspace
-from shardlab.cloudlab_experiment import ExperimentNote
-from shardlab.cluster import Cluster
-from shardlab.cluster_keys import NodeEntry
-from shardlab.console import Output
+from shardlab.cloudlab import cloudlab_experiment
+from shardlab.cloudlab.cloudlab_experiment import ExperimentNote
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.cluster_keys import NodeEntry
 from shardlab.errors import ShardlabError
-from shardlab.run import RUN_ID
-from shardlab.workspace import Workspace
+from shardlab.files import files, json_file
+from shardlab.remote import remote_workspace
+from shardlab.runs.run import RUN_ID
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 
 POLL_S = 5.0
 MOST_WAIT_S = 900.0

@@ -8,9 +8,9 @@ import stat
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from shardlab import files
-from shardlab.cloudlab_keys import TOKEN_VARIABLE
+from shardlab.cluster.cloudlab_keys import TOKEN_VARIABLE
 from shardlab.errors import InputError, WorkspaceError
+from shardlab.files import files
 
 DEFAULT_URL = "https://boss.emulab.net:43794"  # the address of CloudLab's portal
 FILE = Path(".config", "shardlab", "cloudlab-token")  # the file with the token, relative to the home folder of the user

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rich.text import Text
 
-from shardlab.console import Output
+from shardlab.terminal.console import Output
 
 REPEAT_S = 60.0  # how often a line is printed into a pipe, even if nothing has changed
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from provision.datasets import archive, download, imagenet_archives
 from provision.datasets.formats import FORMATS, Format
-from shardlab import data_cache, url
+from shardlab import url
+from shardlab.cluster import data_cache
 from shardlab.errors import InputError
 
 SCHEMA = 1

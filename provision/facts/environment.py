@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from provision.fact import Fact
-from shardlab.decoders import decoder
+from shardlab.files.decoders import decoder
 
 # $0 is the path of the interpreter, ENVIRONMENT/bin/python. Each marker file, such as packages.made, contains a digest or text.
 PROGRAM = """\

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from provision.fact import Fact, decode
-from shardlab.host import Host
+from shardlab.hardware.host import Host
 
 
 def command(python: str) -> list[str]:
     """The command that prints the host as JSON. It needs the environment of shardlab on the node."""
-    return [python, "-m", "shardlab.host"]
+    return [python, "-m", "shardlab.hardware.host"]
 
 
 def parse(stdout: str) -> Host:
-    """The host that `python -m shardlab.host` printed as JSON. Raises ValueError."""
+    """The host that `python -m shardlab.hardware.host` printed as JSON. Raises ValueError."""
     return decode(stdout, Host)
 
 

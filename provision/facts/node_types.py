@@ -8,8 +8,8 @@ import msgspec
 
 from provision.fact import Fact
 from provision.slurm_text import is_name
-from shardlab.cell import GPU_TYPE
-from shardlab.slurm_keys import MOST_GPUS
+from shardlab.cluster.slurm_keys import MOST_GPUS
+from shardlab.matrix.cell import GPU_TYPE
 
 FORMAT = "%R|%D|%c|%m|%G|%f|%N"
 MOST_FEATURES = 32

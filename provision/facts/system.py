@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from provision.fact import Fact
-from shardlab.decoders import decoder
+from shardlab.files.decoders import decoder
 
 PROGRAM = """\
 . /etc/os-release

@@ -12,8 +12,10 @@ from provision.fact import Unanswered, decode
 from provision.node import last_line
 from provision.operation import Change, Here, Nothing, Operation, Site, Target, Write
 from provision.site import jobs, requests
-from shardlab import first_node, remote_workspace, url
-from shardlab.cluster_keys import DataSet
+from shardlab import url
+from shardlab.cluster import first_node
+from shardlab.cluster.cluster_keys import DataSet
+from shardlab.remote import remote_workspace
 from templates import render
 
 JOB_MINUTES = 12 * 60  # time limit of a job that stages; ImageNet has 1.3 million files

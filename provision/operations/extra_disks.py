@@ -10,7 +10,7 @@ from provision.fact import Unanswered
 from provision.facts.mkextrafs import MKEXTRAFS, PATH
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target
 from provision.operations import fstab
-from shardlab.cloudlab_keys import EXTRA_DISK
+from shardlab.cluster.cloudlab_keys import EXTRA_DISK
 
 MAKE_S = 900.0  # time limit of mkextrafs.pl, which takes minutes on a spinning disk of several terabytes
 

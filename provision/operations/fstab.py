@@ -7,7 +7,7 @@ import shlex
 from provision.fact import Unanswered
 from provision.facts.mounts import MountPlace, place
 from provision.operation import Change, RunCommand, Site, Target, shell
-from shardlab.cloudlab_keys import EXTRA_DISK
+from shardlab.cluster.cloudlab_keys import EXTRA_DISK
 
 # Writes a copy of /etc/fstab with one more line, and replaces /etc/fstab by this copy with one rename.
 ADD = """\

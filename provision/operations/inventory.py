@@ -14,9 +14,10 @@ from provision.facts.addresses import ADDRESSES
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.host import HOST
 from provision.operation import Change, Here, Nothing, Operation, Site, Target
-from shardlab import files, lease
-from shardlab.inventory import path_of
-from shardlab.lease import Lease
+from shardlab.cluster import lease
+from shardlab.cluster.lease import Lease
+from shardlab.files import files
+from shardlab.workspace.inventory import path_of
 
 SCHEMA = 1
 

@@ -8,7 +8,7 @@ import msgspec
 
 from provision.fact import Unanswered
 from provision.node import Node, last_line
-from shardlab.remote import Unreachable
+from shardlab.remote.remote import Unreachable
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 STARTS_S = 120.0  # the most seconds for the services of a node to start after a login is possible

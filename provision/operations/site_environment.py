@@ -18,8 +18,8 @@ from provision.operations import space
 from provision.site import jobs, python, requests
 from provision.site.package_check import PackageCheck
 from provision.site.wheels import PIP, WheelDownload
-from shardlab import container
-from shardlab.environment_keys import Environment
+from shardlab.cluster import container
+from shardlab.cluster.environment_keys import Environment
 
 MAKE_S = 600.0
 INSTALL_S = 4 * 3600.0  # the time limit for a job's wait in the queue and its installation

@@ -11,7 +11,7 @@ from provision.fact import Unanswered
 from provision.facts.packages import PACKAGES
 from provision.facts.system import SYSTEM
 from provision.operation import Site, Target
-from shardlab.cluster import Cluster
+from shardlab.cluster.cluster import Cluster
 from templates import render
 
 CONF, GRES, CGROUP = "/etc/slurm/slurm.conf", "/etc/slurm/gres.conf", "/etc/slurm/cgroup.conf"

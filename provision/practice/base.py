@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from provision import software
-from shardlab import files
 from shardlab.errors import ShardlabError
+from shardlab.files import files
 
 USER = "practice"  # the user of practice nodes, who may use sudo without a password, as in CloudLab's images
 UID = 65888  # the UID of USER; a user of this machine with the same UID could change files of a node and become root

@@ -11,7 +11,7 @@ from pathlib import Path
 from provision import software
 from provision.practice import base, python
 from provision.practice.base import SYSTEM, UID, USER, run
-from shardlab import files
+from shardlab.files import files
 
 SOURCES = ("etc/apt/sources.list", "etc/apt/sources.list.d", "etc/apt/keyrings", "usr/share/keyrings")
 MODULES = "environment-modules"  # the package by which nodes of another release load this machine's Python as a module

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 from provision.practice.base import UID, run
-from shardlab.host import boot_id
+from shardlab.hardware.host import boot_id
 
 OPTIONS = frozenset({"nosuid", "nodev"})
 NOTE = "shared"  # the name of a note in the folder of a cluster's nodes: the boot id at the mount, and the mounted folder

@@ -11,13 +11,14 @@ from provision.cloudlab.request import ExperimentRequest
 from provision.cloudlab.token import DEFAULT_URL, Token
 from provision.provider import Confirmation, Provider, ToCreate
 from provision.providers import ssh
-from shardlab import cloudlab_experiment, lease
-from shardlab import cluster as cluster_file
-from shardlab.cloudlab_experiment import ExperimentNote
-from shardlab.cluster import Cluster
-from shardlab.console import Output
+from shardlab.cloudlab import cloudlab_experiment
+from shardlab.cloudlab.cloudlab_experiment import ExperimentNote
+from shardlab.cluster import cluster as cluster_file
+from shardlab.cluster import lease
+from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 
 
 def rspec(cluster: Cluster, workspace: Workspace) -> str:

@@ -17,9 +17,9 @@ import psutil
 
 from provision.interruption import STOPPING
 from provision.provider import Provider
-from shardlab.cluster import Cluster
-from shardlab.remote import CommandOutput, Unreachable, in_short, putting
-from shardlab.workspace import Workspace
+from shardlab.cluster.cluster import Cluster
+from shardlab.remote.remote import CommandOutput, Unreachable, in_short, putting
+from shardlab.workspace.workspace import Workspace
 
 GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
 

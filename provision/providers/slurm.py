@@ -10,10 +10,10 @@ from provision import software
 from provision.login_node import LoginNode, LoginNodeHere
 from provision.provider import Provider
 from provision.site import python as site_python
-from shardlab import container
-from shardlab.cluster import Cluster
-from shardlab.remote import Address
-from shardlab.workspace import Workspace
+from shardlab.cluster import container
+from shardlab.cluster.address import Address
+from shardlab.cluster.cluster import Cluster
+from shardlab.workspace.workspace import Workspace
 
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[LoginNode] | list[LoginNodeHere]:

@@ -13,11 +13,12 @@ import msgspec
 from provision import software
 from provision.interruption import STOPPING
 from provision.provider import Provider
-from shardlab import files
-from shardlab.cluster import Cluster
-from shardlab.cluster_keys import LOCAL_FOLDER, NodeEntry
-from shardlab.remote import Address, CommandOutput, Remote, Unreachable
-from shardlab.workspace import Workspace
+from shardlab.cluster.address import Address
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.cluster_keys import LOCAL_FOLDER, NodeEntry
+from shardlab.files import files
+from shardlab.remote.remote import CommandOutput, Remote, Unreachable
+from shardlab.workspace.workspace import Workspace
 
 NO_ROOT = CommandOutput(1, "", "this needs root, and cluster.yaml says ssh.sudo: false")
 SAID = 2000  # the most characters of stdout and of stderr of a command that the log of a node keeps

@@ -15,11 +15,11 @@ from provision.practice.machine import STATE, WHEELS, PracticeMachine, leave, ma
 from provision.provider import Provider
 from provision.providers import ssh
 from provision.providers.ssh import SshNode
-from shardlab import files
-from shardlab.cluster import Cluster
-from shardlab.console import Output
-from shardlab.remote import Unreachable
-from shardlab.workspace import Workspace
+from shardlab.cluster.cluster import Cluster
+from shardlab.files import files
+from shardlab.remote.remote import Unreachable
+from shardlab.terminal.console import Output
+from shardlab.workspace.workspace import Workspace
 
 BOOTS_S = 60.0
 LOCKS = Path("/run/shardlab")  # the folder of lock files, for root only; not in STATE, which is removed with the last node

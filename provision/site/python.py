@@ -8,8 +8,8 @@ from pathlib import PurePosixPath
 import templates
 from provision import software
 from provision.operation import Write
-from shardlab import container, tool_caches
-from shardlab.cluster import Cluster
+from shardlab.cluster import container, tool_caches
+from shardlab.cluster.cluster import Cluster
 
 
 def scripts(cluster: Cluster, folder: PurePosixPath, source: str) -> list[Write]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardlab.cluster import Cluster
+from shardlab.cluster.cluster import Cluster
 
 # Removes variables of the login shell: SBATCH_PARTITION and others would change a request, SQUEUE_STATES would hide jobs.
 WITHOUT_VARIABLES = r"""

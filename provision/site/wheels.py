@@ -19,8 +19,8 @@ from provision import software
 from provision.fact import Unanswered, decode
 from provision.node import Node, last_line
 from provision.operation import reason
-from shardlab import files
-from shardlab.remote import CommandOutput
+from shardlab.files import files
+from shardlab.remote.remote import CommandOutput
 
 DOWNLOAD_S = 3600.0
 ANSWER_S = 300.0

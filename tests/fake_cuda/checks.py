@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from fake_cuda.waits import Waits
-from shardlab.cell import Cell
-from shardlab.record import LineWriter
+from shardlab.matrix.cell import Cell
+from shardlab.runs.record import LineWriter
 from trainers import dtypes, loop, menu
 from trainers.data.order import Order
 from trainers.instrument import RunInstruments

@@ -16,8 +16,8 @@ def main() -> int:
     import msgspec
     import prove
 
-    from shardlab import host
-    from shardlab.nvml import Gpu
+    from shardlab.hardware import host
+    from shardlab.hardware.nvml import Gpu
 
     machine = msgspec.structs.replace(host.observe(), gpus=[Gpu(uuid="GPU-0", name=fake_cuda.NAME)])
     return prove.main(sys.argv[2:], lambda: machine, today="2026-01-01")

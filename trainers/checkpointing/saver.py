@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from shardlab import checkpoint, files
-from shardlab.checkpoint import CheckpointManifest
 from shardlab.errors import InputError
+from shardlab.files import files
+from shardlab.runs import checkpoint
+from shardlab.runs.checkpoint import CheckpointManifest
 from trainers.checkpointing import state_parts
 from trainers.checkpointing.state_parts import State, TensorPart
 from trainers.checkpointing.storage import Gatherer, Index, LoadingPlanner, Reader, SavingPlanner, Writer

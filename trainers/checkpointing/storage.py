@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from shardlab.checkpoint import CheckpointFile, GrowingFile
+from shardlab.runs.checkpoint import CheckpointFile, GrowingFile
 from trainers.checkpointing.state_parts import State
 
 ALIGNED = 64  # each box begins at a multiple of 64 bytes, so that a tensor of any dtype can use the mapped file as its memory

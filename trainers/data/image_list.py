@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from shardlab import files
-from shardlab.decoders import DECODE_FAULTS
 from shardlab.errors import InputError, WorkspaceError
+from shardlab.files import files
+from shardlab.files.decoders import DECODE_FAULTS
 from trainers.data.images import draw
 from trainers.data.made_once import make_once, writable
 

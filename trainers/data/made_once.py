@@ -8,7 +8,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from shardlab import data_cache, files
+from shardlab.cluster import data_cache
+from shardlab.files import files
 
 
 def writable(path: Path) -> Path:

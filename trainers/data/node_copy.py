@@ -15,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from socket import gethostname
 
-from shardlab import files, node_folder
-from shardlab.cell import Cell
+from shardlab.cluster import node_folder
 from shardlab.errors import InputError
-from shardlab.run import Run
-from shardlab.rundir import RunDir
+from shardlab.files import files
+from shardlab.matrix.cell import Cell
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
 from trainers import hang_dump
 from trainers.data import data_sets, image_list, token_sets
 

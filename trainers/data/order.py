@@ -9,7 +9,7 @@ import numpy as np
 from shardlab.errors import InputError
 
 if TYPE_CHECKING:
-    from shardlab.cell import Cell
+    from shardlab.matrix.cell import Cell
 
 # The phases of a run. Each phase has its own permutations, so that the timed epochs are complete passes over the data.
 WARMUP, TIMED, PROOF = 0, 1, 2

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardlab import files
 from shardlab.errors import InputError, MissingExtra
+from shardlab.files import files
 from trainers.data import tokens
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shardlab import files
 from shardlab.errors import InputError
+from shardlab.files import files
 
 MAGIC = b"SHLTOKEN"
 VERSION = 1

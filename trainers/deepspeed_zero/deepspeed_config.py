@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import loss_scaling
 
 # Default bucket size in elements (100 MB in 16 bits). With DeepSpeed's default of 500 million, a model with less than a billion

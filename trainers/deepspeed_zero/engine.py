@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.nn.functional import pad
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import activation_checkpointing, dtypes, model_options, precision
 from trainers.checkpointing import state_parts
 from trainers.communication import Term

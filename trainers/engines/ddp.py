@@ -14,8 +14,8 @@ from torch.distributed.algorithms.join import _JoinConfig
 from torch.nn import SyncBatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from shardlab.cell import Cell
 from shardlab.errors import InputError
+from shardlab.matrix.cell import Cell
 from trainers import model_options
 from trainers.checkpointing.state_parts import TensorPart
 from trainers.communication import Term, bytes_of

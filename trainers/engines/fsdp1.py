@@ -12,8 +12,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
-from shardlab.cell import Cell
 from shardlab.errors import InputError
+from shardlab.matrix.cell import Cell
 from trainers import activation_checkpointing, loss_scaling, model_options
 from trainers.checkpointing import state_parts
 from trainers.communication import Term

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import activation_checkpointing, loss_scaling, model_options
 from trainers.communication import Term
 from trainers.deferred_init import Deferred

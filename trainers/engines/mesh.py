@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import menu
 from trainers.communication import Term
 from trainers.engines.pipeline import PipelineEngine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import model_options
 from trainers.dtypes import weight_dtype
 from trainers.parameter_server.ledger import Mode

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import model_options
 from trainers.communication import Term, bytes_of
 from trainers.instruments.timing import BACKWARD, clock_for

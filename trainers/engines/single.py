@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import model_options
 from trainers.communication import Term
 from trainers.dtypes import weight_dtype

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import model_options
 from trainers.communication import Term
 from trainers.instruments.timing import BACKWARD

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from shardlab.cell import Cell
 from shardlab.errors import InputError
+from shardlab.matrix.cell import Cell
 from trainers import model_options
 from trainers.deferred_init import Deferred
 from trainers.dtypes import weight_dtype

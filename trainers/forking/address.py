@@ -16,8 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from shardlab import host, own_folder
 from shardlab.errors import InputError, ShardlabError
+from shardlab.files import own_folder
+from shardlab.hardware import host
 
 SOURCE = Path(__file__).resolve().parents[2]  # the folder that contains trainers/ and shardlab/
 # Bytes of the folder: sockaddr_un holds a path of 107 bytes, and a random name and the name of the socket are added.

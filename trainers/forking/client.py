@@ -14,10 +14,10 @@ import sys
 import time
 from pathlib import Path
 
-from shardlab import files
-from shardlab.command_start import INTERRUPTED
 from shardlab.errors import ShardlabError
-from shardlab.rundir import RunDir
+from shardlab.files import files
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal.command_start import INTERRUPTED
 from trainers.forking import address
 
 START_LIMIT_S = 300  # time to import torch and transformers from a slow disk whose files are not cached

@@ -14,8 +14,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from shardlab import console
-from shardlab.rundir import RunDir
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal import console
 from trainers import menu
 from trainers.forking import address
 from trainers.process_exit import exit_at_once

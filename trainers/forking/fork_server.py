@@ -18,7 +18,8 @@ import time
 import traceback
 from pathlib import Path
 
-from shardlab import files, host
+from shardlab.files import files
+from shardlab.hardware import host
 from trainers import menu
 from trainers.forking import address, fork_ranks
 

@@ -16,18 +16,19 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from shardlab import checkpoint, files, suspension
-from shardlab.checkpoint import CheckpointManifest
 from shardlab.errors import InputError
-from shardlab.record import SCHEMA, StepRecord
-from shardlab.run import SAVE_AT, Run
-from shardlab.rundir import RunDir
+from shardlab.files import files
+from shardlab.runs import checkpoint, suspension
+from shardlab.runs.checkpoint import CheckpointManifest
+from shardlab.runs.record import SCHEMA, StepRecord
+from shardlab.runs.run import SAVE_AT, Run
+from shardlab.runs.rundir import RunDir
 from trainers import menu
 from trainers.checkpointing.saver import Saver
 from trainers.instrument import Instrument, TrainTime
 
 if TYPE_CHECKING:
-    from shardlab.cell import CheckpointSettings as Asked
+    from shardlab.matrix.cell import CheckpointSettings as Asked
     from trainers.engine import Saved
     from trainers.ranks import Peers, Ranks
 

@@ -13,7 +13,8 @@ import psutil
 import torch
 from torch.cuda.nccl import version as nccl_version
 
-from shardlab import files, host
+from shardlab.files import files
+from shardlab.hardware import host
 
 if TYPE_CHECKING:
     from trainers.ranks import Ranks
@@ -25,7 +26,7 @@ VARIABLES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "UCX_", "OMP_", "MKL_", "CUDA_VISI
 
 
 def write(path: Path, ranks: Ranks) -> None:
-    """Write env/HOST.json: what `shardlab.host` finds out about this machine, torch's device and versions, environment
+    """Write env/HOST.json: what `shardlab.hardware.host` finds out about this machine, torch's device and versions, environment
     variables, and the network interfaces that this process uses. Called after the rendezvous of the ranks."""
     files.make_folder(path.parent)
     found: dict[str, Any] = {**msgspec.to_builtins(host.observe()), "torch": _torch(ranks)}

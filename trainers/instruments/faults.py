@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardlab.faults import ENDED, LostWorker, SlowedRank
+from shardlab.matrix.faults import ENDED, LostWorker, SlowedRank
 from trainers.instrument import Instrument
 
 if TYPE_CHECKING:
-    from shardlab.rundir import RunDir
+    from shardlab.runs.rundir import RunDir
 
 
 class Delay:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from shardlab import files
+from shardlab.files import files
 from trainers.instrument import Instrument
 from trainers.instruments.memory_timeline import CATEGORIES, Timeline, timeline
 from trainers.instruments.step_memory import StepMemory
@@ -18,7 +18,7 @@ from trainers.instruments.step_memory import StepMemory
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardlab.cell import Cell, Optimizer
+    from shardlab.matrix.cell import Cell, Optimizer
     from trainers.engine import Accounted
     from trainers.ranks import Peers, Ranks
     from trainers.strategy import Strategy

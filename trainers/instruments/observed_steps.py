@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 
 MEMORY_FROM = 2  # the first step is not typical, because the optimizer allocates its state in it
 

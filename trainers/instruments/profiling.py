@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from shardlab import files
+from shardlab.files import files
 from trainers.instrument import Instrument
 
 if TYPE_CHECKING:
-    from shardlab.cell import Profile
+    from shardlab.matrix.cell import Profile
     from trainers.ranks import Peers, Ranks
 
 

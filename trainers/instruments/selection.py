@@ -13,8 +13,8 @@ from trainers.instruments.snapshot import MemorySnapshot
 from trainers.instruments.validation import Validator
 
 if TYPE_CHECKING:
-    from shardlab.cell import Cell
-    from shardlab.rundir import RunDir
+    from shardlab.matrix.cell import Cell
+    from shardlab.runs.rundir import RunDir
     from trainers.data.order import Order
     from trainers.engine import Engine
     from trainers.instrument import Instrument

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from shardlab import files
+from shardlab.files import files
 from trainers.instrument import Instrument
 
 if TYPE_CHECKING:

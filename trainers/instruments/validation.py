@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shardlab.cell import Cell, Validation
 from shardlab.errors import InputError
-from shardlab.record import SCHEMA, LineWriter, ValidationRecord
+from shardlab.matrix.cell import Cell, Validation
+from shardlab.runs.record import SCHEMA, LineWriter, ValidationRecord
 from trainers.data.prefetch import prefetched
 from trainers.instrument import Instrument
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import loss_scaling, optimization
 from trainers.checkpointing import state_parts
 from trainers.communication import Term

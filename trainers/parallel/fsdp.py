@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers.communication import Term
 from trainers.dtypes import cast_dtype, dtype_name
 from trainers.precision import computed_bytes, weight_bytes

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import dtypes, model_options
 from trainers.deferred_init import Deferred
 from trainers.parallel import fsdp

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import dtypes, model_options
 from trainers.cast_weights import cast_weights
 from trainers.communication import Term

@@ -21,7 +21,7 @@ from trainers.parameter_server.ledger import Ledger, Mode
 from trainers.parameter_server.protocol import Kind, ServerLink
 
 if TYPE_CHECKING:
-    from shardlab.cell import Cell
+    from shardlab.matrix.cell import Cell
     from trainers.ranks import Ranks
     from trainers.task import Task
 

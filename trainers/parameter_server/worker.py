@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import loss_scaling, model_options
 from trainers.checkpointing.state_parts import TensorPart
 from trainers.communication import Term

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from shardlab import files, own_workload, rehearsed
 from shardlab.errors import InputError
-from shardlab.rehearsed import Answer, RehearsalRequest, Rehearsed
+from shardlab.files import files
+from shardlab.plugins import own_workload
+from shardlab.runs import rehearsed
+from shardlab.runs.rehearsed import Answer, RehearsalRequest, Rehearsed
 from trainers import menu, own_strategy
 
 NICE = 10  # the niceness of a rehearsal: it uses all processors, and other processes of this machine must go first

@@ -9,8 +9,8 @@ from typing import cast
 
 import msgspec
 
-from shardlab.cell import Cell
-from shardlab.rehearsed import RehearsedCollective
+from shardlab.matrix.cell import Cell
+from shardlab.runs.rehearsed import RehearsedCollective
 from trainers import menu
 from trainers.communication import Call
 from trainers.rehearsal.counted_step import CountedStep, Memory

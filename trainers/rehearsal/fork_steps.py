@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from shardlab import host
 from shardlab.errors import ShardlabError
+from shardlab.hardware import host
 from trainers.process import sentence
 from trainers.rehearsal.counted_step import CountedStep
 

@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from shardlab import own_code
-from shardlab.cell import Cell
 from shardlab.errors import InputError
-from shardlab.rehearsed import SCHEMA, Answer, MemoryByCategory, NotRehearsed, Rehearsed, RehearsedCollective, RehearsedRank
+from shardlab.matrix.cell import Cell
+from shardlab.plugins import own_code
+from shardlab.runs.rehearsed import (
+    SCHEMA,
+    Answer,
+    MemoryByCategory,
+    NotRehearsed,
+    Rehearsed,
+    RehearsedCollective,
+    RehearsedRank,
+)
 from trainers import dtypes, menu
 from trainers.instruments.timing import clock_for
 from trainers.process import sentence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers import menu
 from trainers.data import cifar10, mnist
 from trainers.strategies import zero

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers.precision import CAST, REASONS, SHARDED
 from trainers.strategies.fsdp2 import REPLICAS, refuse_replicas

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers.precision import REASONS, SHARDED
 from trainers.strategy import SWITCHES, Strategy

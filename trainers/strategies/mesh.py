@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers.precision import ALL, REASONS, SHARDED
 from trainers.strategies.pipeline import why_not_1f1b, why_not_staged

@@ -10,7 +10,7 @@ strategy: rank 0 trains, and local rank r has GPU r. Servers compute on the CPU 
 
 from __future__ import annotations
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers.precision import ALL
 from trainers.strategy import Strategy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers.precision import ALL
 from trainers.strategy import SWITCHES, Strategy
 

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from shardlab import model_file, plugin_source
-from shardlab.cell import Cell
 from shardlab.errors import InputError
+from shardlab.files import plugin_source
+from shardlab.matrix import model_file
+from shardlab.matrix.cell import Cell
 from trainers import configuration, counted_flops
 from trainers.blocks import Blocks
 from trainers.plans import derived

@@ -9,7 +9,7 @@ from torch import nn
 from torchvision.models import convnext_large
 from torchvision.models.convnext import CNBlock, CNBlockConfig, ConvNeXt
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers.tasks.convolutional import ConvolutionalTask, of_type
 
 STOCHASTIC_DEPTH = 0.5

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import batch_norm
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers.task import Batch
 from trainers.tasks.image_task import ImageTask
 

@@ -9,7 +9,7 @@ from torch import nn
 from torchvision.models import DenseNet, densenet121
 from torchvision.models.densenet import _DenseBlock
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers.tasks.convolutional import ConvolutionalTask, of_type
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torchvision.models import efficientnet_v2_l
 from torchvision.models.efficientnet import EfficientNet, FusedMBConv, FusedMBConvConfig, MBConv, MBConvConfig
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers.tasks.convolutional import ConvolutionalTask
 
 DROPOUT, STOCHASTIC_DEPTH = 0.4, 0.2

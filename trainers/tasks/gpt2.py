@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers.plans.gpt2 import Gpt2Plan
 from trainers.plans.plan import ModelPlan
 from trainers.tasks import causal_attention

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers.data.image_sets import open_images
 from trainers.data.synthetic_images import SyntheticImages
 from trainers.task import Batch, Task

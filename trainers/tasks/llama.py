@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers.plans.llama import LlamaPlan
 from trainers.plans.plan import ModelPlan
 from trainers.tasks import causal_attention

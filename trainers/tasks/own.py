@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from shardlab import own_code, plugin_source
-from shardlab.cell import Cell
 from shardlab.errors import InputError, ShardlabError
+from shardlab.files import plugin_source
+from shardlab.matrix.cell import Cell
+from shardlab.plugins import own_code
 from shardlab.registry import Value
 from trainers import counted_flops, own_model
 from trainers.data.data_sets import DataSource

@@ -10,7 +10,7 @@ from torch import nn
 from torchvision import models
 from torchvision.models.resnet import Bottleneck, ResNet
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers.tasks.convolutional import ConvolutionalTask, of_type
 
 

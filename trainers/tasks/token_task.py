@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers.data.token_sets import open_tokens
 from trainers.task import Batch, Task
 from trainers.tasks.device_copy import to_device

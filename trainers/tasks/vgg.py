@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torchvision.models.vgg import VGG, cfgs, make_layers
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers.tasks.convolutional import ConvolutionalTask
 
 DROPOUT = 0.5

@@ -8,8 +8,8 @@ from typing import cast
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from shardlab.cell import Cell
 from shardlab.errors import InputError, UnknownName
+from shardlab.matrix.cell import Cell
 from trainers import blocks, counted_flops
 from trainers.blocks import Blocks
 from trainers.tasks import vision_library

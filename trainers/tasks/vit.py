@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
-from shardlab.cell import Cell
+from shardlab.matrix.cell import Cell
 from trainers.plans.plan import ModelPlan
 from trainers.plans.vit import VitPlan
 from trainers.task import Batch

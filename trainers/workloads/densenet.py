@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardlab.cell import Optimizer
+from shardlab.matrix.cell import Optimizer
 from trainers.convolutional_workload import variant
 from trainers.workload_options import IMAGENET_CLASSES
 

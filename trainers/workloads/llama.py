@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardlab.cell import Cell, Optimizer
+from shardlab.matrix.cell import Cell, Optimizer
 from trainers.workload import Workload
 from trainers.workload_options import Shape, of_tokens, refuse_shape, refuse_tokens, shape_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import cast
 
-from shardlab.cell import Cell, Optimizer
+from shardlab.matrix.cell import Cell, Optimizer
 from trainers.workload import Workload
 from trainers.workload_options import IMAGENET_CLASSES, Shape, of_images, refuse_shape
 

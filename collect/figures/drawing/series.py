@@ -11,7 +11,7 @@ import msgspec
 from collect.figure import CellMark
 from collect.findings import columns
 from collect.findings.row import CellRow
-from shardlab.cell import Role, keys_of
+from shardlab.matrix.cell import Role, keys_of
 
 
 def alike(marks: Sequence[CellMark], but: Collection[str]) -> list[list[CellMark]]:

@@ -1,0 +1,1 @@
+"""What a CloudLab experiment says about itself: its manifests, and the note about who created it."""

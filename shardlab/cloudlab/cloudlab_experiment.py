@@ -1,0 +1,106 @@
+"""The files in a workspace about its CloudLab experiment: the manifests, and a note about who created the experiment.
+
+The argument `own` of the functions is the folder .shardlab of the workspace.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from shardlab.files import files, json_file
+
+SCHEMA = 1
+MANIFESTS = "cloudlab"  # the folder in .shardlab with a manifest AGGREGATE.xml of each aggregate, and with lease.json
+NOTE = "cloudlab-experiment.json"  # a file in .shardlab; it is not in MANIFESTS, because that folder is replaced as a whole
+OLD = ".old"  # suffix that a file or folder gets when it is no longer used
+
+
+class ExperimentNote(msgspec.Struct, frozen=True):
+    """The content of .shardlab/cloudlab-experiment.json. All times are in ISO 8601 with a time zone.
+
+    If `created_by_us` is true and `uuid` is null, `provision` wrote the note before it asked the portal to create the
+    experiment, and may have been killed before it read the answer. The experiment may therefore exist.
+    """
+
+    schema: int
+    name: str
+    created_by_us: bool
+    """Whether this workspace asked the portal to create the experiment. If not, `provision down` must not terminate it."""
+    project: str | None = None
+    profile: str | None = None
+    """The profile with its project, as PROJECT/NAME."""
+    portal_url: str | None = None
+    user: str | None = None
+    """The user whose token created the experiment; None: the portal did not name the user."""
+    asked_at: str | None = None
+    """The time by the portal's clock just before `provision` asked the portal to create the experiment."""
+    uuid: str | None = None
+    created_at: str | None = None
+    """When the portal created the experiment."""
+    page: str | None = None
+    """The address of the experiment's web page at the portal."""
+
+
+def path_of(own: Path) -> Path:
+    """The path of the note about the experiment."""
+    return own / NOTE
+
+
+def read(own: Path) -> ExperimentNote | None:
+    """The note, or None if the workspace has no note. Raises InputError for a damaged note."""
+    fault = "is not a note of this version: {}. Allowed: the file as `provision` wrote it."
+    return json_file.read(path_of(own), ExperimentNote, fault)
+
+
+def write(own: Path, note: ExperimentNote) -> ExperimentNote:
+    """Store the note in the workspace, and return it. Raises WorkspaceError."""
+    files.make_folder(own)
+    files.write_json(path_of(own), note)
+    return note
+
+
+def manifests(own: Path) -> list[Path]:
+    """The paths of the stored manifests; empty if no manifest is stored."""
+    return sorted((own / MANIFESTS).glob("*.xml"))
+
+
+def store_manifests(own: Path, texts: Mapping[str, bytes]) -> None:
+    """Replace the stored manifests by these manifests of the experiment. Either all of them are stored, or nothing changes.
+
+    texts: for each manifest, the name of its aggregate, which must be safe as a file name -> its content.
+    Raises WorkspaceError.
+    """
+    folder = own / MANIFESTS
+    staging = folder.with_suffix(".new")
+    with files.as_workspace_error("write"):
+        shutil.rmtree(staging, ignore_errors=True)
+        files.make_folder(staging)
+        for aggregate, text in texts.items():
+            files.write_atomic(staging / f"{aggregate}.xml", text)
+        if folder.exists():
+            _put_aside(folder)
+        staging.rename(folder)
+        files.sync_folder(own)
+
+
+def forget(own: Path) -> None:
+    """Rename the folder of the manifests and then the note, so that their names end in .old and no command uses them.
+
+    Raises WorkspaceError.
+    """
+    with files.as_workspace_error("write"):
+        for path in (own / MANIFESTS, path_of(own)):
+            if path.exists():
+                _put_aside(path)
+        files.sync_folder(own)
+
+
+def _put_aside(path: Path) -> None:
+    old = path.with_name(path.name + OLD)
+    if old.is_dir():
+        shutil.rmtree(old)
+    path.rename(old)

@@ -1,0 +1,127 @@
+"""The key `cloudlab` of a cluster file, and how the nodes of an experiment become the nodes of a cluster."""
+
+from __future__ import annotations
+
+import getpass
+import ipaddress
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from shardlab.cloudlab.cloudlab_manifest import Experiment, ManifestInterface, ManifestNode
+from shardlab.errors import InputError
+
+Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")]
+TOKEN_VARIABLE = "CLOUDLAB_TOKEN"  # the variable with the token of the portal; it is secret, so runs do not get it
+EXTRA_DISK = "/mydata"  # the folder at which the local disk of a node is mounted, by a blockstore or by mkextrafs.pl
+MOST_NAMED = 5  # largest number of nodes that a message names
+NFS_FOLDERS = ("/proj", "/users")  # CloudLab's folders of projects and users: they are on NFS over the control network
+
+ImageName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+/-]{0,200}\Z")]
+
+
+class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An experiment of CloudLab (provider cloudlab): either it exists and has a manifest, or `provision` creates it."""
+
+    manifest: str | list[str] | None = None
+    """The file of the experiment's manifest, relative to the cluster file; a list: one manifest of each aggregate. null: if
+    there is a token of the portal, the experiment that `provision` creates; otherwise, on a node of an experiment, the manifest
+    that `geni-get manifest` prints."""
+    project: Word | None = None
+    """The project in which the experiment is created."""
+    hardware: Word | None = None
+    """The hardware type, such as d8545; `provision hardware` lists the types with GPUs."""
+    site: Word | None = None
+    """The site (aggregate), such as wisc. The same hardware type may have other GPUs at another site."""
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    """The number of nodes to request."""
+    image: ImageName = "UBUNTU24-64-STD"
+    """The disk image; a name without a project means an image of the project emulab-ops."""
+    hours: Annotated[int, msgspec.Meta(ge=1, le=24 * 14)] = 16
+    """The number of hours for which the nodes are requested; the portal may grant fewer."""
+    profile: Word = "small-lan"
+    """The profile from which the portal creates the experiment."""
+    profile_project: Word = "PortalProfiles"
+    """The CloudLab project that contains the profile."""
+    bindings: dict[Word, str] = {}
+    """Parameters of the profile and their values. With small-lan, only parameters that no other key of `cloudlab` sets."""
+    lan_mbps: Annotated[int, msgspec.Meta(ge=1, le=400_000)] | None = None
+    """The rate of the experiment network in Mbit/s; null: the best that the nodes have."""
+    blockstore_gib: Annotated[int, msgspec.Meta(ge=0, le=100_000)] | None = None
+    """The size in GiB of a local disk at /mydata on each node; 0: all free space; null: no such disk."""
+    portal_url: Annotated[str, msgspec.Meta(pattern=r"^https://[A-Za-z0-9.-]+(?::\d{1,5})?(?:/[A-Za-z0-9._/-]*)?\Z")] | None = (
+        None
+    )
+    """The address of the portal's API, https only; null: the address of CloudLab's portal."""
+
+    @property
+    def manifests(self) -> list[str]:
+        """The paths of the manifests in the cluster file, as a list."""
+        return [self.manifest] if isinstance(self.manifest, str) else list(self.manifest or [])
+
+
+class ExperimentNode(msgspec.Struct, frozen=True):
+    """A node of an experiment, with the login and the network that the cluster uses."""
+
+    name: str  # the name of the node, in a form that is allowed in a cluster file
+    host: str
+    port: int
+    user: str
+    hardware: str | None
+    site: str
+    control: str | None
+    network: ManifestInterface | None  # interface on the network that all nodes share; None: a single node without a network
+
+
+def select(experiment: Experiment, user: str | None, what: str) -> list[ExperimentNode]:
+    """The nodes of an experiment, each with a login and with its interface on the network that all nodes share.
+
+    user: the member of the CloudLab project whose login is used; None: the member whose name is that of this machine's user, or
+    else the only member. what: the names of the manifests for error messages. Raises InputError.
+    """
+    member = _member(experiment, user, what)
+    network = _common_network(experiment.nodes)
+    if network is None and len(experiment.nodes) > 1:
+        alone = [node.name for node in experiment.nodes if not node.interfaces]
+        on_none = f" ({', '.join(alone[:MOST_NAMED])}{', ...' if len(alone) > MOST_NAMED else ''}: on none)" if alone else ""
+        raise InputError(f"{what}: its nodes share no experiment network{on_none}. Allowed: a LAN that all nodes are on.")
+    chosen: dict[str, ExperimentNode] = {}
+    owners: dict[str, str] = {}  # the name of a node, by its address on the experiment network
+    for node in experiment.nodes:
+        name = node.name.lower().replace("_", "-")[:31]
+        if name in chosen:
+            raise InputError(f"{what}: two nodes are called {name}, in lower case. Allowed: different names.")
+        host, port = node.logins[member]
+        interface = next((one for one in node.interfaces if _network(one) == network), None)
+        if interface is not None and (other := owners.setdefault(interface.address, name)) != name:
+            raise InputError(
+                f"{what}: {other} and {name} have the same address {interface.address} on the experiment network. Allowed: the "
+                "manifests of one experiment, in which each node has its own address."
+            )
+        chosen[name] = ExperimentNode(name, host, port, member, node.hardware, node.site, node.control, interface)
+    return list(chosen.values())
+
+
+def _member(experiment: Experiment, user: str | None, what: str) -> str:
+    members = experiment.users()
+    own = user or getpass.getuser()
+    if own in members:
+        return own
+    if user is None and len(members) == 1:
+        return next(iter(members))
+    who = f"the user {own} has no login on every node" if user else f"none of the logins is of the user {own} of this machine"
+    raise InputError(f"{what}: {who}. Set in the cluster file ssh.user to one of: {', '.join(sorted(members)) or 'nobody'}.")
+
+
+def _network(interface: ManifestInterface) -> ipaddress.IPv4Network:
+    return ipaddress.IPv4Network(f"{interface.address}/{interface.prefix}", strict=False)
+
+
+def _common_network(nodes: Sequence[ManifestNode]) -> ipaddress.IPv4Network | None:
+    """The network to which all nodes are connected, or the first of them on the first node; None if there is none."""
+    for interface in nodes[0].interfaces:
+        network = _network(interface)
+        if all(any(_network(other) == network for other in node.interfaces) for node in nodes):
+            return network
+    return None

@@ -1,0 +1,410 @@
+"""Reads a cluster file, which describes the machines on which runs train, their software, and where data sets are stored."""
+
+from __future__ import annotations
+
+import ipaddress
+import posixpath
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from shardlab.cloudlab import cloudlab_experiment, cloudlab_manifest
+from shardlab.cluster import cloudlab_keys, environment_keys, slurm_keys
+from shardlab.cluster.cloudlab_keys import Cloudlab
+from shardlab.cluster.cluster_keys import (
+    HOST,
+    LOCAL_FOLDER,
+    Data,
+    DataSet,
+    Lan,
+    Login,
+    Name,
+    Network,
+    NodeEntry,
+    Role,
+    Ssh,
+    Storage,
+)
+from shardlab.cluster.environment_keys import Environment
+from shardlab.cluster.slurm_keys import Gpus, Slurm
+from shardlab.errors import InputError
+from shardlab.files import document, validation
+from shardlab.url import without_secrets
+
+Release = Literal["bookworm", "trixie", "sid"]  # releases of Debian
+MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*\Z")  # a path that can be mounted in a container; : and , separate mounts
+# Keys of a cluster file that are not allowed with provider local.
+REMOTE = ("login", "cloudlab", "nodes", "ssh", "lan", "release", "gpus", "storage", "environment", "slurm")
+
+
+# System folders in `/`. `provision` neither mounts a disk over these folders nor exports them by NFS.
+SYSTEM_FOLDERS = set("bin boot dev etc lib lib32 lib64 proc root run sbin sys tmp usr var".split())  # noqa: SIM905
+
+
+class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of cluster.yaml."""
+
+    schema: Literal[1]
+    """The version of the format."""
+    name: Name
+    """The name of the cluster, which reports and names of files contain."""
+    provider: Literal["local", "ssh", "virtual", "slurm", "cloudlab"]
+    """Where the machines come from. local: this machine is the only node. ssh: existing machines, listed under `nodes`.
+    virtual: practice nodes, which are booted on this machine. slurm: a managed Slurm site, where nothing needs root. cloudlab:
+    the nodes of a CloudLab experiment."""
+    login: Login | None = None
+    """The login node of the site (provider slurm); null: this machine is the login node."""
+    cloudlab: Cloudlab | None = None
+    """The CloudLab experiment (provider cloudlab)."""
+    nodes: list[NodeEntry] = []
+    """The nodes of the cluster. With provider cloudlab, they are taken from the manifest of the experiment."""
+    ssh: Ssh = msgspec.field(default_factory=Ssh)
+    """How to log in to the nodes by SSH."""
+    lan: Lan = msgspec.field(default_factory=Lan)
+    """The network between practice nodes (provider virtual)."""
+    release: Release | None = None
+    """The release of Debian on practice nodes (provider virtual), which determines the versions of Slurm and systemd; null: the
+    release of this machine."""
+    gpus: Gpus | None = None
+    """The GPUs of each worker; null: with provider local, the GPUs that are found on this machine; otherwise no GPUs."""
+    storage: Storage = msgspec.field(default_factory=Storage)
+    """Folders and disks of the nodes."""
+    environment: Environment = msgspec.field(default_factory=Environment)
+    """The Python environment of the nodes."""
+    slurm: Slurm | None = None
+    """Slurm and the options with which jobs are submitted; null: the cluster has no Slurm, and runs on its nodes are started
+    over SSH."""
+    data: Data = msgspec.field(default_factory=Data)
+    """The data sets."""
+    network: Network = msgspec.field(default_factory=Network)
+    """The links between GPUs, from which `jobs plan` predicts times."""
+    price_per_gpu_hour: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """The price of a GPU for an hour, in any currency, from which `jobs plan` computes costs; null: not known."""
+
+    def with_role(self, role: Role) -> list[NodeEntry]:
+        """The nodes that have this role, in the order of the cluster file."""
+        return [entry for entry in self.nodes if role in entry.roles]
+
+    @property
+    def controller(self) -> NodeEntry | None:
+        """The node on which commands about runs are executed: the first node with the role controller, else the first node."""
+        return next(iter(self.with_role("controller") or self.nodes), None)
+
+    @property
+    def workspaces(self) -> PurePosixPath:
+        """The folder on the nodes that contains their workspaces.
+
+        It is on the shared storage. If the nodes share no storage, it has the same path on each node's own disk.
+        """
+        return PurePosixPath(self.storage.shared or self.storage.mount or LOCAL_FOLDER) / "workspaces"
+
+    @property
+    def has_separate_folders(self) -> bool:
+        """Whether runs are started over SSH on nodes that share no folder."""
+        return self.provider in ("ssh", "virtual", "cloudlab") and self.slurm is None and self.storage.shared is None
+
+    @property
+    def gpu_types(self) -> list[str]:
+        """The GPU types that a cell may name: the types of the partitions, or the type in `gpus` if there are no partitions."""
+        if self.slurm is not None and self.slurm.partitions:
+            return [partition.gpus.type for partition in self.slurm.partitions if partition.gpus.type is not None]
+        return [self.gpus.type] if self.gpus is not None and self.gpus.type is not None else []
+
+    def for_gpu_type(self, gpu_type: str | None) -> Cluster:
+        """A copy of this cluster in which `slurm` and `gpus` describe the partition with this GPU type.
+
+        gpu_type: the value in a cell: None, or one of `gpu_types`. If it is None, or if no partition has this GPU type, the
+        cluster is returned unchanged.
+        """
+        if self.slurm is None or gpu_type is None:
+            return self
+        for partition in self.slurm.partitions:
+            if partition.gpus.type == gpu_type:
+                limits = {"max_time": partition.max_time, "max_nodes": partition.max_nodes}
+                slurm = msgspec.structs.replace(self.slurm, partition=partition.name, **limits)
+                return msgspec.structs.replace(self, gpus=partition.gpus, slurm=slurm)
+        return self
+
+
+HOW = "To get a cluster file, run: provision init > cluster.yaml"
+THIS_MACHINE = Cluster(schema=1, name="local", provider="local")
+
+
+def load(path: Path, created: Sequence[Path] = ()) -> Cluster:
+    """Read and check a cluster file. Raises InputError with file:line:column for a problem in the file.
+
+    created: the paths of the manifests of the CloudLab experiment that `provision` created. They are used if the cluster file
+    has provider cloudlab and lists neither nodes nor manifests.
+    """
+    if not path.exists() and not path.is_symlink():
+        raise InputError(f"{path}: no such file. {HOW}")
+    text = document.load(path)
+    if text.data is None:
+        raise InputError(f"{path}: the file has no keys. {HOW}")
+    cluster = validation.convert(text, Cluster)
+    if cluster.data.path is not None and not cluster.data.path.strip():
+        raise text.error(("data", "path"), "found an empty path. Allowed: the path of a folder, or null.")
+    _check_sets(text, cluster.data.named())
+    if cluster.cloudlab is not None and cluster.cloudlab.manifests:
+        manifests = [(path.parent / name).absolute() for name in cluster.cloudlab.manifests]
+        # The paths become absolute, because `provision` later reads the lease from the manifests and does not know the folder
+        # of the cluster file.
+        experiment = msgspec.structs.replace(cluster.cloudlab, manifest=[str(one) for one in manifests])
+        cluster = msgspec.structs.replace(cluster, cloudlab=experiment)
+        if not cluster.nodes:
+            cluster = with_experiment(cluster, manifests)
+    elif cluster.provider == "cloudlab" and cluster.cloudlab is not None and not cluster.nodes and created:
+        cluster = with_experiment(cluster, created)
+    _check_nodes(text, cluster)
+    return cluster
+
+
+def with_experiment(cluster: Cluster, manifests: Sequence[Path]) -> Cluster:
+    """The cluster with the nodes of a CloudLab experiment. The first node is also the controller. Raises InputError.
+
+    manifests: the paths of the manifests of the experiment.
+    """
+    return with_manifests(cluster, [(str(path), cloudlab_manifest.read(path)) for path in manifests])
+
+
+def with_manifests(cluster: Cluster, manifests: Sequence[tuple[str, bytes]]) -> Cluster:
+    """The cluster with the nodes of a CloudLab experiment. `with_experiment` calls it with the manifests that it has read.
+
+    manifests: for each manifest, (its name for error messages, its content).
+    """
+    what = ", ".join(name for name, _ in manifests)
+    experiment = cloudlab_manifest.parse(manifests)
+    nodes = [
+        NodeEntry(
+            name=node.name,
+            host=node.host,
+            address=node.network.address if node.network is not None else node.control,
+            mac=node.network.mac if node.network is not None else None,
+            control=node.control,
+            port=node.port,
+            user=node.user,
+            roles=["worker"] if place else ["controller", "worker"],
+        )
+        for place, node in enumerate(cloudlab_keys.select(experiment, cluster.ssh.user, what))
+    ]
+    return msgspec.structs.replace(cluster, nodes=nodes)
+
+
+def resolved_file(cluster: Cluster) -> bytes:
+    """The content of a cluster file that lists all nodes, also the nodes that were read from the manifests of an experiment.
+
+    A machine that does not have the manifests can read this file. The content is JSON, which is valid YAML.
+    """
+    experiment = None if cluster.cloudlab is None else msgspec.structs.replace(cluster.cloudlab, manifest=None)
+    content = msgspec.json.encode(msgspec.structs.replace(cluster, cloudlab=experiment))
+    return msgspec.json.format(content, indent=2) + b"\n"
+
+
+def _check_nodes(text: document.Document, cluster: Cluster) -> None:
+    if cluster.provider == "local":
+        for key in REMOTE:
+            if getattr(cluster, key) != getattr(THIS_MACHINE, key):
+                raise text.error(
+                    (key,), "not allowed with provider local, which uses only this machine. Remove it, or change the provider."
+                )
+        return
+    if cluster.provider == "slurm":
+        _check_site(text, cluster)
+        return
+    if cluster.provider == "cloudlab" and cluster.cloudlab is None:
+        raise text.error(
+            ("provider",), "provider cloudlab needs the key cloudlab. Allowed: a mapping such as `cloudlab: {manifest: FILE}`."
+        )
+    if cluster.provider != "cloudlab" and cluster.cloudlab is not None:
+        raise text.error(("cloudlab",), f"not allowed with provider {cluster.provider}. Allowed: only with provider cloudlab.")
+    _check_installed(text, cluster)
+
+
+def _check_site(text: document.Document, cluster: Cluster) -> None:
+    """Check the cluster file of a managed Slurm site, where Slurm knows the nodes and nothing is installed on them."""
+    for key in ("nodes", "lan", "release"):
+        if getattr(cluster, key) != getattr(THIS_MACHINE, key):
+            raise text.error((key,), "not allowed with provider slurm, because Slurm itself knows the nodes. Remove it.")
+    for key in ("server", "disk", "mount"):
+        if getattr(cluster.storage, key) is not None:
+            raise text.error(("storage", key), "not allowed with provider slurm, which changes no machine. Allowed: shared.")
+    if cluster.ssh.between_nodes:
+        raise text.error(("ssh", "between_nodes"), "not allowed with provider slurm, which starts ranks by Slurm. Remove it.")
+    if cluster.slurm is None:
+        raise text.error(
+            ("provider",), "provider slurm needs the key slurm. Allowed: a mapping such as `slurm: {partition: gpu}`."
+        )
+    if cluster.storage.shared is None:
+        raise text.error(
+            ("provider",),
+            "provider slurm needs storage.shared. Allowed: a folder of yours that the login node and all nodes share.",
+        )
+    environment_keys.check_site(text, cluster.environment)
+    if cluster.environment.container is not None and not MOUNTED.match(cluster.data.path or ""):
+        raise text.error(
+            ("data", "path"),
+            f"found {cluster.data.path}. Allowed with a container, which mounts it: letters, digits and the signs . _ / + -",
+        )
+    if not cluster.ssh.sudo:
+        raise text.error(("ssh", "sudo"), "not allowed with provider slurm, which never uses sudo. Remove it.")
+    slurm_keys.check(text, cluster.slurm)
+
+
+def _check_installed(text: document.Document, cluster: Cluster) -> None:
+    """Check the cluster file of nodes that `provision` sets up: all providers except local and slurm."""
+    if cluster.login is not None:
+        raise text.error(("login",), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm.")
+    environment_keys.check_installed(text, cluster.environment, cluster.provider)
+    for key in ("release", "lan"):
+        if cluster.provider != "virtual" and getattr(cluster, key) != getattr(THIS_MACHINE, key):
+            raise text.error((key,), f"not allowed with provider {cluster.provider}, whose machines already exist. Remove it.")
+    if cluster.provider == "cloudlab":
+        _check_nfs_folders(text, cluster)
+    if not cluster.nodes and cluster.provider == "cloudlab":
+        return  # the experiment does not exist yet, so its nodes are not known
+    if not cluster.nodes:
+        raise text.error(("provider",), f"provider {cluster.provider} needs nodes. Allowed: one or more, in the list nodes.")
+    names = [entry.name for entry in cluster.nodes]
+    for place, entry in enumerate(cluster.nodes):
+        if entry.name in names[:place]:
+            raise text.error(("nodes", place, "name"), f"the name {entry.name} is used twice. Allowed: each name once.")
+        if cluster.provider in ("ssh", "cloudlab") and not (entry.host and HOST.match(entry.host)):
+            allowed = "Allowed: an address, or a name from ~/.ssh/config."
+            raise text.error(("nodes", place), f"found the host {entry.host!r}. {allowed}")
+        if cluster.provider != "cloudlab" and (entry.mac, entry.control) != (None, None):
+            raise text.error(
+                ("nodes", place), f"mac and control are not allowed with provider {cluster.provider}. Remove them."
+            )
+        if cluster.provider == "virtual" and (entry.host, entry.address, entry.port, entry.user) != (None, None, None, None):
+            raise text.error(("nodes", place), "practice nodes get their addresses from lan.subnet. Allowed: name and roles.")
+    if cluster.provider == "virtual":
+        _check_practice(text, cluster)
+    if not cluster.ssh.sudo:
+        _check_without_root(text, cluster)
+    _check_storage(text, cluster)
+    if cluster.slurm is not None and len(cluster.with_role("controller")) != 1:
+        raise text.error(("slurm",), f"{len(cluster.with_role('controller'))} nodes have the role controller. Allowed: 1.")
+    if cluster.slurm is not None and not cluster.with_role("worker"):
+        raise text.error(("slurm",), "no node has the role worker. Allowed: one node or more with this role.")
+    if cluster.slurm is not None:
+        slurm_keys.check_installed(text, cluster.slurm, cluster.provider)
+
+
+def _check_nfs_folders(text: document.Document, cluster: Cluster) -> None:
+    """Check that no folder in the cluster file is on CloudLab's NFS servers. Raises InputError with file:line:column.
+
+    The NFS servers are reached over the control network, and CloudLab allows only logins on this network.
+    """
+    named: dict[tuple[str, str], str | None] = {
+        ("storage", "shared"): cluster.storage.shared,
+        ("storage", "mount"): cluster.storage.mount,
+        ("data", "path"): cluster.data.path,
+        ("environment", "wheelhouse"): cluster.environment.wheelhouse,
+    }
+    for key, path in named.items():
+        if path is not None and (path.startswith("~") or _top(path) in cloudlab_keys.NFS_FOLDERS):
+            raise text.error(
+                key,
+                f"found {path}. On CloudLab, {' and '.join(cloudlab_keys.NFS_FOLDERS)}, where home folders are, are NFS over "
+                "the control network, which is only for logins. Allowed: a folder on a disk of the nodes, such as "
+                f"{cloudlab_keys.EXTRA_DISK}/shardlab.",
+            )
+
+
+def _top(path: str) -> str:
+    """The first folder of an absolute path, such as `/proj` for `/proj/a/b`; empty for a relative path."""
+    return "/" + posixpath.normpath(path).lstrip("/").partition("/")[0] if path.startswith("/") else ""
+
+
+def _check_without_root(text: document.Document, cluster: Cluster) -> None:
+    if cluster.provider != "ssh":
+        raise text.error(("ssh", "sudo"), f"not allowed with provider {cluster.provider}. Allowed: only with provider ssh.")
+    if cluster.storage.shared is None:
+        raise text.error(
+            ("ssh", "sudo"), "false needs storage.shared. Allowed: a folder that all nodes share, and which the user may write."
+        )
+    if cluster.storage.disk is not None:
+        raise text.error(
+            ("storage", "disk"),
+            "not allowed with ssh.sudo: false, because only root can see whether a disk is empty. Allowed: an administrator "
+            "mounts the disk, and storage.shared names a folder on it.",
+        )
+
+
+def _check_storage(text: document.Document, cluster: Cluster) -> None:
+    storage = cluster.storage
+    if (storage.disk is None) != (storage.mount is None):
+        raise text.error(("storage",), "disk and mount belong together. Allowed: both, or neither.")
+    if storage.disk is not None and cluster.provider not in ("ssh", "cloudlab"):
+        raise text.error(("storage", "disk"), f"provider {cluster.provider} has no disks. Allowed: with ssh and cloudlab.")
+    if storage.server is not None and storage.shared is None:
+        raise text.error(("storage", "server"), "a server without a folder to export. Allowed: together with storage.shared.")
+    if storage.server is not None and storage.server not in [entry.name for entry in cluster.nodes]:
+        raise text.error(("storage", "server"), f"no node is called {storage.server}. Allowed: a name under nodes.")
+    made = {"mount": storage.mount, "shared": storage.shared if storage.server else None}
+    for key, path in made.items():
+        if path is not None and (
+            posixpath.normpath(path) != path or path.startswith("//") or path.split("/")[1] in SYSTEM_FOLDERS
+        ):
+            raise text.error(
+                ("storage", key),
+                f"found {path}. Allowed: a path outside the system's folders, without `..` or a final slash, such as /mydata.",
+            )
+
+
+def _check_practice(text: document.Document, cluster: Cluster) -> None:
+    for key in ("user", "identity"):
+        if getattr(cluster.ssh, key) is not None:
+            raise text.error(("ssh", key), "not allowed with provider virtual, which makes the user and the key. Remove it.")
+    try:
+        network = ipaddress.IPv4Network(cluster.lan.subnet)
+    except ValueError as error:
+        raise text.error(("lan", "subnet"), f"{error}. Allowed: a network such as 10.88.0.0/24.") from None
+    if not network.is_private or network.num_addresses < len(cluster.nodes) + 3:
+        raise text.error(
+            ("lan", "subnet"),
+            f"found {network}. Allowed: a private network with an address for each node and one for this machine.",
+        )
+
+
+def _check_sets(text: document.Document, sets: list[DataSet]) -> None:
+    for index, data_set in enumerate(sets):
+        place = ("data", "sets", index)
+        if data_set.name in [other.name for other in sets[:index]]:
+            raise text.error(place, f"the data set {data_set.name} is listed twice. Allowed: each data set once.")
+        if data_set.archive is None:
+            if data_set.sha256 is not None:
+                raise text.error(
+                    (*place, "sha256"), "a checksum without an archive. Allowed: both, an archive alone, or neither."
+                )
+            continue
+        if not data_set.archive.strip():
+            raise text.error((*place, "archive"), "found an empty path. Allowed: a URL, a path, or null.")
+        if data_set.is_url:
+            url = urlsplit(data_set.archive)
+            if url.scheme not in ("http", "https") or not url.hostname:
+                address = without_secrets(data_set.archive.partition("?")[0])
+                raise text.error((*place, "archive"), f"found {address!r}. Allowed: http://, https://, or a path.")
+            if not re.fullmatch(r"[!#-&(-;=?-~]+", data_set.archive):
+                raise text.error((*place, "archive"), "found a space or a quote in a URL. Allowed: %20, %22 and %27 for these.")
+            if url.username or url.password:
+                raise text.error((*place, "archive"), "a URL with a user or password in it. Allowed: a URL without them.")
+            if data_set.sha256 is None:
+                raise text.error(place, "a URL without a checksum. Allowed: a URL together with the key sha256.")
+
+
+def find(given: Path | None, workspace: Path) -> Cluster:
+    """The cluster that a command uses: from the file `given`, else from cluster.yaml in the workspace, else THIS_MACHINE.
+
+    given: the cluster file that the user named, or None. workspace: the folder of the workspace. Raises InputError.
+    """
+    own = workspace / "cluster.yaml"
+    if given is None and own.is_symlink() and not own.exists():
+        raise InputError(f"{own}: is a symlink to a file that does not exist.")
+    if given is None and not own.exists():
+        return THIS_MACHINE
+    return load(given or own, cloudlab_experiment.manifests(workspace / ".shardlab"))

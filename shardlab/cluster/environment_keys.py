@@ -1,0 +1,70 @@
+"""The key `environment` of a cluster file: the Python of the nodes, and the container image in which ranks run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from shardlab.files import document
+
+Runtime = Literal["apptainer", "pyxis", "charliecloud"]
+
+
+class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The Python environment of the nodes."""
+
+    modules: list[Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z")]] = []
+    """Environment modules that are loaded before any command of shardlab runs (provider slurm)."""
+    python: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/+-]+\Z")] | None = None
+    """The interpreter from which the environment is made (provider slurm); null: python3 after the modules are loaded."""
+    build: Literal["auto", "job", "login"] = "auto"
+    """Where the packages are downloaded and installed (provider slurm). job: both in a job. login: both on the login node.
+    auto: installed in a job; downloaded on the login node or, if no package index answers there, on the machine where
+    `provision` runs."""
+    use: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/+-]+\Z")] | None = None
+    """An existing virtual or conda environment that is used as it is (provider slurm); null: `provision` makes one."""
+    container: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/:@#+-]{0,400}\Z")] | None = None
+    """The image in which ranks run (provider slurm), with all packages that ranks need; null: no container. Apptainer: the
+    path of an image file. Charliecloud: the path of a folder or a SquashFS file. Pyxis: a path, or an image of a registry."""
+    runtime: Runtime | None = None
+    """The program that starts the container; required with `container`."""
+    wheelhouse: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+\Z")] | None = None
+    """A folder of wheels on every node, from which pip installs without a network; null: pip uses its index. With practice
+    nodes, it is a folder of this machine, which the nodes can only read; null: `provision` makes this folder."""
+
+
+def check_site(text: document.Document, environment: Environment) -> None:
+    """Check the keys for a managed Slurm site. Raises InputError with file:line:column if keys contradict each other."""
+    if (environment.container is None) != (environment.runtime is None):
+        raise text.error(
+            ("environment",),
+            "container and runtime belong together. Allowed: both, such as `container: /project/torch.sif` and `runtime: "
+            "apptainer`, or neither.",
+        )
+    if environment.container is None:
+        return
+    if environment.use is not None:
+        raise text.error(
+            ("environment", "use"),
+            "not allowed with container, because ranks use the packages of the image. Remove one.",
+        )
+    if environment.runtime != "pyxis" and not is_path(environment.container):
+        raise text.error(
+            ("environment", "container"),
+            f"found {environment.container}. Allowed with the runtime {environment.runtime}: the absolute path of an image.",
+        )
+
+
+def check_installed(text: document.Document, environment: Environment, provider: str) -> None:
+    """Check the keys for other providers. Raises InputError with file:line:column for a key that is only for provider slurm."""
+    for key in ("modules", "python", "use", "container", "runtime"):
+        if getattr(environment, key):
+            raise text.error(("environment", key), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
+    if environment.build != "auto":
+        raise text.error(("environment", "build"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
+
+
+def is_path(container: str) -> bool:
+    """Whether the container image is a file or folder at the site. False: it is the name of an image in a registry."""
+    return container.startswith("/")

@@ -1,0 +1,160 @@
+"""A folder on a node's own disk that the processes of a run on this node share, for example for a copy of the data set.
+
+The first process fills the folder, and the last process removes the folder.
+
+Every process that uses the folder holds a shared lock (flock); the process that fills or removes the folder holds an exclusive
+lock. The kernel releases a lock when its process ends, even if the process is killed. A folder that a killed run left is
+therefore not locked, and `remove_unused` removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from socket import gethostname
+
+from shardlab.files import files, own_folder
+
+FILLED = ".filled"  # an empty file in the shared folder, written last: if it exists, the folder is completely filled
+LOCK = ".lock"  # suffix of the lock file beside the shared folder
+PAUSE_S = 0.05  # seconds between two attempts to get a lock
+
+
+def parent() -> tuple[Path, str]:
+    """The folder on this node in which shared folders are made. Returns (the folder, a text that says why it was chosen).
+
+    The folder is $TMPDIR, or /tmp if $TMPDIR is not set or is not a folder.
+    """
+    given = os.environ.get("TMPDIR", "")
+    if given and Path(given).is_absolute() and Path(given).is_dir():
+        return Path(given), "$TMPDIR"
+    return Path("/tmp"), f"TMPDIR is {'not set' if not given else 'not a folder'}"
+
+
+def name_of(run: Path) -> str:
+    """The name of the shared folder for a run. run: the path of the run folder in the workspace.
+
+    The name contains a digest of the path of the run folder, because two workspaces may each have a run with the same id.
+    """
+    return f"{run.name}-{hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:8]}"
+
+
+@contextlib.contextmanager
+def shared(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
+    """Yield the folder `name` on this node. The first process fills the folder; the other processes wait until it is filled.
+
+    fill: is called with the empty folder.
+
+    The name on disk also contains this node's name, because $TMPDIR may be on a disk that nodes share. When the last process
+    leaves the block, the folder is removed. Raises WorkspaceError, and every exception that `fill` raises.
+    """
+    own = _own_folder()
+    with files.as_workspace_error("write"):
+        folder = own / _name(name)
+        lock = _use(folder, fill)
+    try:
+        yield folder
+    finally:
+        _leave(folder, lock)
+
+
+def remove_unused() -> list[str]:
+    """Remove this user's shared folders on this node that no process uses. They remain if the processes of a run are killed.
+
+    Returns the names of the shared folders that processes still use. Raises WorkspaceError.
+    """
+    own, in_use = _own_folder(), []
+    with files.as_workspace_error("remove"):
+        for lock_file in own.glob(f"{_name('')}*{LOCK}"):
+            folder = lock_file.with_name(lock_file.name.removesuffix(LOCK))
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed the folder and its lock file
+                lock = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                if not _leave(folder, lock):
+                    in_use.append(folder.name.removeprefix(_name("")))
+    return in_use
+
+
+def _own_folder() -> Path:
+    """The folder in which the shared folders of this user are made. Raises WorkspaceError.
+
+    Only this user can open it, because all users of the node may share $TMPDIR.
+    """
+    with files.as_workspace_error("make"):
+        return own_folder.make(parent()[0], f"shardlab-data-{os.geteuid()}")
+
+
+def _name(name: str) -> str:
+    return f"{gethostname()}-{name}"
+
+
+def _use(folder: Path, fill: Callable[[Path], None]) -> int:
+    """Wait until another process has filled the folder, or fill it. fill: called with the empty folder.
+
+    Returns the descriptor of the lock file. This process holds a shared lock until it closes the descriptor.
+    """
+    while True:
+        lock = os.open(f"{folder}{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_SH)  # this call waits while another process fills the folder
+        if _is_filled(folder, lock):
+            return lock
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # another process holds a lock too, so try again
+            os.close(lock)
+            time.sleep(PAUSE_S)
+            continue
+        try:
+            if _is_current(folder, lock) and not _is_filled(folder, lock):
+                shutil.rmtree(folder, ignore_errors=True)  # incomplete, if a process was killed while it filled the folder
+                folder.mkdir(mode=0o700)
+                fill(folder)
+                (folder / FILLED).touch()
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        except BaseException:
+            _leave(folder, lock)
+            raise
+        # The kernel releases the exclusive lock before it grants the shared lock. In between, another process may have removed
+        # the folder.
+        if _is_filled(folder, lock):
+            return lock
+        os.close(lock)
+
+
+def _is_filled(folder: Path, lock: int) -> bool:
+    return _is_current(folder, lock) and (folder / FILLED).exists()
+
+
+def _is_current(folder: Path, lock: int) -> bool:
+    """Whether the lock file that was opened is still the lock file of the folder.
+
+    False: another process removed the folder and its lock file after this process had opened the lock file.
+    lock: the descriptor of the lock file.
+    """
+    try:
+        return os.path.samestat(os.fstat(lock), os.lstat(f"{folder}{LOCK}"))
+    except FileNotFoundError:
+        return False
+
+
+def _leave(folder: Path, lock: int) -> bool:
+    """Release the lock, and remove the folder if no other process uses it. Returns False if another process uses the folder.
+
+    lock: the descriptor of the lock file.
+    """
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_current(folder, lock):
+            shutil.rmtree(folder, ignore_errors=True)
+            Path(f"{folder}{LOCK}").unlink()
+    except BlockingIOError:
+        return False  # another process uses the folder, and will remove it
+    else:
+        return True
+    finally:
+        os.close(lock)

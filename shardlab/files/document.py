@@ -1,0 +1,236 @@
+"""Reads YAML strictly: no value is silently changed, and the line and column of every value are kept.
+
+YAML 1.1 turns ``1:30:00`` into 5400, ``3.10`` into 3.1 and ``on`` into true, uses the last of two equal keys, and expands
+aliases without limit. This reader accepts only null, true, false, decimal integers, decimal floats and text as plain scalars.
+It refuses an ambiguous value with an error that names the place and the allowed spelling.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from shardlab.errors import InputError, WorkspaceError
+from shardlab.files import files
+
+MAX_BYTES = 4 * 1024 * 1024  # the largest file that is read; a larger matrix file or cluster file is a mistake or an attack
+MAX_DEPTH = 32  # the largest number of levels of nested mappings and lists
+
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_TIME = re.compile(r"[-+]?[0-9]+(:[0-9]{1,2})+(\.[0-9]*)?\Z")
+# Text that some YAML parsers read as an octal, hexadecimal or binary number, as a number with underscores, as infinity or as
+# NaN. A checksum such as 0a1f does not match.
+_ODD_NUMBER = re.compile(
+    r"[-+]?(0o?[0-7_]+|0x[0-9a-fA-F_]+|0b[01_]+|0[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?"
+    r"|[0-9][0-9_]*_[0-9_]*|\.(inf|Inf|INF)|\.(nan|NaN|NAN))\Z"
+)
+_ODD_BOOL = {"yes", "no", "on", "off", "y", "n"}
+
+Path_ = tuple[str | int, ...]
+
+
+class Position(msgspec.Struct, frozen=True):
+    """A place in a file. line, column: counted from 1."""
+
+    line: int
+    column: int
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A problem in a file. mark: the place of the problem in the file. path: the dotted path of the key. sentence: the message
+    to the user."""
+
+    mark: Position
+    path: str
+    sentence: str
+
+
+class Document(msgspec.Struct):
+    """The content of a YAML file, and the place of every value and of every key in the file.
+
+    file: the name of the file for error messages. data: the content as dicts, lists, text and numbers.
+    values: the place of each value in the file, by the path of the value in `data`.
+    keys: the place of each key in the file, by the path in `data` of the value of this key.
+    """
+
+    file: str
+    data: Any = None
+    values: dict[Path_, Position] = {}
+    keys: dict[Path_, Position] = {}
+
+    def problem(self, path: Path_, sentence: str, *, at_key: bool = False) -> Problem:
+        """A problem at the place of the value with this path, or of the nearest value around it that the file contains.
+
+        path: the path of the value in `data`. sentence: the message. at_key: use the place of the key, not of its value.
+        """
+        marks = self.keys if at_key else self.values
+        probe = path
+        while probe and probe not in marks and probe not in self.values:
+            probe = probe[:-1]
+        mark = marks.get(probe) or self.values.get(probe) or Position(1, 1)
+        return Problem(mark, dotted(path), sentence)
+
+    def error(self, path: Path_, sentence: str, *, at_key: bool = False) -> InputError:
+        """An exception for one problem, which the caller raises. The arguments are the same as for `problem`."""
+        return self.errors([self.problem(path, sentence, at_key=at_key)])
+
+    def errors(self, problems: list[Problem]) -> InputError:
+        """One exception for several problems, which the caller raises. Its message has one line for each problem.
+
+        The lines are in the order of the places of the problems in the file.
+        """
+        ordered = sorted(problems, key=lambda p: (p.mark.line, p.mark.column))
+        lines = [f"{self.file}:{p.mark.line}:{p.mark.column}: {p.path + ': ' if p.path else ''}{p.sentence}" for p in ordered]
+        return InputError("\n".join(dict.fromkeys(lines)))
+
+
+def dotted(path: Path_) -> str:
+    """A path as text: ``nodes[0].host`` for ``("nodes", 0, "host")``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def load(path: Path) -> Document:
+    """Read the file `path`. Raises InputError for a missing file and for everything that is not plain, unambiguous YAML."""
+    try:
+        raw = files.read(path, MAX_BYTES, follow=True)
+    except files.TooLarge:
+        limit = f"{MAX_BYTES // 2**20} MiB, the limit for a cluster file or a matrix file"
+        raise InputError(f"{path}: larger than {limit}.") from None
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file.") from None
+    except files.NotRegular as error:
+        raise InputError(f"{path}: is {error.kind}, not a file.") from None
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read") from error
+    return parse(raw, str(path))
+
+
+def parse(raw: bytes, file: str) -> Document:
+    """Parse one YAML document. raw: its bytes. file: the name of the file for error messages. Raises InputError."""
+    document = Document(file)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise InputError(f"{file}:{line}:1: byte {error.start} is not UTF-8 text.") from None
+    try:
+        # The loader in pure Python is used, because the loader in C does not count columns in characters. The pure-Python
+        # loader is slow, but matrix files and cluster files are small.
+        document.data = _Builder(document, yaml.parse(text, Loader=yaml.SafeLoader)).build()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
+        what = error.problem or error.context or "cannot be read"
+        raise InputError(f"{file}:{place}: not valid YAML: {what}.") from None
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        raise InputError(f"{file}:{line}:1: not valid YAML: {error.reason}.") from None
+    return document
+
+
+class _Builder:
+    """Builds dicts, lists, text and numbers from the events of the YAML parser. It refuses aliases, anchors and tags."""
+
+    def __init__(self, document: Document, events: Iterator[yaml.Event]) -> None:
+        self.document = document
+        self.events = events
+
+    def build(self) -> Any:
+        data: Any = None
+        seen = False
+        for event in self.events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if seen:
+                    raise self.refuse(event, (), "found a second document in this file. Allowed: one document per file")
+                seen = True
+            elif isinstance(event, yaml.NodeEvent):
+                data = self.node(event, ())
+        return data
+
+    def refuse(self, event: yaml.Event, path: Path_, sentence: str) -> InputError:
+        return self.document.errors([Problem(_mark(event), dotted(path), sentence + ".")])
+
+    def node(self, event: yaml.Event, path: Path_) -> Any:
+        if len(path) > MAX_DEPTH:
+            raise self.refuse(event, path[:3], f"nested deeper than {MAX_DEPTH} levels")
+        if isinstance(event, yaml.AliasEvent):
+            raise self.refuse(event, path, f"found an alias (*{event.anchor}). Allowed: the value itself")
+        if anchor := getattr(event, "anchor", None):
+            raise self.refuse(event, path, f"found an anchor (&{anchor}). Allowed: the value at each place that needs it")
+        if tag := getattr(event, "tag", None):
+            raise self.refuse(event, path, f"found a tag ({tag}). Allowed: only values without a tag")
+        self.document.values[path] = _mark(event)
+        if isinstance(event, yaml.ScalarEvent):
+            return self.scalar(event, path)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self.sequence(path)
+        assert isinstance(event, yaml.MappingStartEvent)
+        return self.mapping(path)
+
+    def sequence(self, path: Path_) -> list[Any]:
+        items: list[Any] = []
+        for event in self.events:
+            if isinstance(event, yaml.SequenceEndEvent):
+                break
+            items.append(self.node(event, (*path, len(items))))
+        return items
+
+    def mapping(self, path: Path_) -> dict[str, Any]:
+        items: dict[str, Any] = {}
+        for event in self.events:
+            if isinstance(event, yaml.MappingEndEvent):
+                break
+            if not isinstance(event, yaml.ScalarEvent):
+                raise self.refuse(event, path, "found a key that is not plain text. Allowed: text as a key")
+            if event.anchor or event.tag:
+                raise self.refuse(event, path, "found an anchor or a tag on a key. Allowed: only the key")
+            key = event.value
+            here = (*path, key)
+            if key == "<<" and not event.style:
+                raise self.refuse(event, path, "found a merge key (<<). Allowed: the keys themselves")
+            if key in items:
+                first = self.document.keys[here]
+                where = f"first at {first.line}:{first.column}"
+                raise self.refuse(event, here, f"found this key twice, {where}. Allowed: each key once")
+            self.document.keys[here] = _mark(event)
+            items[key] = self.node(next(self.events), here)
+        return items
+
+    def scalar(self, event: yaml.ScalarEvent, path: Path_) -> Any:
+        value = event.value
+        if event.style:
+            return value
+        if value in ("", "~", "null"):
+            return None
+        if value in ("true", "false"):
+            return value == "true"
+        if _INT.match(value):
+            return int(value)
+        if _FLOAT.match(value) and not re.match(r"[-+]?0[0-9]", value):
+            return float(value)
+        if _TIME.match(value):
+            sentence = (
+                f'found {value} without quotes, which some YAML parsers read as a number. Allowed: a number, or "{value}"'
+            )
+            raise self.refuse(event, path, f"{sentence} if it is a time")
+        if _ODD_NUMBER.match(value):
+            raise self.refuse(
+                event, path, f'{value} is read differently by different YAML parsers; write a plain decimal or "{value}"'
+            )
+        if value.lower() in _ODD_BOOL:
+            raise self.refuse(event, path, f'{value} is true or false to some YAML parsers; write true, false or "{value}"')
+        return value
+
+
+def _mark(event: yaml.Event) -> Position:
+    assert event.start_mark is not None  # the pure-Python parser always sets start_mark
+    return Position(event.start_mark.line + 1, event.start_mark.column + 1)

@@ -1,0 +1,44 @@
+"""Reads a file that contains one JSON document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from shardlab.errors import InputError, WorkspaceError
+from shardlab.files import files
+from shardlab.files.decoders import DECODE_FAULTS, decoder
+
+T = TypeVar("T")
+
+
+def read(path: Path, shape: type[T], fault: str) -> T | None:
+    """The content of a file as a value of the type `shape`; None if the file does not exist.
+
+    fault: the message about a file that does not fit the type, in which {} stands for the reason. Raises InputError with the
+    path and this message, and WorkspaceError if the file cannot be read.
+    """
+    try:
+        return decoder(shape).decode(files.read(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read") from error
+    except DECODE_FAULTS as error:
+        raise InputError(f"{path}: {fault.format(error)}") from None
+
+
+def of_standard_input(document: bytes, shape: type[T], what: str) -> T:
+    """The value of a document that another machine sent. what: what it must be, such as `a request`. Raises InputError."""
+    try:
+        return decoder(shape).decode(document)
+    except DECODE_FAULTS as error:
+        raise InputError(f"standard input: is not {what}: {error}.") from None
+
+
+def read_if_valid(path: Path, shape: type[T]) -> T | None:
+    """As `read`, but also None if the file cannot be read or does not fit the type, for files that commands can do without."""
+    try:
+        return decoder(shape).decode(files.read(path))
+    except (OSError, *DECODE_FAULTS):
+        return None

@@ -1,0 +1,97 @@
+"""The source files of a plug-in of a workspace: the Python file that defines it, and the helpers in the same folder.
+
+WORKSPACE/workloads/NAME.py defines the workload NAME, and WORKSPACE/strategies/NAME.py defines a family of strategies. Files in
+these folders whose names begin with `_` are helpers, which the other files may import. Each plug-in has all helpers of its
+folder. The digest of the file and the helpers is a key of the cell, so two cells differ if their plug-ins have the same name
+but different contents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from shardlab.errors import InputError
+from shardlab.files import files
+
+CARRIED = ("workloads", "strategies")  # folders of a workspace with plug-ins that runs execute, so the cluster needs a copy
+NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+MOST_BYTES = 1 << 20  # largest size of one file
+
+
+class PluginSource(msgspec.Struct, frozen=True):
+    """The source of a plug-in.
+
+    file: the path of the file that defines the plug-in. contents: the content of this file and of every helper, by file name.
+    """
+
+    file: Path
+    contents: dict[str, bytes]
+
+    @property
+    def name(self) -> str:
+        """The name of the plug-in."""
+        return self.file.stem
+
+    @property
+    def digest(self) -> str:
+        """The digest of the names and contents of the files: 16 hexadecimal digits of SHA-256."""
+        sha256 = hashlib.sha256()
+        for name, text in sorted(self.contents.items()):
+            sha256.update(f"{name} {len(text)}\n".encode() + text)
+        return sha256.hexdigest()[:16]
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files in a folder that define plug-ins (helpers are left out), sorted by name; none if the folder does not exist."""
+    return sorted(path for path in python_files(folder) if not path.name.startswith("_"))
+
+
+def read(file: Path) -> PluginSource:
+    """Read the source of the plug-in that a file defines: a Python file with its helpers, or a model configuration (.json).
+
+    Raises InputError if the name of the file is not allowed for a plug-in, or if a file is too long or cannot be read.
+    """
+    if file.suffix == ".json":
+        return PluginSource(file, {file.name: content(file)})
+    if not NAME.fullmatch(file.stem):
+        raise InputError(
+            f"{file}: {file.stem!r} cannot be the name of a plug-in. Allowed: a file name that matches {NAME.pattern}.py."
+        )
+    helpers = [path for path in python_files(file.parent) if path.name.startswith("_")]
+    return PluginSource(file, {path.name: content(path) for path in (file, *helpers)})
+
+
+def texts(workspace: Path) -> dict[str, bytes]:
+    """The contents of all plug-ins and helpers in the folders CARRIED of a workspace, by their paths in the workspace.
+
+    Raises InputError for a file that is too long or cannot be read.
+    """
+    return {f"{folder}/{path.name}": content(path) for folder in CARRIED for path in python_files(workspace / folder)}
+
+
+def python_files(folder: Path) -> list[Path]:
+    """The plug-ins and helpers in a folder, sorted by name; none if the folder does not exist."""
+    return [folder / name for name in files.names(folder) if name.endswith(".py") and not name.startswith(".")]
+
+
+def content(path: Path, allowed: str = "Python code; data belongs in files of its own") -> bytes:
+    """The content of a file. allowed: what the file may contain. Raises InputError if it is too long or cannot be read."""
+    try:
+        return files.read(path, MOST_BYTES)
+    except files.TooLarge:
+        raise InputError(f"{path}: longer than {MOST_BYTES >> 20} MiB. Allowed: {allowed}.") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {os.strerror(error.errno) if error.errno else error}.") from None
+
+
+def write(folder: Path, source: PluginSource) -> None:
+    """Write the files of a plug-in into a new folder. Raises WorkspaceError."""
+    with files.as_workspace_error("write"):
+        folder.mkdir(parents=True)
+    for name, text in source.contents.items():
+        files.write_new(folder / name, text)

@@ -1,0 +1,215 @@
+"""Reads the properties of this machine: processors, memory, GPUs, network interfaces and software.
+
+`python -m shardlab.hardware.host` prints the properties as JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from socket import gethostname
+
+import msgspec
+
+from shardlab.hardware import nvml
+from shardlab.hardware.nvml import Gpu
+from shardlab.record_types import BootId, Count, HostName
+
+PACKAGES = (
+    "shardlab", "torch", "torchvision", "transformers", "deepspeed", "numpy", "submitit", "fabric",
+    "msgspec", "polars", "plotly",
+)  # fmt: skip
+
+
+class Nic(msgspec.Struct, omit_defaults=True):
+    """A network interface.
+
+    kind: loopback, physical (the interface has a device) or virtual. speed_mbps: the speed that the driver reports, in Mbit/s.
+    mtu: in bytes.
+    """
+
+    name: str  # name of the interface, such as eth0
+    kind: str
+    mac: str | None = None
+    pci: str | None = None
+    speed_mbps: Count | None = None
+    mtu: Count | None = None
+    driver: str | None = None  # name of its driver
+
+
+class NumaNode(msgspec.Struct):
+    """A NUMA node. cpus: its processors as the kernel lists them, such as 0-15,32-47.
+
+    The size of its memory is left out, because the properties of a machine must not change, and in a virtual machine the
+    balloon driver changes this size all the time.
+    """
+
+    node: Count  # number of the NUMA node
+    cpus: str
+
+
+class Host(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """The properties of one machine during one boot. A property that could not be read is absent.
+
+    gpus: None if NVML is not installed or fails; gpu_why_absent then says why.
+    """
+
+    schema: Count
+    host: HostName
+    boot_id: BootId
+    kernel: str  # release of the kernel
+    system: str  # name of the distribution
+    cpu_model: str | None  # as the kernel names it
+    cpus: Count  # number of processors
+    cpus_allowed: Count  # the number of processors that this process may use, by its affinity and quota
+    memory_bytes: Count  # physical memory
+    gpu_driver: str | None = None  # version of the driver
+    gpus: list[Gpu] | None = None
+    gpu_why_absent: str | None = None  # why `gpus` is absent
+    nics: list[Nic]  # network interfaces
+    numa_nodes: list[NumaNode] | None = None  # null: the kernel shows none
+    python: str  # version of the interpreter
+    packages: dict[str, str]  # name of an installed package -> its version
+
+
+def observe() -> Host:
+    """Read the properties of this machine."""
+    import psutil
+
+    driver, gpus, why = nvml.gpus()
+    return Host(
+        schema=1,
+        host=gethostname(),
+        boot_id=boot_id(),
+        kernel=platform.release(),
+        system=_system(),
+        cpu_model=_cpu_model(),
+        cpus=os.cpu_count() or 1,
+        cpus_allowed=usable_processors(),
+        memory_bytes=psutil.virtual_memory().total,
+        gpu_driver=driver,
+        gpus=gpus,
+        gpu_why_absent=why,
+        nics=nics(),
+        numa_nodes=numa_nodes() or None,
+        python=platform.python_version(),
+        packages=packages(),
+    )
+
+
+def usable_processors(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """The number of processors that this process may use, according to its CPU affinity and the CPU quota of its container.
+
+    quota: the file in which version 2 of cgroups states the quota.
+    """
+    affine = len(os.sched_getaffinity(0))
+    try:
+        allowed_us, period_us = quota.read_text().split()
+    except OSError:  # no container, or version 1 of cgroups
+        return affine
+    return affine if allowed_us == "max" else max(1, min(affine, int(allowed_us) // int(period_us)))
+
+
+def boot_id() -> str:
+    """The id that the kernel gives to this boot of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def this_process() -> dict[str, int | float | str]:
+    """The process id, the start time (seconds since the epoch) and the boot id, which together identify this process.
+
+    The process id alone does not identify the process, because the kernel uses the number again for later processes. If this
+    process executes another program in its place (execv), all three values stay the same.
+    """
+    import psutil
+
+    me = psutil.Process()
+    return {"pid": me.pid, "created": me.create_time(), "boot_id": boot_id()}
+
+
+def packages() -> dict[str, str]:
+    """The versions of the installed packages that a result can depend on. The packages are not imported."""
+    from importlib import metadata
+
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def nics(root: Path = Path("/sys/class/net")) -> list[Nic]:
+    """The network interfaces in sysfs, sorted by name. The list is empty in a sandbox whose sysfs has none, such as gVisor."""
+    folders = sorted(root.iterdir()) if root.is_dir() else []
+    return [_nic(folder) for folder in folders if (folder / "statistics").is_dir()]
+
+
+def _nic(folder: Path) -> Nic:
+    device = folder / "device"
+    hardware = kernel_text(folder / "type")
+    kind = "loopback" if hardware == "772" else "physical" if device.exists() else "virtual"  # 772: ARPHRD_LOOPBACK
+    speed = kernel_text(folder / "speed")
+    return Nic(
+        name=folder.name,
+        kind=kind,
+        mac=kernel_text(folder / "address") if kind != "loopback" else None,
+        pci=device.resolve().name if device.exists() else None,
+        speed_mbps=int(speed) if speed and speed.isdigit() and int(speed) > 0 else None,
+        mtu=int(mtu) if (mtu := kernel_text(folder / "mtu")) and mtu.isdigit() else None,
+        driver=(device / "driver").resolve().name if (device / "driver").exists() else None,
+    )
+
+
+def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> list[NumaNode]:
+    """The NUMA nodes that the kernel shows, sorted by number; empty if the kernel shows no NUMA nodes."""
+    folders = sorted(root.glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node")))
+    return [NumaNode(int(folder.name.removeprefix("node")), kernel_text(folder / "cpulist") or "") for folder in folders]
+
+
+def git_commit() -> str | None:
+    """The git commit of the checkout from which this code runs, with "-dirty" if tracked files were changed.
+
+    None if this code is an installed wheel, or if git does not answer.
+    """
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():  # git would look in the folders above, such as a workspace of somebody else
+        return None
+    git = ["git", "-c", "core.fsmonitor=false", "-C", str(root)]  # fsmonitor: a command of the repository's configuration
+    command = [*git, "describe", "--always", "--abbrev=40", "--dirty", "--match="]
+    tracked = [*git, "ls-files", "--error-unmatch", str(Path(__file__).relative_to(root))]
+    try:
+        answers = [subprocess.run(ask, capture_output=True, text=True, timeout=10, check=False) for ask in (command, tracked)]
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answers[0].stdout.strip() or None if not any(answer.returncode for answer in answers) else None
+
+
+def kernel_text(path: Path) -> str | None:
+    """The text in a file in /proc or /sys; None if the file is empty or cannot be read."""
+    try:
+        return path.read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _system() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.system()
+
+
+def _cpu_model() -> str | None:
+    for line in (kernel_text(Path("/proc/cpuinfo")) or "").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return None
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(observe()) + b"\n")

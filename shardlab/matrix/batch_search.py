@@ -1,0 +1,176 @@
+"""A search for a batch size, which makes one try after another: what is searched, and which batch size is tried next.
+
+A try is an ordinary run of a cell. The next batch size depends only on how the earlier tries ended. So every command that reads
+the runs of a workspace finds the same next try, and a search that was interrupted continues where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from shardlab.matrix.cell import Cell
+
+Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
+Goal = Literal["largest_that_fits", "fastest"]
+GOAL_WORDS = {"largest_that_fits": "the largest that fits", "fastest": "the fastest"}
+# The batch size of one pass in the cell until the planner chooses the size of the first try. It is not 1, because in a pass
+# with one unit of data, BatchNorm may get only one value per channel; a cell with such a pass is refused.
+PLACEHOLDER = 2
+SMALLEST_GAP = 8  # the search ends if both tried sizes next to the fastest size are within 1/SMALLEST_GAP of the fastest size
+# The most tries that the search for the fastest size makes after it has stopped doubling and halving. Each of these tries
+# halves a gap next to the best size, until the gap is SMALLEST_GAP times smaller than the best size.
+REFINEMENTS = 3 * int(math.log2(SMALLEST_GAP))
+
+
+class SearchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The key `search` of a matrix: the batch size of each cell is searched."""
+
+    key: Literal["gpu_batch_size"]
+    """The key whose value is searched."""
+    goal: Goal = msgspec.field(name="for")
+    """largest_that_fits: the largest batch that is not out of memory. fastest: the batch with the highest throughput."""
+    at_most: Size | None = None
+    """The largest value that is tried; null: 16 times the largest value that the planner predicts to fit."""
+
+
+class BatchSearch(msgspec.Struct, frozen=True):
+    """The search to which a run belongs. All sizes are values of `key`, in units of data per data-parallel rank and step.
+
+    key: the key whose value is searched. goal: `largest_that_fits` or `fastest`. start: the size of the first try. smallest,
+    largest: the sizes between which the search stays. unit: the number of passes of a step; every size is a multiple of it, so
+    that all tries have the same number of passes.
+    """
+
+    key: str
+    goal: Goal
+    start: Size
+    smallest: Size
+    largest: Size
+    unit: Size = 1
+
+    @property
+    def in_words(self) -> str:
+        """A text that says what is searched, such as `gpu_batch_size, the largest that fits`."""
+        return f"{self.key}, {GOAL_WORDS[self.goal]}"
+
+    def described(self) -> dict[str, Any]:
+        """The search as a dictionary for JSON: its fields, and the largest number of tries that it can need."""
+        return {**msgspec.to_builtins(self), "most_tries": self.most_tries}
+
+    @property
+    def in_units(self) -> tuple[int, int, int]:
+        """The sizes (start, smallest, largest), each divided by the number of passes of a step, which gives the batch size of
+        one pass."""
+        start, smallest, largest = (max(size // self.unit, 1) for size in (self.start, self.smallest, self.largest))
+        return start, smallest, largest
+
+    @property
+    def most_tries(self) -> int:
+        """The largest number of tries that the search can need, in the worst case."""
+        start, smallest, largest = self.in_units
+        up, down = math.ceil(math.log2(largest / start)), math.ceil(math.log2(start / smallest))
+        if self.goal == "fastest":
+            return 1 + max(up, 1 + down) + REFINEMENTS
+        # The search doubles (or halves) the size until one size fits and its double does not. After that, each try halves the
+        # number of sizes that can still be the largest size that fits.
+        ups = [(start << step, min(start << (step + 1), largest)) for step in range(up)]
+        found_up = [2 + step + _halvings(high - low) for step, (low, high) in enumerate(ups)]
+        downs = [(max(start >> (step + 1), smallest), start >> step) for step in range(down)]
+        found_down = [2 + step + _halvings(high - low) for step, (low, high) in enumerate(downs)]
+        return max([1, *found_up, *found_down])
+
+
+class TryOutcome(msgspec.Struct, frozen=True):
+    """How a try ended. fits: whether the try completed; False: it ran out of memory. throughput: units of data per second."""
+
+    fits: bool
+    throughput: float = 0.0
+
+
+def try_cell(cell: Cell, size: int) -> Cell:
+    """The cell of a try: `cell` with another batch size and the same number of passes in a step.
+
+    size: units of data per data-parallel rank and step; it must be a multiple of the number of passes.
+    """
+    micro = size // cell.gradient_accumulation_steps
+    return msgspec.structs.replace(cell, micro_batch_size=micro, global_batch_size=size * cell.dp)
+
+
+def family(cell: Cell) -> str:
+    """A hash that is the same for the cells of all tries of a search, because the batch size does not influence it."""
+    return try_cell(cell, PLACEHOLDER * cell.gradient_accumulation_steps).hash()
+
+
+def next_size(search: BatchSearch, outcomes: Mapping[int, TryOutcome]) -> int | None:
+    """The batch size of the next try; None if the search has ended, with the best size or because no size fits.
+
+    outcomes: for each try so far, its batch size -> how it ended.
+    """
+    if not outcomes:
+        return search.start
+    _, smallest, largest = search.in_units
+    tried = {size // search.unit: outcome for size, outcome in outcomes.items()}
+    choose = _next_for_largest if search.goal == "largest_that_fits" else _next_for_fastest
+    size = choose(tried, smallest, largest)
+    return None if size is None else size * search.unit
+
+
+def best_size(search: BatchSearch, outcomes: Mapping[int, TryOutcome]) -> int | None:
+    """The best batch size among the tries so far; None if no try has completed. outcomes: as in `next_size`."""
+    fitting = [size for size, outcome in outcomes.items() if outcome.fits]
+    if search.goal == "largest_that_fits":
+        return max(fitting, default=None)
+    return max(fitting, key=lambda size: (outcomes[size].throughput, -size), default=None)
+
+
+def _halvings(gap: int) -> int:
+    """The number of tries that the search needs to find the largest size that fits by halving.
+
+    gap: the difference between a size that does not fit and a smaller size that fits.
+    """
+    return math.ceil(math.log2(gap))
+
+
+def _next_for_largest(tried: Mapping[int, TryOutcome], smallest: int, largest: int) -> int | None:
+    """The next size in the search for the largest size that fits; None if it was found, or if even `smallest` does not fit.
+
+    The size is doubled or halved until one size fits and a larger size does not. Then the size in the middle of these two
+    sizes is tried, until the two sizes differ by 1. tried: for each size of a pass that was tried, how the try ended.
+    """
+    fits = max((size for size, outcome in tried.items() if outcome.fits), default=None)
+    over = min((size for size, outcome in tried.items() if not outcome.fits and size > (fits or 0)), default=None)
+    if fits is None:
+        least = min(tried)
+        return max(least // 2, smallest) if least > smallest else None
+    if over is None:
+        return min(2 * fits, largest) if fits < largest else None
+    return (fits + over) // 2 if over - fits > 1 else None
+
+
+def _next_for_fastest(tried: Mapping[int, TryOutcome], smallest: int, largest: int) -> int | None:
+    """The next size in the search for the fastest size; None if it was found, or if even `smallest` does not fit.
+
+    The size is doubled and halved until a larger and a smaller size than the fastest size have been tried. Then the search has
+    two gaps: from the fastest size to the next larger tried size, and to the next smaller tried size. The middle of the larger
+    gap is tried, until both gaps are small. tried: as in `_next_for_largest`.
+    """
+    fitting = {size: outcome.throughput for size, outcome in tried.items() if outcome.fits}
+    if not fitting:
+        least = min(tried)
+        return max(least // 2, smallest) if least > smallest else None
+    best = max(fitting, key=lambda size: (fitting[size], -size))
+    above = min((size for size in tried if size > best), default=None)
+    below = max((size for size in tried if size < best), default=None)
+    if above is None and best < largest:
+        return min(2 * best, largest)
+    if below is None and best > smallest:
+        return max(best // 2, smallest)
+    gaps = {(best + end) // 2: abs(end - best) for end in (above, below) if end is not None}
+    middle = max(gaps, key=lambda size: (gaps[size], size), default=None)
+    if middle is None or gaps[middle] <= max(1, best // SMALLEST_GAP):
+        return None
+    return middle

@@ -1,0 +1,354 @@
+"""A cell: one combination of the values in a matrix. `Draft`: a cell as the matrix file states it. `Cell`: a resolved cell."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import re
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+
+from shardlab.matrix.faults import LostWorker, SlowedRank
+from shardlab.record_types import Count, Integer, Measured, Positive, Ranks, WholeSeconds
+
+FASTEST_HZ = 50.0  # largest rate of telemetry; at 100 Hz, the sampler made the ranks on its node slower by a fifth
+SLOWEST_HZ = 0.5  # smallest rate of telemetry: 1 sample in 2 s, because a node without samples for 10 s may be treated as lost
+TELEMETRY_HZ = 2.0  # default rate of telemetry
+ServerCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+Checkpointing = Annotated[str, msgspec.Meta(pattern=r"^(none|full|every-[1-9][0-9]{0,3}|segments-[1-9][0-9]{0,3})\Z")]
+GPU_TYPE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
+GpuType = Annotated[str, msgspec.Meta(pattern=GPU_TYPE)]
+Precision = Literal["fp32", "tf32", "bf16", "bf16-autocast", "fp16", "fp16-autocast", "bf16-pure"]
+State = Literal[
+    "completed", "oom", "timeout", "failed", "cancelled", "node_fail", "preempted", "hung"
+]  # states in which a run can end
+
+
+class Role(enum.Enum):
+    """What a key of a cell decides. Each key of `Cell` has one role; `keys_of` finds the keys that have a role."""
+
+    MODEL = enum.auto()  # which model, and the shape of its inputs
+    PRECISION = enum.auto()
+    OPTIMIZER = enum.auto()
+    CLIPPING = enum.auto()  # how gradients are changed before the optimizer uses them
+    DATA = enum.auto()  # which items of the data set are trained in which step
+    LENGTH = enum.auto()  # how long a run trains, and the learning rate over this time
+    STRATEGY = enum.auto()  # how ranks share the work
+    EXECUTION = enum.auto()  # how a rank computes its part of the model
+    RANKS = enum.auto()  # the number of ranks of each kind
+    PASSES = enum.auto()  # how a rank divides its part of a batch into passes
+    NODES = enum.auto()
+    HARDWARE = enum.auto()  # on which accelerators a run trains; results on different hardware are never averaged together
+    START = enum.auto()  # what starts a rank, and what the rank may use
+    INSTRUMENTS = enum.auto()
+    BOOKKEEPING = enum.auto()  # keys that cannot change what is measured
+
+
+class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """The update rule. sgd has momentum; adam and adamw have beta1, beta2, eps and fused."""
+
+    name: Literal["sgd", "adam", "adamw"]
+    """The update rule."""
+    lr: Annotated[float, msgspec.Meta(gt=0, le=1e150)]
+    """The learning rate after the warm-up, before `schedule` scales or reduces it."""
+    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
+    """The momentum of sgd."""
+    weight_decay: Annotated[float, msgspec.Meta(ge=0, le=1e150)] = 0.0
+    """The coefficient of the weight decay; 0: no weight decay."""
+    beta1: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
+    """The decay rate of the running mean of gradients (adam, adamw)."""
+    beta2: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.999
+    """The decay rate of the running mean of squared gradients (adam, adamw)."""
+    eps: Annotated[float, msgspec.Meta(gt=0, le=1e150)] = 1e-8
+    """The number that is added to the denominator of the update (adam, adamw)."""
+    fused: bool = True
+    """true: one operator updates all parameters. false: torch uses foreach operators on a GPU and a loop on a CPU. sgd ignores
+    this key, because torch has no fused sgd for sharded parameters."""
+
+
+class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """The learning rate over the run: a linear warm-up, then constant, or a cosine or linear decay to 0."""
+
+    name: Literal["constant", "cosine", "linear"] = "constant"
+    """How the learning rate changes after the warm-up."""
+    lr_warmup_steps: Count = 0
+    """Number of steps of the linear warm-up."""
+    lr_scaling: Literal["none", "linear"] = "none"
+    """linear: the optimizer's lr is multiplied by the number of data-parallel ranks (Goyal et al., 2017, section 2.1)."""
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """Profiles timed steps with torch.profiler and writes traces in Chrome's format."""
+
+    first_step: Positive = 3
+    """The first timed step that is profiled; timed steps count from 1."""
+    steps: Positive = 2
+    """Number of steps that are profiled."""
+    ranks: list[Count] = msgspec.field(default_factory=lambda: [0])
+    """The ranks that are profiled."""
+    shapes: bool = False
+    """Whether the shapes of inputs are recorded for each operator."""
+    stacks: bool = False
+    """Whether the call stack is recorded for each operator."""
+    memory: bool = False
+    """Whether allocations are recorded for each operator."""
+
+
+class Recurring(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """An interval in steps or in epochs: exactly one of the two is given, which is checked when the file is read."""
+
+    every_steps: Positive | None = None
+    """The interval in steps."""
+    every_epochs: Positive | None = None
+    """The interval in epochs."""
+
+    def every(self, steps_per_epoch: int) -> int:
+        """The interval in steps, whether it was given in steps or in epochs. steps_per_epoch: the number of steps of an
+        epoch."""
+        return self.every_steps or (self.every_epochs or 1) * steps_per_epoch
+
+
+class Validation(Recurring, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """Computes loss and accuracy on the validation split, at an interval and after the last step."""
+
+    items: Positive | None = None
+    """The validation uses the first `items` items of the split; null: all items."""
+
+
+class CheckpointSettings(Recurring, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """Saves checkpoints, from which training can resume."""
+
+    keep: Positive = 2
+    """Number of checkpoints that are kept; older ones are deleted."""
+    layout: Literal["sharded", "whole"] = "sharded"
+    """sharded: each rank writes its shards. whole: one rank gathers all shards and writes them."""
+    time_loading: bool = False
+    """Whether the newest checkpoint is loaded again after the last step, to measure how long loading takes."""
+
+
+class Instruments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """What is measured while a run trains, and what is done to it on purpose. Times, losses and peak memory are always
+    measured."""
+
+    memory: Literal["peak", "categories", "snapshot"] = "peak"
+    """peak: only peak memory. categories: also what the memory contains. snapshot: also blocks and history of the CUDA
+    allocator."""
+    memory_steps: Positive = 1
+    """The number of consecutive steps that `memory: categories` observes, from timed step 2 on."""
+    profile: Profile | None = None
+    """Settings of the profiler; null: the profiler is off."""
+    validation: Validation | None = None
+    """Settings of the validation; null: validation is off."""
+    checkpoints: CheckpointSettings | None = None
+    """Settings of the checkpoints; null: no checkpoints are saved."""
+    telemetry_hz: Annotated[float, msgspec.Meta(ge=SLOWEST_HZ, le=FASTEST_HZ)] = TELEMETRY_HZ
+    """Samples of telemetry per second on each node. The sampler costs processor time, so a rate is an instrument."""
+    straggler: SlowedRank | None = None
+    """A rank that is slowed on purpose; null: none."""
+    lost_worker: LostWorker | None = None
+    """A rank whose process ends on purpose in the middle of the run; null: none."""
+
+
+class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A cell as it is written in a matrix file, with all keys that are allowed there."""
+
+    workload: str
+    """The model, its data and its loss (`jobs workloads`)."""
+    strategy: str
+    """How ranks share the work (`jobs strategies`)."""
+    gpus: Ranks = 1
+    """The number of ranks that train, each on its own GPU. On a machine without GPUs, each rank is a process on the CPU."""
+    nnodes: Ranks | None = None
+    """The number of nodes; null: as few as the cluster allows."""
+    gpu_type: GpuType | None = None
+    """The GPU type, as the cluster file names it; null: the GPUs of the default partition."""
+    tp: Ranks | None = None
+    """The tensor-parallel degree; null: `gpus` divided by the strategy's other degrees, of which none may then be null."""
+    pp: Ranks | None = None
+    """The pipeline-parallel degree; null: `gpus` divided by the strategy's other degrees, of which none may then be null."""
+    dp: Ranks | None = None
+    """The data-parallel degree; null: `gpus` divided by the strategy's other degrees, of which none may then be null."""
+    servers: Ranks | None = None
+    """The number of parameter servers, which are ranks besides `gpus`; null: 1 if the strategy has parameter servers."""
+    launcher: str = "torchrun"
+    """The program that starts the ranks (`jobs launchers`)."""
+    global_batch_size: Positive | None = None
+    """Units of data (images, sequences) in one optimizer step over all ranks. Either this key or gpu_batch_size is required."""
+    gpu_batch_size: Positive | None = None
+    """Units of data per data-parallel rank and optimizer step; the global batch then grows with the number of ranks."""
+    micro_batch_size: Positive | None = None
+    """Units of data per data-parallel rank and forward pass; null: a rank's whole share of the batch in one pass."""
+    microbatches: Positive | None = None
+    """The number of forward passes of a step on each rank. Give this key or micro_batch_size, not both."""
+    seq_len: Positive | None = None
+    """The number of tokens of a sequence; null: the default of the workload."""
+    steps: Positive | None = None
+    """The number of timed steps. Either this key or epochs is required."""
+    epochs: Positive | None = None
+    """The number of timed passes over the data set. Either this key or steps is required."""
+    warmup_steps: Count = 0
+    """Steps that run before the timed steps and are not timed."""
+    precision: Precision = "fp32"
+    """The number format of the computation. The same format is the same computation in every strategy (docs/strategies.md)."""
+    activation_checkpointing: Checkpointing = "none"
+    """none: off. full: every block is recomputed. every-K: each K-th block is recomputed. segments-N: the blocks form N
+    segments of nearly equal length; each segment except the last is recomputed as a whole."""
+    compile: bool = False
+    """Whether torch.compile compiles the blocks of the model."""
+    max_grad_norm: Annotated[float, msgspec.Meta(gt=0, le=1e150)] | None = None
+    """A gradient with a larger global L2 norm is scaled down to this norm; null: no limit."""
+    prove: Literal["auto", "off"] = "auto"
+    """auto: the same-work proof runs, once for all cells with the same computation. off: it does not run."""
+    optimizer: Optimizer | None = None
+    """The update rule; null: the default of the workload."""
+    schedule: Schedule = msgspec.field(default_factory=Schedule)
+    """How the learning rate changes during the run."""
+    instruments: Instruments = msgspec.field(default_factory=Instruments)
+    """What is measured while the cell trains."""
+    memory_limit_gib: Annotated[float, msgspec.Meta(gt=0, le=1e150)] | None = None
+    """The limit in GiB of a rank's memory on its GPU, or on the host if the rank has no GPU; null: no limit."""
+    seed: Count = 42
+    """The seed of the initial weights, of the order of the data, and of dropout."""
+    time_limit: str | None = None
+    """The time as HH:MM:SS after which the run is ended as `timeout`; null: no limit."""
+    hang_limit: str = "00:30:00"
+    """The time as HH:MM:SS after which a run without progress, such as a new step, is ended as `hung`."""
+    expect: list[State] = []
+    """End states besides `completed` that are expected of the runs of this cell, such as oom."""
+    options: dict[str, bool | Integer | Measured | str | None] = {}
+    """Options of the strategy and the workload (`jobs strategies`, `jobs workloads`)."""
+
+
+class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=False, dict=True):
+    """A resolved cell: every value is explicit, and none depends on a default of another program.
+
+    gpus: ranks that train, one accelerator each (one process each on a machine without GPUs) = dp x tp x pp.
+    dp, tp, pp: data-parallel, tensor-parallel and pipeline-parallel degree. servers: further ranks, parameter servers.
+    global_batch_size: units of data (images, sequences) in one optimizer step over all ranks.
+    micro_batch_size: units per data-parallel rank and forward pass; `gradient_accumulation_steps` passes make a step
+    (under a pipeline these are its microbatches).
+    steps or epochs: the timed length, exactly one of them; `warmup_steps` run before it, untimed, on top.
+    activation_checkpointing: none; full (every block); every-K (each K-th block); segments-N (the blocks in N segments of
+    nearly equal length; each segment but the last is recomputed as a whole).
+    max_grad_norm: a gradient with a larger global L2 norm is scaled down to this norm; null: no limit.
+    prove: auto runs the same-work proof once per distinct computation.
+    instruments: what is measured while it trains.
+    memory_limit_gib: limit of a rank's memory on its GPU, or on the host if the rank has no GPU; null: no limit.
+    time_limit_s: seconds after which the run is ended as `timeout`; null: no limit.
+    hang_limit_s: seconds without a step, or another sign of progress, after which the run is ended as `hung`.
+    expect: end states that are expected of this cell, besides completed.
+    options: of the strategy and the workload, with their defaults written out.
+    rehearses: the original cell if this cell is its tiny twin, which is small enough to run anywhere; else null.
+    """
+
+    workload: Annotated[str, Role.MODEL]  # the model, its data and its loss
+    strategy: Annotated[str, Role.STRATEGY]  # how ranks share the work
+    gpus: Annotated[Ranks, Role.RANKS]
+    nnodes: Annotated[Ranks, Role.NODES]  # number of nodes
+    dp: Annotated[Ranks, Role.RANKS]
+    tp: Annotated[Ranks, Role.STRATEGY]
+    pp: Annotated[Ranks, Role.RANKS]
+    servers: Annotated[ServerCount, Role.RANKS]
+    launcher: Annotated[str, Role.START]  # what starts the ranks
+    global_batch_size: Annotated[Positive, Role.DATA]
+    micro_batch_size: Annotated[Positive, Role.PASSES]
+    gradient_accumulation_steps: Annotated[Positive, Role.PASSES]  # passes of a step on each rank
+    seq_len: Annotated[Positive | None, Role.MODEL]  # tokens of a sequence; null: no sequences
+    steps: Annotated[Positive | None, Role.LENGTH]  # timed steps; null: `epochs` counts
+    epochs: Annotated[Positive | None, Role.LENGTH]  # passes over the data set; null: `steps` counts
+    warmup_steps: Annotated[Count, Role.LENGTH]  # untimed steps before the timed steps
+    precision: Annotated[Precision, Role.PRECISION]  # number format of the computation
+    activation_checkpointing: Annotated[Checkpointing, Role.EXECUTION]
+    compile: Annotated[bool, Role.EXECUTION]  # whether torch.compile compiles the blocks
+    max_grad_norm: Annotated[Measured | None, Role.CLIPPING]
+    prove: Annotated[str, Role.BOOKKEEPING]
+    optimizer: Annotated[Optimizer, Role.OPTIMIZER]  # the update rule
+    schedule: Annotated[Schedule, Role.LENGTH]  # the learning rate over the run
+    instruments: Annotated[Instruments, Role.INSTRUMENTS]
+    memory_limit_gib: Annotated[Measured | None, Role.START]
+    seed: Annotated[Count, Role.DATA]  # seed of weights, order of data and dropout
+    time_limit_s: Annotated[WholeSeconds | None, Role.BOOKKEEPING]
+    expect: Annotated[list[State], Role.BOOKKEEPING]
+    options: Annotated[dict[str, bool | Integer | Measured | str | None], Role.STRATEGY]
+    rehearses: Annotated[Cell | None, Role.BOOKKEEPING] = None
+    # The fields from here on have defaults, so that a run.json of an older version, which lacks these fields, can be read.
+    hang_limit_s: Annotated[WholeSeconds, Role.BOOKKEEPING] = 1800
+    gpu_type: Annotated[GpuType | None, Role.HARDWARE] = None
+    """The GPU type, as the cluster file names it; null: the GPUs of the default partition.
+
+    The same training on another GPU type is another cell with another hash. So no mean is computed over runs on two GPU types,
+    and the baseline of a speed-up has the same GPU type. The role is HARDWARE, because other hardware changes every measured
+    time but not the work: `collect compare` pairs cells of one GPU type with cells of another type and names both types, and a
+    run may resume from a checkpoint that was saved on another type.
+    """
+    workload_code: Annotated[str | None, Role.MODEL] = None
+    """The digest of the files of the workspace that define the workload (shardlab/files/plugin_source.py); null: shardlab ships
+    it.
+
+    So two workloads that have the same name but different files belong to different cells.
+    """
+    strategy_code: Annotated[str | None, Role.STRATEGY] = None
+    """The digest of the files of the workspace that define the strategy; null: shardlab ships the strategy."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of all processes: the ranks that train and the parameter servers."""
+        return self.gpus + self.servers
+
+    @property
+    def gpu_batch_size(self) -> int:
+        """Units of data per data-parallel rank and optimizer step."""
+        return self.micro_batch_size * self.gradient_accumulation_steps
+
+    def hash(self) -> str:
+        """The hash of the cell: 12 hexadecimal digits. It depends on the values of the keys and not on the order of the keys.
+
+        Keys with the role BOOKKEEPING cannot change the measured work and are left out: the time limits, the expected end
+        states, and whether the same-work proof runs.
+        """
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> str:
+        return cell_hash(msgspec.to_builtins(self))
+
+    def name(self) -> str:
+        """The name of the cell: a readable summary and the hash, at most 52 characters, allowed as the name of a folder."""
+        accumulation = f"-a{self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
+        head = f"{self.strategy}-{self.workload}-g{self.gpus}-b{self.global_batch_size}{accumulation}"
+        for degree, size in (("tp", self.tp), ("pp", self.pp)):
+            head += f"-{degree}{size}" if 1 < size < self.gpus else ""
+        if self.gpu_type is not None:
+            head += f"-{self.gpu_type}"
+        if self.launcher != "torchrun":
+            head += f"-{self.launcher}"
+        faults = (("slowed", self.instruments.straggler), ("lost", self.instruments.lost_worker))
+        head += "".join(f"-{mark}" for mark, fault in faults if fault is not None)
+        head = re.sub(r"[^a-z0-9._-]+", "-", head.lower())[:39].strip("-._")
+        return f"{head}-{self.hash()}"
+
+
+@functools.cache
+def keys_of(*roles: Role) -> frozenset[str]:
+    """The names of the keys of `Cell` whose role is one of these roles."""
+    hints = get_type_hints(Cell, include_extras=True)
+    return frozenset(name for name, hint in hints.items() if any(role in hint.__metadata__ for role in roles))
+
+
+def cell_hash(cell: dict[str, Any]) -> str:
+    """The hash of a resolved cell. cell: its keys and values, as run.json has them. For a tiny twin, the original cell is part
+    of the hash."""
+    bookkeeping = keys_of(Role.BOOKKEEPING)
+    newer = ("gpu_type", "workload_code", "strategy_code")  # not in the hash if null: cells of older versions lack these keys
+    identity = {key: value for key, value in cell.items() if key not in bookkeeping and (key not in newer or value is not None)}
+    # These keys of `instruments` are not in the hash if they have these values, for the same reason.
+    defaults = (("telemetry_hz", TELEMETRY_HZ), ("memory_steps", 1), ("straggler", None), ("lost_worker", None))
+    instruments = {key: value for key, value in identity["instruments"].items() if (key, value) not in defaults}
+    if (saved := instruments.get("checkpoints")) is not None and not saved.get("time_loading"):
+        instruments["checkpoints"] = {key: value for key, value in saved.items() if key != "time_loading"}
+    identity["instruments"] = instruments
+    if cell.get("rehearses") is not None:
+        identity["rehearses"] = cell_hash(cell["rehearses"])
+    return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]

@@ -1,0 +1,67 @@
+"""The expansion of a matrix: the cells and runs that the matrix had when it was last rendered.
+
+The expansion is stored in .shardlab/matrices/NAME.json, so that commands that only read runs do not need the matrix file.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from shardlab.matrix.batch_search import BatchSearch
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.citation import Citation
+from shardlab.matrix.study import Assumed, Claim, Deviation, Note, PrintedTable, Reported, Setting, Traces
+from shardlab.record_types import Count, MatrixName, RunId, check_numbers
+
+LAST_MATRIX = "last-matrix.json"  # a file in .shardlab, beside the folder of the expansions
+
+
+class ExpandedCell(msgspec.Struct, frozen=True):
+    """A cell of an expansion. If the batch size of the cell is searched: the cell of the first try."""
+
+    id: RunId
+    cell: Cell
+    runs: list[RunId]  # for each repeat of the cell, the id of its first attempt
+    search: BatchSearch | None = None  # null: no search; shardlab.runs.search_path finds the tries after the first try
+
+
+class Excluded(msgspec.Struct, frozen=True):
+    """A combination of keys that the matrix file excludes. why: the reason that the file gives."""
+
+    cell: dict[str, Any]
+    why: str
+
+
+class Expansion(msgspec.Struct, kw_only=True):
+    """The content of .shardlab/matrices/NAME.json. Files of older versions lack the fields that have a default value below."""
+
+    schema: Count
+    name: MatrixName
+    title: str
+    path: str  # the path of the matrix file
+    cells: list[ExpandedCell]
+    excluded: list[Excluded]
+    scale: Literal["full", "tiny"] = "full"  # tiny: each cell is a tiny twin, whose key `rehearses` is the original cell
+    reported: list[Reported] = []
+    tables: list[PrintedTable] = []
+    claims: list[Claim] = []
+    settings: list[Setting] = []
+    baseline: str = "single"
+    traces: Traces = "exact"
+    assumed: list[Assumed] = []
+    notes: list[Note] = []
+    deviations: list[Deviation] = []
+    citation: Citation | None = None
+
+    def __post_init__(self) -> None:
+        entries = (self.excluded, self.reported, self.tables, self.settings, self.assumed, self.deviations)
+        check_numbers(msgspec.to_builtins(entries))
+
+
+class LastMatrix(msgspec.Struct, frozen=True):
+    """The content of last-matrix.json: the name of the matrix that was rendered last."""
+
+    schema: Count
+    name: MatrixName

@@ -1,0 +1,401 @@
+"""Reads a matrix file and expands its axes, zips, exclusions and inclusions into the combinations that will run.
+
+`axes`, `exclude` and `include` mean the same as in a GitHub Actions matrix. All values of the axes are combined. A combination
+that matches an entry of `exclude` is left out, and the reason is kept. An entry of `include` adds its keys to every combination
+whose values on the axes the entry would not change. If there is no such combination, the entry becomes a new combination.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from shardlab.errors import UnknownName
+from shardlab.files import document, validation
+from shardlab.files.document import Document, Path_, Problem
+from shardlab.matrix import claim_check, model_file, search_check
+from shardlab.matrix.batch_search import PLACEHOLDER, SearchRequest
+from shardlab.matrix.cell import Draft, Instruments, Optimizer, Schedule
+from shardlab.matrix.cell_names import PLAIN, is_name
+from shardlab.matrix.citation import Citation
+from shardlab.matrix.expansion import Excluded
+from shardlab.matrix.expression import Expression, ExpressionError
+from shardlab.matrix.model_file import ModelByConfiguration, ModelFile
+from shardlab.matrix.retry import Retry
+from shardlab.matrix.study import Assumed, Claim, Deviation, Note, PrintedTable, Reported, Setting, Traces
+
+MAX_CELLS = 100_000
+Placed = dict[str, tuple[Any, Path_]]  # cell key -> (value of the key, path of this value in the matrix file)
+Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+
+
+class Repeats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The number of runs of each cell, if the cells that claims name need more runs than the other cells."""
+
+    claims: Count
+    """The number of runs of each cell that occurs in the test of a claim."""
+    others: Count = 1
+    """The number of runs of each other cell."""
+
+
+class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of matrix.yaml."""
+
+    schema: Literal[1]
+    """The version of the format."""
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,40}\Z")]
+    """The name of the matrix, as in `--matrix`."""
+    title: str = ""
+    """One line that says what the matrix compares."""
+    source: str | None = None
+    """The study that the matrix repeats; null: none."""
+    citation: Citation | None = None
+    """How to cite the study: the report has it as BibTeX; null: not known."""
+    defaults: dict[str, Any] = {}
+    """Keys with their values, for all cells for which no other section gives another value."""
+    axes: dict[str, list[Any]] = {}
+    """Each key with the list of its values; all combinations of the values are cells."""
+    zip: list[dict[str, list[Any]]] = []
+    """Groups of keys whose lists have the same length and are taken value by value, not crossed with each other."""
+    exclude: list[dict[str, Any]] = []
+    """Combinations that are left out: keys and values that they have, or a condition in `when`, and the reason in `why`."""
+    include: list[dict[str, Any]] = []
+    """Each entry adds its keys to the combinations whose axes it does not change; if there are none, it is a new one."""
+    repeats: Count | Repeats = 1
+    """The number of runs of each cell; of a cell whose batch size is searched: the number of searches."""
+    retry: Retry = Retry()
+    """How often a run is started again automatically, for each state in which it may end (docs/how-to/retry-by-itself.md)."""
+    search: SearchRequest | None = None
+    """How the batch size of each cell is searched (docs/how-to/search-a-batch-size.md); null: it is not searched."""
+    settings: list[Setting] = []
+    """Hardware and software of the study."""
+    baseline: str = "single"
+    """The strategy to which speed-up and efficiency are relative."""
+    traces: Traces = "exact"
+    """exact: traces are analysed to the nanosecond. like-hta: the study analysed its traces with HolisticTraceAnalysis (HTA),
+    so the figures that HTA computes from our traces are compared with those of the study."""
+    assumed: list[Assumed] = []
+    """Values that the study does not state and that had to be chosen."""
+    reported: list[Reported] = []
+    """Numbers of the study, which the report shows beside the measured numbers."""
+    tables: list[PrintedTable] = []
+    """Tables of the study that are mostly text; the report shows measured values beside them."""
+    claims: list[Claim] = []
+    """Claims of the study, which `collect verdicts` judges."""
+    notes: list[Note] = []
+    """Places where the study contradicts itself or leaves a question open."""
+    deviations: list[Deviation] = []
+    """Differences from the matrix of the study, which `jobs plan --adapt` writes here (docs/how-to/fit-a-matrix.md)."""
+
+    @property
+    def tests(self) -> list[str]:
+        """The tests of all claims in this matrix file."""
+        return [claim.test for claim in self.claims]
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One combination of a matrix, which becomes a cell."""
+
+    keys: dict[str, Any]  # cell key -> its value
+    origin: dict[str, Path_]  # cell key -> the path of its value in the matrix file
+
+    def draft(self) -> Draft:
+        """The keys of this combination as a Draft. Raises msgspec.ValidationError if a required key is missing."""
+        return msgspec.convert(_nested(self.keys), Draft)
+
+
+class Matrix(msgspec.Struct, frozen=True):
+    """A matrix file that was read, checked and expanded.
+
+    document: the content of the file, with the place of each value. path: the path of the file.
+    points: the combinations, in the order of the axes. excluded: the combinations that the file excludes.
+    models: the models that the file describes by their configuration, by the names that replace them in `file` and `points`.
+    """
+
+    file: MatrixFile
+    document: Document
+    path: str
+    points: list[Point]
+    excluded: list[Excluded]
+    models: dict[str, ModelFile] = {}
+
+    @property
+    def name(self) -> str:
+        """The name of the matrix in its file."""
+        return self.file.name
+
+    def problem(self, point: Point, key: str, sentence: str) -> Problem:
+        """A problem at the place of `key` of the combination `point` in the file; if `key` is missing, at its strategy."""
+        return self.document.problem(origin(point, key) or origin(point, "strategy"), sentence)
+
+    @property
+    def varying(self) -> set[str]:
+        """The keys with a list of values in `axes` or `zip`."""
+        return set(self.file.axes) | {key for group in self.file.zip for key in group}
+
+    def adds_to(self, number: int, point: Point) -> bool:
+        """Whether entry `number` of `include` adds its keys to a combination of the axes and zips."""
+        entry = self.file.include[number]
+        wanted: Placed = {key: (value, ()) for key, value in entry.items() if key not in ("when", "why")}
+        listed: Placed = {key: (point.keys[key], place) for key, place in point.origin.items() if place[0] in ("axes", "zip")}
+        defaults: Placed = {key: (value, ()) for key, value in self.file.defaults.items()}
+        return _accepts(listed, wanted, self.varying, entry.get("when"), defaults)
+
+
+def shipped() -> dict[str, Path]:
+    """The paths of the matrix files that are shipped with shardlab, by the names of the matrices."""
+    folder = resources.files("matrices")
+    files = (Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return {path.stem: path for path in sorted(files)}
+
+
+def find(name: str) -> Path:
+    """The path of a matrix file. name: a path if it contains a slash or ends with .yaml or .yml; else the name of a shipped
+    matrix."""
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        return Path(name)
+    known = shipped()
+    if name not in known:
+        raise UnknownName("matrix", name, known)
+    return known[name]
+
+
+def load(path: Path) -> Matrix:
+    """Read, check and expand a matrix file. Raises an InputError that lists every problem with its place in the file."""
+    return of(document.load(path), path.parent)
+
+
+def of(text: Document, folder: Path) -> Matrix:
+    """Check and expand a matrix file that was read. folder: contains the models that the file names. Raises InputError."""
+    file = validation.convert(text, MatrixFile)
+    problems: list[Problem] = []
+    _check_keys(text, file, problems)
+    _check_source(text, file, problems)
+    problems += search_check.problems(text)
+    sections = {name: getattr(file, name) for name in ("defaults", "axes", "zip", "include", "exclude")}
+    models = {} if problems else model_file.named(text, sections, folder, problems)
+    if problems:
+        raise text.errors(problems)
+    points, excluded = _expand(text, file)
+    if not points:
+        raise text.error(("axes",), "no cell is left: all combinations are excluded, or the file lists none.")
+    return Matrix(file, text, text.file, points, excluded, models)
+
+
+def key_type(key: str) -> Any:
+    """The type that the value of a cell key must have; None if the key does not exist. The key may be dotted (optimizer.lr)."""
+    head, _, tail = key.partition(".")
+    if key == "workload":
+        return str | ModelByConfiguration  # a name, or a configuration, which `load` replaces by a name
+    fields = {field.name: field.type for field in msgspec.structs.fields(Draft)}
+    if not tail:
+        return fields.get(head)
+    if head == "options":
+        return bool | int | float | str | None
+    for name, inner in (("optimizer", Optimizer), ("schedule", Schedule), ("instruments", Instruments)):
+        if head == name:
+            return {field.name: field.type for field in msgspec.structs.fields(inner)}.get(tail)
+    return None
+
+
+def origin(point: Point, key: str) -> Path_:
+    """The path in the matrix file of the value that `point` has for `key`; empty if the file has no such value.
+
+    The file may contain the value of a dotted key (`optimizer.lr`) under this key, or in the mapping `optimizer`.
+    """
+    head, _, tail = key.partition(".")
+    if key in point.origin:
+        return point.origin[key]
+    return (*point.origin[head], tail) if tail and head in point.origin else point.origin.get(head, ())
+
+
+def _check_keys(text: Document, file: MatrixFile, problems: list[Problem]) -> None:
+    for key, value in file.defaults.items():
+        _check_value(text, key, value, ("defaults", key), problems)
+    groups: list[tuple[Path_, dict[str, list[Any]]]] = [(("axes",), file.axes)]
+    groups += [(("zip", index), group) for index, group in enumerate(file.zip)]
+    seen: dict[str, Path_] = {}
+    for path, group in groups:
+        for key, values in group.items():
+            if key in seen:
+                problems.append(text.problem((*path, key), f"already has a list at {document.dotted(seen[key])}."))
+            seen[key] = (*path, key)
+            if not values:
+                problems.append(text.problem((*path, key), "found an empty list. Allowed: one value or more."))
+            for index, value in enumerate(values):
+                _check_value(text, key, value, (*path, key, index), problems)
+        if path[0] == "zip" and len({len(values) for values in group.values()}) > 1:
+            lengths = ", ".join(f"{key}: {len(values)}" for key, values in group.items())
+            problems.append(text.problem(path, f"the lists of one zip must have the same length, found {lengths}."))
+    for name, entries in (("exclude", file.exclude), ("include", file.include)):
+        for index, entry in enumerate(entries):
+            _check_entry(text, name, index, entry, problems)
+
+
+def _check_entry(text: Document, name: str, index: int, entry: dict[str, Any], problems: list[Problem]) -> None:
+    path: Path_ = (name, index)
+    if name == "exclude" and not isinstance(entry.get("why"), str):
+        problems.append(text.problem(path, "the key 'why' is missing: say in a sentence why this cell cannot or need not run."))
+    for key, value in entry.items():
+        if key == "why":
+            continue
+        if key == "when":
+            try:
+                expression = Expression(value if isinstance(value, str) else "")
+                unknown = sorted(name for name in expression.names if key_type(name) is None)
+                if unknown or expression.calls:
+                    allowed = ", ".join(field.name for field in msgspec.structs.fields(Draft))
+                    raise ExpressionError(f"unknown name {(unknown or sorted(expression.calls))[0]!r}. Allowed: {allowed}")
+            except ExpressionError as error:
+                problems.append(text.problem((*path, key), f"{error}."))
+        else:
+            _check_value(text, key, value, (*path, key), problems)
+    if not set(entry) - {"why", *(["when"] if name == "include" else [])}:
+        problems.append(
+            text.problem(path, "an entry without any cell key. Allowed: one cell key or more; in exclude, `when` alone.")
+        )
+
+
+def _check_value(text: Document, key: str, value: Any, path: Path_, problems: list[Problem]) -> None:
+    wanted = key_type(key)
+    if wanted is None:
+        names = [field.name for field in msgspec.structs.fields(Draft)]
+        sentence = str(UnknownName("cell key", key, names)) + " Options of a strategy or workload belong under `options`."
+        problems.append(text.problem(path if isinstance(path[-1], str) else path[:-1], sentence, at_key=True))
+    else:
+        validation.check(text, value, wanted, path, problems)
+
+
+def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> None:
+    """Check that the entries about the study (assumed, settings, reported, claims) use only keys and metrics that exist.
+
+    problems: a problem is appended for each wrong key, value or metric.
+    """
+    for index, assumed in enumerate(file.assumed):
+        if key_type(assumed.key) is None:
+            known = [field.name for field in msgspec.structs.fields(Draft)]
+            problems.append(text.problem(("assumed", index, "key"), str(UnknownName("cell key", assumed.key, known))))
+            continue
+        for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list: each item is a value
+            _check_value(text, assumed.key, value, ("assumed", index, "value"), problems)
+    described: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (("settings", file.settings), ("reported", file.reported))
+    for what, entries in described:
+        for index, entry in enumerate(entries):
+            for of, cell in (("cell", entry.cell), ("against", entry.against if isinstance(entry, Reported) else {})):
+                for key in cell:
+                    if not is_name(key):
+                        problems.append(text.problem((what, index, of, key), _no_name(key), at_key=True))
+    problems += claim_check.table_problems(text, file.tables)
+    problems += claim_check.problems(text, file.tests, [entry.metric for entry in file.reported])
+
+
+def _no_name(key: str) -> str:
+    return str(UnknownName("name of a resolved cell", key, PLAIN))
+
+
+def _expand(text: Document, file: MatrixFile) -> tuple[list[Point], list[Excluded]]:
+    defaults: Placed = {key: (value, ("defaults", key)) for key, value in file.defaults.items()}
+    size = 1
+    for values in itertools.chain(file.axes.values(), (next(iter(group.values()), []) for group in file.zip)):
+        size *= len(values)
+    if size > MAX_CELLS:
+        raise text.error(("axes",), f"found {size} combinations. Allowed: {MAX_CELLS} or fewer.")
+    crossed = list(_cross(file)) if file.axes or file.zip else ([{}] if not file.include else [])
+    kept: list[Placed] = []
+    excluded: list[Excluded] = []
+    for axis_point in crossed:
+        point = _merge(defaults, axis_point)
+        why = why_excluded(text, file, _plain(point))
+        if why is None:
+            kept.append(axis_point)
+        else:
+            excluded.append(Excluded(_plain(point), why))
+    extra: list[Placed] = []
+    varying = set(file.axes) | {key for group in file.zip for key in group}
+    additions: list[Placed] = [{} for _ in kept]
+    for index, entry in enumerate(file.include):
+        wanted: Placed = {k: (v, ("include", index, k)) for k, v in entry.items() if k not in ("when", "why")}
+        try:
+            matching = [n for n, p in enumerate(kept) if _accepts(p, wanted, varying, entry.get("when"), defaults)]
+        except ExpressionError as error:
+            raise text.error(("include", index, "when"), f"{error}.") from None
+        for n in matching:
+            additions[n].update({k: v for k, v in wanted.items() if k not in varying})
+        if not matching:
+            extra.append(wanted)
+    merged = [_merge(defaults, point, added) for point, added in zip(kept, additions, strict=True)]
+    merged += [_merge(defaults, point) for point in extra]
+    if file.search is not None:
+        for point in merged:
+            passes = point["microbatches"][0] if "microbatches" in point else 1
+            point[file.search.key] = (PLACEHOLDER * (passes or 1), ("search",))
+    return [Point(_plain(p), {key: place for key, (_, place) in p.items()}) for p in merged], excluded
+
+
+def _cross(file: MatrixFile) -> Iterator[Placed]:
+    groups: list[list[Placed]] = [
+        [{key: (value, ("axes", key, i))} for i, value in enumerate(values)] for key, values in file.axes.items()
+    ]
+    for z, group in enumerate(file.zip):
+        rows = zip(*([(key, i, value) for i, value in enumerate(values)] for key, values in group.items()), strict=True)
+        groups.append([{key: (value, ("zip", z, key, i)) for key, i, value in row} for row in rows])
+    for combination in itertools.product(*groups):
+        yield {key: value for part in combination for key, value in part.items()}
+
+
+def _merge(*layers: Placed) -> Placed:
+    """Merge several sets of keys with values into one set. If several sets have a key, the value in the last set is used.
+
+    `gpu_batch_size` and `global_batch_size` replace each other, and so do `steps` and `epochs`.
+    """
+    merged: Placed = {}
+    for layer in layers:
+        for one, other in (("gpu_batch_size", "global_batch_size"), ("steps", "epochs")):
+            if (one in layer) != (other in layer):
+                merged.pop(other if one in layer else one, None)
+        merged.update(layer)
+    return merged
+
+
+def _accepts(point: Placed, wanted: Placed, varying: set[str], when: str | None, defaults: Placed) -> bool:
+    if any(key in varying and point[key][0] != value for key, (value, _) in wanted.items()):
+        return False
+    return when is None or bool(_holds(when, _plain(_merge(defaults, point))))
+
+
+def why_excluded(text: Document, file: MatrixFile, keys: dict[str, Any]) -> str | None:
+    """Why a matrix file excludes the combination `keys`; None if it does not. text: the matrix file. file: its content."""
+    for index, entry in enumerate(file.exclude):
+        conditions = {k: v for k, v in entry.items() if k not in ("why", "when")}
+        if any(keys.get(key) != value for key, value in conditions.items()):
+            continue
+        try:
+            if "when" not in entry or _holds(entry["when"], keys):
+                return str(entry["why"])
+        except ExpressionError as error:
+            raise text.error(("exclude", index, "when"), f"{error}.") from None
+    return None
+
+
+def _holds(expression: str, keys: dict[str, Any]) -> bool:
+    names = {field.name: None for field in msgspec.structs.fields(Draft)} | keys
+    return bool(Expression(expression).evaluate(names))
+
+
+def _plain(point: Placed) -> dict[str, Any]:
+    return {key: value for key, (value, _) in point.items()}
+
+
+def _nested(keys: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a cell, in which each dotted key, such as optimizer.lr, has become a member of the mapping `optimizer`."""
+    nested = {key: dict(value) if isinstance(value, dict) else value for key, value in keys.items() if "." not in key}
+    for key, value in keys.items():
+        head, _, tail = key.partition(".")
+        if tail:
+            nested[head] = {**(nested.get(head) or {}), tail: value}
+    return nested

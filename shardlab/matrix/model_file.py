@@ -1,0 +1,212 @@
+"""A model that a matrix gives by its configuration, without code: `workload: {transformers: FILE}` or `{torchvision: NAME}`.
+
+A configuration is only data. It is read here without the transformers library. It is refused if it refers to code, or to
+anything else outside the file. A run contains a copy of the configuration, with sorted keys and without spaces. The digest of
+this copy is a key of the cell, so that two different files with the same name are two different models.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+import msgspec
+
+from shardlab.errors import InputError
+from shardlab.files import plugin_source
+from shardlab.files.document import Document, Path_, Problem
+from shardlab.files.plugin_source import PluginSource
+from shardlab.record_types import Positive
+
+SUFFIX = ".json"  # suffix of a configuration, and of its copy in a run folder
+LONGEST_NAME = 40  # characters of the name of a model
+MOST_DEPTH = 32  # levels of nesting
+_CODE = "it names Python code of another person, which is never executed"
+_ELSEWHERE = "what it names is not in this file, and nothing is downloaded"
+REFUSED = {
+    "auto_map": _CODE,
+    "trust_remote_code": _CODE,
+    "custom_pipelines": _CODE,
+    "attn_implementation": _ELSEWHERE,
+    "_attn_implementation": _ELSEWHERE,
+    "_attn_implementation_internal": _ELSEWHERE,
+    "experts_implementation": _ELSEWHERE,
+    "_experts_implementation": _ELSEWHERE,
+    "backbone": _ELSEWHERE,
+    "use_timm_backbone": _ELSEWHERE,
+    "use_pretrained_backbone": _ELSEWHERE,
+    "quantization_config": "random weights are trained, which are not quantized",
+}  # keys of a configuration, at any depth, and why they are refused unless their value is null or false
+
+
+class ModelByConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A workload without code. Exactly one of transformers and torchvision is given."""
+
+    transformers: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    """The path of a configuration of the transformers library (config.json), within the folder of the matrix."""
+    torchvision: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,40}\Z")] | None = None
+    """The name of an image classifier of torchvision."""
+    seq_len: Positive | None = None
+    """The number of tokens of a sequence, if the model is a language model; a cell may set another value."""
+
+
+class ModelFile(msgspec.Struct, frozen=True):
+    """A model that a matrix file describes by its configuration.
+
+    name: the name of the workload.
+    path: the path of the configuration within the folder of the matrix file; None if torchvision defines the model.
+    origin: the path of the configuration, or `torchvision: NAME`, as errors and plans name the model.
+    content: the content of the file that a run contains.
+    seq_len: the tokens of a sequence; None: not given.
+    """
+
+    name: str
+    path: str | None
+    origin: str
+    content: bytes
+    seq_len: int | None
+
+    @property
+    def source(self) -> PluginSource:
+        """The file with the configuration of this model that a run contains, as the source of a plug-in."""
+        return PluginSource(Path(self.name + SUFFIX), {self.name + SUFFIX: self.content})
+
+
+def named(text: Document, sections: dict[str, Any], folder: Path, problems: list[Problem]) -> dict[str, ModelFile]:
+    """Find the models that a matrix file gives by their configuration. Returns these models by name.
+
+    text: the matrix file. sections: its `defaults`, `axes`, `zip`, `include` and `exclude`; each model in them is replaced by
+    its name. folder: the folder of the matrix file. problems: a problem is appended for each model that cannot be read.
+    """
+    found: dict[str, ModelFile] = {}
+    for values, key, path in _places(sections):
+        if not isinstance(values[key], dict):
+            continue
+        try:
+            model = read_model(msgspec.convert(values[key], ModelByConfiguration), folder)
+            if found.setdefault(model.name, model) != model:
+                raise InputError(
+                    f"found two models with the name {model.name}. Allowed: one content of the file and one seq_len for each "
+                    "name; the key seq_len of a cell, which may be an axis, changes the length of sequences."
+                )
+        except InputError as error:
+            problems.append(text.problem(path, str(error)))
+            continue
+        values[key] = model.name
+    return found
+
+
+def read_content(content: bytes) -> dict[str, Any]:
+    """Decode the content of a ModelFile: {"transformers": the configuration} or {"torchvision": the name}.
+
+    The file may come from another machine, together with a run, so it is checked again. Raises InputError; its message does not
+    contain the name of the file.
+    """
+    try:
+        found = json.loads(content, object_pairs_hook=_once, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise InputError("is not JSON.") from None
+    if not isinstance(found, dict) or [type(value) for value in found.values()] not in ([dict], [str]):
+        raise InputError("is not the file of a model.")
+    _check("has", found, 0)
+    return found
+
+
+def _places(sections: dict[str, Any]) -> Iterator[tuple[Any, str | int, Path_]]:
+    """Find each value of the key `workload` in a matrix file, so that `named` can replace it. sections: as in `named`.
+
+    Yields (the mapping or list that contains the value, its key or index there, its path in the matrix file).
+    """
+    if "workload" in sections["defaults"]:
+        yield sections["defaults"], "workload", ("defaults", "workload")
+    lists: list[tuple[Path_, dict[str, list[Any]]]] = [(("axes",), sections["axes"])]
+    lists += [(("zip", number), group) for number, group in enumerate(sections["zip"])]
+    for path, group in lists:
+        for index in range(len(group.get("workload", []))):
+            yield group["workload"], index, (*path, "workload", index)
+    for section in ("include", "exclude"):
+        for number, entry in enumerate(sections[section]):
+            if "workload" in entry:
+                yield entry, "workload", (section, number, "workload")
+
+
+def read_model(asked: ModelByConfiguration, folder: Path) -> ModelFile:
+    """Read the model that a matrix file gives by its configuration. folder: the folder of the matrix file.
+
+    Raises InputError; its message does not contain the place in the matrix file.
+    """
+    if (asked.transformers is None) == (asked.torchvision is None):
+        found = "neither" if asked.transformers is None else "both"
+        raise InputError(f"exactly one of transformers and torchvision is needed, found {found}.")
+    if asked.torchvision is not None:
+        if asked.seq_len is not None:
+            raise InputError("seq_len: an image classifier has no sequences. Allowed: leave seq_len out.")
+        content = _canonical({"torchvision": asked.torchvision})
+        return ModelFile(asked.torchvision, None, f"torchvision: {asked.torchvision}", content, None)
+    assert asked.transformers is not None
+    path = PurePosixPath(asked.transformers)
+    if path.is_absolute() or ".." in path.parts or "\\" in asked.transformers or path.suffix != SUFFIX:
+        raise InputError(
+            f"found the file {asked.transformers!r}. Allowed: the path of a .json file in the folder of the matrix, or "
+            "below it, such as models/llama.json."
+        )
+    file = folder / path
+    configuration = _configuration(file)
+    content = _canonical({"transformers": configuration})
+    return ModelFile(_name(path), str(path), str(file), content, asked.seq_len)
+
+
+def _name(path: PurePosixPath) -> str:
+    """The name of a model: the name of its file, or of the file's folder if the file is named config.json."""
+    word = path.parent.name if path.stem == "config" and path.parent.name else path.stem
+    name = re.sub(r"[^a-z0-9._-]+", "-", word.lower()).strip("-._")[:LONGEST_NAME]
+    if not name:
+        raise InputError(f"{str(path)!r} gives the workload no name. Allowed: a file name with letters or digits.")
+    return name
+
+
+def _configuration(file: Path) -> dict[str, Any]:
+    """Read and check a configuration. Raises an InputError that names the file."""
+    raw = plugin_source.content(file, "a configuration, which has a few KiB")
+    try:
+        found = json.loads(raw, object_pairs_hook=_once, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InputError(f"{file}: is not JSON: {why}.") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{file}: is no configuration of a model. Allowed: a JSON object, as config.json of transformers.")
+    _check(f"{file}: has", found, 0)
+    return found
+
+
+def _check(has: str, value: Any, depth: int) -> None:
+    """Raise InputError if a configuration has a key that is not allowed, at any depth. has: the first words of the message."""
+    if depth > MOST_DEPTH:
+        raise InputError(f"{has} values deeper than {MOST_DEPTH} levels.")
+    if isinstance(value, dict):
+        for key, given in value.items():
+            if key in REFUSED and given is not None and given is not False:
+                raise InputError(f"{has} the key {key!r}: {REFUSED[key]}. Allowed: a configuration without this key.")
+            _check(has, given, depth + 1)
+    elif isinstance(value, list):
+        for given in value:
+            _check(has, given, depth + 1)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
+        raise ValueError(f"the key {twice[:40]!r} is there twice")
+    return found
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _canonical(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,47 @@
+"""The key `retry` of a matrix: how often a run is started again automatically, for each state in which it may end."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+SHARED_ON_SLURM = ("node_fail", "preempted")  # states after which Slurm starts a job again without a request
+Times = Annotated[int, msgspec.Meta(ge=0, le=100)]
+
+
+class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How often a run is started again automatically after it ended in each of these states.
+
+    null: as often as `slurm.requeue` of the cluster file says; on clusters without Slurm never. A run that completed or that a
+    person cancelled is never started again, and neither is a run that ended in a state that its cell expects.
+    """
+
+    oom: Times = 0
+    """The number of retries after the run was out of memory."""
+    failed: Times = 0
+    """The number of retries after the run ended with an error."""
+    hung: Times = 0
+    """The number of retries after the run made no progress for its hang limit."""
+    node_fail: Times | None = None
+    """The number of retries after a node failed. On Slurm, the larger of the numbers of `node_fail` and `preempted` is the
+    limit for both states together."""
+    preempted: Times | None = None
+    """The number of retries after the scheduler ended the run in favour of another job."""
+    timeout: Times | None = None
+    """The number of retries after the run reached its time limit. A retry starts only if the run saved a newer checkpoint than
+    the checkpoint from which the run started."""
+
+    def after(self, state: str, otherwise: int, *, on_slurm: bool) -> int:
+        """How often a run may be started again after it ended in this state.
+
+        On Slurm, node_fail and preempted share the larger of their numbers: Slurm starts a job again after both, and does not
+        tell the run which of the two happened.
+        state: one of shardlab.runs.state.STATES. otherwise: the number for a state whose number is null.
+        """
+        states = SHARED_ON_SLURM if on_slurm and state in SHARED_ON_SLURM else (state,)
+        return max(self._times(one, otherwise) for one in states)
+
+    def _times(self, state: str, otherwise: int) -> int:
+        times: int | None = getattr(self, state) if state in self.__struct_fields__ else 0
+        return otherwise if times is None else times

@@ -1,0 +1,52 @@
+"""Checks that a matrix file with the key `search` has no other keys that contradict a search for a batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from shardlab.files.document import Document, Path_, Problem
+
+# Keys that a cell must not have if its batch size is searched, each with the reason.
+_REFUSED = {
+    "gpu_batch_size": "is searched (`search`). Allowed: either a value or a list here, or the search.",
+    "global_batch_size": "follows from gpu_batch_size, which is searched (`search`). Allowed: leave global_batch_size out.",
+    "micro_batch_size": (
+        "would be the same in every try of the search, and with it the memory of a pass. Allowed: microbatches, the number of "
+        "passes of a step, or neither."
+    ),
+    "epochs": "an epoch has fewer steps the larger the batch is, so tries of a search would differ in length. Allowed: steps.",
+}
+
+
+def problems(text: Document) -> list[Problem]:
+    """A problem for each key of a matrix file that is not allowed together with `search`; none if the file has no search.
+
+    text: the matrix file. The types of its values must have been checked before.
+    """
+    data: dict[str, Any] = text.data
+    if data.get("search") is None:
+        return []
+    found = []
+    for path, key in _cell_keys(data):
+        if key in _REFUSED:
+            found.append(text.problem((*path, key), _REFUSED[key], at_key=True))
+    if data.get("claims") or data.get("reported"):
+        key = "claims" if data.get("claims") else "reported"
+        sentence = f"{key} name cells, and which cells a search runs is not known before it has run. Allowed: leave {key} out."
+        found.append(text.problem((key,), sentence, at_key=True))
+    if data.get("retry"):
+        sentence = "tries of a search are not started again by themselves. Allowed: leave retry out."
+        found.append(text.problem(("retry",), sentence, at_key=True))
+    if isinstance(data.get("repeats"), dict):
+        sentence = "a matrix with a search has no claims. Allowed: a number, how often each search is run from its start."
+        found.append(text.problem(("repeats",), sentence, at_key=True))
+    return found
+
+
+def _cell_keys(data: dict[str, Any]) -> Iterator[tuple[Path_, str]]:
+    """Yields (the path of the section that contains the key, the key) for each cell key in the matrix file."""
+    yield from ((("defaults",), key) for key in data.get("defaults") or {})
+    yield from ((("axes",), key) for key in data.get("axes") or {})
+    for name in ("zip", "include"):
+        yield from (((name, index), key) for index, entry in enumerate(data.get(name) or []) for key in entry)

@@ -1,0 +1,99 @@
+"""Executes a plug-in of a workspace, which is a Python file of the user. An error message names the file and the line.
+
+The code that is executed is the content that was read into a PluginSource, whose digest is known. If the files change after
+that, or if Python's bytecode lies beside the files, this has no effect.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+from shardlab.errors import InputError
+from shardlab.files.plugin_source import PluginSource
+
+
+class HelperFinder(MetaPathFinder, Loader):
+    """An importer for the helpers in one folder of plug-ins. It executes the contents in `source`, not the files on the disk.
+
+    source: the source of the plug-in that imports the helpers.
+    """
+
+    def __init__(self, source: PluginSource) -> None:
+        self.folder = source.file.parent
+        self.helpers = {name.removesuffix(".py"): text for name, text in source.contents.items() if name.startswith("_")}
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /) -> ModuleSpec | None:
+        if path is not None or fullname not in self.helpers:
+            return None
+        return spec_from_loader(fullname, self, origin=self._file(fullname))
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__file__ = self._file(module.__name__)
+        code = compile(self.helpers[module.__name__], module.__file__, "exec", dont_inherit=True)
+        exec(code, module.__dict__)  # noqa: S102
+
+    def _file(self, name: str) -> str:
+        return str(self.folder / f"{name}.py")
+
+
+def execute(source: PluginSource) -> ModuleType:
+    """Execute the file of a plug-in, which may import its helpers. Returns the module that was executed.
+
+    Raises an InputError that names the file and, if possible, the line.
+    """
+    file = str(source.file)
+    module = ModuleType(f"{source.file.parent.name}.{source.name}")
+    module.__file__ = file
+    _let_import(HelperFinder(source))
+    sys.modules[module.__name__] = module  # a dataclass in the file looks for its module in sys.modules
+    try:
+        exec(compile(source.contents[source.file.name], file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+    except (Exception, SystemExit) as error:
+        raise InputError(sentence(file, error)) from error
+    return module
+
+
+def _let_import(finder: HelperFinder) -> None:
+    """Add an importer of helpers to Python's import system, after all other importers, so that no helper replaces a package.
+
+    An earlier importer for the same folder is removed, together with its imported helpers that have changed. Raises InputError
+    if a helper in another folder has the same name, because Python allows only one module with a name.
+    """
+    for other in [entry for entry in sys.meta_path if isinstance(entry, HelperFinder)]:
+        if other.folder == finder.folder:
+            sys.meta_path.remove(other)
+            for name in other.helpers.keys() | finder.helpers.keys():
+                if other.helpers.get(name) != finder.helpers.get(name):
+                    sys.modules.pop(name, None)
+        elif both := sorted(other.helpers.keys() & finder.helpers.keys()):
+            raise InputError(
+                f"{finder.folder / both[0]}.py: {other.folder / both[0]}.py has the same name, and Python would import one of "
+                "them for both. Allowed: different names."
+            )
+    sys.meta_path.append(finder)
+
+
+def sentence(file: str, error: BaseException) -> str:
+    """An error in the user's code as a sentence. The sentence begins with the file and line of the error.
+
+    file: the file of the plug-in. The error may be in this file or in a helper. If the traceback contains no line of the
+    folder of plug-ins, the sentence names only `file`.
+    """
+    said = next(iter(str(error).splitlines()), "").rstrip(".")
+    if isinstance(error, SyntaxError):
+        return f"{error.filename or file}:{error.lineno or 1}: {error.msg}."
+    where = place(error, Path(file).parent) or file
+    return f"{where}: {type(error).__name__}: {said}." if said else f"{where}: {type(error).__name__}."
+
+
+def place(error: BaseException, folder: Path) -> str | None:
+    """`FILE:LINE` of the innermost line of code in `folder` in the traceback of an error; None if there is no such line."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent == folder]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None

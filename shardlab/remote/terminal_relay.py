@@ -1,0 +1,118 @@
+"""Runs a command such as ssh, and removes from its output every escape sequence that could control the user's terminal.
+
+A command that draws a live table uses escape sequences for styles and cursor movements. The few sequences that rich uses for
+live tables are passed on to the terminal, and all other sequences are removed. The cursor never moves above the first line that
+the command wrote: otherwise a hostile cluster could change what the user's own commands and shell have said.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import selectors
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+from shardlab.terminal import printable
+
+PART = 2**16  # bytes that are read from a pipe at a time
+# After the command has ended, its output pipes are read until no output has arrived for this time (seconds). The pipes may
+# never reach their end, because a background process of the command may hold them open.
+DRAIN_S = 0.2
+END_S = 2.0  # seconds from SIGTERM to SIGKILL
+_DRAWN = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|[0-9]*A|2K)|\r")  # set a style; hide, show or move the cursor; clear a line
+_UNFINISHED = re.compile(r"\x1b(?:\[[0-9;?]{0,20})?\Z")
+
+
+class TerminalFilter:
+    """Filters one output stream of a command, which arrives in parts.
+
+    drawing: whether to pass on the escape sequences that rich uses for live tables. Only one stream of a command may draw.
+    """
+
+    def __init__(self, *, drawing: bool) -> None:
+        self._drawing = drawing
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._unfinished = ""
+        self._line = 0  # the line of the cursor, counted from the line on which this stream began
+
+    def add(self, part: bytes, *, last: bool = False) -> str:
+        """The filtered text of the next part. An incomplete escape sequence at the end of the part is kept for the next part.
+
+        last: whether no further part follows.
+        """
+        text = self._unfinished + self._decoder.decode(part, last)
+        cut = None if last else _UNFINISHED.search(text)
+        self._unfinished = cut[0] if cut else ""
+        text = text[: cut.start()] if cut else text
+        if not self._drawing:
+            return printable.visible(text)
+        written, place = [], 0
+        for drawn in _DRAWN.finditer(text):
+            written += [self._plain(text[place : drawn.start()]), self._bounded(drawn[0])]
+            place = drawn.end()
+        return "".join([*written, self._plain(text[place:])])
+
+    def _plain(self, text: str) -> str:
+        shown = printable.visible(text)
+        self._line += shown.count("\n")
+        return shown
+
+    def _bounded(self, drawn: str) -> str:
+        """An escape sequence that rich uses; a movement of the cursor to a line above is shortened, or left out."""
+        if not drawn.endswith("A"):
+            return drawn
+        lines = min(int(drawn[2:-1][:9] or 1) or 1, self._line)
+        self._line -= lines
+        return f"\x1b[{lines}A" if lines else ""
+
+
+def run(argv: Sequence[str], *, terminal: bool) -> int:
+    """Run a command with the standard input of this process, print its filtered output, and return its exit code.
+
+    argv: the words of the command. terminal: whether the command draws live tables on the terminal.
+    """
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        with selectors.DefaultSelector() as pipes:
+            pipes.register(process.stdout, selectors.EVENT_READ, (TerminalFilter(drawing=terminal), sys.stdout))
+            pipes.register(process.stderr, selectors.EVENT_READ, (TerminalFilter(drawing=False), sys.stderr))
+            while pipes.get_map():
+                ready = pipes.select(DRAIN_S)
+                if not ready and process.poll() is not None:
+                    break
+                for key, _ in ready:
+                    passing, stream = key.data
+                    if not _pass(key.fd, passing, stream):
+                        pipes.unregister(key.fileobj)
+        return process.wait()
+    finally:
+        _end(process)
+        process.stdout.close()
+        process.stderr.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the command if it is still running. SIGTERM comes first, so that ssh can restore the settings of the terminal."""
+    try:
+        process.terminate()
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _pass(descriptor: int, passing: TerminalFilter, stream: TextIO) -> bool:
+    """Read the next part of the command's output from a pipe, and write the filtered text to `stream`.
+
+    descriptor: the descriptor of the pipe. passing: the filter of this pipe. Returns False at the end of the pipe.
+    """
+    part = os.read(descriptor, PART)
+    stream.write(passing.add(part, last=not part))
+    stream.flush()
+    return bool(part)

@@ -1,0 +1,56 @@
+"""A program that is executed on a cluster: reads files from standard input and writes them into the workspace on the cluster.
+
+The user's machine sends the files of its own workspace with shardlab.remote.remote_workspace. The input is a JSON object that
+maps the path of each file to its text.
+
+The templates, workload files and strategy files of a workspace are always sent together with its cluster file. If the input
+contains a cluster file but lacks a template, workload file or strategy file that is on the cluster, the user has removed this
+file. The program then removes it on the cluster, too.
+
+python -m shardlab.remote.upload --workspace DIR --json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import PurePosixPath
+
+from shardlab import __version__
+from shardlab.errors import InputError
+from shardlab.files import files, plugin_source
+from shardlab.terminal import console
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
+
+INVENTORY = PurePosixPath(".shardlab/inventory.json")  # the only file of .shardlab that may be sent: it lists nodes and lease
+
+
+def main() -> int:
+    """Write the files from standard input into the workspace. Returns the exit code."""
+    arguments = console.Parser(prog="python -m shardlab.remote.upload", parents=[console.common_options()]).parse_args()
+    workspace = Workspace.find(getattr(arguments, "workspace", None))
+    received: dict[str, str] = json.load(sys.stdin)
+    workspace_trust.begin(workspace)
+    for name, text in received.items():
+        path = PurePosixPath(name)
+        is_ours = path.parts[0] in ("runs", ".shardlab") and path != INVENTORY
+        if path.is_absolute() or ".." in path.parts or is_ours:
+            raise InputError(f"{name!r}: no file may be written there. Allowed: workspace paths outside runs/, .shardlab/.")
+        target = workspace.path / path
+        content = text.encode("utf-8", "surrogateescape")
+        if not target.is_file() or files.read(target) != content:
+            files.make_folder(target.parent)
+            files.write_atomic(target, content)
+            workspace_trust.keep(workspace, target)
+    if "cluster.yaml" in received:
+        plugins = [file for name in plugin_source.CARRIED for file in plugin_source.python_files(workspace.path / name)]
+        for file in (*workspace.template_files(), *plugins):
+            if str(file.relative_to(workspace.path)) not in received:
+                file.unlink()
+    console.Output.of(arguments).document({"version": __version__})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))

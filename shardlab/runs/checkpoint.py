@@ -1,0 +1,210 @@
+"""The checkpoints of a run on disk. A checkpoint is either complete or absent, and damage is found before a checkpoint is used.
+
+The checkpoint after step 10 is first written into the folder RUN/checkpoints/.step-00000010.tmp. When all its files are synced,
+manifest.json is written, which lists the files with sizes and checksums, and the folder is renamed to step-00000010. If the
+process is killed at any moment, the previous checkpoint is intact. A checkpoint contains only JSON and the plain bytes of
+tensors, no pickle, so reading a checkpoint executes no code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from shardlab.files import files
+from shardlab.files.decoders import DECODE_FAULTS
+from shardlab.matrix.cell import Cell, Role, keys_of
+from shardlab.record_types import Count, Measured, Seconds
+
+FOLDER = "checkpoints"
+MANIFEST = "manifest.json"
+_WHOLE = re.compile(r"step-(\d{8,})")
+
+
+class CheckpointFile(msgspec.Struct, frozen=True):
+    """An entry of the manifest: a file of the checkpoint, its size in bytes and its SHA-256 in hexadecimal."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]*\Z")]
+    bytes: Count
+    sha256: str
+
+
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of manifest.json, which is written after all other files of a checkpoint.
+
+    step: number of timed steps before the checkpoint.
+    world: number of ranks that train.
+    layout: sharded (each rank wrote its shards) or whole (one rank gathered and wrote everything).
+    tp: tensor-parallel degree.
+    train_time_s: duration of these steps in seconds, as in result.json.
+    numbers: numbers that the strategy saves; they are equal on all ranks.
+    seal: SHA-256 of this manifest with an empty seal.
+    """
+
+    schema: Annotated[int, msgspec.Meta(ge=1, le=1)]
+    step: Count
+    world: Count
+    layout: Literal["sharded", "whole"]
+    strategy: str
+    tp: Count
+    cell_hash: str
+    train_time_s: Seconds
+    numbers: dict[str, Measured]
+    files: list[CheckpointFile]
+    seal: str = ""
+
+    def sealed(self) -> CheckpointManifest:
+        """A copy of this manifest with its seal, which is its SHA-256."""
+        bare = msgspec.json.encode(msgspec.structs.replace(self, seal=""), order="deterministic")
+        return msgspec.structs.replace(self, seal=hashlib.sha256(bare).hexdigest())
+
+
+def path_of(run: Path, step: int) -> Path:
+    """The folder that contains the checkpoint of a step after the checkpoint is complete. run: the run folder."""
+    return run / FOLDER / f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """The step in the name of a checkpoint's folder."""
+    return int(path.name.removeprefix("step-"))
+
+
+def begin(run: Path, step: int) -> Path:
+    """Make an empty temporary folder for a checkpoint and return its path. Raises WorkspaceError.
+
+    Temporary folders of earlier checkpoints, which remain if processes are killed, are removed.
+    """
+    with files.as_workspace_error("write"):
+        for left in (run / FOLDER).glob(".step-*.tmp"):
+            shutil.rmtree(left)
+        growing = growing_path(run, step)
+        growing.mkdir(parents=True)
+    return growing
+
+
+def growing_path(run: Path, step: int) -> Path:
+    """The temporary folder in which the checkpoint of a step is written."""
+    return run / FOLDER / f".step-{step:08d}.tmp"
+
+
+def commit(run: Path, manifest: CheckpointManifest, keep: int) -> None:
+    """Write the manifest, publish the checkpoint, and then remove all checkpoints except the `keep` newest.
+
+    All other files of the checkpoint must already be complete in its temporary folder. Raises WorkspaceError; the earlier
+    checkpoints are then unchanged.
+    """
+    files.write_json(growing_path(run, manifest.step) / MANIFEST, manifest.sealed())
+    publish(run, manifest.step)
+    remove_old(run, keep)
+
+
+def publish(run: Path, step: int) -> None:
+    """Rename the temporary folder of a checkpoint to its final name. Raises WorkspaceError.
+
+    If the nodes of the run share no folder, each node renames its own folder; only the folder of rank 0's node has a manifest.
+    """
+    final = path_of(run, step)
+    with files.as_workspace_error("write"):
+        if final.exists():  # an earlier checkpoint of this step, which was damaged and not used
+            shutil.rmtree(final)
+        growing_path(run, step).rename(final)
+        files.sync_folder(final.parent)
+
+
+def remove_old(run: Path, keep: int) -> None:
+    """Remove all but the `keep` newest checkpoints. Raises WorkspaceError."""
+    with files.as_workspace_error("write"):
+        for old in whole(run)[keep:]:
+            # The folder is renamed first, so that a kill during the removal does not leave an incomplete checkpoint under the
+            # final name.
+            doomed = old.with_name(f".{old.name}.tmp")
+            old.rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def whole(run: Path) -> list[Path]:
+    """The folders of the complete checkpoints of a run, newest first. This function does not look for damage in them."""
+    with contextlib.suppress(FileNotFoundError):
+        steps = [(int(match[1]), path) for path in (run / FOLDER).iterdir() if (match := _WHOLE.fullmatch(path.name))]
+        return [path for _, path in sorted(steps, reverse=True)]
+    return []
+
+
+def read(path: Path) -> CheckpointManifest | str:
+    """The manifest of a checkpoint, or a sentence that says why it cannot be used."""
+    try:
+        manifest = msgspec.json.decode(files.read(path / MANIFEST), type=CheckpointManifest)
+    except OSError as error:
+        return f"{path}: its manifest cannot be read: {error.strerror}"
+    except DECODE_FAULTS as error:
+        return f"{path}: its manifest is damaged: {error}"
+    if manifest.sealed().seal != manifest.seal:
+        return f"{path}: its manifest is damaged: its checksum `seal` does not match its content"
+    return manifest
+
+
+def damage(path: Path, these: Iterable[CheckpointFile]) -> str | None:
+    """A sentence about the first damaged file among these files of a checkpoint; None if all files are intact."""
+    for file in these:
+        there = path / file.name
+        try:
+            size = there.stat().st_size
+            if size != file.bytes:
+                return f"{there}: has {size} bytes, the manifest says {file.bytes}"
+            if files.sha256(there) != file.sha256:
+                return f"{there}: its SHA-256 differs from the one in the manifest"
+        except OSError as error:
+            return f"{there}: cannot be read: {error.strerror}"
+    return None
+
+
+# The keys that may differ between a cell and the cell of the checkpoint from which its run resumes: the number of ranks, how
+# ranks share the same work, and keys that do not affect the work. If the layout of the checkpoint is whole, the strategy may
+# differ, too.
+_RANKS = keys_of(Role.RANKS, Role.PASSES, Role.NODES, Role.HARDWARE, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
+_STRATEGY = keys_of(Role.STRATEGY, Role.EXECUTION)
+
+
+def why_not(saved: Cell, cell: Cell, layout: str, of_workload: Iterable[str]) -> str | None:
+    """Why a run of `cell` cannot resume from a checkpoint of the cell `saved`, as part of a sentence; None if the run can.
+
+    layout: the layout of the checkpoint. of_workload: the names of the workload's own options, which must not differ.
+    """
+    ours, theirs = msgspec.to_builtins(cell), msgspec.to_builtins(saved)
+    free = _RANKS | (_STRATEGY if layout == "whole" else frozenset())
+    differ = sorted(key for key in ours if key not in free and ours[key] != theirs[key])
+    options = {name for name in of_workload if cell.options.get(name) != saved.options.get(name)}
+    differ += sorted(f"options.{name}" for name in options if "options" in free)
+    return f"its cell differs in {', '.join(differ)}" if differ else None
+
+
+class GrowingFile:
+    """Writes a file of a checkpoint, and computes its SHA-256 at the same time. `close` syncs the file to the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._hash, self.size = path, hashlib.sha256(), 0
+        with files.as_workspace_error("write"):
+            self._handle = path.open("xb")
+
+    def write(self, content: bytes | memoryview) -> None:
+        """Append the content to the file. Raises WorkspaceError, for example if the disk is full."""
+        with files.as_workspace_error("write"):
+            self._handle.write(content)
+        self._hash.update(content)
+        self.size += len(content)
+
+    def close(self) -> CheckpointFile:
+        """Sync and close the file. Returns its entry for the manifest. Raises WorkspaceError."""
+        with files.as_workspace_error("write"):
+            self._handle.flush()
+            os.fsync(self._handle.fileno())
+            self._handle.close()
+        return CheckpointFile(self._path.name, self.size, self._hash.hexdigest())

@@ -1,0 +1,49 @@
+"""Decides the state of a run that was interrupted because the lease of its nodes (the time for which they are lent) ended.
+
+The state follows only from the records of the run, because the scheduler, which could report the state, was on the nodes.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from shardlab.cluster.lease import Lease
+from shardlab.runs.state import JudgedState
+from shardlab.terminal import moments
+
+# If the last record of a run was written at most this time before the end of the lease, the run was still running when the
+# lease ended. A run writes samples twice a second, and steps and events. The ten minutes allow for records that the nodes had
+# not yet written to the shared folder.
+NEAR = timedelta(minutes=10)
+
+
+def judge_by_records(verdict: JudgedState, lease: Lease | None, last_record: datetime, now: datetime) -> JudgedState:
+    """The state of a run; if the lease of its nodes ended before the run, the state says so instead of pending or running.
+
+    verdict: the state that follows from the records alone, which is returned in all other cases.
+    lease: the lease of the nodes; None if it is not known.
+    last_record: the time of the last record of the run, by the clocks of the nodes. now: the current time.
+    A record that is newer than the end of the lease shows that the lease was extended; `verdict` is then returned.
+    """
+    if lease is None or not lease.has_ended(now) or verdict.state not in ("pending", "running"):
+        return verdict
+    if last_record >= lease.expires:
+        return verdict
+    over = in_words(lease)
+    if verdict.state == "pending":
+        return JudgedState("node_fail", f"{over} before the run started")
+    if is_near(last_record, lease):
+        return JudgedState("node_fail", f"{over} while the run was running")
+    return JudgedState(
+        "unknown", f"{over}, and the records here end {moments.in_words(last_record)}: how the run ended is not known"
+    )
+
+
+def is_near(last_record: datetime, lease: Lease) -> bool:
+    """Whether a run was still running when the lease ended. last_record: the time of the last record of the run."""
+    return last_record >= lease.expires - NEAR
+
+
+def in_words(lease: Lease) -> str:
+    """The end of the lease in words, as the beginning of a sentence that says why a run ended."""
+    return f"the lease of the nodes ended {moments.in_words(lease.expires)}"

@@ -1,0 +1,44 @@
+"""Rules for merging the files of a run whose nodes share no folder, so that each node has its own folder for the run.
+
+The rules say which files only the first node of the run may write, and whether a copy of a file is the beginning of another
+copy of the same file.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from shardlab.files import files
+
+HOST = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+EVENTS = rf"events\.(?:ranks|rank-\d{{5,}}|(?:node|gpus|data)-{HOST})\.jsonl"  # the event files that nodes write
+STEPS = r"rank-\d{5,}\.jsonl"  # the files of step records, in the folder steps
+# The names of the files that only the first node writes. The first node derives the state of the run from these files, so
+# another node must not be able to change them.
+_OF_FIRST_NODE = re.compile(
+    rf"claim(?:/.*)?|run\.json|job\.[^/]*|log/job\.log|log/ssh\.[^/]*|(?!{EVENTS}$)events\..*", re.DOTALL
+)
+COLUMNS = ".columns"  # suffix of the files of columns, which repeat the telemetry samples of a host (collect/sample_columns)
+# Suffixes of files to which processes append. A copy of a file with such a suffix may contain only the beginning of the file.
+GROWING = (".jsonl", ".log", COLUMNS)
+BLOCK = 1 << 20  # bytes that are compared at a time
+
+
+def is_of_first_node(name: str) -> bool:
+    """Whether only the first node writes the file of this name in a run's folder."""
+    return _OF_FIRST_NODE.fullmatch(name) is not None
+
+
+def is_growing(name: str) -> bool:
+    """Whether processes append to the file of this name, so that an older copy is the beginning of a newer copy."""
+    return name.endswith(GROWING)
+
+
+def is_beginning(short: Path, long: Path) -> bool:
+    """Whether the file `short` is the beginning of the file `long`, or equal to it. Raises OSError, NotRegular."""
+    with files.open_regular(short) as ours, files.open_regular(long) as theirs:
+        while block := ours.read(BLOCK):
+            if theirs.read(len(block)) != block:
+                return False
+    return True

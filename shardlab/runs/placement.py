@@ -1,0 +1,27 @@
+"""The nodes on which a run was started, for clusters whose nodes share no folder. The first node records them in an event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from shardlab.runs.record import Event
+
+PLACED = "placed"  # the name of the event; `nodes` in its data contains the names of the run's nodes, beginning with node 0
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """The nodes on which a run was started. first_node: the host name of the first node, which recorded the event PLACED.
+
+    nodes: the names of the run's nodes, as in the inventory.
+    """
+
+    first_node: str
+    nodes: list[str]
+
+
+def of(events: Sequence[Event]) -> Placement | None:
+    """The placement of a run according to its events; None if the run was not started, or if its nodes share a folder."""
+    placed = next((event for event in reversed(events) if event.event == PLACED), None)
+    return Placement(placed.host, [str(name) for name in placed.data.get("nodes", [])]) if placed is not None else None

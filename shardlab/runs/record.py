@@ -1,0 +1,400 @@
+"""The records that ranks, nodes and supervisors write, one JSON object per line, with a writer and a reader of record files.
+
+`t_s` is the time of the monotonic clock, in seconds since boot. `wall_s` is in seconds since the epoch. Sizes are in bytes. A
+value that could not be measured is absent, never 0.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from shardlab.errors import WorkspaceError
+from shardlab.files import files
+from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.record_types import (
+    BootId,
+    Count,
+    EventData,
+    HostName,
+    Integer,
+    Measured,
+    Milliseconds,
+    RunId,
+    Seconds,
+    Spread,
+    WallTime,
+    check_numbers,
+)  # fmt: skip
+
+SCHEMA = 1
+# Names of events.
+CLOCK = "clock"  # contains the difference between the clock of the event's host and the clock of rank 0's host
+SAMPLER_ENDED = "sampler_ended"  # the sampler of the event's host ended while the run continued; `code` is its exit code
+TRACKER_ENDED = "tracker_ended"  # the process that logs the run to a tracker failed; `code` is its exit code
+_NO_OBJECT = re.compile(rb"\n[^{]")  # a line that does not begin with `{`, so it is not a JSON object
+_UNFINISHED = "Input data was truncated"  # msgspec's error message for a line that contains only the beginning of a record
+
+
+class Record(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):  # gc=False, because records contain no cycles
+    """A line of a record file. Unknown fields are ignored, so that an older version can read the records of a newer version."""
+
+
+class StepRecord(Record, kw_only=True):
+    """One optimizer step on one rank.
+
+    step: 1, 2, ... for the timed steps. Warm-up steps come first, have `warmup` true, and have their own numbers.
+    units: units of data (images, tokens) of this rank in the step. Ranks that share a model (tp, pp) record the same units.
+    step_ms: time from the request for data to the end of the update.
+    loss: mean loss over this rank's part of the batch, before the update; absent if the rank had no data in the step.
+    data_ms, forward_ms, backward_ms, optimizer_ms: parts of step_ms.
+    allocated_bytes, reserved_bytes: peak of the GPU allocator since the start of the step; absent without a GPU.
+    rss_bytes: resident memory of the process after the step.
+    cpu_s: processor time of all threads of the process since its start.
+    disk_read_bytes, disk_write_bytes: bytes that the process read from and wrote to storage since its start, NFS included.
+    watched: the times and sizes of the step are not used, but its loss is: an instrument slowed the step down, or the step
+    warmed up a run that resumes from a checkpoint.
+    """
+
+    schema: Count
+    step: Count
+    t_s: Seconds
+    wall_s: WallTime
+    units: Count
+    step_ms: Milliseconds
+    loss: Measured | None = None
+    data_ms: Milliseconds | None = None
+    forward_ms: Milliseconds | None = None
+    backward_ms: Milliseconds | None = None
+    optimizer_ms: Milliseconds | None = None
+    allocated_bytes: Count | None = None
+    reserved_bytes: Count | None = None
+    rss_bytes: Count | None = None
+    cpu_s: Seconds | None = None
+    disk_read_bytes: Count | None = None
+    disk_write_bytes: Count | None = None
+    warmup: bool = False  # whether it is an untimed step
+    watched: bool = False
+
+
+class ValidationRecord(Record, kw_only=True):
+    """Loss and accuracy on the validation split after `step` timed steps.
+
+    loss: mean over the items. accuracy: share of the targets (labels or next tokens) for which the class with the highest score
+    was correct, 0 to 1. items: the number of items.
+    """
+
+    schema: Count
+    step: Count  # number of timed steps before the validation
+    t_s: Seconds
+    wall_s: WallTime
+    loss: Measured
+    accuracy: Measured
+    items: Count
+
+
+class GpuSample(Record, kw_only=True):
+    """The state of a GPU, or of a MIG instance of a GPU, at one moment. Its counters are 0 when the driver is loaded."""
+
+    uuid: str
+    mig_of: str | None = None  # for a MIG instance: the UUID of the whole GPU
+    lost: bool = False  # the driver can no longer reach the GPU; the other fields are then absent
+    played: bool = False  # no GPU: a stub of NVML made up the values (`collect sample --played`)
+    utilization_pct: Measured | None = None  # share of the last moments in which a kernel ran, 0 to 100
+    memory_used_bytes: Count | None = None  # of all processes
+    memory_total_bytes: Count | None = None  # only in the first sample of a sampler process
+    power_w: Measured | None = None  # watts
+    temperature_c: Measured | None = None  # degrees Celsius
+    sm_clock_mhz: Measured | None = None  # clock of the multiprocessors
+    memory_clock_mhz: Measured | None = None  # clock of the memory
+    energy_j: Measured | None = None  # counter
+    pcie_rx_bytes: Count | None = None  # counter
+    pcie_tx_bytes: Count | None = None  # counter
+    nvlink_rx_bytes: Count | None = None  # over all links, without protocol overhead
+    nvlink_tx_bytes: Count | None = None  # counter, over all links, without protocol overhead
+    ecc_corrected: Count | None = None  # counter of memory errors that were corrected
+    ecc_uncorrected: Count | None = None  # counter of memory errors that could not be corrected
+    processes: Count | None = None  # number of processes of all users that compute on the GPU
+    throttled: list[str] | None = (
+        None  # reasons why the clocks of the GPU are lowered: values of `shardlab.hardware.nvml.THROTTLES`
+    )
+    xids: list[Integer] | None = None  # numbers of the errors (XID) that the driver reported since the previous sample
+
+
+class NicSample(Record, kw_only=True):
+    """The counters of one network interface at one moment. The fields from `wire_rx_bytes` on are counters of the driver, the
+    fields before `wire_rx_bytes` are counters of the kernel."""
+
+    name: str  # name of the interface, such as eth0
+    kind: str  # loopback, physical or virtual
+    mac: str | None = None
+    pci: str | None = None
+    rx_bytes: Count | None = None  # without RDMA traffic, which the kernel does not see
+    tx_bytes: Count | None = None  # without RDMA traffic
+    rx_packets: Count | None = None  # packets received
+    tx_packets: Count | None = None  # packets sent
+    rx_errors: Count | None = None  # packets with errors
+    tx_errors: Count | None = None  # packets with errors
+    rx_dropped: Count | None = None  # received packets that were dropped
+    tx_dropped: Count | None = None  # packets to be sent that were dropped
+    wire_rx_bytes: Count | None = None  # everything received on the wire, RDMA and Ethernet headers included
+    wire_tx_bytes: Count | None = None  # everything sent on the wire, RDMA and Ethernet headers included
+    rdma_rx_bytes: Count | None = None  # payload and headers of RDMA
+    rdma_tx_bytes: Count | None = None  # payload and headers of RDMA
+    rx_pauses: Count | None = None  # pause frames
+    tx_pauses: Count | None = None  # pause frames
+    rx_priority_pauses: Count | None = None  # pause frames of single traffic classes (PFC), which RoCE uses; sum of all classes
+    tx_priority_pauses: Count | None = None  # sent pause frames of single traffic classes (PFC); sum of all classes
+    rx_discards: Count | None = None  # packets that the card dropped
+    rx_crc_errors: Count | None = None  # frames whose checksum was wrong
+    rx_out_of_buffer: Count | None = None  # packets dropped because the receiver had no buffer
+
+
+class RdmaSample(Record, kw_only=True):
+    """The counters of one port of an RDMA device at one moment. rx_bytes, tx_bytes: payload and headers of RDMA."""
+
+    device: str  # name of the device, such as mlx5_0
+    port: Count  # number of the port
+    link_layer: str | None = None  # InfiniBand or Ethernet
+    pci: str | None = None
+    rx_bytes: Count | None = None
+    tx_bytes: Count | None = None
+    wait: Count | None = None  # clock ticks in which data waited because the other end of the link gave no credit (no buffer)
+    rx_errors: Count | None = None  # packets with errors
+    tx_discards: Count | None = None  # packets that the port could not send
+    link_downed: Count | None = None  # how often the link went down
+
+
+class Sample(Record, kw_only=True):
+    """The state of one host at one moment.
+
+    cpu_pct: busy share of all processors since the previous sample, 0 to 100. cores_pct: the same for each processor.
+    cpu_pressure_s, memory_pressure_s, io_pressure_s: counters of the seconds in which a task on the host waited for processors,
+    memory or input and output (pressure stall information of the kernel).
+    disk_read_bytes, disk_write_bytes: counters of all physical disks.
+    nfs_read_bytes, nfs_write_bytes: counters of the bytes that NFS servers sent to this host and received from this host.
+    """
+
+    schema: Count
+    t_s: Seconds
+    wall_s: WallTime
+    host: HostName
+    boot_id: BootId
+    started_hz: Measured | None = None  # requested samples per second; only in the first sample of a sampler process
+    cpu_pct: Measured | None = None
+    memory_used_bytes: Count | None = None  # without memory that the kernel can free at once
+    memory_total_bytes: Count | None = None  # physical memory
+    disk_read_bytes: Count | None = None
+    disk_write_bytes: Count | None = None
+    cores_pct: list[Measured] | None = None
+    cpu_pressure_s: Measured | None = None
+    memory_pressure_s: Measured | None = None
+    io_pressure_s: Measured | None = None
+    nfs_read_bytes: Count | None = None
+    nfs_write_bytes: Count | None = None
+    gpus: list[GpuSample] | None = None  # null: not measured
+    nics: list[NicSample] | None = None  # null: not measured
+    rdma: list[RdmaSample] | None = None  # null: not measured
+
+    @property
+    def busiest_core_pct(self) -> float | None:
+        """The busy share of the processor that was the busiest, 0 to 100; None if the processors were not measured."""
+        return max(self.cores_pct) if self.cores_pct else None
+
+
+class Event(Record, kw_only=True):
+    """An event of a run. event: its kind. writer: the process that recorded it, as in the file name events.WRITER.jsonl.
+
+    data: the details of the event.
+    """
+
+    schema: Count
+    event: str
+    writer: str
+    wall_s: WallTime
+    host: HostName  # host name of the machine of the writer
+    data: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        check_numbers(self.data)
+        msgspec.convert(self.data, EventData)
+
+
+class SameWork(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Whether the ranks of a cell together did the same work as one process would do. verdict:
+
+    proven        the work is the same, within the tolerance of the cell's precision
+    different     the work is not the same
+    other work    the strategy does other work by design
+    not provable  the work should be the same, but no proof is possible
+    not proven    no proof was requested
+
+    why: the reason for the verdict, as a sentence.
+    loss_difference, gradient_norm_difference, parameter_difference: relative differences (see trainers/proof.py).
+    communication_bytes: bytes that all ranks together send in one step, by the way in which the number was found: theory, a
+    formula; counted, collectives that were counted; textbook, a formula of textbooks, if there is one; wire, the bytes that the
+    backend's own algorithms send for the counted collectives, or for the collectives of the theory if none were counted (absent
+    in results of older releases).
+    proof_s: duration of the proof in seconds.
+    """
+
+    verdict: Literal["proven", "different", "other work", "not provable", "not proven"]  # one of the five words above
+    why: str
+    loss_difference: Measured | None = None
+    gradient_norm_difference: Measured | None = None
+    parameter_difference: Measured | None = None
+    communication_bytes: dict[str, Measured] | None = None
+    proof_s: Seconds | None = None
+
+
+class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """result.json: the result of one run. This file is written last: if it exists, the run is complete."""
+
+    schema: Count
+    run_id: RunId
+    state: str
+    rehearsal: bool  # whether the times say nothing about speed: ranks on a CPU, a tiny twin, or practice nodes
+    steps: Count  # number of timed steps
+    unit: str  # what the throughput counts, such as tokens
+    resumed_from_step: Count | None = None  # number of timed steps before the checkpoint, which an earlier attempt recorded
+    final_loss: Measured | None = None  # mean over all ranks in the last step
+    final_accuracy: Measured | None = None  # on the validation split after the last step, 0 to 1
+    throughput_per_s: Measured | None = None  # units per second over the timed steps, all ranks together
+    step_time_ms: Spread | None = None  # of the timed steps; the time of a step is that of its slowest rank
+    train_time_s: Seconds | None = None  # sum over all parts of a resumed run; a step that was repeated counts once
+    epoch_time_s: list[Seconds] | None = None  # seconds of each epoch
+    # allocated, reserved (GPUs), rss, categories if measured; each is the largest value of any rank
+    peak_memory_bytes: dict[str, Count] | None = None
+    parameters: Count | None = None  # number of parameters of the model
+    flops_per_unit: Measured | None = None  # forward and backward, by the workload's formula
+    same_work: SameWork | None = None  # result of the same-work proof
+    communication_bytes: dict[str, Measured] | None = None  # bytes that all ranks send in one step; see SameWork
+    data: dict[str, Any] = {}  # the data set: name, sha256, synthetic
+    instruments: dict[str, dict[str, Any]] = {}  # by name of the instrument: its results, cost_s between steps, watched_steps
+    knobs: dict[str, dict[str, Any]] = {}  # asked: the options of the cell; effective: the settings that were used
+    versions: dict[str, str] = {}  # name of a package -> its version, on rank 0
+    gpus: list[str] | None = None  # NVML's UUIDs of the GPUs that ranks trained on; None: an older version wrote the file
+
+    def __post_init__(self) -> None:
+        check_numbers([self.data, self.instruments, self.knobs])
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the run resumed from a checkpoint, so that it did not train all the time from its first to its last step."""
+        return self.resumed_from_step is not None
+
+
+T = TypeVar("T")
+
+
+class RecordLines(msgspec.Struct, Generic[T]):
+    """The records of one file, and how much of the file could not be read."""
+
+    records: list[T]
+    truncated: bool = False  # the last line is incomplete: the writer was killed, or is writing this line now
+    corrupt: int = 0  # number of complete lines that are not a valid record of this type
+
+
+def read_lines(path: Path | str, kind: type[T]) -> RecordLines[T]:
+    """Read a record file. An incomplete last line or an invalid line does not stop the reading; RecordLines reports it.
+
+    kind: the type of the records. A file that does not exist has no records. Raises WorkspaceError if the file cannot be read.
+    """
+    try:
+        raw = files.read(path, files.MOST_RECORDS)
+    except FileNotFoundError:
+        return RecordLines([])
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read") from error
+    return decode_lines(raw, kind)
+
+
+def decode_lines(raw: bytes, kind: type[T]) -> RecordLines[T]:
+    """As `read_lines`, for the content of a record file, or for a part of the content that begins at the start of a line."""
+    of_kind = decoder(kind)
+    try:
+        # Decoding all lines in one call is several times as fast as line by line. Both give the same records if each line is
+        # one whole JSON object, which the condition below checks.
+        records = of_kind.decode_lines(raw)
+        if len(records) == raw.count(b"\n") and raw[:1] == b"{" and raw[-2:] == b"}\n" and not _NO_OBJECT.search(raw):
+            return RecordLines(records)
+    except DECODE_FAULTS:
+        pass
+    lines = RecordLines[T]([])
+    parts = raw.split(b"\n")
+    tail = parts.pop()
+    for part in parts:
+        try:
+            lines.records.append(of_kind.decode(part))
+        except DECODE_FAULTS:
+            lines.corrupt += 1
+    if tail:
+        try:
+            lines.records.append(of_kind.decode(tail))
+        except DECODE_FAULTS:
+            lines.truncated = True
+    return lines
+
+
+def damaged_line(path: Path | str, kind: type[Record]) -> tuple[int, str] | None:
+    """Find the first line of a file that is not a valid record: (its number from 1, the reason). None: all are valid.
+
+    A line that a killed writer left incomplete does not count as damage, because such a line is expected: the next writer
+    starts a new line after it. kind: the type of the records.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    for number, line in enumerate(files.read(path, files.MOST_RECORDS).split(b"\n")[:-1], start=1):
+        try:
+            decoder.decode(line)
+        except DECODE_FAULTS as error:
+            if line and not (line.startswith(b"{") and str(error) == _UNFINISHED):
+                return number, "its values are nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return None
+
+
+class LineWriter:
+    """Appends records to a file. Each record is one write, so that a killed writer leaves at most the last line incomplete."""
+
+    def __init__(self, path: Path) -> None:
+        self._encoder, self._path = msgspec.json.Encoder(), path
+        try:
+            try:
+                self._descriptor = files.append_descriptor(path)
+            except FileNotFoundError:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = files.append_descriptor(path)
+            if (size := os.fstat(self._descriptor).st_size) and os.pread(self._descriptor, 1, size - 1) != b"\n":
+                # An earlier writer left its last line incomplete. End this line, so that the next record starts a new line.
+                size += os.write(self._descriptor, b"\n")
+        except OSError as error:
+            raise WorkspaceError.from_os_error(error, "write") from error
+        self.begin = size  # bytes of the file before the first record of this writer
+
+    def write(self, record: Record, *, sync: bool = False) -> bytes:
+        """Append one record to the file, and return its line. sync: whether to wait until the record is on the disk. Raises
+        WorkspaceError."""
+        line = self._encoder.encode(record) + b"\n"
+        try:
+            written = os.write(self._descriptor, line)
+            if written < len(line):  # the disk is full: the second write raises an OSError with this reason
+                os.write(self._descriptor, line[written:])
+            if sync:
+                os.fsync(self._descriptor)
+        except OSError as error:
+            error.filename = str(self._path)
+            raise WorkspaceError.from_os_error(error, "write") from error
+        return line
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> LineWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

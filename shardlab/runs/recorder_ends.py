@@ -1,0 +1,39 @@
+"""Sentences about the sampler and the tracker of a run (processes that record the run beside its ranks) that ended too
+early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardlab.runs.record import SAMPLER_ENDED, TRACKER_ENDED, Event
+
+
+def sentences(events: Iterable[Event]) -> list[str]:
+    """A clause for each host whose sampler ended while the run went on, and a clause if the tracker ended early.
+
+    events: the events of one run, sorted by time. The state of the run does not change if one of these processes ends early,
+    but telemetry or logged values are missing.
+    """
+    samplers: dict[str, list[Event]] = {}
+    tracker: Event | None = None
+    for event in events:
+        if event.event == SAMPLER_ENDED:
+            samplers.setdefault(event.host, []).append(event)
+        elif event.event == TRACKER_ENDED:
+            tracker = event
+    clauses = []
+    for host, ends in samplers.items():
+        times = f"{len(ends)} times" if len(ends) > 1 else "once"
+        clauses.append(
+            f"the sampler of {host} ended {times} while the run went on{_code(ends[-1])}: see log/sampler.{host}.log"
+        )
+    if tracker is not None:
+        clauses.append(f"the tracker ended early{_code(tracker)}: see log/tracker.log")
+    return clauses
+
+
+def _code(event: Event) -> str:
+    """The exit code in the event, in brackets; "" if the event has no code. A negative code stands for the signal that ended
+    the process."""
+    code = event.data.get("code")
+    return f" (exit code {code})" if type(code) is int else ""

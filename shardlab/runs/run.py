@@ -1,0 +1,141 @@
+"""run.json: the description of a run, which is one attempt at a cell. It contains everything that the nodes need to know.
+
+Every value is resolved, so that nothing depends on a default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from shardlab.errors import InputError
+from shardlab.files import json_file
+from shardlab.matrix.batch_search import BatchSearch
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.retry import Retry
+from shardlab.plugins.own_strategy import OwnStrategy
+from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.record_types import RUN_ID_PATTERN, Count, HostName, MatrixName, Positive, Ranks, RunId, WholeSeconds
+from shardlab.runs.trace_part import TracePart
+
+# An environment variable that the supervisor sets for the ranks of a run with checkpoints. It contains the time, in seconds
+# since the epoch, at which the ranks save a checkpoint and end.
+SAVE_AT = "SHARDLAB_SAVE_AT"
+REHEARSAL = "rehearsal: it tests that everything works, not the speed"
+RUN_ID = re.compile(RUN_ID_PATTERN)
+_PARTS = re.compile(r"(?P<first>(?P<cell>.+)-r(?P<repeat>\d+))(?:-a(?P<attempt>\d+))?")
+
+
+class World(msgspec.Struct, frozen=True):
+    """The number of processes of a run: world_size = nnodes x nproc_per_node."""
+
+    nnodes: Ranks  # number of nodes
+    nproc_per_node: Ranks  # ranks on each node
+    world_size: Ranks  # ranks of the run, parameter servers included
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of run.json.
+
+    repeat: the number of this run among the equal runs of the cell, from 1.
+    attempt: the number of this attempt among the retries of the run, from 1.
+    resume: ids of earlier attempts that have checkpoints, beginning with the latest step. The run resumes from the latest
+    intact checkpoint. The step records up to this step are copied from the earlier attempt, so that the records of this run are
+    complete. The list may instead name a run of another cell with another number of ranks (`jobs submit --resume-from`); the
+    records of this run then begin after the step of the checkpoint.
+    """
+
+    schema: Annotated[int, msgspec.Meta(ge=1, le=1)]
+    run_id: RunId
+    matrix: MatrixName
+    cell: Cell  # the resolved cell
+    cell_hash: str  # digest of the cell; runs of equal cells have equal digests
+    repeat: Positive
+    attempt: Positive
+    launcher: str  # what starts the ranks
+    rehearsal: bool  # planned as a rehearsal (docs/design/rehearsal.md); the same key of its result says what the run was
+    world: World
+    cluster: dict[str, str]  # name and provider of the cluster
+    data_path: str  # the folder of data sets
+    data_stage: Literal["node"] | None = None  # node: the data set is copied to each node's own disk at the start of the run
+    versions: dict[str, str]
+    git_commit: str | None  # commit of the checkout, with -dirty if tracked files were changed; null: not a checkout
+    templates: dict[str, str]  # template name -> SHA-256
+    created: str  # ISO 8601, UTC
+    scale: Literal["full", "tiny"] = "full"  # tiny: the cell is a tiny twin, and its `rehearses` is the original cell
+    proofs_path: str | None = None  # the folder of same-work proofs, so that each computation is proven only once
+    resume: list[RunId] = []
+    scheduler: str = "local"  # what queues the run: local, slurm, ssh or allocation
+    source: str | None = None  # the folder with the copy of our source that the run uses; named after the digest of this copy
+    packages: str | None = None  # digest of the installed packages at submission: shardlab.files.source_digest
+    environment: str | None = None  # only in runs that older versions rendered: one digest of packages and source
+    limit_s: WholeSeconds | None = None  # seconds after which the supervisor ends the run: the cell's or the scheduler's limit
+    requeues: Count = 0  # how often the run may be started again after a state for which `retry` has no number
+    retry: Retry = Retry()  # how often the run may be started again automatically, for each state in which it may end
+    retried: list[str] = []  # for each earlier attempt after which this attempt was submitted automatically: its state
+    avoid: list[HostName] = []  # nodes that failed during earlier attempts and are not used
+    shares_nodes: bool = False  # other jobs may run on the same nodes at the same time, which may change the speed of the run
+    separate_folders: bool = False  # the nodes share no folder: each node has its own part of the run's folder (docs/ssh.md)
+    track: str | None = None  # the experiment tracker to which the run is logged while it is running: shardlab.runs.trackers
+    wait_gpus_s: WholeSeconds = 0  # seconds that the run waits for its GPUs before its ranks start, if other processes use them
+    own_workload: OwnWorkload | None = None  # the workload that a file of the workspace defines; the run folder has a copy
+    own_strategy: OwnStrategy | None = None  # the strategy that a file of the workspace defines; the run folder has a copy
+    traces: TracePart | None = None  # the traces that the run analyses instead of training (`jobs trace`)
+    search: BatchSearch | None = None  # the search to which the run belongs; its supervisor starts the next try
+
+    @property
+    def may_be_retried(self) -> bool:
+        """Whether there is a state after which the run may be started again automatically."""
+        return any(self.retries_after(state) for state in Retry.__struct_fields__)
+
+    def retries_after(self, state: str) -> int:
+        """How often the run may be started again automatically after it ended in this state."""
+        return self.retry.after(state, self.requeues, on_slurm=self.scheduler == "slurm")
+
+
+def is_rehearsal(cell: Cell, cluster: Mapping[str, str], *, on_cpu: bool) -> bool:
+    """Whether a run is a rehearsal: its numbers say nothing about the speed that they stand for, because its ranks compute on a
+    CPU, its cell is a tiny twin, or its nodes are practice nodes.
+
+    cluster: as in `Run`. on_cpu: whether a rank that trains computes on a CPU.
+    """
+    return on_cpu or cell.rehearses is not None or cluster.get("provider") == "virtual"
+
+
+def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:
+    """The id of a run, which is also the name of its folder: the cell's name, the repeat, and the attempt if it is not 1."""
+    name = f"{cell.name()}-r{repeat}"
+    return name if attempt == 1 else f"{name}-a{attempt}"
+
+
+class RunIdParts(msgspec.Struct, frozen=True):
+    """The parts of a run id."""
+
+    cell: str  # the name of the cell
+    repeat: int
+    attempt: int
+    first: str  # the run id of the first attempt
+
+
+def parts_of(name: str) -> RunIdParts | None:
+    """The parts of a run id; None if the name does not have the form of an id that `run_id` makes."""
+    match = _PARTS.fullmatch(name)
+    return RunIdParts(match["cell"], int(match["repeat"]), int(match["attempt"] or 1), match["first"]) if match else None
+
+
+def attempt_of(name: str) -> tuple[str, int]:
+    """Split a run id into (the run id of the first attempt, the number of this attempt). For any other name: (name, 1)."""
+    parts = parts_of(name)
+    return (parts.first, parts.attempt) if parts else (name, 1)
+
+
+def read(path: Path) -> Run:
+    """Read a run.json. Raises InputError if the file is missing or damaged."""
+    run = json_file.read(path, Run, "is not a run of this version: {}.")
+    if run is None:
+        raise InputError(f"{path}: no such run.")
+    return run

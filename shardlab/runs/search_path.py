@@ -1,0 +1,126 @@
+"""Reads how far a search for a batch size has come: its tries in the order in which they were made, and the next try."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from shardlab.errors import ShardlabError
+from shardlab.matrix import batch_search
+from shardlab.matrix.batch_search import BatchSearch, TryOutcome
+from shardlab.matrix.cell import Cell
+from shardlab.runs.run import run_id
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import JudgedState
+
+
+class SearchTry(msgspec.Struct, frozen=True):
+    """A try of a search: a run of a cell with this batch size.
+
+    size: units of data per data-parallel rank and step. run: the id of its last attempt. throughput: units of data per second;
+    None if the run did not complete.
+    """
+
+    size: int
+    run: str
+    state: str
+    why: str
+    throughput: float | None = None
+
+
+class SearchPath(msgspec.Struct, frozen=True):
+    """How far a search for a batch size has come, according to the records of its runs.
+
+    cell: the cell of the first try.
+    repeat: the number of the search among the repeats of its cell.
+    tries: the tries in the order of the search. All except the last completed or ran out of memory; the last may be running.
+    following: the batch size of the next try, which has no run folder yet; None if the search waits for its last try, or has
+    ended.
+    """
+
+    cell: Cell
+    search: BatchSearch
+    repeat: int
+    tries: list[SearchTry]
+    following: int | None
+
+    @property
+    def outcomes(self) -> dict[int, TryOutcome]:
+        """For each try that completed or ran out of memory: its batch size -> how it ended."""
+        return {one.size: outcome for one in self.tries if (outcome := _outcome(one)) is not None}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the search needs no further try."""
+        return self.following is None and len(self.outcomes) == len(self.tries) > 0
+
+    @property
+    def best(self) -> int | None:
+        """The batch size that the search found; None if no size fits, or if the search has not ended."""
+        return batch_search.best_size(self.search, self.outcomes) if self.has_ended else None
+
+    @property
+    def current(self) -> Cell:
+        """The cell of the next try; if there is no next try, the cell of the last try."""
+        return batch_search.try_cell(self.cell, self.following if self.following is not None else self.tries[-1].size)
+
+    @property
+    def answer(self) -> str:
+        """The result of the search in words, such as `the largest that fits is 24`; empty if the search has not ended."""
+        if not self.has_ended:
+            return ""
+        if self.best is None:
+            return f"no size fits, not even {self.search.smallest}"
+        bound = ", and larger sizes were not tried" if self.best == self.search.largest else ""
+        return f"{batch_search.GOAL_WORDS[self.search.goal]} is {self.best}{bound}"
+
+    @property
+    def in_words(self) -> str:
+        """The batch sizes that were tried, with the states of their runs, such as `16 completed, 32 oom, 24 running`."""
+        steps = [f"{one.size} {one.state}" for one in self.tries]
+        return ", ".join([*steps, *([f"next {self.following}"] if self.following is not None else [])])
+
+
+def walk(runs: Path, cell: Cell, search: BatchSearch, repeat: int) -> SearchPath:
+    """Follow a search through the run folders of a workspace.
+
+    runs: the folder of all runs. cell: the cell of any try of the search. repeat: the number of the search among the repeats of
+    its cell, because each repeat is a search of its own.
+    """
+    first = batch_search.try_cell(cell, search.start)
+    path = SearchPath(first, search, repeat, [], search.start)
+    while path.following is not None:
+        last = _read(runs, batch_search.try_cell(first, path.following), path.following, repeat)
+        if last is None:
+            break
+        tries = [*path.tries, last]
+        path = SearchPath(first, search, repeat, tries, None)
+        if _outcome(last) is None:
+            break
+        path = SearchPath(first, search, repeat, tries, batch_search.next_size(search, path.outcomes))
+    return path
+
+
+def _outcome(one: SearchTry) -> TryOutcome | None:
+    """Whether the batch size of a try fits, and its throughput; None if the try neither completed nor ran out of memory."""
+    if one.state == "completed":
+        return TryOutcome(True, one.throughput or 0.0)
+    return TryOutcome(False) if one.state == "oom" else None
+
+
+def _read(runs: Path, cell: Cell, size: int, repeat: int) -> SearchTry | None:
+    """Read the try with this cell and batch size from the run folder of its last attempt; None if it has no run folder."""
+    attempt = 1
+    if not (runs / run_id(cell, repeat)).is_dir():
+        return None
+    while (runs / run_id(cell, repeat, attempt + 1)).is_dir():
+        attempt += 1
+    folder = RunDir(runs / run_id(cell, repeat, attempt))
+    result = None
+    try:
+        verdict, result = folder.verdict_and_result(folder.events(strict=True))
+    except ShardlabError as error:
+        verdict = JudgedState("unknown", str(error))
+    throughput = result.throughput_per_s if result is not None and verdict.state == "completed" else None
+    return SearchTry(size, folder.run_id, verdict.state, verdict.why, throughput)

@@ -1,0 +1,127 @@
+"""The states of a run, and how the state of a run follows from its events. The state `unknown` never counts as success."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from shardlab.matrix.faults import ENDED
+from shardlab.runs.record import Event
+
+STATES = {
+    "planned": "rendered, not sent",
+    "pending": "sent, waiting for its turn",
+    "running": "its ranks are at work",
+    "completed": "exit code 0, a result, and every step asked for",
+    "oom": "ran out of memory, on a GPU or on the host",
+    "timeout": "ended at its time limit",
+    "failed": "ended with an error",
+    "cancelled": "ended by a person",
+    "node_fail": "a machine failed or restarted while it ran",
+    "preempted": "ended by the scheduler in favour of another job",
+    "hung": "made no progress for its hang limit and was ended",
+    "unknown": "its records are damaged, or contradict the scheduler",
+}
+SENDING = ("submitting", "submitted", "refused")  # events of a submission; refused: the scheduler or a node rejected the run
+HOLDING = ("held", "released")  # held: the run must not start before a person releases it; released: it may start again
+FINAL = frozenset(STATES) - {"planned", "pending", "running", "unknown"}  # the states in which a run can end
+
+
+class JudgedState(msgspec.Struct, frozen=True):
+    """The state of a run, one of STATES. why: the reason for the state, as a sentence; empty if there is nothing to explain."""
+
+    state: str
+    why: str = ""
+    held: bool = False  # whether the run, which is pending or planned, starts only after a person releases it
+
+
+def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked: int | None) -> JudgedState:
+    """The state of a run according to its own events. `jobs` combines this state with what the scheduler reports.
+
+    events: the events of the run, of all processes that write events.
+    has_result: whether result.json of the run exists.
+    steps: the number of timed steps that every rank has recorded.
+    steps_asked: the number of timed steps that the run must have; None: not known, because the length of the run is given in
+    epochs and there is no result.json, which would contain the number.
+    """
+    ordered = sorted(events, key=lambda e: e.wall_s)
+    # If the ranks were started again in the same folder, only the events since the last start count.
+    starts = [position for position, event in enumerate(ordered) if event.event == "started"]
+    ordered = ordered[starts[-1] :] if len(starts) > 1 else ordered
+    by_name = {event.event: event for event in ordered}
+    # If several ranks failed, the first failure is the reason: the other ranks failed because the first failed rank had ended.
+    by_name.update({event.event: event for event in reversed(ordered) if event.event == "failed"})
+    ended = by_name.get("exited")
+    if ended is None:
+        if "cancelled" in by_name:
+            return JudgedState("cancelled", "cancelled before it started")
+        last, hold = last_sending(ordered), _last_hold(ordered)
+        is_unsent = last is None or last.event == "refused"
+        if last is not None and is_unsent and "started" not in by_name and (hold is None or hold.wall_s < last.wall_s):
+            return JudgedState("planned", str(last.data.get("why", "")))
+        if hold is not None and "started" not in by_name:
+            # A run that the scheduler does not have is held because of the lease. A run in the scheduler's queue is held
+            # because packages changed.
+            return JudgedState("planned" if is_unsent else "pending", str(hold.data.get("why", "")), held=True)
+        for name, state in (("started", "running"), *((name, "pending") for name in SENDING), ("rendered", "planned")):
+            if name in by_name:
+                waits = by_name.get("waiting") if name == "started" and "met" not in by_name else None
+                return JudgedState(state, f"waits: {waits.data.get('why', '')}" if waits else "")
+        return JudgedState("unknown", "no event says that it was rendered")
+    return _ended(by_name, ended, has_result, steps, steps_asked)
+
+
+def _last_hold(ordered: Sequence[Event]) -> Event | None:
+    """The last event `held` of a run; None if the run was never held, or if it was released after this event.
+
+    ordered: the events of the run, sorted by time.
+    """
+    last = next((event for event in reversed(ordered) if event.event in HOLDING), None)
+    return last if last is not None and last.event == "held" else None
+
+
+def last_sending(ordered: Sequence[Event]) -> Event | None:
+    """The last event of the kinds SENDING, which says whether the run is in the scheduler; None if there is no such event.
+
+    ordered: the events of the run, sorted by time. The node that writes `refused` and the controller that writes `submitted`
+    have different clocks, so the order of these two events may be wrong. Each submission has a token. If both events contain a
+    token, `refused` counts only for the submission with the same token, and the times are ignored.
+    """
+    sending = [event for event in ordered if event.event in SENDING]
+    place, sent = next(((i, e) for i, e in reversed(list(enumerate(sending))) if e.event != "refused"), (-1, None))
+    token = sent.data.get("token") if sent is not None else None
+
+    def is_of_sent(position: int, refused: Event) -> bool:
+        theirs = refused.data.get("token")
+        return theirs == token if theirs and token else position > place
+
+    refusals = [event for i, event in enumerate(sending) if event.event == "refused" and is_of_sent(i, event)]
+    return refusals[-1] if refusals else sent
+
+
+def sent_job(sending: Event | None) -> tuple[str, str]:
+    """(number, token) of the job of a run in Slurm; two empty texts if it has none. sending: as `last_sending` returns it."""
+    data = sending.data if sending is not None else {}
+    return (data["job"], data["token"]) if data.get("job") and data.get("token") else ("", "")
+
+
+def _ended(by_name: dict[str, Event], ended: Event, has_result: bool, steps: int, asked: int | None) -> JudgedState:
+    reason, code = ended.data.get("reason"), ended.data.get("code")
+    on_purpose = str(by_name[ENDED].data.get("why", "")) if ENDED in by_name else ""
+    if reason in FINAL - {"completed"}:
+        return JudgedState(str(reason), str(ended.data.get("why", "")))
+    if code == 0:
+        if not has_result:
+            return JudgedState("failed", "exit code 0, but there is no result.json")
+        if asked is None or steps < asked:
+            return JudgedState("failed", f"exit code 0, but {steps} steps are recorded of {asked or 'an unknown number'}")
+        return JudgedState("completed", on_purpose)
+    if "oom" in by_name:
+        return JudgedState("oom", str(by_name["oom"].data.get("why", "out of memory")))
+    if "timeout" in by_name:
+        return JudgedState("timeout", str(by_name["timeout"].data.get("why", "")))
+    if on_purpose:  # the other ranks failed because this rank was gone
+        return JudgedState("failed", on_purpose)
+    failed = by_name.get("failed")
+    return JudgedState("failed", str((failed or ended).data.get("why") or f"exit code {code}"))

@@ -1,0 +1,98 @@
+"""Suspensions of a run: how the supervisor measures suspensions, and how readers of the records take them into account.
+
+A run is suspended if its job is suspended or its processes are stopped. If a suspension overlaps a step, the duration of the
+step says nothing about the speed of the work. Readers of the records use the loss of this step, but not its duration.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+
+import msgspec
+
+from shardlab.runs.record import Event, StepRecord
+
+EVENT = "stood_still"
+LEAST_S = 5.0  # the shortest suspension; a busy machine may cause a shorter gap between two readings of the clock
+LOOK_S = 0.5  # seconds between two readings of the clock
+Pause = tuple[float, float]  # first and last moment of a suspension, in seconds since the epoch
+
+
+def of(events: Iterable[Event]) -> list[Pause]:
+    """The suspensions that the events of a run record. The times are of the clock on the machine of the supervisor.
+
+    Each suspension has one event of the kind EVENT. The data of the event contains `seconds`, the duration of the suspension.
+    If the event was written some time after the suspension had ended, its data also contains `ended_s`, the end of the
+    suspension in seconds since the epoch.
+    """
+    noted = ((event.data.get("ended_s", event.wall_s), event.data.get("seconds")) for event in events if event.event == EVENT)
+    return [(end_s - seconds, end_s) for end_s, seconds in noted if isinstance(seconds, int | float)]
+
+
+def total_s(pauses: Iterable[Pause]) -> float:
+    """The total duration of the suspensions, in seconds."""
+    return sum(end - begin for begin, end in pauses)
+
+
+def mark_suspended(records: Sequence[StepRecord], pauses: Sequence[Pause]) -> Sequence[StepRecord]:
+    """The step records of a rank, with `watched` set to true for each step that a suspension overlaps.
+
+    Readers do not use the times of a step record whose `watched` is true.
+    """
+    if not pauses:
+        return records
+    return [
+        msgspec.structs.replace(record, watched=True) if holds(began(record), record.wall_s, pauses) else record
+        for record in records
+    ]
+
+
+def began(record: StepRecord) -> float:
+    """The time when the step began, in seconds since the epoch."""
+    return record.wall_s - record.step_ms / 1000
+
+
+def holds(begin_s: float, end_s: float, pauses: Iterable[Pause]) -> bool:
+    """Whether a suspension overlaps the period from begin_s to end_s, in seconds since the epoch."""
+    return any(begin_s < end and begin < end_s for begin, end in pauses)
+
+
+class SuspensionWatch:
+    """Measures how long this process was suspended, because its job was suspended or the process was stopped by a signal.
+
+    When this process, the supervisor of a run, is suspended, the ranks of the run are suspended as well. A separate thread
+    reads the clock twice a second, and a long gap between two readings is a suspension. The main thread could not do this,
+    because the time in which it waits for a slow disk would look like a suspension.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._looked, self._suspended_s = time.monotonic(), 0.0
+
+    def __enter__(self) -> SuspensionWatch:
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
+
+    def take_s(self) -> float:
+        """Seconds for which the process was suspended since the last call of `take_s`, including a suspension just ended."""
+        self._look()
+        with self._lock:
+            suspended_s, self._suspended_s = self._suspended_s, 0.0
+        return suspended_s
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK_S):
+            self._look()
+
+    def _look(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            since_s, self._looked = now - self._looked, now
+            if since_s >= LEAST_S:
+                self._suspended_s += since_s

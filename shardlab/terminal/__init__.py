@@ -1,0 +1,1 @@
+"""How the commands start, and what they show on a terminal."""

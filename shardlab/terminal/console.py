@@ -1,0 +1,286 @@
+"""What the commands provision, jobs and collect share: common options, output on the terminal, and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+import msgspec
+
+from shardlab import __version__
+from shardlab.errors import MissingExtra, ShardlabError, WorkspaceError
+from shardlab.terminal import command_start, plain_table, printable
+
+if TYPE_CHECKING:
+    from shardlab.terminal.rich_console import CleanConsole
+
+INTERRUPTED = "interrupted; finished work is kept, and the same command continues from there."
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of argparse that accepts no abbreviated options. An error is one sentence on stderr, with exit code 2."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **options)
+        self._lists: dict[str, Callable[[str], bool]] = {}
+
+    def add_list(self, option: str, *, ends: Callable[[str], bool] = lambda word: False, **settings: Any) -> None:
+        """Add an option whose value is a list. A user separates the items by commas or spaces; argparse gets one text with
+        commas.
+
+        ends: whether a word, such as a verb, is not an item, so that the list ends before it. settings: as for `add_argument`.
+        """
+        self._lists[option] = ends
+        self.add_argument(option, **settings)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_known_args(self._joined(args), namespace)
+
+    def parse_known_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_known_intermixed_args(self._joined(args), namespace)
+
+    def _joined(self, words: Sequence[str] | None) -> list[str]:
+        """The words of a command line, in which the items of each list are one word. words: None: those of this process."""
+        joined: list[str] = []
+        ends: Callable[[str], bool] | None = None  # of the list to which the next word may belong
+        for word in sys.argv[1:] if words is None else words:
+            if word.startswith("-"):
+                ends = self._lists.get(word.partition("=")[0])
+            elif ends is not None and ends(word):
+                ends = None
+            elif ends is not None and joined[-1] not in self._lists:
+                joined[-1] = f"{joined[-1].rstrip(',')},{word}"
+                continue
+            joined.append(word)
+        return joined
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message with the command that shows the help, and exit with code 2."""
+        self.exit(2, printable.clean(f"{self.prog}: {message}. See: {self.prog} --help\n"))
+
+    @property
+    def first_words(self) -> list[str]:
+        """The words with which a command line of this parser may begin: verbs and options. `=` ends an option with a value."""
+        words: list[str] = []
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                words += action.choices
+            words += action.option_strings
+            words += [f"{word}=" for word in action.option_strings if word.startswith("--") and action.nargs != 0]
+        return words
+
+
+def common_options() -> Parser:
+    """The options that every command has, such as --json. A user may write them before or after the verb."""
+    parent = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    parent.add_argument("--workspace", metavar="DIR", help="folder with runs/ and report/ (default: $SHARDLAB_WORKSPACE or .)")
+    parent.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    parent.add_argument("-v", "--verbose", action="store_true", help="print more details on standard error")
+    return parent
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Add the option --version."""
+    parser.add_argument("--version", action="version", version=f"shardlab {__version__}")
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add the option --trust, for commands that ask `workspace_trust.must_be_allowed`."""
+    trust_help = "allow this workspace of somebody else, or code in it, to act (docs/design/trust.md); read its files first"
+    parser.add_argument("--trust", action="store_true", help=trust_help)
+
+
+class Verbs:
+    """The verbs of a command, such as `submit` of `jobs`. Each verb has options, an example, and a function to call."""
+
+    def __init__(self, top: Parser, common: Parser, examples: Mapping[str, str], *, sentences: bool = False) -> None:
+        """Prepare the parser `top` of the command for verbs. common: the options that all verbs have.
+
+        examples: the example of each verb, by the name of the verb. sentences: whether the help of a verb shows its summary as
+        a sentence, with a capital letter and a full stop.
+        """
+        self._verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+        self._common, self._examples, self._sentences = common, examples, sentences
+
+    def add(self, name: str, run: Callable[..., int], summary: str) -> Parser:
+        """Add a verb to the command; returns the parser of the verb.
+
+        run: the function that carries out the verb and returns the exit code. The parsed arguments contain this function as
+        `run`. summary: what the verb does, for the help.
+        """
+        verb: Parser = self._verbs.add_parser(
+            name,
+            parents=[self._common],
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}." if self._sentences else summary,
+            epilog=f"example:\n  {self._examples[name]}",
+        )
+        verb.set_defaults(run=run)
+        return verb
+
+
+class OutputStream:
+    """Standard output or standard error of a command. All text is cleaned with `printable.clean`."""
+
+    def __init__(self, file: TextIO, *, soft_wrap: bool) -> None:
+        """file: the stream. soft_wrap: whether lines longer than the width of the terminal are left to the terminal."""
+        self.file = file
+        self._soft_wrap = soft_wrap
+
+    @functools.cached_property
+    def console(self) -> CleanConsole:
+        """The console of the library rich for this stream."""
+        from shardlab.terminal.rich_console import CleanConsole
+
+        return CleanConsole(file=self.file, soft_wrap=self._soft_wrap)
+
+    @functools.cached_property
+    def is_terminal(self) -> bool:
+        """Whether the stream is a terminal. If FORCE_COLOR or TTY_COMPATIBLE is set, it decides instead, as in rich."""
+        is_said = "FORCE_COLOR" in os.environ or "TTY_COMPATIBLE" in os.environ
+        return self.console.is_terminal if is_said else self.file.isatty()
+
+    def print(self, text: str, style: str | None = None) -> None:
+        """Print a line. style: the style of the line on a terminal, in words of rich."""
+        if self.is_terminal:
+            self.console.print(text, style=style)
+        else:
+            self.file.write(printable.clean(text) + "\n")
+            self.file.flush()
+
+
+class Output:
+    """The output of a command: results go to standard output, remarks to standard error.
+
+    With --json, standard output contains only one JSON document, and everything else goes to standard error.
+    """
+
+    def __init__(self, *, json: bool = False, verbose: bool = False) -> None:
+        self.json = json
+        self.verbose = verbose
+        self.results = OutputStream(sys.stdout, soft_wrap=not sys.stdout.isatty())
+        self.remarks = OutputStream(sys.stderr, soft_wrap=True)
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Output:
+        """The output of a command with these parsed arguments, which contain the common options --json and --verbose."""
+        return cls(json=getattr(arguments, "json", False), verbose=getattr(arguments, "verbose", False))
+
+    @property
+    def width(self) -> int | None:
+        """The width of the terminal in columns; None if tables are printed as plain lines, for example into a file."""
+        return self.results.console.width if self.results.is_terminal and not self.json else None
+
+    def line(self, text: str, style: str | None = None) -> None:
+        """Print a line of the result: on standard output, or with --json on standard error."""
+        (self.remarks if self.json else self.results).print(text, style=style)
+
+    def script(self, text: str) -> bool:
+        """Print a script for a person to copy, with tabs and long lines unchanged, to the same stream as `line`.
+
+        Returns False and prints nothing if the script contains a character that is not printable, because such a character
+        could control the terminal.
+        """
+        if not text.replace("\n", "").replace("\t", "").isprintable():
+            return False
+        stream = (self.remarks if self.json else self.results).file
+        stream.write(f"{text}\n")
+        stream.flush()
+        return True
+
+    def remark(self, text: str, style: str | None = None) -> None:
+        """Print a line on standard error that is not part of the result."""
+        self.remarks.print(text, style=style)
+
+    def detail(self, text: str) -> None:
+        """Print a remark only with --verbose."""
+        if self.verbose:
+            self.remark(text, style="dim")
+
+    def ask(self, question: str) -> str:
+        """Ask a question on standard error. Returns the line that the user types; empty if the input has ended (Ctrl-D)."""
+        try:
+            return self.remarks.console.input(question).strip()
+        except EOFError:
+            self.remark("")
+            return ""
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
+        """Print a table: drawn by rich on a terminal, else as aligned plain lines. Columns of numbers are aligned to the right.
+
+        columns: the heading of each column. rows: the cells of each row. styles: the style of each row on a terminal.
+        """
+        on_terminal = self.results.is_terminal and not self.json
+        if title:
+            self.line(title, style="bold" if on_terminal else None)
+        if on_terminal:
+            from shardlab.terminal.rich_console import drawn_table
+
+            self.results.console.print(drawn_table(columns, rows, styles))
+            self.results.console.print()
+        else:
+            stream = self.remarks.file if self.json else self.results.file
+            stream.write(plain_table.aligned(columns, rows))
+
+    def log(self, log: printable.LogText, part: bytes) -> None:
+        """Print the next part of a log of a run on standard output, cleaned.
+
+        log: the object that cleans this log, part by part. part: the next bytes of the log.
+        """
+        self.results.file.write(log.add(part))
+        self.results.file.flush()
+
+    def document(self, value: Any) -> None:
+        """Print `value` as the one JSON document of the command. Without --json, nothing is printed."""
+        if self.json:
+            sys.stdout.write(msgspec.json.format(printable.json(value), indent=2).decode() + "\n")
+            sys.stdout.flush()
+
+
+def _print_error(error: ShardlabError) -> int:
+    """Print the sentence of an error on stderr, and return the exit code of the command that failed."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(printable.clean(f"error: {error}") + "\n")
+    return error.exit_code
+
+
+def run(command: Callable[[], int], *, name: str | None = None, interrupted: str | None = INTERRUPTED) -> int:
+    """Run a command and return its exit code. A ShardlabError or OSError becomes a sentence on stderr and an exit code.
+
+    name: the words of the command, such as `collect summarize`; with them, a failed import of an optional package becomes a
+    sentence too. interrupted: the sentence that is printed after Ctrl-C or SIGTERM; None: the command handles these signals
+    itself.
+    """
+    os.umask(os.umask(0o077) | stat.S_IWOTH)  # no user of the machine may write into files that commands and runs make
+    try:
+        if interrupted is not None:
+            command_start.raise_on_signal()
+        code = command()
+        sys.stdout.flush()
+        return code
+    except ShardlabError as error:
+        return _print_error(error)
+    except ModuleNotFoundError as error:
+        missing = MissingExtra.from_import(error, name) if name is not None else None
+        if missing is None:
+            raise
+        return _print_error(missing)
+    except KeyboardInterrupt:
+        command_start.on_signal(lambda: command_start.leave("interrupted again."))
+        sys.stderr.write(f"{interrupted or INTERRUPTED}\n")
+        return command_start.INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno is None:
+            raise
+        return _print_error(WorkspaceError.from_os_error(error, "read or write"))

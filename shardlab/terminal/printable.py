@@ -1,0 +1,120 @@
+"""Makes text from a node or from another person's file safe to show.
+
+Such text may contain escape sequences that control a terminal, marks that change the reading direction, or characters without
+width. All of these can hide or fake the text that a person reads. This module cleans the output of all parts of shardlab: the
+terminal (`shardlab.terminal.console`), the report (`templates.render_page`), and the tables, figures and exports of `collect`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+LONGEST_LINE = 4000  # characters; such a line fills 50 lines of a terminal with 80 columns
+REPLACEMENT = "?"  # every encoding and every font has this character
+_CSI = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")  # control sequences of ECMA-48: colours, cursor movements
+_LINE_END = re.compile(r"\r\n?")
+
+
+def clean(text: str) -> str:
+    """The text with only visible characters, plain spaces and line breaks.
+
+    Sequences for colours and cursor movements are removed. Every other control character, bidirectional mark, character without
+    width or lone surrogate becomes "?". A tab and every other kind of space become plain spaces. A line is cut after
+    LONGEST_LINE characters.
+    """
+    if len(text) <= LONGEST_LINE and text.isprintable():
+        return text
+    return "\n".join(line if len(line) <= LONGEST_LINE else _cut(line) for line in visible(text).split("\n"))
+
+
+def one_line(text: str) -> str:
+    """The text cleaned by `clean`, with a space instead of each line break."""
+    return clean(text).replace("\n", " ")
+
+
+def mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy of a value that consists of dicts and lists, in which `change` was applied to every text, also to dict keys."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {mapped(key, change): mapped(entry, change) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [mapped(entry, change) for entry in value]
+    return value
+
+
+def json(value: Any) -> bytes:
+    """`value` as JSON, with an escape such as \\u202e instead of every character that is not printable.
+
+    A program that reads the JSON gets exactly the text that a node wrote, and a terminal that shows the JSON gets no control
+    characters. Only a lone surrogate becomes "?", because UTF-8 and most JSON readers do not allow it.
+    """
+    try:
+        document = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        without = mapped(msgspec.to_builtins(value), lambda text: text.encode("utf-8", "replace").decode())
+        document = msgspec.json.encode(without)
+    return escaped(document)
+
+
+def escaped(document: bytes) -> bytes:
+    """A JSON document with an escape such as \\u202e instead of every character that is not printable."""
+    if document.isascii() and b"\x7f" not in document:  # JSON escapes all control characters of ASCII except 7f
+        return document
+    return "".join(char if char.isprintable() else _json_escape(char) for char in document.decode()).encode()
+
+
+class LogText:
+    """Turns a log into text that is safe to show. The log is given in parts, in the order of the file.
+
+    A part of the log may end in the middle of a line or of a character.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._column = 0  # number of characters that the last line has so far
+
+    def add(self, part: bytes) -> str:
+        """The text to show for the next part of the log. In this text, a carriage return of the log starts a new line.
+
+        A terminal would otherwise overwrite text that it has already shown.
+        """
+        shown = []
+        for place, line in enumerate(visible(self._decoder.decode(part)).split("\n")):
+            if place:
+                shown.append("\n")
+                self._column = 0
+            room = max(LONGEST_LINE - self._column, 0)
+            shown.append(line[:room])
+            self._column += len(line)
+            if self._column > LONGEST_LINE and self._column - len(line) <= LONGEST_LINE:
+                shown.append(" ... (the log file has the rest of this line)")
+        return "".join(shown)
+
+
+def visible(text: str) -> str:
+    """The text cleaned in the same way as by `clean`, except that long lines are not cut."""
+    text = _LINE_END.sub("\n", _CSI.sub("", text)).expandtabs()
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else _shown(char) for char in text)
+
+
+def _shown(char: str) -> str:
+    return " " if unicodedata.category(char) == "Zs" else REPLACEMENT
+
+
+def _cut(line: str) -> str:
+    return f"{line[:LONGEST_LINE]} ... ({len(line) - LONGEST_LINE:,} more characters)"
+
+
+def _json_escape(char: str) -> str:
+    """The JSON escape of a character, such as \\u202e. A character above U+FFFF gets two escapes (a surrogate pair)."""
+    units = char.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[place : place + 4]}" for place in range(0, len(units), 4))

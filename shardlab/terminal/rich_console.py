@@ -1,0 +1,58 @@
+"""The output of commands on a terminal, with the library rich. `shardlab.terminal.console` imports this module when it is
+needed, which is seldom if the output goes to a pipe or a file: the import takes longer than all other imports of a small
+command together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from shardlab.terminal import plain_table, printable
+
+
+class CleanConsole(Console):
+    """A console of the library rich that cleans all text with `printable.clean` and does not interpret markup in text.
+
+    Strings are cleaned before rich measures them, so that columns stay aligned. The segments that rich has rendered are cleaned
+    again, so that no object that is printed can add an escape sequence. The only escape sequences that reach the terminal are
+    the sequences that rich makes for styles and live tables.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def on_broken_pipe(self) -> None:
+        """Replaces a method of rich: raises the BrokenPipeError again, which `console.run` handles for all output."""
+        raise  # noqa: PLE0704 - rich calls this method while it handles the BrokenPipeError
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Replaces a method of rich: makes a Text from a string, without control characters and escape sequences."""
+        return super().render_str(printable.clean(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """The cleaned pieces of text (segments) that rich prints for an object. Control segments of rich are not changed."""
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            if not control:
+                text = printable.clean(text)
+                style = style.update_link(None) if style is not None and style.link else style
+            yield Segment(text, style, control)
+
+
+def drawn_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> Table:
+    """A table of the library rich in the style of all tables of shardlab, without a frame.
+
+    columns: the heading of each column. rows: the cells of each row. styles: the style of each row.
+    """
+    drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column, numbers in zip(columns, plain_table.of_numbers(columns, rows), strict=True):
+        drawn.add_column(column, justify="right" if numbers else "left", overflow="fold")
+    for index, row in enumerate(rows):
+        drawn.add_row(*row, style=styles[index] if index < len(styles) else None)
+    return drawn

@@ -1,0 +1,230 @@
+"""The format of an archive: one zip file with the runs of a matrix, the matrix, the cluster, the report and all checksums.
+
+`collect archive` writes an archive; `collect open`, `collect compare` and `jobs submit --from` read it. An archive comes from
+another person, so nothing in it is trusted: names, sizes and checksums are checked before a file is used.
+
+    archive.json                     ArchiveIndex: what the archive contains, and what was left out
+    workspace/matrix/                the matrix file, with the model files that it names
+    workspace/archived-cluster.yaml  the cluster file, without secrets; not named cluster.yaml, so that no command uses it
+    workspace/environment.json       the software and the machines of the runs
+    workspace/.shardlab/matrices/    the expansion of the matrix
+    workspace/runs/                  the run folders
+    workspace/{workloads,strategies,metrics}/   code of the workspace
+    workspace/report/                the report
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from shardlab.errors import InputError, WorkspaceError
+from shardlab.files import files
+from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.record_types import MatrixName, RunId, Sha256
+from shardlab.workspace.workspace_trust import CODE
+
+SCHEMA = 1
+SUFFIX = ".shardlab.zip"
+INDEX = "archive.json"
+INSIDE = "workspace/"  # the folder in an archive that contains all files except archive.json
+CLUSTER = "archived-cluster.yaml"
+ENVIRONMENT = "environment.json"
+BLOCK = 1 << 20  # bytes that are read at a time
+MOST_INDEX = 1 << 28  # the largest allowed size of archive.json, in bytes
+# An archive.json with more bytes than this and INDEX_RATIO times the bytes of the archive is not read, so that a small archive
+# cannot take much memory. Each file of an archive takes at most twice as many bytes there as in the zip file.
+LEAST_INDEX, INDEX_RATIO = 1 << 20, 8
+MOST_FILES = 2_000_000
+# The files and folders that an archive may contain. A file cluster.yaml and a folder of templates are not allowed: they could
+# make commands in the unpacked workspace log in to machines, or run a script, that the author of the archive chose.
+TOP_FILES = {CLUSTER, ENVIRONMENT}
+FOLDERS = ("matrix/", "runs/", "report/", ".shardlab/matrices/", *(f"{name}/" for name in CODE))
+MOST_NAME = 1000  # the largest allowed number of characters in the path of a file
+MOST_PARTS = 32  # the largest allowed number of folders in the path of a file, each of which takes room on the disk
+METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # the methods of compression that an archive may use
+ENCRYPTED = 0x1  # the flag bit of an encrypted member in a zip file
+# The exceptions of zipfile for a damaged file: a wrong checksum, a truncated or impossible structure, an unknown version.
+ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, UnicodeDecodeError)
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # in bytes
+
+
+class ArchivedFile(msgspec.Struct, frozen=True):
+    """A file in an archive."""
+
+    bytes: Size
+    """The size of the file, uncompressed."""
+    sha256: Sha256
+
+
+class LeftOutFile(msgspec.Struct, frozen=True):
+    """A file of the workspace that is not in the archive."""
+
+    name: str
+    """The path of the file, relative to the workspace."""
+    bytes: int | None
+    """The size of the file; None: not known."""
+    why: str
+    """Why the file is not in the archive, as a clause."""
+
+
+class ArchiveIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of archive.json."""
+
+    schema: Annotated[int, msgspec.Meta(ge=SCHEMA, le=SCHEMA)]
+    shardlab: Annotated[str, msgspec.Meta(max_length=64)]
+    """The version of shardlab that wrote the archive."""
+    created: Annotated[str, msgspec.Meta(max_length=64)]
+    """The time when the archive was written (ISO 8601, UTC)."""
+    matrix: MatrixName
+    """The name of the matrix."""
+    matrix_file: str | None
+    """The path of the matrix file below `workspace/`; None: it was left out."""
+    anonymous: bool
+    """Whether names of users, hosts, accounts, sites and paths were replaced."""
+    runs: list[RunId]
+    """The ids of the runs."""
+    files: dict[str, ArchivedFile]
+    """All files except archive.json, by their path in the archive."""
+    left_out: list[LeftOutFile]
+
+
+def read_index(path: Path) -> ArchiveIndex:
+    """Read and check archive.json in the archive `path`. Raises InputError if the file is not a valid archive."""
+    with _opened(path) as found:
+        return _index(path, found)
+
+
+def unpack(path: Path, folder: Path, wanted: Callable[[str], bool] = lambda _name: True) -> ArchiveIndex:
+    """Check the size and the SHA-256 of each file of the archive `path`, and write the wanted files into an empty folder.
+
+    folder: the empty folder; a file `workspace/NAME` of the archive becomes `NAME` in it. wanted: is called with the path of
+    each file below `workspace/`; returns whether to write this file.
+
+    Raises InputError if the archive is damaged or is not valid, and WorkspaceError if a file cannot be written; the caller then
+    removes the folder.
+    """
+    with _opened(path) as found:
+        index = _index(path, found)
+        chosen = {name for name in index.files if wanted(name.removeprefix(INSIDE))}
+        _must_fit(path, folder, sum(index.files[name].bytes for name in chosen))
+        for name, stated in index.files.items():
+            target = folder / name.removeprefix(INSIDE) if name in chosen else None
+            _check_and_write(path, found, name, stated, target)
+        return index
+
+
+def may_contain(name: str) -> bool:
+    """Whether an archive may contain a file with this path. name: the path below the folder `workspace/` of the archive."""
+    return _is_name(INSIDE + name)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open an archive for reading. Errors of zipfile in the block become InputError."""
+    try:
+        with files.open_regular(path) as handle, zipfile.ZipFile(handle) as found:
+            yield found
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file. Allowed: an archive, as `collect archive` writes it.") from None
+    except ZIP_FAULTS as error:
+        raise InputError(f"{path}: is not an archive, or is damaged: {error}. Get the file again from its author.") from None
+    except OSError as error:
+        raise WorkspaceError.from_os_error(error, "read") from error
+
+
+def _index(path: Path, found: zipfile.ZipFile) -> ArchiveIndex:
+    entries = found.infolist()
+    names = [entry.filename for entry in entries]
+    if INDEX not in names or len(names) > MOST_FILES:
+        raise InputError(f"{path}: contains no {INDEX}. Allowed: an archive, as `collect archive` writes it.")
+    for entry in entries:
+        if entry.compress_type not in METHODS or entry.flag_bits & ENCRYPTED:
+            raise InputError(f"{path}: {entry.filename[:100]!r} is encrypted, or compressed in a way that archives do not use.")
+    most = min(MOST_INDEX, LEAST_INDEX + INDEX_RATIO * path.stat().st_size)
+    content = _content(found, INDEX, most)
+    try:
+        index = decoder(ArchiveIndex).decode(content)
+    except DECODE_FAULTS as error:
+        raise InputError(f"{path}: {INDEX} is not of this version: {error}.") from None
+    for name in index.files:
+        if not _is_name(name):
+            raise InputError(f"{path}: names the file {name[:100]!r}, which is not a valid path in an archive.")
+    # In this order, a file `a` and a file `a/b` are neighbours. A set of all folders would take much more memory than names.
+    for name, after in pairwise(sorted(index.files, key=lambda name: name.replace("/", "\0"))):
+        if after.startswith(f"{name}/"):
+            raise InputError(f"{path}: {name[:100]!r} is both a file and a folder.")
+    if sorted(names) != sorted([INDEX, *index.files]):
+        odd = sorted({*names} ^ {INDEX, *index.files}) or ["one of them twice"]
+        raise InputError(f"{path}: its files are not those that {INDEX} lists: {odd[0][:100]!r}.")
+    if index.matrix_file is not None and INSIDE + index.matrix_file not in index.files:
+        raise InputError(f"{path}: does not contain the matrix file {index.matrix_file[:100]!r} that {INDEX} names.")
+    return index
+
+
+def _is_name(name: str) -> bool:
+    """Whether an archive may contain a file with this path.
+
+    The path must be in TOP_FILES or FOLDERS, must not lead out of its folder, and must contain only printable characters.
+    """
+    if not name.startswith(INSIDE) or len(name) > MOST_NAME or not name.isprintable() or "\\" in name:
+        return False
+    below = name.removeprefix(INSIDE)
+    parts = below.removeprefix(".shardlab/").split("/")
+    if len(parts) > MOST_PARTS or not (below in TOP_FILES or below.startswith(FOLDERS)):
+        return False
+    return all(part and not part.startswith(".") and len(part.encode()) <= 255 for part in parts)
+
+
+def _must_fit(path: Path, folder: Path, needed: int) -> None:
+    status = os.statvfs(folder)
+    free = status.f_bavail * status.f_frsize
+    if needed > free:
+        raise InputError(
+            f"{path}: its files have {needed / 2**30:.3g} GiB, and {folder.parent} has {free / 2**30:.3g} GiB free. "
+            "Allowed: a folder on a disk with more free space."
+        )
+
+
+def _content(found: zipfile.ZipFile, name: str, most: int) -> bytes:
+    with found.open(name) as member:
+        content = member.read(most + 1)
+    if len(content) > most:
+        raise InputError(f"{name}: has more than {most} bytes.")
+    return content
+
+
+def _check_and_write(path: Path, found: zipfile.ZipFile, name: str, stated: ArchivedFile, target: Path | None) -> None:
+    """Check a file of an archive against archive.json, and write it to `target` unless `target` is None.
+
+    At most the stated size is written, so that a small archive cannot fill the disk. path: the archive. name: the path of the
+    file in the archive. stated: its size and SHA-256 according to archive.json.
+    """
+    digest, left = hashlib.sha256(), stated.bytes
+    with files.as_workspace_error("write"):
+        if target is not None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        with found.open(name) as member, contextlib.nullcontext() if target is None else target.open("xb") as handle:
+            while block := member.read(min(BLOCK, left + 1)):
+                left -= len(block)
+                if left < 0:
+                    break
+                digest.update(block)
+                if handle is not None:
+                    handle.write(block)
+    if left or digest.hexdigest() != stated.sha256:
+        raise InputError(
+            f"{path}: {name} has not the size and the SHA-256 that {INDEX} states: the archive is damaged or was changed. "
+            "Get the file again from its author."
+        )

@@ -1,0 +1,136 @@
+"""Reads the inventory of a cluster's nodes (.shardlab/inventory.json). `provision` writes it; `jobs` and `collect` read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from shardlab.cluster.address import Address
+from shardlab.cluster.all_reduce import MeasuredAllReduce
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.lease import Lease
+from shardlab.errors import InputError, WorkspaceError
+from shardlab.files import json_file
+from shardlab.workspace.workspace import Workspace
+
+FIRST = "Run first: provision CLUSTER.yaml"  # the end of error messages about a missing inventory
+
+
+class InventoryNode(msgspec.Struct, frozen=True):
+    """A node in inventory.json. Further fields in the file are for people and other programs.
+
+    host, port, user, identity: for the login by SSH from other machines. identity: the path of the private key.
+    address: the address of the node on the network on which the nodes train; other nodes use this address.
+    roles: controller, worker or both.
+    python: the path of the interpreter on the node in which shardlab is installed.
+    """
+
+    name: str  # name in the cluster file
+    host: str
+    address: str | None = None
+    roles: list[str] = []
+    port: int | None = None
+    user: str | None = None
+    identity: str | None = None
+    python: str | None = None
+
+    @property
+    def address_between_nodes(self) -> str:
+        """The address at which other nodes reach this node."""
+        return self.address or self.host
+
+
+class Inventory(msgspec.Struct, frozen=True):
+    """inventory.json: the nodes of a cluster, as `provision` found them.
+
+    lease: None if the nodes are not lent for a time. all_reduces: the all-reduces that the acceptance checks measured, the
+    newest measurement of each kind.
+    """
+
+    schema: int
+    cluster: str  # name of the cluster
+    nodes: list[InventoryNode]  # all nodes
+    lease: Lease | None = None
+    all_reduces: tuple[MeasuredAllReduce, ...] = ()
+
+    def with_role(self, role: str) -> list[InventoryNode]:
+        """The nodes that have this role, in the order of the cluster file."""
+        return [node for node in self.nodes if role in node.roles]
+
+
+def path_of(workspace: Workspace) -> Path:
+    """The path of the inventory in a workspace."""
+    return workspace.own / "inventory.json"
+
+
+def read(workspace: Workspace, cluster: str) -> Inventory:
+    """The inventory of the cluster with this name. Raises InputError if `provision` has not written it in this workspace."""
+    path = path_of(workspace)
+    inventory = of_workspace(workspace)
+    if inventory is None:
+        raise InputError(f"{path}: no such file, so the nodes of the cluster {cluster} are not known. {FIRST}.")
+    if inventory.cluster != cluster:
+        raise InputError(f"{path}: describes the cluster {inventory.cluster}, not {cluster}. {FIRST}.")
+    return inventory
+
+
+def of_workspace(workspace: Workspace) -> Inventory | None:
+    """The inventory in this workspace, of any cluster; None if `provision` has not written it. Raises InputError and
+    WorkspaceError."""
+    return json_file.read(path_of(workspace), Inventory, f"is not an inventory of this version: {{}}. {FIRST}.")
+
+
+def leased(workspace: Workspace, cluster: str | None = None) -> Inventory | None:
+    """The inventory of this workspace if its nodes are lent for a time (it contains a lease), else None. Raises InputError
+    and WorkspaceError.
+
+    cluster: the name of the expected cluster; None is returned if the inventory is of another cluster. If `cluster` is None,
+    the inventory may be of any cluster.
+    """
+    inventory = of_workspace(workspace)
+    if inventory is None or inventory.lease is None or cluster not in (None, inventory.cluster):
+        return None
+    return inventory
+
+
+def known_lease(workspace: Workspace) -> Lease | None:
+    """The lease of the nodes; None if the nodes are not lent, or if the inventory cannot be read (`jobs submit` says why)."""
+    try:
+        inventory = leased(workspace)
+    except (InputError, WorkspaceError):
+        return None
+    return inventory.lease if inventory is not None else None
+
+
+def measured_all_reduces(workspace: Workspace, cluster: str) -> tuple[MeasuredAllReduce, ...]:
+    """The all-reduces that `provision` measured on the cluster with this name; empty if there are none, or if the inventory
+    cannot be read (`jobs submit` says why)."""
+    try:
+        inventory = of_workspace(workspace)
+    except (InputError, WorkspaceError):
+        return ()
+    return inventory.all_reduces if inventory is not None and inventory.cluster == cluster else ()
+
+
+def controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, str]:
+    """How to use the controller of a cluster. Returns (the address for the login, the path of the Python on the controller in
+    which shardlab is installed).
+
+    In a cluster without Slurm, if no node has the role controller, the first node is used. Raises InputError.
+    """
+    inventory = read(workspace, cluster.name)
+    nodes = inventory.with_role("controller") or (inventory.nodes if cluster.slurm is None else [])
+    node = next(iter(nodes), None)
+    if node is None or node.python is None:
+        raise InputError(f"{path_of(workspace)}: lists no controller with shardlab. Run again: provision CLUSTER.yaml.")
+    address = Address(
+        host=node.host,
+        port=node.port,
+        user=node.user,
+        identity=Path(node.identity) if node.identity else None,
+        known_hosts=workspace.own / "known_hosts",
+        host_keys=cluster.ssh.host_keys,
+        shared=cluster.login is not None,
+    )
+    return address, node.python

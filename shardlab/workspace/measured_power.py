@@ -1,0 +1,52 @@
+"""Reads and writes WORKSPACE/.shardlab/power/MATRIX.json: the power that the GPUs of runs drew while their steps were timed.
+
+`collect summarize` writes this file from telemetry, which `jobs` does not read; the planner corrects predicted energy with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from shardlab.files import files, json_file
+from shardlab.workspace.workspace import Workspace
+
+SCHEMA = 1
+
+
+class MeasuredPowers(msgspec.Struct, frozen=True):
+    """The content of the file for the runs of one matrix."""
+
+    schema: int
+    watts_per_gpu: dict[str, Annotated[float, msgspec.Meta(gt=0)]]
+    """Maps the id of a run to the mean power of one of its GPUs in watts."""
+
+
+def write(workspace: Workspace, matrix: str, watts_per_gpu: Mapping[str, float]) -> None:
+    """Write the file of a matrix, unless no power was measured or the file already has this content. Raises WorkspaceError."""
+    if not watts_per_gpu:
+        return
+    folder = _folder(workspace)
+    content = msgspec.json.format(msgspec.json.encode(MeasuredPowers(SCHEMA, dict(watts_per_gpu))), indent=2) + b"\n"
+    path = folder / f"{matrix}.json"
+    with files.as_workspace_error("write"):
+        if path.exists() and files.read(path) == content:
+            return
+    files.make_folder(folder)
+    files.write_atomic(path, content)
+
+
+def read_all(workspace: Workspace) -> dict[str, float]:
+    """The watts per GPU of the runs of all matrices, by run id. Files that are damaged or cannot be read are left out."""
+    found: dict[str, float] = {}
+    for path in sorted(_folder(workspace).glob("*.json")):
+        if (powers := json_file.read_if_valid(path, MeasuredPowers)) is not None:
+            found |= powers.watts_per_gpu
+    return found
+
+
+def _folder(workspace: Workspace) -> Path:
+    return workspace.own / "power"

@@ -1,0 +1,150 @@
+"""The workspace: the user's folder with the cluster file, the runs, the report, and the folder .shardlab."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from shardlab.errors import InputError, UnknownName, WorkspaceError
+from shardlab.files import files, json_file
+from shardlab.matrix.expansion import LAST_MATRIX, Expansion, LastMatrix
+from shardlab.runs.run import RUN_ID
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace import workspace_trust
+
+
+class Workspace:
+    """A user's workspace. No file or folder is created in it before something has to be stored.
+
+    path: the absolute path of the workspace as the user wrote it, which may contain symlinks. The nodes of a cluster may know
+    the workspace only by this path, for example if the shared folder is a symlink on one of the machines.
+    real_path: the path without symlinks and `..`. It is the same for all spellings of `path`, so it identifies the workspace.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.real_path = path.resolve()
+        self.path = self.real_path if ".." in path.parts else path.absolute()
+        self.runs = self.path / "runs"
+        self.own = self.path / ".shardlab"
+        self.report = self.path / "report"
+
+    @classmethod
+    def find(cls, given: str | None) -> Workspace:
+        """The workspace of a command: given by --workspace, else by $SHARDLAB_WORKSPACE, else the current folder.
+
+        Raises InputError if the path is a file, or if it is not UTF-8, because the files of a run could not contain such a
+        path.
+        """
+        path = Path(given or os.environ.get("SHARDLAB_WORKSPACE") or ".")
+        if path.exists() and not path.is_dir():
+            raise InputError(f"{path}: the workspace has to be a folder.")
+        workspace = cls(path)
+        try:
+            f"{workspace.path}\n{workspace.real_path}".encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f"{str(workspace.path)!r}: contains bytes that are not UTF-8. Allowed: a workspace whose path is in UTF-8."
+            ) from None
+        return workspace
+
+    @property
+    def own_templates(self) -> Path | None:
+        """The folder with templates that replace shipped templates; None in a checkout of shardlab, where it is our package."""
+        folder = self.path / "templates"
+        return None if (folder / "__init__.py").exists() else folder
+
+    def template_files(self) -> list[Path]:
+        """The user's templates, sorted by path."""
+        return sorted(self.own_templates.rglob("*.j2")) if self.own_templates is not None else []
+
+    def exposed(self) -> list[str]:
+        """A sentence for each folder of the workspace that other users of this machine can change; empty if there is none."""
+        folders = [folder for folder in (self.path, self.own, self.runs) if folder.exists()]
+        with files.as_workspace_error("read"):
+            return [why for folder in folders if (why := workspace_trust.others_may_write(folder)) is not None]
+
+    def relative(self, path: str) -> Path:
+        """The absolute path for a path that the user wrote, for example in the cluster file. `~` is the home folder.
+
+        path: relative to the workspace, unless it is absolute or begins with `~`.
+        """
+        return (self.path / Path(path).expanduser()).absolute()
+
+    def data(self, given: str | None) -> Path:
+        """The folder that contains the data sets. given: data.path of the cluster file; None or empty: use .shardlab/data."""
+        return self.relative(given) if given else self.own / "data"
+
+    def run(self, run_id: str) -> RunDir:
+        """The folder of the run with this id. Raises InputError if this workspace has no run with this id."""
+        if not RUN_ID.fullmatch(run_id):
+            raise InputError(f"{run_id!r} is no run id. Allowed: text that matches {RUN_ID.pattern}.")
+        folder = RunDir(self.runs / run_id)
+        if not folder.run_json.exists():
+            raise UnknownName("run", run_id, self.run_ids()[:20], where=str(self.runs))
+        return folder
+
+    def run_ids(self) -> list[str]:
+        """The ids of all runs in this workspace, sorted."""
+        try:
+            return sorted(e.name for e in os.scandir(self.runs) if RUN_ID.fullmatch(e.name) and e.is_dir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise WorkspaceError.from_os_error(error, "read") from error
+
+    def all_runs(self) -> list[RunDir]:
+        """The folders of all runs in this workspace, sorted by id."""
+        return [RunDir(self.runs / run_id) for run_id in self.run_ids()]
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the lock of this workspace, without which no run may be added or removed. Waits while another process holds it.
+
+        The kernel releases the lock when the process ends, even if the process is killed.
+        """
+        workspace_trust.begin(self)
+        with files.locked(self.own / "runs.lock"):
+            yield
+
+    def keep_expansion(self, expansion: Expansion) -> None:
+        """Store the expansion of a matrix, and record this matrix as the last matrix."""
+        folder = self.own / "matrices"
+        files.make_folder(folder)
+        files.write_json(folder / f"{expansion.name}.json", expansion)
+        files.write_json(self.own / LAST_MATRIX, LastMatrix(schema=1, name=expansion.name))
+
+    def expansions(self) -> list[str]:
+        """The names of the matrices that were rendered in this workspace, sorted."""
+        return sorted(path.stem for path in (self.own / "matrices").glob("*.json"))
+
+    def expansion(self, name: str | None) -> Expansion:
+        """The expansion of the matrix with this name; None: the last matrix. Raises InputError if it was not rendered here."""
+        fault, expansion = "the notes on the matrix cannot be read: {}.", None
+        if name is None and (last := json_file.read(self.own / LAST_MATRIX, LastMatrix, fault)) is not None:
+            name = last.name
+        if name is not None:
+            if name not in self.expansions():
+                raise UnknownName("matrix in this workspace", name, self.expansions())
+            expansion = json_file.read(self.own / "matrices" / f"{name}.json", Expansion, fault)
+        if expansion is None:
+            raise InputError(
+                f"{self.path}: no matrix was submitted here; start with: jobs submit --matrix quickstart "
+                "(or name the workspace with --workspace)."
+            )
+        return expansion
+
+
+def chosen(ids: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """The ids that match at least one shell pattern, such as `ddp-*`. Raises InputError for a pattern without a match."""
+    from fnmatch import fnmatchcase
+
+    known = list(ids)
+    picked: set[str] = set()
+    for pattern in patterns:
+        matches = [run_id for run_id in known if fnmatchcase(run_id, pattern)]
+        if not matches:
+            raise UnknownName("run", pattern, known[:20])
+        picked.update(matches)
+    return [run_id for run_id in known if run_id in picked]

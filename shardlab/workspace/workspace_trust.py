@@ -1,0 +1,371 @@
+"""Decides whether a command may act in a workspace: start, send, cancel, log in, execute code, use templates, send a token.
+
+Reading and drawing are free. Everything else asks `must_be_allowed`. A command may act
+
+- in an *own* workspace: it began on this account, all files that steer commands belong to this user, and no other user may
+  write there;
+- in a workspace to which the user *consented* (--trust): consent holds for the digests of the files that steer commands, so a
+  new or changed file is asked about again.
+
+The proof is a file in the user's home folder, which no other user can write. It is tied to a mark in .shardlab, which has one
+name for each user: the proof holds the inode numbers and the change time (ctime) of the mark. Nobody can set a change time, so
+a copy of the workspace has no proof, and neither has a workspace that is unpacked again with the same inode numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import hashlib
+import os
+import pwd
+import re
+import secrets
+import shlex
+import shutil
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shardlab.errors import InputError, WorkspaceError
+from shardlab.files import files
+from shardlab.files.decoders import DECODE_FAULTS
+from shardlab.terminal import printable
+
+if TYPE_CHECKING:
+    from shardlab.cluster.cluster import Cluster
+    from shardlab.workspace.workspace import Workspace
+
+CODE = ("workloads", "strategies", "metrics")  # folders of a workspace whose Python files shardlab executes
+ANSWERS = "own"  # the folder in .shardlab with copies of the workspace's code, and answers of `python -m trainers` about it
+SOURCE = "source"  # the folder in .shardlab with copies of shardlab's own source, which runs use
+BYTECODE = "__pycache__"
+STEERING = ("inventory.json", "away.json", "submissions")  # files and folders in .shardlab that steer commands
+UNREADABLE = "unreadable"
+MOST_NAMED = 5  # the most files that a refusal names
+_NAME = re.compile(r"[0-9a-f]{32}")
+
+
+class Proof(msgspec.Struct, kw_only=True):
+    """A file in the user's home folder: this user's right to act in one workspace.
+
+    inodes: the inode numbers of the workspace, of .shardlab and of the mark. ctime_ns: the time of the mark's last change in
+    nanoseconds since the epoch. A workspace in which other users may write has no mark, because they could remove it; its proof
+    holds only the inode number of the workspace, and its file has a name that is computed from the path.
+    """
+
+    schema: int = 2
+    workspace: str  # the path, for people who read the file
+    inodes: list[int]
+    ctime_ns: int | None
+    began: bool  # whether the workspace began on this account; False: the user consented
+    unshown: list[str] = []  # what the cluster file that was there before does; see `named_powers`
+    files: dict[str, str] = {}  # consent: the SHA-256 of each file, by its path in the workspace
+
+
+def mark_of(workspace: Workspace) -> Path:
+    """The path of this user's mark."""
+    return workspace.own / f"trusted.{os.geteuid()}.json"
+
+
+def begin(workspace: Workspace) -> None:
+    """Make a workspace this user's own if it is new. This function must be called before the first file is stored in it.
+
+    A workspace with a faulty cluster file does not begin. If only this user may write in the workspace, this process gives no
+    group the right to write to files that it makes. Raises WorkspaceError if the proof cannot be written, and InputError if
+    the user has no home folder.
+    """
+    if not workspace.exposed():  # else a folder made with the umask 002 would make the workspace foreign
+        os.umask(os.umask(0o077) | stat.S_IWGRP)
+    if _may_begin(workspace):
+        try:
+            unshown = _powers_there(workspace)
+        except InputError:
+            return
+        _prove(workspace, began=True, unshown=unshown)
+
+
+def must_be_allowed(workspace: Workspace, doing: str, others: Iterable[Path] = (), *, only_writes: bool = False) -> None:
+    """Raise InputError unless this user may act in the workspace. Every act that is more than reading asks this function.
+
+    doing: what the command is about to do, as in `this command would ...`. others: further files in the workspace that steer
+    the act, such as scripts that wait. only_writes: whether the command neither starts anything nor logs in.
+    """
+    others = list(others)
+    if not allows(workspace, others):
+        exposed = workspace.exposed()
+        why = f"{exposed[0].rstrip('.')}" if exposed else "nothing shows that this workspace began on this account"
+        unknown = sorted(_unknown(workspace, others))
+        more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
+        names = f" Not allowed yet: {', '.join(map(printable.one_line, unknown[:MOST_NAMED]))}{more}." if unknown else ""
+        raise InputError(
+            f"{workspace.path}: not allowed: this command would {doing}, and {why}; files of another person may steer it."
+            f"{names} If you wrote these files or have read all of them, allow it with --trust."
+        )
+    if not only_writes and (unshown := unshown_powers(workspace)):
+        raise InputError(
+            f"{workspace.path / 'cluster.yaml'}: was there before this workspace began, and was not shown yet. It "
+            f"{'; '.join(map(printable.one_line, unshown))}. Run first: provision, which shows it; or allow it with --trust."
+        )
+
+
+def allows(workspace: Workspace, others: Iterable[Path] = ()) -> bool:
+    """Whether this user may act in the workspace: it is own, it is about to begin here, or the user consented to its files.
+
+    others: as in `must_be_allowed`.
+    """
+    others = list(others)
+    if is_own(workspace):
+        return not any(_is_of_others(path) for path in others)
+    if _may_begin(workspace):
+        return True
+    proof = _proof(workspace)
+    if proof is None or proof.began:
+        return False
+    _remove_bytecode(workspace)
+    return not _unknown(workspace, others)
+
+
+def is_own(workspace: Workspace) -> bool:
+    """Whether the workspace began on this account, its files belong to this user, and no other user may write there."""
+    proof = _proof(workspace)
+    return (
+        proof is not None and proof.began and not workspace.exposed() and not any(map(_is_of_others, steering_files(workspace)))
+    )
+
+
+def steering_files(workspace: Workspace) -> list[Path]:
+    """The files that steer what commands do, sorted: code, templates, the cluster file, inventory, away.json, submissions."""
+    folders = [*(workspace.path / name for name in CODE), *(workspace.own / name for name in STEERING)]
+    folders += filter(None, [workspace.own_templates])
+    paths = {workspace.path / "cluster.yaml", *folders}
+    for folder in folders:
+        if folder.is_symlink():  # it may lead to /, which would take minutes to list
+            continue
+        for at, below, names in os.walk(folder):
+            below[:] = [name for name in below if name != BYTECODE]
+            paths |= {Path(at, name) for name in names}
+    return sorted(path for path in paths if path.is_symlink() or (path.exists() and not path.is_dir()))
+
+
+def keep(workspace: Workspace, *paths: Path) -> None:
+    """Extend the consent to files that this process has just written into the workspace. Does nothing in an own workspace."""
+    proof = _proof(workspace)
+    if proof is not None and not proof.began:
+        proof.files |= _digests(workspace, paths)
+        files.write_json(_file_of(workspace), proof)
+
+
+def copies(workspace: Workspace, name: str) -> Path:
+    """The folder in .shardlab for copies and answers that commands execute or believe. name: SOURCE or ANSWERS.
+
+    In a workspace that is not own, the folder has another name, because another person may have made the folder `name`.
+    """
+    proof = _proof(workspace)
+    return workspace.own / (name if proof is None or proof.began else f"{name}-{_file_of(workspace).stem[:8]}")
+
+
+def named_powers(cluster: Cluster) -> list[str]:
+    """What a cluster file makes commands do that its user should see once, as in `it ...`."""
+    says = []
+    if cluster.cloudlab is not None:
+        says.append(f"uses your token of the CloudLab portal{f' at {url}' if (url := cluster.cloudlab.portal_url) else ''}")
+    if cluster.login is not None:
+        says.append(f"logs in to {f'{cluster.login.user}@' if cluster.login.user else ''}{cluster.login.host}")
+    says += [f"logs in to {node.host}" for node in cluster.nodes if cluster.provider == "ssh"]
+    environment = cluster.environment
+    says += [f"runs the interpreter of {path}" for path in (environment.python, environment.use, environment.container) if path]
+    says += [f"installs packages from {environment.wheelhouse}"] if environment.wheelhouse else []
+    return says + [f"runs `{line}` in every job" for line in (cluster.slurm.setup if cluster.slurm is not None else [])]
+
+
+def unshown_powers(workspace: Workspace, named: Cluster | None = None) -> list[str]:
+    """What the workspace's cluster file does, as in `named_powers`, if the file was there before the workspace began and was
+    not shown to the user yet. What the user added afterwards is the user's own and is left out.
+
+    named: the cluster of another file in the workspace, which the command names.
+    """
+    proof = _proof(workspace)
+    if proof is None:
+        powers = _powers_there(workspace) + (named_powers(named) if named is not None else [])
+        return list(dict.fromkeys(powers)) if _may_begin(workspace) else []
+    return [power for power in _powers_there(workspace) if power in proof.unshown] if proof.unshown else []
+
+
+def mark_shown(workspace: Workspace) -> None:
+    """Record that the user has seen what the cluster file does. Raises WorkspaceError."""
+    begin(workspace)
+    proof = _proof(workspace)
+    if proof is not None and proof.unshown:
+        proof.unshown = []
+        files.write_json(_file_of(workspace), proof)
+
+
+def consent(workspace: Workspace, say: Callable[[str], object], others: Iterable[Path] = ()) -> None:
+    """Store that the user said --trust: print the files that steer commands with their digests, and allow them from now on.
+
+    say: prints a line. others: as in `must_be_allowed`. Raises InputError for a file that cannot be read, and WorkspaceError if
+    the consent cannot be stored.
+    """
+    others = list(others)
+    if allows(workspace, others):
+        mark_shown(workspace)
+        return
+    before = _proof(workspace)
+    digests = _digests(workspace, [*steering_files(workspace), *others])
+    for name, digest in digests.items():
+        if digest == UNREADABLE:
+            raise InputError(f"{workspace.path / name}: cannot be allowed, because it is no regular file that can be read.")
+    _remove_bytecode(workspace)
+    known = before.files if before is not None and not before.began else {}
+    _prove(workspace, began=False, digests=known | digests)
+    say(f"{workspace.path}: allowed from now on, as long as these {len(digests)} file(s) do not change (SHA-256, path):")
+    for name, digest in digests.items():
+        say(f"  {digest[:16]}  {printable.one_line(name)}")
+
+
+def _prove(workspace: Workspace, *, began: bool, unshown: Iterable[str] = (), digests: dict[str, str] | None = None) -> None:
+    """Write the proof, and the mark in the workspace. Raises WorkspaceError and InputError; the workspace is then unchanged."""
+    proofs = _proofs()
+    try:
+        proofs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise WorkspaceError(
+            f"{proofs}: cannot be created ({error.strerror}), and shows which workspaces are yours; set XDG_STATE_HOME to a "
+            "folder of your own."
+        ) from None
+    files.make_folder(workspace.own)
+    mark, inodes, ctime_ns = mark_of(workspace), [workspace.real_path.stat().st_ino], None
+    if not workspace.exposed():
+        name = secrets.token_hex(16)
+        files.write_atomic(mark, f"{name}\n".encode(), mode=0o600)  # another command may begin the workspace at the same time
+        with files.as_workspace_error("read"):
+            status = mark.stat()
+            inodes, ctime_ns = [*inodes, workspace.own.stat().st_ino, status.st_ino], status.st_ctime_ns
+    else:
+        name = _name_of_path(workspace)
+    path, known = str(workspace.real_path), digests or {}
+    proof = Proof(workspace=path, inodes=inodes, ctime_ns=ctime_ns, began=began, unshown=list(unshown), files=known)
+    try:
+        files.write_json(proofs / f"{name}.json", proof)
+    except WorkspaceError:
+        with contextlib.suppress(OSError):  # a folder .shardlab that is left would make the workspace foreign
+            mark.unlink(missing_ok=True)
+            workspace.own.rmdir()
+        raise
+
+
+def _proof(workspace: Workspace) -> Proof | None:
+    """The valid proof of this user for the workspace; None if there is none."""
+    try:
+        file = _file_of(workspace)
+        proof = msgspec.json.decode(files.read(file), type=Proof)
+        inodes, ctime_ns = [workspace.real_path.stat().st_ino], None
+        if file.stem != _name_of_path(workspace):
+            status = mark_of(workspace).lstat()
+            inodes, ctime_ns = [*inodes, workspace.own.stat().st_ino, status.st_ino], status.st_ctime_ns
+        return proof if (proof.inodes, proof.ctime_ns) == (inodes, ctime_ns) else None
+    except (OSError, InputError, WorkspaceError, *DECODE_FAULTS):
+        return None
+
+
+def _file_of(workspace: Workspace) -> Path:
+    """The file of this user's proof, which need not exist. Raises InputError if the user has no home folder."""
+    name = ""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if not workspace.exposed():  # else another user may have written the mark
+            name = files.read(mark_of(workspace)).decode().strip()
+    return _proofs() / f"{name if _NAME.fullmatch(name) else _name_of_path(workspace)}.json"
+
+
+def _name_of_path(workspace: Workspace) -> str:
+    return hashlib.sha256(os.fsencode(workspace.real_path)).hexdigest()[:32]
+
+
+def _proofs() -> Path:
+    """The folder of the user's proofs. Raises InputError if the user has no home folder."""
+    try:
+        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    except RuntimeError as error:
+        raise InputError(f"{error} Allowed: XDG_STATE_HOME, the path of a folder of your own.") from None
+    return state / "shardlab" / "workspaces"
+
+
+def _may_begin(workspace: Workspace) -> bool:
+    """Whether the workspace is new: it holds nothing that shardlab stores or executes, only perhaps a cluster file."""
+    cluster_file = workspace.path / "cluster.yaml"
+    is_used = workspace.own.is_dir() or workspace.runs.exists() or {*steering_files(workspace)} - {cluster_file}
+    return not (is_used or workspace.exposed() or _is_of_others(cluster_file))
+
+
+def _powers_there(workspace: Workspace) -> list[str]:
+    """What the cluster file in the workspace does, as in `named_powers`; empty if there is no cluster file."""
+    from shardlab.cluster import cluster  # not at the top: `cluster` imports this module
+
+    file = workspace.path / "cluster.yaml"
+    is_written = file.exists() and file.stat().st_size > 0  # it is empty during `provision init > cluster.yaml`
+    return named_powers(cluster.find(None, workspace.path)) if is_written else []
+
+
+def _unknown(workspace: Workspace, others: Iterable[Path]) -> set[str]:
+    """The files to which the user has not consented, by their paths in the workspace."""
+    proof = _proof(workspace)
+    known = proof.files if proof is not None and not proof.began else {}
+    digests = _digests(workspace, [*steering_files(workspace), *others])
+    return {name for name, digest in digests.items() if known.get(name) != digest or digest == UNREADABLE}
+
+
+def _digests(workspace: Workspace, paths: Iterable[Path]) -> dict[str, str]:
+    """The SHA-256 of each file, by its path in the workspace; UNREADABLE if it is no regular file that can be read."""
+    digests = {}
+    for path in paths:
+        name = os.path.relpath(path, workspace.path)
+        try:
+            digests[name] = hashlib.sha256(files.read(path, follow=True)).hexdigest()
+        except OSError:
+            digests[name] = UNREADABLE
+    return digests
+
+
+def _is_of_others(path: Path) -> bool:
+    """Whether a file belongs to another user, or another user may write to it."""
+    return path.exists() and others_may_write(path) is not None
+
+
+def others_may_write(path: Path) -> str | None:
+    """Why other users of this machine may write to a file or folder, as a sentence; None if they may not.
+
+    This user, root and, under sudo, the user who called sudo do not count as other users. A group counts if it may have another
+    member than this user. Raises OSError if the path does not exist.
+    """
+    caller = os.environ.get("SUDO_UID", "")
+    status = path.stat()
+    if status.st_uid not in {0, os.geteuid(), int(caller) if caller.isdecimal() else 0}:
+        return f"{path}: it belongs to another user (uid {status.st_uid}), who can change its content."
+    for bit, kind, who in (
+        (stat.S_IWOTH, "o", "every user of this machine"),
+        (stat.S_IWGRP, "g", f"the group {status.st_gid}"),
+    ):
+        is_private = kind == "g" and _is_private(status.st_gid)
+        if status.st_mode & bit and not is_private and not status.st_mode & stat.S_ISVTX:
+            return f"{path}: {who} can write to it; if you alone use it, run: chmod {kind}-w {shlex.quote(str(path))}"
+    return None
+
+
+def _is_private(gid: int) -> bool:
+    """Whether a group has only this user: it has the user's name, as Debian makes it, and lists no other member."""
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def _remove_bytecode(workspace: Workspace) -> None:
+    """Remove bytecode beside the workspace's code, because Python may execute it in place of the source."""
+    for name in CODE:
+        for bytecode in (workspace.path / name).glob(f"**/{BYTECODE}"):
+            shutil.rmtree(bytecode, ignore_errors=True)
