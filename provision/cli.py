@@ -11,12 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from provision import command_line, display, interruption, lock, measured_links, pretend, progress, roles
+from provision import interruption, inventory_file, lock, roles
 from provision.check import Outcome, each
 from provision.cloudlab import hardware
+from provision.command import command_line, display, progress
 from provision.fact import Facts, Unanswered
 from provision.interruption import STOPPING
 from provision.node import Node
+from provision.nodes import pretend
 from provision.operation import Operation, Site, Target
 from provision.operations.inventory import keep_lease, lease_of
 from provision.plan import BEGUN, MACHINE, OperationStep, converge
@@ -55,7 +57,7 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     for sentence in workspace.exposed():  # a user who can change the workspace could replace host keys and addresses of nodes
         output.remark(f"warning: {sentence}", style="yellow")
     if verb == "init":
-        from provision import init  # not imported at the top: init imports psutil, which would make --help slower
+        from provision.command import init  # not imported at the top: init imports psutil, which would make --help slower
 
         return init.run(output, workspace, arguments.site, arguments.ssh or [], arguments.cloudlab)
     if verb == "hardware":
@@ -262,7 +264,7 @@ def _carried_out(
         begins = functools.partial(output.remark, style="dim")
         if sound and not STOPPING.is_set():
             findings += verify(site, sound, roles.checks(load_provider(site.cluster.provider)), begins)
-            measured_links.record(site, findings, again=verb == "verify")
+            inventory_file.record(site, findings, again=verb == "verify")
     return steps, findings
 
 

@@ -15,13 +15,14 @@ from support_cells import CELL
 
 from jobs import plan, render
 from jobs.planner import machine, predict
-from provision import pretend, roles
+from provision import roles
 from provision.cloudlab import profile_request, token
 from provision.fact import Facts, Unanswered
 from provision.facts.disk import Disk, disk
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
 from provision.facts.mounts import MountPlace, place
 from provision.facts.room import room
+from provision.nodes import pretend
 from provision.operation import Change, Nothing, Site, Target, Write
 from provision.operations import datasets, packages
 from provision.operations.hosts import HOSTS

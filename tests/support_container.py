@@ -12,7 +12,7 @@ import sysconfig
 from pathlib import Path
 
 from provision import software
-from provision.login_node import LoginNodeHere
+from provision.nodes.login_node import LoginNodeHere
 
 USER = 65534  # the user nobody, who has no rights
 LEFT_OUT = shutil.ignore_patterns("site-packages", "dist-packages", "test", "__pycache__", "config-*", "idlelib", "ensurepip")

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import collect.cli
 import jobs.cli
 import shardlab.cli
-from provision import command_line
+from provision.command import command_line
 from shardlab.errors import InputError, UnknownName
 
 ROOT = Path(__file__).parent.parent

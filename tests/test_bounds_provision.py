@@ -8,10 +8,10 @@ from support_bounds import check_limit, is_allowed, refusal
 from test_cloudlab_request import planned
 from test_site_proof import judged, proof, summed
 
-from provision import command_line, init
 from provision.checks import network
 from provision.clock import Offset
 from provision.cloudlab import creation, extension, portal, token
+from provision.command import command_line, init
 from provision.facts import nodes
 
 NOW = datetime(2031, 5, 2, 18, 0, tzinfo=UTC)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from support_cloudlab import lan, manifest, node
 
-from provision import cli, command_line
+from provision import cli
+from provision.command import command_line
 from provision.facts import mkextrafs
 from shardlab.cluster import cluster
 from shardlab.cluster.slurm_keys import Gpus

@@ -12,8 +12,9 @@ from support_aside import why_not
 from support_cloudlab import lan, manifest, node
 from test_provision_operations import A_MACHINE, commands
 
-from provision import experiment_interfaces, roles
+from provision import roles
 from provision.checks import experiment_network, network
+from provision.cloudlab import experiment_interfaces
 from provision.fact import Facts, Unanswered
 from provision.facts import addresses, mkextrafs
 from provision.facts.addresses import ADDRESSES

@@ -12,7 +12,7 @@ from support_hostile import on_terminal
 
 import collect.cli
 import jobs.cli
-from provision import command_line
+from provision.command import command_line
 from shardlab.terminal.console import OutputStream
 
 SAID = """

@@ -12,7 +12,7 @@ import collect.cli
 import jobs.cli
 import shardlab.cli
 import trainers.__main__
-from provision import command_line
+from provision.command import command_line
 from shardlab.matrix import cell
 from shardlab.terminal import console
 

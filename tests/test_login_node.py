@@ -11,7 +11,7 @@ from support_e2e import HANG_S
 from jobs import cli, on_controller, plan, render
 from jobs.invocation import Invocation
 from provision import cli as provision_cli
-from provision import login_node as of_site
+from provision.nodes import login_node as of_site
 from shardlab.cluster import cluster, login_node
 from shardlab.errors import InputError
 from shardlab.remote import shared_connection

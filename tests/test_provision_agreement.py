@@ -14,11 +14,11 @@ from provision.facts.keys import KEYS, Keys
 from provision.facts.services import SERVICES, Service
 from provision.facts.users import USERS, User, Users
 from provision.facts.users import parse as parse_users
+from provision.nodes.local_node import LocalNode
 from provision.operation import Nothing, Site, Target
 from provision.operations import keys as keys_operation
 from provision.operations import time as time_operation
 from provision.operations import users as users_operation
-from provision.providers.local import LocalNode
 from shardlab.cluster.cluster_keys import Ssh
 from shardlab.remote.remote import CommandOutput
 

@@ -33,7 +33,7 @@ from provision.cli import main
 from provision.datasets import archive, download, stage
 from provision.datasets.stage import Wanted
 from provision.fact import Facts, Unanswered
-from provision.login_node import LoginNodeHere
+from provision.nodes.login_node import LoginNodeHere
 from provision.operation import Site, Target
 from provision.operations import datasets
 from shardlab.cluster import cluster as cluster_file

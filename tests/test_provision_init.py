@@ -6,13 +6,14 @@ import subprocess
 
 import pytest
 
-from provision import cli, command_line, init
+from provision import cli
+from provision.command import command_line, init
 from provision.facts import associations, modules, node_types, partitions, pythons, quotas, shared_folders, slurm_settings
 from provision.facts.node_types import GpuGres
 from provision.facts.quotas import Quota, Quotas
+from provision.facts.slurm_text import duration_s
 from provision.site import proposal
 from provision.site.survey import Survey
-from provision.slurm_text import duration_s
 from shardlab.cluster import cluster
 from shardlab.cluster.cluster_keys import Login
 

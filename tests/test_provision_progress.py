@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 from support_e2e import HANG_S
 
-from provision import progress
 from provision.cli import main
+from provision.command import progress
 from provision.fact import Facts
+from provision.nodes.local_node import LocalNode
 from provision.operation import Here, Nothing, Operation, Site, Target
 from provision.plan import OperationStep, PlanObserver, converge
-from provision.providers.local import LocalNode
 from shardlab.terminal.console import Output
 
 

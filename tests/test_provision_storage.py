@@ -23,9 +23,9 @@ from provision.facts.room import Room, room
 from provision.facts.room import parse as parse_room
 from provision.facts.services import SERVICES, Service
 from provision.facts.write_test import WriteTest
+from provision.nodes.local_node import LocalNode
 from provision.operation import Nothing, Site, Target, reason
 from provision.operations import disks, environment, fstab, nfs, packages, space, workspaces
-from provision.providers.local import LocalNode
 from shardlab.cluster.cluster_keys import Storage
 from shardlab.remote.remote import CommandOutput
 

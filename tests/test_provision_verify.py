@@ -6,8 +6,8 @@ import threading
 import pytest
 from support_e2e import HANG_S
 
-from provision import display
 from provision.check import Check, Outcome, each, without
+from provision.command import display
 from provision.fact import Fact, Facts
 from provision.operation import Site, Target
 from provision.verify import Finding, verified, verify

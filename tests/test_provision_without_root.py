@@ -10,7 +10,8 @@ from shlex import quote
 import pytest
 from support_e2e import HANG_S
 
-from provision import cli, display
+from provision import cli
+from provision.command import display
 from provision.facts import tools
 from provision.operation import RunCommand, Write, shell
 from provision.plan import OperationStep

@@ -22,7 +22,7 @@ from provision.checks import node_types
 from provision.fact import Facts, Unanswered
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
 from provision.facts.node_types import GpuGres, NodeType
-from provision.login_node import LoginNodeHere
+from provision.nodes.login_node import LoginNodeHere
 from provision.operation import Nothing, Site, Target
 from provision.operations import site_environment
 from provision.providers import slurm

@@ -17,7 +17,7 @@ from provision.facts.partitions import PARTITIONS
 from provision.facts.partitions import parse as parse_partitions
 from provision.facts.rdma import RdmaLink
 from provision.facts.torch import Torch
-from provision.login_node import LoginNodeHere
+from provision.nodes.login_node import LoginNodeHere
 from provision.operation import Site, Target
 from shardlab.cluster import cluster
 from shardlab.hardware.host import Host

@@ -15,7 +15,7 @@ import pytest
 
 from provision import software
 from provision.fact import Unanswered
-from provision.login_node import LoginNodeHere
+from provision.nodes.login_node import LoginNodeHere
 from provision.site import wheels
 from provision.site.wheels import InterpreterPlatform, WheelDownload
 

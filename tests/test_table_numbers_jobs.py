@@ -14,8 +14,8 @@ from jobs.planner.scale_out import ScaledCell
 from jobs.reconcile import Status
 from jobs.repeats import Cost
 from jobs.slurm.share import Share
-from provision import display
 from provision.cloudlab import hardware
+from provision.command import display
 from provision.facts.addresses import ADDRESSES
 from provision.facts.host import HOST
 from provision.facts.torch import TORCH, Torch

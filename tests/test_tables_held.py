@@ -45,9 +45,9 @@ HELD = {
     "jobs/views.py _predictions": OF_JOBS,
     "jobs/views.py status": OF_JOBS,
     "provision/cli.py _hardware": OF_JOBS,
-    "provision/display.py machines": OF_JOBS,
-    "provision/display.py operations": WORDS,
-    "provision/display.py checks": WORDS,
+    "provision/command/display.py machines": OF_JOBS,
+    "provision/command/display.py operations": WORDS,
+    "provision/command/display.py checks": WORDS,
 }
 
 

@@ -3,8 +3,8 @@ on the experiment network, and not the address on the control network."""
 
 from __future__ import annotations
 
-from provision import experiment_interfaces
 from provision.check import Check, Outcome
+from provision.cloudlab import experiment_interfaces
 from provision.facts.addresses import ADDRESSES
 from provision.facts.host import HOST
 from provision.operation import Site, Target

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from provision import experiment_interfaces
 from provision.check import Check, Outcome, each, without
 from provision.checks.all_reduce import FORMULA, AllReduceReport, kept, why_not
+from provision.cloudlab import experiment_interfaces
 from provision.fact import Unanswered, decode
 from provision.facts.addresses import ADDRESSES
 from provision.operation import Site, Target

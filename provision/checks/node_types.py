@@ -18,11 +18,11 @@ from provision.checks.node_proof import NodeProof, Proofs
 from provision.fact import Unanswered, decode
 from provision.facts.node_types import MOST_FEATURES, NODE_TYPES, NodeType
 from provision.facts.partitions import PARTITIONS
+from provision.facts.slurm_text import is_name
 from provision.interruption import STOPPING
 from provision.node import last_line
 from provision.operation import Site, Target
 from provision.site import requests
-from provision.slurm_text import is_name
 from shardlab.cluster import container
 from shardlab.cluster.cluster import Cluster
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from provision.fact import Fact
-from provision.slurm_text import is_name, listed
+from provision.facts.slurm_text import is_name, listed
 
 FIELDS = "Account,Partition,QOS,DefaultQOS"
 # The program asks only about this cluster, because several clusters may share the accounting database, and an account of

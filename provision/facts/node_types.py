@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from provision.fact import Fact
-from provision.slurm_text import is_name
+from provision.facts.slurm_text import is_name
 from shardlab.cluster.slurm_keys import MOST_GPUS
 from shardlab.matrix.cell import GPU_TYPE
 

@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from provision.fact import Fact
-from provision.slurm_text import duration_s, is_name, listed, number, pairs
+from provision.facts.slurm_text import duration_s, is_name, listed, number, pairs
 
 
 class SitePartition(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from provision.fact import Fact
-from provision.slurm_text import is_name, listed, pairs
+from provision.facts.slurm_text import is_name, listed, pairs
 
 OURS = "# Written by shardlab's provision"  # the beginning of slurm.conf if shardlab wrote the file
 CONF = "/etc/slurm/slurm.conf"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from provision.existing_slurm import existing
 from provision.facts.files import FILES
 from provision.facts.system import SYSTEM
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write
+from provision.operations.existing_slurm import existing
 
 PATH = "/etc/hosts"
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 
-from provision import experiment_interfaces, inventory_file, measured_links
-from provision.existing_slurm import existing
+from provision import inventory_file
+from provision.cloudlab import experiment_interfaces
 from provision.facts.addresses import ADDRESSES
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.host import HOST
 from provision.operation import Change, Here, Nothing, Operation, Site, Target
+from provision.operations.existing_slurm import existing
 from shardlab.cluster import lease
 from shardlab.cluster.lease import Lease
 from shardlab.files import files
@@ -32,7 +33,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         return [*alone] if alone else Nothing(why)
     if site.cluster.provider != "local" and any(one.facts[ENVIRONMENT].source is None for one in site.targets):
         return Nothing("written later: all nodes need the Python environment, which reports their facts")
-    content = render(site, inventory_file.node_types(written), measured_links.of_present_nodes(site, written))
+    content = render(site, inventory_file.node_types(written), inventory_file.of_present_nodes(site, written))
     if written == content:
         return Nothing(f"{path} is up to date")
     what = "write" if written is None else "rewrite"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from provision.existing_slurm import existing, used
 from provision.fact import Unanswered
 from provision.facts.files import FILES
 from provision.node import Node, last_line
 from provision.operation import Change, Here, Nothing, Operation, Site, Target, shell
+from provision.operations.existing_slurm import existing, used
 from provision.operations.service import running
 
 PATH = "/etc/munge/munge.key"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from provision.existing_slurm import existing
 from provision.facts.packages import PACKAGES
 from provision.facts.system import SYSTEM
 from provision.facts.tools import TOOLS
 from provision.operation import Change, Nothing, Operation, Site, Target, shell
+from provision.operations.existing_slurm import existing
 
 BASE = ("python3-venv", "rsync")  # rsync: `collect fetch` uses it
 MUNGE = ("munge",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.existing_slurm import check, existing, used
 from provision.fact import Unanswered
 from provision.facts.files import FILES
 from provision.facts.nodes import FORMAT, NODES, SlurmNode
@@ -12,6 +11,7 @@ from provision.facts.nodes import parse as parse_nodes
 from provision.facts.services import SERVICES
 from provision.node import Node, last_line
 from provision.operation import Change, Nothing, On, Operation, RunCommand, Site, Target, Write, shell
+from provision.operations.existing_slurm import check, existing, used
 from provision.operations.service import running
 from provision.operations.slurm_files import CGROUP, CONF, GRES, accounts, files
 from templates import render

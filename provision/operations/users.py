@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from provision.existing_slurm import existing, used
 from provision.fact import Unanswered
 from provision.facts.users import USERS, User
 from provision.operation import Change, Nothing, Operation, Site, Target, shell
+from provision.operations.existing_slurm import existing, used
 
 SYSTEM_USERS = ("slurm", "munge")
 # UID and GID of the user munge, if no node has this user yet. 499 is normally free, because Debian assigns numbers upwards from

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from provision.interruption import STOPPING
-from provision.providers.local import LocalNode
+from provision.nodes.local_node import LocalNode
 from shardlab.cluster.address import Address
 from shardlab.remote import shared_connection
 from shardlab.remote.remote import GRACE_S, SESSION, CommandOutput, Unreachable, for_any_shell, in_short, putting, ssh_command

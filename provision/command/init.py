@@ -17,9 +17,9 @@ from provision.facts.pythons import OLDEST
 from provision.facts.quotas import Quota
 from provision.facts.shared_folders import SHARED_FOLDERS, SharedFolder
 from provision.facts.system import SYSTEM, System
-from provision.login_node import LoginNode, address
 from provision.node import Node
-from provision.providers.local import LocalNode
+from provision.nodes.local_node import LocalNode
+from provision.nodes.login_node import LoginNode, address
 from provision.providers.ssh import SshNode
 from provision.site import proposal, survey
 from provision.site.proposal import Proposal, TypedPartition

@@ -1,0 +1,1 @@
+"""The command line of `provision`: its options, `provision init`, and what it shows."""

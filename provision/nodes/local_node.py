@@ -1,0 +1,159 @@
+"""This machine as a node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from provision.interruption import STOPPING
+from shardlab.remote.remote import CommandOutput, Unreachable, in_short, putting
+
+GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
+
+
+_RUNNING: dict[int, Any] = {}  # the running commands by PID, for all objects LocalNode together: they are one machine
+
+
+class LocalNode(msgspec.Struct, eq=False):
+    """The machine that this program runs on."""
+
+    name: str = "localhost"
+    host: str = "localhost"
+    address: str = "localhost"
+    port: int | None = None
+    user: str | None = None
+    identity: Path | None = None
+    python: str = sys.executable
+    wheelhouse: str | None = None
+    may_sudo: bool = True
+    venv_python: str = sys.executable
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        root: bool = False,
+        secret: bool = False,
+    ) -> CommandOutput:
+        """Run `argv` in a session of its own, as `Node.run` describes. At the time limit, its descendants are ended, too.
+
+        Raises Unreachable after this process was interrupted.
+        """
+        argv = ["sudo", "-n", "--", *argv] if root and os.geteuid() != 0 else argv
+        # LC_ALL: parsers need untranslated text. PYTHONSAFEPATH: Python must not import a folder `jobs` of the current folder.
+        environment = {**os.environ, "LC_ALL": "C", "PYTHONSAFEPATH": "1", **(env or {})}
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return CommandOutput(127, "", f"{argv[0]}: {error.strerror}")
+        _RUNNING[process.pid] = process
+        if STOPPING.is_set():  # tested after the process was added to _RUNNING, so that `end` cannot miss the process
+            _end(process, 0)
+            _RUNNING.pop(process.pid, None)
+            raise Unreachable("this program was interrupted.")
+        with process:
+            try:
+                stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                stdout, stderr = _end(process)
+                return CommandOutput(None, _text(stdout), _text(stderr))
+            except BaseException:
+                _end(process)
+                raise
+            finally:
+                _RUNNING.pop(process.pid, None)
+        return CommandOutput(process.returncode, _text(stdout), _text(stderr))
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """The beginnings of the commands that run on this machine now."""
+        return tuple(in_short(process.args) for process in list(_RUNNING.values()))
+
+    def end(self, limit_s: float) -> None:
+        """End the running commands, as `Node.end` describes: by SIGTERM and, after half of `limit_s`, by SIGKILL.
+
+        Between the signals, programs such as torchrun can end the processes that they started.
+        """
+        processes = list(_RUNNING.values())
+        descendants = [one for process in processes for one in _descendants(process)]
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        self._wait(limit_s / 2)
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        _kill_all(descendants)
+        self._wait(limit_s / 2)
+
+    def _wait(self, limit_s: float) -> None:
+        ends = time.monotonic() + limit_s
+        while _RUNNING and time.monotonic() < ends:
+            time.sleep(0.02)
+
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
+        """Write a file on this machine, as `Node.put` describes."""
+        return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=bool(owner))
+
+
+def _text(said: bytes) -> str:
+    return said.decode("utf-8", "replace")
+
+
+def _descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> tuple[bytes, bytes]:
+    """End a process and all its descendants: SIGTERM, and SIGKILL after `grace_s` seconds. Returns (its stdout, its stderr).
+
+    Descendants are ended one by one: torchrun starts every rank in a session of its own, outside its process group.
+    """
+    descendants = _descendants(process)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        return process.communicate(timeout=grace_s)
+    except subprocess.TimeoutExpired:
+        return _kill(process, descendants)
+    finally:
+        _kill_all(descendants)
+
+
+def _kill(process: subprocess.Popen[bytes], descendants: list[psutil.Process]) -> tuple[bytes, bytes]:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    _kill_all(descendants)
+    try:
+        return process.communicate(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:  # a process that is no longer a descendant still holds the pipe open
+        return b"", b""
+
+
+def _kill_all(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
