@@ -9,28 +9,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from jobs import (
-    adapted_matrix,
-    archived_matrix,
-    datasets,
-    lease_report,
-    menus,
-    on_controller,
-    plan,
-    planner_verbs,
-    render,
-    sending,
-    shared_options,
-    submit,
-    trace_runs,
-    views,
-    watch,
-)
-from jobs.gpu_hours import must_be_within
+from jobs import on_controller
 from jobs.invocation import Invocation
-from jobs.reconcile import Status
+from jobs.planning import datasets, plan
+from jobs.planning.gpu_hours import must_be_within
+from jobs.rendering import render
 from jobs.run_queue import code_files, waiting_files
-from jobs.select import select
+from jobs.status.reconcile import Status
+from jobs.status.select import select
+from jobs.submission import lease_report, submit
+from jobs.verbs import adapted_matrix, archived_matrix, menus, planner_verbs, sending, shared_options, trace_runs, views, watch
 from shardlab import completion
 from shardlab.errors import InputError, ShardlabError, UnknownName
 from shardlab.matrix.cell import Cell

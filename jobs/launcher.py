@@ -27,7 +27,7 @@ class Launcher(msgspec.Struct, frozen=True):
         The command is executed in the run's folder.
     task: builds the argv of one task of a job step, from the same arguments. The words of the argv may contain variables such
     as
-        $SHARDLAB_ADDRESS, which jobs.step_task replaces on the node.
+        $SHARDLAB_ADDRESS, which jobs.supervisor.step_task replaces on the node.
     per_rank: whether a job step has one task for each rank; otherwise a job step has one task for each node.
     on_gpus: whether the ranks may compute on GPUs; if not, a run needs no GPUs, and is a rehearsal if it trains.
     prepare: writes the files that a start of the run needs into the run's folder, on the job's first node. Returns variables
@@ -62,7 +62,7 @@ class Launcher(msgspec.Struct, frozen=True):
             step.append("--overlap")
         if self.per_rank:
             step.append("--distribution=block")  # consecutive ranks are on the same node, as with the other launchers
-        return [*step, *container, python, "-m", "jobs.step_task", ".", "--", *self.task(run, python)]
+        return [*step, *container, python, "-m", "jobs.supervisor.step_task", ".", "--", *self.task(run, python)]
 
 
 def _read_traces(_run: Run, python: str) -> list[str]:

@@ -13,8 +13,9 @@ import msgspec
 import support_planner
 from support_cells import CELL
 
-from jobs import plan, render
 from jobs.planner import machine, predict
+from jobs.planning import plan
+from jobs.rendering import render
 from provision import roles
 from provision.cloudlab import profile_request, token
 from provision.fact import Facts, Unanswered

@@ -14,7 +14,9 @@ import support_collect as support
 from collect import summary
 from collect.loading import load
 from collect.report import page, terminal
-from jobs import datasets, plan, render, views
+from jobs.planning import datasets, plan
+from jobs.rendering import render
+from jobs.verbs import views
 from shardlab.cluster import cluster
 from shardlab.files import files
 from shardlab.hardware.host import Host, Nic

@@ -6,7 +6,7 @@ test that has a file with some content starts this process. Faults of files are 
 
 import pytest
 
-from jobs import own_answers
+from jobs.plugins import own_answers
 
 _ANSWERS = {}
 

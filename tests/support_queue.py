@@ -13,8 +13,9 @@ from typing import Any
 
 from support_trust import make_own
 
-from jobs import cli, reconcile
+from jobs import cli
 from jobs.schedulers import slurm
+from jobs.status import reconcile
 
 COMMANDS = ("sbatch", "squeue", "sacct", "scontrol", "scancel", "sinfo")
 CLUSTER = """\

@@ -9,7 +9,7 @@ from pathlib import Path
 from support_e2e import HANG_S
 from support_trust import make_own
 
-from jobs import reconcile
+from jobs.status import reconcile
 from shardlab.runs.rundir import RunDir
 
 MATRIX = """\
@@ -30,7 +30,7 @@ size={{ run.cell.micro_batch_size }}
 if rm ../../dies-$size 2>/dev/null; then kill -9 $$; fi
 export SHARDLAB_SOURCE={{ run.source | quote }} PYTHONUNBUFFERED=1
 export PYTHONPATH="$SHARDLAB_SOURCE${PYTHONPATH:+:$PYTHONPATH}"
-exec PYTHON -m jobs.attempt . -- PYTHON RANKS $size
+exec PYTHON -m jobs.supervisor.attempt . -- PYTHON RANKS $size
 """
 
 

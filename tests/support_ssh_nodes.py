@@ -15,8 +15,8 @@ from support_cells import CELL
 from support_e2e import HANG_S, until
 from support_trust import make_own
 
-from jobs import node_processes
-from jobs.rendezvous import NODES
+from jobs.node import node_processes
+from jobs.node.rendezvous import NODES
 from jobs.run_queue import RunQueue
 from jobs.ssh import node_lock
 from shardlab.files import files
@@ -116,7 +116,7 @@ class SshNodes:
         files.write_json(folder.run_json, {**json.loads(files.as_json(run)), **changed})
         (folder.path / "task").write_text(script)
         python = sys.executable
-        command = f"{python} -m jobs.attempt . -- {python} -m jobs.ssh.step . -- sh task"
+        command = f"{python} -m jobs.supervisor.attempt . -- {python} -m jobs.ssh.step . -- sh task"
         (folder.path / "job.sh").write_text(f"cd {quote(str(folder.path))}\nexport OF_SCRIPT=yes\nexec {command}\n")
         folder.write_event("controller", "rendered")
         return folder

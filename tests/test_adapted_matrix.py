@@ -8,13 +8,13 @@ import support_configured
 
 from jobs.adaptation.adapt import adapt
 from jobs.adaptation.adapted_cells import adapted_cells
-from jobs.adapted_matrix import as_matrix, text, written
 from jobs.cli import main, parser
 from jobs.invocation import Invocation
-from jobs.own_plugins import OwnPlugins
-from jobs.own_workloads import OwnWorkloads
 from jobs.planner import planner_table
-from jobs.resolve import Capacity, resolve
+from jobs.planning.resolve import Capacity, resolve
+from jobs.plugins.own_plugins import OwnPlugins
+from jobs.plugins.own_workloads import OwnWorkloads
+from jobs.verbs.adapted_matrix import as_matrix, text, written
 from shardlab.errors import InputError
 from shardlab.files.document import parse
 from shardlab.matrix import cell_names, matrix

@@ -7,10 +7,11 @@ import msgspec
 import pytest
 from support_search import MATRIX
 
-from jobs import plan, render
-from jobs.lease_schedule import time_of
-from jobs.render import CLUSTER
-from jobs.slurm import request
+from jobs.planning import plan
+from jobs.rendering import render
+from jobs.rendering import sbatch_options as request
+from jobs.rendering.render import CLUSTER
+from jobs.submission.lease_schedule import time_of
 from shardlab.cluster import cluster
 from shardlab.cluster.cluster import THIS_MACHINE, Cluster
 from shardlab.errors import InputError

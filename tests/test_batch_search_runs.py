@@ -13,7 +13,10 @@ import support_search_ranks
 from support_e2e import HANG_S
 from support_search import MATRIX, SearchedWorkspace
 
-from jobs import frozen_source, plan, reconcile, render, run_queue
+from jobs import run_queue
+from jobs.planning import plan
+from jobs.rendering import frozen_source, render
+from jobs.status import reconcile
 from shardlab.cluster.cluster import THIS_MACHINE
 from shardlab.hardware import host
 from shardlab.runs import prediction
@@ -120,6 +123,6 @@ def test_a_search_cancelled_right_after_a_try_starts_no_further_try(searched):
     support_search_ranks.main(folder, 1)
     folder.write_event("attempt", "exited", code=0, steps=1)
     run_queue.cancel(searched.workspace, [reconcile.own(folder)])
-    words = [sys.executable, "-m", "jobs.next_try", str(folder.path), "0"]
+    words = [sys.executable, "-m", "jobs.supervisor.next_try", str(folder.path), "0"]
     assert subprocess.run(words, check=False).returncode == 0
     assert searched.states() == {"1": "completed"}

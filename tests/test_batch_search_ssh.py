@@ -6,7 +6,8 @@ import pytest
 from support_search import SearchedWorkspace
 from support_ssh_nodes import SshNodes, wait_for
 
-from jobs import frozen_source, plan, render
+from jobs.planning import plan
+from jobs.rendering import frozen_source, render
 from shardlab.cluster import cluster
 
 FILE = """\

@@ -9,9 +9,12 @@ import pytest
 from support_bounds import check_limit, is_allowed, refusal
 from support_cells import CELL
 
-from jobs import backlog, gpu_hours, hang_detection, planner_verbs, shared_options, trace_runs
+from jobs.node import hang_detection
 from jobs.planner import advise, planner_table, predict, rules
-from jobs.slurm import preflight, submission
+from jobs.planning import gpu_hours
+from jobs.slurm import submission
+from jobs.submission import backlog, preflight
+from jobs.verbs import planner_verbs, shared_options, trace_runs
 from shardlab.runs.prediction import PredictedRange
 from shardlab.workspace.workspace import Workspace
 

@@ -8,7 +8,7 @@ from collect.findings.columns import Column, Text
 from collect.findings.injected_faults import StragglerEffect
 from collect.report import fault_text, page, provenance, report_start, study_tables
 from collect.verdicts.reported import ReportedResult
-from jobs import hang_detection
+from jobs.node import hang_detection
 from shardlab.matrix import claim_check
 from shardlab.runs.rundir import RunDir
 

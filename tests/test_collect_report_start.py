@@ -15,7 +15,7 @@ from collect.cli import main
 from collect.loading import load
 from collect.report import page, report_start
 from collect.verdicts import claims
-from jobs import select
+from jobs.status import select
 from shardlab.matrix.expansion import Expansion
 from shardlab.runs.record import SameWork
 from shardlab.workspace.workspace import Workspace

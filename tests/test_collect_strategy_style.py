@@ -11,7 +11,7 @@ import support_collect as support
 from collect import figure, strategy_style, summary
 from collect.loading import load
 from collect.report import page, palette
-from jobs.resolve import resolve
+from jobs.planning.resolve import resolve
 from shardlab.matrix import matrix
 from shardlab.matrix.expansion import Expansion
 from shardlab.runs.run import run_id

@@ -18,10 +18,12 @@ from collect.sources import snapshot
 from collect.timeline import straggler
 from collect.tracking import command as tracking
 from collect.watch import live_page
-from jobs import backlog, batch_searches, node_processes
+from jobs.node import node_processes
 from jobs.planner import advise
+from jobs.planning import batch_searches
+from jobs.rendering import sbatch_options as request
 from jobs.schedulers import slurm
-from jobs.slurm import request
+from jobs.submission import backlog
 from provision import clock, gpu_generations
 from provision.checks import network
 from provision.cloudlab import portal, readiness

@@ -5,8 +5,8 @@ import pytest
 from support_cells import CELL
 
 from collect.findings.row import flat
-from jobs import tiny_twin
-from jobs.resolve import resolve
+from jobs.planning import tiny_twin
+from jobs.planning.resolve import resolve
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.matrix.cell import Instruments

@@ -17,7 +17,8 @@ from collect.fetching import manifest
 from collect.loading import load
 from collect.traces import command as traces
 from collect.traces import run_traces
-from jobs import run_queue, trace_runs
+from jobs import run_queue
+from jobs.verbs import trace_runs
 from provision import software
 from provision.datasets import formats
 from shardlab import registry

@@ -19,8 +19,8 @@ from support_golden import GOLDEN, HOSTILE, run_of, same_as_golden
 
 from collect import summary
 from collect.loading import load
-from jobs import render
 from jobs.launcher import launchers
+from jobs.rendering import render
 from shardlab.cluster.cluster import THIS_MACHINE
 from shardlab.workspace.workspace import Workspace
 
@@ -38,7 +38,9 @@ def test_a_script_runs_in_a_folder_with_a_hostile_name_and_does_nothing_else(tmp
     script = tmp_path / "job.sh"
     script.write_text(render.script(run_of("torchrun"), folder, THIS_MACHINE, None))
     done = subprocess.run(["bash", script], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert done.stdout.startswith("-m jobs.attempt . -- /bin/echo -m torch.distributed.run --nnodes=1 --nproc-per-node=2")
+    assert done.stdout.startswith(
+        "-m jobs.supervisor.attempt . -- /bin/echo -m torch.distributed.run --nnodes=1 --nproc-per-node=2"
+    )
     assert not list(tmp_path.rglob("owned"))
 
 

@@ -12,7 +12,7 @@ import pytest
 from support_golden import GOLDEN, HOSTILE, run_of, same_as_golden
 from support_queue import Queue
 
-from jobs import render
+from jobs.rendering import render
 from jobs.scheduler import SubmitOptions
 from jobs.schedulers import slurm
 from shardlab.cluster.cluster import Cluster, Storage

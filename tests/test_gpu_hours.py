@@ -7,7 +7,7 @@ import pytest
 import support_collect as support
 from support_queue import Queue, Study
 
-from jobs import gpu_hours
+from jobs.planning import gpu_hours
 from jobs.schedulers import slurm
 from jobs.slurm import share
 from jobs.slurm.share import Share

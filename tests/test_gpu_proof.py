@@ -14,7 +14,7 @@ from fake_cuda import build
 from support_gpu_results import problems
 
 from benchmarks import sampler
-from jobs import plan
+from jobs.planning import plan
 from shardlab.cluster.cluster import THIS_MACHINE
 from shardlab.hardware import host
 from shardlab.matrix.cell import Cell

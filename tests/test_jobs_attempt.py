@@ -12,10 +12,12 @@ import pytest
 from support_cells import CELL
 from support_e2e import HANG_S
 
-from jobs import attempt, claim, submit
-from jobs.reconcile import own
+from jobs import claim
 from jobs.run_queue import RunQueue
 from jobs.ssh import step
+from jobs.status.reconcile import own
+from jobs.submission import submit
+from jobs.supervisor import attempt
 from shardlab.files import files, source_digest
 from shardlab.hardware import host
 from shardlab.runs.record import SCHEMA, Event, LineWriter, Sample
@@ -48,7 +50,9 @@ def supervised(folder, *command, before="", **environment):
     folder: the run folder. before: Python code that the supervisor's process executes first.
     """
     start = "sys.exit(attempt.console.run(lambda: attempt.main(sys.argv[1:])))"
-    program = f"import sys; from jobs import attempt, node_processes; {before or 'pass'}; {start}"
+    program = (
+        f"import sys; from jobs.supervisor import attempt; from jobs.node import node_processes; {before or 'pass'}; {start}"
+    )
     words = [sys.executable, "-P", "-c", program, folder.path, "--", *(command or ["true"])]
     given = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")} | environment
     return subprocess.run(words, capture_output=True, text=True, env=given, check=False, timeout=HANG_S)

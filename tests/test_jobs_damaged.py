@@ -303,7 +303,7 @@ def test_a_waiting_command_skips_runs_of_a_damaged_submission_file(tmp_path, que
     (file,) = submission.folder(study.workspace).glob("*.json")
     file.write_text(file.read_text()[:60])
     queue.rule(ends=0)
-    monkeypatch.setattr("jobs.watch._rest", lambda *_, **__: pytest.fail("it waits for runs of which nobody hears"))
+    monkeypatch.setattr("jobs.verbs.watch._rest", lambda *_, **__: pytest.fail("it waits for runs of which nobody hears"))
     capsys.readouterr()
     assert study.jobs("submit", "--wait") == 1
     assert f"unknown: {file}: is not a submission of this version" in capsys.readouterr().out

@@ -11,8 +11,8 @@ import pytest
 from support_e2e import benches, until
 from support_trust import make_own
 
-from jobs import frozen_source
 from jobs.cli import main
+from jobs.rendering import frozen_source
 from shardlab.errors import ShardlabError
 from shardlab.files import files, source_digest
 from shardlab.runs.rundir import RunDir
@@ -43,19 +43,19 @@ def test_a_copy_has_the_digest_of_its_source_and_read_only_files(tmp_path):
 
 def test_a_process_that_starts_as_the_script_says_uses_the_copy_and_compiles_nothing(tmp_path):
     copy = tmp_path / source_digest.source()
-    program = "import jobs.attempt, sys; print(jobs.attempt.__file__)"
+    program = "import jobs.supervisor.attempt, sys; print(jobs.supervisor.attempt.__file__)"
     environment = {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
     frozen_source.freeze(copy)
     done = subprocess.run(
         [sys.executable, "-P", "-v", "-c", program], capture_output=True, text=True, env=environment, check=True
     )
-    assert done.stdout == f"{copy / 'jobs/attempt.py'}\n"
+    assert done.stdout == f"{copy / 'jobs/supervisor/attempt.py'}\n"
     assert f"# code object from '{copy / 'shardlab/runs/rundir.py'}'" not in done.stderr
 
 
 def test_a_damaged_copy_is_replaced_at_the_next_submission(tmp_path):
     copy = Path(rendered(tmp_path)[0]["source"])
-    (copy / "jobs/attempt.py").unlink()
+    (copy / "jobs/supervisor/attempt.py").unlink()
     rendered(tmp_path)
     assert source_digest.source(copy) == copy.name
     assert files.names(copy.parent) == [copy.name]

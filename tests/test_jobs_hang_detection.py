@@ -5,8 +5,8 @@ import pytest
 from support_cells import CELL
 from support_clock import Clock
 
-from jobs import hang_detection, node_processes
-from jobs.hang_detection import HangWatch
+from jobs.node import hang_detection, node_processes
+from jobs.node.hang_detection import HangWatch
 from shardlab.files import files
 from shardlab.runs.record import LineWriter, StepRecord
 from shardlab.runs.run import Run, World

@@ -12,7 +12,7 @@ from support_trust import make_own
 SCRIPT = """\
 cd {{ folder | quote }}
 until test -e ../../go; do sleep 0.05; done
-exec {{ python | quote }} -P -m jobs.attempt . -- sh -c 'exit 3'
+exec {{ python | quote }} -P -m jobs.supervisor.attempt . -- sh -c 'exit 3'
 """
 
 

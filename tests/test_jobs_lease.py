@@ -9,12 +9,13 @@ import pytest
 import support_collect as support
 from support_queue import MATRIX, Queue, Study
 
-from jobs import reconcile, watch
-from jobs.backlog import Backlog
-from jobs.lease_schedule import EstimatedEnd, NodeSchedule, RunTime
-from jobs.reconcile import own
 from jobs.scheduler import Full, ObservedRun, SubmitOptions
 from jobs.schedulers import slurm
+from jobs.status import reconcile
+from jobs.status.reconcile import own
+from jobs.submission.backlog import Backlog
+from jobs.submission.lease_schedule import EstimatedEnd, NodeSchedule, RunTime
+from jobs.verbs import watch
 from shardlab.cluster.lease import Lease
 from shardlab.runs.state import JudgedState
 from shardlab.terminal import moments

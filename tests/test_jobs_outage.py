@@ -9,10 +9,10 @@ import pytest
 from support_clock import Clock
 from test_jobs_attempt import write_run
 
-from jobs import hang_detection
-from jobs.attempt import Attempt
-from jobs.hang_detection import HangWatch
+from jobs.node import hang_detection
+from jobs.node.hang_detection import HangWatch
 from jobs.slurm import commands
+from jobs.supervisor.attempt import Attempt
 from shardlab.runs.rundir import RunDir
 
 OVER, LATER = float("-inf"), float("inf")  # deadlines of a run: OVER has passed, LATER never passes

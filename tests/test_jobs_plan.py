@@ -9,10 +9,12 @@ import msgspec
 import pytest
 from support_trust import make_own
 
-from jobs import cell_differences, datasets, on_controller, plan, render
+from jobs import on_controller
 from jobs.cli import main
-from jobs.resolve import Capacity, resolve
-from jobs.slurm import request
+from jobs.planning import cell_differences, datasets, plan
+from jobs.planning.resolve import Capacity, resolve
+from jobs.rendering import render
+from jobs.rendering import sbatch_options as request
 from shardlab.cluster import cluster
 from shardlab.errors import InputError, ShardlabError
 from shardlab.matrix import matrix

@@ -7,12 +7,12 @@ import pytest
 from support_planner import ADAMW, cell
 from support_trust import make_own
 
-from jobs import rehearsals
 from jobs.cli import main
-from jobs.own_plugins import OwnPlugins
 from jobs.planner import advise, gpu, link, predict
 from jobs.planner.machine import NO_GPU, PlannedMachine
-from jobs.rehearsals import Rehearsals
+from jobs.planning import rehearsals
+from jobs.planning.rehearsals import Rehearsals
+from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.cluster.login_node import PYTHON
 from shardlab.files import files
 from shardlab.matrix.cell import Cell

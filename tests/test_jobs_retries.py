@@ -13,10 +13,15 @@ from support_cells import CELL
 from support_e2e import HANG_S
 from support_trust import make_own
 
-from jobs import claim, render, retries, submit, watch
-from jobs.reconcile import statuses
+from jobs import claim
+from jobs.rendering import render
+from jobs.rendering import sbatch_options as request
 from jobs.run_queue import RunQueue
-from jobs.slurm import request
+from jobs.status import retry_budget
+from jobs.status.reconcile import statuses
+from jobs.submission import submit
+from jobs.supervisor import retries
+from jobs.verbs import watch
 from shardlab.cluster import cluster
 from shardlab.cluster.cluster import THIS_MACHINE
 from shardlab.errors import InputError
@@ -29,7 +34,7 @@ from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
 SCRIPT = """\
-cd {{ folder }} && exec {{ python }} -P -m jobs.attempt . -- sh -c 'echo x >> ../../starts; exit 9'
+cd {{ folder }} && exec {{ python }} -P -m jobs.supervisor.attempt . -- sh -c 'echo x >> ../../starts; exit 9'
 """
 
 
@@ -87,7 +92,7 @@ def test_a_run_that_is_told_to_end_while_it_fails_is_not_started_again(workspace
     first = submitted(workspace)
     first.log.mkdir(exist_ok=True)
     # The command ends with an error and tells its supervisor to end, in the same moment.
-    words = [sys.executable, "-P", "-m", "jobs.attempt", first.path, "--", "sh", "-c", "kill -TERM $PPID; exit 9"]
+    words = [sys.executable, "-P", "-m", "jobs.supervisor.attempt", first.path, "--", "sh", "-c", "kill -TERM $PPID; exit 9"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     subprocess.run(words, env=environment, timeout=HANG_S, check=False)
     assert first.judge().state in ("failed", "cancelled")
@@ -116,7 +121,7 @@ def test_a_run_is_started_again_within_the_budget_of_its_state(workspace, state,
     folder = submitted(workspace)
     folder.write_event("attempt", "started")
     run = msgspec.structs.replace(folder.read_run(), **changed)
-    assert retries.after(folder, run, end(state), saved=0) == expected
+    assert retry_budget.after(folder, run, end(state), saved=0) == expected
 
 
 def test_only_one_process_can_make_the_next_attempt(workspace):
@@ -201,7 +206,7 @@ def in_slurm(tmp_path):
         files.write_json(folder.run_json, run)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)}
-        words = [sys.executable, "-P", "-m", "jobs.attempt", folder.path, "--", "sh", "-c", command]
+        words = [sys.executable, "-P", "-m", "jobs.supervisor.attempt", folder.path, "--", "sh", "-c", command]
         start.ended = subprocess.run(words, env=environment, timeout=HANG_S, check=False)
         calls = tmp_path / "calls"
         return calls.read_text().splitlines() if calls.exists() else []
@@ -223,7 +228,7 @@ def test_a_supervisor_requeues_a_failed_run_once(in_slurm):
         "exited",
     ]
     assert events[2].data == {"after": "failed", "why": "retry 1 of 1 after failed"}
-    assert retries.spent(in_slurm.folder.read_run(), events) == ["failed"]
+    assert retry_budget.spent(in_slurm.folder.read_run(), events) == ["failed"]
 
 
 def test_a_supervisor_does_not_requeue_a_run_that_was_told_to_end(in_slurm):

@@ -11,8 +11,9 @@ from support_cells import CELL
 from support_e2e import HANG_S
 from support_trust import make_own
 
-from jobs import attempt, claim, run_queue
+from jobs import claim, run_queue
 from jobs.run_queue import RunQueue
+from jobs.supervisor import attempt
 from shardlab.errors import WorkspaceError
 from shardlab.files import files
 from shardlab.runs.run import Run, World, run_id

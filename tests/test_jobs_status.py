@@ -8,9 +8,10 @@ import pytest
 import support_collect as support
 from support_hostile import on_terminal
 
-from jobs import reconcile, status_table
 from jobs.cli import main
-from jobs.reconcile import Status
+from jobs.status import reconcile
+from jobs.status.reconcile import Status
+from jobs.verbs import status_table
 from shardlab.runs import recorder_ends
 from shardlab.runs.record import SCHEMA, Event, LineWriter
 from shardlab.terminal import moments

@@ -5,9 +5,9 @@ import socket
 import psutil
 import pytest
 
-from jobs import rendezvous as rendezvous_module
-from jobs import step_task
-from jobs.rendezvous import RENDEZVOUS, NoMeeting, RendezvousInterface, call_together, way_to
+from jobs.node import rendezvous as rendezvous_module
+from jobs.node.rendezvous import RENDEZVOUS, NoMeeting, RendezvousInterface, call_together, way_to
+from jobs.supervisor import step_task
 from shardlab.errors import InputError
 
 SCONTROL = """#!/bin/sh

@@ -12,10 +12,12 @@ from support_trust import make_own
 
 from collect.cli import main as collect
 from collect.traces import merged, part
-from jobs import cli, render, trace_runs
+from jobs import cli
 from jobs.launcher import launcher, launchers
-from jobs.reconcile import statuses
-from jobs.slurm import request
+from jobs.rendering import render
+from jobs.rendering import sbatch_options as request
+from jobs.status.reconcile import statuses
+from jobs.verbs import trace_runs
 from shardlab.cluster import cluster
 from shardlab.errors import InputError, ShardlabError
 from shardlab.runs.record import StepRecord, read_lines

@@ -9,8 +9,8 @@ import pytest
 from support_e2e import until
 from test_jobs_attempt import folder, supervised, write_run  # noqa: F401 - `folder` is a fixture
 
-from jobs.rendezvous import RENDEZVOUS
-from jobs.wait_for_gpus import in_use
+from jobs.node.rendezvous import RENDEZVOUS
+from jobs.node.wait_for_gpus import in_use
 from shardlab.hardware.nvml import Process
 
 pytest_plugins = ["support_nvml"]
@@ -99,7 +99,7 @@ def test_a_task_of_a_slurm_job_looks_at_its_own_node(folder, nvml, other):  # no
     nvml.say(UUIDS, processes={0: [other.pid]})
     begun = folder.path / "begun"
     given = {**os.environ, **nvml.environment, RENDEZVOUS: "127.0.0.1:29500"}
-    command = [sys.executable, "-P", "-m", "jobs.step_task", folder.path, "--", "touch", begun]
+    command = [sys.executable, "-P", "-m", "jobs.supervisor.step_task", folder.path, "--", "touch", begun]
     first, second = (
         subprocess.run(command, capture_output=True, text=True, check=False, env=given | {"SLURM_LOCALID": place})
         for place in ("0", "1")

@@ -14,10 +14,10 @@ from support_e2e import benches
 from support_golden import run_of
 from test_jobs_attempt import write_run
 
-from jobs import plan
 from jobs.launcher import Launcher, launcher, launchers
 from jobs.launchers import deepspeed, submitit
-from jobs.resolve import Capacity, misfits, resolve
+from jobs.planning import plan
+from jobs.planning.resolve import Capacity, misfits, resolve
 from shardlab.cluster import cluster, slurm_keys
 from shardlab.errors import InputError
 from shardlab.files import files
@@ -116,7 +116,14 @@ def test_a_job_step_has_the_options_of_its_launcher(name, overlap):
     expected |= {"--overlap"} if overlap else set()
     expected |= {"--distribution=block"} if tasks > 1 else set()
     assert set(begin) - {"srun", "--cpu-bind=none", "--unbuffered"} == expected
-    assert words[len(begin) :] == ["python", "-m", "jobs.step_task", ".", "--", *made.task(run_of("torchrun"), "python")]
+    assert words[len(begin) :] == [
+        "python",
+        "-m",
+        "jobs.supervisor.step_task",
+        ".",
+        "--",
+        *made.task(run_of("torchrun"), "python"),
+    ]
 
 
 def test_submitits_pickle_holds_the_runs_path_and_nothing_else(tmp_path):
@@ -166,7 +173,7 @@ def test_a_supervisor_without_its_program_ends_the_run_with_the_reason(bench):
     """The supervisor records as reason that the program is not installed; `jobs logs` prints the same reason."""
     bench.run("jobs", "render", "--matrix", bench.matrix("axes: {strategy: [single]}"))
     (folder,) = bench.folders()
-    words = [sys.executable, "-P", "-m", "jobs.attempt", folder.path, "--", MISSING, "-n", "2"]
+    words = [sys.executable, "-P", "-m", "jobs.supervisor.attempt", folder.path, "--", MISSING, "-n", "2"]
     assert subprocess.run(words, capture_output=True, text=True, check=False, cwd=bench.path).returncode == 127
     why = f"{MISSING} is not installed on {gethostname()}."
     assert (folder.judge().state, folder.judge().why) == ("failed", why)
@@ -178,7 +185,7 @@ def test_a_task_without_its_program_gives_the_reason_of_the_run(tmp_path):
     write_run(folder)
     before = len(folder.events())
     environment = {**os.environ, "SHARDLAB_RENDEZVOUS": "127.0.0.1:1"}
-    words = [sys.executable, "-P", "-m", "jobs.step_task", tmp_path, "--", MISSING]
+    words = [sys.executable, "-P", "-m", "jobs.supervisor.step_task", tmp_path, "--", MISSING]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     why = f"{MISSING} is not installed on {gethostname()}."
     assert (done.returncode, why in done.stderr) == (1, True)

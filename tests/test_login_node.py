@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from support_e2e import HANG_S
 
-from jobs import cli, on_controller, plan, render
+from jobs import cli, on_controller
 from jobs.invocation import Invocation
+from jobs.planning import plan
+from jobs.rendering import render
 from provision import cli as provision_cli
 from provision.nodes import login_node as of_site
 from shardlab.cluster import cluster, login_node

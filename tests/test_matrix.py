@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs import plan
-from jobs.resolve import Capacity, resolve
+from jobs.planning import plan
+from jobs.planning.resolve import Capacity, resolve
 from shardlab.cluster.cluster import THIS_MACHINE
 from shardlab.errors import InputError, UnknownName
 from shardlab.matrix import matrix

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from test_cluster_keys import keys_of
 
-from jobs import resolve
+from jobs.planning import resolve
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.matrix.cell import Draft, Precision, Recurring, State

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from support_configured import model_of, write
 
-from jobs import on_controller, own_plugins, own_workloads, submit
+from jobs import on_controller
 from jobs.cli import main
-from jobs.reconcile import statuses
+from jobs.plugins import own_plugins, own_workloads
+from jobs.status.reconcile import statuses
+from jobs.submission import submit
 from shardlab.errors import InputError
 from shardlab.matrix import matrix, model_file
 from shardlab.workspace.workspace import Workspace

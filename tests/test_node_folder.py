@@ -10,7 +10,7 @@ import pytest
 from support_cells import CELL
 from support_e2e import HANG_S
 
-from jobs import node_processes
+from jobs.node import node_processes
 from shardlab.cluster import node_folder
 from shardlab.errors import WorkspaceError
 from shardlab.files import files

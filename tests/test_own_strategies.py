@@ -15,9 +15,9 @@ from support_cells import CELL
 from support_page import files_of
 from support_trust import make_own
 
-from jobs import own_answers, own_copies, own_plugins, own_strategies
 from jobs.cli import main
-from jobs.own_strategies import RefusingProcess
+from jobs.plugins import own_answers, own_copies, own_plugins, own_strategies
+from jobs.plugins.own_strategies import RefusingProcess
 from shardlab.errors import InputError
 from shardlab.files import plugin_source
 from shardlab.plugins import own_code

@@ -10,8 +10,8 @@ from support_queue import CLUSTER, Queue
 from support_trust import make_own
 
 import templates
-from jobs import render
 from jobs.cli import main
+from jobs.rendering import render
 from shardlab.cluster.cluster import THIS_MACHINE
 from shardlab.errors import InputError
 from shardlab.files import files
@@ -139,7 +139,7 @@ def test_shipped_templates_are_rendered_by_the_same_sandbox():
 
 
 def test_a_fault_in_a_template_of_several_runs_is_wrong_input(tmp_path):
-    from jobs import scripts
+    from jobs.rendering import scripts
 
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "slurm_array.sbatch.j2").write_text("{{ ''.__class__ }}")

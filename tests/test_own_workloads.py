@@ -9,8 +9,8 @@ import time
 import pytest
 from support_trust import make_own
 
-from jobs import own_copies, own_plugins
 from jobs.cli import main
+from jobs.plugins import own_copies, own_plugins
 from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.runs.run import read

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from support_e2e import HANG_S
 
-from jobs import tiny_twin
-from jobs.resolve import resolve
+from jobs.planning import tiny_twin
+from jobs.planning.resolve import resolve
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.matrix.cell_names import matches

@@ -8,9 +8,9 @@ from support_planner import cell
 
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics import prediction_score
-from jobs import plan_predictions
 from jobs.cli import main
 from jobs.planner import cell_schedule
+from jobs.planning import plan_predictions
 from shardlab.files import files
 from shardlab.matrix.cell import Cell
 from shardlab.record_types import Spread

@@ -7,10 +7,10 @@ import pytest
 from support_collect import environment, prepare
 from support_planner import cell
 
-from jobs import plan_predictions
 from jobs.planner import calibration, gpu, gpu_results, link, memory, step_time
 from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import PlannedMachine
+from jobs.planning import plan_predictions
 from shardlab.files import files
 from shardlab.hardware.nvml import Gpu
 from shardlab.runs.prediction import exactly

@@ -8,7 +8,7 @@ from support_sampler import ended, records, sampled, start
 
 from collect.figures import gpus, telemetry
 from collect.metric import menu
-from jobs.node_processes import PLAYED
+from jobs.node.node_processes import PLAYED
 from shardlab.runs.record import Sample, read_lines
 
 pytest_plugins = ["support_nvml"]

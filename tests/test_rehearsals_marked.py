@@ -22,7 +22,7 @@ from collect.report import page
 from collect.summary import summarize
 from collect.watch.live_page import LivePage
 from jobs import cli as jobs
-from jobs import render
+from jobs.rendering import render
 from shardlab.cluster import cluster
 from shardlab.hardware import host
 from shardlab.runs.record import Event, Result, SameWork

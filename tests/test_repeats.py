@@ -6,9 +6,9 @@ import json
 import pytest
 import support_collect as support
 
-from jobs import repeats
 from jobs.cli import main
-from jobs.resolve import resolve
+from jobs.planning import repeats
+from jobs.planning.resolve import resolve
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.runs.run import run_id

@@ -16,7 +16,7 @@ from support_e2e import HANG_S
 from support_golden import GOLDEN, run_of, same_as_golden
 
 import templates
-from jobs import render
+from jobs.rendering import render
 from provision import software
 from provision.checks import node_types
 from provision.fact import Facts, Unanswered
@@ -95,7 +95,9 @@ def test_srun_mounts_the_disk_of_the_node_if_data_is_copied_there(tmp_path, monk
     run = msgspec.structs.replace(run_of("torchrun"), scheduler="slurm", limit_s=600)
     for stage, options in (("node", [f",{tmp_path}:{tmp_path}", "--no-container-remap-root"]), (None, [])):
         text = render.script(msgspec.structs.replace(run, data_stage=stage), Path("/runs/a"), site, None)
-        command = container.with_node_disk(shlex.split(text.rpartition(" -- ")[0].partition("jobs.attempt . -- ")[2]))
+        command = container.with_node_disk(
+            shlex.split(text.rpartition(" -- ")[0].partition("jobs.supervisor.attempt . -- ")[2])
+        )
         assert not any("$SHARDLAB" in word for word in command)
         expected = "/scratch/alice/shardlab:/scratch/alice/shardlab,/project/data:/project/data"
         mounts, *more = options or [""]

@@ -7,7 +7,7 @@ import pytest
 from support_golden import run_of
 from support_queue import Queue, Study
 
-from jobs import render
+from jobs.rendering import render
 from jobs.schedulers import allocation as in_allocation
 from jobs.schedulers import slurm
 from jobs.slurm import allocation

@@ -31,7 +31,7 @@ def supervised(bench, tmp_path):
         sys.executable,
         "-P",
         "-m",
-        "jobs.attempt",
+        "jobs.supervisor.attempt",
         folder.path,
         "--",
         "sh",

@@ -10,11 +10,13 @@ from typing import ClassVar
 import pytest
 from support_queue import Queue, Study
 
-from jobs import backlog, reconcile, watch
 from jobs.scheduler import SubmitOptions
 from jobs.schedulers import slurm
 from jobs.slurm import query, submission
 from jobs.slurm.commands import SlurmOutput
+from jobs.status import reconcile
+from jobs.submission import backlog
+from jobs.verbs import watch
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 

@@ -4,7 +4,7 @@ import pytest
 from support_queue import Queue, Study
 
 from jobs.schedulers import slurm
-from jobs.slurm import preflight
+from jobs.submission import preflight
 
 NODES = "allocation failure: Requested node configuration is not available"
 ACCOUNT = "sbatch: error: This site needs an account.\nallocation failure: Unspecified error"

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from support_cells import CELL
 
-from jobs import reconcile
 from jobs.schedulers import slurm
 from jobs.slurm import query, states
+from jobs.status import reconcile
 from shardlab.files import files
 from shardlab.runs.record import Event, LineWriter, Result, StepRecord
 from shardlab.runs.run import Run, World

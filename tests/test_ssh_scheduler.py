@@ -14,9 +14,12 @@ from support_golden import HOSTILE, run_of, same_as_golden
 from support_ssh_nodes import SshNodes, tasks, wait_for
 from support_trust import make_own
 
-from jobs import on_controller, plan, render, run_queue, submit
+from jobs import on_controller, run_queue
 from jobs.cli import main
-from jobs.reconcile import own
+from jobs.planning import plan
+from jobs.rendering import render
+from jobs.status.reconcile import own
+from jobs.submission import submit
 from shardlab.cluster import cluster
 from shardlab.errors import InputError
 from shardlab.workspace.workspace import Workspace

@@ -20,10 +20,11 @@ from support_e2e import HANG_S, until
 from support_ssh_nodes import SshNodes, tasks, wait_for
 
 from collect.cli import main
-from jobs import frozen_source, run_queue
-from jobs.hang_detection import files_of
-from jobs.reconcile import own
+from jobs import run_queue
+from jobs.node.hang_detection import files_of
+from jobs.rendering import frozen_source
 from jobs.ssh import node_folders
+from jobs.status.reconcile import own
 from shardlab.files import source_digest
 from shardlab.runs import checkpoint
 from shardlab.runs.checkpoint import CheckpointFile, CheckpointManifest

@@ -7,13 +7,14 @@ import msgspec
 import support_tables
 from support_cells import CELL
 
-from jobs import gpu_hours, menus, status_table, views
 from jobs.planner import planner_table
 from jobs.planner.advise import Advice, AdviceReport
 from jobs.planner.scale_out import ScaledCell
-from jobs.reconcile import Status
-from jobs.repeats import Cost
+from jobs.planning import gpu_hours
+from jobs.planning.repeats import Cost
 from jobs.slurm.share import Share
+from jobs.status.reconcile import Status
+from jobs.verbs import menus, status_table, views
 from provision.cloudlab import hardware
 from provision.command import display
 from provision.facts.addresses import ADDRESSES

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from test_jobs_status import status
 
-from jobs import status_table
 from jobs.slurm import query
+from jobs.verbs import status_table
 from shardlab.terminal import moments
 
 AUTUMN = datetime(2031, 10, 26, 0, 30, tzinfo=UTC)  # 2:30 in Berlin; half an hour later, clocks go back from 3:00 to 2:00

@@ -9,8 +9,9 @@ from support_e2e import Bench, benches, until
 from test_collect_track import as_exported, events_of
 from test_collect_trackers import tensorboard_is
 
-from jobs import cli, shared_options
+from jobs import cli
 from jobs.invocation import Invocation
+from jobs.verbs import shared_options
 from shardlab import extras
 from shardlab.errors import InputError
 from shardlab.runs.record import TRACKER_ENDED

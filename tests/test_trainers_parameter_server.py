@@ -12,7 +12,7 @@ import pytest
 from support_e2e import HANG_S, until
 from support_long import only_in_long_form, only_long
 
-from jobs.resolve import Capacity, resolve
+from jobs.planning.resolve import Capacity, resolve
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.matrix.cell import Optimizer

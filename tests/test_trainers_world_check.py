@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from support_e2e import HANG_S
 
-from jobs.hang_detection import LEAST_S, MOST_S, SHARE
+from jobs.node.hang_detection import LEAST_S, MOST_S, SHARE
 from shardlab.files import files
 from shardlab.runs.run import World
 

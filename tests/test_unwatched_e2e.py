@@ -9,7 +9,7 @@ import psutil
 import pytest
 from support_e2e import HANG_S, benches, until
 
-from jobs.node_processes import SAMPLER_STARTS
+from jobs.node.node_processes import SAMPLER_STARTS
 from shardlab.runs.record import SAMPLER_ENDED
 
 pytestmark = pytest.mark.e2e

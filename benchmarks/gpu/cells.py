@@ -13,7 +13,7 @@ import forked
 import msgspec
 from records import Record
 
-from jobs import plan
+from jobs.planning import plan
 from shardlab.cluster import cluster
 from shardlab.errors import InputError
 from shardlab.files import files

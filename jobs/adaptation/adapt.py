@@ -12,8 +12,8 @@ import msgspec
 from jobs.adaptation import adapted_means
 from jobs.adaptation.adapted_cells import AdaptedCell, adapted_cells, is_crossed
 from jobs.adaptation.adapted_questions import Cannot, Questions, changed_names, values
-from jobs.own_plugins import OwnPlugins
-from jobs.resolve import Capacity
+from jobs.planning.resolve import Capacity
+from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.errors import InputError
 from shardlab.matrix.matrix import Matrix
 from shardlab.matrix.study import Deviation

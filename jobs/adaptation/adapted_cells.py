@@ -27,8 +27,8 @@ import msgspec
 
 from jobs.adaptation import adapted_means
 from jobs.adaptation.adapted_means import ReplacedValue
-from jobs.own_plugins import OwnPlugins
-from jobs.resolve import Capacity, misfits, resolve
+from jobs.planning.resolve import Capacity, misfits, resolve
+from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.matrix.cell import Cell

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from jobs.launcher import launchers
-from jobs.resolve import Capacity, why_unusable
+from jobs.planning.resolve import Capacity, why_unusable
 from shardlab.matrix import cell_sizes
 from shardlab.matrix.matrix import Matrix, Point
 

@@ -18,7 +18,7 @@ from typing import NoReturn
 import msgspec
 
 from jobs.launcher import Launcher
-from jobs.rendezvous import master, node_number
+from jobs.node.rendezvous import master, node_number
 from shardlab.errors import InputError
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir

@@ -21,9 +21,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from jobs import node_processes
 from jobs.launcher import Launcher
-from jobs.rendezvous import master
+from jobs.node import node_processes
+from jobs.node.rendezvous import master
 from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.runs.run import Run

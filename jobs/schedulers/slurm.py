@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from jobs import claim, scripts
+from jobs import claim
+from jobs.rendering import scripts
 from jobs.scheduler import Full, ObservedRun, RunOnDisk, SubmitOptions
 from jobs.slurm import query, states, submission
 from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call, number

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from jobs import run_queue
-from jobs.rendezvous import NODES
+from jobs.node.rendezvous import NODES
 from jobs.run_queue import SCRIPT, RunQueue, cancel, cancel_jobs, damaged, hold, release, resolve
 from jobs.scheduler import ObservedRun, RunOnDisk, SubmitOptions
 from jobs.ssh import node_lock

@@ -1,4 +1,5 @@
-"""The part of a run on one node, started over SSH by jobs.ssh.step: locks the node, starts jobs.step_task and watches it.
+"""The part of a run on one node, started over SSH by jobs.ssh.step: locks the node, starts jobs.supervisor.step_task and
+watches it.
 
     python -m jobs.ssh.node_task
 
@@ -24,11 +25,11 @@ from pathlib import Path
 
 import msgspec
 
-from jobs import node_processes
-from jobs.rendezvous import NODE, NODES, RENDEZVOUS, NoMeeting
+from jobs.node import node_processes
+from jobs.node.rendezvous import NODE, NODES, RENDEZVOUS, NoMeeting
+from jobs.node.wait_for_gpus import VISIBLE
 from jobs.ssh import node_lock
 from jobs.ssh.record_mirror import RecordReader
-from jobs.wait_for_gpus import VISIBLE
 from shardlab.errors import ShardlabError
 from shardlab.files import files, json_file, source_digest
 from shardlab.terminal import console
@@ -47,7 +48,7 @@ class TaskRequest(msgspec.Struct, frozen=True):
     """The request to a node to start its task of a run."""
 
     folder: str  # the run's folder
-    command: list[str]  # the command line of the launcher, for jobs.step_task
+    command: list[str]  # the command line of the launcher, for jobs.supervisor.step_task
     environment: dict[str, str]
     number: int  # the number of the node in the run, from 0
     hosts: list[str]  # the addresses of the run's nodes, in their order
@@ -78,8 +79,8 @@ def main() -> int:
         # starts a thread, so it must come after the fork of the task
         records = RecordSender(Path(request.folder)) if _is_apart(request) else None
         code = _supervised(task)
-        # Ends the processes that jobs.step_task marked with this text, in case jobs.step_task was killed before it could end
-        # its ranks.
+        # Ends the processes that jobs.supervisor.step_task marked with this text, in case jobs.supervisor.step_task was killed
+        # before it could end its ranks.
         node_processes.end_strays(f"{request.folder}#{request.number}.0")
         if records is not None:
             records.finish()
@@ -134,7 +135,7 @@ def _start(request: TaskRequest, rendezvous: str) -> subprocess.Popen[bytes]:
         NODES: ",".join(request.hosts),
         VISIBLE: visible,
     }
-    words = [sys.executable, "-P", "-m", "jobs.step_task", request.folder, "--", *request.command]
+    words = [sys.executable, "-P", "-m", "jobs.supervisor.step_task", request.folder, "--", *request.command]
     return node_processes.start(words, sys.stderr.fileno(), environment)
 
 
@@ -153,7 +154,9 @@ def _supervised(task: subprocess.Popen[bytes]) -> int:
                 heard = time.monotonic()
             if told or time.monotonic() > heard + SILENT_S:
                 break
-    if code is None:  # jobs.step_task gives its ranks GRACE_S seconds to end, and then needs a moment to end leftover processes
+    if (
+        code is None
+    ):  # jobs.supervisor.step_task gives its ranks GRACE_S seconds to end, and then needs a moment to end leftover processes
         code = node_processes.end(task, signal.SIGTERM, node_processes.GRACE_S + 5)
     return 128 - code if code < 0 else code
 

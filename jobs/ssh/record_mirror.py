@@ -15,7 +15,7 @@ from typing import Annotated
 
 import msgspec
 
-from jobs.hang_detection import files_of
+from jobs.node.hang_detection import files_of
 from shardlab.errors import ShardlabError
 from shardlab.files import files
 from shardlab.runs import part_files

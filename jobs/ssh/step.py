@@ -23,8 +23,8 @@ from socket import gethostname
 
 import msgspec
 
-from jobs import node_processes
-from jobs.rendezvous import MEETING, NODES, RENDEZVOUS
+from jobs.node import node_processes
+from jobs.node.rendezvous import MEETING, NODES, RENDEZVOUS
 from jobs.ssh import record_mirror
 from jobs.ssh.node_task import BEAT_S, SAYS, START_S, TOKEN, TaskRequest
 from jobs.ssh.record_mirror import RecordChange, RecordCopies

@@ -3,7 +3,7 @@
 # what     gpt2-tiny under ddp, 2 rank(s), fp32
 # matrix   m (repeat 1, attempt 1), rendered 2026-01-01T00:00:00+00:00 by shardlab 0.0.0
 #
-# The supervisor (jobs.attempt) claims the run, starts the telemetry sampler and the ranks, enforces the time limit, and
+# The supervisor (jobs.supervisor.attempt) claims the run, starts the telemetry sampler and the ranks, enforces the time limit, and
 # records how the run ended. A second start of this script finds the claim and exits with code 75.
 set -euo pipefail
 cd '/tmp/it'"'"'s "here"
@@ -20,7 +20,7 @@ export HF_HUB_OFFLINE=1            # nothing is downloaded during a measured run
 export TOKENIZERS_PARALLELISM=false
 export MLFLOW_DISABLE_TELEMETRY=true  # DeepSpeed imports mlflow if it is installed
 
-exec '/opt/my env/bin/python3' -m jobs.attempt . -- \
+exec '/opt/my env/bin/python3' -m jobs.supervisor.attempt . -- \
   '/opt/my env/bin/python3' \
   -m \
   jobs.launchers.deepspeed \

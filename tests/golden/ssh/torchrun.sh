@@ -3,9 +3,9 @@
 # what     gpt2-tiny under ddp, 2 rank(s) on 1 node(s), fp32
 # matrix   m (repeat 1, attempt 1), rendered 2026-01-01T00:00:00+00:00 by shardlab 0.0.0
 #
-# The supervisor (jobs.attempt) claims the run, starts the step below, enforces the time limit, and records how the run ended.
+# The supervisor (jobs.supervisor.attempt) claims the run, starts the step below, enforces the time limit, and records how the run ended.
 # A second start of this script finds the claim and exits with code 75. jobs.ssh.step starts one task on each of the nodes in
-# SHARDLAB_NODES, which the queue sets; there, jobs.step_task samples telemetry and replaces the variables that begin with
+# SHARDLAB_NODES, which the queue sets; there, jobs.supervisor.step_task samples telemetry and replaces the variables that begin with
 # $SHARDLAB_. All variables below go with the tasks.
 set -euo pipefail
 cd '/tmp/it'"'"'s "here"
@@ -21,7 +21,7 @@ export HF_HUB_OFFLINE=1            # nothing is downloaded during a measured run
 export TOKENIZERS_PARALLELISM=false
 export MLFLOW_DISABLE_TELEMETRY=true  # DeepSpeed imports mlflow if it is installed
 
-exec '/opt/my env/bin/python3' -m jobs.attempt . -- \
+exec '/opt/my env/bin/python3' -m jobs.supervisor.attempt . -- \
   '/opt/my env/bin/python3' \
   -m \
   jobs.ssh.step \

@@ -1,0 +1,1 @@
+"""From a matrix to a plan: resolved cells, repeats, predictions, rehearsals and GPU hours."""

@@ -1,0 +1,121 @@
+"""Checks, before anything is queued, that the data sets of the cells are in the place from which their runs will read them.
+
+    python -m jobs.planning.datasets --json --workspace DIR
+
+`jobs plan` runs this command on the controller of a remote cluster. The command reads a DataSetQuestion from standard input and
+prints a MissingData, both as JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jobs import on_controller
+from jobs.rendering.render import RenderContext
+from shardlab.errors import InputError, ShardlabError
+from shardlab.files import json_file
+from shardlab.matrix.cell import Cell
+from shardlab.remote import remote_workspace
+from shardlab.terminal import console
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
+from trainers.data import data_sets
+
+
+class MissingData(msgspec.Struct, frozen=True):
+    """Which data sets are missing.
+
+    missing: a sentence for each missing data set. unknown: why it is not known which data sets are missing, or ''.
+    """
+
+    missing: list[str] = []
+    unknown: str = ""
+
+
+class DataSetQuestion(msgspec.Struct, frozen=True):
+    """The question that is sent to the controller of a cluster: which data sets of these cells are missing?
+
+    shared, data_path: `storage.shared` and `data.path` of the cluster file. options: the options of each cell.
+    """
+
+    shared: str | None
+    data_path: str | None
+    options: list[dict[str, Any]]
+
+
+def look(cells: Sequence[Cell], source: RenderContext, workspace: Workspace) -> MissingData:
+    """Find out which data sets of these cells are missing.
+
+    If the runs start on this machine, its disk is checked directly. If the runs start on a cluster, the controller of the
+    cluster is asked, because the files of this machine say nothing about the nodes of the cluster.
+    """
+    where, options = source.where, [cell.options for cell in cells]
+    if where.data.stage == "node" and (refused := [why for one in options if (why := data_sets.not_copied(one))]):
+        return MissingData(list(dict.fromkeys(refused)))
+    names = _names(options)
+    if not names:
+        return MissingData()
+    question = DataSetQuestion(where.storage.shared, where.data.path, options)
+    if source.scheduler == "local":
+        return MissingData(_missing(options, workspace.data(where.data.path)))
+    if on_controller.is_here(where):
+        return answer(question, workspace)
+    try:
+        there = remote_workspace.known(workspace)
+        if there is None or there.cluster != where.name:
+            there = remote_workspace.of(workspace, where)
+        workspace_trust.must_be_allowed(workspace, f"log in to {there.host}")
+        return there.ask("jobs.planning.datasets", [], MissingData, given=msgspec.json.encode(question))
+    except ShardlabError as error:
+        why = str(error).rstrip(".")
+        return MissingData(unknown=f"cannot check from here whether the cluster {where.name} has the data sets {names}: {why}.")
+
+
+def answer(question: DataSetQuestion, workspace: Workspace) -> MissingData:
+    """Answer the question on the cluster's controller. The controller can read the storage that all nodes share, but not the
+    disks inside the nodes."""
+    data_path, shared = workspace.data(question.data_path), question.shared
+    if shared is not None and data_path.resolve().is_relative_to(Path(shared).resolve()):
+        return MissingData(_missing(question.options, data_path))
+    return MissingData(
+        unknown=f"cannot check from here whether every node has the data sets {_names(question.options)}: {data_path} is not "
+        "on storage that all nodes share. `provision` checks each node for the data sets in data.sets of the cluster file."
+    )
+
+
+def must_be_there(data_sets: MissingData) -> None:
+    """Raises an InputError that lists every missing data set, if a data set is missing."""
+    if data_sets.missing:
+        raise InputError("\n".join([*data_sets.missing, "With --scale tiny every cell reads synthetic data."]))
+
+
+def _missing(options: Sequence[dict[str, Any]], data_path: Path) -> list[str]:
+    """A sentence for each data set that cells with these options read and that is not on the disk of this machine."""
+    wanted = Counter(place for one in options if (place := data_sets.of(one, data_path)) is not None)
+    absent = [(place, count) for place, count in wanted.items() if not place.path.exists()]
+    return [f"{count} of {len(options)} cell(s) read {place.name}: {place.refusal}" for place, count in absent]
+
+
+def _names(options: Sequence[dict[str, Any]]) -> str:
+    """The names of the data sets that cells with these options read from files, separated by commas."""
+    return ", ".join(sorted({place.name for one in options if (place := data_sets.of(one, Path())) is not None}))
+
+
+def main() -> int:
+    """Read a question of another machine from standard input, and print the answer; return the exit code."""
+    arguments = console.Parser(prog="python -m jobs.planning.datasets", parents=[console.common_options()]).parse_args()
+    document = sys.stdin.buffer.read()
+    question = json_file.of_standard_input(document, DataSetQuestion, "a question from this version of shardlab")
+    data_sets = answer(question, Workspace.find(getattr(arguments, "workspace", None)))
+    console.Output.of(arguments).document(data_sets)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))

@@ -1,0 +1,349 @@
+"""Plans a matrix on a cluster and writes nothing: lists its cells, its runs, and the cells that do not fit the cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from jobs import on_controller
+from jobs.launcher import launcher
+from jobs.planner import predict
+from jobs.planning import batch_searches, gpu_hours, plan_predictions, tiny_twin
+from jobs.planning import repeats as number_of_runs
+from jobs.planning.gpu_hours import CellHours
+from jobs.planning.repeats import Cost
+from jobs.planning.resolve import Capacity, Misfit, misfits, resolve
+from jobs.plugins import own_copies, own_plugins
+from jobs.plugins.own_plugins import OwnPlugins
+from jobs.rendering import frozen_source, render
+from jobs.slurm import allocation, share
+from jobs.slurm.share import Share
+from jobs.status.reconcile import Status, not_replaceable
+from jobs.status.select import condition, holds
+from shardlab import extras
+from shardlab.cluster import login_node
+from shardlab.cluster.cluster import Cluster
+from shardlab.errors import InputError, MissingExtra
+from shardlab.hardware import host
+from shardlab.matrix import batch_search, matrix
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.matrix import Matrix
+from shardlab.runs.prediction import Prediction
+from shardlab.runs.run import REHEARSAL
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace import inventory
+from shardlab.workspace.workspace import Workspace
+
+SCALES = ("full", "tiny")
+ADAPT = "--adapt uses fewer GPUs where cells do not fit, and lists every change of the matrix (docs/how-to/fit-a-matrix.md)."
+
+
+class MatrixPlan(msgspec.Struct, frozen=True):
+    """The plan of a matrix on a cluster.
+
+    matrix: the matrix file.
+    all_cells: all cells of the matrix.
+    cells: the cells that --where selects; all cells without --where.
+    repeats: the number of runs of each cell of `all_cells`, by the name of the cell.
+    recorded: the mean duration of completed runs in seconds, by the name of the cell.
+    cost: the estimated time of the runs of `cells`, as far as it is known.
+    source: what all runs of the plan have in common.
+    remarks: notes for the user.
+    misfits: the `cells` that do not fit the machines of the cluster, each with its place in the matrix file.
+    advice: sentences that name the options with which all selected cells may fit.
+    predicted: the planner's prediction for each cell of `cells`, by the name of the cell.
+    """
+
+    matrix: Matrix
+    all_cells: list[Cell]
+    cells: list[Cell]
+    repeats: dict[str, int]
+    recorded: dict[str, float]
+    cost: Cost
+    source: render.RenderContext
+    remarks: list[str]
+    misfits: list[Misfit]
+    advice: list[str]
+    predicted: dict[str, Prediction]
+
+    def name_of(self, cell: Cell) -> str:
+        """The name of the planned cell to which a run of `cell` belongs. For a try of a search, this is the cell of the first
+        try."""
+        search = self.source.search_of(cell)
+        return (cell if search is None else batch_search.try_cell(cell, search.start)).name()
+
+    def most_runs(self, runs: Mapping[str, int]) -> dict[str, int]:
+        """The largest number of runs of each selected cell, by the name of the cell; each search counts with all its tries.
+        runs: the number of runs or searches of each cell, by the name of the cell."""
+        tries = {cell.name(): search.most_tries for cell in self.cells if (search := self.source.search_of(cell)) is not None}
+        return {name: count * tries.get(name, 1) for name, count in runs.items()}
+
+
+def of(
+    workspace: Workspace,
+    name: str,
+    target: Cluster,
+    *,
+    where: str | None,
+    repeats: int | None,
+    scale: str = "full",
+    wait_gpus_s: int = 0,
+    in_allocation: bool = False,
+    track: str | None = None,
+) -> MatrixPlan:
+    """Read, check and resolve a matrix on a cluster. No run folder is written. Raises InputError.
+
+    name: the name of a shipped matrix, or the path of a matrix file. target: the cluster. where: the expression of --where; it
+    is always evaluated for the cells of the file, also with scale `tiny`. repeats: the number of runs of each cell; None: as
+    the matrix says. scale: `full` or `tiny`. wait_gpus_s, track: as in `Run`. in_allocation: whether the runs start in the
+    Slurm allocation of this process.
+    """
+    if repeats is not None and not 1 <= repeats <= 1000:
+        raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
+    asked = matrix.load(matrix.find(name))
+    machine = capacity(target, in_allocation=in_allocation)
+    own = own_of(workspace, asked)
+    try:
+        cells = resolve(asked, cluster=None if machine.here else machine, own=own)
+        if scale == "tiny":
+            cells = tiny_twin.twins(cells, own.workload_menu())
+            tiny_twin.must_train(cells)
+        runs_as = asked.name if scale == "full" else f"{asked.name}-{scale}"
+        searched = batch_searches.plan(workspace, asked, cells, target, runs_as, own)
+        cells = searched.cells
+    finally:
+        own.strategies.close()
+    chosen = [cell for cell in cells if where is None or holds(condition(where), cell)]
+    if not chosen:
+        raise InputError(f"--where {where!r} selects none of the {len(cells)} cells.")
+    unheld = misfits(asked, cells, machine, chosen)
+    source = render.source(
+        runs_as, target, workspace, wait_gpus_s=wait_gpus_s, in_allocation=in_allocation, track=track, own=own
+    )
+    counts = number_of_runs.of(asked.file, cells, repeats)
+    rehearsed = {cell.name() for cell in chosen if source.plans_rehearsal(cell)}
+    recorded = number_of_runs.recorded_s(workspace, chosen, counts, rehearsed)
+    predicted = plan_predictions.of(workspace, target, chosen, recorded)
+    return MatrixPlan(
+        matrix=asked,
+        all_cells=cells,
+        cells=chosen,
+        repeats=counts,
+        recorded=recorded,
+        cost=number_of_runs.cost(chosen, counts, recorded),
+        source=msgspec.structs.replace(source, predicted=predicted, searches=searched.searches, retry=asked.file.retry),
+        remarks=[*_remarks(chosen, machine, target, len(rehearsed)), *render.remarks(source)],
+        misfits=unheld,
+        advice=[*advice(asked, cells, chosen, machine, where, own), ADAPT] if unheld else [],
+        predicted=predicted,
+    )
+
+
+def own_of(workspace: Workspace, asked: Matrix) -> OwnPlugins:
+    """The plug-ins of the workspace that a matrix names."""
+    names = {str(point.keys.get("workload")) for point in asked.points}
+    models = {name: model for name, model in asked.models.items() if name in names}
+    strategies = {asked.file.baseline, *(str(point.keys.get("strategy")) for point in asked.points)}
+    return own_plugins.find(workspace, names - models.keys(), strategies, models)
+
+
+def capacity(where: Cluster, *, in_allocation: bool = False) -> Capacity:
+    """The machines that the cluster can give to a run. in_allocation: whether runs start in the Slurm allocation of this
+    process. Raises InputError if `in_allocation` is set for a cluster without Slurm."""
+    if in_allocation:
+        if where.slurm is None:
+            raise InputError(f"--in-allocation: the cluster {where.name} has no `slurm`. Allowed: a cluster file with `slurm`.")
+        return _allocated(where)
+    types = {name: _of_type(where.for_gpu_type(name)) for name in where.gpu_types}
+    return msgspec.structs.replace(_of_type(where), types=types)
+
+
+def _allocated(where: Cluster) -> Capacity:
+    """The capacity of the Slurm allocation in which this process runs.
+
+    The type of its GPUs is not checked: cells may name any GPU type of the cluster file.
+    """
+    has = allocation.here()
+    room = Capacity(nodes=has.nodes, gpus=has.gpus_per_node if where.gpus is not None and where.gpus.per_node else None)
+    return msgspec.structs.replace(room, types=dict.fromkeys(where.gpu_types, room))
+
+
+def _of_type(where: Cluster) -> Capacity:
+    gpus = where.gpus.per_node or None if where.gpus else None
+    if where.slurm is not None:
+        limits = [where.slurm.max_nodes, None if where.provider == "slurm" else len(where.with_role("worker"))]
+        nodes = min((limit for limit in limits if limit is not None), default=None)
+        return Capacity(nodes=nodes, gpus=gpus, longest_s=where.slurm.max_time_s)
+    if where.provider != "local":
+        return Capacity(nodes=len(where.with_role("worker")), gpus=gpus, per_rank=False)
+    here = host.observe()
+    return Capacity(nodes=1, gpus=len(here.gpus) if here.gpus else None, here=True)
+
+
+def hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]:
+    """The GPU hours of each selected cell; empty if ranks are processes on the CPU.
+
+    runs: the number of runs of each cell, by the name of the cell.
+    """
+    where = plan.source.where
+    if where.provider == "local" and not host.observe().gpus:
+        return []
+    on_slurm = plan.source.scheduler == "slurm"
+    requeues = where.slurm.requeue if where.slurm is not None and on_slurm else 0
+    retry = plan.matrix.file.retry
+    retries = {cell.name(): gpu_hours.most_retries(cell, retry, requeues, on_slurm=on_slurm) for cell in plan.cells}
+    return gpu_hours.of(plan.cells, plan.most_runs(runs), plan.recorded, where, retries)
+
+
+def account_shares(plan: MatrixPlan, workspace: Workspace) -> list[Share]:
+    """How much the user's Slurm account may still use under its limits; empty if Slurm does not report this, or if asking Slurm
+    would need a login."""
+    where = plan.source.where
+    if where.slurm is None:
+        return []
+    if on_controller.is_here(where):
+        return share.of(where.slurm.account)
+    if where.login is None or not inventory.path_of(workspace).exists():
+        return []
+    address, _ = inventory.controller(workspace, where)
+    return share.of_site(address, where.slurm.account)
+
+
+def without_misfits_of_memory(plan: MatrixPlan) -> tuple[MatrixPlan, list[str]]:
+    """Leave out the cells that, according to their prediction, certainly do not fit the memory of a GPU.
+
+    Returns (the plan without these cells, the names of these cells).
+    """
+    names = predict.that_do_not_fit({cell.name(): cell for cell in plan.cells}, plan.predicted)
+    left = [cell for cell in plan.cells if cell.name() not in names]
+    return msgspec.structs.replace(plan, cells=left, cost=number_of_runs.cost(left, plan.repeats, plan.recorded)), names
+
+
+def must_fit(plan: MatrixPlan) -> None:
+    """Raises InputError if a selected cell does not fit the cluster. The error lists all these cells, and the options that
+    leave them out."""
+    if plan.misfits:
+        problems = plan.matrix.document.errors([misfit.problem for misfit in plan.misfits])
+        raise InputError("\n".join([str(problems), *plan.advice]))
+
+
+def advice(
+    asked: Matrix,
+    cells: Sequence[Cell],
+    chosen: Sequence[Cell],
+    machine: Capacity,
+    where: str | None,
+    own: OwnPlugins | None = None,
+) -> list[str]:
+    """Sentences with options under which all cells fit: an expression for --where that selects exactly the cells that fit, and
+    --scale tiny.
+
+    asked: the matrix. cells: all cells of the matrix. chosen: the cells that `where` selects. machine: the capacity of the
+    cluster. where: the expression of --where. own: the plug-ins of the workspace.
+    """
+    unheld = {one.cell for one in misfits(asked, cells, machine, chosen)}
+    fitting = [cell for cell in chosen if cell.name() not in unheld]
+    sentences = []
+    leaves = {one: [cell for cell in chosen if holds(condition(one), cell)] for one in _limits(machine)}
+    expression = next((one for one, cells_left in leaves.items() if cells_left == fitting), None)
+    if fitting and expression:
+        both = f"({where}) and {expression}" if where else expression
+        quoted = shlex.quote(both) if set(both) & set('"$`\\!') else f'"{both}"'
+        sentences.append(f"{len(fitting)} of {len(chosen)} cells fit this cluster: --where {quoted} leaves only those.")
+    with contextlib.suppress(InputError):  # raised if a workload has no tiny twin
+        if chosen[0].rehearses is None and not misfits(
+            asked, (twins := tiny_twin.twins(cells, (own or OwnPlugins()).workload_menu())), machine, twins
+        ):
+            sentences.append("--scale tiny rehearses every cell at a tiny size, with its ranks on the CPU of one machine.")
+    return sentences
+
+
+def _limits(machine: Capacity) -> list[str]:
+    """Expressions for --where that may select exactly the cells that fit the machines, the simplest expression first."""
+    nodes = "nnodes >= 1" if machine.nodes is None else "nnodes == 1" if machine.nodes == 1 else f"nnodes <= {machine.nodes}"
+    limits = [nodes]
+    if machine.gpus is not None:
+        gpus = [f"gpus <= {machine.gpus}", f"gpus <= {machine.gpus} * nnodes"]
+        gpus.append(f"(launcher == 'fork' or {gpus[-1]})")
+        limits += [*gpus, *(f"{nodes} and {limit}" for limit in gpus)]
+    types = " or ".join(f"gpu_type == {name!r}" for name in (None, *machine.types))
+    return [*limits, f"({types})", *(f"({types}) and {limit}" for limit in limits)]
+
+
+def must_run_here(source: render.RenderContext, *, here: bool, trains: bool = True) -> None:
+    """If the runs start on this machine, check that this machine can run them.
+
+    here: whether --here is given, which allows a login node. trains: whether a run trains; the others analyse traces.
+    Raises InputError if this machine is a login node of a Slurm cluster, and MissingExtra if a package is not installed.
+    """
+    if source.scheduler != "local":
+        return
+    login_node.must_not_be(here=here)
+    needed_for, modules = ("training", ("torch",)) if trains else ("the analysis of traces", ("numpy", "zlib_ng"))
+    for module in modules:
+        if find_spec(module) is None:
+            raise MissingExtra(f"{needed_for} on this machine", module)
+
+
+class Rendering(msgspec.Struct, frozen=True):
+    """The result of `jobs render`.
+
+    folders: the run folders that were written. skipped: the runs that were skipped, because their records do not tell whether
+    the runs were submitted.
+    """
+
+    folders: list[RunDir]
+    skipped: list[Status]
+
+
+def with_source_in(plan: MatrixPlan, folder: Path) -> MatrixPlan:
+    """The plan, changed so that the copy of shardlab's source is stored in `folder` instead of the workspace."""
+    source = msgspec.structs.replace(plan.source, source=str(folder / Path(plan.source.source).name))
+    return msgspec.structs.replace(plan, source=source)
+
+
+def render_all(plan: MatrixPlan, workspace: Workspace, runs: Path) -> Rendering:
+    """Write a run folder for every repeat of every selected cell into the folder `runs`. The folder of a run that was submitted
+    already is not changed."""
+    folders, skipped = [], []
+    frozen_source.freeze(Path(plan.source.source))
+    own_copies.freeze(workspace, plan.source.own.sources)
+    for cell, repeat in number_of_runs.rounds(plan.cells, plan.repeats):
+        run = render.run_of(cell, repeat, 1, plan.source)
+        existing = RunDir(runs / run.run_id)
+        if existing.path.exists():
+            if (kept := not_replaceable(existing)) is not None:
+                skipped.append(kept)
+                continue
+            if existing.judge().state != "planned":
+                continue
+        folders.append(render.write(run, runs, plan.source))
+    return Rendering(folders, skipped)
+
+
+def _remarks(cells: Sequence[Cell], machine: Capacity, where: Cluster, rehearsed: int) -> list[str]:
+    remarks = tiny_twin.dropped([cell.rehearses for cell in cells if cell.rehearses])
+    processors = host.usable_processors()
+    most = max(cell.gpus for cell in cells)
+    if where.provider != "local":
+        for name in sorted({cell.launcher for cell in cells if launcher(cell.launcher).needs}):
+            programs = " and ".join(launcher(name).needs)
+            remarks.append(f"the launcher {name} needs {programs} on each node; `jobs plan` cannot check the nodes.")
+    if where.provider == "virtual":
+        remarks.append("practice nodes: their GPUs exist only in Slurm; every rank is a process on this machine's CPU.")
+    elif machine.gpus is None and not machine.types:
+        remarks.append(f"no GPU {'here' if machine.here else 'in the cluster file'}: every rank is a process on the CPU.")
+        if machine.here and most > processors:
+            remarks.append(f"up to {most} ranks share {processors} processors: the measured times say little.")
+    if machine.here and find_spec("torch") is None:
+        install = extras.install_command("trainers")
+        remarks.append(f"torch is not installed here; before `jobs submit` on this machine, install it with: {install}")
+    if rehearsed:
+        which = "every cell is" if rehearsed == len(cells) else f"{rehearsed} of {len(cells)} cells are"
+        remarks.append(f"{which} a {REHEARSAL}.")
+    return remarks

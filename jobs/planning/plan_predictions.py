@@ -1,0 +1,88 @@
+"""Predicts memory and time of the cells of a plan, corrected by the measurements of runs that completed in the workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from jobs.planner import calibration, gpu_results, predict
+from jobs.planner import machine as planned_machine
+from jobs.planner.calibration import Calibration, MeasuredRatio
+from jobs.planning import gpu_hours
+from shardlab.cluster.cluster import Cluster
+from shardlab.errors import ShardlabError
+from shardlab.matrix.cell import Cell
+from shardlab.runs import prediction
+from shardlab.runs.prediction import Prediction
+from shardlab.runs.rehearsed import Answer
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace import inventory, measured_power
+from shardlab.workspace.workspace import Workspace
+
+
+def of(
+    workspace: Workspace,
+    where: Cluster,
+    cells: Sequence[Cell],
+    recorded: Mapping[str, float],
+    answers: Mapping[str, Answer] | None = None,
+) -> dict[str, Prediction]:
+    """The prediction of a run of each cell, by the name of the cell.
+
+    recorded: the mean duration of earlier runs in seconds, by the name of the cell. answers: the results of rehearsals of the
+    planner, by the name of the cell.
+    """
+    known = inventory.measured_all_reduces(workspace, where.name)
+    machines = {name: planned_machine.of_cluster(where, name, known) for name in {cell.gpu_type for cell in cells}}
+    earlier = earlier_measurements(workspace) if any(machine.on_gpu for machine in machines.values()) else calibration.NOTHING
+    return {
+        cell.name(): predict.of(
+            cell,
+            machines[cell.gpu_type],
+            calibration=earlier,
+            occupied=gpu_hours.occupied(cell, where),
+            recorded_s=recorded.get(cell.name()),
+            answer=(answers or {}).get(cell.name()),
+        )
+        for cell in cells
+    }
+
+
+def earlier_measurements(workspace: Workspace) -> Calibration:
+    """The calibration of predictions by completed runs of the workspace, and, for cells without such runs, by the results of
+    `make gpu-proof`."""
+    results = calibration.of(gpu_results.measured(gpu_results.folders(workspace.path)), calibration.RESULTS)
+    return calibration.of(measured(workspace), fallback=results)
+
+
+def measured(workspace: Workspace) -> Iterator[MeasuredRatio]:
+    """The ratios of measured to predicted time and memory, and the power of a GPU, for each completed run of the workspace that
+    trained on a GPU and had a prediction."""
+    powers = measured_power.read_all(workspace)
+    for folder in workspace.all_runs():
+        try:
+            if (found := _ratio(folder, powers.get(folder.run_id))) is not None:
+                yield found
+        except ShardlabError:
+            continue  # `collect` reports a damaged run; predictions are made without the run
+
+
+def _ratio(folder: RunDir, power_w: float | None) -> MeasuredRatio | None:
+    """The ratios of measured to predicted values of one run; None if the run did not complete, is a rehearsal, had a fault
+    on purpose, or has no prediction for a GPU that was made before its submission."""
+    predicted = prediction.read(folder.path)
+    if predicted is None or predicted.gpu is None or (result := folder.read_result()) is None:
+        return None
+    if result.state != "completed" or folder.is_rehearsal():
+        return None
+    cell = folder.read_run().cell
+    if cell.instruments.straggler is not None or cell.instruments.lost_worker is not None:
+        return None
+    seconds = result.step_time_ms.median / 1000 if result.step_time_ms is not None else None
+    peak = (result.peak_memory_bytes or {}).get("allocated")
+    return MeasuredRatio(
+        cell,
+        predicted.gpu,
+        seconds / predicted.formula_step_s if seconds and predicted.formula_step_s else None,
+        peak / predicted.formula_tensor_bytes if peak and predicted.formula_tensor_bytes else None,
+        power_w,
+    )

@@ -1,0 +1,394 @@
+"""Resolves the points of a matrix (combinations of its values) into cells. Reports with file:line why a point is impossible."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Collection, Sequence
+from socket import gethostname
+from typing import Any
+
+import msgspec
+
+from jobs.launcher import Launcher, launchers
+from jobs.plugins.own_plugins import OwnPlugins
+from shardlab.errors import UnknownName
+from shardlab.files.document import Problem
+from shardlab.matrix import cell_sizes, claim_check
+from shardlab.matrix.cell import Cell, Draft
+from shardlab.matrix.matrix import Matrix, Point
+from trainers.instruments import observed_steps
+from trainers.strategy import Strategy
+from trainers.workload import Workload
+
+AddProblem = Callable[[str, str], None]  # adds a problem of a cell; arguments: the key of the matrix, and a sentence
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """The machines that the scheduler can give to a run."""
+
+    nodes: int | None  # the largest number of nodes of a run; None: not known
+    gpus: int | None  # the number of GPUs of a node; None if ranks are processes on a CPU
+    here: bool = False  # whether runs start on this machine, so that it must have the programs of the launchers
+    per_rank: bool = True  # whether the scheduler can start a task for each rank, and not only for each node
+    longest_s: int | None = None  # the largest time limit of a run, in seconds; None: not known
+    types: dict[str, Capacity] = {}  # for each GPU type that a cell may name: the capacity for cells with this type
+
+    def of(self, gpu_type: str | None) -> Capacity | None:
+        """The capacity for cells with this GPU type; None if the cluster has no such GPU type."""
+        return self if gpu_type is None else self.types.get(gpu_type)
+
+
+class Misfit(msgspec.Struct, frozen=True):
+    """A cell that does not fit the machines. cell: its name. why: the reason. problem: the reason with the cell's place in the
+    matrix file."""
+
+    cell: str
+    why: str
+    problem: Problem
+
+
+class Menus(msgspec.Struct, frozen=True):
+    """The strategies, workloads and launchers that a cell may name, by name."""
+
+    strategies: dict[str, Strategy]
+    workloads: dict[str, Workload]
+    launchers: dict[str, Launcher]
+    # Why a file of the workspace does not define a workload or strategy: by key (workload, strategy), then by name.
+    faults: dict[str, dict[str, str]] = {}
+
+
+def resolve(
+    matrix: Matrix, machine: Capacity | None = None, cluster: Capacity | None = None, own: OwnPlugins | None = None
+) -> list[Cell]:
+    """The cells of a matrix, one for each point, in the order of the points.
+
+    machine: if given, all cells must fit this capacity. cluster: if given, a cell without the key nnodes gets the smallest
+    number of the cluster's nodes that have enough GPUs for the cell. own: the plug-ins of the workspace.
+
+    Raises InputError, which lists every problem with its place in the file.
+    """
+    own = own or OwnPlugins()
+    faults = {"workload": own.workloads.faults, "strategy": own.strategies.faults}
+    menus = Menus(own.strategy_menu(), own.workload_menu(), launchers(), faults)
+    problems: list[Problem] = []
+    if matrix.file.baseline not in menus.strategies:
+        unknown = str(UnknownName("strategy", matrix.file.baseline, menus.strategies))
+        sentence = own.strategies.faults.get(matrix.file.baseline, unknown)
+        problems.append(matrix.document.problem(("baseline",), sentence))
+    cells: list[Cell] = []
+    first: dict[str, int] = {}
+    for number, point in enumerate(matrix.points, start=1):
+        cell = _cell(matrix, point, menus, problems, cluster)
+        if cell is None:
+            continue
+        if cell.hash() in first:
+            sentence = f"cells {first[cell.hash()]} and {number} are the same run. Use `repeats` to run a cell more than once."
+            problems.append(matrix.problem(point, next(reversed(point.keys)), sentence))
+        first.setdefault(cell.hash(), number)
+        cells.append(cell)
+    if not problems:
+        excluded = [entry.cell for entry in matrix.excluded]
+        problems = claim_check.without_cells(matrix.document, matrix.file.tests, cells, excluded)
+    if problems:
+        raise matrix.document.errors(problems)
+    if machine is not None and (unfit := misfits(matrix, cells, machine, cells)):
+        raise matrix.document.errors([misfit.problem for misfit in unfit])
+    return cells
+
+
+def misfits(matrix: Matrix, cells: Sequence[Cell], machine: Capacity, chosen: Sequence[Cell]) -> list[Misfit]:
+    """The cells of `chosen` that do not fit the machines. cells: all cells of the matrix, in the order of its points."""
+    unfit = []
+    names = {cell.name() for cell in chosen}
+    for point, cell in zip(matrix.points, cells, strict=True):
+        room = machine.of(cell.gpu_type)
+        whys = {"gpu_type": _gpu_type(cell, machine)} if room is None else _whys(cell, room)
+        for key, why in whys.items():
+            if why is not None and cell.name() in names:
+                unfit.append(Misfit(cell.name(), why, matrix.problem(point, key, why)))
+    return unfit
+
+
+def _whys(cell: Cell, machine: Capacity) -> dict[str, str | None]:
+    """Why a cell does not fit the machines: for each key that says what the cell needs, the reason, or None if the key fits."""
+    return {
+        "nnodes": _nodes(cell, machine),
+        "gpus": _gpus(cell, machine),
+        "launcher": why_unusable(cell.launcher, machine),
+        "time_limit": _time(cell, machine),
+    }
+
+
+def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], cluster: Capacity | None) -> Cell | None:
+    """Resolve one point into a cell. If the cell is not possible, append the reasons to `problems` and return None.
+
+    cluster: as for `resolve`.
+    """
+    before = len(problems)
+
+    def problem(key: str, sentence: str) -> None:
+        problems.append(matrix.problem(point, key, sentence))
+
+    draft = _draft(point, menus, problem)
+    if draft is None:
+        return None
+    strategy, workload = menus.strategies[draft.strategy], menus.workloads[draft.workload]
+    options = _options(draft, strategy, workload, menus, problem)
+    _switches(draft, strategy, problem)
+    degrees = _degrees(draft, strategy, problem)
+    limits = _limits(draft, problem)
+    sizes = _sizes(draft, workload, strategy, degrees, problem)
+    if len(problems) > before or sizes is None:
+        return None
+    room = cluster.of(draft.gpu_type) if cluster is not None else None
+    nnodes = draft.nnodes or _fewest(draft, menus.launchers[draft.launcher], room.gpus if room is not None else None)
+    cell = _assembled(draft, strategy, workload, nnodes, degrees, sizes, limits, options)
+    _refusals(cell, strategy, workload, menus.launchers[draft.launcher], draft, problem)
+    return cell if len(problems) == before else None
+
+
+def _draft(point: Point, menus: Menus, problem: AddProblem) -> Draft | None:
+    """Check the types of a point's values. If a key is missing or a name is unknown, adds a problem and returns None."""
+    try:
+        draft = point.draft()
+    except msgspec.ValidationError as error:
+        problem("workload", f"a cell is not complete: {str(error)[0].lower()}{str(error)[1:]}.")
+        return None
+    menu_of: dict[str, Collection[str]] = {
+        "strategy": menus.strategies,
+        "workload": menus.workloads,
+        "launcher": menus.launchers,
+    }
+    faults = {key: fault for key, by_name in menus.faults.items() if (fault := by_name.get(getattr(draft, key)))}
+    for key, fault in faults.items():
+        problem(key, fault)
+    if faults:
+        return None
+    unknown = [key for key, names in menu_of.items() if getattr(draft, key) not in names]
+    for key in unknown:
+        problem(key, str(UnknownName(key, getattr(draft, key), menu_of[key])))
+    return None if unknown else draft
+
+
+def _assembled(
+    draft: Draft,
+    strategy: Strategy,
+    workload: Workload,
+    nnodes: int,
+    degrees: dict[str, int],
+    sizes: tuple[int, int, int],
+    limits: tuple[int | None, int],
+    options: dict[str, Any],
+) -> Cell:
+    """The cell of a draft whose keys were all checked.
+
+    degrees: dp, tp and pp. sizes: global_batch_size, micro_batch_size and gradient_accumulation_steps. limits: the time limit
+    and the hang limit in seconds. options: the options of the strategy and the workload.
+    """
+    return Cell(
+        workload=draft.workload,
+        strategy=draft.strategy,
+        gpus=draft.gpus,
+        nnodes=nnodes,
+        gpu_type=draft.gpu_type,
+        dp=degrees["dp"],
+        tp=degrees["tp"],
+        pp=degrees["pp"],
+        servers=(draft.servers or 1) if strategy.servers else 0,
+        launcher=draft.launcher,
+        global_batch_size=sizes[0],
+        micro_batch_size=sizes[1],
+        gradient_accumulation_steps=sizes[2],
+        seq_len=draft.seq_len or workload.seq_len,
+        steps=draft.steps,
+        epochs=draft.epochs,
+        warmup_steps=draft.warmup_steps,
+        precision=draft.precision,
+        activation_checkpointing=draft.activation_checkpointing,
+        compile=draft.compile,
+        max_grad_norm=draft.max_grad_norm,
+        prove=draft.prove,
+        optimizer=draft.optimizer or workload.optimizer,
+        schedule=draft.schedule,
+        instruments=draft.instruments,
+        memory_limit_gib=draft.memory_limit_gib,
+        seed=draft.seed,
+        time_limit_s=limits[0],
+        hang_limit_s=limits[1],
+        expect=draft.expect,
+        options=options,
+        workload_code=workload.code,
+        strategy_code=strategy.code,
+    )
+
+
+def _refusals(
+    cell: Cell, strategy: Strategy, workload: Workload, launcher: Launcher, draft: Draft, problem: AddProblem
+) -> None:
+    """Add a problem for each reason why this cell cannot run. If the reason names an option that the file sets, the problem is
+    reported at the place of this option."""
+    for key, why in (
+        ("workload", workload.refuse(cell)),
+        ("strategy", strategy.refuse(cell)),
+        ("nnodes", _uneven(cell, launcher)),
+        *observed_steps.refusals(cell, cell.steps),
+    ):
+        if why is not None:
+            named = [name for name in draft.options if why.startswith(f"{name}:") or f"({name})" in why]
+            problem(f"options.{named[0]}" if named else key, why)
+
+
+def _options(draft: Draft, strategy: Strategy, workload: Workload, menus: Menus, problem: AddProblem) -> dict[str, Any]:
+    """The options of the strategy and the workload, with the default value for each option that the draft does not set."""
+    known = {option.name: option for option in (*strategy.options, *workload.options)}
+    for name, value in draft.options.items():
+        if name not in known:
+            what = f"option of {strategy.name} or {workload.name}"
+            problem(f"options.{name}", str(UnknownName(what, name, known)) + _belongs_to_another(name, menus))
+        elif (why := known[name].refuse(value)) is not None:
+            problem(f"options.{name}", why)
+    return {name: draft.options.get(name, option.default) for name, option in known.items()}
+
+
+def _belongs_to_another(option: str, menus: Menus) -> str:
+    """A sentence that shows how to set an option only for the cells whose strategy or workload has this option; '' if no
+    strategy or workload has it."""
+    for key, variants in (("strategy", menus.strategies), ("workload", menus.workloads)):
+        if owners := [name for name, variant in variants.items() if option in {known.name for known in variant.options}]:
+            only = f"include: [{{when: \"{key} == '{owners[0]}'\", options: {{{option}: ...}}}}]"
+            return f" It is an option of {', '.join(owners)}; to give it only to cells of {owners[0]}, write {only}."
+    return ""
+
+
+def _degrees(draft: Draft, strategy: Strategy, problem: AddProblem) -> dict[str, int]:
+    """The values of dp, tp and pp. If one value is missing, it is computed by division from the number of GPUs. A dimension
+    that the strategy does not have gets 1."""
+    given = {"dp": draft.dp, "tp": draft.tp, "pp": draft.pp}
+    for name, size in given.items():
+        if name not in strategy.degrees and size not in (None, 1):
+            problem(name, f"{strategy.name} has no {name} dimension. Allowed: {', '.join(strategy.degrees)}.")
+            return {"dp": draft.gpus, "tp": 1, "pp": 1}
+    known = {name: given[name] for name in strategy.degrees}
+    unknown = [name for name, size in known.items() if size is None]
+    product = math.prod(size for size in known.values() if size is not None)
+    if len(unknown) > 1:
+        problem("strategy", f"{strategy.name} on {draft.gpus} ranks needs a value for {' or '.join(unknown[::-1])}.")
+    elif draft.gpus % product or (not unknown and product != draft.gpus):
+        sizes = " x ".join(f"{name}: {size}" for name, size in known.items() if size is not None)
+        problem(next(n for n, size in known.items() if size is not None), f"{sizes} does not match {draft.gpus} ranks.")
+    else:
+        known |= dict.fromkeys(unknown, draft.gpus // product)
+    return {name: known.get(name) or 1 for name in given}
+
+
+def _switches(draft: Draft, strategy: Strategy, problem: AddProblem) -> None:
+    """Add a problem for each switch that the strategy does not support. If such a switch were ignored, the cells that are
+    compared would not do the same work."""
+    asked = {
+        "activation_checkpointing": draft.activation_checkpointing != "none",
+        "compile": draft.compile,
+        "max_grad_norm": draft.max_grad_norm is not None,
+    }
+    for name in (name for name, on in asked.items() if on and name not in strategy.switches):
+        problem(name, f"{strategy.name} does not support {name}. Allowed: leave {name} out.")
+    if draft.activation_checkpointing.startswith("segments-") and strategy.degrees != ("dp",):
+        problem(
+            "activation_checkpointing",
+            f"{strategy.name} splits the model over ranks, so segments are not possible. Allowed: none, full, every-K.",
+        )
+    if draft.instruments.checkpoints is not None and strategy.no_checkpoints:
+        why = f"{strategy.name} keeps no checkpoints: {strategy.no_checkpoints}"
+        problem("instruments.checkpoints", f"{why}. Allowed: leave instruments.checkpoints out.")
+    if draft.servers is not None and not strategy.servers:
+        problem("servers", f"{strategy.name} has no parameter servers. Allowed: leave servers out.")
+
+
+def _sizes(
+    draft: Draft, workload: Workload, strategy: Strategy, degrees: dict[str, int], problem: AddProblem
+) -> tuple[int, int, int] | None:
+    """Check the lengths, the instruments and the precision of a draft, then compute its batch sizes.
+
+    Returns (global_batch_size, micro_batch_size, gradient_accumulation_steps); if the sizes are not possible, adds a problem
+    and returns None.
+    """
+    if (draft.steps is None) == (draft.epochs is None):
+        given = "neither" if draft.steps is None else "both"
+        problem("steps", f"exactly one of steps and epochs is needed, found {given}.")
+    if draft.seq_len is not None and workload.seq_len is None:
+        problem("seq_len", f"{workload.name} has no sequences. Allowed: leave seq_len out.")
+    for key, every in (("validation", draft.instruments.validation), ("checkpoints", draft.instruments.checkpoints)):
+        if every is not None and (every.every_steps is None) == (every.every_epochs is None):
+            given = "neither" if every.every_steps is None else "both"
+            problem(f"instruments.{key}", f"exactly one of every_steps and every_epochs is needed, found {given}.")
+    if (why := strategy.refuse_precision(draft.precision)) is not None:
+        problem("precision", why)
+    try:
+        return cell_sizes.batch(draft, degrees["dp"])
+    except cell_sizes.BatchError as error:
+        problem(error.key, str(error))
+        return None
+
+
+def _limits(draft: Draft, problem: AddProblem) -> tuple[int | None, int]:
+    """The time limit (None if the draft has none) and the hang limit, in seconds."""
+    limits: dict[str, int] = {}
+    for key, text in (("time_limit", draft.time_limit), ("hang_limit", draft.hang_limit)):
+        try:
+            limits |= {} if text is None else {key: cell_sizes.seconds(text)}
+        except ValueError as error:
+            problem(key, str(error))
+    # The hang limit is 0 only if a problem was added; then no cell is made.
+    return limits.get("time_limit"), limits.get("hang_limit", 0)
+
+
+def _fewest(draft: Draft, launcher: Launcher, per_node: int | None) -> int:
+    return math.ceil(draft.gpus / per_node) if per_node and launcher.several_nodes else 1
+
+
+def _uneven(cell: Cell, launcher: Launcher) -> str | None:
+    if cell.nnodes > 1 and not launcher.several_nodes:
+        return f"{launcher.name} starts ranks on one node only. Allowed: nnodes: 1, or another launcher."
+    if cell.world_size % cell.nnodes:
+        servers = f" and {cell.servers} parameter server(s)" if cell.servers else ""
+        return f"{cell.gpus} ranks{servers} cannot be divided evenly among {cell.nnodes} nodes."
+    return None
+
+
+def why_unusable(launcher: str, machine: Capacity) -> str | None:
+    """Why a launcher cannot start ranks on these machines; None if it can. launcher: its name."""
+    menu = launchers()
+    if not machine.here:
+        if machine.per_rank or not menu[launcher].per_rank:
+            return None
+        others = ", ".join(name for name, other in menu.items() if not other.per_rank)
+        return f"the launcher {launcher} starts its ranks by Slurm, which the cluster does not have. Allowed: {others}."
+    missing = [program for program in menu[launcher].needs if shutil.which(program) is None]
+    if not missing:
+        return None
+    programs = f"{' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed on {gethostname()}"
+    return f"the launcher {launcher} needs {programs}. Install what is missing, or choose another launcher."
+
+
+def _nodes(cell: Cell, machine: Capacity) -> str | None:
+    if machine.nodes is None or cell.nnodes <= machine.nodes:
+        return None
+    return f"needs {cell.nnodes} nodes, the cluster has {machine.nodes}."
+
+
+def _gpu_type(cell: Cell, machine: Capacity) -> str | None:
+    if not machine.types:
+        return f"names the GPU type {cell.gpu_type}, but the cluster file names no type. Allowed: leave gpu_type out."
+    return str(UnknownName("GPU type of the cluster", str(cell.gpu_type), machine.types))
+
+
+def _time(cell: Cell, machine: Capacity) -> str | None:
+    if machine.longest_s is None or cell.time_limit_s is None or cell.time_limit_s <= machine.longest_s:
+        return None
+    return f"has a time limit of {cell.time_limit_s} s, the partition allows {machine.longest_s} s."
+
+
+def _gpus(cell: Cell, machine: Capacity) -> str | None:
+    if machine.gpus is not None and cell.launcher != "fork" and cell.gpus > machine.gpus * cell.nnodes:
+        return f"needs {cell.gpus} GPUs, the cluster has {machine.gpus} per node."
+    return None

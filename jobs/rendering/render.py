@@ -1,0 +1,321 @@
+"""Writes the run folders of a matrix. A run folder contains run.json and the script that the scheduler starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+import templates
+from jobs.launcher import launcher
+from jobs.planner import machine as planned_machine
+from jobs.plugins import own_copies, own_plugins
+from jobs.plugins.own_plugins import OwnPlugins
+from jobs.rendering import frozen_source, scripts
+from jobs.rendering import sbatch_options as request
+from jobs.scheduler import scheduler
+from jobs.status.reconcile import not_replaceable
+from shardlab import __version__
+from shardlab.cluster import container, tool_caches
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.login_node import PYTHON
+from shardlab.errors import ShardlabError
+from shardlab.files import files, source_digest
+from shardlab.hardware import host
+from shardlab.matrix import batch_search
+from shardlab.matrix.batch_search import BatchSearch
+from shardlab.matrix.cell import Cell
+from shardlab.matrix.expansion import ExpandedCell, Expansion
+from shardlab.matrix.matrix import Matrix
+from shardlab.matrix.retry import Retry
+from shardlab.runs import prediction
+from shardlab.runs.prediction import Prediction
+from shardlab.runs.run import Run, World, is_rehearsal, run_id
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.trace_part import TRACE, TracePart
+from shardlab.workspace.workspace import Workspace
+
+# the file with the cluster, in the folder of each run whose supervisor may render another run for the same cluster
+CLUSTER = "cluster.json"
+
+
+class RenderContext(msgspec.Struct, frozen=True, dict=True):
+    """The values that are the same for all runs that are rendered together.
+
+    matrix: the name of the matrix.
+    where: the cluster.
+    scheduler: the name of the scheduler.
+    own_templates: the workspace's folder of templates, which replace shipped templates of the same name; or None.
+    digests: by the name of the file, the SHA-256 of every template from which the scheduler's scripts may be rendered, and of
+        the files that these templates include.
+    source, packages, data_path, proofs_path, versions, git_commit, created, wait_gpus_s, track: as in `Run`.
+    own_code: the folder of the frozen copies of plug-ins.
+    own: the plug-ins of the workspace.
+    predicted: the planner's prediction for a run, by the name of its cell.
+    retry: the key `retry` of the matrix; for a new attempt, `retry` of the earlier attempt.
+    searches: the searches to which runs may belong, by the text that `batch_search.family` gives for all cells of a search.
+    """
+
+    matrix: str
+    where: Cluster
+    scheduler: str
+    own_templates: Path | None
+    digests: dict[str, str]
+    source: str
+    packages: str
+    data_path: str
+    proofs_path: str
+    versions: dict[str, str]
+    git_commit: str | None
+    created: str
+    own_code: Path
+    wait_gpus_s: int = 0
+    track: str | None = None
+    own: OwnPlugins = OwnPlugins()
+    predicted: dict[str, Prediction] = {}
+    retry: Retry = Retry()
+    searches: dict[str, BatchSearch] = {}
+
+    def search_of(self, cell: Cell) -> BatchSearch | None:
+        """The search of which a run of this cell is a try; None if the cell belongs to no search."""
+        return self.searches.get(batch_search.family(cell)) if self.searches else None
+
+    @cached_property
+    def _with_gpus(self) -> dict[str | None, bool]:
+        """For each GPU type that a cell may name, and for None: whether nodes with GPUs are known."""
+        return {name: planned_machine.of_cluster(self.where, name).on_gpu for name in (None, *self.where.gpu_types)}
+
+    def plans_rehearsal(self, cell: Cell) -> bool:
+        """Whether a run of this cell is planned as a rehearsal, because its ranks will have no GPUs or for another reason."""
+        on_gpus = launcher(cell.launcher).on_gpus and self._with_gpus.get(cell.gpu_type, True)
+        return is_rehearsal(cell, cluster_of(self), on_cpu=not on_gpus and cell.launcher != TRACE)  # which has no ranks
+
+
+def source(
+    matrix: str,
+    cluster: Cluster,
+    workspace: Workspace,
+    *,
+    wait_gpus_s: int = 0,
+    in_allocation: bool = False,
+    track: str | None = None,
+    own: OwnPlugins | None = None,
+) -> RenderContext:
+    """Collect the values that all runs of a matrix have in common.
+
+    matrix: the name of the matrix. in_allocation: whether the runs start in the Slurm allocation of this process. wait_gpus_s,
+    track: as in `Run`. own: the plug-ins of the workspace.
+    """
+    name = "local" if cluster.provider == "local" else "ssh" if cluster.slurm is None else "slurm"
+    name = "allocation" if in_allocation else name
+    names = dict.fromkeys(
+        part for template in scheduler(name).TEMPLATES for part in templates.parts(template, workspace.own_templates)
+    )
+    return RenderContext(
+        matrix=matrix,
+        where=cluster,
+        scheduler=name,
+        own_templates=workspace.own_templates,
+        digests={template: templates.digest(template, workspace.own_templates) for template in names},
+        source=str(frozen_source.folder(workspace) / source_digest.source()),
+        packages=source_digest.packages(),
+        data_path=str(workspace.data(cluster.data.path)),
+        proofs_path=str(workspace.own / "proofs"),
+        versions={**host.packages(), "shardlab": __version__, "python": sys.version.split()[0]},
+        git_commit=host.git_commit(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        own_code=own_copies.store(workspace),
+        wait_gpus_s=wait_gpus_s,
+        track=track,
+        own=own or OwnPlugins(),
+    )
+
+
+def remarks(source: RenderContext) -> list[str]:
+    """A remark for each template and each plug-in file of the workspace that the runs use: another person may have written
+    them."""
+    folder = source.own_templates
+    own = [folder / name for name in source.digests if (folder / name).exists()] if folder is not None else []
+    workloads = [one.file for one in source.own.workloads.known.values() if not one.is_data and not one.name.endswith("-tiny")]
+    strategies = dict.fromkeys(one.file for one in source.own.strategies.known.values())
+    return [
+        *(f"scripts are rendered from the workspace's own template {path}." for path in own),
+        *(f"runs execute the workspace's own workload {path}." for path in workloads),
+        *(f"runs execute the workspace's own strategies {path}." for path in strategies),
+    ]
+
+
+def cluster_of(source: RenderContext) -> dict[str, str]:
+    """The name and the provider of the cluster, as run.json records them."""
+    return {"name": source.where.name, "provider": source.where.provider}
+
+
+def run_of(
+    cell: Cell,
+    repeat: int,
+    attempt: int,
+    source: RenderContext,
+    resume: Sequence[str] = (),
+    avoid: Sequence[str] = (),
+    traces: TracePart | None = None,
+    retried: Sequence[str] = (),
+) -> Run:
+    """The content of run.json for one attempt at one repeat of a cell.
+
+    resume: the ids of the runs from whose checkpoints the run may resume, the preferred run first. avoid: the names of nodes
+    that the run must not use. traces: what the run analyses, if it does not train. retried: as in `Run`.
+    """
+    slurm = source.where.slurm
+    return Run(
+        schema=1,
+        run_id=run_id(cell, repeat, attempt),
+        matrix=source.matrix,
+        cell=cell,
+        cell_hash=cell.hash(),
+        repeat=repeat,
+        attempt=attempt,
+        launcher=cell.launcher,
+        rehearsal=source.plans_rehearsal(cell),
+        scale="full" if cell.rehearses is None else "tiny",
+        world=World(cell.nnodes, cell.world_size // cell.nnodes, cell.world_size),
+        cluster=cluster_of(source),
+        data_path=source.data_path,
+        data_stage=source.where.data.stage,
+        versions=source.versions,
+        git_commit=source.git_commit,
+        templates=source.digests,
+        created=source.created,
+        proofs_path=source.proofs_path,
+        resume=list(resume),
+        scheduler=source.scheduler,
+        source=source.source,
+        packages=source.packages,
+        limit_s=cell.time_limit_s or (slurm.time_s if slurm is not None else None),
+        requeues=slurm.requeue if slurm is not None and source.scheduler == "slurm" else 0,
+        retry=source.retry,
+        retried=list(retried),
+        avoid=list(avoid),
+        shares_nodes=slurm is not None and source.scheduler == "slurm" and not slurm.exclusive,
+        separate_folders=source.scheduler == "ssh" and source.where.has_separate_folders,
+        track=source.track,
+        wait_gpus_s=source.wait_gpus_s,
+        own_workload=source.own.workloads.of(cell),
+        own_strategy=source.own.strategies.of(cell),
+        traces=traces,
+        search=source.search_of(cell),
+    )
+
+
+def script(run: Run, folder: Path, where: Cluster, own_templates: Path | None) -> str:
+    """The text of the run's script. `write` writes it into the run's folder; a dry run only prints it.
+
+    folder: the run's folder. where: the cluster. own_templates: the workspace's folder of templates.
+    """
+    python, started = os.environ.get(PYTHON, sys.executable), launcher(run.launcher)
+    values = {"run": run, "folder": folder, "python": python, "caches": _caches(where)}
+    of_ranks = container.rank_python(where, python)
+    inside = container.srun_options(where, str(folder), node_disk=run.data_stage == "node")
+    if run.scheduler == "local":
+        values["command"] = started.command(run, python)
+    elif run.scheduler == "allocation":
+        values["command"] = started.srun(run, of_ranks, overlap=True, container=inside)
+    elif run.scheduler == "ssh":
+        values["command"] = [python, "-m", "jobs.ssh.step", ".", "--", *started.task(run, python)]
+    else:
+        values |= {"command": started.srun(run, of_ranks, container=inside), "options": request.options(run, where)}
+    return scripts.render(scheduler(run.scheduler).TEMPLATE, own_templates, **values)
+
+
+def _caches(where: Cluster) -> list[tuple[str, str]]:
+    """Variables that move the caches of the ranks' tools, as (name, value). On CloudLab the caches are moved out of the home
+    folder: home folders are on NFS over the control network, which is meant only for logins."""
+    return tool_caches.variables(where.workspaces / ".cache") if where.provider == "cloudlab" else []
+
+
+def write(run: Run, runs: Path, source: RenderContext, *, before: Callable[[RunDir], None] | None = None) -> RunDir:
+    """Create the folder of a run with all its files; if an error occurs, no folder is created.
+
+    runs: the folder of all runs. before: called with the new folder before anybody else can see it.
+
+    Raises ShardlabError if the folder exists and its run was, or may have been, submitted. The error is not an InputError,
+    because the command may have rendered other runs before.
+    """
+    final = RunDir(runs / run.run_id)
+    replaces = final.path.exists()
+    if replaces:
+        if (kept := not_replaceable(final)) is not None:
+            raise ShardlabError(f"{kept.id}: {kept.why}")
+        if final.judge().state != "planned":
+            raise ShardlabError(f"{final.path}: this run was submitted already; `jobs retry` makes a new attempt.")
+    folder = RunDir(runs / f".{run.run_id}.{'tmp' if before is None else 'next'}")
+    with files.as_workspace_error("render"):
+        shutil.rmtree(folder.path, ignore_errors=True)
+        folder.path.mkdir(parents=True)
+    try:
+        files.write_new(folder.run_json, files.as_json(run))
+        own_plugins.write(source.own_code, run, folder.path)
+        if (predicted := source.predicted.get(run.cell.name())) is not None:
+            files.write_new(prediction.path_in(folder.path), files.as_json(predicted))
+        folder.log.mkdir()  # the folder must exist: Slurm ends a job without a message if it cannot open the job's output file
+        rendered = script(run, final.path, source.where, source.own_templates).encode()
+        files.write_new(folder.path / scheduler(run.scheduler).SCRIPT, rendered, mode=0o755)
+        if run.search is not None or (run.may_be_retried and run.scheduler != "slurm"):
+            files.write_new(folder.path / CLUSTER, files.as_json(source.where))
+        folder.write_event("controller", "rendered", sync=False)
+        if before is not None:
+            before(folder)
+        with files.as_workspace_error("render"):
+            if replaces:
+                shutil.rmtree(final.path)
+            folder.path.rename(final.path)  # fails if another process has created the folder in the meantime
+    except ShardlabError:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder.path)
+        raise
+    return final
+
+
+def keep(
+    workspace: Workspace, source: RenderContext, matrix: Matrix, cells: Sequence[Cell], repeats: Mapping[str, int]
+) -> None:
+    """Save the expanded matrix in the workspace, for commands that read runs without their matrix file.
+
+    cells: all cells of the matrix. repeats: the number of runs of each cell, by the name of the cell.
+    """
+    tiny = any(cell.rehearses for cell in cells)
+    workspace.keep_expansion(
+        Expansion(
+            schema=1,
+            name=source.matrix,
+            title=f"{matrix.file.title} (rehearsal at scale tiny)" if tiny else matrix.file.title,
+            path=str(Path(matrix.path).absolute()),
+            cells=[
+                ExpandedCell(
+                    cell.name(),
+                    cell,
+                    [run_id(cell, repeat) for repeat in range(1, repeats[cell.name()] + 1)],
+                    source.search_of(cell),
+                )
+                for cell in cells
+            ],
+            excluded=matrix.excluded,
+            settings=matrix.file.settings,
+            baseline=matrix.file.baseline,
+            traces=matrix.file.traces,
+            assumed=matrix.file.assumed,
+            notes=matrix.file.notes,
+            citation=matrix.file.citation,
+            deviations=matrix.file.deviations,
+            scale="tiny" if tiny else "full",
+            reported=matrix.file.reported,
+            tables=matrix.file.tables,
+            claims=matrix.file.claims,
+        )
+    )

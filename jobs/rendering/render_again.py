@@ -1,0 +1,44 @@
+"""Renders a run by the records of an earlier run, in a process that has neither the cluster file nor the matrix."""
+
+from __future__ import annotations
+
+from jobs.plugins import own_copies
+from jobs.rendering.render import CLUSTER, RenderContext
+from shardlab.cluster.cluster import Cluster
+from shardlab.errors import InputError
+from shardlab.files import json_file
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+from shardlab.workspace.workspace import Workspace
+
+
+def context(folder: RunDir, run: Run) -> RenderContext:
+    """The values with which `run` is rendered, except predictions.
+
+    folder: the folder of the earlier run, which contains the file of the cluster. run: the run that will be rendered. Raises
+    InputError or WorkspaceError if the cluster cannot be read.
+    """
+    workspace = Workspace(folder.path.parent.parent)
+    return RenderContext(
+        matrix=run.matrix,
+        where=_cluster(folder),
+        scheduler=run.scheduler,
+        own_templates=workspace.own_templates,
+        digests=run.templates,
+        source=run.source or "",
+        packages=run.packages or "",
+        data_path=run.data_path,
+        proofs_path=run.proofs_path or "",
+        versions=run.versions,
+        git_commit=run.git_commit,
+        created=run.created,
+        own_code=own_copies.store(workspace),
+    )
+
+
+def _cluster(folder: RunDir) -> Cluster:
+    """The cluster with which the earlier run was submitted."""
+    cluster = json_file.read(folder.path / CLUSTER, Cluster, "is not a cluster of this version: {}.")
+    if cluster is None:
+        raise InputError(f"{folder.path / CLUSTER}: no such file.")
+    return cluster

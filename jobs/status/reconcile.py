@@ -1,0 +1,267 @@
+"""Combines the records in a run's folder with the scheduler's state of the run into one status."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from jobs.scheduler import ObservedRun, RunOnDisk, apart, scheduler
+from jobs.status import retry_budget
+from shardlab import run_guard
+from shardlab.cluster.lease import Lease
+from shardlab.errors import ShardlabError
+from shardlab.files import gc_pause
+from shardlab.matrix.batch_search import BatchSearch
+from shardlab.matrix.retry import Retry
+from shardlab.runs import lease_cutoff, recorder_ends, suspension
+from shardlab.runs.progress import Progress
+from shardlab.runs.record import Event, Sample, read_lines
+from shardlab.runs.run import attempt_of
+from shardlab.runs.rundir import RunDir, was_rehearsal
+from shardlab.runs.state import FINAL, JudgedState
+from shardlab.workspace import inventory
+from shardlab.workspace.workspace import Workspace
+
+RETRIED = ("pending", "running", "completed")  # states beside which the table says why the run was started again
+
+
+class Status(msgspec.Struct, kw_only=True):
+    """The status of one run, as `jobs status` shows it.
+
+    id: the run id.
+    cell: the cell; None if the records of the run cannot be read.
+    state, why: the state of the run, and the reason for it.
+    scheduler: the name of the scheduler, its number of the run's job, and its own words for the state of the job.
+    step, steps: the number of timed steps that are done, and in all.
+    throughput: units per second over the timed steps so far, from rank 0; None for a completed run that was suspended.
+    unit: what the throughput counts, such as tokens.
+    eta_s: the estimated time to the end of the training, in seconds.
+    started: when the supervisor first started the run.
+    ended: when the supervisor saw the ranks end; None if no supervisor saw it.
+    duration_s: seconds from the start to the end or to now, including waits after a requeue and suspensions.
+    hosts: the machines on which the run ran.
+    """
+
+    id: str
+    cell: dict[str, Any] | None
+    state: str
+    why: str
+    scheduler: dict[str, str]
+    step: int | None
+    steps: int | None
+    throughput: float | None
+    unit: str | None
+    eta_s: float | None
+    started: datetime | None
+    ended: datetime | None
+    duration_s: float | None
+    hosts: list[str]
+    attempt: int | None  # number of the attempt, from 1
+    repeat: int | None  # number of the repeat, from 1
+    rehearsal: bool | None
+    resumed_from_step: int | None = None  # the timed step of the checkpoint from which the run resumed
+    expected: bool  # whether the run completed, or ended in a state that the cell lists in `expect`
+    held: bool = False  # whether the run is pending or planned and starts only after `jobs retry --only held`
+    leftover: bool = False  # whether the run's job is still in the scheduler's queue, although the run has ended
+    trouble: list[str] = []  # clauses about a sampler or a tracker that ended while the run went on
+    search: BatchSearch | None = None  # the search of which the run is a try
+    retried: list[str] = []  # for each time that the run was started again by itself: the state in which it had ended
+    retries_allowed: dict[str, int] = {}  # how often the run may be started again by itself, by the state in which it ends
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether the records of the run cannot be read. No command changes such a run; `why` names the file and what to do."""
+        return self.cell is None
+
+
+def statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
+    """The status of each run, in the order of `folders`. Each scheduler is asked only once for all its runs.
+
+    A run whose records cannot be read has the state `unknown`, with the reason.
+    """
+    with gc_pause.not_searched():
+        return _statuses(workspace, folders)
+
+
+def _statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
+    read, lease = [_read(folder) for folder in folders], inventory.known_lease(workspace)
+    seen: dict[str, ObservedRun] = {}
+    for name, runs in apart(one for one in read if isinstance(one, RunOnDisk)).items():
+        found = scheduler(name).observe(workspace, runs)
+        seen |= {one.folder.run_id: what for one, what in zip(runs, found, strict=True)}
+    every = []
+    for folder, one in zip(folders, read, strict=True):
+        status = run_guard.attempt(partial(_status, one, seen[folder.run_id], lease)) if isinstance(one, RunOnDisk) else one
+        every.append(status if isinstance(status, Status) else _unreadable(folder, status))
+    return every
+
+
+def own(folder: RunDir) -> RunOnDisk:
+    """Read a run from its folder, without asking the scheduler. Raises InputError or WorkspaceError, which name the file, if a
+    record cannot be read, and UnknownName if this version has no such scheduler."""
+    run, events = folder.read_run(), folder.events(strict=True)
+    scheduler(run.scheduler)  # raises UnknownName
+    verdict, result = folder.verdict_and_result(events, run)
+    return RunOnDisk(folder, run, events, verdict, result)
+
+
+def unreadable_status(folder: RunDir) -> Status | None:
+    """The status of a run whose records cannot be read; None if they can be read."""
+    read = _read(folder)
+    return None if isinstance(read, RunOnDisk) else _unreadable(folder, read)
+
+
+def not_replaceable(folder: RunDir) -> Status | None:
+    """The status of a run whose folder must not be rendered again, because a job may execute the run; None if the folder may be
+    rendered again.
+
+    Such a folder has records that cannot be read, or a claim although its records do not say that the run was submitted.
+    """
+    read = _read(folder)
+    if isinstance(read, RunOnDisk) and read.verdict.state == "planned" and folder.claim.exists():
+        read = ShardlabError(f"{folder.claim}: the run is claimed, but its records do not say that it was submitted")
+    return None if isinstance(read, RunOnDisk) else _unreadable(folder, read)
+
+
+def _read(folder: RunDir) -> RunOnDisk | ShardlabError:
+    return run_guard.attempt(lambda: own(folder))
+
+
+def _status(records: RunOnDisk, seen: ObservedRun, lease: Lease | None) -> Status:
+    folder, run = records.folder, records.run
+    verdict = judge_with_lease(records, seen, lease, span(records.events, seen.verdict.state)[1], datetime.now(UTC))
+    result = records.result or folder.read_result() if verdict.state == "completed" else None
+    has_steps = result is None and verdict.state != "planned"
+    paused = suspension.of(records.events)
+    progress = Progress()
+    progress.add(suspension.mark_suspended(folder.steps(0).records, paused) if has_steps else ())
+    rate, eta_s = progress.rate_per_s(run.cell), progress.left_s(run.cell)
+    started, ended = span(records.events, verdict.state)
+    until = ended or (datetime.now(UTC) if verdict.state == "running" else None)
+    resumed = next((e.data.get("step") for e in reversed(records.events) if e.event == "resumed"), None)
+    return Status(
+        id=run.run_id,
+        cell=msgspec.to_builtins(run.cell),
+        state=verdict.state,
+        why=verdict.why or (retry_budget.in_words(run, records.events) if verdict.state in RETRIED else ""),
+        scheduler={"name": run.scheduler, "id": seen.id, "raw": seen.raw},
+        step=result.steps if result else progress.step,
+        steps=result.steps if result else run.cell.steps,
+        # The throughput in the result of a run that was suspended would include the time of the suspension, so it is left out.
+        throughput=rate if result is None else None if paused else result.throughput_per_s,
+        unit=result.unit if result else None,
+        eta_s=eta_s if verdict.state == "running" else None,
+        started=started,
+        ended=ended,
+        duration_s=max((until - started).total_seconds(), 0) if started and until else None,
+        hosts=_hosts(records),
+        attempt=run.attempt,
+        repeat=run.repeat,
+        rehearsal=was_rehearsal(run, result or records.result, records.events),
+        resumed_from_step=resumed,
+        expected=verdict.state == "completed" or verdict.state in run.cell.expect,
+        held=verdict.held,
+        leftover=seen.leftover,
+        trouble=recorder_ends.sentences(records.events),
+        search=run.search,
+        retried=retry_budget.spent(run, records.events),
+        retries_allowed={state: times for state in Retry.__struct_fields__ if (times := run.retries_after(state))},
+    )
+
+
+def span(events: Sequence[Event], state: str) -> tuple[datetime | None, datetime | None]:
+    """When a run first started and when it ended, by the clock of its supervisor: (start, end).
+
+    events: the events of the run. state: its state. The end is None if the run waits for another start after a requeue, or if
+    its supervisor was lost.
+    """
+    moments = sorted((event.wall_s, event.event) for event in events if event.writer == "attempt")
+    started = [wall_s for wall_s, name in moments if name == "started"]
+    ended = [wall_s for wall_s, name in moments if name == "exited"]
+    last = ended[-1] if ended and started and ended[-1] >= started[-1] and state in FINAL else None
+    return _moment(started[0] if started else None), _moment(last)
+
+
+def _moment(wall_s: float | None) -> datetime | None:
+    return datetime.fromtimestamp(wall_s, UTC) if wall_s is not None else None
+
+
+def _hosts(records: RunOnDisk) -> list[str]:
+    """The machines on which the ranks run. The machine of the supervisor is included, unless the scheduler may start the
+    supervisor on another machine than the ranks."""
+    apart = records.run.scheduler in ("ssh", "allocation")
+    supervisor = {event.host for event in records.events if event.writer == "attempt" and not apart}
+    # The analysis of traces starts no ranks that write env/HOST.json, but each of its hosts has samples.
+    sampled = records.folder.sampled_hosts() if records.run.traces is not None else []
+    return sorted({*supervisor, *records.folder.hosts(), *sampled})
+
+
+def latest(folders: Iterable[RunDir]) -> list[RunDir]:
+    """For each repeat of each cell, only the folder of the last attempt, in the order of the first attempts."""
+    last: dict[str, RunDir] = {}
+    for folder in folders:
+        first, attempt = attempt_of(folder.run_id)
+        if first not in last or attempt > attempt_of(last[first].run_id)[1]:
+            last[first] = folder
+    return list(last.values())
+
+
+def _unreadable(folder: RunDir, error: ShardlabError) -> Status:
+    way_out = f"restore the file, or move the folder {folder.path} out of runs/ and run `jobs submit` to create it again"
+    with contextlib.suppress(ShardlabError):  # the events of the run may be damaged, too
+        job, token = folder.sent_job()
+        if job:
+            way_out += f" (its job {job} may be queued or running: `scancel --name={token} {job}` cancels it)"
+    return Status(
+        id=folder.run_id,
+        cell=None,
+        state="unknown",
+        why=f"set aside: {str(error).rstrip('.')}; {way_out}.",
+        scheduler={"name": "-", "id": "-", "raw": "-"},
+        step=None,
+        steps=None,
+        throughput=None,
+        unit=None,
+        eta_s=None,
+        started=None,
+        ended=None,
+        duration_s=None,
+        hosts=[],
+        attempt=None,
+        repeat=None,
+        rehearsal=None,
+        expected=False,
+    )
+
+
+def judge_with_lease(
+    run: RunOnDisk, seen: ObservedRun, lease: Lease | None, ended: datetime | None, now: datetime
+) -> JudgedState:
+    """The state of a run, with the end of the lease taken into account.
+
+    Without a lease, and before the lease ends, this is the state that the scheduler observed. After the end of the lease, the
+    state by the scheduler still counts if the scheduler answers, because the lease may have been extended.
+
+    seen: the state by the scheduler. ended: when the supervisor recorded the end of the run; None if it recorded no end. now:
+    the current time.
+    """
+    if lease is None or not lease.has_ended(now):
+        return seen.verdict
+    is_lost = seen.verdict.state == "node_fail" and (ended is None or ended >= lease.expires)
+    if is_lost and lease_cutoff.is_near(_last_record(run), lease):
+        return JudgedState("node_fail", f"{lease_cutoff.in_words(lease)}: {seen.verdict.why}")
+    return lease_cutoff.judge_by_records(seen.verdict, lease, _last_record(run), now) if seen.unanswered else seen.verdict
+
+
+def _last_record(run: RunOnDisk) -> datetime:
+    """The time of the last record in the run's folder, by the clocks of the nodes."""
+    moments_s = [event.wall_s for event in run.events]
+    moments_s += [record.wall_s for record in run.folder.steps(0).records[-1:]]
+    for host in run.folder.hosts():
+        moments_s += [sample.wall_s for sample in read_lines(run.folder.samples_file(host), Sample).records[-1:]]
+    return datetime.fromtimestamp(max(moments_s, default=0.0), UTC)

@@ -1,0 +1,34 @@
+"""Cancels jobs that wait in a scheduler's queue although their runs have ended. Otherwise these jobs might wait for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from jobs.scheduler import scheduler
+from jobs.status.reconcile import Status
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """The result of `cancel`: what was done about jobs whose runs have ended.
+
+    sentences: a sentence for each job. all_gone: whether the scheduler cancelled all these jobs.
+    """
+
+    sentences: list[str]
+    all_gone: bool
+
+
+def cancel(runs: Sequence[Status]) -> Cancelled:
+    """For each of these runs that has ended: cancel the job of the run if the job is still queued (`Status.leftover`)."""
+    sentences, all_gone = [], True
+    for run in runs:
+        if not run.leftover:
+            continue
+        job, raw = run.scheduler["id"], run.scheduler["raw"]
+        refused = scheduler(run.scheduler["name"]).cancel_jobs([job])
+        all_gone = all_gone and not refused
+        became = f"cancelling the job failed: {refused}" if refused else "the job was cancelled"
+        sentences.append(f"{run.id}: the run is {run.state}, but its job {job} was still in the queue ({raw}); {became}.")
+    return Cancelled(sentences, all_gone)

@@ -1,0 +1,126 @@
+"""Submits the runs that a full scheduler did not accept, as soon as the scheduler has room (`jobs submit --wait`).
+
+After each failed try, the wait before the next try doubles.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from jobs.scheduler import Full, SubmitOptions, scheduler
+from jobs.slurm.commands import ControllerUnreachable
+from jobs.status.reconcile import Status, not_replaceable
+from jobs.submission import lease_report
+from shardlab.errors import ShardlabError
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import FINAL
+from shardlab.workspace.workspace import Workspace
+
+MOST_S = 600.0  # the longest wait after a failed try, in seconds
+
+
+class Backlog:
+    """The runs that a waiting command still has to submit.
+
+    folders: the folders of these runs. problem: why the last try did not submit all of them. unanswered: the error of a
+    submission after which it is unknown whether Slurm accepted the job; None if there is no such submission.
+    """
+
+    def __init__(self, workspace: Workspace, name: str, how: SubmitOptions, full: Full, *, ignore_lease: bool = False) -> None:
+        """Take over the runs that a scheduler did not accept.
+
+        name: the name of the scheduler. how: the options with which the runs are submitted. full: the exception that the
+        scheduler raised, with the runs that it did not accept. ignore_lease: also submit runs that would not end before the
+        lease of the nodes; without this option, such runs are held back.
+        """
+        self.folders = full.unsubmitted
+        self.problem = full.why
+        self._workspace = workspace
+        self._scheduler = scheduler(name)
+        self._how = how
+        self._ignore_lease = ignore_lease
+        self.unanswered: ControllerUnreachable | None = None
+        self._given_up = False
+        self._ended: int | None = None  # number of runs of this command that had ended at the last call of `attend`
+        self._room = 0  # number of places in the queue that runs of this command freed when they ended, and that are still free
+        self._guess = 1  # number of places that the jobs of other users may have freed; doubles after each successful try
+        self._in_room, self._in_guess = _Pause(self._scheduler.POLL_S), _Pause(self._scheduler.POLL_S)
+
+    def __bool__(self) -> bool:
+        return (bool(self.folders) or self.unanswered is not None) and not self._given_up
+
+    def attend(self, runs: Sequence[Status]) -> None:
+        """Submit as many runs as have ended since the last call. From time to time, try to submit further runs, because jobs of
+        other users may have ended too. At most `at_once` runs are submitted and unfinished at a time.
+
+        runs: the status of all runs of this command.
+        """
+        # another command may have submitted or cancelled the other runs
+        planned = {run.id for run in runs if run.state == "planned"}
+        self.folders = [folder for folder in self.folders if folder.run_id in planned]
+        ended = sum(run.state in FINAL for run in runs)
+        self._room += ended - (ended if self._ended is None else self._ended)
+        self._ended = ended
+        free = len(self.folders)
+        if self._how.pack:
+            self._room, self._guess = 0, free  # with --pack, all runs together need only one job
+        elif self._how.at_once is not None:
+            at_work = sum(run.state in ("pending", "running") for run in runs)
+            free = max(0, min(free, self._how.at_once - at_work))
+        if (aim := min(self._room, free)) > 0 and self._in_room.is_over():
+            sent = self._try(aim)
+            self._room -= sent
+            free -= sent
+            self._in_room.again(in_vain=sent < aim)
+            if sent < aim:
+                return
+        if ((aim := min(self._guess, free)) > 0 or self.unanswered) and self._in_guess.is_over():
+            sent = self._try(aim)
+            self._guess = 2 * aim if sent == aim else 1
+            self._in_guess.again(in_vain=sent < aim)
+
+    def unsent(self) -> list[RunDir]:
+        """The runs that no command has submitted, cancelled or held back so far. Runs with unreadable records are left out."""
+        readable = ((folder, folder.judge()) for folder in self.folders if not_replaceable(folder) is None)
+        return [folder for folder, verdict in readable if verdict.state == "planned" and not verdict.held]
+
+    def _try(self, aim: int) -> int:
+        """Submit the first `aim` runs; return how many of them the scheduler accepted."""
+        try:
+            with self._workspace.alone():
+                self._scheduler.resolve(self._workspace)
+                self.unanswered = None
+                self.folders = self.unsent()
+                if not self._ignore_lease:
+                    self.folders = lease_report.hold_late(self._workspace, self.folders, aim, pack=self._how.pack)
+                part, rest, unsubmitted = self.folders[:aim], self.folders[aim:], list[RunDir]()
+                try:
+                    if part:
+                        self._scheduler.submit(self._workspace, part, msgspec.structs.replace(self._how, at_once=None))
+                except Full as full:
+                    self.problem, unsubmitted = full.why, full.unsubmitted
+                self.folders = unsubmitted + rest
+                return len(part) - len(unsubmitted)
+        except ControllerUnreachable as away:
+            self.problem, self.unanswered = f"Slurm does not answer: {away.why}", away
+        except ShardlabError as error:
+            self.problem, self._given_up = str(error), True
+        return 0
+
+
+class _Pause:
+    """The wait between two tries: least_s seconds after a successful try, twice the previous wait after a failed try."""
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = self._s = least_s
+        self._until_s = time.monotonic() + least_s
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._until_s
+
+    def again(self, *, in_vain: bool) -> None:
+        self._s = min(MOST_S, 2 * self._s) if in_vain else self._least_s
+        self._until_s = time.monotonic() + self._s

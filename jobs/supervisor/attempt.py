@@ -1,0 +1,392 @@
+"""The supervisor of one attempt at a run: claims the run, starts telemetry and ranks, and records how the run ended.
+
+    python -m jobs.supervisor.attempt RUN_DIR -- COMMAND...
+
+In a Slurm job, COMMAND is a job step over all nodes of the run, and each task of the step starts telemetry on its node
+(jobs.supervisor.step_task). On nodes without Slurm, jobs.ssh.step takes the place of the job step.
+
+Exit codes: the exit code of COMMAND, or
+    75   another process has already claimed the run
+    76   the installed packages changed since the run was submitted, so the run is held (jobs.supervisor.hold); or the run's
+copy of
+         shardlab's source is damaged, so the state of the run is `planned` again
+    124  the run reached its time limit, or its ranks hung
+    127  the command is not installed
+    143  the run was told to end, by SIGTERM or by `jobs cancel`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from jobs import claim
+from jobs.launcher import launcher
+from jobs.node import node_processes, rendezvous, wait_for_gpus
+from jobs.node.hang_detection import HangWatch
+from jobs.slurm import query, states
+from jobs.slurm.commands import OutageWatch, is_down
+from jobs.ssh import node_folders, step
+from jobs.status import retry_budget
+from jobs.supervisor import hold, next_try, retries
+from shardlab.cluster import container
+from shardlab.errors import InputError, ShardlabError, WorkspaceError
+from shardlab.files import files, source_digest
+from shardlab.hardware import host
+from shardlab.runs import suspension
+from shardlab.runs.run import SAVE_AT
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal import console
+
+CLAIMED, OUT_OF_TIME, NOT_FOUND, TOLD = 75, 124, 127, 143
+CHANGED = 76
+AGAIN_WITH = "`jobs submit` or `jobs retry` submits it with the packages and the source that are installed now"
+DAMAGED_WHY = (
+    "shardlab's source in {root} (digest {now}) is not the copy {then} that the run was submitted with: the copy was changed, "
+    f"or the script does not use it; {AGAIN_WITH}"
+)
+OLD_WHY = f"the run was rendered by an earlier version of shardlab, which kept no copy of its source; {AGAIN_WITH}"
+# Ranks that keep checkpoints save the last checkpoint SAVE_S seconds before the time limit, or, if the limit is short, when the
+# share SAVE_SHARE of the limit is left.
+SAVE_S, SAVE_SHARE = 60.0, 0.2
+CANCELLED = "cancelled while it ran"
+# Slurm sends the same signal to the batch step for four reasons: the time limit, a preemption, a failed node, and a person who
+# cancels the job. Only Slurm knows the reason. Until Slurm reports the reason, the run counts as failed.
+TOLD_WHY = "Slurm told the run to end (SIGTERM)"
+SLURM_S = 5.0  # seconds between two checks whether the controller answers again
+LOOK_S = 1.0  # seconds between two checks whether another process cancelled the run or took it over (files in the run's folder)
+# A start after a requeue waits this long. In this time, an earlier start that still runs on a lost node notices the new start.
+OVERLAP_S = 3 * LOOK_S
+
+
+class Attempt:
+    """Supervises one start of one run, from the claim of the run to its last event."""
+
+    def __init__(self, folder: RunDir, command: list[str]) -> None:
+        self.folder = folder
+        self.command = command
+        self.run = folder.read_run()
+        self.in_slurm = self.run.scheduler in ("slurm", "allocation")
+        self.ranks_here = self.run.scheduler == "local"  # otherwise a job step starts the ranks on each node
+        self.sampler: node_processes.Sampler | None = None  # set while ranks run on this machine
+        self.tracker: node_processes.Tracker | None = None
+        self.told = False  # whether SIGTERM told this process to end
+        # This start ignores requests to cancel that are older than `begun`. A new try of a search ignores no request, because
+        # nothing started the try before.
+        self.begun = 0.0 if next_try.is_claimed(folder) else time.time()
+        self.limit_s = self.run.limit_s or self.run.cell.time_limit_s
+        self.deadline: float | None = None  # end of the time limit (monotonic clock); None until the limit begins to count
+        self.look = 0.0  # when to check the run's folder again (monotonic clock)
+        self.outage = OutageWatch()
+        self.saved = 0  # the step of the newest checkpoint when this start began
+        self.why = ""
+
+    def main(self) -> int:
+        """Supervise the run from its claim to its last event; return the exit code (see the module)."""
+        if (refused := self._take()) is not None:
+            return refused
+        self._note_start()
+        self.saved = retry_budget.saved_step(self.folder)
+        try:
+            extra = self._prepared()
+        except ShardlabError as error:
+            lost = isinstance(error, step.Lost)
+            if isinstance(error, step.Lost):
+                self._event(step.LOST, node=error.node, why=str(error))
+            after = self._end(code=1, reason="node_fail" if lost else "failed", why=str(error))
+            self._requeue(None if isinstance(error, retry_budget.RestartedTooOften) else after)
+            raise
+        if self.run.track is not None:
+            self.tracker = node_processes.Tracker(self.folder, self.run.track)
+        code, reason = self._supervised(extra)
+        if reason is None and code != 0:
+            reason = self._reason_of_failure()
+        if reason == "superseded":
+            if self.tracker is not None:
+                self.tracker.end(wait_s=0)
+            return CLAIMED
+        after = self._end(code=code, reason=reason, why=self.why, steps=self._counted(code, reason))
+        if self.tracker is not None:
+            self.tracker.end()
+        self._requeue(after)
+        return {"timeout": OUT_OF_TIME, "hung": OUT_OF_TIME, "cancelled": TOLD}.get(reason or "", code)
+
+    def _end(self, **end: Any) -> str | None:
+        """Record the end of the run. Returns the state after which the run is started again; None if the run is not started
+        again.
+
+        end: the data of the event. Without Slurm, the next attempt is in the queue before the end is recorded
+        (jobs.supervisor.retries)."""
+        may_start_again = end["reason"] == "preempted" or not self._is_to_end()
+        after = retry_budget.after(self.folder, self.run, end, self.saved) if may_start_again else None
+        if after is not None and self.run.scheduler != "slurm" and (why := retries.queue_next(self.folder, self.run, after)):
+            print(f"{self.folder.run_id}: no further attempt is queued: {why}", file=sys.stderr)
+        self._event("exited", **end)
+        return after
+
+    def _requeue(self, after: str | None) -> None:
+        """Ask Slurm to start the run again, unless somebody has told the run to end. after: the state that `_end` returned."""
+        if after is None or self.run.scheduler != "slurm":
+            return
+        self._wait_for_slurm()
+        may_start_again = after == "preempted" or not self._is_to_end()
+        if may_start_again and (why := retries.requeue(self.folder, self.run, after)):
+            print(f"{self.folder.run_id}: Slurm does not start the run again: {why}", file=sys.stderr)
+
+    def _is_to_end(self) -> bool:
+        """Whether somebody told this start of the run to end."""
+        return self.told or self._asked_to_end()
+
+    def _take(self) -> int | None:
+        """Claim the run for this start. Returns None if this start may run it, otherwise the exit code."""
+        if not self.folder.claim.exists() and (why := self._why_not_to_start()):
+            print(f"{self.folder.run_id}: {why}.", file=sys.stderr)
+            return CHANGED
+        taken = (
+            "first" if next_try.is_claimed(self.folder) else None if self._has_run_out_of_memory() else claim.take(self.folder)
+        )
+        if taken is None:
+            print(f"{self.folder.run_id}: claimed already; this start does nothing.", file=sys.stderr)
+            return CLAIMED
+        if taken == "again":
+            time.sleep(OVERLAP_S)
+            claim.move_earlier_records(self.folder)
+        return None
+
+    def _has_run_out_of_memory(self) -> bool:
+        """Whether the run is a try of a search that already ended out of memory: such a try is not repeated if its job is
+        restarted, because the search continues with the next try."""
+        return self.run.search is not None and self.folder.claim.exists() and self.folder.judge().state == "oom"
+
+    def _why_not_to_start(self) -> str:
+        """Why the run must not start now; '' if it may start.
+
+        If the run must not start, this method first writes an event, after which the run is held or its state is `planned`.
+        """
+        why = self._source_fault()
+        if not why and (changed := self._packages_changed()):
+            why = hold.WHY.format(changed=changed)
+            if self.folder.judge().state == "pending" and not hold.hold(self.folder, self.run, why):
+                return why
+            why = f"{changed}; {AGAIN_WITH}"
+        if why:
+            self._event("refused", why=why, **claim.token())
+        return why
+
+    def _note_start(self) -> None:
+        signal.signal(signal.SIGTERM, self._take_note)
+        place: dict[str, Any] = {"job": claim.job(), "restarts": claim.restarts()} if self.in_slurm else {}
+        place |= {next_try.SEARCH: True} if self.run.search is not None else {}
+        self._event("started", **host.this_process(), **place)
+
+    def _supervised(self, extra: dict[str, str]) -> tuple[int, str | None]:
+        """Run the command with telemetry, then end all processes that the command left behind.
+
+        Returns (exit code, the reason for which this process ended the command; None if the command ended by itself).
+        """
+        self.sampler = node_processes.Sampler(self.folder) if self.ranks_here else None
+        kills_before = node_processes.oom_kills()
+        reason: str | None
+        try:
+            code, reason = self._run_command(extra)
+        except node_processes.CannotStart as error:
+            code, reason = NOT_FOUND, None
+            self._event("failed", why=str(error))
+            files.append(self.folder.job_log, f"{error}\n".encode())
+        if self.sampler is not None:
+            self.sampler.end()
+        node_processes.end_strays(str(self.folder.path))
+        if self.ranks_here:
+            node_processes.remove_data_copies(self.folder)
+        if self.ranks_here and code != 0 and reason is None and node_processes.oom_kills() > kills_before:
+            self._event("oom", why="out of host memory: the kernel's OOM killer ended a process during the run")
+        return code, reason
+
+    def _reason_of_failure(self) -> str | None:
+        """The reason why the command failed, if a person, Slurm or a lost node caused the failure; otherwise None.
+
+        Also sets `self.why` to a sentence for people.
+        """
+        if self._asked_to_end():
+            self.why = CANCELLED
+            return "cancelled"
+        if self.in_slurm and self.told:  # the ranks received the signal too, and ended before this process ended them
+            self.why = TOLD_WHY
+            return "told"
+        if lost := next((event for event in self.folder.events() if event.event == step.LOST), None):
+            self.why = str(lost.data.get("why", ""))
+            return "node_fail"
+        if self.in_slurm and query.is_preempted(claim.job()):
+            self.why = states.WHY["PREEMPTED"]
+            return "preempted"
+        return None
+
+    def _prepared(self) -> dict[str, str]:
+        """Do what must be done before the ranks start; return additional variables for the environment of the ranks.
+
+        Checks the source and the packages, waits for Slurm and for free GPUs, sends files to nodes that share no folder, and
+        chooses the rendezvous. Raises ShardlabError if the run must not start.
+        """
+        if why := self._source_fault() or self._packages_changed():
+            raise ShardlabError(f"{why}.")
+        retry_budget.must_be_within_budget(self.folder, self.run)
+        self._wait_for_slurm()
+        if self.ranks_here:  # otherwise one task on each node waits for the GPUs of its node (jobs/supervisor/step_task.py)
+            wait_for_gpus.wait(self.folder, self.run, os.environ, self._is_to_end)
+        if self.run.separate_folders:
+            nodes = step.chosen(self.folder, self.run)
+            deadline = self._limited()  # the time limit begins to count here, because the run uses its nodes from now on
+            node_folders.send(self.folder, self.run, nodes, lambda: self._is_to_end() or time.monotonic() > deadline)
+        # Without Slurm, this machine may not be a node of the run, so jobs.ssh.step chooses the rendezvous instead.
+        place = rendezvous.call_together(self.run.world.nnodes) if self.run.scheduler != "ssh" else {}
+        return place | launcher(self.run.launcher).prepare(self.folder, self.run)
+
+    def _limited(self) -> float:
+        """The end of the time limit, by the monotonic clock; infinite without a limit. The limit begins to count at the first
+        call."""
+        if self.deadline is None:
+            self.deadline = time.monotonic() + self.limit_s if self.limit_s else float("inf")
+        return self.deadline
+
+    def _source_fault(self) -> str:
+        """A clause that says why the source of this process is not the source with which the run was submitted; '' if it is."""
+        if self.run.environment is not None:
+            return OLD_WHY
+        then, now = self.run.source, source_digest.source()
+        if then is None or Path(then).name == now:
+            return ""
+        return DAMAGED_WHY.format(root=source_digest.ROOT, now=now, then=then)
+
+    def _packages_changed(self) -> str:
+        """A clause that says that the installed packages changed since the run was submitted; '' if they did not change."""
+        then, now = self.run.packages, source_digest.packages()
+        return hold.CHANGED.format(then=then, now=now) if then not in (None, now) else ""
+
+    def _wait_for_slurm(self) -> None:
+        """Wait until Slurm's controller answers.
+
+        Without the controller, no job step can start and no job can be requeued: this run would fail, and so would each later
+        run in the same allocation. If the run is told to end, the wait ends too, and the caller handles the request.
+        """
+        said = False
+        while self.in_slurm and is_down() and not (self._is_to_end() or claim.lost(self.folder)):
+            if not said:
+                print(f"{self.folder.run_id}: Slurm's controller does not answer; waiting for it.", file=sys.stderr)
+            said = True
+            time.sleep(SLURM_S)
+
+    def _event(self, event: str, **data: Any) -> None:
+        self.folder.write_event("attempt", event, **data)
+
+    def _take_note(self, _number: int, _frame: FrameType | None) -> None:
+        self.told = True
+
+    def _run_command(self, extra: dict[str, str]) -> tuple[int, str | None]:
+        """Start the command and wait until it ends, or end it at its time limit, after a hang or on request.
+
+        Returns (exit code, the reason for which this process ended the command, or None). If signal N ended the command, the
+        exit code is 128 + N, as in a shell.
+        """
+        deadline = self._limited()
+        with files.open_append(self.folder.job_log) as log:
+            environment = {
+                **os.environ,
+                **extra,
+                node_processes.MARK: str(self.folder.path),
+                **_save_at(self.limit_s, deadline),
+            }
+            ranks = node_processes.start(container.with_node_disk(self.command), log.fileno(), environment)
+        progress, reason = HangWatch(self.folder, self.run.cell.hang_limit_s), None
+        with suspension.SuspensionWatch() as suspended:  # starts a thread, so it must come after the start (fork) of the ranks
+            while (code := ranks.poll()) is None:
+                if suspended_s := suspended.take_s():
+                    deadline += suspended_s  # Slurm too extends the limit of a job by the time of its suspension
+                    self._event(suspension.EVENT, seconds=round(suspended_s, 3))
+                if self.sampler is not None:
+                    self.sampler.look()
+                if self.tracker is not None:
+                    self.tracker.look()
+                if (reason := self._reason_to_end(deadline, progress)) is not None:
+                    self.why = self._why(
+                        reason, progress
+                    )  # computed before the ranks are ended, because ending ranks may still write records
+                    grace_s = step.END_S if self.run.scheduler == "ssh" else node_processes.GRACE_S
+                    code = node_processes.end(ranks, signal.SIGTERM, grace_s)
+                    break
+                time.sleep(0.05)
+        return (128 - code if code < 0 else code), reason
+
+    def _reason_to_end(self, deadline: float, progress: HangWatch) -> str | None:
+        if time.monotonic() > self.look:
+            self.look = time.monotonic() + LOOK_S
+            if claim.lost(self.folder):
+                return "superseded"
+            if self._asked_to_end():
+                return "cancelled"
+        if self.told:
+            return "cancelled" if not self.in_slurm or self._asked_to_end() else "told"
+        if time.monotonic() > deadline and not (self.folder.result.exists() and self._waits_for_controller()):
+            return "timeout"
+        return "hung" if progress.is_over() and not self._waits_for_controller() else None
+
+    def _waits_for_controller(self) -> bool:
+        """Whether Slurm's controller does not answer. During such an outage, the ranks may have ended already, although their
+        job step still waits for the controller (jobs.slurm.commands)."""
+        return self.in_slurm and self.outage.is_away()
+
+    def _asked_to_end(self) -> bool:
+        """Whether a person cancelled the run since this start, from any machine."""
+        return any(event.event == "cancel_requested" and event.wall_s > self.begun for event in self.folder.events())
+
+    def _counted(self, code: int, reason: str | None) -> int | None:
+        """The number of timed steps that all ranks recorded; None if the run did not complete or its records cannot be read.
+
+        Counted once here, so that no reader has to count the steps again.
+        """
+        if code != 0 or reason is not None:
+            return None
+        with contextlib.suppress(WorkspaceError):
+            return self.folder.timed_steps(self.run.cell.gpus, self.run.cell.instruments.lost_worker)
+        return None
+
+    def _why(self, reason: str, progress: HangWatch) -> str:
+        if reason == "hung":
+            return progress.why()
+        said = {"timeout": f"ended at its time limit of {self.limit_s} s", "cancelled": CANCELLED, "told": TOLD_WHY}
+        return said.get(reason, "")
+
+
+def _save_at(limit_s: int | None, deadline: float) -> dict[str, str]:
+    """The variable that tells ranks at which time (seconds since the epoch) they save a checkpoint and end; empty without a
+    time limit.
+
+    Ranks get a time instead of a signal, because not every launcher forwards signals to its ranks. limit_s: the time limit in
+    seconds. deadline: the end of the time limit, by the monotonic clock.
+    """
+    if not limit_s:
+        return {}
+    left_s = deadline - time.monotonic()
+    return {SAVE_AT: f"{time.time() + left_s - min(SAVE_S, SAVE_SHARE * limit_s):.3f}"}
+
+
+def main(argv: list[str]) -> int:
+    """Supervise the run of the command line; return the exit code. argv: RUN_DIR -- COMMAND... Raises ShardlabError."""
+    if len(argv) < 3 or argv[1] != "--":
+        raise InputError("usage: python -m jobs.supervisor.attempt RUN_DIR -- COMMAND...")
+    folder = RunDir(Path(argv[0]).absolute())
+    folder.log.mkdir(exist_ok=True)
+    attempt = Attempt(folder, argv[2:])
+    code = attempt.main()
+    if attempt.run.search is not None:
+        next_try.replace_process(folder, code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(lambda: main(sys.argv[1:])))

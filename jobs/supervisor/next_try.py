@@ -1,0 +1,148 @@
+"""Starts the next try of a search in the job of the try that has ended.
+
+    python -m jobs.supervisor.next_try RUN_DIR CODE
+
+When a try has ended with the exit code CODE, its supervisor (jobs.supervisor.attempt) replaces itself (exec) by this program,
+which replaces itself by the script of the next try. So all tries of a search run in one allocation, one after another: Slurm
+sees one job, and a runner sees one process. The records of the tries decide which try is next. So, if the process of a search
+was killed, the search continues at the same try: with `jobs submit`, with `jobs retry`, or when Slurm starts the job again.
+
+Exit codes: 0 if the search has ended, otherwise CODE.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jobs import claim
+from shardlab.errors import InputError
+from shardlab.files import files
+from shardlab.hardware import host
+from shardlab.runs import search_path
+from shardlab.runs.run import Run, run_id
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.search_path import SearchPath
+from shardlab.runs.state import last_sending
+from shardlab.terminal import console
+from shardlab.workspace.workspace import Workspace
+
+SEARCH = "search"  # key in the data of the event `started`: the process starts further tries after this run
+# An environment variable of the script of a try: the run id of a try that this program has claimed for the script, or AGAIN.
+# In the script that the scheduler started, the variable is not set.
+TRY = "SHARDLAB_TRY"
+AGAIN = "-"  # the try was interrupted by a restart of the job, and may have to be claimed again
+
+
+def is_claimed(folder: RunDir) -> bool:
+    """Whether the run is a try of a search that `jobs.supervisor.next_try` has claimed for this process."""
+    return os.environ.get(TRY) == folder.run_id
+
+
+def replace_process(folder: RunDir, code: int) -> None:
+    """Replace this process (exec) by the process that starts the next try. Returns only if a later start of the job has taken
+    over the try.
+
+    folder: the folder of the try that has ended, or that this process could not claim. code: the exit code of the try's
+    supervisor.
+    """
+    if claim.lost(folder):
+        return
+    os.execv(sys.executable, [sys.executable, "-m", "jobs.supervisor.next_try", str(folder.path), str(code)])
+
+
+def main(argv: list[str]) -> int:
+    """Start the next try; return the exit code if there is no next try. argv: RUN_DIR CODE. Raises ShardlabError."""
+    if len(argv) != 2 or not argv[1].isdecimal():
+        raise InputError("usage: python -m jobs.supervisor.next_try RUN_DIR CODE")
+    folder, code = RunDir(Path(argv[0]).absolute()), int(argv[1])
+    run = folder.read_run()
+    if run.search is None:
+        raise InputError(f"{folder.path}: the run is no try of a search.")
+    path = search_path.walk(folder.path.parent, run.cell, run.search, run.repeat)
+    if path.has_ended:
+        _say(path, path.answer)
+        return 0
+    if path.following is None:
+        last = RunDir(folder.path.parent / path.tries[-1].run)
+        if claim.restarts() and TRY not in os.environ and claim.is_of_job(last):
+            _become(last, AGAIN)
+        _say(path, f"waits for the try {last.run_id}, which is {path.tries[-1].state}")
+        return code
+    if _is_cancelled(folder):
+        _say(path, "was cancelled")
+        return code
+    _become(_render(folder, run, path), None)
+    return code
+
+
+def _render(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
+    """Create the folder of the next try and claim the try for this process. Returns the folder. Raises ShardlabError.
+
+    folder, run: the folder and the run.json of the previous try. path: all tries of the search so far.
+    """
+    # These imports are not at the top of the file, because the supervisor imports this module and does not need them.
+    from jobs.planning import plan_predictions
+    from jobs.rendering import render, render_again
+
+    cell = path.current
+    following = msgspec.structs.replace(
+        run,
+        run_id=run_id(cell, run.repeat),
+        cell=cell,
+        cell_hash=cell.hash(),
+        attempt=1,
+        resume=[],
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    source = render_again.context(folder, following)
+    # In this process, the planner knows no plug-ins of the workspace, so it cannot predict a cell that uses a plug-in.
+    if cell.workload_code is None and cell.strategy_code is None:
+        predicted = plan_predictions.of(Workspace(folder.path.parent.parent), source.where, [cell], {})
+        source = msgspec.structs.replace(source, predicted=predicted)
+    sent = last_sending(folder.events())
+    of_job = sent.data if sent is not None else {}
+    place: dict[str, Any] = {key: of_job[key] for key in ("scheduler", "token", "job") if key in of_job}
+    place |= host.this_process()
+
+    def claim_new(new: RunDir) -> None:
+        claim.take(new)
+        new.write_event("search", "submitted", **place)
+
+    return render.write(following, folder.path.parent, source, before=claim_new)
+
+
+def _is_cancelled(folder: RunDir) -> bool:
+    """Whether a person cancelled the try after its last start, but too late to end the try."""
+    events = folder.events()
+    started = max((event.wall_s for event in events if event.event == "started"), default=0.0)
+    return any(event.event == "cancel_requested" and event.wall_s > started for event in events)
+
+
+def _become(folder: RunDir, claimed: str | None) -> None:
+    """Replace this process by the script of a try. claimed: AGAIN if the script must claim the try itself; None if the try is
+    already claimed for this process."""
+    from jobs.scheduler import scheduler
+
+    os.environ[TRY] = claimed or folder.run_id
+    before, _, paths = os.environ.get("PYTHONPATH", "").partition(":")
+    if before and before == os.environ.get("SHARDLAB_SOURCE"):  # the script adds this folder to PYTHONPATH again
+        os.environ["PYTHONPATH"] = paths
+    folder.log.mkdir(exist_ok=True)
+    with files.open_append(folder.log / "script.log") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.execvp("bash", ["bash", str(folder.path / scheduler(folder.read_run().scheduler).SCRIPT)])
+
+
+def _say(path: SearchPath, what: str) -> None:
+    print(f"search of {path.search.in_words}: {path.in_words}: {what}.", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(lambda: main(sys.argv[1:])))

@@ -1,0 +1,135 @@
+"""`jobs plan --adapt` and `jobs submit --adapt`: write the nearest matrix that fits the cluster, and go on with this matrix."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jobs.adaptation.adapt import Adaptation, adapt
+from jobs.invocation import Invocation
+from jobs.planning import plan
+from jobs.planning.resolve import Capacity, misfits, resolve
+from jobs.plugins.own_plugins import OwnPlugins
+from jobs.verbs import shared_options
+from shardlab.errors import InputError
+from shardlab.files import files
+from shardlab.files.document import parse
+from shardlab.matrix import matrix
+from shardlab.matrix.matrix import Matrix
+from shardlab.matrix.study import Deviation
+from shardlab.terminal import console
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
+
+OPTION = "--adapt"
+FOLDER = "adapted"  # the folder of a workspace that contains one folder for each adapted matrix
+WIDTH = 130  # columns of the file
+# text that is written without quotes, unless PyYAML itself adds them
+PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*( [A-Za-z0-9_./()-]+)*")
+
+
+def add_adapt(verb: console.Parser) -> None:
+    """Add the option --adapt to a verb."""
+    adapt_help = "use the nearest matrix whose cells all fit the cluster, and write it to a file, with every change"
+    verb.add_argument(OPTION, action="store_true", help=adapt_help)
+
+
+def as_matrix(invocation: Invocation, words: Sequence[str]) -> Sequence[str]:
+    """Replace --adapt on a command line by --matrix with the adapted matrix, written into the workspace. Prints all changes.
+
+    Returns `words` unchanged if they have no --adapt. Raises InputError if no cell fits; nothing is written then.
+    """
+    arguments, out = invocation.arguments, invocation.out
+    if not getattr(arguments, "adapt", False):
+        return words
+    asked = matrix.load(matrix.find(arguments.matrix))
+    machine = plan.capacity(invocation.cluster, in_allocation=getattr(arguments, "in_allocation", False))
+    own = plan.own_of(invocation.workspace, asked)
+    try:
+        found = adapt(asked, machine, own, invocation.cluster.name)
+        if found is None:
+            fit = f"all cells fit the cluster {invocation.cluster.name} (memory is not looked at)"
+            out.line(f"{asked.name}: {fit}; nothing was changed.")
+        else:
+            arguments.matrix = str(written(asked, found, machine, own, invocation.workspace))
+            out.line(f"{asked.name}: adapted to the cluster {invocation.cluster.name}: {arguments.matrix}")
+            for change in found.changes:
+                out.line(f"  {in_words(change)}")
+    finally:
+        own.strategies.close()
+    arguments.adapt = False
+    return shared_options.with_matrix([word for word in words if word != OPTION], "--matrix", arguments.matrix)
+
+
+def in_words(change: Deviation) -> str:
+    """A change as a line of text."""
+    count = "" if change.cells is None else f" ({change.cells} cell{'' if change.cells == 1 else 's'})"
+    if change.key.startswith("claims."):
+        return f"{change.key}: {change.why}"
+    if isinstance(change.study, dict):
+        study = ", ".join(f"{key} {value}" for key, value in change.study.items())
+        here = "left out" if change.here is None else "changed"
+        return f"{change.key}: {study}: {here}{count}: {change.why}"
+    return f"{change.key}: {change.here} instead of {change.study}{count}: {change.why}"
+
+
+def written(asked: Matrix, found: Adaptation, machine: Capacity, own: OwnPlugins, workspace: Workspace) -> Path:
+    """Write an adapted matrix, and the models that it names, into the workspace. Returns the path of the matrix file.
+
+    The path is adapted/NAME-DIGEST/NAME.yaml, so that equal matrices have one file. The text is parsed again before it is
+    written. Raises InputError if the text does not give the expected cells, or if a file with this path has another content.
+    """
+    name = str(found.content["name"])
+    content = text(asked, found.content)
+    top = workspace.path / FOLDER / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
+    file = top / f"{name}.yaml"
+    _check(asked, content, found, machine, own, file)
+    workspace_trust.begin(workspace)
+    models = {model.path: model.origin for model in asked.models.values() if model.path is not None}
+    contents = {file: content} | {top / path: files.read(Path(origin)) for path, origin in models.items()}
+    for place, new in contents.items():
+        if place.exists() and files.read(place) != new:
+            raise InputError(f"{place}: was changed after `--adapt` wrote it. Allowed: --matrix {file}, or another file name.")
+        files.make_folder(place.parent)
+        files.write_atomic(place, new)
+    return file
+
+
+def text(asked: Matrix, content: dict[str, Any]) -> bytes:
+    """The text of an adapted matrix file."""
+    head = f"# {asked.name}, adapted to a cluster by `jobs plan --adapt`. `deviations` lists every change.\n"
+    dumped: str = yaml.dump(content, Dumper=_Dumper, default_flow_style=None, sort_keys=False, allow_unicode=True, width=WIDTH)
+    return (head + dumped).encode()
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes YAML that `shardlab.files.document` reads as the same values: without aliases, and with quotes around all text
+    that a YAML parser could take for something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _quoted(dumper: yaml.SafeDumper, data: str) -> yaml.ScalarNode:
+    is_plain = PLAIN.fullmatch(data) is not None and data.lower() not in ("y", "n", "yes", "no", "on", "off")
+    return dumper.represent_scalar("tag:yaml.org,2002:str", data, style=None if is_plain else '"')
+
+
+_Dumper.add_representer(str, _quoted)
+
+
+def _check(asked: Matrix, content: bytes, found: Adaptation, machine: Capacity, own: OwnPlugins, file: Path) -> None:
+    """Raise InputError if the text of an adapted matrix does not give exactly the expected cells, or if one of its cells does
+    not fit."""
+    again = matrix.of(parse(content, str(file)), Path(asked.path).parent)
+    cells = resolve(again, cluster=None if machine.here else machine, own=own)
+    if {cell.hash() for cell in cells} != found.expected or misfits(again, cells, machine, cells):
+        raise InputError(
+            f"{asked.path}: cannot be adapted, because an entry of `include` would change the adapted cells. Allowed: a matrix "
+            "whose entries of `include` name other keys than those of `axes` and `zip`, or a matrix adapted by hand."
+        )

@@ -1,0 +1,70 @@
+"""`jobs submit --from FILE`: submits the matrix of an archive (shardlab.workspace.archive) in this workspace."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from jobs.verbs import shared_options
+from shardlab.errors import InputError
+from shardlab.files import files
+from shardlab.workspace import archive, workspace_trust
+from shardlab.workspace.workspace import Workspace
+
+OPTION = "--from"
+FOLDER = "archived"  # the folder of a workspace that contains one folder for the matrix of each archive
+# runs do not need the folder `metrics`: only `collect` executes its files
+CODE = tuple(f"{name}/" for name in workspace_trust.CODE if name != "metrics")
+MATRIX = "matrix/"  # the folder of an archive that contains the matrix file and the model files that the matrix names
+
+
+def as_matrix(arguments: argparse.Namespace, words: Sequence[str]) -> Sequence[str]:
+    """Write the matrix file of the archive FILE into the workspace, and replace --from FILE on a command line by --matrix PATH.
+
+    words: the words of the command line, which are returned unchanged if --from is not among them. Raises InputError, and
+    writes nothing, if the archive is not valid, if it has no matrix file, or if it contains code and --trust is not given.
+    """
+    file = getattr(arguments, "archive", None)
+    if file is None:
+        return words
+    workspace = Workspace.find(getattr(arguments, "workspace", None))
+    arguments.matrix = str(unpacked(Path(file), workspace, trust=arguments.trust))
+    arguments.archive = None
+    return shared_options.with_matrix(words, OPTION, arguments.matrix)
+
+
+def unpacked(file: Path, workspace: Workspace, *, trust: bool) -> Path:
+    """Write the matrix of an archive and the code that it needs into a workspace. Returns the path of the matrix file.
+
+    The matrix is written to archived/NAME-DIGEST, so that the same archive gives the same path. trust: whether the user has
+    read the code and allows it. Raises InputError as `as_matrix`, and if a file of code in the workspace differs from the
+    archive's file of that name.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as folder:
+        index = archive.unpack(file, Path(folder), lambda name: name.startswith((MATRIX, *CODE)))
+        if index.matrix_file is None:
+            raise InputError(f"{file}: has no matrix file: it was lost before. Allowed: another archive.")
+        unpacked_files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        contents = {path.relative_to(folder).as_posix(): files.read(path) for path in unpacked_files}
+    code = {name: content for name, content in contents.items() if not name.startswith(MATRIX)}
+    if code and not trust:
+        raise InputError(
+            f"{file}: contains code: {', '.join(sorted(code))}. Read it (collect open {file.name}), and allow it with --trust."
+        )
+    for name, content in code.items():
+        place = workspace.path / name
+        if place.exists() and files.read(place) != content:
+            raise InputError(
+                f"{place}: differs from the file of this name in {file}. Allowed: equal files, or another workspace."
+            )
+    workspace_trust.begin(workspace)
+    digest = hashlib.sha256(b"".join(name.encode() + contents[name] for name in sorted(contents))).hexdigest()[:12]
+    top = workspace.path / FOLDER / f"{index.matrix}-{digest}"
+    for name, content in contents.items():
+        target = workspace.path / name if name in code else top / name.removeprefix(MATRIX)
+        files.make_folder(target.parent)
+        files.write_atomic(target, content)
+    return top / index.matrix_file.removeprefix(MATRIX)

@@ -1,0 +1,136 @@
+"""Command-line options that several verbs of `jobs` share, and functions that check and return their values."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from jobs.invocation import Invocation
+from jobs.planning import plan
+from jobs.rendering.render import RenderContext
+from jobs.scheduler import SubmitOptions
+from shardlab import completion
+from shardlab.errors import InputError
+from shardlab.matrix import matrix
+from shardlab.runs import trackers
+from shardlab.terminal import console
+from shardlab.workspace.workspace import Workspace, chosen
+
+LONGEST_WAIT_S = 7 * 24 * 3600
+
+
+def add_matrix_options(verb: console.Parser, *, archives: bool = False) -> None:
+    """Add the options that select cells of a matrix. archives: whether the matrix may also come from an archive."""
+    matrix_help = "name of a shipped matrix, or path of a matrix file (a path contains / or ends in .yaml)"
+    source = verb.add_mutually_exclusive_group(required=True)
+    given = source.add_argument("--matrix", metavar="NAME|FILE", help=matrix_help)
+    completion.offer(given, lambda _: matrix.shipped(), endings=(".yaml", ".yml"))
+    if archives:
+        from_help = "the matrix of an archive, as `collect archive` writes it"
+        source.add_argument("--from", dest="archive", metavar="FILE", help=from_help)
+    cluster_help = "cluster file (default: cluster.yaml of the workspace, else this machine)"
+    verb.add_argument("--cluster", metavar="FILE", help=cluster_help)
+    verb.add_argument("--where", metavar="EXPR", help='only cells for which this expression is true, such as "gpus > 1"')
+    verb.add_argument("--repeats", type=int, metavar="N", help="number of runs of each cell (default: as set in the matrix)")
+    scale_help = (
+        "tiny: rehearse every cell at a tiny size (its tiny twin), with all ranks on the CPU of one machine (default: full)"
+    )
+    verb.add_argument("--scale", choices=plan.SCALES, default="full", help=scale_help)
+    console.add_trust(verb)
+
+
+def with_matrix(words: Sequence[str], option: str, path: str) -> list[str]:
+    """The words of a command line with `--matrix PATH` in place of an option and its value, which may be one word or two."""
+    kept, rest = [], iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name != option:
+            kept.append(word)
+            continue
+        if not equals:
+            next(rest)  # the value of the option
+        kept += ["--matrix", path]
+    return kept
+
+
+def add_run_selection(verb: console.Parser) -> None:
+    """Add the arguments that select runs of the workspace."""
+    runs_help = "run ids or shell patterns (quote them)"
+    completion.offer(verb.add_argument("runs", nargs="*", metavar="RUN", help=runs_help), Workspace.run_ids)
+    matrix_help = "only runs of this matrix"
+    completion.offer(verb.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.expansions)
+    where_help = "only runs for which this expression is true, such as \"state == 'failed'\""
+    verb.add_argument("--where", metavar="EXPR", help=where_help)
+
+
+def add_wait(verb: console.Parser) -> None:
+    """Add the option --wait to a verb."""
+    wait_help = "wait until all runs have ended; exit code 1 if a run did not end as expected"
+    verb.add_argument("--wait", action="store_true", help=wait_help)
+
+
+def add_track(verb: console.Parser) -> None:
+    """Add the option --track to a verb."""
+    names = ", ".join(trackers.TRACKERS)
+    track_help = f"log runs while they go on, offline, into {trackers.FOLDER}/ of the workspace: {names} (docs/exports.md)"
+    completion.offer(verb.add_argument("--track", metavar="TRACKER", help=track_help), lambda _: trackers.TRACKERS)
+
+
+def add_sharing_options(verb: console.Parser) -> None:
+    """Add the options that decide how runs share the machines with each other and with other users."""
+    gpus_help = "how long a run waits if other processes use its GPUs, before it fails (default: 0)"
+    verb.add_argument("--wait-gpus", type=int, default=0, metavar="SECONDS", help=gpus_help)
+    here_help = "train on this machine although it is a login node of a Slurm cluster"
+    verb.add_argument("--here", action="store_true", help=here_help)
+    verb.add_argument("--max-parallel", type=int, metavar="N", help="on Slurm: at most N runs at a time")
+    pack_help = "on Slurm: one allocation for all runs with the same sbatch options; they run one after another"
+    verb.add_argument("--pack", action="store_true", help=pack_help)
+    lease_help = "on lent machines: also submit runs that would not end before the lease"
+    verb.add_argument("--ignore-lease", action="store_true", help=lease_help)
+
+
+def submit_options(invocation: Invocation, source: RenderContext) -> SubmitOptions:
+    """The options with which runs are submitted. Raises InputError if an option for Slurm is given for a cluster without
+    Slurm."""
+    arguments, after = invocation.arguments, getattr(invocation.arguments, "after", None)
+    if arguments.max_parallel is not None and not 1 <= arguments.max_parallel <= 100_000:
+        raise InputError(f"--max-parallel: found {arguments.max_parallel}. Allowed: 1 to 100000.")
+    given = {"--max-parallel": arguments.max_parallel is not None, "--pack": arguments.pack, "--after": after is not None}
+    if source.scheduler == "allocation" and any(given.values()):
+        options = " and ".join(option for option, is_given in given.items() if is_given)
+        raise InputError(f"{options}: not with --in-allocation, which starts one run at a time. Allowed: leave {options} out.")
+    if source.scheduler != "slurm" and any(given.values()):
+        options = " and ".join(option for option, is_given in given.items() if is_given)
+        raise InputError(
+            f"{options}: only for Slurm, and the cluster {source.where.name} has no `slurm`; its runs start in the order "
+            f"of submission. Allowed: leave {options} out."
+        )
+    runs_before = chosen(invocation.workspace.run_ids(), [after]) if after else []
+    return SubmitOptions(at_once=arguments.max_parallel, pack=arguments.pack, after=tuple(runs_before))
+
+
+def tracker(invocation: Invocation) -> str | None:
+    """The value of --track; None if the option is not given, or if the command does not have the option.
+
+    Raises InputError if the tracker is unknown or the nodes of the cluster share no folder, MissingExtra if the package of the
+    tracker is not installed.
+    """
+    name: str | None = getattr(invocation.arguments, "track", None)
+    if name is None:
+        return None
+    trackers.must_be_known(name, "--track")
+    if invocation.cluster.has_separate_folders:
+        raise InputError(
+            f"--track: the nodes of the cluster {invocation.cluster.name} share no folder, so no process sees the records of "
+            f"all ranks while a run goes on. Allowed: leave --track out, and after `collect fetch`: collect export --to {name}"
+        )
+    trackers.must_be_installed(name, f"jobs submit --track {name}")
+    return name
+
+
+def wait_gpus_s(arguments: argparse.Namespace) -> int:
+    """The value of --wait-gpus in seconds; 0 if the command does not have the option. Raises InputError."""
+    seconds: int = getattr(arguments, "wait_gpus", 0)
+    if not 0 <= seconds <= LONGEST_WAIT_S:
+        raise InputError(f"--wait-gpus: found {seconds}. Allowed: 0 to {LONGEST_WAIT_S} seconds.")
+    return seconds

@@ -1,0 +1,125 @@
+"""The table of `jobs status`: the text of each column, and which columns and rows fit the size of the terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, tzinfo
+
+import msgspec
+
+from jobs.status.reconcile import Status
+from shardlab.runs.run import REHEARSAL
+from shardlab.runs.state import FINAL
+from shardlab.terminal import moments, plain_table
+
+RUN, STATE, SCHEDULER, STEP, RATE, TO_GO, STARTED, ENDED, TOOK, WHY = (
+    "run", "state", "scheduler", "step", "units/s", "to go", "started", "ended", "took", "why",
+)  # fmt: skip
+COLUMNS = (RUN, STATE, SCHEDULER, STEP, RATE, TO_GO, STARTED, ENDED, TOOK, WHY)
+# The columns that a narrow terminal does not show, in the order in which they are dropped: first the order if a run is running,
+# then the order if no run is running.
+WHILE_RUNNING = (SCHEDULER, ENDED, RATE, STARTED, TO_GO, STEP, TOOK)
+WHEN_ENDED = (SCHEDULER, RATE, TO_GO, STEP, ENDED, STARTED, TOOK)
+GAP = 2  # spaces between two columns
+STYLES = {"completed": "green", "running": "cyan", "pending": "dim", "planned": "dim", "unknown": "red", "failed": "red"}
+LEAST_WHY = 36  # the least width of the column of reasons, in characters; if there is less room, reasons stand below the table
+AROUND = 6  # the number of lines of a live table that are not rows: heading, rule, edges, summary
+
+
+class StatusTable(msgspec.Struct, frozen=True):
+    """The table of `jobs status`, with the runs and columns for which the terminal has room.
+
+    columns: the names of the columns.
+    rows: the texts of the cells, row by row.
+    runs: the run of each row.
+    below: lines below the table: the reasons of runs, if the table has no room for them.
+    left_out: the number of runs that are not shown.
+    """
+
+    columns: list[str]
+    rows: list[list[str]]
+    runs: list[Status]
+    below: list[str]
+    left_out: int = 0
+
+    @property
+    def styles(self) -> list[str]:
+        """The style of each row on a terminal, which shows the state of the run as a colour."""
+        return [STYLES.get(run.state, "yellow") for run in self.runs]
+
+
+def table(runs: Sequence[Status], width: int | None = None, height: int | None = None) -> StatusTable:
+    """The runs as a table. width, height: the size of the terminal in characters and lines; None: no limit."""
+    listed = list(runs) if height is None else _most_telling(runs, max(height - AROUND, 1))
+    zone = datetime.now().astimezone().tzinfo
+    rows = [_row(run, zone) for run in listed]
+    shown, below = list(COLUMNS), list[str]()
+    if width is not None:
+        shown = _fitting(listed, rows, width)
+        if WHY not in shown:
+            below = [f"{run.id}: {row[WHY]}" for run, row in zip(listed, rows, strict=True) if row[WHY]]
+    cells = [[row[name] for name in shown] for row in rows]
+    return StatusTable(shown, cells, listed, below, len(runs) - len(listed))
+
+
+def summary(runs: Sequence[Status]) -> str:
+    """A line that says how many runs are in each state, how many are rehearsals, and in which time zone the times are."""
+    counts = sorted(Counter(status.state for status in runs).items(), key=lambda item: (item[0] in FINAL, item[0]))
+    rehearsed = sum(bool(status.rehearsal) for status in runs)
+    note = f" {rehearsed} of them a {REHEARSAL}." if rehearsed else ""
+    zone = f" Times are {datetime.now().astimezone():%Z}." if any(status.started for status in runs) else ""
+    return f"{len(runs)} run(s): {', '.join(f'{count} {name}' for name, count in counts)}.{note}{zone}"
+
+
+def _row(run: Status, zone: tzinfo | None) -> dict[str, str]:
+    resumed = f"resumed from step {run.resumed_from_step}" if run.resumed_from_step is not None else ""
+    started, ended = (moment.astimezone(zone) if moment else None for moment in (run.started, run.ended))
+    return {
+        RUN: run.id,
+        STATE: run.state,
+        SCHEDULER: run.scheduler["raw"],
+        STEP: f"{run.step or 0} of {run.steps}" if run.steps is not None and run.step is not None else "",
+        RATE: f"{run.throughput:,.0f}" if run.throughput is not None else "",
+        TO_GO: moments.duration(run.eta_s) if run.eta_s is not None else "",
+        STARTED: _moment(started, datetime.now(zone)) if started else "",
+        ENDED: _moment(ended, started or datetime.now(zone)) if ended else "",
+        TOOK: moments.duration(run.duration_s) if run.duration_s is not None else "",
+        WHY: "; ".join(filter(None, (run.why, resumed, *run.trouble))),
+    }
+
+
+def _moment(moment: datetime, beside: datetime) -> str:
+    """A time as text: only the time of day if `moment` is on the date of `beside`; else with the date, and with the year if the
+    years differ too."""
+    if moment.date() == beside.date():
+        return f"{moment:%H:%M:%S}"
+    return f"{moment:%b %d %H:%M:%S}" if moment.year == beside.year else f"{moment:%Y-%m-%d %H:%M}"
+
+
+def _fitting(runs: Sequence[Status], rows: Sequence[dict[str, str]], width: int) -> list[str]:
+    """The names of the columns that are shown: columns with text, as many as fit into one line. Only the column `why` may be
+    folded into several lines; if there is no room for the folded column, the column is left out."""
+    wide = {name: max([plain_table.width(name), *(plain_table.width(row[name]) for row in rows)]) for name in COLUMNS}
+    shown = [name for name in COLUMNS if name in (RUN, STATE) or any(row[name] for row in rows)]
+    for dropped in ("", *(WHILE_RUNNING if any(run.state == "running" for run in runs) else WHEN_ENDED)):
+        shown = [name for name in shown if name != dropped]
+        taken = sum(wide[name] + GAP for name in shown if name != WHY)
+        if taken - GAP <= width:
+            break
+    if WHY in shown and taken + min(wide[WHY], LEAST_WHY) > width:
+        shown.remove(WHY)
+    return shown
+
+
+def _most_telling(runs: Sequence[Status], most: int) -> list[Status]:
+    """Choose at most `most` runs: running runs are preferred, then runs that ended unexpectedly, then waiting runs, then runs
+    that ended as expected. The chosen runs keep their order."""
+
+    def rank(run: Status) -> int:
+        if run.state == "running":
+            return 0
+        return 3 if run.expected else 2 if run.state in ("pending", "planned") else 1
+
+    kept = {run.id for run in sorted(runs, key=rank)[:most]}
+    return [run for run in runs if run.id in kept]

@@ -1,0 +1,169 @@
+"""The verb `jobs trace`: sends the analysis of a folder of profiler traces as runs, each of which analyses a part of the files.
+
+The runs follow the same protocol as training runs: they are submitted exactly once, and have states, logs, retries and step
+records (one step for each trace file). `collect trace NAME` merges their summaries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from jobs import on_controller
+from jobs.invocation import Invocation
+from jobs.planning import plan
+from jobs.rendering import render
+from jobs.submission import lease_report, submit
+from jobs.verbs import sending, shared_options
+from shardlab.cluster.cluster import Cluster
+from shardlab.errors import InputError
+from shardlab.files import files
+from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.runs.trace_part import TRACE, TracePart
+from shardlab.terminal import console
+from shardlab.workspace.workspace import Workspace
+
+PER_RUN = 32  # the most trace files that one run analyses
+MOST_PER_RUN = 100_000
+_NUMBER = re.compile(r"(\d+)")
+
+
+class TraceRuns(msgspec.Struct, frozen=True):
+    """The runs that analyse the traces of a folder. name: the common name of these runs, as a matrix has a name. parts: for
+    each run, by its cell, the trace files that it analyses."""
+
+    name: str
+    parts: list[tuple[Cell, TracePart]]
+
+
+def add_trace(verbs: console.Verbs) -> None:
+    """Add the verb trace, with its options."""
+    verb = verbs.add("trace", _trace, "analyse a folder of profiler traces as runs on a cluster; `collect trace` merges them")
+    verb.add_argument("folder", metavar="FOLDER", help="folder of Chrome traces, *.json or *.json.gz, that all nodes can read")
+    cluster_help = "cluster file (default: cluster.yaml of the workspace, else this machine)"
+    verb.add_argument("--cluster", metavar="FILE", help=cluster_help)
+    per_run_help = f"number of trace files that one run analyses (default: {PER_RUN})"
+    verb.add_argument("--per-run", type=int, default=PER_RUN, metavar="N", help=per_run_help)
+    shared_options.add_wait(verb)
+    shared_options.add_sharing_options(verb)
+    console.add_trust(verb)
+
+
+def _trace(invocation: Invocation) -> int:
+    out, workspace = invocation.out, invocation.workspace
+    runs = of_folder(invocation)
+    source = render.source(runs.name, invocation.cluster, workspace)
+    how = shared_options.submit_options(invocation, source)
+    on_controller.must_suit(source.where, workspace)
+    cells = [cell for cell, _ in runs.parts]
+    submit.check(workspace, cells, dict.fromkeys((cell.name() for cell in cells), 1), source)
+    plan.must_run_here(source, here=invocation.arguments.here, trains=False)
+    with workspace.alone():
+        readable = sending.finish_interrupted(out, workspace, source)
+        steps, lease = lease_report.held_back(invocation, decided(workspace, runs, source), source, how)
+        sending.slurm_must_accept(steps, source, how)
+        backlog = sending.send(invocation, steps, source, how)
+    code = sending.sent(invocation, steps, backlog, lease)
+    out.remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
+    return max(int(not readable), code)
+
+
+def of_folder(invocation: Invocation) -> TraceRuns:
+    """The runs that analyse the folder of the command line. Raises InputError if there is nothing to analyse.
+
+    The name and the cells depend on the files, their sizes and their times, so the same command, if it is given again later,
+    submits only runs for new or changed files.
+    """
+    folder, per_run = Path(invocation.arguments.folder).absolute(), invocation.arguments.per_run
+    if not 1 <= per_run <= MOST_PER_RUN:
+        raise InputError(f"--per-run: found {per_run}. Allowed: 1 to {MOST_PER_RUN}.")
+    where = invocation.cluster
+    if where.has_separate_folders:
+        raise InputError(
+            f"jobs trace: the nodes of the cluster {where.name} share no folder, so they cannot read the same traces. Allowed: "
+            "a cluster whose nodes share a folder, or `collect trace` on one machine."
+        )
+    _must_be_shared(folder, where)
+    found = _traces(folder)
+    names = [path.name for path in found]
+    chunks = [names[start : start + per_run] for start in range(0, len(names), per_run)]
+    said = [(path.name, (status := path.stat()).st_size, status.st_mtime_ns) for path in found]
+    name = f"traces-{_digest([str(folder), per_run, said])}"
+    parts = [TracePart(folder=str(folder), files=chunk, place=place, parts=len(chunks)) for place, chunk in enumerate(chunks)]
+    return TraceRuns(name, [(_cell(name, part), part) for part in parts])
+
+
+def decided(workspace: Workspace, runs: TraceRuns, source: render.RenderContext) -> list[submit.RunDecision]:
+    """The decision on each run: a run that was submitted before is not submitted again."""
+    parts = {cell.name(): part for cell, part in runs.parts}
+    cells = [cell for cell, _ in runs.parts]
+    steps = submit.decide(workspace, cells, dict.fromkeys(parts, 1), source)
+    return [
+        msgspec.structs.replace(step, run=msgspec.structs.replace(step.run, traces=parts[step.run.cell.name()]))
+        for step in steps
+    ]
+
+
+def _traces(folder: Path) -> list[Path]:
+    """The trace files of a folder, in the numeric order of their names. Raises InputError if there are none."""
+    with files.as_workspace_error("read"):
+        found = [path for path in folder.glob("*.json*") if not path.name.startswith(".") and path.is_file()]
+    if not found:
+        raise InputError(f"{folder}: no traces. Allowed: a folder with Chrome traces, *.json or *.json.gz.")
+    if unsuited := next((path for path in found if not files.is_utf8(path.name)), None):
+        raise InputError(f"{folder}: the name {unsuited.name!r} is not valid UTF-8. Allowed: names in UTF-8.")
+    return sorted(found, key=lambda path: [(int(part) if part.isdecimal() else -1, part) for part in _NUMBER.split(path.name)])
+
+
+def _must_be_shared(folder: Path, where: Cluster) -> None:
+    """Raises InputError if the nodes of the cluster could not read the folder."""
+    shared = where.storage.shared if where.provider != "local" else None
+    if shared is not None and not folder.resolve().is_relative_to(Path(shared).resolve()):
+        raise InputError(
+            f"{folder}: lies outside of {shared}, which the nodes of {where.name} share; they would not find the traces. "
+            f"Allowed: a folder in {shared}."
+        )
+
+
+def _cell(name: str, part: TracePart) -> Cell:
+    """The cell of a run that analyses traces. The cell trains nothing: its steps are the trace files, and keys that only
+    training uses have no meaning."""
+    return Cell(
+        workload=f"part-{part.place:05d}",
+        strategy=TRACE,
+        gpus=1,
+        nnodes=1,
+        dp=1,
+        tp=1,
+        pp=1,
+        servers=0,
+        launcher=TRACE,
+        global_batch_size=len(part.files),
+        micro_batch_size=1,
+        gradient_accumulation_steps=1,
+        seq_len=None,
+        steps=len(part.files),
+        epochs=None,
+        warmup_steps=0,
+        precision="fp32",
+        activation_checkpointing="none",
+        compile=False,
+        max_grad_norm=None,
+        prove="off",
+        optimizer=Optimizer(name="sgd", lr=1.0),
+        schedule=Schedule(),
+        instruments=Instruments(),
+        memory_limit_gib=None,
+        seed=0,
+        time_limit_s=None,
+        expect=[],
+        options={"traces": name},
+    )
+
+
+def _digest(value: Sequence[object]) -> str:
+    return hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:12]
