@@ -22,12 +22,13 @@ import torch
 from shardlab.matrix.cell import Cell, Instruments, Optimizer, Profile
 from shardlab.runs.record import LineWriter, StepRecord, read_lines
 from shardlab.runs.rundir import RunDir
-from trainers import loop, menu
+from trainers import menu
 from trainers.data.order import Order
 from trainers.instrument import RunInstruments
 from trainers.instruments import selection
-from trainers.rank import Rank
-from trainers.ranks import Ranks
+from trainers.ranks.rank import Rank
+from trainers.ranks.ranks import Ranks
+from trainers.run import loop
 
 HALF = 4  # number of steps that the profiler records, after the same number of steps without the profiler
 LOOKS: dict[str, Callable[[], tuple[Instruments, int]]] = {

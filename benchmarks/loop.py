@@ -23,11 +23,12 @@ from torch.nn.functional import cross_entropy
 
 from shardlab.matrix.cell import Cell
 from shardlab.runs.record import LineWriter
-from trainers import loop, menu
+from trainers import menu
 from trainers.data.order import TIMED, Order
 from trainers.instrument import RunInstruments
-from trainers.rank import Rank
-from trainers.ranks import Ranks
+from trainers.ranks.rank import Rank
+from trainers.ranks.ranks import Ranks
+from trainers.run import loop
 
 
 def cell(arguments: argparse.Namespace) -> Cell:

@@ -31,11 +31,12 @@ import torch
 
 from collect.findings.statistics import estimate
 from shardlab.runs.record import LineWriter, StepRecord, read_lines
-from trainers import loop, menu
+from trainers import menu
 from trainers.data.order import Order
 from trainers.instrument import RunInstruments
-from trainers.rank import Rank
-from trainers.ranks import Ranks
+from trainers.ranks.rank import Rank
+from trainers.ranks.ranks import Ranks
+from trainers.run import loop
 
 
 @contextmanager

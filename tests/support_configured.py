@@ -50,7 +50,7 @@ def described(folder, model):
     from trainers.tasks import vision_library
 
     vision_library.load()
-    from trainers import describe_model
+    from trainers.description import describe_model
 
     folder = folder / model.name
     plugin_source.write(folder, model.source)

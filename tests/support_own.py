@@ -6,7 +6,7 @@ from support_cells import CELL
 from shardlab.files import files, plugin_source
 from shardlab.plugins import own_workload
 from trainers import menu
-from trainers.describe import describe
+from trainers.description.describe import describe
 
 
 def described(folder, text):

@@ -33,8 +33,8 @@ from shardlab.matrix.cell import Cell
 from shardlab.plugins.own_workload import OwnWorkload
 from trainers import communication, menu
 from trainers.instruments.timing import clock_for
-from trainers.rank import Rank
-from trainers.ranks import Ranks
+from trainers.ranks.rank import Rank
+from trainers.ranks.ranks import Ranks
 from trainers.tasks import vision_library
 vision_library.load()
 import deepspeed, transformers

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from trainers.cast_weights import cast_weights, is_copy
+from trainers.model.cast_weights import cast_weights, is_copy
 
 BF16 = torch.bfloat16
 

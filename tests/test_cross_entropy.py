@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainers.tasks import cross_entropy
+from trainers import cross_entropy
 
 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 3e-5), (torch.bfloat16, 2**-7), (torch.float16, 2**-10)])

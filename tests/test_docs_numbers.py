@@ -106,11 +106,11 @@ SENTENCES = [
     ("lease.md", f"in the last {WORDS[lease_cutoff.NEAR.seconds // 60]} minutes of the lease"),
     ("cloudlab-paper1.md", f"From {WORDS[lease.URGED.seconds // 3600]} hours before the end"),
     ("model-by-configuration.md", {"Optimizer(name='adamw', lr=0.0003)": "AdamW with a learning rate of 3e-4"}[
-        written("trainers/describe_model.py", "OPTIMIZER")]),
+        written("trainers/description/describe_model.py", "OPTIMIZER")]),
     ("model-by-configuration.md", {"(0.15, 15)": "15 % of the positions of each sequence are masked"}[
         written("trainers/tasks/configured.py", "MASKED")]),
     ("own-models.md", {"Optimizer(name='adamw', lr=0.001)": 'dict(name="adamw", lr=1e-3)'}[
-        written("trainers/own_model.py", "OPTIMIZER")]),
+        written("trainers/plugins/own_model.py", "OPTIMIZER")]),
     ("own-strategies.md", f"Default: `{', '.join(default_of(Strategy, 'degrees'))}`"),
     ("planner.md", f"the largest power of two (up to {advise.LARGEST_BATCH})"),
     ("provision.md", f"waits up to {packages.LOCK_S // 60} minutes for the locks of apt"),

@@ -41,7 +41,7 @@ OPENED = {
     "templates/__init__.py": "imports nothing of ours; it reads templates only if is_file() is true, as jinja2 does",
     "trainers/data/": "data sets may be behind links",
     "trainers/forking/address.py": "our own source",
-    "trainers/proof.py": "our own source",
+    "trainers/proof/proof.py": "our own source",
     "trainers/rehearsal/fork_steps.py": "in a new folder of mode 0700",
 }
 

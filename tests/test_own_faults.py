@@ -7,7 +7,7 @@ from support_own import cell_of, described, run_dir_of
 
 from shardlab.errors import InputError
 from trainers import menu
-from trainers.out_of_memory import is_out_of_memory
+from trainers.ranks.out_of_memory import is_out_of_memory
 
 pytest_plugins = ["support_trainers"]
 MODEL = """\

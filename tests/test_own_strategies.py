@@ -24,7 +24,8 @@ from shardlab.plugins import own_code
 from shardlab.remote.upload import main as upload_main
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
-from trainers import menu, own_strategy
+from trainers import menu
+from trainers.plugins import own_strategy
 
 pytest_plugins = ["support_own_answers"]
 pytestmark = pytest.mark.usefixtures("shared_answers")

@@ -13,7 +13,7 @@ from jobs.planner import gpu, memory, model_facts, pipeline_share, predict, shar
 from shardlab.matrix.cell import Optimizer
 from shardlab.runs.prediction import PredictedRange, exactly
 from trainers import dtypes, menu
-from trainers.cast_weights import cast_weights
+from trainers.model.cast_weights import cast_weights
 from trainers.task import Batch
 
 GB = 1e9

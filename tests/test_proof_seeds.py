@@ -3,7 +3,7 @@
 import pytest
 
 from shardlab.runs.record import SameWork
-from trainers import proof_seeds
+from trainers.proof import proof_seeds
 
 DIFFERENT = SameWork(verdict="different", why="d", gradient_norm_difference=2.8e-4, parameter_difference=3e-3)
 PROVEN = SameWork(verdict="proven", why="p", gradient_norm_difference=1e-7, parameter_difference=1e-6)

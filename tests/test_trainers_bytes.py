@@ -54,7 +54,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from support_trainers import Bench
 from trainers import communication, menu
 from trainers.instruments.timing import clock_for
-from trainers.ranks import Ranks
+from trainers.ranks.ranks import Ranks
 
 class Alone(Ranks):
     def __init__(self):

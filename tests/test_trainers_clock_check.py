@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from trainers import clock_check
+from trainers.ranks import clock_check
 
 
 class Meeting:

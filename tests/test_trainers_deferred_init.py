@@ -60,7 +60,7 @@ def test_sharding_frees_the_full_weights_and_keeps_tied_weights_tied(alone):
     import torch
     from torch import nn
 
-    from trainers.deferred_init import Deferred
+    from trainers.model.deferred_init import Deferred
 
     deferred = Deferred(Toy(), alone, torch.bfloat16)
     model = deferred.model

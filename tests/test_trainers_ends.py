@@ -7,7 +7,7 @@ import psutil
 import pytest
 from support_e2e import HANG_S, until
 
-from trainers.out_of_memory import is_out_of_memory
+from trainers.ranks.out_of_memory import is_out_of_memory
 
 pytest_plugins = ["support_trainers"]
 HUGE = 2**40  # an embedding of 256 x 2**40 weights has 2**50 bytes, more than this processor can address

@@ -21,11 +21,11 @@ SCRIPT = """
 import os, sys, tempfile, traceback, numpy as np, torch
 from pathlib import Path
 from shardlab.runs.rundir import RunDir
-from trainers import loop, menu, optimization
+from trainers.run import loop; from trainers import menu; from trainers.model import optimization
 from trainers.data.order import TIMED, WARMUP, Order
 from trainers.instruments.timing import HostClock
-from trainers.rank import Rank
-from trainers.ranks import Ranks
+from trainers.ranks.rank import Rank
+from trainers.ranks.ranks import Ranks
 from trainers.engines.ddp import DdpEngine
 from trainers.tasks import vision_library
 vision_library.load()

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from shardlab.matrix.cell import Optimizer, Schedule
-from trainers import menu, optimization
+from trainers import menu
+from trainers.model import optimization
 
 pytest_plugins = ["support_trainers"]
 

@@ -17,8 +17,8 @@ from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.matrix.cell import Optimizer
 from trainers.parameter_server.ledger import Ledger, Mode
-from trainers.rank import Rank
-from trainers.ranks import devices
+from trainers.ranks.rank import Rank
+from trainers.ranks.ranks import devices
 
 pytest_plugins = ["support_trainers"]
 # How much losses may differ because sums are computed in a different order. The largest difference seen was 1e-6.
@@ -285,8 +285,8 @@ from trainers import menu
 from trainers.communication import counting
 from trainers.data.order import TIMED, Order
 from trainers.instruments.timing import HostClock
-from trainers.rank import Rank
-from trainers.ranks import Ranks
+from trainers.ranks.rank import Rank
+from trainers.ranks.ranks import Ranks
 from trainers.tasks import vision_library
 vision_library.load()
 import torch.distributed.algorithms, transformers.models.gpt2.modeling_gpt2  # once, before the ranks are forked

@@ -8,7 +8,8 @@ from support_fork import FORK_RANKS
 from support_long import LONG, only_long
 from test_trainers_proof import BROKEN, prove
 
-from trainers import loss_scaling, menu
+from trainers import menu
+from trainers.model import loss_scaling
 
 pytest_plugins = ["support_trainers"]
 WEIGHTS = {
@@ -58,8 +59,8 @@ from shardlab.matrix.cell import Cell
 from trainers import menu
 from trainers.data.order import PROOF, Order
 from trainers.instruments.timing import clock_for
-from trainers.rank import Rank
-from trainers.ranks import Ranks
+from trainers.ranks.rank import Rank
+from trainers.ranks.ranks import Ranks
 
 cell = msgspec.json.decode(sys.argv[1], type=Cell)
 WHOLE_ON_EVERY_RANK = ("single", "ddp", "fsdp1-no-shard", "ps-sync")  # where an overflow has to come before the reduction

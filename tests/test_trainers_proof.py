@@ -13,7 +13,8 @@ from support_fork import FORK_RANKS
 
 from shardlab.matrix.cell import Cell
 from shardlab.runs.record import SameWork
-from trainers import menu, proof
+from trainers import menu
+from trainers.proof import proof
 
 pytest_plugins = ["support_trainers"]
 # A program that breaks one place of the code, forks two ranks, runs the proof on them, and prints the verdict of rank 0.
@@ -22,9 +23,9 @@ import os, sys, tempfile
 import msgspec, torch
 from pathlib import Path
 from shardlab.matrix.cell import Cell
-from trainers import menu, proof
-from trainers.rank import Rank
-from trainers.ranks import Ranks
+from trainers import menu; from trainers.proof import proof
+from trainers.ranks.rank import Rank
+from trainers.ranks.ranks import Ranks
 
 cell = msgspec.json.decode(sys.argv[1], type=Cell)
 BREAK

@@ -6,8 +6,8 @@ import pytest
 
 from shardlab.errors import InputError
 from shardlab.hardware.host import usable_processors
-from trainers.rank import Rank
-from trainers.ranks import threads
+from trainers.ranks.rank import Rank
+from trainers.ranks.ranks import threads
 
 
 @pytest.mark.parametrize(

@@ -126,10 +126,10 @@ import json, sys
 from pathlib import Path
 import torch
 from shardlab.runs.rundir import RunDir
-from trainers import loop
+from trainers.run import loop
 from trainers.engines.single import SingleEngine
-from trainers.rank import Rank
-from trainers.ranks import Ranks
+from trainers.ranks.rank import Rank
+from trainers.ranks.ranks import Ranks
 
 calls, effective = [], SingleEngine.effective
 

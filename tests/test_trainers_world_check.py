@@ -84,8 +84,8 @@ LIMITS_S = (7.0, 100.0, 1800.0)
 TIMEOUTS = """
 import sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from trainers.rank import Rank
-from trainers.ranks import Ranks
+from trainers.ranks.rank import Rank
+from trainers.ranks.ranks import Ranks
 for limit_s in map(float, sys.argv[1:]):
     ranks = Ranks(Rank(), 0, limit_s)
     groups = [dist.group.WORLD, dist.new_group([0]), init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b")).get_group("a")]

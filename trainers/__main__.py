@@ -74,15 +74,15 @@ def _describe(file: Path, seq_len: int | None, out: Path) -> int:
         from trainers.tasks import vision_library
 
         vision_library.load()  # needed before any model of transformers is imported
-        from trainers import describe_model
+        from trainers.description import describe_model
 
         files.write_json(out, describe_model.describe(file.absolute(), seq_len), sync=False)
     elif file.absolute().parent.name == own_strategy.FOLDER:
-        from trainers import own_strategy as strategies
+        from trainers.plugins import own_strategy as strategies
 
         files.write_json(out, strategies.describe(file.absolute()), sync=False)
     else:
-        from trainers import describe
+        from trainers.description import describe
 
         files.write_json(out, describe.describe(file.absolute()), sync=False)
     return 0
@@ -90,7 +90,7 @@ def _describe(file: Path, seq_len: int | None, out: Path) -> int:
 
 def _refuse(file: Path) -> int:
     sys.dont_write_bytecode = True
-    from trainers import own_strategy as strategies
+    from trainers.plugins import own_strategy as strategies
 
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # prints of the user's code go to standard error, so that they do not mix with the answers
@@ -108,7 +108,8 @@ def _do(verb: str, path: Path) -> int:
     # Each verb imports only the modules that it needs: `fork`, the client of the warm parent, must start fast, so it must
     # not import torch. The warm parent, which forks the ranks, has already imported torch.
     if verb == "run":
-        from trainers import process, process_exit
+        from trainers.ranks import process_exit
+        from trainers.run import process
 
         if process.run(path) != "nccl":
             # A thread of gloo may still wait for the interpreter. When Python before 3.14 exits, it ends such a thread, and C++

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from trainers.precision import AUTOCAST, CAST, COMPUTED_IN
+from trainers.model.precision import AUTOCAST, CAST, COMPUTED_IN
 
 
 def weight_dtype(precision: str) -> torch.dtype:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainers.checkpointing.state_parts import State
     from trainers.communication import Term
     from trainers.instruments.timing import Clock
-    from trainers.ranks import Peers, Ranks
+    from trainers.ranks.ranks import Peers, Ranks
     from trainers.task import Batch
 
 

@@ -15,13 +15,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_
 
 from shardlab.matrix.cell import Cell
-from trainers import activation_checkpointing
+from trainers.model import activation_checkpointing
 
 if TYPE_CHECKING:
     from trainers.task import Task
 
 ALL = ("activation_checkpointing", "compile", "max_grad_norm")
-_IN_CHAIN = re.compile(r"_at:([^.]+)")  # the names of blocks in trainers.activation_checkpointing.Chain
+_IN_CHAIN = re.compile(r"_at:([^.]+)")  # the names of blocks in trainers.model.activation_checkpointing.Chain
 _WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 

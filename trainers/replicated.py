@@ -13,15 +13,16 @@ import torch
 from torch import nn
 
 from shardlab.matrix.cell import Cell
-from trainers import dtypes, model_options, optimization, precision
-from trainers.cast_weights import cast_weights
+from trainers import dtypes, model_options
 from trainers.engine import Engine
 from trainers.instruments.timing import BACKWARD, FORWARD
-from trainers.loss_scaling import LossScaler
+from trainers.model import optimization, precision
+from trainers.model.cast_weights import cast_weights
+from trainers.model.loss_scaling import LossScaler
 
 if TYPE_CHECKING:
     from trainers.instruments.timing import Clock
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
     from trainers.task import Batch, Task
 
 

@@ -13,7 +13,7 @@ from shardlab.registry import Option
 
 if TYPE_CHECKING:
     from trainers.engine import Engine, Server
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
     from trainers.task import Task
 
 SWITCHES = ("activation_checkpointing", "compile", "max_grad_norm")  # keys of a cell that a strategy may support

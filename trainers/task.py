@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainers.tasks.cross_entropy import cross_entropy
+from trainers.cross_entropy import cross_entropy
 
 if TYPE_CHECKING:
     from trainers.data.data_sets import DataSource

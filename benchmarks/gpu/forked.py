@@ -87,7 +87,7 @@ def ranks(run: Path, world_size: int, limit_s: float, prepare: Callable[[int], N
 
     run: the folder of the run. prepare: a function that each rank calls first, with its rank number.
     """
-    from trainers import process
+    from trainers.run import process
 
     with tempfile.TemporaryDirectory() as meeting:
 

@@ -12,10 +12,11 @@ import torch
 
 from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.runs.record import LineWriter
-from trainers import dtypes, loop, menu
+from trainers import dtypes, menu
 from trainers.data.order import Order
 from trainers.instrument import RunInstruments
-from trainers.ranks import Ranks
+from trainers.ranks.ranks import Ranks
+from trainers.run import loop
 
 
 def small(*, workload: str = "gpt2-tiny", strategy: str = "single", options: dict[str, Any] | None = None, **keys: Any) -> Cell:

@@ -62,7 +62,7 @@ STAGE_A_SHARE = 0.6  # share of the time that stage A may take if other stages f
 LIBRARIES = (
     "deepspeed", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel",
     "transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama",
-    "transformers.models.vit.modeling_vit", "trainers.loop",
+    "transformers.models.vit.modeling_vit", "trainers.run.loop",
 )  # fmt: skip
 
 

@@ -18,14 +18,15 @@ from torch.nn.functional import cross_entropy
 from shardlab.hardware import gpu_models, nvml
 from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.runs.record import LineWriter
-from trainers import dtypes, loop, menu
+from trainers import dtypes, menu
+from trainers.cross_entropy import CHUNK
+from trainers.cross_entropy import cross_entropy as our_loss
 from trainers.data.order import TIMED, Order
 from trainers.instrument import RunInstruments
-from trainers.rank import Rank
-from trainers.ranks import Ranks
+from trainers.ranks.rank import Rank
+from trainers.ranks.ranks import Ranks
+from trainers.run import loop
 from trainers.task import Batch
-from trainers.tasks.cross_entropy import CHUNK
-from trainers.tasks.cross_entropy import cross_entropy as our_loss
 
 LARGE = {"workload": "gpt2-large", "seq_len": 1024, "optimizer": Optimizer(name="adamw", lr=3e-4, fused=True)}
 WARMUP = 5

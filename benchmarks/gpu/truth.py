@@ -15,8 +15,8 @@ from records import Finding
 
 from benchmarks import sampler
 from trainers import dtypes
-from trainers.rank import Rank
-from trainers.ranks import Ranks
+from trainers.ranks.rank import Rank
+from trainers.ranks.ranks import Ranks
 
 STRATEGIES = ("single", "ddp", "fsdp1-full-shard", "fsdp2", "tp")
 FLASH = ("flash", "cudnn", "fmha", "sdpa")

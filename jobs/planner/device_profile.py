@@ -11,7 +11,7 @@ import msgspec
 from shardlab.hardware import gpu_models
 from shardlab.hardware.gpu_models import GpuModel
 from shardlab.runs.prediction import PredictedRange
-from trainers.precision import computed_bytes
+from trainers.model.precision import computed_bytes
 
 STREAMED = PredictedRange(0.70, 0.85, 0.92)  # share of the memory bandwidth that an optimizer's kernels reach; assumed
 # Seconds that the host needs to start one operator on the GPU, including the Python code of the model. Measured on the virtual

@@ -15,7 +15,7 @@ from jobs.planner import model_facts, pipeline_share, sharding
 from jobs.planner.model_facts import ModelFacts
 from jobs.planner.sharding import strategy
 from shardlab.matrix.cell import Cell
-from trainers import precision
+from trainers.model import precision
 
 Axis = Literal["dp", "replicas", "tp", "pp"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"]

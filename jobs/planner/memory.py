@@ -25,7 +25,7 @@ from shardlab.runs.prediction import ZERO, PredictedRange, exactly, total
 
 MIB = 1 << 20
 STATES = {"adam": 2, "adamw": 2}  # tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum
-# bytes; the loss casts 2**25 logits to fp32 at a time, and needs two such tensors (trainers/tasks/cross_entropy.py)
+# bytes; the loss casts 2**25 logits to fp32 at a time, and needs two such tensors (trainers/cross_entropy.py)
 CROSS_ENTROPY_CHUNK = 2 * 2**25 * 4
 BESIDE = ("cuda_context", "nccl_buffers", "fragmentation")  # the categories of memory that are not tensors
 COMPILED = 0.6  # the smallest share of the activations that is saved with torch.compile, which may recompute operators; assumed

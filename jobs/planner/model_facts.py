@@ -21,7 +21,8 @@ from typing import cast
 import msgspec
 
 from shardlab.matrix.cell import Cell
-from trainers import menu, precision
+from trainers import menu
+from trainers.model import precision
 from trainers.workload import Workload
 from trainers.workload_options import Shape, shape_of
 from trainers.workloads import gpt2, llama, vit

@@ -12,7 +12,8 @@ from typing import Literal, cast
 import msgspec
 
 from shardlab.matrix.cell import Cell
-from trainers import menu, precision
+from trainers import menu
+from trainers.model import precision
 from trainers.strategy import Strategy
 
 Gathers = Literal["nothing", "blocks", "everything"]

@@ -23,7 +23,7 @@ from shardlab.runs.rehearsed import Answer
 from shardlab.terminal import console
 from shardlab.workspace import inventory
 from trainers import menu
-from trainers.precision import ALL
+from trainers.model.precision import ALL
 
 MOST_GPUS = 1_000_000
 

@@ -234,7 +234,7 @@ class SameWork(msgspec.Struct, omit_defaults=True, kw_only=True):
     not proven    no proof was requested
 
     why: the reason for the verdict, as a sentence.
-    loss_difference, gradient_norm_difference, parameter_difference: relative differences (see trainers/proof.py).
+    loss_difference, gradient_norm_difference, parameter_difference: relative differences (see trainers/proof/proof.py).
     communication_bytes: bytes that all ranks together send in one step, by the way in which the number was found: theory, a
     formula; counted, collectives that were counted; textbook, a formula of textbooks, if there is one; wire, the bytes that the
     backend's own algorithms send for the counted collectives, or for the collectives of the theory if none were counted (absent

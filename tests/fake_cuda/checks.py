@@ -17,13 +17,14 @@ import torch.distributed as dist
 from fake_cuda.waits import Waits
 from shardlab.matrix.cell import Cell
 from shardlab.runs.record import LineWriter
-from trainers import dtypes, loop, menu
+from trainers import dtypes, menu
 from trainers.data.order import Order
 from trainers.instrument import RunInstruments
 from trainers.instruments.timing import clock_for
 from trainers.parallel.mesh_model import MeshModel
-from trainers.rank import Rank
-from trainers.ranks import Ranks
+from trainers.ranks.rank import Rank
+from trainers.ranks.ranks import Ranks
+from trainers.run import loop
 from trainers.task import Task
 
 HELD_BYTES = 1 << 28  # more than the models of the tests need

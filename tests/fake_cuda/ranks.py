@@ -40,7 +40,7 @@ def main() -> None:
 def _imports() -> None:
     """Import the modules that ranks use, once for all ranks."""
     os.environ["DS_ACCELERATOR"] = "cuda"
-    for name in ("trainers.loop", "trainers.engines.fsdp2", "trainers.engines.pipeline", "trainers.engines.tensor",
+    for name in ("trainers.run.loop", "trainers.engines.fsdp2", "trainers.engines.pipeline", "trainers.engines.tensor",
                  "trainers.tasks.gpt2", "trainers.tasks.vit"):  # fmt: skip
         importlib.import_module(name)
 

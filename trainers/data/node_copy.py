@@ -21,8 +21,8 @@ from shardlab.files import files
 from shardlab.matrix.cell import Cell
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
-from trainers import hang_dump
 from trainers.data import data_sets, image_list, token_sets
+from trainers.ranks import hang_dump
 
 CHUNK = 1 << 24
 THREADS = 8

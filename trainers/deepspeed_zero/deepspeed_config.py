@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from shardlab.matrix.cell import Cell
-from trainers import loss_scaling
+from trainers.model import loss_scaling
 
 # Default bucket size in elements (100 MB in 16 bits). With DeepSpeed's default of 500 million, a model with less than a billion
 # parameters would start its first reduction only when most of backward is over. DeepSpeed allocates memory for whole buckets.
@@ -37,7 +37,7 @@ def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str
         },
         "fp16": {"enabled": fp16, **(_dynamic_scale() if fp16 else {})},
         "torch_autocast": {"enabled": False},
-        # The optimizer is torch's optimizer, made by trainers.optimization, as for every other strategy.
+        # The optimizer is torch's optimizer, made by trainers.model.optimization, as for every other strategy.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {"stage": stage, **_zero(cell, stage, elements, pin_memory)},
@@ -53,8 +53,8 @@ def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str
 
 
 def _dynamic_scale() -> dict[str, Any]:
-    """The keys that make DeepSpeed scale losses by the rule of trainers.loss_scaling, as far as DeepSpeed can do this. Unlike
-    that rule, DeepSpeed stops the run if the scale is too small."""
+    """The keys that make DeepSpeed scale losses by the rule of trainers.model.loss_scaling, as far as DeepSpeed can do this.
+    Unlike that rule, DeepSpeed stops the run if the scale is too small."""
     return {
         "auto_cast": True,  # DeepSpeed casts the inputs to fp16, because images come in fp32
         "loss_scale": 0,  # 0: the scale is dynamic

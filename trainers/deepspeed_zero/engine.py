@@ -16,17 +16,18 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.nn.functional import pad
 
 from shardlab.matrix.cell import Cell
-from trainers import activation_checkpointing, dtypes, model_options, precision
+from trainers import dtypes, model_options
 from trainers.checkpointing import state_parts
 from trainers.communication import Term
 from trainers.deepspeed_zero import deepspeed_config, gather_state, zero_state
 from trainers.dtypes import dtype_name
+from trainers.model import activation_checkpointing, precision
 from trainers.replicated import ReplicatedEngine
 
 if TYPE_CHECKING:
     from trainers.checkpointing.state_parts import State
-    from trainers.deferred_init import Deferred
-    from trainers.ranks import Ranks
+    from trainers.model.deferred_init import Deferred
+    from trainers.ranks.ranks import Ranks
     from trainers.task import Task
 
 FLAGS = 8  # bytes of the gradient norm and of the overflow flag, which are all-reduced once per step

@@ -14,19 +14,20 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 
 from shardlab.errors import InputError
 from shardlab.matrix.cell import Cell
-from trainers import activation_checkpointing, loss_scaling, model_options
+from trainers import model_options
 from trainers.checkpointing import state_parts
 from trainers.communication import Term
-from trainers.deferred_init import Deferred
 from trainers.dtypes import cast_dtype, dtype_name, weight_dtype
+from trainers.model import activation_checkpointing, loss_scaling
+from trainers.model.deferred_init import Deferred
+from trainers.model.precision import computed_bytes, weight_bytes
 from trainers.parallel.fsdp import replicas_mesh
-from trainers.precision import computed_bytes, weight_bytes
 from trainers.replicated import ReplicatedEngine
 from trainers.strategies.fsdp1 import HYBRID, WITHOUT_GPU
 
 if TYPE_CHECKING:
     from trainers.checkpointing.state_parts import State
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
     from trainers.task import Task
 
 

@@ -12,16 +12,17 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor
 
 from shardlab.matrix.cell import Cell
-from trainers import activation_checkpointing, loss_scaling, model_options
+from trainers import model_options
 from trainers.communication import Term
-from trainers.deferred_init import Deferred
 from trainers.dtypes import weight_dtype
+from trainers.model import activation_checkpointing, loss_scaling
+from trainers.model.deferred_init import Deferred
+from trainers.model.precision import weight_bytes
 from trainers.parallel import fsdp
 from trainers.parallel.fsdp import FullySharded, replicas_mesh
-from trainers.precision import weight_bytes
 
 if TYPE_CHECKING:
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
     from trainers.task import Task
 
 

@@ -15,7 +15,7 @@ from trainers.parallel.mesh_model import MeshModel
 from trainers.parallel.schedule import Pipeline
 
 if TYPE_CHECKING:
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
     from trainers.task import Task
 
 

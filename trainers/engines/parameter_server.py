@@ -12,7 +12,7 @@ from trainers.parameter_server.server import ParameterServer
 from trainers.parameter_server.worker import WorkerEngine
 
 if TYPE_CHECKING:
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
     from trainers.task import Task
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainers.instruments.timing import Clock
     from trainers.parallel.mesh_model import MeshModel
     from trainers.parallel.schedule import Pipeline
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
     from trainers.task import Batch, Task
 
 

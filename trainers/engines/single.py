@@ -12,7 +12,7 @@ from trainers.dtypes import weight_dtype
 from trainers.replicated import ReplicatedEngine
 
 if TYPE_CHECKING:
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
     from trainers.task import Task
 
 

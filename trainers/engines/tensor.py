@@ -15,15 +15,15 @@ from shardlab.matrix.cell import Cell
 from trainers import model_options
 from trainers.communication import Term
 from trainers.instruments.timing import BACKWARD
+from trainers.model.precision import computed_bytes, stream_bytes, weight_bytes
 from trainers.parallel.engine import MeshModelEngine
 from trainers.parallel.mesh_model import MeshModel
 from trainers.plans.plan import cut_between
-from trainers.precision import computed_bytes, stream_bytes, weight_bytes
 
 if TYPE_CHECKING:
     from trainers.instruments.timing import Clock
     from trainers.parallel.mesh_model import MeshModel
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
     from trainers.task import Batch, Task
 
 

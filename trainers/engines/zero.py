@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from shardlab.errors import InputError
 from shardlab.matrix.cell import Cell
 from trainers import model_options
-from trainers.deferred_init import Deferred
 from trainers.dtypes import weight_dtype
+from trainers.model.deferred_init import Deferred
 from trainers.strategies.zero import quantized
 
 if TYPE_CHECKING:
     from trainers.deepspeed_zero.engine import ZeroEngine
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
     from trainers.task import Task
 
 

@@ -18,8 +18,8 @@ from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
 from trainers import menu
 from trainers.forking import address
-from trainers.process_exit import exit_at_once
-from trainers.rank import STORE
+from trainers.ranks.process_exit import exit_at_once
+from trainers.ranks.rank import STORE
 
 PR_SET_PDEATHSIG = 1
 OF_OTHER_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -77,7 +77,7 @@ def _fork_rank(rank: int, request: dict[str, Any], connection: socket.socket) ->
 
 
 def _run(path: Path) -> int:
-    from trainers import process
+    from trainers.run import process
 
     process.run(path)
     return 0

@@ -28,7 +28,7 @@ from trainers.forking import address, fork_ranks
 IDLE_S = 180
 # Modules that ranks import in addition to the engines and tasks of the menus. If a module is missing in this list, runs only
 # start more slowly.
-PRELOADED = ("numpy.ma", "psutil", "pynvml", "trainers.loop")
+PRELOADED = ("numpy.ma", "psutil", "pynvml", "trainers.run.loop")
 # For each optional library: the modules that are imported if the library is installed, including modules that its engine and
 # its optimizers import only when they are created.
 OPTIONAL = {

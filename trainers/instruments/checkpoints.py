@@ -30,7 +30,7 @@ from trainers.instrument import Instrument, TrainTime
 if TYPE_CHECKING:
     from shardlab.matrix.cell import CheckpointSettings as Asked
     from trainers.engine import Saved
-    from trainers.ranks import Peers, Ranks
+    from trainers.ranks.ranks import Peers, Ranks
 
 
 # How many seconds a rank waits if the run may have been suspended. The supervisor resumes at the same time as the rank, and

@@ -17,7 +17,7 @@ from shardlab.files import files
 from shardlab.hardware import host
 
 if TYPE_CHECKING:
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
 
 # Names, or the beginnings of names, of environment variables that change how the libraries work. They are recorded, because not
 # only users but also the system images of clusters set them.

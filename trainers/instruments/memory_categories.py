@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from shardlab.matrix.cell import Cell, Optimizer
     from trainers.engine import Accounted
-    from trainers.ranks import Peers, Ranks
+    from trainers.ranks.ranks import Peers, Ranks
     from trainers.strategy import Strategy
 
 SCHEMA = 1

@@ -17,7 +17,7 @@ from trainers.instrument import Instrument
 
 if TYPE_CHECKING:
     from shardlab.matrix.cell import Profile
-    from trainers.ranks import Peers, Ranks
+    from trainers.ranks.ranks import Peers, Ranks
 
 
 class Profiler(Instrument):

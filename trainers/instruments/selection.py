@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainers.data.order import Order
     from trainers.engine import Engine
     from trainers.instrument import Instrument
-    from trainers.ranks import Peers, Ranks
+    from trainers.ranks.ranks import Peers, Ranks
     from trainers.task import Task
 
 

@@ -14,7 +14,7 @@ from trainers.instrument import Instrument
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainers.ranks import Peers, Ranks
+    from trainers.ranks.ranks import Peers, Ranks
 
 SCHEMA = 1
 ENTRIES = 200_000  # limit of the history; a step of a large model has some ten thousand entries

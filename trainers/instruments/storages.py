@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainers import cast_weights
+from trainers.model import cast_weights
 
 FORWARD, BACKWARD, OUTSIDE = PHASES = ("forward", "backward", "outside")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from trainers.data.order import Order
     from trainers.engine import Trained
-    from trainers.ranks import Peers, Ranks
+    from trainers.ranks.ranks import Peers, Ranks
     from trainers.task import Batch, Task
 
 

@@ -8,16 +8,16 @@ import torch
 import torch.distributed as dist
 
 from shardlab.matrix.cell import Cell
-from trainers import loss_scaling, optimization
 from trainers.checkpointing import state_parts
 from trainers.communication import Term
+from trainers.model import loss_scaling, optimization
 from trainers.parallel.mesh_model import local
 from trainers.replicated import ReplicatedEngine
 
 if TYPE_CHECKING:
     from trainers.checkpointing.state_parts import State
     from trainers.parallel.mesh_model import MeshModel
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
     from trainers.task import Task
 
 

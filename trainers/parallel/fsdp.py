@@ -14,11 +14,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from shardlab.matrix.cell import Cell
 from trainers.communication import Term
 from trainers.dtypes import cast_dtype, dtype_name
-from trainers.precision import computed_bytes, weight_bytes
+from trainers.model.precision import computed_bytes, weight_bytes
 from trainers.replicated import ReplicatedEngine
 
 if TYPE_CHECKING:
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
 
 
 class FullySharded(ReplicatedEngine):

@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from shardlab.matrix.cell import Cell
 from trainers import dtypes, model_options
-from trainers.deferred_init import Deferred
+from trainers.model.deferred_init import Deferred
 from trainers.parallel import fsdp
 
 if TYPE_CHECKING:
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
     from trainers.task import Task
 
 

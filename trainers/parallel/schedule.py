@@ -14,13 +14,13 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from shardlab.matrix.cell import Cell
 from trainers import dtypes, model_options
-from trainers.cast_weights import cast_weights
 from trainers.communication import Term
 from trainers.instruments.timing import BACKWARD, FORWARD
+from trainers.model.cast_weights import cast_weights
 
 if TYPE_CHECKING:
     from trainers.instruments.timing import Clock
-    from trainers.loss_scaling import LossScaler
+    from trainers.model.loss_scaling import LossScaler
     from trainers.parallel.mesh_model import MeshModel
     from trainers.task import Batch, Task
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import Work
 
 if TYPE_CHECKING:
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
 
 FIELDS = 4  # number of float64 values in a header: kind, a, b, c of a request; a, b, c and an unused value of a reply
 

@@ -12,17 +12,18 @@ import msgspec
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from trainers import hang_dump, optimization
 from trainers.communication import Term, bytes_of
 from trainers.dtypes import dtype_name, weight_dtype
 from trainers.engine import Server
+from trainers.model import optimization
 from trainers.parameter_server import protocol
 from trainers.parameter_server.ledger import Ledger, Mode
 from trainers.parameter_server.protocol import Kind, ServerLink
+from trainers.ranks import hang_dump
 
 if TYPE_CHECKING:
     from shardlab.matrix.cell import Cell
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
     from trainers.task import Task
 
 

@@ -14,9 +14,10 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from shardlab.matrix.cell import Cell
-from trainers import loss_scaling, model_options
+from trainers import model_options
 from trainers.checkpointing.state_parts import TensorPart
 from trainers.communication import Term
+from trainers.model import loss_scaling
 from trainers.parameter_server import protocol
 from trainers.parameter_server.ledger import Mode
 from trainers.parameter_server.protocol import Kind, ServerLink
@@ -25,7 +26,7 @@ from trainers.replicated import ReplicatedEngine
 
 if TYPE_CHECKING:
     from trainers.checkpointing.state_parts import State
-    from trainers.ranks import Peers, Ranks
+    from trainers.ranks.ranks import Peers, Ranks
     from trainers.task import Task
 
 

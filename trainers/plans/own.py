@@ -16,7 +16,7 @@ from shardlab.errors import InputError
 from trainers.plans.plan import ModelPlan, share
 
 if TYPE_CHECKING:
-    from trainers.own_model import OwnModel
+    from trainers.plugins.own_model import OwnModel
 
 MOST_RANKS = 1024  # the largest tensor-parallel degree that is tried
 STYLES = {"columns": ColwiseParallel, "rows": RowwiseParallel}

@@ -15,7 +15,8 @@ from shardlab.files import files
 from shardlab.plugins import own_workload
 from shardlab.runs import rehearsed
 from shardlab.runs.rehearsed import Answer, RehearsalRequest, Rehearsed
-from trainers import menu, own_strategy
+from trainers import menu
+from trainers.plugins import own_strategy
 
 NICE = 10  # the niceness of a rehearsal: it uses all processors, and other processes of this machine must go first
 

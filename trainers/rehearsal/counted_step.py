@@ -11,11 +11,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import sdpa_backward_flop, sdpa_flop
 
-from trainers import communication, counted_flops
+from trainers import communication
 from trainers.communication import Call
 from trainers.instruments.memory_timeline import CATEGORIES
 from trainers.instruments.step_memory import StepMemory
 from trainers.instruments.storages import StorageLog
+from trainers.model import counted_flops
 from trainers.rehearsal.fake_tensors import DEVICE, alive
 
 if TYPE_CHECKING:

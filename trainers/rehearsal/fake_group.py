@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel, distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainers.parallel.schedule import Stage
-from trainers.ranks import Ranks
+from trainers.ranks.ranks import Ranks
 from trainers.rehearsal.fake_tensors import RealIntegers, real_tensors
 
 

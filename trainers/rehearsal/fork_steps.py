@@ -17,8 +17,8 @@ import msgspec
 
 from shardlab.errors import ShardlabError
 from shardlab.hardware import host
-from trainers.process import sentence
 from trainers.rehearsal.counted_step import CountedStep
+from trainers.run.process import sentence
 
 
 class StepFailed(ShardlabError):

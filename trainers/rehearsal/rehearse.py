@@ -25,12 +25,12 @@ from shardlab.runs.rehearsed import (
 )
 from trainers import dtypes, menu
 from trainers.instruments.timing import clock_for
-from trainers.process import sentence
 from trainers.rehearsal import counted_step, depths, fork_steps
 from trainers.rehearsal.counted_step import CountedStep
 from trainers.rehearsal.fake_group import FakeRanks, fake_group, give_hook, neighbours
 from trainers.rehearsal.fake_tensors import fake_tensors, make_fake, outside
 from trainers.rehearsal.substitutes import substitute, task_of, why_not
+from trainers.run.process import sentence
 from trainers.task import Batch
 
 if TYPE_CHECKING:

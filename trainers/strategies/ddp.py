@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
-from trainers.precision import ALL, scales_loss
+from trainers.model.precision import ALL, scales_loss
 from trainers.strategy import SWITCHES, Strategy
 
 MOST_MIB = 2**43 - 1  # the largest bucket: torch stores its number of bytes in 64 bits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
-from trainers.precision import REASONS, SHARDED
+from trainers.model.precision import REASONS, SHARDED
 from trainers.strategy import SWITCHES, Strategy
 
 

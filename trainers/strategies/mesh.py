@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
-from trainers.precision import ALL, REASONS, SHARDED
+from trainers.model.precision import ALL, REASONS, SHARDED
 from trainers.strategies.pipeline import why_not_1f1b, why_not_staged
 from trainers.strategies.tensor import SEQUENCE_PARALLEL, why_not_split
 from trainers.strategies.tensor import refuse as refuse_split

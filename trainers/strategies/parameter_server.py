@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
-from trainers.precision import ALL
+from trainers.model.precision import ALL
 from trainers.strategy import Strategy
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers import menu
-from trainers.precision import ALL
+from trainers.model.precision import ALL
 from trainers.strategy import SWITCHES, Strategy
 from trainers.workload import Workload
 

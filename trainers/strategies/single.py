@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardlab.matrix.cell import Cell
-from trainers.precision import ALL
+from trainers.model.precision import ALL
 from trainers.strategy import SWITCHES, Strategy
 
 

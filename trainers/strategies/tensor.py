@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers import menu
-from trainers.precision import ALL
+from trainers.model.precision import ALL
 from trainers.strategy import Strategy
 from trainers.workload import Workload
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
-from trainers.precision import CAST, MIXED, REASONS, SHARDED
+from trainers.model.precision import CAST, MIXED, REASONS, SHARDED
 from trainers.strategy import Strategy
 
 

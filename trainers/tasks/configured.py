@@ -21,19 +21,19 @@ from shardlab.errors import InputError
 from shardlab.files import plugin_source
 from shardlab.matrix import model_file
 from shardlab.matrix.cell import Cell
-from trainers import configuration, counted_flops
-from trainers.blocks import Blocks
+from trainers.model import configuration, counted_flops, unpacked_attention
+from trainers.model.blocks import Blocks
 from trainers.plans import derived
 from trainers.task import Batch, Task
-from trainers.tasks import unpacked_attention, vision_classifier
+from trainers.tasks import vision_classifier
 from trainers.tasks.convolutional import mix
 from trainers.tasks.device_copy import to_device
 from trainers.tasks.image_task import ImageTask
 from trainers.tasks.token_task import TokenTask
 
 if TYPE_CHECKING:
-    from trainers.configuration import Architecture
     from trainers.data.sequences import TokenSet
+    from trainers.model.configuration import Architecture
     from trainers.plans.plan import ModelPlan
 
 MASKED, SEED = 0.15, 15  # the share of masked positions (Devlin et al., BERT, 2019, section 3.1), and the seed that draws them

@@ -17,10 +17,11 @@ from shardlab.files import plugin_source
 from shardlab.matrix.cell import Cell
 from shardlab.plugins import own_code
 from shardlab.registry import Value
-from trainers import counted_flops, own_model
 from trainers.data.data_sets import DataSource
-from trainers.own_model import OwnModel
+from trainers.model import counted_flops
 from trainers.plans.own import OwnPlan
+from trainers.plugins import own_model
+from trainers.plugins.own_model import OwnModel
 from trainers.task import Batch, Task
 from trainers.tasks.device_copy import to_device
 

@@ -10,8 +10,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from shardlab.errors import InputError, UnknownName
 from shardlab.matrix.cell import Cell
-from trainers import blocks, counted_flops
-from trainers.blocks import Blocks
+from trainers.model import blocks, counted_flops
+from trainers.model.blocks import Blocks
 from trainers.tasks import vision_library
 from trainers.tasks.convolutional import ConvolutionalTask
 from trainers.workload_options import IMAGENET_CLASSES

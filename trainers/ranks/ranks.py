@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardlab.errors import InputError
 from shardlab.hardware import host
-from trainers.rank import Rank, number
+from trainers.ranks.rank import Rank, number
 
 # The timeout of a collective is WAITS hang limits plus MARGIN_S seconds. A rank may already have waited almost one hang limit
 # when the last other rank makes progress; from then on, the supervisor waits another hang limit.

@@ -13,7 +13,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from shardlab.errors import InputError
-from trainers.tasks import unpacked_attention
+from trainers.model import unpacked_attention
 
 Kind = Literal["causal language model", "masked language model", "image classifier"]
 CLASSES: dict[Kind, dict[str, Any]] = {

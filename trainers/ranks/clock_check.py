@@ -18,7 +18,7 @@ from shardlab.runs.record import CLOCK
 if TYPE_CHECKING:
     from shardlab.runs.run import Run
     from shardlab.runs.rundir import RunDir
-    from trainers.ranks import Peers, Ranks
+    from trainers.ranks.ranks import Peers, Ranks
 
 MEETINGS = 9
 

@@ -4,7 +4,7 @@ Losses, gradient norms and the parameters after the last step must agree. The st
 optimizer: Adam divides by the size of the gradient and so hides a gradient of the wrong scale. The reference, the steps of one
 process, uses no activation checkpointing and no compilation, but the precision and the gradient clipping of the cell.
 Differences that are not errors are switched off for the strategy and the reference: dropout is off, and BatchNorm is frozen
-(`trainers.frozen_statistics`).
+(`trainers.model.frozen_statistics`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from shardlab.files import files
 from shardlab.hardware import host
 from shardlab.matrix.cell import Cell, Optimizer, Role, Schedule, keys_of
 from shardlab.runs.record import SameWork
-from trainers import communication, frozen_statistics, menu, proof_seeds
+from trainers import communication, menu
 from trainers.data.order import PROOF, Order
 from trainers.engine import Server
 from trainers.instruments.timing import clock_for
-from trainers.out_of_memory import is_out_of_memory
+from trainers.model import frozen_statistics
+from trainers.proof import proof_seeds
+from trainers.ranks.out_of_memory import is_out_of_memory
 from trainers.strategy import Strategy
 
 if TYPE_CHECKING:
     from trainers.engine import Engine
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
     from trainers.task import Task
 
 # Number of steps, for a strategy with the same communication in every step. The bytes of the last step are counted.
@@ -154,7 +156,7 @@ def digest(cell: Cell, device: str) -> str:
 def _source_digest() -> str:
     """The digest of the trainers' source: a proof is only valid for the code that made it."""
     found = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         found.update(path.read_bytes())
     return found.hexdigest()
 

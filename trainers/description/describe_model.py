@@ -23,18 +23,19 @@ from shardlab.matrix import model_file
 from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.plugins.own_workload import Description, OwnWorkload
 from shardlab.registry import Option
-from trainers import configuration, counted_flops, menu
-from trainers.blocks import classes
+from trainers import menu
 from trainers.convolutional_workload import OPTIONS
-from trainers.describe import block_parameters
-from trainers.frozen_statistics import layers as batch_norms
+from trainers.description.describe import block_parameters
+from trainers.model import configuration, counted_flops
+from trainers.model.blocks import classes
+from trainers.model.frozen_statistics import layers as batch_norms
 from trainers.plans import derived
 from trainers.task import Batch, Task
 from trainers.tasks import configured, vision_classifier
 from trainers.workload_options import of_images, of_tokens
 
 if TYPE_CHECKING:
-    from trainers.configuration import Architecture
+    from trainers.model.configuration import Architecture
     from trainers.plans.derived import Split
 
 OPTIMIZER = Optimizer(name="adamw", lr=3e-4)

@@ -14,11 +14,12 @@ from shardlab.plugins import own_code, own_strategy, own_workload
 from shardlab.runs import checkpoint
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
-from trainers import hang_dump, menu, stage, world_check
-from trainers import own_strategy as strategies
-from trainers.out_of_memory import is_out_of_memory
-from trainers.rank import Rank
-from trainers.ranks import Ranks
+from trainers import menu
+from trainers.plugins import own_strategy as strategies
+from trainers.ranks import hang_dump, stage, world_check
+from trainers.ranks.out_of_memory import is_out_of_memory
+from trainers.ranks.rank import Rank
+from trainers.ranks.ranks import Ranks
 
 # With these variables, NCCL logs once how its ranks are connected; `collect` reads from the log whether the run used RDMA.
 NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
@@ -44,7 +45,7 @@ def run(path: Path) -> str:
             menu.add_own_workload(own, run_dir.path / own_workload.FOLDER / Path(own.file).name)
         if (strategy := frozen.own_strategy) is not None:
             strategies.add(run_dir.path / own_strategy.FOLDER / Path(strategy.file).name, frozen.cell.strategy_code)
-        from trainers import loop  # imported inside `try`, so that an error of the import is recorded too
+        from trainers.run import loop  # imported inside `try`, so that an error of the import is recorded too
 
         # The timeout includes wait_gpus_s: each node waits for its own GPUs before it starts its ranks, so the ranks of some
         # nodes may start earlier than others.

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 if TYPE_CHECKING:
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
     from trainers.task import Task
 
 

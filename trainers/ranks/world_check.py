@@ -15,7 +15,7 @@ from shardlab.errors import InputError
 if TYPE_CHECKING:
     from shardlab.runs.run import Run
     from shardlab.runs.rundir import RunDir
-    from trainers.ranks import Ranks
+    from trainers.ranks.ranks import Ranks
 
 
 def check(run: Run, run_dir: RunDir, ranks: Ranks) -> None:

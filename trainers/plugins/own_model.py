@@ -33,7 +33,7 @@ class OwnModel(msgspec.Struct, frozen=True):
     model: returns the module; its keyword arguments are the options.
     batch: gets the numbers of items, (n,), and returns their (inputs, targets).
     loss: returns the mean loss of (outputs, targets). None: the cross-entropy is used.
-    blocks: returns the repeated blocks of a module. None: blocks are searched (trainers.blocks).
+    blocks: returns the repeated blocks of a module. None: blocks are searched (trainers.model.blocks).
     tensor_parallel: returns which linear layers of a block are split over a number of ranks, and how. None: tensor parallelism
         is not possible.
     pipeline: returns the modules before and after the blocks. None: the model cannot be divided into pipeline stages.

@@ -20,7 +20,7 @@ from trainers import menu
 
 if TYPE_CHECKING:
     from trainers.engine import Accounted
-    from trainers.ranks import Peers, Ranks
+    from trainers.ranks.ranks import Peers, Ranks
     from trainers.task import Task
 
 

@@ -22,7 +22,7 @@ from shardlab.runs import instrument_span
 from shardlab.runs.record import SCHEMA, LineWriter, StepRecord
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
-from trainers import clock_check, dtypes, hang_dump, menu, optimization, proof, result
+from trainers import dtypes, menu
 from trainers.data import node_copy
 from trainers.data.order import TIMED, WARMUP, Order
 from trainers.data.prefetch import prefetched
@@ -34,8 +34,12 @@ from trainers.instruments.faults import Delay, LostRank
 from trainers.instruments.memory import MemoryMeter
 from trainers.instruments.process_usage import ProcessUsage
 from trainers.instruments.timing import DATA, OPTIMIZER, Reading, clock_for
-from trainers.ranks import Peers, Ranks
-from trainers.stage import stage
+from trainers.model import optimization
+from trainers.proof import proof
+from trainers.ranks import clock_check, hang_dump
+from trainers.ranks.ranks import Peers, Ranks
+from trainers.ranks.stage import stage
+from trainers.run import result
 from trainers.task import Batch, Task
 from trainers.tasks.device_copy import SideStream
 

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from trainers.communication import Term
-from trainers.precision import scales_loss
+from trainers.model.precision import scales_loss
 
 START = 65536.0
 GROWTH, INTERVAL = 2.0, 2000  # after INTERVAL steps in a row without an overflow, the scale is multiplied by GROWTH

@@ -19,8 +19,9 @@ from shardlab.files.plugin_source import PluginSource
 from shardlab.plugins import own_code
 from shardlab.plugins.own_workload import Description, OwnWorkload
 from shardlab.registry import Value
-from trainers import counted_flops, own_model
-from trainers.own_model import OwnModel
+from trainers.model import counted_flops
+from trainers.plugins import own_model
+from trainers.plugins.own_model import OwnModel
 from trainers.task import Batch
 from trainers.tasks.own import GIVEN, OwnTask
 

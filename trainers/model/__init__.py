@@ -1,0 +1,1 @@
+"""What is done to a model before it trains: precision, checkpointing of activations, initialization, optimizer."""

@@ -1,0 +1,1 @@
+"""The proof that a strategy does the same work as one process."""

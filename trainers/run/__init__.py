@@ -1,0 +1,1 @@
+"""One run on one rank: the training loop and the result."""
