@@ -19,7 +19,7 @@ from collect.choices.family import choose
 from collect.choices.standing import CRITERIA, standings
 from collect.findings.row import CellRow, RunRow
 from collect.findings.statistics import estimate
-from collect.loading.load import Loaded
+from collect.reading.load import Loaded
 from collect.verdicts.selection import Measurements
 from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.runs.record import SameWork

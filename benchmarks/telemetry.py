@@ -44,7 +44,7 @@ READ = """
 import sys, time
 from pathlib import Path
 from collect import metric
-from collect.loading import read_many
+from collect.reading import read_many
 from shardlab.files import gc_pause
 metric.menu()
 began = time.perf_counter()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collect.loading import unreadable_runs
+from collect.reading import unreadable_runs
 from shardlab import completion, registry
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import gc_pause
@@ -22,7 +22,7 @@ from shardlab.workspace.archive import SUFFIX
 from shardlab.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from collect.loading.load import Loaded
+    from collect.reading.load import Loaded
 
 EXAMPLES = {
     "fetch": "collect fetch --run 'ddp-*'",
@@ -243,9 +243,10 @@ def _fetch(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _summarize(arguments: argparse.Namespace, output: Output) -> int:
-    from collect import own_metrics, write_report
+    from collect import write_report
     from collect.findings import comparability, prediction_scores
-    from collect.loading.load import load
+    from collect.reading import own_metrics
+    from collect.reading.load import load
     from collect.report import pictures, terminal
     from collect.summary import summarize
     from shardlab.workspace import measured_power
@@ -270,7 +271,7 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
 
 def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
     from collect.findings import comparability
-    from collect.loading.load import load
+    from collect.reading.load import load
     from collect.report import terminal
     from collect.summary import summarize
 
@@ -322,7 +323,7 @@ def _compare(arguments: argparse.Namespace, output: Output) -> int:
 
 def _export(arguments: argparse.Namespace, output: Output) -> int:
     from collect import export
-    from collect.loading.load import load
+    from collect.reading.load import load
     from collect.summary import summarize
 
     workspace = _workspace(arguments)

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from collect import atomic_folder
-from collect.loading.load import Loaded
+from collect.reading.load import Loaded
 from collect.summary import Summary
 from collect.tracked_run import Tracked, TrackedStep
 from shardlab import registry

@@ -16,7 +16,7 @@ import msgspec
 from collect.findings.columns import labels
 from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
-from collect.loading.load import Loaded, LoadedCell
+from collect.reading.load import Loaded, LoadedCell
 from collect.strategy_style import Look, look, variants
 from collect.summary import Summary
 from shardlab.matrix.cell import Cell

@@ -76,8 +76,8 @@ _own: list[Metric] = []  # metrics that the current workspace defines itself
 def quantities(run: LoadedRun) -> dict[str, Quantity]:
     """All metrics of shardlab that have a known value for this run: {name: value}, in the order of `menu`.
 
-    The values are computed once and stored in the run. `collect.own_metrics` adds metrics that the workspace defines itself.
-    """
+    The values are computed once and stored in the run. `collect.reading.own_metrics` adds metrics that the workspace defines
+    itself."""
     if run.quantities is None:
         values = ((metric.name, metric.of_run(run)) for metric in _shipped() if metric.of_run)
         known = run_guard.attempt(lambda: {name: quantity for name, quantity in values if quantity is not None})

@@ -36,11 +36,11 @@ from collect.findings.trace_answers import CellDifference, GroupTraffic, RankWai
 from collect.findings.trace_details import AttentionOfStep, DeviceMemory, IdleTime, LayerOfStep, PhaseOfStep, ProductOfStep
 from collect.findings.trace_tables import Collective, OperatorDifferences, Rounding
 from collect.findings.traffic import RunTraffic, traffic
-from collect.loading.load import Loaded, LoadedCell
 from collect.loading.loaded_run import Quantity
 from collect.loading.records import NO_FOLDER
 from collect.loading.telemetry import Coverage
 from collect.metric import Compared, Metric, menu, quantities
+from collect.reading.load import Loaded, LoadedCell
 from collect.verdicts.claims import Verdict, is_illustrative, judge
 from collect.verdicts.reported import ReportedResult, beside
 from collect.verdicts.selection import Measurements

@@ -9,10 +9,10 @@ import polars as pl
 
 from collect.findings import columns
 from collect.findings.row import flat
-from collect.loading import read_many
-from collect.loading.load import Loaded
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import quantities
+from collect.reading import read_many
+from collect.reading.load import Loaded
 from collect.sources import steps
 from collect.summary import Summary
 from shardlab.matrix import cell_names

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from collect import atomic_folder, flat_tables
-from collect.exports import latex, markdown
-from collect.loading.load import Loaded
+from collect import atomic_folder
+from collect.exports import flat_tables, latex, markdown
+from collect.reading.load import Loaded
 from collect.report import page, pictures
 from collect.summary import Summary
 from shardlab.files import files

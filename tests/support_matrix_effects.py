@@ -12,7 +12,7 @@ import pytest
 import support_collect as support
 
 from collect import summary
-from collect.loading import load
+from collect.reading import load
 from collect.report import page, terminal
 from jobs.planning import datasets, plan
 from jobs.rendering import render

@@ -20,7 +20,7 @@ from collect.exports import latex
 from collect.findings import comparability, prediction_scores, statistics
 from collect.history import command as history
 from collect.history.periods import HistoryChange
-from collect.loading import load
+from collect.reading import load
 from collect.report import truncation
 from collect.report.text_table import TextTable
 from collect.sampler import loop

@@ -8,7 +8,7 @@ import support_collect as support
 
 from collect import figure, summary
 from collect.figures import allocator_active, allocator_segments, allocator_state
-from collect.loading import load
+from collect.reading import load
 from collect.report import page
 from collect.sources import snapshot
 from shardlab.matrix.cell import Instruments

@@ -12,7 +12,7 @@ import support_collect as support
 
 from collect import cli
 from collect.archiving import anonymous, contents
-from collect.loading.load import Loaded, load
+from collect.reading.load import Loaded, load
 from shardlab.cluster import cluster
 from shardlab.errors import InputError
 from shardlab.files import files

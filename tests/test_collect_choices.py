@@ -16,7 +16,7 @@ from collect.choices.family import choose
 from collect.cli import main
 from collect.figures import head_to_head
 from collect.findings.statistics import Estimate
-from collect.loading import load
+from collect.reading import load
 from collect.report import choice_text, report_start
 from collect.verdicts.selection import Measurements
 from shardlab.matrix.cell import Instruments, Optimizer, Profile

@@ -20,7 +20,7 @@ from collect.comparison import ratio
 from collect.comparison.match import match
 from collect.comparison.ratio import Mean
 from collect.findings import comparability
-from collect.loading.load import LoadedCell
+from collect.reading.load import LoadedCell
 from shardlab.files import files
 from shardlab.runs.record import SameWork
 from shardlab.runs.run import REHEARSAL

@@ -13,8 +13,8 @@ from test_collect_trace_details import rank_of
 
 from collect import cli
 from collect.explain import noted_run, read_files
-from collect.loading import load
 from collect.metric import menu
+from collect.reading import load
 from shardlab.files import files
 from shardlab.hardware.nvml import Gpu
 from shardlab.matrix.batch_search import BatchSearch, try_cell

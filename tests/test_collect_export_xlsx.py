@@ -11,7 +11,7 @@ import support_collect as support
 from collect import summary
 from collect.cli import main
 from collect.exports import xlsx
-from collect.loading import load
+from collect.reading import load
 from shardlab import extras
 from shardlab.workspace.workspace import Workspace
 

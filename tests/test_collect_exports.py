@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from collect import export, summary
 from collect.cli import main
 from collect.exports import latex, markdown
-from collect.loading import load
+from collect.reading import load
 from collect.report import text_tables
 from shardlab.errors import InputError
 from shardlab.runs.run import REHEARSAL

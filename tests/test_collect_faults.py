@@ -7,7 +7,7 @@ from support_collect import START_S
 from collect import figure
 from collect.figures import pull_interval, stragglers
 from collect.findings import columns, injected_faults
-from collect.loading import load
+from collect.reading import load
 from collect.report import fault_text, page
 from collect.summary import summarize
 from shardlab.matrix.cell import Instruments

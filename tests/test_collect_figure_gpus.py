@@ -8,7 +8,7 @@ import support_collect as support
 
 from collect import figure, summary
 from collect.figures import gpus, telemetry
-from collect.loading import load
+from collect.reading import load
 from shardlab.runs.record import GpuSample, LineWriter, Sample
 from shardlab.workspace.workspace import Workspace
 

@@ -5,7 +5,7 @@ import support_collect as support
 
 from collect import figure, summary
 from collect.figures import theory
-from collect.loading import load
+from collect.reading import load
 from collect.report import page
 from shardlab.runs.prediction import PredictedExchange, Prediction, exactly, path_in
 from shardlab.runs.run import run_id

@@ -10,10 +10,10 @@ import pytest
 import support_collect as support
 
 from collect import figure, summary
+from collect.drawing import curves
 from collect.figures import batch_scaling, memory_by_run, scaling, telemetry, utilization
-from collect.figures.drawing import curves
-from collect.loading import load
 from collect.metrics import network
+from collect.reading import load
 from collect.sources import samples, steps
 from shardlab.hardware.nvml import Gpu
 from shardlab.runs.record import SCHEMA, GpuSample, LineWriter, NicSample, Sample, StepRecord, read_lines

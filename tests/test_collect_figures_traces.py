@@ -8,6 +8,7 @@ import support_collect as support
 import support_traces as traces
 
 from collect import figure, summary
+from collect.drawing import stacked_bars
 from collect.figures import (
     breakdown,
     bubble,
@@ -18,9 +19,8 @@ from collect.figures import (
     overlap,
     sharding,
 )
-from collect.figures.drawing import stacked_bars
-from collect.loading import load
 from collect.metrics.memory_categories import CATEGORIES
+from collect.reading import load
 from collect.report import page
 from shardlab.workspace.workspace import Workspace
 

@@ -7,7 +7,7 @@ from test_collect_choices import PROVEN
 
 from collect import summary
 from collect.comparison.compare import ComparedMatrix, compare
-from collect.loading import load
+from collect.reading import load
 from shardlab.files import files
 from shardlab.workspace.workspace import Workspace
 

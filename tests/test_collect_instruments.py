@@ -9,7 +9,7 @@ from collect import figure, metric, summary
 from collect.cli import main
 from collect.figures import memory_of_categories, memory_timeline
 from collect.findings import instrument_cost
-from collect.loading import load
+from collect.reading import load
 from collect.sources import memory
 from shardlab.files import files
 from shardlab.matrix.cell import Instruments, Profile

@@ -8,7 +8,7 @@ import pytest
 import support_collect as support
 
 from collect import cli
-from collect.loading.load import load
+from collect.reading.load import load
 from shardlab.cluster.lease import Lease
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace

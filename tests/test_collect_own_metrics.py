@@ -8,10 +8,10 @@ import pytest
 import support_collect as support
 from support_trust import make_own
 
-from collect import own_metrics_process
 from collect.cli import main
 from collect.loading.loaded_run import Quantity
 from collect.metric import Metric, set_own
+from collect.reading import own_metrics_process
 
 METRIC = """\
 from pathlib import Path

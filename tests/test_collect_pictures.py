@@ -10,7 +10,7 @@ import support_collect as support
 
 from collect import figure, summary
 from collect.cli import main
-from collect.loading import load
+from collect.reading import load
 from collect.report import page
 from shardlab import extras
 from shardlab.workspace.workspace import Workspace

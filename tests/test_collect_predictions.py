@@ -9,8 +9,8 @@ from support_planner import cell
 from collect import summary
 from collect.cli import main
 from collect.findings import prediction_scores
-from collect.loading import load
 from collect.metrics.prediction_score import ComparedPrediction
+from collect.reading import load
 from collect.report import score_text, text_tables
 from jobs.planner import calibration, gpu, predict
 from jobs.planner.calibration import MeasuredRatio

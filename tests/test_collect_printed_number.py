@@ -7,7 +7,7 @@ import support_collect as support
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collect.loading import load
+from collect.reading import load
 from collect.verdicts.printed_number import parse
 from collect.verdicts.selection import Measurements
 from shardlab.matrix import matrix

@@ -7,7 +7,7 @@ import support_collect as support
 
 from collect import summary
 from collect.choices.printed_tables import BestOfRanks, ComparisonsWon
-from collect.loading import load
+from collect.reading import load
 from collect.report import page, printed_text
 from shardlab.runs.record import SameWork
 from shardlab.workspace.workspace import Workspace

@@ -7,9 +7,10 @@ from multiprocessing import resource_tracker
 import pytest
 import support_collect as support
 
-from collect.loading import load, loaded_run, read_many
+from collect.loading import loaded_run
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import quantities
+from collect.reading import load, read_many
 from shardlab.runs.record import GpuSample, LineWriter, NicSample, Sample
 from shardlab.workspace.workspace import Workspace
 

@@ -15,12 +15,13 @@ import polars as pl
 import pytest
 import support_collect as support
 
-from collect import atomic_folder, figure, flat_tables, summary
+from collect import atomic_folder, figure, summary
 from collect.cli import main
+from collect.exports import flat_tables
 from collect.figures import accuracy, epoch_histogram, epoch_time, scaling, throughput
 from collect.findings import columns, comparability
 from collect.findings.equal_losses import compare
-from collect.loading import load
+from collect.reading import load
 from collect.report import page, provenance, truncation
 from collect.verdicts.reported import ReportedResult
 from shardlab.errors import InputError

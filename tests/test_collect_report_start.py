@@ -12,7 +12,7 @@ import support_collect as support
 
 from collect import summary
 from collect.cli import main
-from collect.loading import load
+from collect.reading import load
 from collect.report import page, report_start
 from collect.verdicts import claims
 from jobs.status import select

@@ -5,7 +5,7 @@ import pytest
 from support_collect import cell, completed, failed, keep, run_file
 
 from collect.findings.searches import results
-from collect.loading.load import load
+from collect.reading.load import load
 from collect.report import text_tables
 from collect.summary import summarize
 from collect.write_report import write

@@ -9,8 +9,8 @@ from test_collect_figures_over_time import group_of
 
 from collect import figure
 from collect.cli import main
+from collect.drawing import panel_rows, small_multiples, stacked_bars
 from collect.figures import batch_scaling, loss, memory, scaling, throughput
-from collect.figures.drawing import panel_rows, small_multiples, stacked_bars
 from collect.report import page
 from shardlab.workspace.workspace import Workspace
 

@@ -9,7 +9,7 @@ import pytest
 import support_collect as support
 
 from collect import figure, strategy_style, summary
-from collect.loading import load
+from collect.reading import load
 from collect.report import page, palette
 from jobs.planning.resolve import resolve
 from shardlab.matrix import matrix

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 import support_collect as support
 
-from collect.loading.load import load
 from collect.metric import quantities
 from collect.metrics.accuracy import time_to_accuracy
 from collect.metrics.energy import energy
+from collect.reading.load import load
 from collect.summary import summarize
 from shardlab.runs.record import LineWriter, ValidationRecord
 from shardlab.runs.rundir import VALIDATION

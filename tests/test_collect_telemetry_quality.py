@@ -6,8 +6,9 @@ import support_collect as support
 from test_collect_metrics import RESULT, WINDOW, measured, nic, sample, step
 
 from collect import summary
-from collect.loading import load, telemetry
+from collect.loading import telemetry
 from collect.metrics import energy, gpu_links, network, rank_io, utilization
+from collect.reading import load
 from shardlab.record_types import ClockOffset
 from shardlab.runs.record import CLOCK, SAMPLER_ENDED, GpuSample, LineWriter, NicSample, RdmaSample, Sample
 from shardlab.workspace.workspace import Workspace

@@ -10,8 +10,8 @@ import support_collect as support
 from collect import figure
 from collect.cli import main
 from collect.figures import run_timeline, step_timeline
-from collect.loading import load
 from collect.loading.loaded_run import LoadedRun
+from collect.reading import load
 from collect.sources import steps
 from collect.summary import summarize
 from collect.timeline import perfetto, straggler, timeline

@@ -11,8 +11,8 @@ from collect import figure, summary
 from collect.cli import main
 from collect.figures import bandwidth, idle_causes, phases, slow_ranks, why_slower
 from collect.findings import trace_answers
-from collect.loading import load
 from collect.metric import menu
+from collect.reading import load
 from shardlab.workspace.workspace import Workspace
 
 

@@ -10,8 +10,8 @@ import support_ranks as support
 from collect import figure, summary, write_report
 from collect.cli import main
 from collect.figures import attention, layers, matrix_products, profiled_memory
-from collect.loading import load
 from collect.metric import menu
+from collect.reading import load
 from shardlab.workspace.workspace import Workspace
 
 FLASH = "aten::_scaled_dot_product_flash_attention"

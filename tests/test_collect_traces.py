@@ -12,9 +12,9 @@ from test_traces_hta import CASES, GOLDEN, HTA, said_by_hta
 
 from collect import summary
 from collect.cli import main
-from collect.loading import load
 from collect.metric import Compared, menu
 from collect.metrics import operators
+from collect.reading import load
 from collect.traces.breakdown import Breakdown, EventTally
 from jobs.cli import main as jobs
 from shardlab.errors import InputError

@@ -11,7 +11,7 @@ from support_e2e import HANG_S, until
 from test_collect_trackers import PACKAGES, mlflow_is, no_network, tensorboard_is, wandb_is  # noqa: F401 - a fixture
 
 from collect import summary, tracked_run
-from collect.loading import load
+from collect.reading import load
 from collect.tracking.live_points import LivePoints
 from shardlab.runs.record import LineWriter, ValidationRecord
 from shardlab.runs.rundir import RunDir

@@ -13,7 +13,7 @@ import support_collect as support
 
 from collect import summary, tracked_run
 from collect.cli import main
-from collect.loading import load
+from collect.reading import load
 from shardlab import extras
 from shardlab.runs.record import LineWriter, ValidationRecord
 from shardlab.workspace.workspace import Workspace

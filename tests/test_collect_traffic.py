@@ -6,7 +6,7 @@ import pytest
 import support_collect as support
 
 from collect import summary
-from collect.loading import load
+from collect.reading import load
 from collect.sources import nccl_log
 from shardlab.workspace.workspace import Workspace
 

@@ -9,7 +9,7 @@ from support_golden import same_as_golden
 
 from collect import summary
 from collect.cli import main
-from collect.loading import load
+from collect.reading import load
 from collect.report import verdict_text
 from collect.verdicts import reasons
 from shardlab.errors import InputError

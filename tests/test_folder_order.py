@@ -14,7 +14,7 @@ import support_folder_order
 
 from collect.archiving import contents
 from collect.fetching import manifest
-from collect.loading import load
+from collect.reading import load
 from collect.traces import command as traces
 from collect.traces import run_traces
 from jobs import run_queue

@@ -18,7 +18,7 @@ from support_collect import ten_digits
 from support_golden import GOLDEN, HOSTILE, run_of, same_as_golden
 
 from collect import summary
-from collect.loading import load
+from collect.reading import load
 from jobs.launcher import launchers
 from jobs.rendering import render
 from shardlab.cluster.cluster import THIS_MACHINE

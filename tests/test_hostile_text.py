@@ -11,7 +11,7 @@ from support_hostile import STEERING, on_terminal, steering
 
 from collect import export, summary
 from collect.cli import main
-from collect.loading import load
+from collect.reading import load
 from collect.report import page
 from shardlab.workspace.workspace import Workspace
 

@@ -17,7 +17,7 @@ import support_traces
 from collect import cli as collect
 from collect import tracked_run
 from collect.export import exports
-from collect.loading.load import load
+from collect.reading.load import load
 from collect.report import page
 from collect.summary import summarize
 from collect.watch.live_page import LivePage

@@ -10,7 +10,7 @@ import support_collect as support
 from collect import summary
 from collect.cli import main
 from collect.findings import columns
-from collect.loading import load
+from collect.reading import load
 from collect.report import page
 from shardlab.workspace.workspace import Workspace
 

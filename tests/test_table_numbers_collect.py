@@ -7,13 +7,13 @@ import pytest
 import support_collect
 import support_tables
 
-from collect import flat_tables, metric, summary
+from collect import metric, summary
 from collect.comparison import command as comparison
 from collect.comparison.compare import ComparedCell, Comparison, MetricComparison, Side
 from collect.explain import command as explain
 from collect.explain.explanation import ExplainedRun
 from collect.explain.read_file import EventPlace
-from collect.exports import xlsx
+from collect.exports import flat_tables, xlsx
 from collect.fetching import fetch_command
 from collect.fetching.fetched_run import Fetched
 from collect.findings import columns
@@ -23,7 +23,7 @@ from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
 from collect.history import command as history
 from collect.history.periods import CellHistory, HistoryMetric, HistoryPeriod
-from collect.loading import load
+from collect.reading import load
 from collect.report import fault_text, provenance, score_text, terminal
 from collect.timeline import command as timeline
 from collect.timeline.clocks import ComparedClock

@@ -17,7 +17,7 @@ from collect.findings.instrument_cost import InstrumentCost
 from collect.findings.trace_answers import CellDifference
 from collect.findings.trace_tables import OperatorDifferences, Rounding
 from collect.findings.traffic import HostTraffic, RunTraffic
-from collect.loading import load
+from collect.reading import load
 from collect.report import page
 from collect.traces.attention import AttentionUse
 from collect.traces.breakdown import Breakdown, EventTally

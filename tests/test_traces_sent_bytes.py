@@ -11,9 +11,9 @@ import pytest
 import support_collect as support
 from support_long import only_long
 
-from collect.loading import load
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics import traced_bytes
+from collect.reading import load
 from collect.summary import summarize
 from collect.traces import sent_bytes, trace
 from collect.traces.collective import of_gloo

@@ -26,7 +26,7 @@ from typing import IO, cast
 import msgspec
 
 from collect import metric
-from collect.loading.load import Loaded
+from collect.reading.load import Loaded
 from collect.traces import event
 from shardlab.cluster import cluster as cluster_file
 from shardlab.cluster.cluster import Cluster

@@ -15,7 +15,7 @@ import msgspec
 from collect import atomic_folder
 from collect.archiving import anonymous, contents, pack, secret_scan, staging
 from collect.archiving.anonymous import Pseudonyms
-from collect.loading.load import load
+from collect.reading.load import load
 from shardlab.cluster import cluster
 from shardlab.errors import InputError
 from shardlab.files import files, plugin_source

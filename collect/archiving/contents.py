@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from collect.fetching import manifest
-from collect.loading.load import Loaded
+from collect.reading.load import Loaded
 from shardlab.errors import ShardlabError
 from shardlab.files import files, plugin_source
 from shardlab.matrix import matrix as matrix_file

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from collect import own_metrics, write_report
+from collect import write_report
 from collect.archiving import anonymous, contents
 from collect.archiving.anonymous import Pseudonyms
 from collect.archiving.contents import ArchiveSource
 from collect.fetching import manifest
-from collect.loading.load import Loaded, load
+from collect.reading import own_metrics
+from collect.reading.load import Loaded, load
 from collect.summary import Summary, summarize
 from shardlab import url
 from shardlab.cluster import cluster

@@ -10,7 +10,7 @@ from typing import Any
 from collect import notation
 from collect.archiving import command as archiving
 from collect.comparison.compare import ComparedMatrix, Comparison, MetricComparison, Side, compare, distinguished
-from collect.loading.load import load
+from collect.reading.load import load
 from collect.report import verdict_text
 from collect.summary import summarize
 from shardlab.errors import InputError

@@ -13,8 +13,8 @@ from collect.comparison.ratio import Mean, Word
 from collect.findings import comparability
 from collect.findings.row import CellRow
 from collect.findings.statistics import standard_error
-from collect.loading.load import Loaded, LoadedCell
 from collect.metric import Metric, menu
+from collect.reading.load import Loaded, LoadedCell
 from collect.summary import Summary
 from collect.verdicts.selection import Measurements
 from shardlab.workspace.workspace import Workspace

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from collect.loading.load import LoadedCell
+from collect.reading.load import LoadedCell
 from shardlab.matrix import cell_names
 from shardlab.matrix.cell import Role, keys_of
 

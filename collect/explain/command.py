@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from collect import notation, own_metrics
+from collect import notation
 from collect.explain import explanation
 from collect.explain.explanation import ExplainedRun, Explanation, UsedWindow
 from collect.explain.read_file import EventPlace, ReadFile
 from collect.findings import comparability
-from collect.loading.load import load
 from collect.metric import menu
+from collect.reading import own_metrics
+from collect.reading.load import load
 from collect.report import verdict_text
 from collect.summary import summarize
 from shardlab.runs.run import REHEARSAL

@@ -12,9 +12,9 @@ from collect.explain.read_file import ReadFile
 from collect.findings.comparability import baseline_of, families
 from collect.findings.row import CellRow, RunRow
 from collect.findings.statistics import Estimate
-from collect.loading.load import Loaded
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import Metric, menu, quantities
+from collect.reading.load import Loaded
 from collect.report import verdict_text
 from collect.summary import Summary, why_not_compared
 from shardlab.errors import InputError, UnknownName

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from collect.export import Export
-from collect.loading.load import Loaded
+from collect.reading.load import Loaded
 from collect.summary import Summary
 from shardlab.files import files
 

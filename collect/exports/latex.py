@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from collect.export import Export
-from collect.loading.load import Loaded
+from collect.reading.load import Loaded
 from collect.report import text_tables
 from collect.report.text_table import TextTable
 from collect.summary import Summary

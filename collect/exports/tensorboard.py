@@ -10,7 +10,7 @@ from typing import Any
 
 from collect import tracked_run
 from collect.export import Export, package
-from collect.loading.load import Loaded
+from collect.reading.load import Loaded
 from collect.summary import Summary
 from collect.tracked_run import Tracked, TrackedStep
 

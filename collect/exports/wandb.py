@@ -13,7 +13,7 @@ from types import ModuleType
 
 from collect import atomic_folder, tracked_run
 from collect.export import Export, environment, package
-from collect.loading.load import Loaded
+from collect.reading.load import Loaded
 from collect.summary import Summary
 from collect.tracked_run import Tracked, TrackedStep
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from collect.fetching.messages import Asked
-from collect.loading import unreadable_runs
+from collect.reading import unreadable_runs
 from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.remote import remote_workspace

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from collect.drawing import small_multiples
 from collect.figure import Figure, Group, axis, layout, shown_first
-from collect.figures.drawing import small_multiples
 from collect.loading.loaded_run import LoadedRun
 from collect.sources.steps import seconds_until
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collect import notation
+from collect.drawing import allocator
 from collect.figure import Figure, Group
-from collect.figures.drawing import allocator
 from collect.sources.snapshot import BEFORE, SIZES
 
 COLOURS = dict(zip((BEFORE, *SIZES), (f"var(--series-{number})" for number in (1, 4, 6, 3, 5)), strict=True))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collect import notation
+from collect.drawing import allocator
 from collect.figure import MUTED, Figure, Group
-from collect.figures.drawing import allocator
 
 
 def draw(group: Group) -> Figure | None:

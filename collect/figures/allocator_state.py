@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from collect import notation
+from collect.drawing import allocator
 from collect.figure import LINE, Figure, Group, axis, layout, of_cell
-from collect.figures.drawing import allocator
 from collect.sources import snapshot
 from collect.sources.snapshot import AllocatorSegment
 

@@ -6,10 +6,10 @@ import html
 from typing import Any
 
 from collect import notation
+from collect.drawing.panel_rows import rows
+from collect.drawing.stacked_bars import some
 from collect.figure import INK, CellMark, Figure, Group, by_cell, by_cell_height
 from collect.figures.collectives import KINDS
-from collect.figures.drawing.panel_rows import rows
-from collect.figures.drawing.stacked_bars import some
 from collect.findings.trace_answers import GroupTraffic, of_cell
 
 NAME = "bandwidth"

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from collect import notation
+from collect.drawing import small_multiples
+from collect.drawing.series import alike
+from collect.drawing.series import names as names_of
+from collect.drawing.series import variants as variants_of
 from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, axis, layout, with_few_ticks
-from collect.figures.drawing import small_multiples
-from collect.figures.drawing.series import alike
-from collect.figures.drawing.series import names as names_of
-from collect.figures.drawing.series import variants as variants_of
 from collect.strategy_style import Look, variants
 
 THROUGHPUT, MEMORY = "throughput_per_s", "peak_memory_bytes"

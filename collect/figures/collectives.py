@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collect import notation
+from collect.drawing.stacked_bars import BarPanel, BarPart, some
+from collect.drawing.stacked_bars import draw as stacked
 from collect.figure import CellMark, Figure, Group
-from collect.figures.drawing.stacked_bars import BarPanel, BarPart, some
-from collect.figures.drawing.stacked_bars import draw as stacked
 from collect.traces import per_step
 from collect.traces.breakdown import renamed
 from collect.traces.per_step import Use

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
+from collect.drawing import small_multiples
 from collect.figure import Figure, Group, axis, layout, points_a_line, shown_first, thin
-from collect.figures.drawing import small_multiples
 
 MOST_TICKS = 10
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from collect.drawing.curves import STRETCHES, Curve, levels, rates, together
+from collect.drawing.panels import PANEL_PX, invisible_lines, is_a_line, scaled, stacked, y_axis
 from collect.figure import FEW, LEGEND_HEIGHT_PX, PLAYED, Figure, Group, played_note
-from collect.figures.drawing.curves import STRETCHES, Curve, levels, rates, together
-from collect.figures.drawing.panels import PANEL_PX, invisible_lines, is_a_line, scaled, stacked, y_axis
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.utilization import memory_sizes
 from collect.notation import GIB, MB

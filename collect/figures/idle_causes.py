@@ -4,9 +4,9 @@ cause."""
 from __future__ import annotations
 
 from collect import notation
+from collect.drawing.stacked_bars import BarPanel, BarPart, some
+from collect.drawing.stacked_bars import draw as stacked
 from collect.figure import Figure, Group
-from collect.figures.drawing.stacked_bars import BarPanel, BarPart, some
-from collect.figures.drawing.stacked_bars import draw as stacked
 
 NAME = "idle_causes"
 PARTS = {

@@ -6,8 +6,8 @@ import html
 from typing import Any
 
 from collect import notation
+from collect.drawing.stacked_bars import lines
 from collect.figure import MUTED, CellMark, Figure, Group, axis
-from collect.figures.drawing.stacked_bars import lines
 from collect.findings.trace_details import LayerOfStep, layers_of
 
 NAME = "layers"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from collect import notation
+from collect.drawing.panel_rows import rows
+from collect.drawing.stacked_bars import some
 from collect.figure import INK, CellMark, Figure, Group, by_cell, by_cell_height
-from collect.figures.drawing.panel_rows import rows
-from collect.figures.drawing.stacked_bars import some
 from collect.findings.trace_answers import profiled
 from collect.findings.trace_details import ProductOfStep, products_of
 from shardlab.hardware.gpu_models import peak_flops

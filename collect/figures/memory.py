@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collect import notation
+from collect.drawing.panel_rows import rows
 from collect.figure import INK, Figure, Group, by_cell, by_cell_height, states
-from collect.figures.drawing.panel_rows import rows
 
 NAME = "peak_memory_bytes"
 

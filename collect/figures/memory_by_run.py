@@ -7,8 +7,8 @@ from typing import Any
 import polars as pl
 
 from collect import notation
+from collect.drawing import small_multiples
 from collect.figure import FEW, Figure, Group, axis, layout, points_a_line, shown_first, thin
-from collect.figures.drawing import small_multiples
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.memory import KINDS, column_of
 from collect.sources.steps import unwatched, window

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from collect import notation
+from collect.drawing.panels import PANEL_PX, stacked, y_axis
 from collect.figure import Figure, Group, shown_first, thin
-from collect.figures.drawing.panels import PANEL_PX, stacked, y_axis
 from collect.figures.memory_timeline import CATEGORIES, written
 from collect.sources.memory import MemoryCurves
 

@@ -7,8 +7,8 @@ import re
 from typing import Any, NamedTuple
 
 from collect import notation
+from collect.drawing.stacked_bars import lines
 from collect.figure import MUTED, CellMark, Figure, Group, axis
-from collect.figures.drawing.stacked_bars import lines
 from collect.traces import gloo, per_step
 from collect.traces.breakdown import Breakdown, EventTally
 from collect.traces.per_step import Use

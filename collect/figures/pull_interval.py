@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from collect import notation
+from collect.drawing.series import alike, names
 from collect.figure import MOST_SHOWN, CellMark, Figure, Group, axis, layout
-from collect.figures.drawing.series import alike, names
 from collect.strategy_style import Look, variants
 
 KEY = "options.pull_interval"

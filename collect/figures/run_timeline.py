@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collect.drawing.panels import PANEL_PX, y_axis
 from collect.figure import MUTED, PLAYED, CellMark, Figure, Group, axis, layout, of_cell, played_note, thin
-from collect.figures.drawing.panels import PANEL_PX, y_axis
 from collect.loading.loaded_run import LoadedRun
 from collect.strategy_style import COLOURS as SERIES
 from collect.timeline import timeline

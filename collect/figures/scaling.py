@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from collect.drawing import small_multiples
+from collect.drawing.series import alike
+from collect.drawing.series import names as names_of
+from collect.drawing.series import variants as variants_of
 from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, axis, layout
-from collect.figures.drawing import small_multiples
-from collect.figures.drawing.series import alike
-from collect.figures.drawing.series import names as names_of
-from collect.figures.drawing.series import variants as variants_of
 from collect.strategy_style import variants
 
 NAME = "speed_up"

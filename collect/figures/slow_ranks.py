@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collect import notation
+from collect.drawing.stacked_bars import BarPanel, BarPart, some
+from collect.drawing.stacked_bars import draw as stacked
 from collect.figure import CellMark, Figure, Group
-from collect.figures.drawing.stacked_bars import BarPanel, BarPart, some
-from collect.figures.drawing.stacked_bars import draw as stacked
 from collect.findings.trace_answers import profiled
 from collect.traces.run_answers import RunAnswers
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import polars as pl
 
+from collect.drawing.panel_rows import rows
 from collect.figure import Figure, Group, by_cell, by_cell_height, states
-from collect.figures.drawing.panel_rows import rows
 from collect.sources.steps import undisturbed
 
 SHARES = {"lowerfence": 0.05, "q1": 0.25, "median": 0.5, "q3": 0.75, "upperfence": 0.95}

@@ -7,9 +7,9 @@ import statistics
 import polars as pl
 
 from collect import notation
+from collect.drawing.stacked_bars import BarPanel, BarPart, some
+from collect.drawing.stacked_bars import draw as stacked
 from collect.figure import CellMark, Figure, Group
-from collect.figures.drawing.stacked_bars import BarPanel, BarPart, some
-from collect.figures.drawing.stacked_bars import draw as stacked
 from collect.findings.comparability import without_faults
 from collect.metrics.rank_times import waiting_by_rank
 

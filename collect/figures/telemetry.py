@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from collect.drawing.curves import STRETCHES, Curve, Together, growth, levels, rates, together
+from collect.drawing.panels import PANEL_PX, invisible_lines, is_a_line, scaled, stacked, y_axis
 from collect.figure import FEW, LEGEND_HEIGHT_PX, PLAYED, CellMark, Figure, Group, played_note, shown_first
-from collect.figures.drawing.curves import STRETCHES, Curve, Together, growth, levels, rates, together
-from collect.figures.drawing.panels import PANEL_PX, invisible_lines, is_a_line, scaled, stacked, y_axis
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.network import of_loopback, of_network
 from collect.metrics.utilization import memory_shares

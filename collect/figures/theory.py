@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from collect import notation
+from collect.drawing.stacked_bars import BarPanel, BarPart
+from collect.drawing.stacked_bars import draw as stacked
 from collect.figure import LINE, MUTED, CellMark, Figure, Group, shown_first
-from collect.figures.drawing.stacked_bars import BarPanel, BarPart
-from collect.figures.drawing.stacked_bars import draw as stacked
 from collect.figures.memory_timeline import CATEGORIES, written
 from shardlab.runs.prediction import Prediction
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from collect.drawing.panel_rows import rows
 from collect.figure import INK, MUTED, Figure, Group, axis, by_cell, by_cell_height, interval, states
-from collect.figures.drawing.panel_rows import rows
 from collect.findings.statistics import Estimate
 
 NAME = "throughput_per_s"

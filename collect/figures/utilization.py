@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from collect.drawing.panel_rows import rows
 from collect.figure import INK, Figure, Group, by_cell, by_cell_height, interval, states
-from collect.figures.drawing.panel_rows import rows
 
 # (metric, its name in the legend, symbol of its marks). The row in which a mark lies shows the cell.
 MARKS = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from collect import notation
+from collect.drawing.panel_rows import rows
+from collect.drawing.stacked_bars import BAR_PX, GAP_PX, LABEL_PX, LEGEND_PX, MARGIN_PX, bounded, lines
 from collect.figure import INK, MUTED, CellMark, Figure, Group, axis
-from collect.figures.drawing.panel_rows import rows
-from collect.figures.drawing.stacked_bars import BAR_PX, GAP_PX, LABEL_PX, LEGEND_PX, MARGIN_PX, bounded, lines
 from collect.findings.trace_answers import of_cells
 from collect.traces.difference import StepDifference
 

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from collect.loading.load import Loaded, LoadedCell
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import Compared
+from collect.reading.load import Loaded, LoadedCell
 from collect.sources.samples import measured, within
 from collect.sources.steps import window
 from shardlab.errors import UnknownName

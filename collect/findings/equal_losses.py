@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from collect.findings.comparability import differ_only_in_launcher, families, same_work
-from collect.loading.load import Loaded, LoadedCell
+from collect.reading.load import Loaded, LoadedCell
 
 
 class LossComparison(msgspec.Struct, omit_defaults=True, kw_only=True):

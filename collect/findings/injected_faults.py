@@ -11,9 +11,9 @@ import polars as pl
 from collect.findings.columns import label_of
 from collect.findings.comparability import without_faults
 from collect.findings.row import CellRow
-from collect.loading.load import Loaded, LoadedCell
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.rank_times import waiting_by_rank
+from collect.reading.load import Loaded, LoadedCell
 from collect.timeline.timeline import straggler_of
 
 REMARK = (

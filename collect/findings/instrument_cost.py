@@ -8,8 +8,8 @@ from statistics import mean, median
 import msgspec
 import polars as pl
 
-from collect.loading.load import Loaded, LoadedCell
 from collect.loading.loaded_run import LoadedRun
+from collect.reading.load import Loaded, LoadedCell
 from collect.sources.steps import of_world, undisturbed
 
 LOST = "lost_worker"  # it ends a rank on purpose and measures nothing, so it has no cost

@@ -6,9 +6,9 @@ from statistics import fmean, median
 
 import msgspec
 
-from collect.loading.load import Loaded
 from collect.metrics.energy import energy
 from collect.metrics.prediction_score import ComparedPrediction, compared
+from collect.reading.load import Loaded
 
 # A prediction by arithmetic has no range. It may leave out this share of the value, such as an optimizer's counters of steps.
 LEFT_OUT = 0.001

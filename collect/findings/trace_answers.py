@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from collect.findings.row import CellRow
-from collect.loading.load import Loaded, LoadedCell
+from collect.reading.load import Loaded, LoadedCell
 from collect.traces.collectives import CollectiveUse
 from collect.traces.difference import StepDifference, difference
 from collect.traces.run_answers import RunAnswers

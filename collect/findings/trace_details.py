@@ -9,7 +9,7 @@ import msgspec
 
 from collect.findings.row import CellRow
 from collect.findings.trace_answers import profiled
-from collect.loading.load import Loaded, LoadedCell
+from collect.reading.load import Loaded, LoadedCell
 from collect.traces import rank_sums
 from collect.traces.memory_use import MemoryUse
 from collect.traces.phases import PHASES

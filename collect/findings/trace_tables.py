@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from collect.findings.row import CellRow
-from collect.loading.load import Loaded, LoadedCell
 from collect.metric import Metric, menu
+from collect.reading.load import Loaded, LoadedCell
 from collect.traces import per_step
 from collect.traces.breakdown import Breakdown
 from collect.traces.operators import Change, OperatorDifference

@@ -12,7 +12,7 @@ import msgspec
 from collect.archiving import command as archiving
 from collect.history import periods
 from collect.history.periods import CellHistory, HistoryChange, HistoryMetric, HistoryRun
-from collect.loading.load import load
+from collect.reading.load import load
 from collect.report import verdict_text
 from shardlab.errors import InputError, ShardlabError
 from shardlab.terminal import moments

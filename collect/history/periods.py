@@ -11,8 +11,8 @@ import msgspec
 
 from collect import metric
 from collect.comparison import environment
-from collect.loading.load import Loaded
 from collect.loading.loaded_run import LoadedRun
+from collect.reading.load import Loaded
 from shardlab.terminal import moments
 
 METRICS = ("step_time_ms", "throughput_per_s", "train_time_s", "peak_memory_bytes", "final_loss")

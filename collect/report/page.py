@@ -58,8 +58,8 @@ from collect.figures import (
 from collect.findings import columns
 from collect.findings.columns import Column
 from collect.findings.row import CellRow
-from collect.loading.load import Loaded
 from collect.metric import menu
+from collect.reading.load import Loaded
 from collect.report import (
     choice_text,
     fault_text,

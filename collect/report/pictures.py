@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from collect.export import Export
-from collect.loading.load import Loaded
+from collect.reading.load import Loaded
 from collect.report import palette
 from collect.report.page import DrawnFigure, drawings
 from collect.summary import Summary

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from collect.findings import comparability
-from collect.loading.load import Loaded
+from collect.reading.load import Loaded
 from collect.verdicts import draws, part_text, reasons
 from collect.verdicts.draws import Value
 from collect.verdicts.selection import STATE, Measurements, NoMeasurement

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from collect.findings.row import CellRow
-from collect.loading.load import Loaded, LoadedCell
+from collect.reading.load import Loaded, LoadedCell
 from shardlab.matrix import cell_names
 from shardlab.matrix.study import Assumed, Claim, Reported, Setting
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from collect.loading.load import Loaded
 from collect.metric import Metric
 from collect.metrics.memory import KINDS
+from collect.reading.load import Loaded
 from collect.verdicts import reasons
 from collect.verdicts.printed_number import Printed, parse
 from collect.verdicts.selection import STATE, Measurements, NoMeasurement

@@ -12,9 +12,9 @@ import msgspec
 from collect.findings import columns
 from collect.findings.row import CellRow
 from collect.findings.statistics import Noise, noise
-from collect.loading.load import Loaded, LoadedCell
 from collect.loading.loaded_run import Quantity
 from collect.metric import Argument, Compared, Metric, menu
+from collect.reading.load import Loaded, LoadedCell
 from shardlab.matrix import cell_names
 from shardlab.matrix.metric_names import STATE as STATE
 

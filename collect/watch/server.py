@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from collect import write_report
-from collect.loading.load import load
+from collect.reading.load import load
 from collect.report.page import plotly_script
 from collect.summary import summarize
 from collect.watch.live_page import LivePage

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from collect.loading import read_many
 from collect.loading.loaded_run import LoadedRun
 from collect.loading.records import NO_FOLDER
+from collect.reading import read_many
 from shardlab.files import gc_pause
 from shardlab.matrix.batch_search import try_cell
 from shardlab.matrix.cell import Cell

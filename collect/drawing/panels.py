@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from collect.drawing.curves import Curve
 from collect.figure import MUTED, axis, layout
-from collect.figures.drawing.curves import Curve
 
 PANEL_PX = 150
 GAP = 0.24  # share of the height of a panel that its title needs

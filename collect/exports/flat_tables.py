@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from collect.loading.load import Loaded
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import menu
+from collect.reading.load import Loaded
 from collect.summary import Summary
 from shardlab.files import files
 from shardlab.terminal import printable

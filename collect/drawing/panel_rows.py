@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from collect.drawing.panel_grid import MARGINS_PX, grid, numbered, shape
+from collect.drawing.small_multiples import COLUMNS, LEGEND_LINE_PX, Series, of_cells
 from collect.figure import LEGEND_HEIGHT_PX, MOST_ROWS, CellMark, Figure, axis
-from collect.figures.drawing.panel_grid import MARGINS_PX, grid, numbered, shape
-from collect.figures.drawing.small_multiples import COLUMNS, LEGEND_LINE_PX, Series, of_cells
 
 ROW_PX, BAR_WIDTH = 18, 0.7  # height of a row, and share of it that a bar takes
 FEWEST = 2  # the fewest rows that panels have on average: panels of one row would only be a longer list

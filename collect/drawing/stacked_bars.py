@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from collect import notation
+from collect.drawing.panel_rows import FEWEST, rows
+from collect.drawing.small_multiples import of_cells
 from collect.figure import INK, MOST_ROWS, CellMark, Figure, Group, axis, layout
-from collect.figures.drawing.panel_rows import FEWEST, rows
-from collect.figures.drawing.small_multiples import of_cells
 
 MOST_BARS = 60  # the most cells that a figure draws in one plot: nobody compares more cells at once
 LABEL_PX, BAR_PX, GAP_PX = 20, 18, 12  # heights in a row: the name of the cell, the bar below it, and the space to the next row

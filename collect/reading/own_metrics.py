@@ -1,9 +1,8 @@
 """Computes the metrics that a workspace defines itself (docs/own-models.md) in WORKSPACE/metrics/NAME.py, in a tuple METRICS.
 
-A separate process (`collect.own_metrics_process`) executes the files and computes the values, so that an error in a file does
-not end the command. The files are executed only if the workspace is trusted, because they may come from somebody else, for
-example in an archive.
-"""
+A separate process (`collect.reading.own_metrics_process`) executes the files and computes the values, so that an error in a
+file does not end the command. The files are executed only if the workspace is trusted, because they may come from somebody
+else, for example in an archive."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from collect import metric
-from collect.loading.load import Loaded
 from collect.loading.loaded_run import Quantity
 from collect.metric import Metric, MetricColumn
+from collect.reading.load import Loaded
 from shardlab.errors import InputError
 from shardlab.files import files, plugin_source
 from shardlab.files.decoders import DECODE_FAULTS
@@ -95,7 +94,7 @@ def _computed_in_process(workspace: Workspace, matrix: str | None, found: Sequen
     with tempfile.TemporaryDirectory(prefix="shardlab-own-") as folder:
         answer = Path(folder) / "answer.json"
         words = [str(answer), str(workspace.path), matrix or "", *map(str, found)]
-        argv = [sys.executable, "-P", "-m", "collect.own_metrics_process", *words]
+        argv = [sys.executable, "-P", "-m", "collect.reading.own_metrics_process", *words]
         try:
             done = subprocess.run(
                 argv, stdin=subprocess.DEVNULL, capture_output=True, cwd=folder, timeout=ANSWER_S, check=False

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from collect.drawing.panel_grid import HEAD_PX, MARGINS_PX, grid, numbered, shape
 from collect.figure import LEGEND_HEIGHT_PX, MOST_SHOWN, MUTED, CellMark, Figure, thin, with_few_ticks
-from collect.figures.drawing.panel_grid import HEAD_PX, MARGINS_PX, grid, numbered, shape
 from collect.findings import columns
 from collect.strategy_style import MOST_STRATEGIES, Look, look
 

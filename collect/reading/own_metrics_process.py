@@ -1,7 +1,7 @@
 """Executes the files of a workspace that define metrics, and computes these metrics for the runs of a matrix.
 
-`collect.own_metrics` starts this module as a separate process:
-python -m collect.own_metrics_process ANSWER WORKSPACE MATRIX FILE...
+`collect.reading.own_metrics` starts this module as a separate process:
+python -m collect.reading.own_metrics_process ANSWER WORKSPACE MATRIX FILE...
 If MATRIX is '', the metrics are only described, and no values are computed.
 """
 
@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 from collect import metric
-from collect.loading.load import load
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric
-from collect.own_metrics import DescribedMetric, OwnMetrics
+from collect.reading.load import load
+from collect.reading.own_metrics import DescribedMetric, OwnMetrics
 from shardlab.errors import InputError
 from shardlab.files import files, plugin_source
 from shardlab.matrix import metric_names

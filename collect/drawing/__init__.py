@@ -1,0 +1,1 @@
+"""What figures are drawn with: panels, lines, bars and legends, as plotly's JSON."""

@@ -1,1 +1,0 @@
-"""Parts that several figures share: lines through cells, stacked bars, curves of telemetry, and panels."""
