@@ -19,8 +19,7 @@ SAID = """
 from shardlab.terminal.console import Output
 out = Output()
 out.line('a \\x1b[31mred word', 'bold')
-out.remark('said', 'red')
-"""
+out.remark('said', 'red')"""
 
 
 class Terminal(io.StringIO):

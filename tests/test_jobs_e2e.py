@@ -296,7 +296,8 @@ def test_a_cancel_between_a_claim_and_its_start_is_not_lost(bench):
     bench.run("jobs", "render", "--matrix", bench.matrix("axes: {strategy: [single]}"))
     (folder,) = bench.folders()
     paused = "take = claim.take; claim.take = lambda run: (take(run), input())[0]"
-    supervise = f"import sys; from jobs.supervisor import attempt; from jobs import claim; {paused}; sys.exit(attempt.main(sys.argv[1:]))"
+    imports = "import sys; from jobs import claim; from jobs.supervisor import attempt"
+    supervise = f"{imports}; {paused}; sys.exit(attempt.main(sys.argv[1:]))"
     words = [sys.executable, "-P", "-c", supervise, folder.path, "--", "sleep", "1000"]
     with subprocess.Popen(words, stdin=subprocess.PIPE) as supervisor:
         until(folder.claim.exists, "it is claimed")
