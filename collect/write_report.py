@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from collect import atomic_folder
-from collect.exports import flat_tables, latex, markdown
+from collect import atomic_folder, flat_tables
+from collect.exports import latex, markdown
 from collect.reading.load import Loaded
 from collect.report import page, pictures
 from collect.summary import Summary

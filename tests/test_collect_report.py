@@ -15,9 +15,8 @@ import polars as pl
 import pytest
 import support_collect as support
 
-from collect import atomic_folder, figure, summary
+from collect import atomic_folder, figure, flat_tables, summary
 from collect.cli import main
-from collect.exports import flat_tables
 from collect.figures import accuracy, epoch_histogram, epoch_time, scaling, throughput
 from collect.findings import columns, comparability
 from collect.findings.equal_losses import compare

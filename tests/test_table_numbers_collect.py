@@ -7,13 +7,13 @@ import pytest
 import support_collect
 import support_tables
 
-from collect import metric, summary
+from collect import flat_tables, metric, summary
 from collect.comparison import command as comparison
 from collect.comparison.compare import ComparedCell, Comparison, MetricComparison, Side
 from collect.explain import command as explain
 from collect.explain.explanation import ExplainedRun
 from collect.explain.read_file import EventPlace
-from collect.exports import flat_tables, xlsx
+from collect.exports import xlsx
 from collect.fetching import fetch_command
 from collect.fetching.fetched_run import Fetched
 from collect.findings import columns

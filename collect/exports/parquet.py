@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from collect import flat_tables
 from collect.export import Export
-from collect.exports import flat_tables
 from collect.reading.load import Loaded
 from collect.summary import Summary
 

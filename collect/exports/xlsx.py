@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from collect.export import Export, package
-from collect.exports.flat_tables import CELL_KEYS
 from collect.findings.row import CellRow, RunRow
+from collect.flat_tables import CELL_KEYS
 from collect.metric import menu
 from collect.reading.load import Loaded
 from collect.report import text_tables, verdict_text
