@@ -25,15 +25,15 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--cells", type=int, default=10_000)
     count = options.parse_args().cells
-    known = gpu.must_find("a100-80gb")
-    machine = PlannedMachine(True, "a100-80gb", known, gpu.capacity(known, None), link.of_gpu(known), None, 2.0)
+    known = gpu.must_find_model("a100-80gb")
+    machine = PlannedMachine(True, "a100-80gb", known, gpu.capacity(known, None), link.make_data_sheet_link(known), None, 2.0)
     kinds = []
     for strategy in STRATEGIES:
         degrees = {"tp": 4} if strategy == "tp" else {"pp": 4, "passes": 16} if strategy.startswith("pp") else {}
         kinds += [cell(name, strategy, 4, precision="bf16", **degrees) for name in ("gpt2", "gpt2-large", "llm-1.3b", "llm-7b")]
     cells = [msgspec.structs.replace(kinds[number % len(kinds)], seed=number) for number in range(count)]
     began, began_cpu = time.perf_counter(), time.process_time()
-    found = [predict.of(one, machine) for one in cells]
+    found = [predict.predict_run(one, machine) for one in cells]
     wall, cpu = time.perf_counter() - began, time.process_time() - began_cpu
     assert all(one.step_s is not None for one in found)
     print(f"{count:,} cells: {wall:.1f} s, {cpu:.1f} s of CPU time")

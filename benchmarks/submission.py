@@ -73,7 +73,7 @@ def main() -> None:
                         took.setdefault(name, []).append((time.perf_counter() - began, _cpu_s() - used))
                     sent += said.split()[:1] if name in ("submitit", "sbatch alone") else []
         finally:
-            sent += [one.job for one in submission.all_of(workspace) if one.job]
+            sent += [one.job for one in submission.list_submissions(workspace) if one.job]
             subprocess.run(["scancel", *sent], check=True)
     print(f"median of {given.rounds} rounds, load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     for name, pairs in took.items():

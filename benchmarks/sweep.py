@@ -160,12 +160,12 @@ def fill(workspace: Workspace, slurm: StandIns) -> None:
     """Write the records of the submitted runs, and the answers of Slurm about them: the last AT_WORK runs are running, and the
     others have completed."""
     machine = msgspec.json.encode(host.observe())
-    sent = [(one, place, run) for one in submission.all_of(workspace) for place, run in enumerate(one.runs)]
+    sent = [(one, place, run) for one in submission.list_submissions(workspace) for place, run in enumerate(one.runs)]
     queue, accounts = [], []
     for number, (one, place, run) in enumerate(sent):
         at_work = number >= len(sent) - AT_WORK
         _records(RunDir(workspace.runs / run), machine, ended=not at_work)
-        job, word = one.id_of(place), "RUNNING" if at_work else "COMPLETED"
+        job, word = one.job_id_at(place), "RUNNING" if at_work else "COMPLETED"
         accounts.append(f"{job}|{one.token}|{word}|1760000000|1760000010|work1|None")
         queue += accounts[-1:] if at_work else []
     slurm.answer("sacct", accounts)

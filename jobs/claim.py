@@ -19,31 +19,31 @@ from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import last_sending
 
-OWNER = "job"
+OWNER_FILE = "job"
 # The names of a run's records. The records of an earlier start must not be mixed with the records of this start.
 RECORDS = ("steps", "samples", "trace", "memory", "validation.jsonl", "result.json")
 
 
-def job() -> str:
+def current_job_id() -> str:
     """Slurm's number of the job in which this process runs; '' outside of a Slurm job."""
     return os.environ.get("SLURM_JOB_ID", "")
 
 
-def token() -> dict[str, str]:
+def token_data() -> dict[str, str]:
     """The token of the submission to which the job of this process belongs, as data for an event; empty outside of Slurm.
 
     The token, which shardlab chooses for each submission, is the name of the job (jobs.slurm.submission).
     """
     name = os.environ.get("SLURM_JOB_NAME", "")
-    return {"token": name} if job() and re.search(TOKEN_PATTERN, name) else {}
+    return {"token": name} if current_job_id() and re.search(TOKEN_PATTERN, name) else {}
 
 
-def restarts() -> int:
+def count_job_restarts() -> int:
     """How often Slurm has restarted the job of this process; 0 at the first start of the job."""
     return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 
-def take(folder: RunDir) -> Literal["first", "again"] | None:
+def claim_run(folder: RunDir) -> Literal["first", "again"] | None:
     """Claim the run for this start of the job. Raises WorkspaceError.
 
     Returns `first` if no start had claimed the run before, `again` if an earlier start of the same job had claimed it, and None
@@ -52,10 +52,10 @@ def take(folder: RunDir) -> Literal["first", "again"] | None:
     try:
         folder.claim.mkdir()
     except FileExistsError:
-        return "again" if restarts() and _is_ours(folder) and _may_start_again(folder) else None
+        return "again" if count_job_restarts() and _belongs_to_this_job(folder) and _may_start_again(folder) else None
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "claim") from error
-    files.write_atomic(folder.claim / OWNER, f"{job()}\n".encode())
+    files.write_atomic(folder.claim / OWNER_FILE, f"{current_job_id()}\n".encode())
     return "first"
 
 
@@ -70,9 +70,9 @@ def claim_as_cancelled(folder: RunDir) -> bool:
     return True
 
 
-def is_of_job(folder: RunDir) -> bool:
+def is_claimed_by_job(folder: RunDir) -> bool:
     """Whether a job has claimed the run. False for a run that only `jobs cancel` claimed: such a claim names no job."""
-    if (folder.claim / OWNER).exists():
+    if (folder.claim / OWNER_FILE).exists():
         return True
     try:
         return any(event.event in ("started", "exited") for event in folder.events())
@@ -80,15 +80,15 @@ def is_of_job(folder: RunDir) -> bool:
         return False
 
 
-def times_again(folder: RunDir) -> int:
+def count_claims_after_restart(folder: RunDir) -> int:
     """How often Slurm restarted the job of the run, and the job claimed the run again."""
-    return sum(name.startswith(_start("")) for name in files.names(f"{folder.claim}"))
+    return sum(name.startswith(_restart_name("")) for name in files.names(f"{folder.claim}"))
 
 
-def lost(folder: RunDir) -> bool:
+def is_taken_over(folder: RunDir) -> bool:
     """Whether a later start of the job has taken over the run. This happens if Slurm gave up this node as lost and requeued the
     job, although the node still runs the ranks."""
-    return (folder.claim / _start(restarts() + 1)).exists()
+    return (folder.claim / _restart_name(count_job_restarts() + 1)).exists()
 
 
 def move_earlier_records(folder: RunDir) -> None:
@@ -97,17 +97,17 @@ def move_earlier_records(folder: RunDir) -> None:
     WorkspaceError."""
     if checkpoint.whole(folder.path):
         return
-    aside = folder.path / f"before-{_start(restarts())}"
+    earlier_folder = folder.path / f"before-{_restart_name(count_job_restarts())}"
     with files.as_workspace_error("move"):
         for name in RECORDS:
             if (folder.path / name).exists():
-                aside.mkdir(exist_ok=True)
-                (folder.path / name).rename(aside / name)
+                earlier_folder.mkdir(exist_ok=True)
+                (folder.path / name).rename(earlier_folder / name)
 
 
-def _is_ours(folder: RunDir) -> bool:
+def _belongs_to_this_job(folder: RunDir) -> bool:
     try:
-        return files.read(folder.claim / OWNER).decode(errors="replace").strip() == job()
+        return files.read(folder.claim / OWNER_FILE).decode(errors="replace").strip() == current_job_id()
     except FileNotFoundError:
         return True  # an earlier start of this job made the claim and was killed before it wrote its job number
 
@@ -121,36 +121,36 @@ def _may_start_again(folder: RunDir) -> bool:
     state, events = folder.judge().state, folder.events()
     if state in ("completed", "cancelled"):
         return False
-    ended = next((event for event in reversed(events) if event.event == "exited"), None)
-    if ended is not None and state in _own_ends(events, ended):
-        return any(event.event == "requeued" and event.wall_s >= ended.wall_s for event in events) and _note_start(folder)
-    return _note_start(folder)
+    end_event = next((event for event in reversed(events) if event.event == "exited"), None)
+    if end_event is not None and state in _states_caused_by_run(events, end_event):
+        return any(event.event == "requeued" and event.wall_s >= end_event.wall_s for event in events) and _record_start(folder)
+    return _record_start(folder)
 
 
-def _note_start(folder: RunDir) -> bool:
+def _record_start(folder: RunDir) -> bool:
     """Record this start in the claim. Returns False if another process has recorded the same start."""
     try:
-        (folder.claim / _start(restarts())).mkdir()
+        (folder.claim / _restart_name(count_job_restarts())).mkdir()
     except FileExistsError:
         return False
     return True
 
 
-def _own_ends(events: Sequence[Event], ended: Event) -> set[str]:
-    """The states in which a run ended for a reason of its own. ended: the event of its end.
+def _states_caused_by_run(events: Sequence[Event], end_event: Event) -> set[str]:
+    """The states in which a run ended for a reason of its own. end_event: the event of its end.
 
     The state `failed` is included only for a run of a packed allocation, because another run of the job may have caused the
     restart. If the job has only this run, a failing node may have ended the run, and Slurm restarts the job for this reason.
     """
-    of_its_own = is_packed(events) and ended.data.get("reason") != "told"
-    return {"oom", "timeout", "hung", *(["failed"] if of_its_own else [])}
+    failed_by_itself = is_packed(events) and end_event.data.get("reason") != "told"
+    return {"oom", "timeout", "hung", *(["failed"] if failed_by_itself else [])}
 
 
 def is_packed(events: Sequence[Event]) -> bool:
     """Whether the run shares its job with other runs, one after another (--pack). events: the events of the run."""
-    sent = last_sending(events)
-    return sent is not None and sent.data.get("kind") == "pack"
+    sending = last_sending(events)
+    return sending is not None and sending.data.get("kind") == "pack"
 
 
-def _start(number: int | str) -> str:
+def _restart_name(number: int | str) -> str:
     return f"restart-{number}"

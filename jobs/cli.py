@@ -12,11 +12,11 @@ from pathlib import Path
 from jobs import on_controller
 from jobs.invocation import Invocation
 from jobs.planning import datasets, plan
-from jobs.planning.gpu_hours import must_be_within
+from jobs.planning.gpu_hours import must_be_within_bound
 from jobs.rendering import render
-from jobs.run_queue import code_files, waiting_files
+from jobs.run_queue import list_code_files, list_waiting_files
 from jobs.status.reconcile import Status
-from jobs.status.select import select
+from jobs.status.select import select_runs
 from jobs.submission import lease_report, submit
 from jobs.verbs import adapted_matrix, archived_matrix, menus, planner_verbs, sending, shared_options, trace_runs, views, watch
 from shardlab import completion
@@ -30,11 +30,15 @@ from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
 INTERRUPTED = "interrupted; runs that were started continue, and their state is saved."
-RETRIED = "failed,node_fail,preempted,hung"
+RETRIED_BY_DEFAULT = "failed,node_fail,preempted,hung"
 MAY_BE_RETRIED = state.FINAL | {"unknown", submit.HELD}
-STARTS = ("submit", "retry", "trace")  # verbs after which a runner starts the waiting runs of the workspace
+STARTING_VERBS = ("submit", "retry", "trace")  # verbs after which a runner starts the waiting runs of the workspace
 # The verbs that do more than read and draw, and what they do, for the question whether they may.
-ACTS = {**dict.fromkeys(STARTS, "start runs"), "render": "use the templates of the workspace", "cancel": "cancel runs"}
+ACTIONS_BY_VERB = {
+    **dict.fromkeys(STARTING_VERBS, "start runs"),
+    "render": "use the templates of the workspace",
+    "cancel": "cancel runs",
+}
 EXAMPLES = {
     "plan": "jobs plan --matrix quickstart",
     "render": "jobs render --matrix quickstart --out /tmp/scripts",
@@ -62,25 +66,25 @@ EPILOG = """example:
 def parser() -> console.Parser:
     """The parser of the command line of `jobs`, with all verbs."""
     common = console.common_options()
-    top = console.Parser(
+    top_parser = console.Parser(
         prog="jobs",
         description="Plan, render, submit and track the runs of a matrix of strategies and GPU counts.",
         epilog=EPILOG,
         parents=[common],
     )
-    console.add_version(top)
-    verbs = console.Verbs(top, common, EXAMPLES, sentences=True)
+    console.add_version(top_parser)
+    verbs = console.Verbs(top_parser, common, EXAMPLES, sentences=True)
     for add in (_add_plan, _add_render, _add_submit, _add_status, _add_cancel, _add_retry, _add_logs):
         add(verbs)
     planner_verbs.add_advise(verbs)
     trace_runs.add_trace(verbs)
-    verbs.add("matrices", menus.verb(menus.matrices), "list the matrices that ship with shardlab")
+    verbs.add("matrices", menus.make_menu_verb(menus.print_matrices), "list the matrices that ship with shardlab")
     strategies_help = "list the strategies, also those of the workspace, and their options"
-    console.add_trust(verbs.add("strategies", menus.own_verb(menus.strategies), strategies_help))
+    console.add_trust(verbs.add("strategies", menus.make_own_menu_verb(menus.print_strategies), strategies_help))
     workloads_help = "list the workloads, also those of the workspace, and their options"
-    console.add_trust(verbs.add("workloads", menus.own_verb(menus.workloads), workloads_help))
-    verbs.add("launchers", menus.verb(menus.launchers), "list the launchers, which start the ranks of a run")
-    return top
+    console.add_trust(verbs.add("workloads", menus.make_own_menu_verb(menus.print_workloads), workloads_help))
+    verbs.add("launchers", menus.make_menu_verb(menus.print_launchers), "list the launchers, which start the ranks of a run")
+    return top_parser
 
 
 def _add_plan(verbs: console.Verbs) -> None:
@@ -140,10 +144,10 @@ def _add_retry(verbs: console.Verbs) -> None:
     shared_options.add_wait(verb)
     shared_options.add_sharing_options(verb)
     only_help = (
-        f"retry runs that ended in one of these states (default: {RETRIED}); held: let runs start that were held because the "
+        f"retry runs that ended in one of these states (default: {RETRIED_BY_DEFAULT}); held: let runs start that were held because the "
         "installed packages changed or the lease was too short"
     )
-    verb.add_list("--only", ends=_selects_runs, default=RETRIED, metavar="STATE,...", help=only_help)
+    verb.add_list("--only", ends=_selects_runs, default=RETRIED_BY_DEFAULT, metavar="STATE,...", help=only_help)
     console.add_trust(verb)
 
 
@@ -163,22 +167,22 @@ def _add_logs(verbs: console.Verbs) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command on this machine or on the controller of its cluster; return its exit code."""
-    given = sys.argv[1:] if argv is None else argv
+    command_words = sys.argv[1:] if argv is None else argv
     command_line = parser()
     completion.answer_shell(command_line)
-    arguments = command_line.parse_args(given)
+    arguments = command_line.parse_args(command_words)
 
     def command() -> int:
         _ask_whether_allowed(arguments)
-        words = archived_matrix.as_matrix(arguments, given)
+        words = archived_matrix.replace_from_option(arguments, command_words)
         invocation = Invocation(arguments)
-        words = adapted_matrix.as_matrix(invocation, words)
-        there = on_controller.elsewhere(invocation)
+        words = adapted_matrix.replace_adapt_option(invocation, words)
+        there = on_controller.find_remote_workspace(invocation)
         if there is not None:
             try:
-                return on_controller.run(there, invocation, words)
+                return on_controller.run_remotely(there, invocation, words)
             except ShardlabError as error:
-                if (why := on_controller.after_lease(invocation, error)) is None:
+                if (why := on_controller.decide_after_lease(invocation, error)) is None:
                     raise
                 invocation.out.remark(why, style="yellow")
         on_controller.enter_environment(invocation, words)
@@ -190,33 +194,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _ask_whether_allowed(arguments: argparse.Namespace) -> None:
     """Store the consent of --trust. Raises InputError if the verb acts and the user may not act in this workspace."""
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    waiting = waiting_files(workspace) if arguments.verb in STARTS else []
+    waiting_paths = list_waiting_files(workspace) if arguments.verb in STARTING_VERBS else []
     if getattr(arguments, "trust", False):
-        again = workspace.all_runs() if arguments.verb == "retry" else []  # --trust lets a new attempt use the code of the last
-        code = (path for run in again for path in code_files(run))
-        workspace_trust.consent(workspace, Output.of(arguments).remark, dict.fromkeys([*waiting, *code]))
-    if arguments.verb in on_controller.CHANGES:
+        retried_runs = (
+            workspace.all_runs() if arguments.verb == "retry" else []
+        )  # --trust lets a new attempt use the code of the last
+        code_paths = (path for run in retried_runs for path in list_code_files(run))
+        workspace_trust.consent(workspace, Output.of(arguments).remark, dict.fromkeys([*waiting_paths, *code_paths]))
+    if arguments.verb in on_controller.CHANGING_VERBS:
         remote_workspace.of_this_workspace(workspace)  # its refusal says more, if this workspace is a copy
-    if arguments.verb in ACTS:
+    if arguments.verb in ACTIONS_BY_VERB:
         only_writes = arguments.verb == "render" or getattr(arguments, "dry_run", False)
-        workspace_trust.must_be_allowed(workspace, ACTS[arguments.verb], waiting, only_writes=only_writes)
+        workspace_trust.must_be_allowed(workspace, ACTIONS_BY_VERB[arguments.verb], waiting_paths, only_writes=only_writes)
 
 
 def _plan(invocation: Invocation) -> int:
-    planned = planner_verbs.planned(invocation)
+    planned = planner_verbs.plan_with_options(invocation)
     workspace = invocation.workspace
-    data = datasets.look(planned.cells, planned.source, workspace)
-    hours, shares = plan.hours(planned, planned.repeats), plan.account_shares(planned, workspace)
-    scaled, schedule = planner_verbs.scaled(invocation, planned), planner_verbs.schedule(invocation, planned)
-    lease = lease_report.of_plan(workspace, planned, datetime.now(UTC))
-    views.plan(invocation.out, planned, data, hours, shares, lease, scaled, schedule)
+    data = datasets.find_missing_data(planned.cells, planned.source, workspace)
+    hours, shares = plan.estimate_hours(planned, planned.repeats), plan.read_account_shares(planned, workspace)
+    scaled, schedule = planner_verbs.scale_out_cells(invocation, planned), planner_verbs.simulate_schedule(invocation, planned)
+    lease = lease_report.report_on_plan(workspace, planned, datetime.now(UTC))
+    views.print_plan(invocation.out, planned, data, hours, shares, lease, scaled, schedule)
     return 0
 
 
 def _render(invocation: Invocation) -> int:
     arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
-    planned = planner_verbs.planned(invocation)
-    plan.must_fit(planned)
+    planned = planner_verbs.plan_with_options(invocation)
+    plan.must_fit_cluster(planned)
     folder = Path(arguments.out).absolute() if arguments.out else workspace.runs
     if arguments.out:
         planned = plan.with_source_in(planned, folder / ".source")
@@ -224,121 +230,131 @@ def _render(invocation: Invocation) -> int:
     else:
         with workspace.alone():
             rendered = plan.render_all(planned, workspace, folder)
-            render.keep(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
+            render.keep_expansion(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
     out.line(f"{len(rendered.folders)} run(s) rendered in {folder}; nothing was submitted.")
     for remark in planned.remarks:
         out.remark(f"note: {remark}")
-    skipped = sending.name_unreadable(out, rendered.skipped)
+    skipped = sending.print_unreadable(out, rendered.skipped)
     out.document([{"id": run.run_id, "path": str(run.path)} for run in rendered.folders])
     return int(skipped > 0)
 
 
 def _submit(invocation: Invocation) -> int:
     arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
-    planned = planner_verbs.planned(invocation)
-    plan.must_fit(planned)
-    planned = planner_verbs.that_fit_memory(invocation, planned)
-    how = shared_options.submit_options(invocation, planned.source)
-    on_controller.must_suit(planned.source.where, workspace)
-    _data_must_be_there(out, workspace, planned.cells, planned.source)
-    submit.check(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
+    planned = planner_verbs.plan_with_options(invocation)
+    plan.must_fit_cluster(planned)
+    planned = planner_verbs.keep_fitting_cells(invocation, planned)
+    submit_options = shared_options.read_submit_options(invocation, planned.source)
+    on_controller.must_suit_cluster(planned.source.where, workspace)
+    _must_have_data(out, workspace, planned.cells, planned.source)
+    submit.check_runs(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
     if arguments.dry_run:
-        steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
-        steps, lease = lease_report.held_back(invocation, steps, planned.source, how)
-        _must_be_within(arguments.max_gpu_hours, planned, steps)
-        sending.slurm_must_accept(steps, planned.source, how)
-        views.steps(out, steps, sent=False)
-        views.lease_lines(out, lease)
-        skipped = sending.name_unreadable(out, [step.now for step in steps if step.now is not None])
-        views.scripts(out, steps, workspace, planned.source)
+        decisions = submit.decide_runs(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
+        decisions, lease = lease_report.hold_back_late_runs(invocation, decisions, planned.source, submit_options)
+        _must_be_within_gpu_hours(arguments.max_gpu_hours, planned, decisions)
+        sending.slurm_must_accept(decisions, planned.source, submit_options)
+        views.print_decisions(out, decisions, sent=False)
+        views.print_lease(out, lease)
+        skipped = sending.print_unreadable(out, [decision.now for decision in decisions if decision.now is not None])
+        views.print_scripts(out, decisions, workspace, planned.source)
         for remark in planned.remarks:
             out.remark(f"note: {remark}")
-        out.document([{"id": step.run.run_id, "send": step.send, "why": step.why} for step in steps])
+        out.document([{"id": decision.run.run_id, "send": decision.send, "why": decision.why} for decision in decisions])
         return int(skipped > 0)
-    plan.must_run_here(planned.source, here=arguments.here)
+    plan.must_run_here(planned.source, allow_login_node=arguments.here)
     with workspace.alone():
-        readable = sending.finish_interrupted(out, workspace, planned.source)
-        steps = submit.decide(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
-        steps, lease = lease_report.held_back(invocation, steps, planned.source, how)
-        _must_be_within(arguments.max_gpu_hours, planned, steps)
-        sending.slurm_must_accept(steps, planned.source, how)
-        render.keep(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
-        backlog = sending.send(invocation, steps, planned.source, how)
-    return max(int(not readable), sending.sent(invocation, steps, backlog, lease, planned.remarks))
+        all_readable = sending.finish_interrupted(out, workspace, planned.source)
+        decisions = submit.decide_runs(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
+        decisions, lease = lease_report.hold_back_late_runs(invocation, decisions, planned.source, submit_options)
+        _must_be_within_gpu_hours(arguments.max_gpu_hours, planned, decisions)
+        sending.slurm_must_accept(decisions, planned.source, submit_options)
+        render.keep_expansion(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
+        backlog = sending.send_runs(invocation, decisions, planned.source, submit_options)
+    return max(int(not all_readable), sending.report_sent(invocation, decisions, backlog, lease, planned.remarks))
 
 
 def _status(invocation: Invocation) -> int:
     arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
 
     def look() -> list[Status]:
-        return select(workspace, arguments.runs, arguments.matrix, arguments.where)
+        return select_runs(workspace, arguments.runs, arguments.matrix, arguments.where)
 
     if arguments.watch:
-        runs = watch.status(out, workspace, look)
+        runs = watch.watch_status(out, workspace, look)
     else:
-        views.status(out, runs := look(), workspace, lease_report.of_workspace(workspace, datetime.now(UTC)))
-    return int(not sending.tidy(out, workspace, runs))
+        views.print_status(out, runs := look(), workspace, lease_report.report_on_workspace(workspace, datetime.now(UTC)))
+    return int(not sending.cancel_stale_and_print_unreadable(out, workspace, runs))
 
 
 def _cancel(invocation: Invocation) -> int:
     arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
     if not (arguments.runs or arguments.where or arguments.matrix or arguments.all):
         raise InputError("say what to cancel: run ids, --where, --matrix, or --all.")
-    runs = select(workspace, arguments.runs, arguments.matrix, arguments.where)
-    ended = watch.cancel(workspace, [run for run in runs if run.state not in state.FINAL and not run.is_unreadable])
-    leftover = sum(run.leftover for run in runs)
-    if ended or not leftover:
-        out.line(f"{len(ended)} run(s) cancelled." if ended else "nothing to cancel: all selected runs have ended.")
-    out.document({"runs": ended})
-    tidied = sending.tidy(out, workspace, runs)
-    return 0 if tidied and all(run.state in state.FINAL for run in ended) else 1
+    runs = select_runs(workspace, arguments.runs, arguments.matrix, arguments.where)
+    cancelled_runs = watch.cancel_runs(
+        workspace, [run for run in runs if run.state not in state.FINAL and not run.is_unreadable]
+    )
+    leftover_count = sum(run.leftover for run in runs)
+    if cancelled_runs or not leftover_count:
+        out.line(
+            f"{len(cancelled_runs)} run(s) cancelled." if cancelled_runs else "nothing to cancel: all selected runs have ended."
+        )
+    out.document({"runs": cancelled_runs})
+    tidied = sending.cancel_stale_and_print_unreadable(out, workspace, runs)
+    return 0 if tidied and all(run.state in state.FINAL for run in cancelled_runs) else 1
 
 
 def _retry(invocation: Invocation) -> int:
     arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
-    only = {name.strip() for name in arguments.only.split(",") if name.strip()}
-    if not_allowed := sorted(only - MAY_BE_RETRIED):
+    retried_states = {name.strip() for name in arguments.only.split(",") if name.strip()}
+    if not_allowed := sorted(retried_states - MAY_BE_RETRIED):
         raise UnknownName("state in which a run ends", not_allowed[0], MAY_BE_RETRIED, where="--only")
-    runs = select(workspace, arguments.runs, arguments.matrix, arguments.where)
-    source = render.source("", invocation.cluster, workspace, wait_gpus_s=shared_options.wait_gpus_s(arguments))
-    how = shared_options.submit_options(invocation, source)
-    retried = [step.run for step in submit.retry(workspace, runs, only, source, trust=arguments.trust)]
-    plan.must_run_here(source, here=arguments.here, trains=any(run.traces is None for run in retried) or not retried)
-    _data_must_be_there(out, workspace, [run.cell for run in retried], source)
+    runs = select_runs(workspace, arguments.runs, arguments.matrix, arguments.where)
+    source = render.make_render_context(
+        "", invocation.cluster, workspace, wait_gpus_s=shared_options.read_wait_gpus_s(arguments)
+    )
+    submit_options = shared_options.read_submit_options(invocation, source)
+    runs_to_retry = [
+        decision.run for decision in submit.decide_retries(workspace, runs, retried_states, source, trust=arguments.trust)
+    ]
+    plan.must_run_here(
+        source, allow_login_node=arguments.here, trains=any(run.traces is None for run in runs_to_retry) or not runs_to_retry
+    )
+    _must_have_data(out, workspace, [run.cell for run in runs_to_retry], source)
     with workspace.alone():
-        readable = sending.finish_interrupted(out, workspace, source)
-        runs = select(workspace, arguments.runs, arguments.matrix, arguments.where)
-        readable = sending.tidy(out, workspace, runs, of_scheduler=False) and readable
-        steps = submit.retry(workspace, runs, only, source, trust=arguments.trust)
-        steps, lease = lease_report.held_back(invocation, steps, source, how)
-        sending.slurm_must_accept(steps, source, how)
-        submit.freeze_trusted(workspace, steps, trust=arguments.trust)
-        backlog = sending.send(invocation, steps, source, how)
-    return max(int(not readable), sending.sent(invocation, steps, backlog, lease))
+        all_readable = sending.finish_interrupted(out, workspace, source)
+        runs = select_runs(workspace, arguments.runs, arguments.matrix, arguments.where)
+        all_readable = sending.cancel_stale_and_print_unreadable(out, workspace, runs, of_scheduler=False) and all_readable
+        decisions = submit.decide_retries(workspace, runs, retried_states, source, trust=arguments.trust)
+        decisions, lease = lease_report.hold_back_late_runs(invocation, decisions, source, submit_options)
+        sending.slurm_must_accept(decisions, source, submit_options)
+        submit.freeze_trusted_plugins(workspace, decisions, trust=arguments.trust)
+        backlog = sending.send_runs(invocation, decisions, source, submit_options)
+    return max(int(not all_readable), sending.report_sent(invocation, decisions, backlog, lease))
 
 
 def _logs(invocation: Invocation) -> int:
     arguments = invocation.arguments
-    return watch.logs(invocation.out, invocation.workspace, arguments.run_id, arguments.rank, follow=arguments.follow)
+    return watch.print_logs(invocation.out, invocation.workspace, arguments.run_id, arguments.rank, follow=arguments.follow)
 
 
-def _data_must_be_there(out: Output, workspace: Workspace, cells: Sequence[Cell], source: render.RenderContext) -> None:
+def _must_have_data(out: Output, workspace: Workspace, cells: Sequence[Cell], source: render.RenderContext) -> None:
     """Raises InputError if a data set of these cells is missing; prints a note if it is unknown whether nodes have the data
     sets."""
-    data_sets = datasets.look(cells, source, workspace)
+    data_sets = datasets.find_missing_data(cells, source, workspace)
     if data_sets.unknown:
         out.remark(f"note: {data_sets.unknown}")
-    datasets.must_be_there(data_sets)
+    datasets.must_have_data(data_sets)
 
 
-def _must_be_within(bound: float | None, planned: plan.MatrixPlan, steps: Sequence[submit.RunDecision]) -> None:
+def _must_be_within_gpu_hours(bound: float | None, planned: plan.MatrixPlan, decisions: Sequence[submit.RunDecision]) -> None:
     """Raises InputError if the runs that are to be submitted may take more GPU hours than `bound`; None: no bound."""
     if bound is None:
         return
     if not (0 < bound < 1e9):
         raise InputError(f"--max-gpu-hours: found {bound:g}. Allowed: a number above 0.")
-    runs = Counter(planned.name_of(step.run.cell) for step in steps if step.send)
-    must_be_within(bound, [entry for entry in plan.hours(planned, runs) if runs[entry.cell.name()]])
+    runs = Counter(planned.planned_name(decision.run.cell) for decision in decisions if decision.send)
+    must_be_within_bound(bound, [entry for entry in plan.estimate_hours(planned, runs) if runs[entry.cell.name()]])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from shardlab.runs.rundir import RunDir
 from shardlab.runs.trace_part import TRACE
 
 
-def _nothing(_folder: RunDir, _run: Run) -> dict[str, str]:
+def _prepare_nothing(_folder: RunDir, _run: Run) -> dict[str, str]:
     return {}
 
 
@@ -42,7 +42,7 @@ class Launcher(msgspec.Struct, frozen=True):
     command: Callable[[Run, str], list[str]]
     task: Callable[[Run, str], list[str]]
     per_rank: bool = False
-    prepare: Callable[[RunDir, Run], dict[str, str]] = _nothing
+    prepare: Callable[[RunDir, Run], dict[str, str]] = _prepare_nothing
     sbatch: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     on_gpus: bool = True
@@ -54,28 +54,28 @@ class Launcher(msgspec.Struct, frozen=True):
         the job holds, such as the shell of an allocation. container: the options of srun that start each task in a container.
         """
         tasks = run.world.nproc_per_node if self.per_rank else 1
-        step = [
+        argv = [
             "srun", f"--nodes={run.world.nnodes}", f"--ntasks-per-node={tasks}", "--kill-on-bad-exit=1", "--cpu-bind=none",
             "--unbuffered",
         ]  # fmt: skip
         if overlap:
-            step.append("--overlap")
+            argv.append("--overlap")
         if self.per_rank:
-            step.append("--distribution=block")  # consecutive ranks are on the same node, as with the other launchers
-        return [*step, *container, python, "-m", "jobs.supervisor.step_task", ".", "--", *self.task(run, python)]
+            argv.append("--distribution=block")  # consecutive ranks are on the same node, as with the other launchers
+        return [*argv, *container, python, "-m", "jobs.supervisor.step_task", ".", "--", *self.task(run, python)]
 
 
-def _read_traces(_run: Run, python: str) -> list[str]:
+def _trace_reading_argv(_run: Run, python: str) -> list[str]:
     return [python, "-P", "-m", "collect.traces.part", "."]
 
 
 # The launcher of runs that analyse traces. It starts no ranks, so no menu lists it, and a matrix cannot name it.
-_READS_TRACES = Launcher(
+_TRACE_LAUNCHER = Launcher(
     name=TRACE,
     summary="analyses the profiler traces of a part of a folder (jobs trace)",
     several_nodes=False,
-    command=_read_traces,
-    task=_read_traces,
+    command=_trace_reading_argv,
+    task=_trace_reading_argv,
     on_gpus=False,
 )
 
@@ -90,7 +90,7 @@ def launcher(name: str) -> Launcher:
     """The launcher with this name. If no launcher has the name, raises UnknownName, which lists all launchers."""
     menu = launchers()
     if name == TRACE:
-        return _READS_TRACES
+        return _TRACE_LAUNCHER
     if name not in menu:
         raise UnknownName("launcher", name, menu)
     return menu[name]

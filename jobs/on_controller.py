@@ -24,91 +24,97 @@ from shardlab.url import without_secrets
 from shardlab.workspace import inventory, workspace_trust
 from shardlab.workspace.workspace import Workspace
 
-SENDS = ("submit", "render", "trace")  # verbs that make runs: the cluster file is uploaded before they run on the controller
-WITHOUT_MATRIX = ("trace",)  # the verbs of SENDS that have no matrix; for the other verbs, the matrix file is uploaded too
-REHEARSES = "plan"  # with --rehearse, this verb needs torch; files are uploaded for it as for the verbs of SENDS
-CHANGES = ("cancel", "retry")
-READS = ("status", "logs")
+SENDING_VERBS = (
+    "submit",
+    "render",
+    "trace",
+)  # verbs that make runs: the cluster file is uploaded before they run on the controller
+VERBS_WITHOUT_MATRIX = (
+    "trace",
+)  # the verbs of SENDS that have no matrix; for the other verbs, the matrix file is uploaded too
+REHEARSING_VERB = "plan"  # with --rehearse, this verb needs torch; files are uploaded for it as for the verbs of SENDS
+CHANGING_VERBS = ("cancel", "retry")
+READING_VERBS = ("status", "logs")
 # Verbs that report which runs end before the lease. The inventory is uploaded for them: the lease may have been extended since
 # the runs were submitted.
-OF_LEASE = ("status", "retry")
+LEASE_VERBS = ("status", "retry")
 
 
-def elsewhere(invocation: Invocation) -> RemoteWorkspace | None:
+def find_remote_workspace(invocation: Invocation) -> RemoteWorkspace | None:
     """The remote workspace in which the command must run; None if the command runs on this machine.
 
     Raises InputError, also if this user may not log in for this workspace. `jobs status` then shows the runs that are here.
     """
-    there = _where_it_runs(invocation)
-    if there is not None:
+    remote = _find_target_workspace(invocation)
+    if remote is not None:
         try:
-            workspace_trust.must_be_allowed(invocation.workspace, f"log in to {there.host}")
+            workspace_trust.must_be_allowed(invocation.workspace, f"log in to {remote.host}")
         except InputError as refusal:
             if invocation.arguments.verb != "status":
                 raise
             invocation.out.remark(f"The table shows the runs that were fetched. {refusal}", style="yellow")
             return None
-    return there
+    return remote
 
 
-def _where_it_runs(invocation: Invocation) -> RemoteWorkspace | None:
+def _find_target_workspace(invocation: Invocation) -> RemoteWorkspace | None:
     arguments, workspace = invocation.arguments, invocation.workspace
-    if arguments.verb in CHANGES:
+    if arguments.verb in CHANGING_VERBS:
         return remote_workspace.of_this_workspace(workspace)
-    if arguments.verb in READS:
+    if arguments.verb in READING_VERBS:
         return remote_workspace.known(workspace)
-    if arguments.verb == REHEARSES:
-        return _for_rehearsals(invocation)
-    if arguments.verb not in SENDS or getattr(arguments, "out", None) or getattr(arguments, "in_allocation", False):
+    if arguments.verb == REHEARSING_VERB:
+        return _find_rehearsal_workspace(invocation)
+    if arguments.verb not in SENDING_VERBS or getattr(arguments, "out", None) or getattr(arguments, "in_allocation", False):
         return None
-    where = invocation.cluster
-    before = remote_workspace.known(workspace)
-    if before is not None and before.cluster != where.name:
+    target_cluster = invocation.cluster
+    previous_remote = remote_workspace.known(workspace)
+    if previous_remote is not None and previous_remote.cluster != target_cluster.name:
         raise InputError(
-            f"{workspace.path}: its runs are on the cluster {before.cluster}, not on {where.name}; runs of two clusters cannot "
+            f"{workspace.path}: its runs are on the cluster {previous_remote.cluster}, not on {target_cluster.name}; runs of two clusters cannot "
             "be compared as one matrix. Use another --workspace for each cluster."
         )
-    if where.provider == "local" or is_here(where):
+    if target_cluster.provider == "local" or starts_runs_here(target_cluster):
         return None
-    return remote_workspace.of(workspace, where)
+    return remote_workspace.of(workspace, target_cluster)
 
 
-def _for_rehearsals(invocation: Invocation) -> RemoteWorkspace | None:
+def _find_rehearsal_workspace(invocation: Invocation) -> RemoteWorkspace | None:
     """The remote workspace in which `jobs plan --rehearse` must run: this machine has no torch, but the environment that
     `provision` installed on the cluster has it. None if the command runs on this machine."""
     if not invocation.arguments.rehearse or find_spec("torch") is not None:
         return None
-    where = invocation.cluster
-    if where.provider == "local" or is_here(where):
+    target_cluster = invocation.cluster
+    if target_cluster.provider == "local" or starts_runs_here(target_cluster):
         return None
     try:
-        return remote_workspace.of(invocation.workspace, where)
+        return remote_workspace.of(invocation.workspace, target_cluster)
     except InputError as error:
-        invocation.out.remark(f"torch is not installed here, and the rehearsals cannot run on {where.name}: {error}")
+        invocation.out.remark(f"torch is not installed here, and the rehearsals cannot run on {target_cluster.name}: {error}")
         return None
 
 
-def is_here(where: Cluster) -> bool:
+def starts_runs_here(target_cluster: Cluster) -> bool:
     """Whether this machine starts the runs of the cluster.
 
     With Slurm, this machine starts the runs if Slurm's commands on this machine reach the cluster. Without Slurm, it starts
     them if it is the first node of the cluster. If the cluster file lists this machine as a node, Slurm is not asked.
     """
-    if where.slurm is None:
-        return first_node.is_here(where)
-    if not commands.here():
+    if target_cluster.slurm is None:
+        return first_node.is_here(target_cluster)
+    if not commands.has_slurm_commands():
         return False
-    if where.provider == "slurm":
-        return where.login is None or is_in_environment(where)
-    if gethostname().partition(".")[0] in {entry.name for entry in where.nodes}:
+    if target_cluster.provider == "slurm":
+        return target_cluster.login is None or is_in_environment(target_cluster)
+    if gethostname().partition(".")[0] in {entry.name for entry in target_cluster.nodes}:
         return True
-    return commands.setting("ClusterName", limit_s=15) == where.name
+    return commands.read_setting("ClusterName", limit_s=15) == target_cluster.name
 
 
-def is_in_environment(where: Cluster) -> bool:
+def is_in_environment(target_cluster: Cluster) -> bool:
     """Whether this process runs in the Python environment that `provision` installed on the cluster's shared storage. If so,
     this machine belongs to the cluster."""
-    return PurePosixPath(os.environ.get(PYTHON, "")).is_relative_to(where.storage.shared or "/")
+    return PurePosixPath(os.environ.get(PYTHON, "")).is_relative_to(target_cluster.storage.shared or "/")
 
 
 def enter_environment(invocation: Invocation, argv: Sequence[str]) -> None:
@@ -117,29 +123,33 @@ def enter_environment(invocation: Invocation, argv: Sequence[str]) -> None:
     This process is replaced (execv), because compute nodes may not see the folder of the interpreter that the user started.
     argv: the arguments of the command. Raises InputError if `provision` has not run.
     """
-    if invocation.arguments.verb not in (*SENDS, *CHANGES) or getattr(invocation.arguments, "out", None):
+    if invocation.arguments.verb not in (*SENDING_VERBS, *CHANGING_VERBS) or getattr(invocation.arguments, "out", None):
         return
-    where = invocation.cluster
-    if where.provider != "slurm" or where.login is not None or is_in_environment(where):
+    target_cluster = invocation.cluster
+    if target_cluster.provider != "slurm" or target_cluster.login is not None or is_in_environment(target_cluster):
         return
-    _, python = inventory.controller(invocation.workspace, where)
+    _, python = inventory.controller(invocation.workspace, target_cluster)
     os.execv(python, [python, "-P", "-m", "jobs", *argv])
 
 
-def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> int:
+def run_remotely(remote: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> int:
     """Upload the files that the command reads, then run the command on the controller; return its exit code.
 
-    there: the remote workspace. argv: the arguments of the command. Raises ShardlabError.
+    remote: the remote workspace. argv: the arguments of the command. Raises ShardlabError.
     """
-    arguments, workspace, where = invocation.arguments, invocation.workspace, invocation.cluster
-    words = _without(argv, "--workspace", "--cluster")
+    arguments, workspace, target_cluster = invocation.arguments, invocation.workspace, invocation.cluster
+    words = _drop_options(argv, "--workspace", "--cluster")
     if arguments.verb == "trace" and not PurePosixPath(arguments.folder).is_absolute():
-        raise InputError(f"{arguments.folder}: lies on {there.host}. Allowed: an absolute path on that machine.")
+        raise InputError(f"{arguments.folder}: lies on {remote.host}. Allowed: an absolute path on that machine.")
     own_matrix: Path | None = None
-    if arguments.verb in (*SENDS, REHEARSES):
+    if arguments.verb in (*SENDING_VERBS, REHEARSING_VERB):
         file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
-        content = files.read(file, follow=True) if where.provider != "cloudlab" else cluster.resolved_file(where)
-        for address in filter(None, (one.archive for one in where.data.named())):  # runs need no signatures of URLs
+        content = (
+            files.read(file, follow=True) if target_cluster.provider != "cloudlab" else cluster.resolved_file(target_cluster)
+        )
+        for address in filter(
+            None, (data_set.archive for data_set in target_cluster.data.named())
+        ):  # runs need no signatures of URLs
             content = content.replace(address.encode(), without_secrets(address).encode())
         texts = {"cluster.yaml": content}
         for path in workspace.template_files():
@@ -147,26 +157,26 @@ def run(there: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> 
         texts |= plugin_source.texts(workspace.path)
         # Without Slurm, the scheduler on the controller reads the addresses of the nodes from the inventory. If the nodes have
         # a lease, the command on the controller reads the lease from the inventory, to decide which runs are held back.
-        if where.slurm is None or inventory.leased(workspace, where.name) is not None:
+        if target_cluster.slurm is None or inventory.leased(workspace, target_cluster.name) is not None:
             texts[str(upload.INVENTORY)] = files.read(inventory.path_of(workspace))
-        file = file if arguments.verb in WITHOUT_MATRIX else matrix.find(arguments.matrix)
-        if arguments.verb not in WITHOUT_MATRIX and file not in matrix.shipped().values():
+        file = file if arguments.verb in VERBS_WITHOUT_MATRIX else matrix.find(arguments.matrix)
+        if arguments.verb not in VERBS_WITHOUT_MATRIX and file not in matrix.shipped().values():
             own_matrix = file
-            texts |= matrix_files(file)
-            verb, *others = _without(words, "--matrix")
-            words = [verb, "--matrix", f"{there.workspace}/matrices/{file.name}", *others]
-        invocation.out.detail(f"on {there.host}: {there.workspace}")
-        remote_workspace.deliver(there, texts)
-        if arguments.verb in SENDS:  # a plan does not decide on which cluster the runs of the workspace are
-            remote_workspace.keep(workspace, there)
+            texts |= read_matrix_files(file)
+            verb, *other_words = _drop_options(words, "--matrix")
+            words = [verb, "--matrix", f"{remote.workspace}/matrices/{file.name}", *other_words]
+        invocation.out.detail(f"on {remote.host}: {remote.workspace}")
+        remote_workspace.deliver(remote, texts)
+        if arguments.verb in SENDING_VERBS:  # a plan does not decide on which cluster the runs of the workspace are
+            remote_workspace.keep(workspace, remote)
             if own_matrix is not None:
                 remote_workspace.keep_matrix(workspace, own_matrix)
-    elif arguments.verb in OF_LEASE and inventory.leased(workspace, there.cluster) is not None:
-        remote_workspace.deliver(there, {str(upload.INVENTORY): files.read(inventory.path_of(workspace))})
-    return there.hand_over("jobs", words)
+    elif arguments.verb in LEASE_VERBS and inventory.leased(workspace, remote.cluster) is not None:
+        remote_workspace.deliver(remote, {str(upload.INVENTORY): files.read(inventory.path_of(workspace))})
+    return remote.hand_over("jobs", words)
 
 
-def matrix_files(file: Path) -> dict[str, bytes]:
+def read_matrix_files(file: Path) -> dict[str, bytes]:
     """The contents of a matrix file and of the model configurations that it names, by their paths in the remote workspace.
 
     Raises InputError, which names the files on this machine, not their copies.
@@ -177,55 +187,59 @@ def matrix_files(file: Path) -> dict[str, bytes]:
     }
 
 
-def after_lease(invocation: Invocation, error: ShardlabError) -> str | None:
+def decide_after_lease(invocation: Invocation, error: ShardlabError) -> str | None:
     """Decide what to do if the cluster did not answer: its nodes may have been taken back at the end of their lease.
 
     error: why the cluster did not answer. Returns None if the lease has not ended; the caller then reports the error. If the
     lease has ended, `jobs status` uses the copies of the runs on this machine, and a remark for the user is returned; for every
     other command, ShardlabError is raised with both reasons.
     """
-    known = inventory.leased(invocation.workspace)
-    if known is None or known.lease is None or not known.lease.has_ended(now := datetime.now(UTC)):
+    leased_inventory = inventory.leased(invocation.workspace)
+    if (
+        leased_inventory is None
+        or leased_inventory.lease is None
+        or not leased_inventory.lease.has_ended(current_time := datetime.now(UTC))
+    ):
         return None
-    why = f"{str(error).rstrip('.')}; {known.lease.in_words(now)}"
+    why = f"{str(error).rstrip('.')}; {leased_inventory.lease.in_words(current_time)}"
     if invocation.arguments.verb != "status":
         raise ShardlabError(why) from None
     return f"{why} The table shows the runs that were fetched, as they were then."
 
 
-def _without(argv: Sequence[str], *names: str) -> list[str]:
-    """The words of a command line, without the options `names` and their values. Words after `--` are not options."""
-    kept: list[str] = []
+def _drop_options(argv: Sequence[str], *option_names: str) -> list[str]:
+    """The words of a command line, without the options `option_names` and their values. Words after `--` are not options."""
+    kept_words: list[str] = []
     words = iter(argv)
     for word in words:
         if word == "--":
-            return [*kept, word, *words]
-        if word in names:
+            return [*kept_words, word, *words]
+        if word in option_names:
             next(words, None)
-        elif word.partition("=")[0] not in names:
-            kept.append(word)
-    return kept
+        elif word.partition("=")[0] not in option_names:
+            kept_words.append(word)
+    return kept_words
 
 
-def must_suit(where: Cluster, workspace: Workspace) -> None:
+def must_suit_cluster(target_cluster: Cluster, workspace: Workspace) -> None:
     """Raises InputError if the nodes of the cluster could not find the runs of this workspace, or if Slurm could not write its
     output into the workspace."""
-    if where.slurm is not None and "\\" in str(workspace.path):
+    if target_cluster.slurm is not None and "\\" in str(workspace.path):
         raise InputError(f"{workspace.path}: Slurm drops backslashes from names of output files. Allowed: no backslashes.")
-    if where.provider == "local":
+    if target_cluster.provider == "local":
         return
-    shared = where.storage.shared
-    if where.slurm is None:
-        _must_suit_ssh(where, workspace)
+    shared = target_cluster.storage.shared
+    if target_cluster.slurm is None:
+        _must_suit_ssh(target_cluster, workspace)
     if shared is not None and not workspace.path.resolve().is_relative_to(Path(shared).resolve()):
         raise InputError(
-            f"{workspace.path}: lies outside of {shared}, which the nodes of {where.name} share; the nodes would not find its "
+            f"{workspace.path}: lies outside of {shared}, which the nodes of {target_cluster.name} share; the nodes would not find its "
             f"runs. Allowed: --workspace with a folder in {shared}."
         )
 
 
-def _must_suit_ssh(where: Cluster, workspace: Workspace) -> None:
+def _must_suit_ssh(target_cluster: Cluster, workspace: Workspace) -> None:
     """Raises InputError if runs cannot be started on the nodes over SSH."""
-    if not where.ssh.between_nodes:
-        raise InputError(f"the cluster {where.name}: without Slurm, its nodes start runs over SSH. {BETWEEN_NODES}.")
-    inventory.read(workspace, where.name)
+    if not target_cluster.ssh.between_nodes:
+        raise InputError(f"the cluster {target_cluster.name}: without Slurm, its nodes start runs over SSH. {BETWEEN_NODES}.")
+    inventory.read(workspace, target_cluster.name)

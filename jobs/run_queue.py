@@ -35,9 +35,9 @@ from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
 SCRIPT = "job.sh"
-TURN_S = 0.2  # seconds between two checks of a runner whether the next run may start
-PROCESS = {"pid", "created", "boot_id"}  # keys in the data of the event `started`, which together identify a process
-ELSEWHERE = ", which this machine cannot check"
+CHECK_INTERVAL_S = 0.2  # seconds between two checks of a runner whether the next run may start
+PROCESS_KEYS = {"pid", "created", "boot_id"}  # keys in the data of the event `started`, which together identify a process
+CANNOT_CHECK_CLAUSE = ", which this machine cannot check"
 # If a claimed run has no event after this time, its supervisor is dead: normally the first event follows within milliseconds.
 CLAIM_TO_START_S = 10.0
 
@@ -59,17 +59,19 @@ class AnotherRunner(Exception):
     """Raised if another process holds the lock of the runner, and so is already the runner of this workspace."""
 
 
-def waiting_files(workspace: Workspace) -> list[Path]:
+def list_waiting_files(workspace: Workspace) -> list[Path]:
     """The files that a runner of this workspace would execute: those of the runs that wait in a queue."""
-    return [path for name in ("local", "ssh") for run in RunQueue(name, workspace).waiting() for path in executed_files(run)]
+    return [
+        path for name in ("local", "ssh") for run in RunQueue(name, workspace).waiting() for path in list_executed_files(run)
+    ]
 
 
-def executed_files(folder: RunDir) -> list[Path]:
+def list_executed_files(folder: RunDir) -> list[Path]:
     """The files of a run that decide what starts: its script, run.json, and the code of its own workload and strategy."""
-    return [path for path in (folder.path / SCRIPT, folder.run_json) if path.is_file()] + code_files(folder)
+    return [path for path in (folder.path / SCRIPT, folder.run_json) if path.is_file()] + list_code_files(folder)
 
 
-def code_files(folder: RunDir) -> list[Path]:
+def list_code_files(folder: RunDir) -> list[Path]:
     """The files in the folder of a run that contain the code of the run's own workload and strategy."""
     code = (path for name in (own_workload.FOLDER, own_strategy.FOLDER) for path in sorted((folder.path / name).glob("*")))
     return [path for path in code if path.is_file()]
@@ -80,19 +82,19 @@ class RunQueue:
 
     def __init__(self, scheduler: str, workspace: Workspace) -> None:
         self._scheduler, self._workspace = scheduler, workspace
-        self._own = workspace.own / scheduler
+        self._folder = workspace.own / scheduler
 
     def submit(self, folders: Sequence[RunDir]) -> None:
         """Submit runs, in this order, and start a runner if no runner is alive."""
         for folder in folders:
             folder.write_event("controller", "submitted", scheduler=self._scheduler)
-        workspace_trust.keep(self._workspace, *(path for folder in folders for path in executed_files(folder)))
+        workspace_trust.keep(self._workspace, *(path for folder in folders for path in list_executed_files(folder)))
         self._ensure_runner()
 
     def _ensure_runner(self) -> None:
         """Start a runner. The new runner ends by itself if another runner is alive or if no run waits."""
-        files.make_folder(self._own)
-        with files.as_workspace_error("write"), files.open_append(self._own / "runner.log") as log:
+        files.make_folder(self._folder)
+        with files.as_workspace_error("write"), files.open_append(self._folder / "runner.log") as log:
             subprocess.Popen(
                 [sys.executable, "-P", "-m", f"jobs.schedulers.{self._scheduler}", str(self._workspace.path)],
                 stdin=subprocess.DEVNULL,
@@ -101,28 +103,28 @@ class RunQueue:
                 start_new_session=True,  # Ctrl-C, or closing the terminal, must end this command but not the runs
             )
 
-    def runner_alive(self) -> bool:
+    def is_runner_alive(self) -> bool:
         """Whether the runner that runner.json names is alive."""
-        return self._runner() is not None
+        return self._read_runner() is not None
 
-    def runner_variable(self, name: str) -> str | None:
+    def read_runner_variable(self, name: str) -> str | None:
         """The value of an environment variable of the runner; '' if the variable is not set. None if no runner is alive, or if
         the runner belongs to another user."""
-        if (runner := self._runner()) is None:
+        if (runner := self._read_runner()) is None:
             return None
         try:
             return psutil.Process(runner.pid).environ().get(name, "")
         except psutil.Error:
             return None
 
-    def _runner(self) -> Runner | None:
-        runner = json_file.read_if_valid(self._own / "runner.json", Runner)
-        return runner if runner is not None and _alive(runner.pid, runner.created, runner.boot_id) else None
+    def _read_runner(self) -> Runner | None:
+        runner = json_file.read_if_valid(self._folder / "runner.json", Runner)
+        return runner if runner is not None and _is_process_alive(runner.pid, runner.created, runner.boot_id) else None
 
     def attend(self) -> None:
         """Start a runner if runs wait and no runner is alive, because the runner may have been killed. Does nothing for runs
         that this user may not start."""
-        if not self.runner_alive() and next(self.startable(), None) is not None:
+        if not self.is_runner_alive() and next(self.startable(), None) is not None:
             self._ensure_runner()
 
     def observe(self, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
@@ -130,49 +132,57 @@ class RunQueue:
         return [self._observe(run.folder, run.verdict) for run in runs]
 
     def _observe(self, folder: RunDir, verdict: JudgedState) -> ObservedRun:
-        verdict, raw = self._true(folder, verdict)
-        return ObservedRun(verdict, folder.run_id, raw, unanswered=raw.endswith(ELSEWHERE))
+        verdict, raw = self._check_verdict(folder, verdict)
+        return ObservedRun(verdict, folder.run_id, raw, unanswered=raw.endswith(CANNOT_CHECK_CLAUSE))
 
-    def _true(self, folder: RunDir, verdict: JudgedState) -> tuple[JudgedState, str]:
+    def _check_verdict(self, folder: RunDir, verdict: JudgedState) -> tuple[JudgedState, str]:
         """Correct the state of a run by what this machine can check. Returns (the state, the scheduler's words for the state).
 
         verdict: the state by the events of the run.
         """
         if verdict.held:
             return verdict, "held"
-        if verdict.state == "pending" and (claimed := _claimed(folder)) is not None and claimed.host == gethostname():
-            return (verdict, "its search starts it") if _alive_event(claimed) else (_vanished(claimed), "process gone")
+        if (
+            verdict.state == "pending"
+            and (claim_event := _find_claim_event(folder)) is not None
+            and claim_event.host == gethostname()
+        ):
+            return (
+                (verdict, "its search starts it")
+                if _is_supervisor_alive(claim_event)
+                else (_judge_vanished(claim_event), "process gone")
+            )
         if verdict.state == "pending":
-            if not self.runner_alive():
+            if not self.is_runner_alive():
                 return verdict, "queued, but no runner is alive: `jobs submit` starts a runner"
-            waits = next((event for event in reversed(folder.events()) if event.event == "queued"), None)
-            return verdict, f"queued: {waits.data.get('why', '')}" if waits is not None else "queued"
+            queued_event = next((event for event in reversed(folder.events()) if event.event == "queued"), None)
+            return verdict, f"queued: {queued_event.data.get('why', '')}" if queued_event is not None else "queued"
         if verdict.state != "running":
             return verdict, "ended" if verdict.state not in ("planned", "unknown") else "-"
-        started = _started(folder)
-        if started is None:
+        start_event = _find_start_event(folder)
+        if start_event is None:
             return verdict, "-"
-        if started.host != gethostname():
-            return verdict, f"process {started.data['pid']} on {started.host}{ELSEWHERE}"
-        if _alive_event(started):
-            return verdict, f"process {started.data['pid']}"
+        if start_event.host != gethostname():
+            return verdict, f"process {start_event.data['pid']} on {start_event.host}{CANNOT_CHECK_CLAUSE}"
+        if _is_supervisor_alive(start_event):
+            return verdict, f"process {start_event.data['pid']}"
         verdict = folder.judge()  # read the events again: the run may have ended before its process was checked
         if verdict.state != "running":
             return verdict, "ended"
-        return _vanished(started), "process gone"
+        return _judge_vanished(start_event), "process gone"
 
     def work_off(self, start_runs: Callable[[], None]) -> int:
         """The main loop of a runner: call `start_runs` until no run waits; return the exit code.
 
         start_runs: starts the waiting runs. A lock makes sure that the queue of a workspace has only one runner.
         """
-        files.make_folder(self._own)
+        files.make_folder(self._folder)
         while next(self.startable(), None) is not None:
             try:
-                with files.locked(self._own / "runner.lock", _leave):
-                    me = psutil.Process()
-                    record = Runner(schema=1, pid=me.pid, created=me.create_time(), boot_id=host.boot_id())
-                    files.write_json(self._own / "runner.json", record)
+                with files.locked(self._folder / "runner.lock", _raise_another_runner):
+                    this_process = psutil.Process()
+                    record = Runner(schema=1, pid=this_process.pid, created=this_process.create_time(), boot_id=host.boot_id())
+                    files.write_json(self._folder / "runner.json", record)
                     start_runs()
             # another process is the runner; it checks for waiting runs once more after it has released the lock
             except AnotherRunner:
@@ -187,9 +197,11 @@ class RunQueue:
             if folder.claim.exists():
                 continue
             with contextlib.suppress(ShardlabError):
-                sent = [event for event in folder.events(strict=True) if event.event in ("submitted", "refused", *HOLDING)]
-                if sent and sent[-1].event in ("submitted", "released"):
-                    waiting.append((sent[0].wall_s, folder.run_id, folder))
+                queue_events = [
+                    event for event in folder.events(strict=True) if event.event in ("submitted", "refused", *HOLDING)
+                ]
+                if queue_events and queue_events[-1].event in ("submitted", "released"):
+                    waiting.append((queue_events[0].wall_s, folder.run_id, folder))
         for _, _, folder in sorted(waiting, key=lambda entry: entry[:2]):
             with contextlib.suppress(ShardlabError):
                 if folder.read_run().scheduler == self._scheduler:
@@ -197,7 +209,7 @@ class RunQueue:
 
     def startable(self) -> Iterator[RunDir]:
         """The waiting runs that this user may start. A run of unknown origin stays where it is until its user says --trust."""
-        return (folder for folder in self.waiting() if workspace_trust.allows(self._workspace, executed_files(folder)))
+        return (folder for folder in self.waiting() if workspace_trust.allows(self._workspace, list_executed_files(folder)))
 
     def start_one_after_another(self, may_start: Callable[[RunDir], bool] = lambda _folder: True) -> None:
         """Start the waiting runs one after another, until no run waits. A run starts only when no other run of the workspace is
@@ -209,9 +221,9 @@ class RunQueue:
         while (folder := next(self.startable(), None)) is not None:
             self.wait_for_running()
             if may_start(folder):
-                self.after_end(folder, start(folder).wait())
+                self.record_failed_start(folder, start_script(folder).wait())
 
-    def after_end(self, folder: RunDir, code: int) -> None:
+    def record_failed_start(self, folder: RunDir, code: int) -> None:
         """Record a failure if the script of a run ended before the supervisor started. code: the exit code of the script."""
         verdict = folder.judge()
         if verdict.state == "pending" and not verdict.held:
@@ -225,9 +237,9 @@ class RunQueue:
         for folder in self._workspace.all_runs():
             with contextlib.suppress(ShardlabError):  # a run whose records cannot be read is skipped
                 while is_running(folder):
-                    time.sleep(TURN_S)
+                    time.sleep(CHECK_INTERVAL_S)
 
-    def record_lost(self) -> None:
+    def record_lost_runs(self) -> None:
         """Record the end of each run whose supervisor is gone, without waiting for the runs that are still running."""
         for folder in self._workspace.all_runs():
             with contextlib.suppress(ShardlabError):
@@ -246,7 +258,7 @@ def cancel(_workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
     """Cancel runs. Waiting runs are cancelled first, so that no waiting run starts when a running run ends. For a running run,
     the request is written as an event, which its supervisor reads, also on another machine."""
     for run in sorted(runs, key=lambda run: run.verdict.state == "running"):
-        _cancel(run.folder, run.folder.judge())
+        _cancel_run(run.folder, run.folder.judge())
 
 
 def cancel_jobs(_jobs: Sequence[str]) -> str:
@@ -268,7 +280,7 @@ def damaged(_workspace: Workspace) -> list[str]:
     return []
 
 
-def start(
+def start_script(
     folder: RunDir, environment: Mapping[str, str] | None = None, descriptors: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
     """Start the script of a run in a new session, so that the script continues if this process ends.
@@ -276,14 +288,14 @@ def start(
     environment: additional variables. descriptors: the file descriptors that the script inherits, such as locks.
     """
     folder.log.mkdir(exist_ok=True)
-    own = {name: value for name, value in os.environ.items() if name != cloudlab_keys.TOKEN_VARIABLE}
+    own_environment = {name: value for name, value in os.environ.items() if name != cloudlab_keys.TOKEN_VARIABLE}
     with files.open_append(folder.log / "script.log") as log:
         return subprocess.Popen(
             ["bash", str(folder.path / SCRIPT)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**own, **(environment or {})},
+            env={**own_environment, **(environment or {})},
             pass_fds=descriptors,
             start_new_session=True,
         )
@@ -303,19 +315,19 @@ def is_running(folder: RunDir) -> bool:
     further tries."""
     if not folder.claim.exists():
         return False
-    state, started = folder.judge().state, _started(folder) or _claimed(folder)
+    state, start_event = folder.judge().state, _find_start_event(folder) or _find_claim_event(folder)
     if state not in ("pending", "running"):
-        return started is not None and started.data.get("search") is True and _alive_event(started)
-    if started is not None and started.host != gethostname():
+        return start_event is not None and start_event.data.get("search") is True and _is_supervisor_alive(start_event)
+    if start_event is not None and start_event.host != gethostname():
         return False
-    lost = None
-    if started is None and time.time() - folder.claim.stat().st_mtime > CLAIM_TO_START_S:
-        lost = JudgedState("failed", "it was claimed, but its supervisor was killed before it started anything")
-    elif started is not None and not _alive_event(started) and folder.judge().state == state:
-        lost = _vanished(started)
-    if lost is not None:
-        folder.write_event("queue", "exited", code=None, reason=lost.state, why=lost.why)
-    return lost is None
+    lost_state = None
+    if start_event is None and time.time() - folder.claim.stat().st_mtime > CLAIM_TO_START_S:
+        lost_state = JudgedState("failed", "it was claimed, but its supervisor was killed before it started anything")
+    elif start_event is not None and not _is_supervisor_alive(start_event) and folder.judge().state == state:
+        lost_state = _judge_vanished(start_event)
+    if lost_state is not None:
+        folder.write_event("queue", "exited", code=None, reason=lost_state.state, why=lost_state.why)
+    return lost_state is None
 
 
 def run_as_runner(work: Callable[[Workspace], int]) -> None:
@@ -327,30 +339,34 @@ def run_as_runner(work: Callable[[Workspace], int]) -> None:
         sys.exit(f"the runner stops: {error}")
 
 
-def _leave(_lock: int) -> None:
+def _raise_another_runner(_lock: int) -> None:
     raise AnotherRunner
 
 
-def _cancel(folder: RunDir, verdict: JudgedState) -> None:
+def _cancel_run(folder: RunDir, verdict: JudgedState) -> None:
     """Cancel a run that waits or runs. A run that has ended does not change. verdict: the state of the run."""
     if verdict.state in ("planned", "pending"):
         if claim.claim_as_cancelled(folder):
             return
         verdict = folder.judge()
-    started = _started(folder)
+    start_event = _find_start_event(folder)
     if verdict.state in FINAL:
-        if started is not None and started.data.get("search") is True:
+        if start_event is not None and start_event.data.get("search") is True:
             # the process of the search reads this event before the next try
             folder.write_event("controller", "cancel_requested")
         return
     # A supervisor that has claimed the run but not yet written an event sees this request when it begins to watch the run.
     folder.write_event("controller", "cancel_requested")
-    if started is not None and _alive_event(started) and _names(started.data["pid"], folder):
+    if (
+        start_event is not None
+        and _is_supervisor_alive(start_event)
+        and _does_process_name_run(start_event.data["pid"], folder)
+    ):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(started.data["pid"], signal.SIGTERM)
+            os.kill(start_event.data["pid"], signal.SIGTERM)
 
 
-def _names(pid: int, folder: RunDir) -> bool:
+def _does_process_name_run(pid: int, folder: RunDir) -> bool:
     """Whether the environment or the command line of a process names the run's folder. Those of its supervisor do (PWD), for
     the script of a run begins with `cd`; the records of a run may name any process."""
     try:
@@ -361,28 +377,28 @@ def _names(pid: int, folder: RunDir) -> bool:
     return any(word.startswith("/") and os.path.realpath(word) == os.path.realpath(folder.path) for word in words)
 
 
-def _vanished(started: Event) -> JudgedState:
-    if started.data.get("boot_id") != host.boot_id():
+def _judge_vanished(start_event: Event) -> JudgedState:
+    if start_event.data.get("boot_id") != host.boot_id():
         return JudgedState("node_fail", "the machine restarted while the run was running")
     return JudgedState("failed", "its supervisor ended without recording an end; the run was killed from outside")
 
 
-def _started(folder: RunDir) -> Event | None:
-    return next((event for event in folder.events() if event.event == "started" and event.data.keys() >= PROCESS), None)
+def _find_start_event(folder: RunDir) -> Event | None:
+    return next((event for event in folder.events() if event.event == "started" and event.data.keys() >= PROCESS_KEYS), None)
 
 
-def _claimed(folder: RunDir) -> Event | None:
+def _find_claim_event(folder: RunDir) -> Event | None:
     """The event `submitted` of a try that the process of its search created, with the data that identify this process. None for
     any other run."""
-    return next((event for event in folder.events() if event.event == "submitted" and event.data.keys() >= PROCESS), None)
+    return next((event for event in folder.events() if event.event == "submitted" and event.data.keys() >= PROCESS_KEYS), None)
 
 
-def _alive_event(started: Event) -> bool:
-    data = started.data
-    return _alive(int(data["pid"]), float(data["created"]), str(data["boot_id"]))
+def _is_supervisor_alive(start_event: Event) -> bool:
+    data = start_event.data
+    return _is_process_alive(int(data["pid"]), float(data["created"]), str(data["boot_id"]))
 
 
-def _alive(pid: int, created: float, boot_id: str) -> bool:
+def _is_process_alive(pid: int, created: float, boot_id: str) -> bool:
     """Whether the process is alive. Its start time and the boot id are compared too, because the system may have given the
     process id to another process."""
     if boot_id != host.boot_id():

@@ -59,7 +59,7 @@ class SubmitOptions(msgspec.Struct, frozen=True):
     after: tuple[str, ...] = ()
 
 
-class Full(ShardlabError):
+class SchedulerFull(ShardlabError):
     """Raised if a scheduler accepts no more jobs for now.
 
     unsubmitted: the runs that the scheduler did not accept, in order. why: the reason in the scheduler's words.
@@ -90,7 +90,7 @@ class Scheduler(Protocol):
     SCRIPT: str
     POLL_S: float
 
-    def submit(self, workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
+    def submit(self, workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
         """Submit rendered runs, in this order. Raises Full if the scheduler accepts only some of the runs for now,
         ShardlabError if the scheduler rejects a run."""
 
@@ -129,7 +129,7 @@ def scheduler(name: str) -> Scheduler:
     return cast(Scheduler, registry.load("jobs.schedulers", name, "scheduler"))
 
 
-def apart(runs: Iterable[RunOnDisk]) -> dict[str, list[RunOnDisk]]:
+def group_by_scheduler(runs: Iterable[RunOnDisk]) -> dict[str, list[RunOnDisk]]:
     """Group runs by their scheduler. Returns the runs of each scheduler, by the name of the scheduler."""
     by_scheduler: dict[str, list[RunOnDisk]] = {}
     for run in runs:

@@ -120,27 +120,29 @@ def _text(change: Change) -> str:
 
 def job(cluster: Cluster, workspace: Workspace) -> str:
     """The script of a run on two nodes, and its record."""
-    source = render.source("m", cluster, workspace)
+    source = render.make_render_context("m", cluster, workspace)
     cell = msgspec.structs.replace(CELL, gpus=2 * GPUS, dp=2 * GPUS, nnodes=2)
-    run = render.run_of(cell, 1, 1, source)
-    return f"{render.script(run, workspace.path, cluster, None)}\n{msgspec.json.encode(run).decode()}"
+    run = render.make_run(cell, 1, 1, source)
+    return f"{render.render_script(run, workspace.path, cluster, None)}\n{msgspec.json.encode(run).decode()}"
 
 
 def typed_job(cluster: Cluster, workspace: Workspace) -> str:
     """The script of a run on GPUs of the type h100."""
-    source = render.source("m", cluster, workspace)
+    source = render.make_render_context("m", cluster, workspace)
     cell = msgspec.structs.replace(CELL, gpus=2 * GPUS, dp=2 * GPUS, nnodes=2, gpu_type="h100")
-    return render.script(render.run_of(cell, 1, 1, source), workspace.path, cluster, None)
+    return render.render_script(render.make_run(cell, 1, 1, source), workspace.path, cluster, None)
 
 
 def prediction(cluster: Cluster, workspace: Workspace) -> str:
     """What `jobs plan` knows about the machines, and predicts for a run on two nodes."""
-    planned = machine.of_cluster(cluster, None)
+    planned = machine.plan_machine(cluster, None)
     cell = support_planner.cell(gpus=2 * GPUS, nnodes=2)
     links = [link and link.name for link in (planned.inside, planned.between)]
-    found = predict.of(cell, planned)
-    typed = machine.of_cluster(cluster, "h100").capacity
-    return f"{links} memory={planned.capacity} of h100={typed} cost={found.cost} step={found.step_s} {plan.capacity(cluster)}"
+    found = predict.predict_run(cell, planned)
+    typed = machine.plan_machine(cluster, "h100").capacity
+    return (
+        f"{links} memory={planned.capacity} of h100={typed} cost={found.cost} step={found.step_s} {plan.find_capacity(cluster)}"
+    )
 
 
 def sets(cluster: Cluster, workspace: Workspace) -> str:

@@ -49,33 +49,33 @@ class KeptOutput(Output):
 
 
 def _planned(path: Path, workspace: Workspace) -> plan.MatrixPlan:
-    return plan.of(workspace, str(path), cluster.THIS_MACHINE, where=None, repeats=None)
+    return plan.plan_matrix(workspace, str(path), cluster.THIS_MACHINE, where=None, repeats=None)
 
 
 def planned(path: Path, workspace: Workspace) -> str:
     """What `jobs plan` prints, without and with --json."""
     made, out = _planned(path, workspace), KeptOutput()
-    views.plan(out, made, datasets.look(made.cells, made.source, workspace), [], [], None)
+    views.print_plan(out, made, datasets.find_missing_data(made.cells, made.source, workspace), [], [], None)
     return "\n".join(out.kept)
 
 
 def record(path: Path, workspace: Workspace) -> str:
     """The record of the first run."""
     made = _planned(path, workspace)
-    return msgspec.json.encode(render.run_of(made.cells[0], 1, 1, made.source)).decode()
+    return msgspec.json.encode(render.make_run(made.cells[0], 1, 1, made.source)).decode()
 
 
 def expansion(path: Path, workspace: Workspace) -> str:
     """The expansion that a workspace keeps, from which `collect` reads everything about the study."""
     made = _planned(path, workspace)
-    render.keep(workspace, made.source, made.matrix, made.all_cells, made.repeats)
+    render.keep_expansion(workspace, made.source, made.matrix, made.all_cells, made.repeats)
     return msgspec.json.encode(msgspec.structs.replace(workspace.expansion(made.source.matrix), path="")).decode()
 
 
 def report(path: Path, workspace: Workspace) -> str:
     """The page of the report without its figures, and the output of `collect verdicts`; `measure` wrote the runs before."""
     made = _planned(path, workspace)
-    render.keep(workspace, made.source, made.matrix, made.all_cells, made.repeats)
+    render.keep_expansion(workspace, made.source, made.matrix, made.all_cells, made.repeats)
     loaded = load.load(workspace, made.source.matrix)
     shown = summary.summarize(loaded, loaded.expansion.baseline)
     with pytest.MonkeyPatch.context() as patch:

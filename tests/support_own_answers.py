@@ -13,7 +13,7 @@ _ANSWERS = {}
 
 @pytest.fixture
 def shared_answers(monkeypatch):
-    ask = own_answers._asked
+    ask = own_answers._ask_process
 
     def ask_once(source, kind, seq_len):
         key = (kind, source.file.name, source.digest, seq_len)
@@ -22,4 +22,4 @@ def shared_answers(monkeypatch):
             _ANSWERS[key] = answer
         return answer
 
-    monkeypatch.setattr(own_answers, "_asked", ask_once)
+    monkeypatch.setattr(own_answers, "_ask_process", ask_once)

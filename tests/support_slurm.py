@@ -204,7 +204,7 @@ class Study:
         return [event for folder in self.folders() for event in folder.events() if event.event == name]
 
     def submissions(self) -> list[Submission]:
-        return submission.all_of(Workspace(self.path))
+        return submission.list_submissions(Workspace(self.path))
 
     def queue(self) -> list[str]:
         """The names of this user's jobs that wait or run in Slurm. All jobs of a job array have the same name."""

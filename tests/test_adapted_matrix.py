@@ -7,14 +7,14 @@ import pytest
 import support_configured
 
 from jobs.adaptation.adapt import adapt
-from jobs.adaptation.adapted_cells import adapted_cells
+from jobs.adaptation.adapted_cells import adapt_cells
 from jobs.cli import main, parser
 from jobs.invocation import Invocation
 from jobs.planner import planner_table
-from jobs.planning.resolve import Capacity, resolve
+from jobs.planning.resolve import Capacity, resolve_cells
 from jobs.plugins.own_plugins import OwnPlugins
 from jobs.plugins.own_workloads import OwnWorkloads
-from jobs.verbs.adapted_matrix import as_matrix, text, written
+from jobs.verbs.adapted_matrix import format_matrix_file, replace_adapt_option, write_adapted_matrix
 from shardlab.errors import InputError
 from shardlab.files.document import parse
 from shardlab.matrix import cell_names, matrix
@@ -54,8 +54,8 @@ def adapted(asked, nodes, gpus, folder):
     found = adapt(asked, machine(nodes, gpus), OwnPlugins(), "small")
     if found is None:
         return None
-    again = read(text(asked, found.content), folder)
-    return again, resolve(again, cluster=machine(nodes, gpus)), found.changes
+    again = read(format_matrix_file(asked, found.content), folder)
+    return again, resolve_cells(again, cluster=machine(nodes, gpus)), found.changes
 
 
 def of_text(words, nodes, gpus, folder):
@@ -88,9 +88,9 @@ def paper1():
 @pytest.mark.parametrize(("nodes", "gpus"), CLUSTERS)
 def test_the_adapted_study_fits_and_lists_every_difference(study, nodes, gpus, tmp_path):
     found = adapted(study, nodes, gpus, tmp_path)
-    before = [values(cell) for cell in resolve(study, cluster=Capacity(nodes=None, gpus=64))]
+    before = [values(cell) for cell in resolve_cells(study, cluster=Capacity(nodes=None, gpus=64))]
     fits = all(cell["gpus"] <= nodes * gpus for cell in before)
-    again, cells, changes = found or (study, resolve(study, cluster=machine(nodes, gpus)), [])
+    again, cells, changes = found or (study, resolve_cells(study, cluster=machine(nodes, gpus)), [])
     assert fits or changes
     assert all(cell.nnodes <= nodes and cell.gpus <= cell.nnodes * gpus for cell in cells)
     assert adapt(again, machine(nodes, gpus), OwnPlugins(), "small") is None
@@ -118,7 +118,7 @@ def test_the_adapted_study_fits_and_lists_every_difference(study, nodes, gpus, t
 def test_strategies_of_equal_work_on_one_size_still_do_equal_work(study, nodes, gpus):
     keys = ("workload", "gpus", "nnodes", "global_batch_size", "micro_batch_size", "seq_len", "steps", "epochs", "precision")
     groups: dict[tuple, set[tuple]] = {}
-    for one in adapted_cells(study, machine(nodes, gpus), OwnPlugins()):
+    for one in adapt_cells(study, machine(nodes, gpus), OwnPlugins()):
         if one.after is not None and one.before.tp == one.before.pp == 1:
             old, new = (tuple(getattr(cell, key) for key in keys) for cell in (one.before, one.after))
             groups.setdefault(old, set()).add(new)
@@ -232,8 +232,8 @@ include: [{gpus: 4, options.gradient_as_bucket_view: false}]
 def on(room, words, folder):
     """The adapted matrix, its cells and the changes on machines with this capacity, as `adapted` returns them."""
     found = adapt(read((HEAD + words).encode(), folder), room, OwnPlugins(), "small")
-    again = read(text(read((HEAD + words).encode(), folder), found.content), folder)
-    cells = resolve(again, cluster=room)
+    again = read(format_matrix_file(read((HEAD + words).encode(), folder), found.content), folder)
+    cells = resolve_cells(again, cluster=room)
     assert {cell.hash() for cell in cells} == found.expected
     return again, cells, found.changes
 
@@ -297,7 +297,7 @@ claims: [{id: c, says: s, where: w, test: "throughput_per_s(gpus=2, gpu_type='h1
     (claim,) = found.content["claims"]
     assert claim["test"] == "throughput_per_s(gpus=2, gpu_type='a100') > 0"
     assert claim["adapted"].startswith("gpu_type a100 instead of h100")
-    cells = resolve(read(text(asked, found.content), tmp_path), cluster=room)
+    cells = resolve_cells(read(format_matrix_file(asked, found.content), tmp_path), cluster=room)
     assert {cell.hash() for cell in cells} == found.expected
     assert {(cell.gpus, cell.gpu_type, cell.time_limit_s) for cell in cells} == {(1, "a100", 3600), (2, "a100", 3600)}
 
@@ -307,18 +307,18 @@ def test_a_default_that_an_entry_depends_on_changes_in_the_cells(tmp_path):
     words = "axes: {gpus: [1, 2]}\ninclude: [{when: \"gpu_type == 'h100'\", seed: 7}]\n"
     asked = read((head + words).encode(), tmp_path)
     found = adapt(asked, Capacity(nodes=1, gpus=2), OwnPlugins(), "small")
-    cells = resolve(read(text(asked, found.content), tmp_path), cluster=machine(1, 2))
+    cells = resolve_cells(read(format_matrix_file(asked, found.content), tmp_path), cluster=machine(1, 2))
     assert [(cell.gpus, cell.gpu_type, cell.seed) for cell in cells] == [(1, None, 7), (2, None, 7)]
     assert {cell.hash() for cell in cells} == found.expected
 
 
 def test_a_plan_reports_cells_that_do_not_fit_and_that_adapt_keeps_batch_sizes():
     foreseen = {"a": Prediction(fits="no"), "b": Prediction(fits="unlikely"), "c": Prediction(fits="yes")}
-    unfit, unlikely, adapts = planner_table.sums(foreseen, dict.fromkeys(foreseen, 1))
+    unfit, unlikely, adapts = planner_table.describe_sums(foreseen, dict.fromkeys(foreseen, 1))
     assert unfit.startswith("predicted: 1 of 3 cell(s) do not fit the memory of a GPU")
     assert unlikely == "predicted: 1 of 3 cell(s) are unlikely to fit the memory of a GPU."
     assert "--adapt changes no batch size" in adapts
-    assert planner_table.sums({"c": foreseen["c"]}, {"c": 1}) == []
+    assert planner_table.describe_sums({"c": foreseen["c"]}, {"c": 1}) == []
 
 
 def test_cells_on_gpu_types_that_become_the_same_type_run_once(tmp_path):
@@ -361,7 +361,7 @@ def test_adapting_twice_keeps_the_changes_of_both(tmp_path):
 def test_the_text_of_an_adapted_matrix_parses_to_the_same_content(odd, tmp_path):
     asked = read(HEAD.encode(), tmp_path)
     content = {"title": odd, "list": [odd, {"key": odd}], "same": [{"a": 1}, {"a": 1}], "rate": 1e-8, "none": None, "is": True}
-    assert parse(text(asked, content), "m.yaml").data == content
+    assert parse(format_matrix_file(asked, content), "m.yaml").data == content
 
 
 def cluster_file(folder, gpus):
@@ -402,7 +402,7 @@ def test_the_command_line_names_the_adapted_file_in_place_of_adapt(tmp_path):
     given.write_text(HEAD + "axes: {gpus: [4]}\n")
     for words in (["--matrix", str(given)], [f"--matrix={given}"]):
         line = ["submit", *words, "--adapt", "--wait", "--cluster", cluster_file(tmp_path, 2), "--workspace", str(tmp_path)]
-        left = as_matrix(Invocation(parser().parse_args(line)), line)
+        left = replace_adapt_option(Invocation(parser().parse_args(line)), line)
         (file,) = (tmp_path / "adapted").glob("*/m-adapted.yaml")
         assert left == ["submit", "--matrix", str(file), *line[line.index("--wait") :]]
 
@@ -419,9 +419,9 @@ def test_models_that_a_matrix_names_are_copied_beside_it(tmp_path):
     (workload,) = asked.models
     sgd = Optimizer("sgd", 0.1)
     known = OwnWorkload(workload, "A model.", "0" * 64, f"{workload}.json", "tokens", 9, None, "", sgd, (), seq_len=24)
-    with_model = OwnPlugins(workloads=OwnWorkloads(known={workload: known}))
+    with_model = OwnPlugins(workloads=OwnWorkloads(by_name={workload: known}))
     found = adapt(asked, machine(1, 2), with_model, "small")
-    file = written(asked, found, machine(1, 2), with_model, Workspace(tmp_path / "w"))
+    file = write_adapted_matrix(asked, found, machine(1, 2), with_model, Workspace(tmp_path / "w"))
     assert (file.parent / "models" / name).read_bytes() == (own / "models" / name).read_bytes()
     assert {point.keys["workload"]: point.keys["gpus"] for point in matrix.load(file).points} == {"gpt2-tiny": 2, workload: 2}
 

@@ -10,8 +10,8 @@ from support_search import MATRIX
 from jobs.planning import plan
 from jobs.rendering import render
 from jobs.rendering import sbatch_options as request
-from jobs.rendering.render import CLUSTER
-from jobs.submission.lease_schedule import time_of
+from jobs.rendering.render import CLUSTER_FILE
+from jobs.submission.lease_schedule import estimate_run_time
 from shardlab.cluster import cluster
 from shardlab.cluster.cluster import THIS_MACHINE, Cluster
 from shardlab.errors import InputError
@@ -45,7 +45,7 @@ def written(folder, text, name="m.yaml"):
 
 def planned(folder, text, where=THIS_MACHINE, **options):
     given = {"where": None, "repeats": None} | options
-    return plan.of(Workspace(folder), str(written(folder, text)), where, **given)
+    return plan.plan_matrix(Workspace(folder), str(written(folder, text)), where, **given)
 
 
 def searches(found):
@@ -114,9 +114,9 @@ def test_the_gpu_hours_of_a_search_are_those_of_its_most_tries(tmp_path):
         tmp_path, SWEEP.read_text().replace("steps: 10", 'steps: 10, time_limit: "01:00:00"'.replace(", ", "\n  ")), where
     )
     (search,), (cell,) = searches(found), found.cells
-    name = found.name_of(batch_search.try_cell(cell, 5))
+    name = found.planned_name(batch_search.try_cell(cell, 5))
     assert name == cell.name()
-    (hours,) = plan.hours(found, {name: 2})
+    (hours,) = plan.estimate_hours(found, {name: 2})
     assert hours.hours == 2 * search.most_tries * 1.0 * 2  # 2 repeats x tries x 1 hour x 2 GPUs
 
 
@@ -139,7 +139,7 @@ def test_a_search_that_was_submitted_keeps_its_start(tmp_path):
     earlier = msgspec.structs.replace(search, start=4)
     source = msgspec.structs.replace(found.source, searches={batch_search.family(cell): earlier})
     first = [batch_search.try_cell(cell, 4)]
-    render.keep(Workspace(tmp_path), source, found.matrix, first, {first[0].name(): 1})
+    render.keep_expansion(Workspace(tmp_path), source, found.matrix, first, {first[0].name(): 1})
     assert searches(planned(tmp_path, BASE)) == [earlier]
     assert searches(planned(tmp_path, BASE.replace("at_most: 8", "at_most: 2")))[0].start == 1
 
@@ -148,15 +148,15 @@ def test_a_search_that_was_submitted_keeps_its_start(tmp_path):
 def test_the_job_of_a_search_has_time_for_all_its_tries(tmp_path, longest, minutes):
     where = cluster.load(written(tmp_path, SITE.replace("MAX", f'"{longest}"'), "c.yaml"))
     found = planned(tmp_path, BASE, where)
-    run = render.run_of(found.cells[0], 1, 1, found.source)
-    assert f"--time={minutes}" in request.options(run, where)
-    assert time_of(run, {}).left_s == 6 * 600
+    run = render.make_run(found.cells[0], 1, 1, found.source)
+    assert f"--time={minutes}" in request.list_sbatch_options(run, where)
+    assert estimate_run_time(run, {}).left_s == 6 * 600
 
 
 def test_the_run_of_a_try_stores_the_input_of_the_next_try(tmp_path):
     where = cluster.load(written(tmp_path, SITE.replace("MAX", '"1-00:00:00"'), "c.yaml"))
     found = planned(tmp_path, BASE, where)
-    run = render.run_of(found.cells[0], 1, 1, found.source)
+    run = render.make_run(found.cells[0], 1, 1, found.source)
     folder = render.write(run, Workspace(tmp_path).runs, found.source)
-    assert msgspec.json.decode((folder.path / CLUSTER).read_bytes(), type=Cluster) == where
+    assert msgspec.json.decode((folder.path / CLUSTER_FILE).read_bytes(), type=Cluster) == where
     assert json.loads(folder.run_json.read_bytes())["search"]["start"] == 1

@@ -116,13 +116,13 @@ def test_a_cancelled_search_starts_no_further_try(searched):
 
 
 def test_a_search_cancelled_right_after_a_try_starts_no_further_try(searched):
-    planned = plan.of(searched.workspace, str(searched.matrix), THIS_MACHINE, where=None, repeats=None)
-    frozen_source.freeze(Path(planned.source.source))
-    folder = render.write(render.run_of(planned.cells[0], 1, 1, planned.source), searched.workspace.runs, planned.source)
+    planned = plan.plan_matrix(searched.workspace, str(searched.matrix), THIS_MACHINE, where=None, repeats=None)
+    frozen_source.freeze_source(Path(planned.source.source))
+    folder = render.write(render.make_run(planned.cells[0], 1, 1, planned.source), searched.workspace.runs, planned.source)
     folder.write_event("attempt", "started", search=True, **host.this_process())
     support_search_ranks.main(folder, 1)
     folder.write_event("attempt", "exited", code=0, steps=1)
-    run_queue.cancel(searched.workspace, [reconcile.own(folder)])
+    run_queue.cancel(searched.workspace, [reconcile.read_run_on_disk(folder)])
     words = [sys.executable, "-m", "jobs.supervisor.next_try", str(folder.path), "0"]
     assert subprocess.run(words, check=False).returncode == 0
     assert searched.states() == {"1": "completed"}

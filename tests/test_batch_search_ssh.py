@@ -30,9 +30,11 @@ def nodes(tmp_path, monkeypatch):
 def test_all_tries_of_a_search_run_on_the_nodes_of_the_first_try(nodes, tmp_path):
     searched = SearchedWorkspace(tmp_path, "ssh.sh")
     (tmp_path / "c.yaml").write_text(FILE.replace("SHARED", str(tmp_path)))
-    planned = plan.of(searched.workspace, str(searched.matrix), cluster.load(tmp_path / "c.yaml"), where=None, repeats=None)
-    frozen_source.freeze(Path(planned.source.source))
-    first = render.write(render.run_of(planned.cells[0], 1, 1, planned.source), searched.workspace.runs, planned.source)
+    planned = plan.plan_matrix(
+        searched.workspace, str(searched.matrix), cluster.load(tmp_path / "c.yaml"), where=None, repeats=None
+    )
+    frozen_source.freeze_source(Path(planned.source.source))
+    first = render.write(render.make_run(planned.cells[0], 1, 1, planned.source), searched.workspace.runs, planned.source)
     held = searched.flag("holds-4")
     nodes.submit(first)
     at_work = searched.when_started(4)

@@ -33,7 +33,7 @@ class Rest:
 
 
 def per_run(count):
-    message = refusal(trace_runs.of_folder, Rest(Namespace(folder=".", per_run=count)))
+    message = refusal(trace_runs.find_trace_runs, Rest(Namespace(folder=".", per_run=count)))
     assert message in (f"--per-run: found {count}. Allowed: 1 to 100000.", "past the check: cluster")
     return message == "past the check: cluster"
 
@@ -42,22 +42,22 @@ def scale_out(count):
     """Whether --scale-out may name this number of GPUs, for a plan without cells in a workspace without runs."""
     invocation = SimpleNamespace(arguments=Namespace(scale_out=str(count)), workspace=Workspace(Path("/nonexistent")))
     planned = SimpleNamespace(source=SimpleNamespace(where=SimpleNamespace(name="none")), cells=[])
-    return is_allowed(planner_verbs.scaled, invocation, planned, says="Allowed: numbers of GPUs from 1 to 1000000")
+    return is_allowed(planner_verbs.scale_out_cells, invocation, planned, says="Allowed: numbers of GPUs from 1 to 1000000")
 
 
 def wait_gpus(seconds):
-    return is_allowed(shared_options.wait_gpus_s, Namespace(wait_gpus=seconds), says="Allowed: 0 to 604800 seconds.")
+    return is_allowed(shared_options.read_wait_gpus_s, Namespace(wait_gpus=seconds), says="Allowed: 0 to 604800 seconds.")
 
 
 def hours(bound):
     """Whether runs of 12.5 GPU hours, and 2.5 with retries, may be submitted with --max-gpu-hours."""
     found = gpu_hours.CellHours(CELL, 12.5, measured=True, retries=2.5, requeues=4.0)
-    return is_allowed(gpu_hours.must_be_within, bound, [found], says="--max-gpu-hours")
+    return is_allowed(gpu_hours.must_be_within_bound, bound, [found], says="--max-gpu-hours")
 
 
 def agrees(throughput):
     rule = SimpleNamespace(recommends=["ddp"])
-    return rules._judged(rule, {"ddp": throughput}, 100.0).agrees
+    return rules._judge_rule(rule, {"ddp": throughput}, 100.0).agrees
 
 
 # What is limited: (whether a value is allowed, allowed values up to the limit, values beyond it).
@@ -106,30 +106,30 @@ def test_an_advised_batch_is_the_largest_power_of_two_that_fits_up_to_64(largest
 
 @pytest.mark.parametrize(("bytes_", "text"), [(GIB / 10, "0.1 GiB"), (GIB / 10 - 1, "102.4 MiB"), (0, "0.0 MiB")])
 def test_a_size_is_in_mib_only_below_a_tenth_of_a_gib(bytes_, text):
-    assert planner_table.size(bytes_) == text
+    assert planner_table.format_size(bytes_) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.9994, "999 ms"), (1, "1 s"), (59.94, "59.9 s"), (60, "1m 00s")])
 def test_a_duration_changes_its_unit_at_a_second_and_at_a_minute(seconds, text):
-    assert planner_table.duration(seconds) == text
+    assert planner_table.format_duration(seconds) == text
 
 
 def test_the_pause_after_failed_tries_doubles_up_to_ten_minutes():
     pause, waits = backlog._Pause(5.0), []
     for _ in range(9):
-        waits.append(pause._s)
-        pause.again(in_vain=True)
+        waits.append(pause._wait_s)
+        pause.start_again(has_failed=True)
     assert waits == [5, 10, 20, 40, 80, 160, 320, 600, 600]
-    pause.again(in_vain=False)
-    assert pause._s == 5
+    pause.start_again(has_failed=False)
+    assert pause._wait_s == 5
 
 
 def test_a_sentence_names_up_to_its_most_and_counts_the_rest():
-    assert hang_detection._named(range(8)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7"
-    assert hang_detection._named(range(9)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
+    assert hang_detection._name_ranks(range(8)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7"
+    assert hang_detection._name_ranks(range(9)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
     runs = [SimpleNamespace(cell=SimpleNamespace(name=lambda number=number: f"cell{number}")) for number in range(6)]
-    assert "(cell0, cell1, cell2, cell3, cell4): no." in preflight.sentence(runs[:5], "no")
-    assert "(cell0, cell1, cell2, cell3, cell4 and 1 more): no." in preflight.sentence(runs, "no")
+    assert "(cell0, cell1, cell2, cell3, cell4): no." in preflight.describe_rejection(runs[:5], "no")
+    assert "(cell0, cell1, cell2, cell3, cell4 and 1 more): no." in preflight.describe_rejection(runs, "no")
 
 
 @pytest.mark.parametrize(("count", "commands"), [(20, 0), (21, 2)])

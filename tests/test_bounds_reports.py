@@ -76,4 +76,4 @@ def test_a_refused_claim_lists_twelve_values_and_says_that_there_are_more():
 
 @pytest.mark.parametrize(("limit_s", "every_s"), [(30, 1.0), (60, 1.0), (61, 61 / 60), (1800, 30.0), (1801, 30.0)])
 def test_files_of_a_run_are_looked_at_every_second_to_every_half_minute(tmp_path, limit_s, every_s):
-    assert hang_detection.HangWatch(RunDir(tmp_path), limit_s)._every_s == pytest.approx(every_s)
+    assert hang_detection.HangWatch(RunDir(tmp_path), limit_s)._interval_s == pytest.approx(every_s)

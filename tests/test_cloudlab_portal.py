@@ -304,7 +304,7 @@ def test_a_run_does_not_get_the_token(tmp_path, monkeypatch):
     monkeypatch.setenv("KEPT", "yes")
     (tmp_path / run_queue.SCRIPT).write_text("env\n")
     folder = RunDir(tmp_path)
-    assert run_queue.start(folder).wait() == 0
+    assert run_queue.start_script(folder).wait() == 0
     said = (folder.log / "script.log").read_text()
     assert "KEPT=yes\n" in said
     assert TOKEN not in said

@@ -153,11 +153,11 @@ def test_summarize_keeps_the_power_of_gpus_and_the_next_plan_uses_it(workspace, 
     assert len(watts) == 4
     assert list(watts.values()) == pytest.approx([WATTS / 2] * 4)
     one = cell("gpt2-tiny", "ddp", 2, micro=4)
-    where = PlannedMachine(True, "a100-80gb", gpu.must_find("a100-80gb"))
-    earlier = calibration.of([MeasuredRatio(one, "a100-80gb", None, None, next(iter(watts.values())))])
+    where = PlannedMachine(True, "a100-80gb", gpu.must_find_model("a100-80gb"))
+    earlier = calibration.build_calibration([MeasuredRatio(one, "a100-80gb", None, None, next(iter(watts.values())))])
     plain, calibrated = (
-        predict.of(one, where, recorded_s=3600.0),
-        predict.of(one, where, recorded_s=3600.0, calibration=earlier),
+        predict.predict_run(one, where, recorded_s=3600.0),
+        predict.predict_run(one, where, recorded_s=3600.0, calibration=earlier),
     )
     assert plain.energy_kwh.likely == pytest.approx(2 * 0.75 * 0.4)  # the board of an A100 takes at most 400 W
     assert calibrated.energy_kwh.likely == pytest.approx(2 * 0.15)

@@ -122,7 +122,7 @@ def test_a_claim_on_single_runs_is_undecided_and_names_the_next_command(tmp_path
     assert (verdict.verdict, verdict.helps.partition(" --where ")[0]) == ("undecided", command)
     *_, where = shlex.split(verdict.helps)
     known = {cell.id: cell.cell for cell in load.load(workspace, None).cells}
-    assert {name for name, cell in known.items() if select.holds(select.condition(where), cell)} == {
+    assert {name for name, cell in known.items() if select.is_true_for_cell(select.parse_condition(where), cell)} == {
         entered.cell for entered in verdict.numbers
     }
     assert line(found, "faster").reason == "n = 1, so no interval; as measured it holds"

@@ -11,7 +11,7 @@ import support_collect as support
 from collect import figure, strategy_style, summary
 from collect.reading import load
 from collect.report import page, palette
-from jobs.planning.resolve import resolve
+from jobs.planning.resolve import resolve_cells
 from shardlab.matrix import matrix
 from shardlab.matrix.expansion import Expansion
 from shardlab.runs.run import run_id
@@ -125,7 +125,7 @@ def drawn(path, cells, completed):
 
 @pytest.mark.parametrize("name", ["paper1", "paper2", "paper3", "paper4", "paper5", "quickstart", "paper3-faults"])
 def test_every_cell_of_a_shipped_matrix_has_a_look_of_its_own(name, tmp_path):
-    cells = resolve(matrix.load(matrix.find(name)))
+    cells = resolve_cells(matrix.load(matrix.find(name)))
     groups, _ = drawn(tmp_path, cells, [])
     assert sum(len(group.marks) for group in groups) == len(cells)
     strategies = {}

@@ -46,14 +46,14 @@ def test_damaged_notes_on_a_matrix_are_refused(damaged, tmp_path, name):
 
 def test_damaged_notes_on_a_submission_are_refused(damaged, tmp_path):
     damaged(".shardlab/submissions/x.json")
-    assert submission.all_of(Workspace(tmp_path)) == []
-    (said,) = submission.damaged(Workspace(tmp_path))
+    assert submission.list_submissions(Workspace(tmp_path)) == []
+    (said,) = submission.describe_damaged(Workspace(tmp_path))
     assert "is not a submission of this version" in said
 
 
 def test_a_damaged_note_of_a_runner_is_refused(damaged, tmp_path):
     damaged(".shardlab/local/runner.json")
-    assert not RunQueue("local", Workspace(tmp_path)).runner_alive()
+    assert not RunQueue("local", Workspace(tmp_path)).is_runner_alive()
 
 
 def test_a_damaged_note_on_the_place_of_runs_is_refused(damaged, tmp_path):

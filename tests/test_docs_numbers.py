@@ -90,8 +90,8 @@ SENTENCES = [
     ("how-to/retry-by-itself.md", f"`slurm.requeue` of the cluster file ({default_of(Slurm, 'requeue')})"),
     ("how-to/retry-by-itself.md", "the default is 0 for `oom`, `failed` and `hung`" * (
         {default_of(retry.Retry, key) for key in ("oom", "failed", "hung")} == {0})),
-    ("how-to/search-a-batch-size.md", f"goes up to {batch_searches.FAR} times the size"),
-    ("how-to/search-a-batch-size.md", f"up to {batch_searches.MOST_TINY} items a pass"),
+    ("how-to/search-a-batch-size.md", f"goes up to {batch_searches.BOUND_FACTOR} times the size"),
+    ("how-to/search-a-batch-size.md", f"up to {batch_searches.LARGEST_TINY_BATCH} items a pass"),
     ("instruments.md", f"{default_of(cell.Instruments, 'memory')} (the default)"),
     ("instruments.md", f"memory_steps: {default_of(cell.Instruments, 'memory_steps')} "),
     ("instruments.md", f"profile: {{{PROFILE}}}"),
@@ -120,10 +120,10 @@ SENTENCES = [
     ("provision.md", f"installs driver {gpu_generations.BRANCH}"),
     ("sites.md", {5: "five seconds"}[quotas.ANSWER_S]),
     ("reference/cluster-file.md", f"null: {request.CPUS_PER_GPU} for a rank with a GPU"),
-    ("reference/matrix-file.md", f"null: {batch_searches.FAR} times the largest value that the planner predicts"),
+    ("reference/matrix-file.md", f"null: {batch_searches.BOUND_FACTOR} times the largest value that the planner predicts"),
     ("reference/matrix-file.md", {"2": "observes, from timed step 2 on"}[
         written("trainers/instruments/observed_steps.py", "MEMORY_FROM")]),
-    ("slurm.md", f"from {slurm.POLL_S:g} seconds to {backlog.MOST_S / 60:g} minutes"),
+    ("slurm.md", f"from {slurm.POLL_S:g} seconds to {backlog.LONGEST_PAUSE_S / 60:g} minutes"),
     ("slurm.md", "| `gpu_request` | `{}` | or `{}` or `{}`:".format(*get_args(GPU_REQUEST))),
     ("slurm.md", {"00:30:00": "(default: half an hour)"}[default_of(cell.Draft, "hang_limit")]),
     ("ssh.md", f"up to {gather.AT_ONCE} nodes at once"),

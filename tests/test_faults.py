@@ -6,7 +6,7 @@ from support_cells import CELL
 
 from collect.findings.row import flat
 from jobs.planning import tiny_twin
-from jobs.planning.resolve import resolve
+from jobs.planning.resolve import resolve_cells
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.matrix.cell import Instruments
@@ -70,12 +70,12 @@ def test_faults_are_named_for_filters_and_for_readers():
 )
 def test_an_impossible_fault_is_refused_at_its_place(tmp_path, old, new, why):
     with pytest.raises(InputError, match=r"m\.yaml:4:.*" + why):
-        resolve(loaded(tmp_path, MATRIX.replace(old, new)))
+        resolve_cells(loaded(tmp_path, MATRIX.replace(old, new)))
 
 
 def test_a_twin_keeps_its_fault_and_loses_its_worker_within_its_steps(tmp_path):
     text = MATRIX.replace("straggler: [null, {rank: 1, delay_ms: 50}]", "lost_worker: [null, {rank: 1, step: 9}]")
-    ordinary, lost = tiny_twin.twins(resolve(loaded(tmp_path, text)), menu.workloads())
+    ordinary, lost = tiny_twin.make_twins(resolve_cells(loaded(tmp_path, text)), menu.workloads())
     assert (ordinary.instruments.lost_worker, lost.instruments.lost_worker) == (None, LostWorker(rank=1, step=3))
     assert (ordinary.launcher, lost.launcher) == ("torchrun", "fork")  # torchrun would end all ranks
 
@@ -111,18 +111,18 @@ def test_a_run_with_a_lost_worker_is_complete_without_the_lost_steps(made, steps
 def test_a_claim_can_select_a_cell_by_an_option(tmp_path):
     text = MATRIX.replace("instruments.straggler: [null, {rank: 1, delay_ms: 50}]", "options.pull_interval: [1, 4]")
     test = "staleness_mean(options__pull_interval=1) < staleness_mean(options__pull_interval=4)"
-    cells = resolve(loaded(tmp_path, text + f'claims: [{{id: a, says: s, where: w, test: "{test}"}}]\n'))
+    cells = resolve_cells(loaded(tmp_path, text + f'claims: [{{id: a, says: s, where: w, test: "{test}"}}]\n'))
     wanted = [given for _, given in Expression(test).filters]
     assert wanted == [{"options.pull_interval": 1}, {"options.pull_interval": 4}]
     assert [[matches(msgspec.to_builtins(cell), one) for cell in cells] for one in wanted] == [[True, False], [False, True]]
     with pytest.raises(InputError, match=r"no cell of this matrix has options\.pull_interval 8"):
-        resolve(loaded(tmp_path, text + f'claims: [{{id: a, says: s, where: w, test: "{test.replace("=4", "=8")}"}}]\n'))
+        resolve_cells(loaded(tmp_path, text + f'claims: [{{id: a, says: s, where: w, test: "{test.replace("=4", "=8")}"}}]\n'))
 
 
 @pytest.mark.parametrize(("name", "count"), [("paper3-communication", 3 * (2 * 4 + 1)), ("paper3-faults", 4 * 3)])
 def test_the_further_matrices_of_study_3_have_all_their_cells(name, count):
     found = matrix.load(matrix.find(name))
-    cells = resolve(found)
+    cells = resolve_cells(found)
     assert len(cells) == count
     for claim in found.file.claims:
         for metric, wanted in Expression(claim.test).filters:
@@ -131,6 +131,6 @@ def test_the_further_matrices_of_study_3_have_all_their_cells(name, count):
 
 def test_the_most_frequent_communication_is_that_of_the_study():
     """These cells are cells of paper3, so a run of one matrix counts for the other too."""
-    of_study = {cell.hash() for cell in resolve(matrix.load(matrix.find("paper3")))}
-    cells = resolve(matrix.load(matrix.find("paper3-communication")))
+    of_study = {cell.hash() for cell in resolve_cells(matrix.load(matrix.find("paper3")))}
+    cells = resolve_cells(matrix.load(matrix.find("paper3-communication")))
     assert all((cell.hash() in of_study) == (cell.options.get("pull_interval", 1) == 1) for cell in cells)

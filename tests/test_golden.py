@@ -28,7 +28,7 @@ from shardlab.workspace.workspace import Workspace
 @pytest.mark.parametrize("launcher", sorted(launchers()))
 def test_the_script_of_each_launcher_is_the_golden_text(launcher, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/opt/my env/bin/python3")
-    same_as_golden(f"scripts/{launcher}.sh", render.script(run_of(launcher), Path(HOSTILE), THIS_MACHINE, None))
+    same_as_golden(f"scripts/{launcher}.sh", render.render_script(run_of(launcher), Path(HOSTILE), THIS_MACHINE, None))
 
 
 def test_a_script_runs_in_a_folder_with_a_hostile_name_and_does_nothing_else(tmp_path, monkeypatch):
@@ -36,7 +36,7 @@ def test_a_script_runs_in_a_folder_with_a_hostile_name_and_does_nothing_else(tmp
     folder.mkdir(parents=True)
     monkeypatch.setattr(sys, "executable", "/bin/echo")
     script = tmp_path / "job.sh"
-    script.write_text(render.script(run_of("torchrun"), folder, THIS_MACHINE, None))
+    script.write_text(render.render_script(run_of("torchrun"), folder, THIS_MACHINE, None))
     done = subprocess.run(["bash", script], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout.startswith(
         "-m jobs.supervisor.attempt . -- /bin/echo -m torch.distributed.run --nnodes=1 --nproc-per-node=2"

@@ -75,7 +75,7 @@ def case(name):
 @pytest.mark.parametrize("name", CASES)
 def test_the_slurm_script_of_a_run_is_the_golden_text(name):
     run, where = case(name)
-    same_as_golden(f"slurm/{name}.sbatch", render.script(run, Path("/shared/study/runs") / run.run_id, where, None))
+    same_as_golden(f"slurm/{name}.sbatch", render.render_script(run, Path("/shared/study/runs") / run.run_id, where, None))
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "ssh"])
@@ -84,14 +84,14 @@ def test_no_tool_of_a_run_on_cloudlab_caches_files_in_the_home_folder(scheduler)
     run, where = case("torchrun-2-nodes")
     run = msgspec.structs.replace(run, scheduler=scheduler)
     where = msgspec.structs.replace(where, provider="cloudlab", storage=Storage(shared="/mydata/shared"))
-    text = render.script(run, Path("/shared/study/runs") / run.run_id, where, None)
+    text = render.render_script(run, Path("/shared/study/runs") / run.run_id, where, None)
     for name in ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH"):
         assert f"export {name}=/mydata/shared/workspaces/.cache" in text
 
 
 def test_the_slurm_script_in_a_folder_with_a_hostile_name_is_the_golden_text():
     run, where = case("torchrun-1-node")
-    text = render.script(run, Path(f"{HOSTILE}\n#SBATCH --partition=owned\n%j/{run.run_id}"), where, None)
+    text = render.render_script(run, Path(f"{HOSTILE}\n#SBATCH --partition=owned\n%j/{run.run_id}"), where, None)
     same_as_golden("slurm/hostile.sbatch", text)
 
 
@@ -110,7 +110,7 @@ def test_the_arguments_and_the_script_of_sbatch_are_the_golden_texts(name, how, 
     queue = Queue(tmp_path / "slurm", monkeypatch)
     workspace = Workspace(tmp_path / folder.lstrip("/"))
     run, where = case("torchrun-2-nodes")
-    source = render.source("m", where, workspace)
+    source = render.make_render_context("m", where, workspace)
     earlier = render.write(msgspec.structs.replace(run, run_id="earlier"), workspace.runs, source)
     slurm.submit(workspace, [earlier], SubmitOptions())
     names = [f"run-{number}" for number in range(1 if name.startswith("one") else 3)]
@@ -138,7 +138,7 @@ def test_an_array_has_the_sbatch_options_of_the_users_template(tmp_path, monkeyp
         "#!/bin/bash\n#SBATCH -C big\n\n  # mine\n#SBATCH --comment='a b'\n#SBATCH --time=7 \ntrue\n#SBATCH --hold\n"
     )
     run, where = case("torchrun-1-node")
-    source = render.source("m", where, workspace)
+    source = render.make_render_context("m", where, workspace)
     for how, minutes in ((SubmitOptions(), 7), (SubmitOptions(pack=True), 14)):
         names = [f"run-{number}-{minutes}" for number in range(2)]
         folders = [render.write(msgspec.structs.replace(run, run_id=one), workspace.runs, source) for one in names]
@@ -165,7 +165,7 @@ def test_an_array_and_a_pack_start_the_script_of_each_run_and_nothing_else(tmp_p
     own.parent.mkdir(parents=True)
     own.write_text('#!/bin/bash\n{% for option in options %}\n#SBATCH {{ option }}\n{% endfor %}\n: >"${0%/*}/made"\nexit 3\n')
     run, where = case("torchrun-1-node")
-    source = render.source("m", where, workspace)
+    source = render.make_render_context("m", where, workspace)
     for how, code in ((SubmitOptions(), 3), (SubmitOptions(pack=True), 1)):
         folders = [
             render.write(msgspec.structs.replace(run, run_id=f"run-{number}-{code}"), workspace.runs, source)

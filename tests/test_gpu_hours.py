@@ -33,29 +33,29 @@ def test_gpu_hours_use_recorded_times_before_time_limits_and_count_complete_node
     """GPU hours use the recorded time of a cell, otherwise its time limit, times all GPUs of its nodes."""
     cells = [cell("ddp", 2), cell("ddp", 8, nnodes=2), cell("ddp", 2, seed=7, time_limit_s=360)]
     runs = named(cells, [3, 1, 1])
-    hours = gpu_hours.of(cells, runs, {cells[0].name(): 1800.0}, SITE)
+    hours = gpu_hours.estimate_cell_hours(cells, runs, {cells[0].name(): 1800.0}, SITE)
     assert [entry.hours for entry in hours] == [pytest.approx(n) for n in (3 * 4 * 0.5, 8 * 2.0, 4 * 0.1)]
-    assert gpu_hours.total(hours) == gpu_hours.GpuHours(pytest.approx(6.0), pytest.approx(16.4), 0)
-    assert gpu_hours.in_words(gpu_hours.total(hours)) == "22.4 GPU hours (6 by recorded times, 16.4 by time limits)"
-    assert gpu_hours.of(cells[:1], runs, {}, SHARED)[0].hours == pytest.approx(3 * 2 * 2.0)
+    assert gpu_hours.sum_hours(hours) == gpu_hours.GpuHours(pytest.approx(6.0), pytest.approx(16.4), 0)
+    assert gpu_hours.describe_hours(gpu_hours.sum_hours(hours)) == "22.4 GPU hours (6 by recorded times, 16.4 by time limits)"
+    assert gpu_hours.estimate_cell_hours(cells[:1], runs, {}, SHARED)[0].hours == pytest.approx(3 * 2 * 2.0)
 
 
 def test_ranks_on_the_cpu_need_no_gpu_hours_and_an_unknown_time_is_not_zero():
     local = Cluster(schema=1, name="l", provider="local")
-    assert gpu_hours.occupied(cell("ddp", 2, "fork"), SITE) == 0
-    assert gpu_hours.occupied(cell("ddp", 2), msgspec.structs.replace(SITE, gpus=None)) == 0
-    (unknown,) = gpu_hours.of([one := cell("ddp", 2)], {one.name(): 1}, {}, local)
+    assert gpu_hours.count_occupied_gpus(cell("ddp", 2, "fork"), SITE) == 0
+    assert gpu_hours.count_occupied_gpus(cell("ddp", 2), msgspec.structs.replace(SITE, gpus=None)) == 0
+    (unknown,) = gpu_hours.estimate_cell_hours([one := cell("ddp", 2)], {one.name(): 1}, {}, local)
     assert unknown.hours is None
     with pytest.raises(InputError, match="Set `time_limit` in the matrix"):
-        gpu_hours.must_be_within(10, [unknown])
+        gpu_hours.must_be_within_bound(10, [unknown])
 
 
 def test_a_bound_names_the_sum_and_how_to_select_fewer_cells():
     cells = [cell("ddp", gpus, nnodes=max(1, gpus // 4)) for gpus in (2, 4, 8)]
-    hours = gpu_hours.of(cells, named(cells, [1, 1, 1]), {}, SITE)
-    gpu_hours.must_be_within(32, hours)
+    hours = gpu_hours.estimate_cell_hours(cells, named(cells, [1, 1, 1]), {}, SITE)
+    gpu_hours.must_be_within_bound(32, hours)
     with pytest.raises(InputError, match=r"--max-gpu-hours 20: .* 32 GPU hours \(32 by time limits\).*--where \"gpus <= 4\""):
-        gpu_hours.must_be_within(20, hours)
+        gpu_hours.must_be_within_bound(20, hours)
 
 
 def test_submit_refuses_more_and_writes_nothing(tmp_path, monkeypatch, capsys):
@@ -82,7 +82,7 @@ def test_submit_refuses_more_and_writes_nothing(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_the_most_retries_of_a_run_are_those_of_all_states(retry, expected):
-    found = gpu_hours.most_retries(cell("ddp", 2), retry, 2, on_slurm=True)
+    found = gpu_hours.count_most_retries(cell("ddp", 2), retry, 2, on_slurm=True)
     assert (found.matrix, found.cluster) == expected
 
 
@@ -97,30 +97,32 @@ def test_states_that_cannot_be_retried_do_not_count():
         (cell("ddp", 2, expect=["node_fail"]), True, 1 + 8),
         (cell("ddp", 2, expect=["node_fail", "preempted"]), True, 1),
     ]:
-        assert gpu_hours.most_retries(which, retry, 0, on_slurm=on_slurm) == gpu_hours.MostRetries(most, 0)
+        assert gpu_hours.count_most_retries(which, retry, 0, on_slurm=on_slurm) == gpu_hours.MostRetries(most, 0)
 
 
 def test_a_retry_counts_with_its_time_limit():
     known, new = cell("ddp", 2), cell("ddp", 2, seed=7)
     retries = {known.name(): gpu_hours.MostRetries(1, 2), new.name(): gpu_hours.MostRetries(2, 0)}
-    hours = gpu_hours.total(gpu_hours.of([known, new], named([known, new], [1, 1]), {known.name(): 1800.0}, SITE, retries))
+    hours = gpu_hours.sum_hours(
+        gpu_hours.estimate_cell_hours([known, new], named([known, new], [1, 1]), {known.name(): 1800.0}, SITE, retries)
+    )
     assert (hours.measured, hours.limits, hours.retries, hours.requeues) == pytest.approx((2, 8, 8 + 16, 16))
-    assert gpu_hours.retries_in_words(hours) == (
+    assert gpu_hours.describe_retries(hours) == (
         "up to 50 GPU hours with all retries (24 by `retry` of the matrix, 16 by `slurm.requeue`)"
     )
     local = Cluster(schema=1, name="l", provider="local")
-    (recorded,) = gpu_hours.of([known], {known.name(): 1}, {known.name(): 1800.0}, local, retries)
+    (recorded,) = gpu_hours.estimate_cell_hours([known], {known.name(): 1}, {known.name(): 1800.0}, local, retries)
     assert (recorded.hours, recorded.retries) == pytest.approx((1.0, 1.0))  # without a time limit, by the recorded time
 
 
 def test_a_bound_counts_the_retries_of_the_matrix_and_no_restart_of_the_cluster():
     (one,) = cells = [cell("ddp", 4)]
-    hours = gpu_hours.of(cells, {one.name(): 1}, {}, SITE, {one.name(): gpu_hours.MostRetries(1, 2)})
-    gpu_hours.must_be_within(16, hours)
+    hours = gpu_hours.estimate_cell_hours(cells, {one.name(): 1}, {}, SITE, {one.name(): gpu_hours.MostRetries(1, 2)})
+    gpu_hours.must_be_within_bound(16, hours)
     with pytest.raises(
         InputError, match=r"8 GPU hours .*and 8 GPU hours more with all retries of the matrix.*numbers of `retry`"
     ):
-        gpu_hours.must_be_within(15.9, hours)
+        gpu_hours.must_be_within_bound(15.9, hours)
 
 
 def test_a_plan_shows_the_hours_with_retries_and_submit_bounds_them(tmp_path, monkeypatch, capsys):
@@ -173,11 +175,11 @@ root|||cpu=0,gres/gpu=12
     ],
 )
 def test_the_output_of_sshare_is_parsed(text, account, expected):
-    assert share.parse(text, account) == expected
+    assert share.parse_shares(text, account) == expected
 
 
 def test_each_limit_has_a_sentence_with_its_unit():
-    said = [one.in_words() for one in share.parse(ROWS, None)]
+    said = [one.in_words() for one in share.parse_shares(ROWS, None)]
     assert said == [
         "0 of 10 GPU hours left",
         "1.5 of 2 billing hours left",

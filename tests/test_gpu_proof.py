@@ -81,7 +81,7 @@ def test_each_matrix_of_the_proof_can_be_planned_for_any_number_of_gpus(tmp_path
     import cells as of_proof
 
     (tmp_path / "proof.yaml").write_text(of_proof.sized((GPU / f"{name}.yaml").read_text(), gpus))
-    planned = plan.of(Workspace(tmp_path), str(tmp_path / "proof.yaml"), THIS_MACHINE, where=None, repeats=None)
+    planned = plan.plan_matrix(Workspace(tmp_path), str(tmp_path / "proof.yaml"), THIS_MACHINE, where=None, repeats=None)
     assert len(planned.cells) == cells
     if name in ("every-gpu", "meshes"):
         assert {cell.gpus for cell in planned.cells} == {gpus}

@@ -15,7 +15,7 @@ from support_e2e import HANG_S
 from jobs import claim
 from jobs.run_queue import RunQueue
 from jobs.ssh import step
-from jobs.status.reconcile import own
+from jobs.status.reconcile import read_run_on_disk
 from jobs.submission import submit
 from jobs.supervisor import attempt
 from shardlab.files import files, source_digest
@@ -66,25 +66,25 @@ def in_job(monkeypatch, number, restarts):
 def test_a_restarted_job_may_claim_its_run_once_per_restart_and_no_other_job_may(folder, monkeypatch):
     """After each restart, the same Slurm job may claim its run once more. Another job may not."""
     in_job(monkeypatch, "7", 0)
-    assert claim.take(folder) == "first"
-    assert claim.take(folder) is None
+    assert claim.claim_run(folder) == "first"
+    assert claim.claim_run(folder) is None
     in_job(monkeypatch, "8", 1)
-    assert claim.take(folder) is None
+    assert claim.claim_run(folder) is None
     in_job(monkeypatch, "7", 1)
-    assert claim.take(folder) == "again"
-    assert claim.take(folder) is None
-    assert not claim.lost(folder)
+    assert claim.claim_run(folder) == "again"
+    assert claim.claim_run(folder) is None
+    assert not claim.is_taken_over(folder)
     in_job(monkeypatch, "7", 0)
-    assert claim.lost(folder)
+    assert claim.is_taken_over(folder)
 
 
 def test_a_claim_without_an_owner_may_be_taken_only_by_a_restarted_job(folder, monkeypatch):
     """An empty folder `claim` names no owner. Only a restarted job may then claim the run."""
     folder.claim.mkdir()
     in_job(monkeypatch, "8", 0)
-    assert claim.take(folder) is None
+    assert claim.claim_run(folder) is None
     in_job(monkeypatch, "8", 1)
-    assert claim.take(folder) == "again"
+    assert claim.claim_run(folder) == "again"
 
 
 @pytest.mark.parametrize("restarts", [1, 2])
@@ -166,7 +166,7 @@ def test_a_supervisor_is_identified_by_more_than_its_process_number(folder, at_w
     folder.claim.mkdir()
     folder.write_event("attempt", "started", **data)
     queue = RunQueue("local", Workspace(folder.path.parent.parent))
-    (seen,) = queue.observe([own(folder)])
+    (seen,) = queue.observe([read_run_on_disk(folder)])
     verdict = seen.verdict
     assert verdict.state == state
     assert words in verdict.why
@@ -196,7 +196,7 @@ def test_the_lost_nodes_are_those_whose_telemetry_fell_silent_first(folder, last
     for name, wall_s in last.items():
         if wall_s is not None:
             sampled(folder, name, wall_s - 20, wall_s)
-    assert submit.lost_nodes(folder, list(last)) == lost_ones
+    assert submit.find_lost_nodes(folder, list(last)) == lost_ones
 
 
 TOKEN = "m.0123456789"

@@ -167,7 +167,7 @@ def test_a_damaged_submission_file_stops_nothing_and_its_runs_can_be_sent_again(
     queue.rule(loses_answers=True, unreachable=["squeue"])
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 1
-    (file,) = submission.folder(study.workspace).glob("*.json")
+    (file,) = submission.submissions_folder(study.workspace).glob("*.json")
     file.write_text(file.read_text()[:60])
     queue.rule(ends=0)
     study.matrix.write_text(study.matrix.read_text().replace("[0, 1]", "[0, 1, 2]"))
@@ -300,10 +300,10 @@ def test_a_waiting_command_skips_runs_of_a_damaged_submission_file(tmp_path, que
     queue.rule(loses_answers=True, unreachable=["squeue"])
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 1
-    (file,) = submission.folder(study.workspace).glob("*.json")
+    (file,) = submission.submissions_folder(study.workspace).glob("*.json")
     file.write_text(file.read_text()[:60])
     queue.rule(ends=0)
-    monkeypatch.setattr("jobs.verbs.watch._rest", lambda *_, **__: pytest.fail("it waits for runs of which nobody hears"))
+    monkeypatch.setattr("jobs.verbs.watch._pause", lambda *_, **__: pytest.fail("it waits for runs of which nobody hears"))
     capsys.readouterr()
     assert study.jobs("submit", "--wait") == 1
     assert f"unknown: {file}: is not a submission of this version" in capsys.readouterr().out
@@ -334,9 +334,9 @@ def test_the_runs_of_a_large_damaged_submission_are_named_on_uncut_lines(tmp_pat
     for run in runs:
         (workspace.runs / run).mkdir(parents=True)
         RunDir(workspace.runs / run).write_event("controller", "submitting", sync=False, token="big.0123456789")
-    submission.folder(workspace).mkdir(parents=True)
-    (submission.folder(workspace) / "big.0123456789.json").write_text("{")
-    (said,) = submission.damaged(workspace)
+    submission.submissions_folder(workspace).mkdir(parents=True)
+    (submission.submissions_folder(workspace) / "big.0123456789.json").write_text("{")
+    (said,) = submission.describe_damaged(workspace)
     assert printable.clean(said) == said
     first, *commands = said.splitlines()
     assert f"so its 130 runs are set aside: {min(runs)} and others." in first

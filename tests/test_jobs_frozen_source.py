@@ -45,7 +45,7 @@ def test_a_process_that_starts_as_the_script_says_uses_the_copy_and_compiles_not
     copy = tmp_path / source_digest.source()
     program = "import jobs.supervisor.attempt, sys; print(jobs.supervisor.attempt.__file__)"
     environment = {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
-    frozen_source.freeze(copy)
+    frozen_source.freeze_source(copy)
     done = subprocess.run(
         [sys.executable, "-P", "-v", "-c", program], capture_output=True, text=True, env=environment, check=True
     )
@@ -63,7 +63,7 @@ def test_a_damaged_copy_is_replaced_at_the_next_submission(tmp_path):
 
 def test_a_source_that_changes_while_it_is_copied_leaves_nothing(tmp_path):
     with pytest.raises(ShardlabError, match="changed while this command read it; run the command again"):
-        frozen_source.freeze(tmp_path / ("0" * 12))
+        frozen_source.freeze_source(tmp_path / ("0" * 12))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -86,7 +86,7 @@ def test_copies_stay_while_an_unfinished_run_names_them(tmp_path):
     second.write_event("controller", "submitted", scheduler="local")
     second.write_event("attempt", "exited", code=1, reason="failed")
     (current.parent / ".half.tmp").mkdir()
-    frozen_source.remove_unused(workspace, current)
+    frozen_source.remove_unused_copies(workspace, current)
     assert files.names(current.parent) == [current.name, "old"]
 
 

@@ -97,10 +97,10 @@ def test_a_longer_hang_limit_reads_the_disk_less_often(folder, clock, limit_s, e
     folder.write_event("rank-00000", "late", sync=False)
     clock.now += every_s - 0.1
     assert not watched.is_over()
-    assert not watched._seen
+    assert not watched._file_stats
     clock.now += 0.1
     assert not watched.is_over()
-    assert watched._seen
+    assert watched._file_stats
 
 
 def test_the_reason_of_a_hang_names_the_ranks_that_are_behind(folder):
@@ -131,9 +131,9 @@ IN_JOB = "12:memory:/other\n0::/system.slice/n1_slurmstepd.scope/job_71/step_0/u
 def test_a_job_with_a_cgroup_counts_its_own_lack_of_memory(tmp_path):
     events = tmp_path / "system.slice/n1_slurmstepd.scope/job_71/memory.events"
     # The job's cgroup has no memory.events yet, so the counter of the whole machine is used.
-    assert str(node_processes.oom_counter(IN_JOB, tmp_path)) == "/proc/vmstat"
+    assert str(node_processes.find_oom_counter(IN_JOB, tmp_path)) == "/proc/vmstat"
     events.parent.mkdir(parents=True)
     events.write_text("low 0\nhigh 0\nmax 5\noom 1\noom_kill 1\noom_group_kill 0\n")
-    assert node_processes.oom_counter(IN_JOB, tmp_path) == events
+    assert node_processes.find_oom_counter(IN_JOB, tmp_path) == events
     for elsewhere in ("0::/user.slice/user-1000.slice\n", "9:memory:/slurm/uid_1000/job_71/step_0\n", "0::/job_71x/y\n", ""):
-        assert str(node_processes.oom_counter(elsewhere, tmp_path)) == "/proc/vmstat"
+        assert str(node_processes.find_oom_counter(elsewhere, tmp_path)) == "/proc/vmstat"

@@ -9,10 +9,10 @@ import pytest
 import support_collect as support
 from support_queue import MATRIX, Queue, Study
 
-from jobs.scheduler import Full, ObservedRun, SubmitOptions
+from jobs.scheduler import ObservedRun, SchedulerFull, SubmitOptions
 from jobs.schedulers import slurm
 from jobs.status import reconcile
-from jobs.status.reconcile import own
+from jobs.status.reconcile import read_run_on_disk
 from jobs.submission.backlog import Backlog
 from jobs.submission.lease_schedule import EstimatedEnd, NodeSchedule, RunTime
 from jobs.verbs import watch
@@ -165,7 +165,7 @@ def backlogs(study, queue, capsys, *, pack=False, ignore_lease=False):
     assert study.states() == ["planned"] * 3
     queue.rule(ends=0)
     capsys.readouterr()
-    full = Full("Slurm", "full", study.workspace.all_runs())
+    full = SchedulerFull("Slurm", "full", study.workspace.all_runs())
     return Backlog(study.workspace, "slurm", SubmitOptions(pack=pack), full, ignore_lease=ignore_lease)
 
 
@@ -192,7 +192,7 @@ def test_a_waiting_command_ends_after_it_holds_back_its_remaining_runs(study, qu
     waiting = backlogs(study, queue, capsys)
     study.lend(1)
     run_ids = [folder.run_id for folder in study.workspace.all_runs()]
-    assert watch.finish(Output(), study.workspace, run_ids, wait=True, backlog=waiting) == 1
+    assert watch.wait_and_report(Output(), study.workspace, run_ids, wait=True, backlog=waiting) == 1
     said = capsys.readouterr()
     assert "3 run(s) did not start" in said.out
     assert "held back, because the lease ends" in said.out
@@ -286,7 +286,7 @@ def judged(folder, state, last_s, *, unanswered=False, lease=OVER, now=END + tim
     """
     support.event(folder, "started", 3600 + last_s)
     seen = ObservedRun(JudgedState(state, "as it says"), "7", state, unanswered=unanswered)
-    return reconcile.judge_with_lease(own(folder), seen, lease, ended, now)
+    return reconcile.judge_with_lease(read_run_on_disk(folder), seen, lease, ended, now)
 
 
 @pytest.fixture

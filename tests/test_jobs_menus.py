@@ -45,7 +45,7 @@ def test_too_few_or_too_many_runs_at_a_time_are_refused(count, tmp_path, capsys)
 
 @pytest.mark.parametrize("count", ["1", "100000"])
 def test_the_least_and_the_largest_number_of_runs_at_a_time_are_accepted(count, tmp_path, monkeypatch):
-    monkeypatch.setattr(on_controller, "is_here", lambda _where: True)
+    monkeypatch.setattr(on_controller, "starts_runs_here", lambda _where: True)
     (tmp_path / "cluster.yaml").write_text(CLUSTER.replace("PROVIDER", "ssh").replace("/shared", str(tmp_path)))
     words = ["submit", "--matrix", "quickstart", "--dry-run", "--where", "gpus == 1", "--workspace", str(tmp_path)]
     assert main([*words, "--max-parallel", count]) == 0

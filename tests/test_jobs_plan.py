@@ -12,7 +12,7 @@ from support_trust import make_own
 from jobs import on_controller
 from jobs.cli import main
 from jobs.planning import cell_differences, datasets, plan
-from jobs.planning.resolve import Capacity, resolve
+from jobs.planning.resolve import Capacity, resolve_cells
 from jobs.rendering import render
 from jobs.rendering import sbatch_options as request
 from shardlab.cluster import cluster
@@ -50,7 +50,7 @@ def written(folder, text, head=HEAD):
 
 
 def cells(folder, text, head=HEAD):
-    return resolve(matrix.load(Path(written(folder, text, head))))
+    return resolve_cells(matrix.load(Path(written(folder, text, head))))
 
 
 def images(folder):
@@ -78,7 +78,7 @@ def images(folder):
     ],
 )
 def test_every_key_in_which_cells_differ_is_shown(tmp_path, axis, shown):
-    assert cell_differences.of(cells(tmp_path, f"axes: {{{axis}}}\n")) == shown
+    assert cell_differences.describe_differences(cells(tmp_path, f"axes: {{{axis}}}\n")) == shown
 
 
 @pytest.mark.parametrize(
@@ -91,15 +91,17 @@ def test_every_key_in_which_cells_differ_is_shown(tmp_path, axis, shown):
 )
 def test_a_plan_shows_differing_limits_and_expected_ends(tmp_path, axis, shown):
     # The two cells also differ in their seed, because cells that differ only in limits or expected ends are the same cell.
-    found = cell_differences.of(cells(tmp_path, f"zip: [{{seed: [1, 2], {axis}}}]\n"))
+    found = cell_differences.describe_differences(cells(tmp_path, f"zip: [{{seed: [1, 2], {axis}}}]\n"))
     assert found == [f"seed=1, {shown[0]}", f"seed=2, {shown[1]}"]
 
 
 def test_a_default_of_one_workload_is_no_difference_until_a_cell_sets_it(tmp_path):
     two = "include: [{workload: gpt2-tiny}, {workload: vit-tiny}, {workload: vit-tiny, options.data: cifar10}]\n"
-    shown = cell_differences.of(cells(tmp_path, two))
+    shown = cell_differences.describe_differences(cells(tmp_path, two))
     assert shown == ["options.data=stdlib-text", "options.data=synthetic", "options.data=cifar10"]
-    assert cell_differences.of(cells(tmp_path, "include: [{workload: gpt2-tiny}, {workload: vit-tiny}]\n")) == ["", ""]
+    assert cell_differences.describe_differences(
+        cells(tmp_path, "include: [{workload: gpt2-tiny}, {workload: vit-tiny}]\n")
+    ) == ["", ""]
 
 
 def test_a_plan_shows_the_differences_of_cells_in_a_column(tmp_path, capsys):
@@ -169,9 +171,9 @@ def test_a_plan_reports_a_missing_torch_if_this_machine_trains(tmp_path, capsys,
 )  # fmt: skip
 def test_a_matrix_that_does_not_fit_gets_a_filter_for_the_cells_that_fit(tmp_path, axes, machine, where, says):
     asked = matrix.load(Path(written(tmp_path, f"axes: {{{axes}}}\n")))
-    every = resolve(asked)
+    every = resolve_cells(asked)
     chosen = [cell for cell in every if where is None or cell.seed == 1]
-    found = plan.advice(asked, every, chosen, machine, where)
+    found = plan.suggest_options(asked, every, chosen, machine, where)
     assert [one for one in found if "--where" in one] == ([says] if says else [])
 
 
@@ -192,7 +194,7 @@ storage: {shared: /scratch/a}
 def planned(tmp_path, text, site=SITE):
     (tmp_path / "cluster.yaml").write_text(site)
     file = written(tmp_path, text)
-    return plan.of(Workspace(tmp_path), file, cluster.load(tmp_path / "cluster.yaml"), where=None, repeats=None)
+    return plan.plan_matrix(Workspace(tmp_path), file, cluster.load(tmp_path / "cluster.yaml"), where=None, repeats=None)
 
 
 def test_a_cell_goes_to_the_partition_of_its_gpu_type(tmp_path):
@@ -202,8 +204,8 @@ def test_a_cell_goes_to_the_partition_of_its_gpu_type(tmp_path):
     names = [cell.name() for cell in asked.cells]
     assert "-a100-" in names[0]
     assert len(set(names)) == 3
-    runs = [render.run_of(cell, 1, 1, asked.source) for cell in asked.cells]
-    options = [request.options(run, asked.source.where) for run in runs]
+    runs = [render.make_run(cell, 1, 1, asked.source) for cell in asked.cells]
+    options = [request.list_sbatch_options(run, asked.source.where) for run in runs]
     assert [words[0] for words in options] == ["--partition=a", "--partition=h", "--partition=small"]
     gpus = ["--gpus-per-node=a100:4", "--gpus-per-node=h100:8", "--gpus-per-node=2"]
     assert [word for words in options for word in words if "gpus" in word] == gpus
@@ -231,7 +233,7 @@ def test_each_partition_has_its_own_limits(tmp_path):
 def test_a_gpu_type_that_the_cluster_does_not_have_is_refused_with_its_place(tmp_path, site, allowed):
     asked = planned(tmp_path, "axes: {gpus: [2], gpu_type: [null, h200]}\n", site)
     with pytest.raises(InputError) as caught:
-        plan.must_fit(asked)
+        plan.must_fit_cluster(asked)
     (problem,) = [line for line in str(caught.value).splitlines() if "axes.gpu_type[1]" in line]
     assert allowed in problem
     assert ".yaml:" in problem
@@ -240,11 +242,13 @@ def test_a_gpu_type_that_the_cluster_does_not_have_is_refused_with_its_place(tmp
 
 def test_scale_tiny_is_suggested_if_the_twins_fit(tmp_path):
     asked = matrix.load(Path(written(tmp_path, "axes: {nnodes: [2]}\n")))
-    every = resolve(asked)
-    assert plan.advice(asked, every, every, Capacity(1, None), None)[0].startswith("--scale tiny rehearses every cell")
+    every = resolve_cells(asked)
+    assert plan.suggest_options(asked, every, every, Capacity(1, None), None)[0].startswith("--scale tiny rehearses every cell")
     on_gpus = matrix.load(Path(written(tmp_path, "axes: {nnodes: [2], gpus: [8]}\n")))
-    every = resolve(on_gpus)
-    assert plan.advice(on_gpus, every, every, Capacity(1, 4), None) == []  # no advice: the cell needs 8 GPUs, and a node has 4
+    every = resolve_cells(on_gpus)
+    assert (
+        plan.suggest_options(on_gpus, every, every, Capacity(1, 4), None) == []
+    )  # no advice: the cell needs 8 GPUs, and a node has 4
 
 
 def test_a_refused_matrix_gets_a_filter_and_scale_tiny_as_suggestions(tmp_path, capsys):
@@ -352,11 +356,11 @@ def test_a_matrix_without_data_files_looks_up_no_data(tmp_path, monkeypatch):
 def test_a_controller_checks_shared_storage_and_no_disk_of_another_node(tmp_path, monkeypatch, capsys):
     make_own(tmp_path)
     (tmp_path / "cluster.yaml").write_text(FAR.replace("SHARED", str(tmp_path)))
-    monkeypatch.setattr(on_controller, "is_here", lambda _where: True)
+    monkeypatch.setattr(on_controller, "starts_runs_here", lambda _where: True)
     assert main(["submit", "--matrix", images(tmp_path), "--workspace", str(tmp_path)]) == 2
     assert f"read mnist: {tmp_path}/.shardlab/data/mnist: not found" in capsys.readouterr().err
     own = datasets.DataSetQuestion(str(tmp_path), "/scratch/sets", [{"data": "cifar10"}])
-    found = datasets.answer(own, Workspace(tmp_path))
+    found = datasets.answer_question(own, Workspace(tmp_path))
     assert found.missing == []
     why = "cannot check from here whether every node has the data sets cifar10: /scratch/sets is not on storage that all"
     assert found.unknown.startswith(why)

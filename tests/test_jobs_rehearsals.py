@@ -57,8 +57,8 @@ def answer(one, parameter=10 * GIB, activation=0, collectives=(), **keys):
 
 
 def machine(name="a100-80gb"):
-    found = gpu.must_find(name)
-    return PlannedMachine(True, name, found, gpu.capacity(found, None), link.of_gpu(found), None, None)
+    found = gpu.must_find_model(name)
+    return PlannedMachine(True, name, found, gpu.capacity(found, None), link.make_data_sheet_link(found), None, None)
 
 
 def of(workspace, **options):
@@ -69,7 +69,10 @@ def test_a_rehearsal_replaces_the_formula_for_memory_and_traffic():
     one = cell("gpt2-large", "fsdp2", 8, precision="bf16")
     calls = [RehearsedCollective("all_gather", 800, 8, 2.0), RehearsedCollective("all_reduce", 80, 2, 1.0)]
     calls.append(RehearsedCollective("all_to_all", 400, 4, 1.0))
-    plain, found = predict.of(one, machine()), predict.of(one, machine(), answer=answer(one, collectives=calls))
+    plain, found = (
+        predict.predict_run(one, machine()),
+        predict.predict_run(one, machine(), answer=answer(one, collectives=calls)),
+    )
     assert (plain.memory_from, plain.sent_from, found.memory_from, found.sent_from) == (*["formula"] * 2, *["rehearsal"] * 2)
     assert found.tensor_bytes.likely == 10 * GIB
     # The bounds are 10 GiB times two factors: the error of the rehearsal (2 % on each side), and the difference between the
@@ -86,7 +89,7 @@ def test_a_rehearsal_replaces_the_formula_for_memory_and_traffic():
 
 def test_a_rehearsal_on_a_cpu_has_no_terms_of_a_gpu():
     one = cell("gpt2-large", "fsdp2", 8)
-    found = predict.of(one, NO_GPU, answer=answer(one, depths=(4, 6)))
+    found = predict.predict_run(one, NO_GPU, answer=answer(one, depths=(4, 6)))
     assert found.memory_by_category.keys() == {"parameter"}
     assert found.memory_bytes.high == pytest.approx(10 * GIB * 1.02)
     assert "extrapolated from 4 and 6 blocks" in found.how
@@ -95,19 +98,19 @@ def test_a_rehearsal_on_a_cpu_has_no_terms_of_a_gpu():
 def test_the_largest_micro_batch_agrees_with_the_rehearsal():
     """By the rehearsal, the cell needs twice the memory of the formula, so the largest micro-batch that fits is smaller."""
     one = cell("gpt2-large", "ddp", 8, micro=8, precision="bf16")
-    plain = predict.of(one, machine())
+    plain = predict.predict_run(one, machine())
     twice = answer(one, parameter=0, activation=int(2 * plain.tensor_bytes.likely))
-    found = predict.of(one, machine(), answer=twice)
+    found = predict.predict_run(one, machine(), answer=twice)
     assert (found.fits, found.largest_micro_batch >= one.micro_batch_size) == ("yes", True)
     assert found.largest_micro_batch < plain.largest_micro_batch
-    too_large = predict.of(one, machine(), answer=answer(one, activation=90 * GIB))
+    too_large = predict.predict_run(one, machine(), answer=answer(one, activation=90 * GIB))
     assert (too_large.fits, too_large.largest_micro_batch < one.micro_batch_size) == ("no", True)
 
 
 def test_a_cell_without_a_rehearsal_is_predicted_by_the_formula_with_a_reason():
     one = cell("gpt2-large", "fsdp2", 8)
-    found = predict.of(one, machine(), answer=NotRehearsed(1, one.hash(), "It has no tensors.", 0.1))
-    assert found.memory_bytes == predict.of(one, machine()).memory_bytes
+    found = predict.predict_run(one, machine(), answer=NotRehearsed(1, one.hash(), "It has no tensors.", 0.1))
+    assert found.memory_bytes == predict.predict_run(one, machine()).memory_bytes
     assert found.memory_from == "formula"
     assert "not rehearsed: It has no tensors" in found.how
 
@@ -124,7 +127,7 @@ def test_advice_follows_rehearsals():
             if one.strategy == "fsdp2"
         }
 
-    report = advise.of(menu.workload("llm-1.3b"), machine(), 8, 1, "bf16", "nvlink", answers)
+    report = advise.rank_strategies(menu.workload("llm-1.3b"), machine(), 8, 1, "bf16", "nvlink", answers)
     (found,) = (one for one in report.ranked if one.cell.strategy == "fsdp2")
     assert asked[0] > [found.cell.micro_batch_size] == asked[1]
     assert (found.fits, found.predicted.memory_from) == (True, "rehearsal")
@@ -134,16 +137,18 @@ def test_advice_follows_rehearsals():
 
 def test_a_stored_answer_is_used_and_a_damaged_one_is_not(tmp_path):
     one, own = cell("gpt2-tiny", "ddp", 2), tmp_path / ".shardlab" / "rehearsals"
-    assert of(tmp_path).of([one]) == {}
+    assert of(tmp_path).get_answers([one]) == {}
     file = own / f"{RehearsalRequest(one).key(full_depth=False)}.json"
     files.make_folder(own)
     file.write_bytes(msgspec.json.encode(answer(one)))
-    assert of(tmp_path).of([one]) == {one.name(): answer(one)}
-    assert of(tmp_path, make=True).of([one]) == {one.name(): answer(one)}  # the stored rehearsal is used, so no new one is made
+    assert of(tmp_path).get_answers([one]) == {one.name(): answer(one)}
+    assert of(tmp_path, make=True).get_answers([one]) == {
+        one.name(): answer(one)
+    }  # the stored rehearsal is used, so no new one is made
     other = cell("gpt2-tiny", "ddp", 2, seed=7)
-    assert list(of(tmp_path).of([one, other])) == [one.name(), other.name()]
+    assert list(of(tmp_path).get_answers([one, other])) == [one.name(), other.name()]
     file.write_bytes(file.read_bytes()[:-9])
-    assert of(tmp_path).of([one]) == {}
+    assert of(tmp_path).get_answers([one]) == {}
 
 
 def test_a_rehearsal_whose_process_fails_has_a_reason(tmp_path, monkeypatch):
@@ -152,9 +157,9 @@ def test_a_rehearsal_whose_process_fails_has_a_reason(tmp_path, monkeypatch):
     broken.chmod(0o755)
     monkeypatch.setenv(PYTHON, str(broken))
     cells = [cell("gpt2-tiny", "ddp", 2), cell("gpt2-tiny", "ddp", 2, optimizer=ADAMW, precision="bf16")]
-    found = of(tmp_path, make=True).of(cells)
+    found = of(tmp_path, make=True).get_answers(cells)
     assert {one.why for one in found.values()} == {"the rehearsal failed: no module named torch"}
-    (sentence,) = rehearsals.refused(found)
+    (sentence,) = rehearsals.describe_refused(found)
     assert all(one.name() in sentence for one in cells)
 
 

@@ -47,14 +47,14 @@ def workspace(tmp_path):
 
 
 def context(workspace, **changed) -> render.RenderContext:
-    source = render.source("m", THIS_MACHINE, workspace)
+    source = render.make_render_context("m", THIS_MACHINE, workspace)
     return msgspec.structs.replace(source, **{"retry": Retry(failed=1, node_fail=2), **changed})
 
 
 def submitted(workspace, **changed) -> RunDir:
     """Make a submitted run, with the template of this test as its script."""
     source = context(workspace)
-    run = msgspec.structs.replace(render.run_of(CELL, 1, 1, source), **changed)
+    run = msgspec.structs.replace(render.make_run(CELL, 1, 1, source), **changed)
     folder = render.write(run, workspace.runs, source)
     folder.write_event("controller", "submitted", scheduler=run.scheduler)
     return folder
@@ -84,7 +84,7 @@ def test_the_runner_starts_a_failed_run_again_once_and_each_attempt_is_on_record
     (queued,) = [event for event in second.events() if event.event == "submitted"]
     (ended,) = [event for event in first.events() if event.event == "exited"]
     assert queued.wall_s < ended.wall_s
-    (step,) = submit.decide(workspace, [CELL], {CELL.name(): 1}, context(workspace))
+    (step,) = submit.decide_runs(workspace, [CELL], {CELL.name(): 1}, context(workspace))
     assert not step.send
 
 
@@ -121,16 +121,16 @@ def test_a_run_is_started_again_within_the_budget_of_its_state(workspace, state,
     folder = submitted(workspace)
     folder.write_event("attempt", "started")
     run = msgspec.structs.replace(folder.read_run(), **changed)
-    assert retry_budget.after(folder, run, end(state), saved=0) == expected
+    assert retry_budget.find_retry_state(folder, run, end(state), saved=0) == expected
 
 
 def test_only_one_process_can_make_the_next_attempt(workspace):
     """A second process that queues the same next attempt gets an error and changes nothing."""
     first = submitted(workspace)
-    assert retries.queue_next(first, first.read_run(), "failed") == ""
+    assert retries.queue_next_attempt(first, first.read_run(), "failed") == ""
     second = attempt(workspace, 2)
     before = second.run_json.read_bytes(), second.events()
-    assert "was submitted already" in retries.queue_next(first, first.read_run(), "failed")
+    assert "was submitted already" in retries.queue_next_attempt(first, first.read_run(), "failed")
     assert (second.run_json.read_bytes(), second.events()) == before
     assert workspace.run_ids() == [first.run_id, second.run_id]
 
@@ -139,13 +139,13 @@ def test_the_runner_may_start_the_next_attempt_in_a_trusted_workspace(workspace,
     theirs = Workspace(shutil.copytree(workspace.path, tmp_path / "theirs"))
     workspace_trust.consent(theirs, print)
     first = submitted(theirs)
-    assert retries.queue_next(first, first.read_run(), "failed") == ""
+    assert retries.queue_next_attempt(first, first.read_run(), "failed") == ""
     assert [folder.run_id for folder in RunQueue("local", theirs).startable()] == [attempt(theirs, 2).run_id]
 
 
 def test_the_status_shows_the_number_of_the_retry(workspace):
     first = submitted(workspace)
-    retries.queue_next(first, first.read_run(), "node_fail")
+    retries.queue_next_attempt(first, first.read_run(), "node_fail")
     first.write_event("attempt", "exited", **end("node_fail"))
     (shown,) = statuses(workspace, [attempt(workspace, 2)])
     assert (shown.state, shown.why) == ("pending", "attempt 2 after node_fail (retry 1 of 2)")
@@ -158,7 +158,7 @@ def test_the_next_submission_retries_a_run_whose_supervisor_was_lost(workspace, 
     first.claim.mkdir()
     first.write_event("attempt", "started")
     first.write_event("queue", "exited", **end(state))
-    (step,) = submit.decide(workspace, [CELL], {CELL.name(): 1}, context(workspace))
+    (step,) = submit.decide_runs(workspace, [CELL], {CELL.name(): 1}, context(workspace))
     assert step.send is send
     assert (step.run.attempt, step.run.retried) == ((2, ["node_fail"]) if send else (1, []))
 
@@ -170,7 +170,7 @@ def test_an_attempt_by_jobs_retry_has_the_full_budget_of_retries(workspace):
     first.write_event("attempt", "started")
     first.write_event("attempt", "exited", **end("failed"))
     now = statuses(workspace, [first])
-    (step,) = submit.retry(workspace, now, {"failed"}, context(workspace, retry=Retry()))
+    (step,) = submit.decide_retries(workspace, now, {"failed"}, context(workspace, retry=Retry()))
     assert (step.run.retry, step.run.retried) == (Retry(failed=1, node_fail=2), [])
 
 
@@ -178,9 +178,9 @@ def test_cancelling_a_run_cancels_its_queued_next_attempt(workspace):
     first = submitted(workspace)
     first.claim.mkdir()
     now = statuses(workspace, [first])
-    retries.queue_next(first, first.read_run(), "failed")
+    retries.queue_next_attempt(first, first.read_run(), "failed")
     first.write_event("attempt", "exited", **end("failed"))
-    assert {run.id: run.state for run in watch.cancel(workspace, now)} == {
+    assert {run.id: run.state for run in watch.cancel_runs(workspace, now)} == {
         first.run_id: "failed",
         attempt(workspace, 2).run_id: "cancelled",
     }
@@ -228,7 +228,7 @@ def test_a_supervisor_requeues_a_failed_run_once(in_slurm):
         "exited",
     ]
     assert events[2].data == {"after": "failed", "why": "retry 1 of 1 after failed"}
-    assert retry_budget.spent(in_slurm.folder.read_run(), events) == ["failed"]
+    assert retry_budget.list_retried_states(in_slurm.folder.read_run(), events) == ["failed"]
 
 
 def test_a_supervisor_does_not_requeue_a_run_that_was_told_to_end(in_slurm):
@@ -247,11 +247,11 @@ def restarted(folder, monkeypatch, state, **sent):
     """Whether a restarted job of Slurm starts a run again that ended in this state."""
     folder.write_event("controller", "submitted", scheduler="slurm", job="7", **sent)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert claim.take(folder) == "first"
+    assert claim.claim_run(folder) == "first"
     folder.write_event("attempt", "started")
     folder.write_event("attempt", "exited", **end(state))
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    return claim.take(folder) == "again"
+    return claim.claim_run(folder) == "again"
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_a_restarted_job_claims_the_run_whose_supervisor_asked_for_the_restart(w
     folder = submitted(workspace)
     assert not restarted(folder, monkeypatch, "oom")
     folder.write_event("attempt", "requeued", after="oom", why="")
-    assert claim.take(folder) == "again"
+    assert claim.claim_run(folder) == "again"
 
 
 SLURM = "schema: 1\nname: c\nprovider: slurm\nslurm: {{requeue: {}}}\nstorage: {{shared: /s}}\n"
@@ -294,11 +294,11 @@ def test_numbers_of_retries_default_to_those_of_the_cluster(workspace, requeue, 
     path = workspace.path / "cluster.yaml"
     path.write_text(SLURM.format(requeue))
     where = cluster.load(path)
-    run = render.run_of(CELL, 1, 1, context(workspace, where=where, scheduler="slurm", retry=retry))
+    run = render.make_run(CELL, 1, 1, context(workspace, where=where, scheduler="slurm", retry=retry))
     assert (run.retries_after("node_fail"), run.retries_after("timeout")) == (of_node, of_timeout)
     assert run.retries_after("preempted") == of_node  # a run cannot tell this from a lost node
-    assert word in request.options(run, where)
-    here = render.run_of(CELL, 1, 1, context(workspace, retry=Retry()))
+    assert word in request.list_sbatch_options(run, where)
+    here = render.make_run(CELL, 1, 1, context(workspace, retry=Retry()))
     assert not here.may_be_retried
 
 

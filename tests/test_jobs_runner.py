@@ -86,11 +86,11 @@ def test_a_job_that_slurm_started_again_leaves_a_cancelled_run_alone(workspace, 
     folder, other = submitted(workspace, 1), submitted(workspace, 2)
     assert claim.claim_as_cancelled(folder)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert claim.take(other) == "first"
+    assert claim.claim_run(other) == "first"
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert claim.take(folder) is None
-    assert claim.take(other) == "again"
-    assert claim.take(other) is None
+    assert claim.claim_run(folder) is None
+    assert claim.claim_run(other) == "again"
+    assert claim.claim_run(other) is None
 
 
 def test_records_of_an_earlier_start_are_moved_aside_unless_there_is_a_checkpoint(workspace, monkeypatch):
@@ -111,7 +111,7 @@ def test_a_refusal_of_a_job_names_the_submission_that_it_refuses(workspace, monk
     files.write_json(folder.run_json, msgspec.structs.replace(folder.read_run(), source="/of other source"))
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NAME", "m.0123456789")
-    assert attempt.main([str(folder.path), "--", "true"]) == attempt.CHANGED
+    assert attempt.main([str(folder.path), "--", "true"]) == attempt.CHANGED_CODE
     (refused,) = [event for event in folder.events() if event.event == "refused"]
     assert refused.data["token"] == "m.0123456789"
     assert "/of other source that the run was submitted with" in capsys.readouterr().err
@@ -120,9 +120,9 @@ def test_a_refusal_of_a_job_names_the_submission_that_it_refuses(workspace, monk
 def test_the_token_of_a_run_is_the_name_of_its_slurm_job_or_empty(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("SLURM_JOB_NAME", "m.0123456789")
-    assert claim.token() == {}
+    assert claim.token_data() == {}
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert claim.token() == {"token": "m.0123456789"}
+    assert claim.token_data() == {"token": "m.0123456789"}
 
 
 def test_the_log_of_the_runner_is_not_written_through_a_link(workspace):
@@ -137,5 +137,5 @@ def test_the_log_of_the_runner_is_not_written_through_a_link(workspace):
     (folder.log).mkdir(exist_ok=True)
     (folder.log / "script.log").symlink_to(victim)
     with pytest.raises(OSError, match="it is a symlink"):
-        run_queue.start(folder)
+        run_queue.start_script(folder)
     assert victim.read_text() == "mine"

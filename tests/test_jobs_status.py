@@ -97,7 +97,7 @@ def test_an_end_without_a_code_gives_no_code(data):
 @pytest.mark.parametrize(("state", "has_end"), [("timeout", True), ("completed", True), ("pending", False), ("unknown", False)])
 def test_a_run_that_slurm_starts_again_has_not_ended(folder, state, has_end):
     events(folder, STARTED, ("exited", 10, {"code": 98, "reason": "timeout"}))
-    started, ended = reconcile.span(folder.events(), state)
+    started, ended = reconcile.find_run_span(folder.events(), state)
     assert started is not None
     assert (ended is not None) is has_end
 
@@ -141,7 +141,7 @@ def status(number, state="completed", **more):
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
 def test_no_table_line_is_folded_if_names_and_states_fit_the_terminal(width):
     runs = [status(1), status(2, "failed", why="rank 0: ValueError: " + "shapes " * 30), status(3, "running", eta_s=4000.0)]
-    shown = status_table.table(runs, width)
+    shown = status_table.make_table(runs, width)
     assert shown.columns[:2] == ["run", "state"]
     line = sum(2 + max(len(row[place]) for row in (shown.columns, *shown.rows)) for place in range(len(shown.columns))) - 2
     if "why" in shown.columns:
@@ -154,14 +154,14 @@ def test_no_table_line_is_folded_if_names_and_states_fit_the_terminal(width):
 
 def test_on_80_columns_running_runs_show_progress_and_ended_runs_their_end():
     ended, going = [status(1)], [status(1), status(2, "running", eta_s=4000.0, ended=None)]
-    assert status_table.table(ended, 80).columns == ["run", "state", "started", "ended", "took"]
-    assert status_table.table(going, 80).columns == ["run", "state", "step", "to go", "took"]
-    assert status_table.table(going).columns == list(status_table.COLUMNS), "a pipe has all columns"
+    assert status_table.make_table(ended, 80).columns == ["run", "state", "started", "ended", "took"]
+    assert status_table.make_table(going, 80).columns == ["run", "state", "step", "to go", "took"]
+    assert status_table.make_table(going).columns == list(status_table.COLUMNS), "a pipe has all columns"
 
 
 def test_an_empty_column_is_left_out():
     waiting = status(1, "pending", started=None, ended=None, duration_s=None, step=None, throughput=None)
-    assert status_table.table([waiting], 200).columns == ["run", "state", "scheduler"]
+    assert status_table.make_table([waiting], 200).columns == ["run", "state", "scheduler"]
 
 
 def test_a_live_table_higher_than_the_terminal_shows_running_and_failed_runs():
@@ -169,10 +169,10 @@ def test_a_live_table_higher_than_the_terminal_shows_running_and_failed_runs():
     runs[25] = status(25, "running", ended=None)
     runs[28] = status(28, "failed", why="x")
     runs[29] = status(29, "pending", started=None, ended=None)
-    shown = status_table.table(runs, 80, 12)
+    shown = status_table.make_table(runs, 80, 12)
     assert [run.id for run in shown.runs] == [run.id for run in (*runs[:3], runs[25], runs[28], runs[29])]
     assert shown.left_out == 24
-    assert len(status_table.table(runs, 80, 100).runs) == 30
+    assert len(status_table.make_table(runs, 80, 100).runs) == 30
 
 
 def test_a_live_table_fits_the_terminal_and_counts_the_hidden_rows(tmp_path):

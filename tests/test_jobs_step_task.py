@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from jobs.node import rendezvous as rendezvous_module
-from jobs.node.rendezvous import RENDEZVOUS, NoMeeting, RendezvousInterface, call_together, way_to
+from jobs.node.rendezvous import RENDEZVOUS, RendezvousError, RendezvousInterface, choose_rendezvous, find_rendezvous_interface
 from jobs.supervisor import step_task
 from shardlab.errors import InputError
 
@@ -17,7 +17,7 @@ test "$*" = "show hostnames gpu[0-1]" && printf 'gpu0\\ngpu1\\n'
 
 @pytest.mark.parametrize(("rendezvous", "address"), [("127.0.0.1:29500", "127.0.0.1"), ("[::1]:29500", "::1")])
 def test_ranks_of_one_machine_meet_over_its_loopback(rendezvous, address):
-    assert way_to(rendezvous, []) == RendezvousInterface("lo", address)
+    assert find_rendezvous_interface(rendezvous, []) == RendezvousInterface("lo", address)
 
 
 def test_the_first_node_gives_an_address_that_other_nodes_can_reach(monkeypatch):
@@ -33,7 +33,7 @@ def test_the_first_node_gives_an_address_that_other_nodes_can_reach(monkeypatch)
     entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.1.1", own[0])]
     monkeypatch.setattr(rendezvous_module.socket, "getaddrinfo", lambda *words, **options: entries)
     monkeypatch.setenv("SLURMD_NODENAME", "gpu0")
-    assert call_together(2)[RENDEZVOUS].rpartition(":")[0] == own[0]
+    assert choose_rendezvous(2)[RENDEZVOUS].rpartition(":")[0] == own[0]
 
 
 @pytest.mark.parametrize("words", [[], ["--"], ["sleep", "1"], ["sleep", "--"], ["!", "true"]])
@@ -61,16 +61,16 @@ def test_a_node_looks_for_its_way_to_the_nodes_of_its_job(listed, names, tmp_pat
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("SLURM_JOB_NODELIST", listed)
-    for name, value in call_together(1).items():
+    for name, value in choose_rendezvous(1).items():
         monkeypatch.setenv(name, value)
     scontrol.unlink()
     asked = []
 
     def no_way(rendezvous, others):
         asked.append(list(others))
-        raise NoMeeting("no way")
+        raise RendezvousError("no way")
 
     monkeypatch.setattr(step_task, "way_to", no_way)
-    with pytest.raises(NoMeeting, match="no way"):
+    with pytest.raises(RendezvousError, match="no way"):
         step_task.main([str(tmp_path), "--", "true"])
     assert asked == [names]

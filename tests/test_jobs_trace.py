@@ -122,8 +122,8 @@ def written(workspace, file="schema: 1\nname: here\nprovider: local\n", files=("
     path = workspace.path / "cluster.yaml"
     path.write_text(file.replace("SHARED", str(workspace.path)))
     part_ = TracePart(folder=str(workspace.path / "traces"), files=list(files), place=0, parts=1)
-    source = render.source("traces-0123456789ab", cluster.load(path), workspace)
-    run = render.run_of(trace_runs._cell(source.matrix, part_), 1, 1, source, traces=part_)
+    source = render.make_render_context("traces-0123456789ab", cluster.load(path), workspace)
+    run = render.make_run(trace_runs._make_trace_cell(source.matrix, part_), 1, 1, source, traces=part_)
     folder = RunDir(workspace.runs / run.run_id)
     folder.path.mkdir(parents=True)
     folder.run_json.write_bytes(render.files.as_json(run))
@@ -152,13 +152,13 @@ def test_a_folder_that_the_nodes_do_not_see_is_refused(tmp_path):
         path.write_text(file.replace("SHARED", str(workspace.path)))
         words = ["trace", str(where), "--cluster", str(path), "--workspace", str(workspace.path)]
         with pytest.raises(InputError, match=sentence):
-            trace_runs.of_folder(cli.Invocation(cli.parser().parse_args(words)))
+            trace_runs.find_trace_runs(cli.Invocation(cli.parser().parse_args(words)))
 
 
 def test_a_run_needs_no_gpu_and_no_node_of_its_own(tmp_path):
     workspace = Workspace(tmp_path / "workspace")
     _, run = written(workspace, SLURM)
-    options = request.options(run, cluster.load(workspace.path / "cluster.yaml"))
+    options = request.list_sbatch_options(run, cluster.load(workspace.path / "cluster.yaml"))
     assert not [option for option in options if "gpu" in option and "partition" not in option]
     assert "--exclusive" not in options
     assert "--cpus-per-task=1" in options

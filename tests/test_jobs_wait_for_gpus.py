@@ -10,7 +10,7 @@ from support_e2e import until
 from test_jobs_attempt import folder, supervised, write_run  # noqa: F401 - `folder` is a fixture
 
 from jobs.node.rendezvous import RENDEZVOUS
-from jobs.node.wait_for_gpus import in_use
+from jobs.node.wait_for_gpus import find_processes_in_use
 from shardlab.hardware.nvml import Process
 
 pytest_plugins = ["support_nvml"]
@@ -41,7 +41,7 @@ def other():
 )
 def test_the_gpus_of_the_ranks_are_looked_at_and_no_others(visible, count, named):
     users = {uuid: [Process(7, "python")] if uuid == "GPU-b2" else [] for uuid in UUIDS}
-    assert list(in_use(users, visible, count)) == named
+    assert list(find_processes_in_use(users, visible, count)) == named
 
 
 def test_an_old_driver_lists_the_processes_of_each_gpu(old_nvml):

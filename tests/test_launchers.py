@@ -17,7 +17,7 @@ from test_jobs_attempt import write_run
 from jobs.launcher import Launcher, launcher, launchers
 from jobs.launchers import deepspeed, submitit
 from jobs.planning import plan
-from jobs.planning.resolve import Capacity, misfits, resolve
+from jobs.planning.resolve import Capacity, find_misfits, resolve_cells
 from shardlab.cluster import cluster, slurm_keys
 from shardlab.errors import InputError
 from shardlab.files import files
@@ -150,23 +150,23 @@ def test_a_missing_program_of_a_launcher_is_reported_before_a_submission(launche
     here = Capacity(nodes=1, gpus=None, here=True)
     found = launched("sh", MISSING)
     with pytest.raises(InputError) as refused:
-        resolve(found, here)
+        resolve_cells(found, here)
     why = f"the launcher mpi needs {MISSING}, which is not installed on {gethostname()}."
     assert f"m.yaml:3:93: defaults.launcher: {why}" in str(refused.value)
-    cells = resolve(found)
-    assert [one.why.startswith(why) for one in misfits(found, cells, here, cells)] == [True]
+    cells = resolve_cells(found)
+    assert [one.why.startswith(why) for one in find_misfits(found, cells, here, cells)] == [True]
     # The last argument is a cluster; shardlab does not know what its nodes have installed, so it reports no misfit.
-    assert misfits(found, cells, Capacity(nodes=1, gpus=None), cells) == []
+    assert find_misfits(found, cells, Capacity(nodes=1, gpus=None), cells) == []
     present = launched("sh")
-    assert misfits(present, resolve(present), here, resolve(present)) == []
+    assert find_misfits(present, resolve_cells(present), here, resolve_cells(present)) == []
 
 
 def test_a_plan_names_the_program_that_a_launcher_needs_on_each_node(launched):
-    cells = resolve(launched(MISSING))
+    cells = resolve_cells(launched(MISSING))
     machine = Capacity(nodes=2, gpus=None)
     slurm = cluster.Cluster(schema=1, name="c", provider="ssh", slurm=slurm_keys.Slurm())
-    assert any(f"the launcher mpi needs {MISSING} on each node" in one for one in plan._remarks(cells, machine, slurm, 0))
-    assert not any(MISSING in one for one in plan._remarks(cells, machine, cluster.THIS_MACHINE, 0))
+    assert any(f"the launcher mpi needs {MISSING} on each node" in one for one in plan._make_remarks(cells, machine, slurm, 0))
+    assert not any(MISSING in one for one in plan._make_remarks(cells, machine, cluster.THIS_MACHINE, 0))
 
 
 def test_a_supervisor_without_its_program_ends_the_run_with_the_reason(bench):

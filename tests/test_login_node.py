@@ -63,10 +63,10 @@ def test_training_on_a_login_node_needs_the_option_here(client, tmp_path, monkey
     assert "login node of a Slurm cluster" in said
     assert "provision init > cluster.yaml" in said
     assert not (tmp_path / "runs").exists()
-    source = render.source("m", cluster.THIS_MACHINE, Workspace(tmp_path))
-    plan.must_run_here(source, here=True)
+    source = render.make_render_context("m", cluster.THIS_MACHINE, Workspace(tmp_path))
+    plan.must_run_here(source, allow_login_node=True)
     with pytest.raises(InputError):
-        plan.must_run_here(source, here=False)
+        plan.must_run_here(source, allow_login_node=False)
 
 
 @pytest.mark.parametrize("verb", ["apply", "verify"])
@@ -92,7 +92,7 @@ def test_jobs_continues_in_the_environment_of_the_site(client, tmp_path, monkeyp
     started = []
     monkeypatch.setattr(os, "execv", lambda path, argv: started.append((path, argv)))
     asked = invocation(tmp_path, "submit", "--matrix", "quickstart")
-    assert on_controller.is_here(asked.cluster)
+    assert on_controller.starts_runs_here(asked.cluster)
     on_controller.enter_environment(asked, ["submit", "--matrix", "quickstart"])
     assert started == [(str(python), [str(python), "-P", "-m", "jobs", "submit", "--matrix", "quickstart"])]
     monkeypatch.setenv(login_node.PYTHON, str(python))
@@ -104,12 +104,12 @@ def test_jobs_continues_in_the_environment_of_the_site(client, tmp_path, monkeyp
 def test_a_cluster_with_a_remote_login_node_is_not_on_this_machine(client, tmp_path, monkeypatch):
     asked = invocation(tmp_path, "status")
     with_login = cluster.load(tmp_path / "cluster.yaml")
-    assert on_controller.is_here(with_login)
+    assert on_controller.starts_runs_here(with_login)
     (tmp_path / "cluster.yaml").write_text((tmp_path / "cluster.yaml").read_text() + "login: {host: login1}\n")
     assert asked.cluster.login is not None
-    assert not on_controller.is_here(asked.cluster)
+    assert not on_controller.starts_runs_here(asked.cluster)
     monkeypatch.setenv(login_node.PYTHON, f"{tmp_path}/shared/python-0/bin/python")
-    assert on_controller.is_here(asked.cluster), "this process is the one that a desk started at the site"
+    assert on_controller.starts_runs_here(asked.cluster), "this process is the one that a desk started at the site"
 
 
 SSH = """#!{python}

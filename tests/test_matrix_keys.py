@@ -127,7 +127,7 @@ def resolved(tmp_path_factory):
         path.write_text(
             json.dumps({"schema": 1, "name": "m", "defaults": defaults, "axes": {"seed": [defaults.pop("seed", 42)]}})
         )
-        (cell,) = resolve.resolve(matrix.load(path))
+        (cell,) = resolve.resolve_cells(matrix.load(path))
         return msgspec.to_builtins(cell)
 
     return cell_of

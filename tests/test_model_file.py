@@ -166,23 +166,23 @@ def test_runs_of_a_model_carry_its_configuration_and_need_no_trust(tmp_path, cap
     assert run.cell.workload_code == matrix.load(theirs.path / "m.yaml").models["my-llama"].source.digest
     assert run.cell.seq_len == 16
     shutil.copytree(run_dir.path, ours.runs / run_dir.run_id)
-    found = own_plugins.of_run(ours, run, trust=False)
-    assert found.workloads.known["my-llama"] == run.own_workload
+    found = own_plugins.read_run_plugins(ours, run, trust=False)
+    assert found.workloads.by_name["my-llama"] == run.own_workload
     (status,) = statuses(ours, ours.all_runs())
-    submit.freeze_trusted(ours, [submit.RunDecision(run, True, "", status)], trust=False)
+    submit.freeze_trusted_plugins(ours, [submit.RunDecision(run, True, "", status)], trust=False)
     # The second workspace now has its own copy of the configuration.
-    assert own_plugins.of_run(ours, run, trust=False).sources == []
+    assert own_plugins.read_run_plugins(ours, run, trust=False).sources == []
     shutil.rmtree(ours.own)
     frozen = ours.runs / run_dir.run_id / "workloads" / "my-llama.json"
     frozen.write_text(frozen.read_text().replace("96", "97"))
     with pytest.raises(InputError, match="is not complete"):
-        own_plugins.of_run(ours, run, trust=False)
+        own_plugins.read_run_plugins(ours, run, trust=False)
 
 
 def test_a_cluster_gets_the_configurations_at_their_places_beside_the_matrix(tmp_path):
     write(tmp_path / "here" / "sub", "llama")
     found = loaded(tmp_path / "here", "{transformers: sub/my-llama.json, seq_len: 4}")
-    for path, content in on_controller.matrix_files(tmp_path / "here" / "m.yaml").items():
+    for path, content in on_controller.read_matrix_files(tmp_path / "here" / "m.yaml").items():
         (tmp_path / "there" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "there" / path).write_bytes(content)
     there = matrix.load(tmp_path / "there" / "matrices" / "m.yaml")
@@ -213,7 +213,7 @@ def test_a_shipped_name_and_a_fault_of_a_model_are_reported_at_their_place(tmp_p
     (tmp_path / "workloads" / "my-llama.py").write_text("")
     write(tmp_path, "llama")
     shutil.copy(tmp_path / "my-llama.json", tmp_path / "gpt2.json")
-    found = own_workloads.find(Workspace(tmp_path), (), models={
+    found = own_workloads.find_workloads(Workspace(tmp_path), (), models={
         name: model_file.read_model(model_file.ModelByConfiguration(transformers=f"{name}.json", seq_len=4), tmp_path)
         for name in ("gpt2", "my-llama")
     })  # fmt: skip

@@ -61,13 +61,13 @@ def test_a_cluster_without_an_inventory_is_reported(workspace, capsys):
 def test_an_inventory_of_another_cluster_is_refused(workspace, invocation):
     (workspace.own / "inventory.json").write_text('{"schema": 1, "cluster": "near", "nodes": []}')
     with pytest.raises(InputError, match="describes the cluster near, not far"):
-        on_controller.elsewhere(invocation("submit", "--matrix", "quickstart"))
+        on_controller.find_remote_workspace(invocation("submit", "--matrix", "quickstart"))
 
 
 def test_a_slurm_cluster_without_a_shared_folder_is_refused(workspace, invocation):
     (workspace.path / "cluster.yaml").write_text(FILE.replace("storage: {shared: SHARED}\n", ""))
     with pytest.raises(InputError, match="no folder that all nodes share"):
-        on_controller.elsewhere(invocation("submit", "--matrix", "quickstart"))
+        on_controller.find_remote_workspace(invocation("submit", "--matrix", "quickstart"))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_without_slurm_the_runs_of_nodes_that_share_no_folder_are_on_the_first_n
     (workspace.path / "cluster.yaml").write_text(text)
     node = {"name": "gpu0", "host": "10.9.9.1", "python": "/p/bin/python"}
     (workspace.own / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "far", "nodes": [node]}))
-    there = on_controller.elsewhere(invocation("submit", "--matrix", "quickstart"))
+    there = on_controller.find_remote_workspace(invocation("submit", "--matrix", "quickstart"))
     assert (there.host, str(Path(there.workspace).parent)) == ("10.9.9.1", folder)
 
 
@@ -87,24 +87,24 @@ def test_runs_of_a_workspace_stay_on_one_cluster(workspace, invocation):
     remote_workspace.keep(workspace, THERE)
     (workspace.path / "cluster.yaml").write_text("schema: 1\nname: here\nprovider: local\n")
     with pytest.raises(InputError, match="its runs are on the cluster far, not on here"):
-        on_controller.elsewhere(invocation("submit", "--matrix", "quickstart"))
-    assert on_controller.elsewhere(invocation("status")) == THERE
+        on_controller.find_remote_workspace(invocation("submit", "--matrix", "quickstart"))
+    assert on_controller.find_remote_workspace(invocation("status")) == THERE
 
 
 def test_plans_and_scripts_for_reading_need_no_cluster(workspace, invocation):
     """`jobs plan` and `jobs render --out` are not sent to a remote controller."""
-    assert on_controller.elsewhere(invocation("plan", "--matrix", "quickstart")) is None
-    assert on_controller.elsewhere(invocation("render", "--matrix", "quickstart", "--out", "x")) is None
+    assert on_controller.find_remote_workspace(invocation("plan", "--matrix", "quickstart")) is None
+    assert on_controller.find_remote_workspace(invocation("render", "--matrix", "quickstart", "--out", "x")) is None
 
 
 def test_a_workspace_outside_of_the_shared_folder_is_refused_on_the_controller(workspace, tmp_path):
     where = cluster.load(workspace.path / "cluster.yaml")
     with pytest.raises(InputError, match="lies outside of /mydata"):
-        on_controller.must_suit(where, workspace)
+        on_controller.must_suit_cluster(where, workspace)
     (tmp_path / "cluster.yaml").write_text(FILE.replace("SHARED", str(tmp_path)))
-    on_controller.must_suit(cluster.load(tmp_path / "cluster.yaml"), Workspace(tmp_path / "below"))
+    on_controller.must_suit_cluster(cluster.load(tmp_path / "cluster.yaml"), Workspace(tmp_path / "below"))
     with pytest.raises(InputError, match="drops backslashes"):
-        on_controller.must_suit(cluster.load(tmp_path / "cluster.yaml"), Workspace(tmp_path / "be\\low"))
+        on_controller.must_suit_cluster(cluster.load(tmp_path / "cluster.yaml"), Workspace(tmp_path / "be\\low"))
 
 
 def test_words_with_spaces_and_quotes_arrive_unchanged_at_a_remote_command(tmp_path):
@@ -214,7 +214,7 @@ def test_paths_of_this_machine_are_replaced_in_a_remote_command(workspace, invoc
     ours = [("--workspace", workspace.path), ("--matrix", matrix), ("--cluster", file)]
     words = ["submit", *(word for option in ours for word in form.format(*option).split(" ")), "--wait", "--where", "gpus > 1"]
     there = Controller(monkeypatch)
-    assert on_controller.run(there, invocation(*words), words) == 0
+    assert on_controller.run_remotely(there, invocation(*words), words) == 0
     assert there.handed == ("jobs", ["submit", "--matrix", "/mydata/w/matrices/m.yaml", "--wait", "--where", "gpus > 1"])
     assert there.brought == {"cluster.yaml": file.read_bytes(), "matrices/m.yaml": matrix.read_bytes()}
 
@@ -224,7 +224,10 @@ def test_the_cluster_file_on_the_cluster_has_no_signature_of_a_url(workspace, in
     sets = "data: {sets: [{name: cifar10, archive: 'https://h/a?sig=0123&b=4', sha256: %s}]}\n" % ("a" * 64)
     file.write_text(file.read_text() + sets)
     there = Controller(monkeypatch)
-    assert on_controller.run(there, invocation("submit", "--matrix", "quickstart"), ["submit", "--matrix", "quickstart"]) == 0
+    assert (
+        on_controller.run_remotely(there, invocation("submit", "--matrix", "quickstart"), ["submit", "--matrix", "quickstart"])
+        == 0
+    )
     assert there.brought["cluster.yaml"].decode() == file.read_text().replace("?sig=0123&b=4", "")
 
 
@@ -232,7 +235,7 @@ def test_words_behind_two_hyphens_are_no_options(workspace, invocation, monkeypa
     """A word after `--` is not treated as an option, even if it is `--workspace`."""
     there = Controller(monkeypatch)
     words = ["logs", "--workspace", "here", "--", "--workspace"]
-    assert on_controller.run(there, invocation(*words), words) == 0
+    assert on_controller.run_remotely(there, invocation(*words), words) == 0
     assert there.handed == ("jobs", ["logs", "--", "--workspace"])
     assert THERE.command("jobs", ["logs", "--", "run"])[-1].endswith(""" logs --workspace '/shared/it'"'"'s' -- run""")
 
@@ -252,10 +255,10 @@ def test_the_lease_is_uploaded_before_a_remote_command_reads_the_lease(workspace
     monkeypatch.setattr(RemoteWorkspace, "ask", lambda there, module, words, shape, *, given: brought.append(json.loads(given)))
     monkeypatch.setattr(RemoteWorkspace, "hand_over", lambda there, module, words: 0)
     words = [verb, "--matrix", "quickstart"] if verb == "submit" else [verb, "run"]
-    assert on_controller.run(THERE, invocation(*words), words) == 0
+    assert on_controller.run_remotely(THERE, invocation(*words), words) == 0
     assert not any(".shardlab/inventory.json" in one for one in brought)
     text = lend(workspace, "2099-01-01T00:00:00Z")
-    assert on_controller.run(THERE, invocation(*words), words) == 0
+    assert on_controller.run_remotely(THERE, invocation(*words), words) == 0
     reads = verb in ("submit", "status", "retry")
     assert (brought[-1:] != [] and brought[-1].get(".shardlab/inventory.json") == text) == reads
 

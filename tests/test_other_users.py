@@ -82,7 +82,7 @@ def test_a_folder_that_another_user_made_first_is_not_used(shared, squat, name):
 
 
 def lock_node():
-    with node_lock.held("node", "n1", ssh._in_use) as lock:
+    with node_lock.hold_lock("node", "n1", ssh._raise_node_in_use) as lock:
         return Path(f"/proc/self/fd/{lock}").readlink()
 
 
@@ -114,16 +114,16 @@ def test_a_run_that_waits_for_another_user_names_the_user(shared, monkeypatch):
         try:
             assert process.stdout.readline() == b"x\n"
             who = f"process {process.pid} of the user {psutil.Process(process.pid).username()} (python3 -S -c import"
-            why = as_us(lambda: ssh._free([InventoryNode("gpu1", "n1")], 1, None, {}, contextlib.ExitStack())[1])
+            why = as_us(lambda: ssh._find_free_nodes([InventoryNode("gpu1", "n1")], 1, None, {}, contextlib.ExitStack())[1])
             assert why.startswith(f"waits for free nodes; gpu1 is used by {who}")
             monkeypatch.setattr(node_task, "BUSY_S", 0.0)
             with lock.open() as opened, pytest.raises(ShardlabError) as caught:
-                node_task._wait(opened.fileno())
+                node_task._wait_for_lock(opened.fileno())
             assert f"uses this node: {who}" in str(caught.value)
         finally:
             process.kill()
     with files.locked(lock) as descriptor:
-        assert node_lock.holder(descriptor)[0] == os.geteuid()
+        assert node_lock.find_lock_holder(descriptor)[0] == os.geteuid()
     with lock.open() as opened:
         said = f"a process that has ended or is hidden; the lock file belongs to the user id {OTHER}"
-        assert node_lock.holder(opened.fileno()) == (OTHER, said)
+        assert node_lock.find_lock_holder(opened.fileno()) == (OTHER, said)

@@ -216,7 +216,7 @@ def test_a_failing_refuse_function_is_an_error_of_one_sentence_without_leftovers
     process = RefusingProcess(file)
     first = msgspec.structs.replace(question(), steps=1)
     assert process.refuse(first, None) is None
-    monkeypatch.setattr(own_strategies, "NEXT_S", 1.0)
+    monkeypatch.setattr(own_strategies, "NEXT_ANSWER_S", 1.0)
     group = process._process.pid
     with pytest.raises(InputError) as raised:
         process.refuse(msgspec.structs.replace(first, steps=2), None)
@@ -265,9 +265,9 @@ def test_strategy_code_without_end_is_killed_with_its_child_processes(tmp_path, 
         print("x" * 1000000, flush=True)
         time.sleep(1000)
     """)
-    assert own_answers._run([sys.executable, "-c", code], str(tmp_path), tmp_path / "said") is None
+    assert own_answers._run_process([sys.executable, "-c", code], str(tmp_path), tmp_path / "said") is None
     wait_for_end([int(pid) for pid in pids.read_text().split()])
-    assert own_answers._run([sys.executable, "-c", "import sys; sys.exit(5)"], str(tmp_path), tmp_path / "said") == 5
+    assert own_answers._run_process([sys.executable, "-c", "import sys; sys.exit(5)"], str(tmp_path), tmp_path / "said") == 5
 
 
 def _is_alive(pid):
@@ -298,17 +298,17 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
     run, ours = run_dir.read_run(), Workspace(tmp_path / "ours")
     shutil.copytree(run_dir.path, ours.runs / run_dir.run_id)
     with pytest.raises(InputError, match=r"the code of its strategy alone .*was not submitted from this workspace.*--trust"):
-        own_plugins.of_run(ours, run, trust=False)
+        own_plugins.read_run_plugins(ours, run, trust=False)
     workspace_trust.consent(ours, print)
     with pytest.raises(InputError, match="--trust"):  # the user consented before any code was frozen
-        own_plugins.of_run(ours, run, trust=False)
-    own_copies.freeze(ours, own_plugins.of_run(ours, run, trust=True).sources)
-    found = own_plugins.of_run(ours, run, trust=False)
-    assert (found.strategies.known, found.sources) == ({"alone": run.own_strategy}, [])
+        own_plugins.read_run_plugins(ours, run, trust=False)
+    own_copies.freeze_sources(ours, own_plugins.read_run_plugins(ours, run, trust=True).sources)
+    found = own_plugins.read_run_plugins(ours, run, trust=False)
+    assert (found.strategies.by_name, found.sources) == ({"alone": run.own_strategy}, [])
     shutil.rmtree(ours.own)
     (ours.runs / run_dir.run_id / "strategies" / "alone.py").write_text("changed\n")
     with pytest.raises(InputError, match="is not complete"):
-        own_plugins.of_run(ours, run, trust=True)
+        own_plugins.read_run_plugins(ours, run, trust=True)
 
 
 def test_a_workspace_that_came_from_elsewhere_executes_no_strategy(tmp_path, capsys):

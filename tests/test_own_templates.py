@@ -129,7 +129,7 @@ def test_plain_values_may_be_asked_and_jinja_helps(tmp_path):
     )
     (tmp_path / NAME).write_text(text)
     run = run_of("torchrun")
-    said = render.script(run, tmp_path / "runs" / run.run_id, THIS_MACHINE, tmp_path)
+    said = render.render_script(run, tmp_path / "runs" / run.run_id, THIS_MACHINE, tmp_path)
     assert said == f"{run.run_id.upper()} 0,1,2 ab 2 1 {run.run_id} 1"
 
 
@@ -144,7 +144,7 @@ def test_a_fault_in_a_template_of_several_runs_is_wrong_input(tmp_path):
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "slurm_array.sbatch.j2").write_text("{{ ''.__class__ }}")
     with pytest.raises(InputError, match=r"slurm_array\.sbatch\.j2:1: .*Correct the file, or remove it"):
-        scripts.render("launch/slurm_array.sbatch.j2", tmp_path, options=[], folders=[], script="job.sbatch")
+        scripts.render_template("launch/slurm_array.sbatch.j2", tmp_path, options=[], folders=[], script="job.sbatch")
 
 
 def test_a_template_cannot_execute_code_outside_of_its_sandbox(workspace, tmp_path):

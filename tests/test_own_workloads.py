@@ -105,17 +105,17 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
     shutil.copytree(run_dir.path, ours.runs / run_dir.run_id)
     run = read(ours.runs / run_dir.run_id / "run.json")
     with pytest.raises(InputError, match=r"was not submitted from this workspace, so it is not executed.*--trust"):
-        own_plugins.of_run(ours, run, trust=False)
+        own_plugins.read_run_plugins(ours, run, trust=False)
     assert not ours.own.exists()
     workspace_trust.consent(ours, print)
     with pytest.raises(InputError, match="--trust"):  # the user consented before any code was frozen
-        own_plugins.of_run(ours, run, trust=False)
-    own_copies.freeze(ours, own_plugins.of_run(ours, run, trust=True).sources)
-    assert own_plugins.of_run(ours, run, trust=False).workloads.known["points"] == run.own_workload
+        own_plugins.read_run_plugins(ours, run, trust=False)
+    own_copies.freeze_sources(ours, own_plugins.read_run_plugins(ours, run, trust=True).sources)
+    assert own_plugins.read_run_plugins(ours, run, trust=False).workloads.by_name["points"] == run.own_workload
     shutil.rmtree(ours.own)
     files.write_atomic(ours.runs / run_dir.run_id / "workloads" / "points.py", b"changed\n")
     with pytest.raises(InputError, match="is not complete"):
-        own_plugins.of_run(ours, run, trust=True)
+        own_plugins.read_run_plugins(ours, run, trust=True)
 
 
 @pytest.mark.parametrize(("named", "code"), [("points", 0), ("pionts", 2)])

@@ -9,7 +9,7 @@ import pytest
 from support_e2e import HANG_S
 
 from jobs.planning import tiny_twin
-from jobs.planning.resolve import resolve
+from jobs.planning.resolve import resolve_cells
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.matrix.cell_names import matches
@@ -39,7 +39,7 @@ CELLS = {
 @pytest.fixture(scope="module", params=CELLS)
 def study(request):
     found = matrix.load(matrix.find(request.param))
-    return found, resolve(found)
+    return found, resolve_cells(found)
 
 
 def plain(cells):
@@ -122,7 +122,7 @@ def test_notes_of_a_study_have_the_recomputed_numbers(name, printed, computed):
 def test_tiny_twins_have_distinct_hashes_and_record_the_cell_that_they_rehearse(study):
     """Each tiny twin has a hash and a name of its own and records the cell that it rehearses."""
     _, cells = study
-    twins = tiny_twin.twins(cells, menu.workloads())
+    twins = tiny_twin.make_twins(cells, menu.workloads())
     assert [twin.rehearses for twin in twins] == cells
     assert len({twin.hash() for twin in twins} | {cell.hash() for cell in cells}) == 2 * len(cells)
     assert len({twin.name() for twin in twins}) == len(cells)
@@ -131,7 +131,7 @@ def test_tiny_twins_have_distinct_hashes_and_record_the_cell_that_they_rehearse(
 def test_twins_have_the_ranks_and_passes_of_their_cells_and_little_work(study):
     _, cells = study
     strategies = menu.strategies()
-    for twin in tiny_twin.twins(cells, menu.workloads()):
+    for twin in tiny_twin.make_twins(cells, menu.workloads()):
         cell = twin.rehearses
         for key in (
             "strategy",
@@ -157,7 +157,7 @@ def test_twins_have_the_ranks_and_passes_of_their_cells_and_little_work(study):
 
 def test_one_twin_of_a_study_goes_through_torchrun(study):
     _, cells = study
-    twins = tiny_twin.twins(cells, menu.workloads())
+    twins = tiny_twin.make_twins(cells, menu.workloads())
     launched = [twin for twin in twins if twin.launcher == "torchrun"]
     assert [twin.world_size for twin in launched] == [2]
     assert {twin.launcher for twin in twins} == {"fork", "torchrun"}
@@ -167,7 +167,7 @@ def test_all_twins_of_a_workload_scale_batches_by_the_same_factor(study):
     """All twins of a workload have batches that are smaller by the same factor."""
     _, cells = study
     by_workload = {}
-    for twin in tiny_twin.twins(cells, menu.workloads()):
+    for twin in tiny_twin.make_twins(cells, menu.workloads()):
         ratio = twin.rehearses.global_batch_size / twin.global_batch_size
         assert by_workload.setdefault(twin.workload, ratio) == ratio
         assert twin.rehearses.micro_batch_size / twin.micro_batch_size == ratio
@@ -183,8 +183,8 @@ defaults: {workload: vgg16, strategy: ddp, global_batch_size: 24, epochs: 9, war
 def twins_of(folder, text):
     path = folder / "m.yaml"
     path.write_text(MATRIX + text)
-    cells = resolve(matrix.load(path))
-    return tiny_twin.twins(cells, menu.workloads()), tiny_twin.dropped(cells)
+    cells = resolve_cells(matrix.load(path))
+    return tiny_twin.make_twins(cells, menu.workloads()), tiny_twin.describe_dropped_settings(cells)
 
 
 def test_cells_that_scaling_makes_equal_stay_two(tmp_path):
@@ -244,9 +244,9 @@ def test_a_validation_is_of_one_batch_of_every_cell_and_not_of_many(tmp_path):
 
 def test_a_workload_without_a_twin_is_refused(tmp_path):
     (tmp_path / "m.yaml").write_text(MATRIX)
-    cells = resolve(matrix.load(tmp_path / "m.yaml"))
+    cells = resolve_cells(matrix.load(tmp_path / "m.yaml"))
     with pytest.raises(InputError, match="vgg16 has no tiny twin"):
-        tiny_twin.twins(cells, {})
+        tiny_twin.make_twins(cells, {})
 
 
 def jobs(*words, code=0):

@@ -46,12 +46,12 @@ def test_a_rank_sends_what_the_ring_needs(strategy, keys, sent):
     gpus, passes = 1 if strategy == "single" else 4, of_cell.pop("accumulation", 1)
     dp = gpus // of_cell.get("tp", 1)
     one = cell("gpt2-tiny", strategy, gpus, micro=8 // dp // passes, passes=passes, **of_cell)
-    assert exchanges.sent_bytes(one) == pytest.approx(sent, rel=WITHIN.get(strategy, 1e-9))
+    assert exchanges.sum_sent_bytes(one) == pytest.approx(sent, rel=WITHIN.get(strategy, 1e-9))
 
 
 @pytest.mark.parametrize(("strategy", "keys", "sent"), IN_PIPELINES, ids=[f"{row[0]}-{row[1]['pp']}" for row in IN_PIPELINES])
 def test_a_rank_of_a_pipeline_sends_its_neighbours_each_micro_batch(strategy, keys, sent):
-    assert exchanges.sent_bytes(cell("gpt2-tiny", strategy, micro=2, **keys)) == pytest.approx(sent)
+    assert exchanges.sum_sent_bytes(cell("gpt2-tiny", strategy, micro=2, **keys)) == pytest.approx(sent)
 
 
 def test_every_strategy_on_the_menu_is_worked_out_or_not_known():
@@ -59,12 +59,12 @@ def test_every_strategy_on_the_menu_is_worked_out_or_not_known():
     by_hand = {row[0] for row in BY_HAND} | {row[0] for row in IN_PIPELINES}
     assert by_hand | NOT_KNOWN == menu.strategies().keys()
     assert not by_hand & NOT_KNOWN
-    assert exchanges.of(cell("gpt2-tiny", "ddp-powersgd", 4)) is None
-    assert exchanges.of(cell("gpt2-tiny", "ps-sync", 4, servers=1)) is None
+    assert exchanges.list_exchanges(cell("gpt2-tiny", "ddp-powersgd", 4)) is None
+    assert exchanges.list_exchanges(cell("gpt2-tiny", "ps-sync", 4, servers=1)) is None
 
 
 def test_more_passes_gather_more_and_reduce_gradients_once():
-    once, twice = (exchanges.of(cell("gpt2-tiny", "fsdp2", 4, passes=passes)) for passes in (1, 2))
+    once, twice = (exchanges.list_exchanges(cell("gpt2-tiny", "fsdp2", 4, passes=passes)) for passes in (1, 2))
     gathered, reduced = zip(*([one.payload_bytes for one in found] for found in (once, twice)), strict=True)
     assert gathered[1] == 2 * gathered[0]
     assert reduced == (PSI, PSI)

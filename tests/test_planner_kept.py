@@ -76,10 +76,10 @@ def test_the_score_is_measured_over_predicted(tmp_path):
 
 def test_the_next_plan_is_calibrated_by_the_stored_prediction(tmp_path):
     run, result = measured(tmp_path)
-    (ratio,) = plan_predictions.measured(Workspace(tmp_path))
+    (ratio,) = plan_predictions.read_run_ratios(Workspace(tmp_path))
     assert (ratio.gpu, ratio.time, ratio.memory) == ("a100", 0.6 / 0.5, 20 / 16)
     files.write_json(run.result, msgspec.structs.replace(result, rehearsal=True))
-    assert not list(plan_predictions.measured(Workspace(tmp_path)))
+    assert not list(plan_predictions.read_run_ratios(Workspace(tmp_path)))
 
 
 def test_a_plan_names_cells_that_do_not_fit_and_the_cost_of_the_others(tmp_path, capsys):
@@ -131,7 +131,7 @@ def test_a_plan_of_study_4_draws_a_pipeline_with_the_numbers_of_its_table(tmp_pa
     assert shown["schedule"]["bubble"] == 9 / 33
     found = {}
     for entry in shown["cells"]:
-        drawn = cell_schedule.of(msgspec.convert(entry["cell"], Cell))
+        drawn = cell_schedule.make_schedule(msgspec.convert(entry["cell"], Cell))
         figures = (f"{100 * drawn.bubble:.1f}", drawn.total, drawn.ideal, f"{drawn.throughput:.3f}")
         found[drawn.stages, drawn.micro_batches] = figures
     assert found == STUDY_4

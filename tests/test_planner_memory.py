@@ -18,16 +18,16 @@ from trainers.task import Batch
 
 GB = 1e9
 TRANSFORMERS = ("gpt2-tiny", "gpt2-large-tiny", "llm-1.3b-tiny", "llm-7b-tiny", "vit-tiny", "vit-b-32-tiny")
-COUNTED = sorted(model_facts.counted())
+COUNTED = sorted(model_facts.counted_networks())
 LARGE = [name for name in COUNTED if not name.endswith("-tiny")]
 
 
 def states(one):
     """Returns the bytes that the parameters, gradients, optimizer state and master parameters of a cell take when all gradients
     exist."""
-    facts = model_facts.of(one)
+    facts = model_facts.find_model_facts(one)
     division = sharding.divide(one, facts.parameters)
-    found = memory.of(one, on_gpu=False).by_category
+    found = memory.predict_memory(one, on_gpu=False).by_category
     gradient = division.gradient_bytes * facts.parameters / division.gradient_ranks
     kept = sum(found[name].likely for name in ("parameter", "optimizer_state", "master_parameter") if name in found)
     return kept + gradient + division.whole_gradient_bytes * facts.parameters
@@ -35,7 +35,7 @@ def states(one):
 
 @pytest.mark.parametrize("workload", menu.workloads())
 def test_parameters_by_place_add_up_to_those_of_the_menu(workload):
-    facts = model_facts.of(cell(workload))
+    facts = model_facts.find_model_facts(cell(workload))
     assert facts.parameters == menu.workload(workload).parameters
     by_place = facts.blocks * facts.block_parameters + facts.front + facts.back - facts.tied
     # The sum may be a little smaller: if blocks differ in size, their mean size is rounded down.
@@ -81,7 +81,7 @@ def test_states_in_mixed_precision_as_the_engines_keep_them(strategy, bytes_per_
 def test_fsdp_adds_up_whole_gradients_if_a_step_has_several_passes():
     def gradient(passes):
         return (
-            memory.of(cell("llm-1.3b", "fsdp2", 8, passes=passes, precision="bf16"), on_gpu=False)
+            memory.predict_memory(cell("llm-1.3b", "fsdp2", 8, passes=passes, precision="bf16"), on_gpu=False)
             .by_category["gradient"]
             .likely
         )
@@ -135,7 +135,7 @@ def _saved(workload, precision, micro, **options):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-autocast"])
 @pytest.mark.parametrize("workload", TRANSFORMERS)
 def test_saved_activations_of_transformers_are_what_autograd_saves(workload, precision):
-    facts = model_facts.of(cell(workload, "single", precision=precision))
+    facts = model_facts.find_model_facts(cell(workload, "single", precision=precision))
     saved, micro = facts.saved, 4
     predicted = micro * (facts.blocks * (saved.block_whole + saved.block_split) + saved.head) + facts.blocks * saved.weights
     error = predicted / _saved(workload, precision, micro) - 1
@@ -146,20 +146,20 @@ def test_unfused_gelu_saves_twelve_more_widths_a_token():
     counted = _saved("gpt2-tiny", "fp32", 2, gelu="unfused") - _saved("gpt2-tiny", "fp32", 2)
     # The factors are: sequences, tokens, blocks, tensors per block, width of a tensor, bytes per number.
     assert counted == 2 * 64 * 4 * 12 * 64 * 4
-    one = model_facts.of(cell("gpt2-tiny", options={"gelu": "unfused"})).saved
-    assert one.block_split - model_facts.of(cell("gpt2-tiny")).saved.block_split == 64 * 12 * 64 * 4
+    one = model_facts.find_model_facts(cell("gpt2-tiny", options={"gelu": "unfused"})).saved
+    assert one.block_split - model_facts.find_model_facts(cell("gpt2-tiny")).saved.block_split == 64 * 12 * 64 * 4
 
 
 @pytest.mark.parametrize("workload", COUNTED if LONG else [name for name in COUNTED if name not in LARGE])
 def test_counted_networks_save_what_the_table_says(workload):
-    entry = model_facts.counted()[workload]
+    entry = model_facts.counted_networks()[workload]
     for precision, expected in (("fp32", entry.fp32), ("bf16", entry.half)):
         per_image = (_saved(workload, precision, 4) - _saved(workload, precision, 2)) / 2
         assert per_image == expected
 
 
 def test_every_network_without_a_formula_is_in_the_table():
-    known = {name for name in menu.workloads() if model_facts.of(cell(name)).kind == "unknown"}
+    known = {name for name in menu.workloads() if model_facts.find_model_facts(cell(name)).kind == "unknown"}
     assert not known
 
 
@@ -176,19 +176,21 @@ def test_every_network_without_a_formula_is_in_the_table():
 )
 def test_the_7b_model_on_512_ranks_is_within_5_percent_of_its_rehearsal(keys, rehearsed_mib):
     one = cell("llm-7b", gpus=512, nnodes=64, precision="bf16", **keys)
-    assert memory.of(one, on_gpu=False).bytes.likely / 2**20 == pytest.approx(rehearsed_mib, rel=0.05)
+    assert memory.predict_memory(one, on_gpu=False).bytes.likely / 2**20 == pytest.approx(rehearsed_mib, rel=0.05)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1-full-shard", "zero3"])
 def test_more_ranks_never_need_more_memory_under_full_sharding(strategy):
-    needed = [memory.of(cell("llm-1.3b", strategy, gpus, precision="bf16")).bytes for gpus in (2, 4, 8, 64, 512, 4096)]
+    needed = [
+        memory.predict_memory(cell("llm-1.3b", strategy, gpus, precision="bf16")).bytes for gpus in (2, 4, 8, 64, 512, 4096)
+    ]
     assert [found.likely for found in needed] == sorted((found.likely for found in needed), reverse=True)
 
 
 @pytest.mark.parametrize("strategy", [name for name, one in menu.strategies().items() if one.degrees == ("dp",)])
 def test_every_range_is_ordered(strategy):
     one = cell("gpt2-large", strategy, 4, precision="bf16", optimizer=Optimizer(name="sgd", lr=0.1))
-    found = memory.of(one)
+    found = memory.predict_memory(one)
     for span in (*found.by_category.values(), found.bytes, found.tensors):
         assert 0 <= span.low <= span.likely <= span.high
     assert found.bytes.likely == pytest.approx(sum(span.likely for span in found.by_category.values()))
@@ -196,20 +198,20 @@ def test_every_range_is_ordered(strategy):
 
 def test_1f1b_keeps_fewer_activations_than_gpipe():
     kept = {
-        name: memory.of(cell("gpt2", name, 4, pp=4, passes=16), on_gpu=False).by_category["activation"].likely
+        name: memory.predict_memory(cell("gpt2", name, 4, pp=4, passes=16), on_gpu=False).by_category["activation"].likely
         for name in ("pp-gpipe", "pp-1f1b")
     }
     assert kept["pp-1f1b"] < kept["pp-gpipe"] / 2
-    assert pipeline_share.kept_chunks("1f1b", 0, 4, 16) == 4
-    assert pipeline_share.kept_chunks("1f1b", 3, 4, 16) == 1
-    assert pipeline_share.kept_chunks("gpipe", 3, 4, 16) == 16
+    assert pipeline_share.count_kept_chunks("1f1b", 0, 4, 16) == 4
+    assert pipeline_share.count_kept_chunks("1f1b", 3, 4, 16) == 1
+    assert pipeline_share.count_kept_chunks("gpipe", 3, 4, 16) == 16
 
 
 def test_checkpointing_keeps_a_blocks_input_and_recomputes_one_block_at_a_time():
     whole, checkpointed = (
-        memory.of(cell("llm-7b", "fsdp2", 512, precision="bf16", activation_checkpointing=which), on_gpu=False).by_category[
-            "activation"
-        ]
+        memory.predict_memory(
+            cell("llm-7b", "fsdp2", 512, precision="bf16", activation_checkpointing=which), on_gpu=False
+        ).by_category["activation"]
         for which in ("none", "full")
     )
     inputs = 32 * 2048 * 4096 * 2
@@ -220,9 +222,9 @@ def test_checkpointing_keeps_a_blocks_input_and_recomputes_one_block_at_a_time()
 def test_memory_beside_tensors_has_three_terms_only_on_a_gpu():
     """For a GPU, the estimate has the terms `memory.BESIDE` in addition to tensors; without a GPU it has none of them."""
     one = cell("gpt2", "ddp", 2)
-    beside = memory.of(one).by_category.keys() - memory.of(one, on_gpu=False).by_category.keys()
-    assert beside == set(memory.BESIDE)
-    assert all(term.source for term in memory.terms().values())
+    beside = memory.predict_memory(one).by_category.keys() - memory.predict_memory(one, on_gpu=False).by_category.keys()
+    assert beside == set(memory.NON_TENSOR_CATEGORIES)
+    assert all(term.source for term in memory.memory_terms().values())
 
 
 MEASURED = (  # on an H100 (docs/gpus.md), in MiB: tensors at the peak, more that torch reserved, more that NVML counted
@@ -234,7 +236,7 @@ MEASURED = (  # on an H100 (docs/gpus.md), in MiB: tensors at the peak, more tha
 @pytest.mark.parametrize(("workload", "micro", "keys", "measured"), MEASURED)
 def test_memory_measured_on_an_h100_is_predicted(workload, micro, keys, measured):
     tensors, unused, beside = (size * memory.MIB for size in measured)
-    found = memory.of(cell(workload, "single", micro=micro, optimizer=Optimizer("adamw", 3e-4), **keys))
+    found = memory.predict_memory(cell(workload, "single", micro=micro, optimizer=Optimizer("adamw", 3e-4), **keys))
     terms = found.by_category
     assert found.tensors.likely == pytest.approx(tensors, rel=0.03)
     assert terms["fragmentation"].low <= unused <= terms["fragmentation"].high
@@ -265,8 +267,8 @@ def test_the_verdict_whether_a_cell_fits_follows_from_its_range(needed, complete
 def test_the_largest_micro_batch_fits_and_the_next_does_not(strategy):
     one, capacity = cell("gpt2-large", strategy, 8, precision="bf16"), exactly(80 * 2**30)
     largest = predict.find_largest_micro_batch(one, capacity, on_gpu=True)
-    assert memory.of(one, micro_batch=largest).bytes.likely <= capacity.likely
-    assert memory.of(one, micro_batch=largest + 1).bytes.likely > capacity.likely
+    assert memory.predict_memory(one, micro_batch=largest).bytes.likely <= capacity.likely
+    assert memory.predict_memory(one, micro_batch=largest + 1).bytes.likely > capacity.likely
 
 
 def test_a_model_whose_states_do_not_fit_has_no_micro_batch():
@@ -285,18 +287,18 @@ def test_a_model_whose_states_do_not_fit_has_no_micro_batch():
     ],
 )
 def test_a_gpu_is_found_by_the_name_that_slurm_or_nvml_has(name, memory_gib, expected):
-    found = gpu.find(name, memory_gib)
+    found = gpu.find_model(name, memory_gib)
     assert (found.name if found else None) == expected
 
 
 def test_each_gpu_name_in_messages_is_a_known_model():
-    assert {"t4", "h100-80gb-hbm3"} <= set(gpu.known())
-    assert all(gpu.find(name) is not None for name in gpu.known())
+    assert {"t4", "h100-80gb-hbm3"} <= set(gpu.list_model_names())
+    assert all(gpu.find_model(name) is not None for name in gpu.list_model_names())
 
 
 def test_resnet50_of_study_4_needs_what_it_assumes():
     """Study 4 assumes that ResNet-50 needs 5.8 GB for 64 images in fp32 with SGD without momentum; the planner estimates the
     same."""
     one = cell("resnet50", "ddp", micro=64, optimizer=Optimizer(name="sgd", lr=0.01, momentum=0.0))
-    assert memory.of(one, on_gpu=False).bytes.likely / GB == pytest.approx(5.8, rel=0.05)
-    assert math.isfinite(memory.of(one).bytes.high)
+    assert memory.predict_memory(one, on_gpu=False).bytes.likely / GB == pytest.approx(5.8, rel=0.05)
+    assert math.isfinite(memory.predict_memory(one).bytes.high)

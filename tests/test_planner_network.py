@@ -35,7 +35,7 @@ def points():
     for mbps, figures in zip(RATES, found, strict=True):
         known = {"nodes": ["a", "b"], "ranks": 2, "backend": "gloo", "gpu": None, "measured": "2026-11-24T12:00:00+00:00"}
         fitted = msgspec.convert({**known, "times": figures[: len(FITTED)]}, MeasuredAllReduce)
-        over = link_fit.link("network", [fitted])
+        over = link_fit.fit_link("network", [fitted])
         for one in figures[len(FITTED) :]:
             exchange = Exchange("all_reduce", one["bytes"], 1, 2, "dp", False)
             seconds[mbps, one["bytes"]] = (step_time.predict_exchange_time(exchange, over).likely, one["seconds"])

@@ -21,7 +21,13 @@ from shardlab.runs.rehearsed import Rehearsed
 from trainers import menu
 
 GIB = 1 << 30
-A100 = PlannedMachine(True, "a100-80gb", gpu.must_find("a100-80gb"), exactly(80 * GIB), link.of_gpu(gpu.must_find("a100-80gb")))
+A100 = PlannedMachine(
+    True,
+    "a100-80gb",
+    gpu.must_find_model("a100-80gb"),
+    exactly(80 * GIB),
+    link.make_data_sheet_link(gpu.must_find_model("a100-80gb")),
+)
 SHARED = """\
 "Two blocks, used in turns."
 import torch
@@ -57,7 +63,7 @@ def in_place_of(shipped, known):
 
 def equal_in_shape(workload):
     """A model of the workspace that has the blocks and the other parameters of a shipped workload."""
-    facts = model_facts.of(cell(workload))
+    facts = model_facts.find_model_facts(cell(workload))
     outside = facts.parameters - facts.blocks * facts.block_parameters
     return own_model((facts.block_parameters,) * facts.blocks, outside, code=workload.rjust(16, "0"))
 
@@ -75,7 +81,7 @@ def test_the_lower_bound_of_a_model_is_below_the_prediction_of_its_shipped_twin(
         for passes, checkpointing in ((1, "none"), (8, "none"), (8, "full")):
             keys = {"precision": precision, "activation_checkpointing": checkpointing}
             shipped = cell(workload, strategy, 8, passes=passes, micro=1, **mesh(strategy), **keys)
-            bound, predicted = memory.of(in_place_of(shipped, known)), memory.of(shipped)
+            bound, predicted = memory.predict_memory(in_place_of(shipped, known)), memory.predict_memory(shipped)
             assert not bound.complete
             assert 0 < bound.tensors.low <= predicted.tensors.low, shipped
             assert bound.bytes.low <= predicted.bytes.low, shipped
@@ -85,7 +91,7 @@ def test_the_lower_bound_of_a_model_is_below_the_prediction_of_its_shipped_twin(
 @pytest.mark.parametrize("strategy", ["fsdp2", "zero2", "zero3"])
 def test_the_lower_bound_is_most_of_the_memory_without_activations(strategy, checkpointing):
     shipped = cell("llm-7b", strategy, 8, passes=8, precision="bf16", activation_checkpointing=checkpointing)
-    bound, predicted = memory.of(in_place_of(shipped, equal_in_shape("llm-7b"))), memory.of(shipped)
+    bound, predicted = memory.predict_memory(in_place_of(shipped, equal_in_shape("llm-7b"))), memory.predict_memory(shipped)
     without = {name: span for name, span in predicted.by_category.items() if name not in ("activation", "temporary")}
     assert bound.bytes.low >= 0.85 * sum(span.low for span in without.values())
 
@@ -96,21 +102,21 @@ def test_a_model_without_a_known_reason_is_not_left_out(strategy):
     plain data parallelism, its parameters alone do not fit."""
     known = own_model((218_112_000,) * 32, 1_050_677_248)
     one = in_place_of(cell("llm-7b", strategy, 8, passes=8, precision="bf16", **mesh(strategy)), known)
-    found = predict.of(one, A100)
+    found = predict.predict_run(one, A100)
     whole = menu.strategy(strategy).cuts == () or "no-shard" in strategy or strategy in ("zero0", "zero1")
     if not whole and not mesh(strategy) and not menu.strategy(strategy).servers:
-        assert (found.fits, predict.that_do_not_fit({one.name(): one}, {one.name(): found})) == (None, [])
+        assert (found.fits, predict.list_cells_over_memory({one.name(): one}, {one.name(): found})) == (None, [])
     elif strategy in ("ddp", "single"):
         assert found.fits == "no"
     assert found.largest_micro_batch is None
-    (printed,) = planner_table.columns([found])["memory"]
-    assert printed == f"more than {planner_table.size(found.memory_bytes.low)}"
+    (printed,) = planner_table.make_columns([found])["memory"]
+    assert printed == f"more than {planner_table.format_size(found.memory_bytes.low)}"
 
 
 def test_a_model_of_70b_on_512_gpus_is_not_charged_as_a_whole():
     known = own_model((855_654_400,) * 80, 2_101_354_496)
     one = in_place_of(cell("llm-7b", "fsdp2", 512, nnodes=64, precision="bf16", activation_checkpointing="full"), known)
-    found = predict.of(one, A100)
+    found = predict.predict_run(one, A100)
     shards = 70.6e9 * 16 / 512
     assert found.fits is None
     assert shards < found.memory_bytes.low < found.memory_bytes.likely < 20 * GIB
@@ -119,11 +125,11 @@ def test_a_model_of_70b_on_512_gpus_is_not_charged_as_a_whole():
 def test_the_first_blocks_of_a_model_by_configuration_are_counted():
     known = own_model((10, 10, 30, 30), 7)
     one = in_place_of(cell("gpt2", "fsdp2", 2), known)
-    facts = model_facts.of(one)
+    facts = model_facts.find_model_facts(one)
     assert (facts.parameters, facts.blocks, facts.largest_block, facts.front) == (87, 4, 30, 7)
-    two = model_facts.of(msgspec.structs.replace(one, options={**one.options, "n_layer": 2}))
+    two = model_facts.find_model_facts(msgspec.structs.replace(one, options={**one.options, "n_layer": 2}))
     assert (two.parameters, two.blocks, two.block_parameters, two.largest_block, two.flops_per_item) == (27, 2, 10, 10, None)
-    staged = model_facts.of(in_place_of(cell("gpt2", "pp-1f1b", 2, pp=2, passes=2), known))
+    staged = model_facts.find_model_facts(in_place_of(cell("gpt2", "pp-1f1b", 2, pp=2, passes=2), known))
     assert (staged.block_parameters, staged.front, staged.back) == (10, 0, 0)
 
 
@@ -131,18 +137,20 @@ def test_other_options_of_a_model_by_code_make_its_size_unknown():
     """The description is of the default options: with a width of 8 instead of 4096, the model may be much smaller."""
     known = own_model((10**9,) * 40, 0, file="/w/mine.py", options=(Option("width", 4096, "width"),))
     one = in_place_of(cell("llm-7b", "ddp", 8, precision="bf16"), known)
-    assert predict.of(one, A100).fits == "no"
+    assert predict.predict_run(one, A100).fits == "no"
     other = msgspec.structs.replace(one, options={**one.options, "width": 8})
-    found = predict.of(other, A100)
-    assert (found.memory_bytes, found.fits, found.sent_bytes, found.step_s, exchanges.of(other)) == (None,) * 5
+    found = predict.predict_run(other, A100)
+    assert (found.memory_bytes, found.fits, found.sent_bytes, found.step_s, exchanges.list_exchanges(other)) == (None,) * 5
     assert "the size of a model of the workspace is known only with its default options" in found.how
 
 
 def test_a_data_set_with_other_classes_makes_the_head_of_an_image_classifier_unknown():
     data = Option("data", "synthetic", "data set", choices=("synthetic", "cifar10"))
     one = in_place_of(cell("gpt2", "ddp", 2), own_model((10, 10), 7, unit="images", options=(data,)))
-    assert model_facts.of(one).parameters == 27
-    assert model_facts.of(msgspec.structs.replace(one, options={**one.options, "data": "cifar10"})).parameters == 20
+    assert model_facts.find_model_facts(one).parameters == 27
+    assert (
+        model_facts.find_model_facts(msgspec.structs.replace(one, options={**one.options, "data": "cifar10"})).parameters == 20
+    )
 
 
 def test_descriptions_have_the_parameters_of_each_block(tmp_path):
@@ -179,7 +187,7 @@ def test_a_rehearsal_never_needs_less_than_the_lower_bound(rehearse, tmp_path, n
             shipped = cell("llm-7b", strategy, 1 if strategy == "single" else 4, passes=passes, **mesh(strategy), **keys)
             one = in_place_of(shipped, known)
             answer, _ = rehearse(one, own=known)
-            assert memory.of(one, on_gpu=False).bytes.low <= answer.worst.peak_bytes, (strategy, passes)
+            assert memory.predict_memory(one, on_gpu=False).bytes.low <= answer.worst.peak_bytes, (strategy, passes)
 
 
 def test_a_model_without_blocks_is_rehearsed_above_its_lower_bound(rehearse, tmp_path):
@@ -192,4 +200,4 @@ def test_a_model_without_blocks_is_rehearsed_above_its_lower_bound(rehearse, tmp
         one = cell_of(known, strategy, dp=2, micro_batch_size=1, global_batch_size=4, gradient_accumulation_steps=2)
         answer, _ = rehearse(one, own=known)
         assert isinstance(answer, Rehearsed), answer.why
-        assert memory.of(one, on_gpu=False).bytes.low <= answer.worst.peak_bytes, strategy
+        assert memory.predict_memory(one, on_gpu=False).bytes.low <= answer.worst.peak_bytes, strategy

@@ -21,8 +21,8 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 
 def machine(name):
-    found = gpu.must_find(name)
-    return PlannedMachine(True, name, found, gpu.capacity(found, None), link.of_gpu(found))
+    found = gpu.must_find_model(name)
+    return PlannedMachine(True, name, found, gpu.capacity(found, None), link.make_data_sheet_link(found))
 
 
 def results(folder, *lines, name=A100):
@@ -33,7 +33,7 @@ def results(folder, *lines, name=A100):
     environment(run, gpus=[Gpu(uuid="GPU-0", name=name, memory_bytes=80 << 30)])
     (kept / "HOST.json").write_bytes(run.environment("node0").read_bytes())
     (kept / "proof.jsonl").write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
-    return gpu_results.folders(folder)[:1]
+    return gpu_results.list_result_folders(folder)[:1]
 
 
 def record(stage="D", verdict="holds", **figures):
@@ -42,23 +42,23 @@ def record(stage="D", verdict="holds", **figures):
 
 def test_the_ratio_is_that_to_the_formula(tmp_path):
     """The calibration is the measured value divided by the value of the formula."""
-    formula_s = step_time.of(ONE, machine(A100)).seconds.likely
-    needed = memory.of(ONE, on_gpu=True).tensors.likely
+    formula_s = step_time.predict_step_time(ONE, machine(A100)).seconds.likely
+    needed = memory.predict_memory(ONE, on_gpu=True).tensors.likely
     kept = results(tmp_path, record(step_ms=1300 * formula_s, peak_allocated_bytes=round(0.9 * needed)))
-    (found,) = gpu_results.measured(kept)
+    (found,) = gpu_results.read_proof_ratios(kept)
     assert (found.time, found.memory) == (pytest.approx(1.3), pytest.approx(0.9))
     assert found.cell == ONE
 
 
 def test_a_plan_uses_results_until_a_run_of_the_workspace_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_results, "CHECKOUT", tmp_path / "none")  # hides this repository's own docs/results
-    formula_s = step_time.of(ONE, machine(A100)).seconds.likely
+    formula_s = step_time.predict_step_time(ONE, machine(A100)).seconds.likely
     results(tmp_path, record(step_ms=1300 * formula_s))
-    earlier = plan_predictions.earlier_measurements(Workspace(tmp_path))
+    earlier = plan_predictions.load_calibration(Workspace(tmp_path))
     span, how = earlier.time(ONE, "a100-80gb", exactly(1.0))  # the GPU's name in a cluster file
     assert (span.likely, how) == (pytest.approx(1.3), ", calibrated by 1 result(s) in docs/results of single")
     assert earlier.time(ONE, "h100", exactly(1.0)) == (exactly(1.0), "")
-    own = calibration.of([MeasuredRatio(ONE, A100, 1.1, None)], fallback=earlier)
+    own = calibration.build_calibration([MeasuredRatio(ONE, A100, 1.1, None)], fallback=earlier)
     span, how = own.time(ONE, A100, exactly(1.0))
     assert (span.likely, how) == (pytest.approx(1.1), ", calibrated by 1 run(s) of single")
 
@@ -78,26 +78,26 @@ def test_a_plan_uses_results_until_a_run_of_the_workspace_is_there(tmp_path, mon
 )
 def test_a_record_without_a_measurement_of_one_gpu_per_rank_is_left_out(tmp_path, line):
     good = record(step_ms=10.0)
-    assert len(list(gpu_results.measured(results(tmp_path, line, good)))) == 1
+    assert len(list(gpu_results.read_proof_ratios(results(tmp_path, line, good)))) == 1
 
 
 def test_the_results_of_this_repository_correct_predictions_only_a_little():
     """A record of something else, such as two models in one process, would spoil the predictions of every user."""
-    found = list(gpu_results.measured([gpu_results.CHECKOUT]))
+    found = list(gpu_results.read_proof_ratios([gpu_results.CHECKOUT]))
     assert len([one.time for one in found if one.time]) >= 7
     assert all(0.8 < ratio < 1.25 for one in found for ratio in (one.time, one.memory) if ratio), found
 
 
 def test_a_machine_whose_gpu_is_not_known_calibrates_nothing(tmp_path):
-    assert list(gpu_results.measured(results(tmp_path, record(step_ms=10.0), name="Abacus 3000"))) == []
+    assert list(gpu_results.read_proof_ratios(results(tmp_path, record(step_ms=10.0), name="Abacus 3000"))) == []
     (tmp_path / "docs/results/2026-11-24-gpu/HOST.json").write_text("{half")
-    assert list(gpu_results.measured(gpu_results.folders(tmp_path)[:1])) == []
+    assert list(gpu_results.read_proof_ratios(gpu_results.list_result_folders(tmp_path)[:1])) == []
 
 
 def test_a_result_that_cannot_be_read_is_left_out(tmp_path):
     (folder,) = results(tmp_path, record(step_ms=10.0))
     (proof,) = folder.glob("*/proof.jsonl")
-    assert list(gpu_results.measured([folder]))
+    assert list(gpu_results.read_proof_ratios([folder]))
     proof.unlink()
     proof.mkdir()
-    assert list(gpu_results.measured([folder])) == []
+    assert list(gpu_results.read_proof_ratios([folder])) == []

@@ -11,7 +11,7 @@ from support_planner import cell
 from jobs.planner import advise, calibration, exchanges, gpu, link, predict, rules, scale_out, step_time
 from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import NO_GPU, PlannedMachine
-from jobs.planner.pipeline_schedule import drawn, simulate
+from jobs.planner.pipeline_schedule import draw_timeline, simulate
 from shardlab.matrix.cell import Optimizer
 from shardlab.runs.prediction import exactly
 from trainers import menu
@@ -43,7 +43,9 @@ MEASURED = (  # on an H100, by docs/results: workload, micro-batch, other keys, 
 def test_times_measured_on_an_h100_are_predicted(workload, micro, keys, step_ms):
     """Without calibration, within 15 %, and within the range."""
     fused = Optimizer("adamw", 3e-4, fused=True)
-    found = step_time.of(cell(workload, "single", micro=micro, optimizer=fused, **keys), machine("h100-80gb-hbm3"))
+    found = step_time.predict_step_time(
+        cell(workload, "single", micro=micro, optimizer=fused, **keys), machine("h100-80gb-hbm3")
+    )
     assert found.seconds.likely == pytest.approx(step_ms / 1000, rel=0.15)
     assert found.seconds.low <= step_ms / 1000 <= found.seconds.high
 
@@ -51,15 +53,17 @@ def test_times_measured_on_an_h100_are_predicted(workload, micro, keys, step_ms)
 def test_an_odd_vocabulary_is_slow_in_16_bits_only():
     def seconds(precision, multiple):
         one = cell("gpt2", "single", micro=8, precision=precision, options={"pad_vocabulary": multiple})
-        return step_time.of(one, machine("h100-80gb-hbm3")).parts["compute"].likely
+        return step_time.predict_step_time(one, machine("h100-80gb-hbm3")).parts["compute"].likely
 
     assert seconds("bf16", 1) > 1.4 * seconds("bf16", 8)
     assert seconds("fp32", 1) == seconds("fp32", 8)
 
 
 def machine(name="a100-80gb", **links):
-    found = gpu.must_find(name)
-    return PlannedMachine(True, name, found, gpu.capacity(found, None), link.of_gpu(found), links.get("between"), 2.0)
+    found = gpu.must_find_model(name)
+    return PlannedMachine(
+        True, name, found, gpu.capacity(found, None), link.make_data_sheet_link(found), links.get("between"), 2.0
+    )
 
 
 @pytest.mark.parametrize(("stages", "micro_batches", "bubble", "total", "ideal", "throughput"), ROWS)
@@ -81,7 +85,7 @@ def test_the_interleaved_bubble_is_smaller_by_the_number_of_stages_of_a_rank(ran
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
 def test_no_pass_overlaps_another_or_begins_before_its_input(schedule):
     per_rank = 2 if schedule == "interleaved" else 1
-    step = simulate(schedule, 4, 8, hop=0.25, per_rank=per_rank)
+    step = simulate(schedule, 4, 8, hop_time=0.25, per_rank=per_rank)
     ends = {(slot.kind, slot.stage, slot.micro_batch): slot.end for slots in step.slots for slot in slots}
     assert len(ends) == 2 * 4 * 8 * per_rank
     for slots in step.slots:
@@ -93,7 +97,7 @@ def test_no_pass_overlaps_another_or_begins_before_its_input(schedule):
 
 
 def test_the_timeline_has_a_line_per_rank_and_dots_where_it_waits():
-    lines = drawn(simulate("gpipe", 2, 2), width=18)
+    lines = draw_timeline(simulate("gpipe", 2, 2), width=18)
     # A forward pass takes 1 unit of time and a backward pass 2. Rank 0 waits between its last forward pass and the first
     # gradient from rank 1.
     assert [line.split()[2] for line in lines] == ["0011......aaaabbbb"[:18], "..0011aaaabbbb...."]
@@ -118,7 +122,7 @@ def test_the_time_of_a_collective_equals_a_computation_by_hand(op, size, expecte
 def test_a_collective_takes_longer_over_slower_links_and_more_ranks(op):
     names = ["ethernet-1", "ethernet-10", "ethernet-100", "infiniband-ndr"]
     one = exchanges.Exchange(op, 1e8, 1, 8, "dp", False)
-    times = [step_time.predict_exchange_time(one, link.named(name, None)).likely for name in names]
+    times = [step_time.predict_exchange_time(one, link.find_link(name, None)).likely for name in names]
     assert times == sorted(times, reverse=True)
     ring = [step_time.ring_s(op, 1e6, ranks, 1e-5, 1e9) for ranks in (2, 4, 8, 64, 512)]
     assert ring == sorted(ring)
@@ -139,13 +143,13 @@ def test_a_collective_takes_longer_over_slower_links_and_more_ranks(op):
 )
 def test_a_rank_sends_the_bytes_that_were_computed_by_hand(strategy, keys, sent):
     one = cell("gpt2-tiny", strategy, 1 if strategy == "single" else 4, micro=8, **keys)
-    assert exchanges.sent_bytes(one) == pytest.approx(sent)
+    assert exchanges.sum_sent_bytes(one) == pytest.approx(sent)
 
 
 def test_a_strategy_whose_exchanges_are_not_known_gets_no_time():
     one = cell("gpt2-tiny", "ddp-powersgd", 4)
-    assert exchanges.of(one) is None
-    found = predict.of(one, machine())
+    assert exchanges.list_exchanges(one) is None
+    found = predict.predict_run(one, machine())
     assert found.step_s is None
     assert found.time_s is None
     assert "not known" in found.how
@@ -154,7 +158,7 @@ def test_a_strategy_whose_exchanges_are_not_known_gets_no_time():
 
 
 def test_without_a_gpu_only_the_memory_of_tensors_is_predicted():
-    found = predict.of(cell("gpt2-tiny", "ddp", 2), NO_GPU)
+    found = predict.predict_run(cell("gpt2-tiny", "ddp", 2), NO_GPU)
     assert found.exchanges is not None
     assert [(one.op, one.ranks) for one in found.exchanges] == [("all_reduce", 2)]
     assert sum(one.sent_bytes for one in found.exchanges) == found.sent_bytes
@@ -164,8 +168,8 @@ def test_without_a_gpu_only_the_memory_of_tensors_is_predicted():
 
 def test_the_network_between_nodes_must_be_known():
     several = cell("gpt2-large", "ddp", 16, nnodes=2, precision="bf16")
-    assert step_time.of(several, machine()) is None
-    assert step_time.of(several, machine(between=link.named("infiniband-hdr", None))) is not None
+    assert step_time.predict_step_time(several, machine()) is None
+    assert step_time.predict_step_time(several, machine(between=link.find_link("infiniband-hdr", None))) is not None
 
 
 def test_a_range_contains_published_throughputs():
@@ -173,22 +177,22 @@ def test_a_range_contains_published_throughputs():
     and 29,765 on A100. The predictions are for GPT-2 Large, which has 774M parameters."""
     for name, published in (("NVIDIA H100 80GB HBM3", 78_581), ("a100-80gb", 29_765)):
         one = cell("gpt2-large", "ddp", 8, micro=16, precision="bf16")
-        step = step_time.of(one, machine(name)).seconds
+        step = step_time.predict_step_time(one, machine(name)).seconds
         assert 16 * 1024 / step.high < published < 16 * 1024 / step.low
 
 
 def test_a_measured_run_calibrates_cells_of_the_same_kind():
     one = cell("gpt2-large", "ddp", 8, micro=8, precision="bf16")
-    plain = predict.of(one, machine())
-    earlier = calibration.of([MeasuredRatio(one, "a100-80gb", 1.2, 0.9)])
-    corrected = predict.of(one, machine(), calibration=earlier)
+    plain = predict.predict_run(one, machine())
+    earlier = calibration.build_calibration([MeasuredRatio(one, "a100-80gb", 1.2, 0.9)])
+    corrected = predict.predict_run(one, machine(), calibration=earlier)
     assert corrected.step_s.likely == pytest.approx(1.2 * plain.step_s.likely)
     assert corrected.tensor_bytes.likely == pytest.approx(0.9 * plain.tensor_bytes.likely)
     assert corrected.step_s.high / corrected.step_s.low == pytest.approx(1.05 / 0.95)
     # The next calibration compares with the uncorrected formula; otherwise it would correct the prediction twice.
     assert corrected.formula_step_s == plain.formula_step_s
     other = msgspec.structs.replace(one, precision="fp32")
-    assert predict.of(other, machine(), calibration=earlier).step_s == predict.of(other, machine()).step_s
+    assert predict.predict_run(other, machine(), calibration=earlier).step_s == predict.predict_run(other, machine()).step_s
 
 
 def test_scale_out_holds_study_2s_table():
@@ -237,7 +241,7 @@ def test_rules_name_strategies_of_the_menu_and_each_can_apply():
 
 
 def test_advice_ranks_by_throughput_and_marks_rules_that_disagree():
-    report = advise.of(menu.workload("llm-7b"), machine(), 8, 1, "bf16", "nvlink")
+    report = advise.rank_strategies(menu.workload("llm-7b"), machine(), 8, 1, "bf16", "nvlink")
     rates = [one.items_per_s for one in report.ranked if one.items_per_s is not None]
     assert rates == sorted(rates, reverse=True)
     by_name = {one.cell.strategy: one for one in report.ranked}
@@ -247,7 +251,7 @@ def test_advice_ranks_by_throughput_and_marks_rules_that_disagree():
     verdicts = {judged.rule.id: judged.agrees for judged in report.rules}
     assert verdicts["study4-fsdp"]
     assert all(math.isfinite(rate) for rate in rates)
-    judged = rules.judge(
+    judged = rules.judge_rules(
         {**advise.rule_facts(menu.workload("llm-7b"), machine(), 8, 1, "bf16", "nvlink")}, {"tp-fsdp2": 2.0, "fsdp2": 1.0}
     )
     assert {one.rule.id: one.agrees for one in judged}["study4-fsdp"] is False
@@ -255,28 +259,33 @@ def test_advice_ranks_by_throughput_and_marks_rules_that_disagree():
 
 def test_a_cells_own_limit_of_memory_is_its_capacity():
     one = cell("gpt2", "ddp", 2, memory_limit_gib=2.0)
-    assert predict.of(one, machine()).capacity_bytes == exactly(2 * 2**30)
-    assert predict.of(one, machine()).fits == "no"
+    assert predict.predict_run(one, machine()).capacity_bytes == exactly(2 * 2**30)
+    assert predict.predict_run(one, machine()).fits == "no"
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero3", "tp", "pp-1f1b"])
 def test_each_predicted_time_is_a_range(strategy):
     degrees = {"tp": {"tp": 8}, "pp-1f1b": {"pp": 8, "passes": 16}}.get(strategy, {})
     one = cell("gpt2-large", strategy, 8, micro=4, precision="bf16", **degrees)
-    plain, recorded = predict.of(one, machine()), predict.of(one, machine(), recorded_s=100.0)
+    plain, recorded = predict.predict_run(one, machine()), predict.predict_run(one, machine(), recorded_s=100.0)
     for found in (plain, recorded):
         for span in (found.step_s, found.time_s, found.gpu_hours, found.energy_kwh, found.cost):
             assert span.low < span.likely < span.high
     assert (recorded.time_s.likely, recorded.time_s.high) == (100.0, pytest.approx(105.0))
-    calibrated = predict.of(one, machine(), calibration=calibration.of([MeasuredRatio(one, "a100-80gb", 1.0, 1.0)]))
+    calibrated = predict.predict_run(
+        one, machine(), calibration=calibration.build_calibration([MeasuredRatio(one, "a100-80gb", 1.0, 1.0)])
+    )
     assert calibrated.step_s.low < calibrated.step_s.likely < calibrated.step_s.high
 
 
 def test_a_step_waits_longer_for_the_slowest_of_more_ranks():
     """Of n normally distributed times, the largest is about sqrt(2 ln n) standard deviations above the mean: 2.04 for 8 ranks,
     3.53 for 512."""
-    where = machine(between=link.named("infiniband-ndr", None))
-    steps = {gpus: step_time.of(cell("gpt2", "ddp", gpus, micro=4, nnodes=gpus // 8 or 1), where) for gpus in (1, 8, 512)}
+    where = machine(between=link.find_link("infiniband-ndr", None))
+    steps = {
+        gpus: step_time.predict_step_time(cell("gpt2", "ddp", gpus, micro=4, nnodes=gpus // 8 or 1), where)
+        for gpus in (1, 8, 512)
+    }
     assert steps[1].parts["stragglers"] == exactly(0.0)
     shares = {gpus: step.parts["stragglers"].likely / (step.seconds.likely - step.parts["stragglers"].likely)
               for gpus, step in steps.items()}  # fmt: skip

@@ -136,13 +136,13 @@ def test_a_job_with_the_number_and_another_name_is_not_cancelled(queue, study):
 
 def test_only_jobs_with_our_name_are_held_released_and_waited_for(queue, study):
     give_number_again(queue, "1_0", "somebodys-training")
-    (token,) = {sent.token for sent in submission.all_of(study.workspace)}
-    assert query.ours({"1_0": token, "1_1": token}) == ["1_1"]
+    (token,) = {sent.token for sent in submission.list_submissions(study.workspace)}
+    assert query.select_own_jobs({"1_0": token, "1_1": token}) == ["1_1"]
     slurm.hold({"1_0": token, "1_1": token})
     slurm.release({"1_0": token, "1_1": token})
     changed = [call for call in queue.calls("scontrol") if call[0] in ("hold", "release")]
     assert changed == [["hold", "1_1"], ["release", "1_1"]]
-    assert slurm._unended(study.workspace, [folder.run_id for folder in study.workspace.all_runs()]) == ["1_1"]
+    assert slurm._find_unended_jobs(study.workspace, [folder.run_id for folder in study.workspace.all_runs()]) == ["1_1"]
 
 
 def test_no_job_is_cancelled_while_slurm_does_not_answer(queue, study, capsys):
@@ -181,7 +181,7 @@ def test_a_signal_goes_only_to_a_process_that_names_the_folder_of_the_run(tmp_pa
     try:
         for folder in folders:
             folder.claim.mkdir()
-            run_queue._cancel(folder, folder.judge())
+            run_queue._cancel_run(folder, folder.judge())
         assert [process.wait() for process in processes[1:]] == [-15, -15]
         assert processes[0].poll() is None
         assert [event.event for event in folders[0].events()][-1] == "cancel_requested"  # a supervisor would read it
@@ -255,7 +255,7 @@ def test_an_unexpected_exception_about_a_run_sets_this_run_aside(study, monkeypa
 
 
 @pytest.mark.parametrize("option", [LINE, "a\x1b[2J", "", "a\u2028b"])
-@pytest.mark.parametrize("template", [slurm.TEMPLATE, *slurm.TOGETHER.values()])
+@pytest.mark.parametrize("template", [slurm.TEMPLATE, *slurm.SHARED_TEMPLATES.values()])
 def test_a_template_refuses_an_option_that_is_not_one_printable_line(template, option):
     with pytest.raises(templates.TemplateFault, match="one line of printable characters"):
         templates.render(template, options=["--time=1", option])
@@ -263,7 +263,7 @@ def test_a_template_refuses_an_option_that_is_not_one_printable_line(template, o
 
 def test_a_token_is_the_name_of_a_file():
     for name in ("m", "../../x", "-rf", "a\nb", "a/b", "x" * 200):
-        token = submission.token(name)
+        token = submission.make_token(name)
         assert re.search(record_types.TOKEN_PATTERN, token), (name, token)
 
 

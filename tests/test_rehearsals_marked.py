@@ -294,6 +294,6 @@ NODES = "nodes: [{name: n0, host: 10.9.9.1, roles: [controller, worker]}]\n"
 def test_a_plan_knows_whether_its_ranks_will_have_gpus(tmp_path, text, launcher, expected):
     file = tmp_path / "cluster.yaml"
     file.write_text(f"schema: 1\nname: site\n{text}")
-    source = render.source("m", cluster.load(file), Workspace(tmp_path))
+    source = render.make_render_context("m", cluster.load(file), Workspace(tmp_path))
     cell = msgspec.structs.replace(CELLS[1], launcher=launcher)
-    assert render.run_of(cell, 1, 1, source).rehearsal is expected
+    assert render.make_run(cell, 1, 1, source).rehearsal is expected

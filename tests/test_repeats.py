@@ -8,7 +8,7 @@ import support_collect as support
 
 from jobs.cli import main
 from jobs.planning import repeats
-from jobs.planning.resolve import resolve
+from jobs.planning.resolve import resolve_cells
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.runs.run import run_id
@@ -52,13 +52,13 @@ def planned(capsys, *words):
 
 def test_cells_that_claims_name_run_more_often(file):
     found = matrix.load(file)
-    cells = resolve(found)
-    counts = repeats.of(found.file, cells, None)
+    cells = resolve_cells(found)
+    counts = repeats.count_repeats(found.file, cells, None)
     assert {cell.strategy: counts[cell.name()] for cell in cells} == {"single": 3, "ddp": 3, "fsdp2": 1}
-    assert [(cell.strategy, repeat) for cell, repeat in repeats.rounds(cells, counts)] == [
+    assert [(cell.strategy, repeat) for cell, repeat in repeats.order_runs_by_repeat(cells, counts)] == [
         ("single", 1), ("ddp", 1), ("fsdp2", 1), ("single", 2), ("ddp", 2), ("single", 3), ("ddp", 3),
     ]  # fmt: skip
-    assert set(repeats.of(found.file, cells, 2).values()) == {2}
+    assert set(repeats.count_repeats(found.file, cells, 2).values()) == {2}
 
 
 def test_arguments_of_a_metric_choose_no_cell(file):
@@ -66,8 +66,8 @@ def test_arguments_of_a_metric_choose_no_cell(file):
     claim would name no cell."""
     file.write_text(TEXT.replace("throughput_per_s(strategy='ddp')", "operator_ms(strategy='fsdp2', of='GEMM')"))
     found = matrix.load(file)
-    cells = resolve(found)
-    counts = repeats.of(found.file, cells, None)
+    cells = resolve_cells(found)
+    counts = repeats.count_repeats(found.file, cells, None)
     assert {cell.strategy: counts[cell.name()] for cell in cells} == {"single": 3, "ddp": 1, "fsdp2": 3}
 
 
@@ -93,7 +93,9 @@ def test_the_plan_shows_both_numbers_of_repeats(file, tmp_path, capsys):
 
 
 def cost(workspace, cells, counts):
-    return repeats.cost(cells, counts, repeats.recorded_s(workspace, cells, counts, {cell.name() for cell in cells}))
+    return repeats.estimate_cost(
+        cells, counts, repeats.mean_recorded_s(workspace, cells, counts, {cell.name() for cell in cells})
+    )
 
 
 def test_the_cost_is_that_of_runs_that_completed_here(file, tmp_path):
@@ -113,7 +115,9 @@ def test_the_cost_is_that_of_runs_that_completed_here(file, tmp_path):
     assert found.cells == 1
     assert found.hours == pytest.approx(3 * 5.2 / 3600)
     assert found.rank_hours == pytest.approx(2 * 3 * 5.2 / 3600)
-    assert repeats.recorded_s(workspace, [ddp], counts, {single.name()}) == {}, "runs on a CPU say nothing about runs on GPUs"
+    assert repeats.mean_recorded_s(workspace, [ddp], counts, {single.name()}) == {}, (
+        "runs on a CPU say nothing about runs on GPUs"
+    )
 
 
 def test_a_run_whose_events_cannot_be_read_has_no_known_time(file, tmp_path):
@@ -130,7 +134,7 @@ def test_rendering_notes_the_runs_of_each_cell(file, tmp_path):
     assert main(["render", "--matrix", str(file), "--workspace", str(tmp_path)]) == 0
     found = {cell.cell.strategy: len(cell.runs) for cell in Workspace(tmp_path).expansion("small").cells}
     assert found == {"single": 3, "ddp": 3, "fsdp2": 1}
-    names = {run_id(cell, 3) for cell in resolve(matrix.load(file)) if cell.strategy != "fsdp2"}
+    names = {run_id(cell, 3) for cell in resolve_cells(matrix.load(file)) if cell.strategy != "fsdp2"}
     assert len(list((tmp_path / "runs").iterdir())) == 7
     assert names <= {path.name for path in (tmp_path / "runs").iterdir()}
 

@@ -94,7 +94,7 @@ def test_srun_mounts_the_disk_of_the_node_if_data_is_copied_there(tmp_path, monk
     site = described(tmp_path, TEXT.replace("RUNTIME", "pyxis").replace("data: {", "data: {stage: node, "))
     run = msgspec.structs.replace(run_of("torchrun"), scheduler="slurm", limit_s=600)
     for stage, options in (("node", [f",{tmp_path}:{tmp_path}", "--no-container-remap-root"]), (None, [])):
-        text = render.script(msgspec.structs.replace(run, data_stage=stage), Path("/runs/a"), site, None)
+        text = render.render_script(msgspec.structs.replace(run, data_stage=stage), Path("/runs/a"), site, None)
         command = container.with_node_disk(
             shlex.split(text.rpartition(" -- ")[0].partition("jobs.supervisor.attempt . -- ")[2])
         )
@@ -115,7 +115,7 @@ def test_the_script_of_a_run_starts_its_ranks_in_the_container(tmp_path, monkeyp
     cell = msgspec.structs.replace(run.cell, gpus=8, dp=8, nnodes=2)
     run = msgspec.structs.replace(run, scheduler="slurm", cell=cell, world=World(2, 4, 8), limit_s=600)
     folder = Path("/scratch/alice/shardlab/workspaces/study/runs") / run.run_id
-    same_as_golden(f"site/{runtime}-{launcher}.sbatch", render.script(run, folder, site, None))
+    same_as_golden(f"site/{runtime}-{launcher}.sbatch", render.render_script(run, folder, site, None))
 
 
 class LoginThatRecords(LoginNodeHere, eq=False):

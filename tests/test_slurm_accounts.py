@@ -62,7 +62,7 @@ def sent(tmp_path, monkeypatch, capsys):
 
 def test_a_job_that_sacct_does_not_list_yet_is_looked_up_with_squeue(sent):
     sent.answer(squeue=f"echo '7|NAME|RUNNING|{AT_WORK}'", sacct=f"echo '5|NAME|COMPLETED|{ENDED}'")
-    found = query.of(["5", "7"], 0.0)
+    found = query.find_jobs(["5", "7"], 0.0)
     assert {number: job.state for number, job in found.jobs.items()} == {"5": "COMPLETED", "7": "RUNNING"}
     assert found.complete
 

@@ -31,7 +31,7 @@ JOB = "JobId=7 JobName=interactive NumNodes=2 NumCPUs=8 TRES=cpu=8,mem=2G,node=2
     ],
 )
 def test_the_output_of_scontrol_about_an_allocation_is_parsed(text, expected):
-    assert allocation.parse(text) == expected
+    assert allocation.parse_allocation(text) == expected
 
 
 def test_in_allocation_is_refused_outside_of_a_job_and_with_options_of_sbatch(tmp_path, monkeypatch, capsys):
@@ -43,7 +43,7 @@ def test_in_allocation_is_refused_outside_of_a_job_and_with_options_of_sbatch(tm
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert study.jobs("submit", "--in-allocation") == 2
     assert "Slurm does not say what the job 7 has" in capsys.readouterr().err
-    monkeypatch.setattr(allocation, "here", lambda: Allocation(1, 0))
+    monkeypatch.setattr(allocation, "read_own_allocation", lambda: Allocation(1, 0))
     assert study.jobs("submit", "--in-allocation", "--pack") == 2
     assert "--pack: not with --in-allocation" in capsys.readouterr().err
     assert (queue.calls("sbatch"), study.workspace.runs.exists()) == ([], False)
@@ -52,7 +52,7 @@ def test_in_allocation_is_refused_outside_of_a_job_and_with_options_of_sbatch(tm
 def test_the_script_in_an_allocation_is_a_step_without_sbatch_options(tmp_path):
     """The script of a run inside an allocation calls srun and has no `#SBATCH` lines."""
     run = msgspec.structs.replace(run_of("torchrun"), scheduler="allocation")
-    text = render.script(run, tmp_path, Cluster(schema=1, name="c", provider="slurm", slurm=Slurm()), None)
+    text = render.render_script(run, tmp_path, Cluster(schema=1, name="c", provider="slurm", slurm=Slurm()), None)
     assert "#SBATCH" not in text
     assert "\n  srun \\\n" in text
     assert "--overlap" in text

@@ -67,9 +67,9 @@ def refusal(tmp_path, queue, says, runs=("r1",)):
         (workspace.runs / run).mkdir(parents=True)
     kind = "one" if len(runs) == 1 else "pack"
     one = submission.Submission(token="r1.0123456789", kind=kind, runs=[*runs], script="job.sbatch", options=[], created_s=0.0)
-    submission.intend(workspace, one)
-    with pytest.raises(submission.Refused) as refused:
-        submission.send(workspace, one)
+    submission.record_intent(workspace, one)
+    with pytest.raises(submission.JobRefused) as refused:
+        submission.send_submission(workspace, one)
     assert queue.state()["last"] == 0
     return refused.value
 
@@ -78,7 +78,7 @@ def refusal(tmp_path, queue, says, runs=("r1",)):
 def test_an_error_of_a_temporary_limit_raises_no_room(tmp_path, queue, word):
     """With each error message in LATER, Slurm may accept the job later, so `submission.send` raises NoRoom."""
     answer = SlurmOutput(1, "", LATER[word])
-    assert not query.is_away(answer)
+    assert not query.is_unanswered(answer)
     assert refusal(tmp_path, queue, LATER[word]).why == word
 
 
@@ -86,7 +86,7 @@ def test_an_error_of_a_temporary_limit_raises_no_room(tmp_path, queue, word):
 def test_an_error_of_a_permanent_limit_is_a_rejection(tmp_path, queue, text):
     """With each error message in NEVER, Slurm rejects the job for good, so the error is not NoRoom."""
     refused = refusal(tmp_path, queue, text)
-    assert not isinstance(refused, submission.NoRoom)
+    assert not isinstance(refused, submission.SlurmLimitReached)
     assert "Slurm rejected the job of r1: " in str(refused)
 
 
@@ -221,7 +221,7 @@ def test_a_run_submitted_after_a_reading_of_states_is_read_again(tmp_path, monke
     out = Output.of(Namespace(json=True, quiet=False))
     monkeypatch.setattr(slurm, "POLL_S", 0.0)
     monkeypatch.setattr(watch, "statuses", lambda *_: look())
-    assert watch.finish(out, Workspace(tmp_path), [], wait=True, backlog=Last()) == 0
+    assert watch.wait_and_report(out, Workspace(tmp_path), [], wait=True, backlog=Last()) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     assert run["state"] == "completed"
 
@@ -318,4 +318,4 @@ def test_the_pause_between_rejected_submissions_grows(tmp_path, queue, monkeypat
             before = len(sizes(queue))
             tried.append(now[0])
     assert [later - earlier for earlier, later in itertools.pairwise(tried)] == [10, 20, 40, 80, 160, 320, 600, 600, 600, 600]
-    assert not list(submission.folder(study.workspace).iterdir())
+    assert not list(submission.submissions_folder(study.workspace).iterdir())

@@ -103,4 +103,4 @@ def test_a_retry_is_checked_with_test_only(study, queue, capsys):
     ],
 )  # fmt: skip
 def test_the_error_text_of_sbatch_is_parsed(stderr, said):
-    assert preflight.words(stderr) == said
+    assert preflight.join_error_lines(stderr) == said

@@ -31,7 +31,7 @@ ALL = ["18", "19", "20", "21", "22", "23", "24", "25"]
 AWAY = (1, "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
 NO_DATABASE = (1, "sacct: error: Problem talking to the database: Connection refused")
 NO_ACCOUNTS = (1, "Slurm accounting storage is disabled")
-EVERY = sorted({*states.WAITING, *states.AT_WORK, *states.ENDED, "CANCELLED by 1000", "COMPLETING+", "A_NEW_ONE"})
+EVERY = sorted({*states.WAITING_STATES, *states.RUNNING_STATES, *states.ENDED, "CANCELLED by 1000", "COMPLETING+", "A_NEW_ONE"})
 
 
 @pytest.fixture
@@ -56,12 +56,12 @@ def recorded(name):
 
 
 def said(found):
-    return {job.id: states.ours(job.state) for job in found.jobs.values()}
+    return {job.id: states.translate_state(job.state) for job in found.jobs.values()}
 
 
 def test_squeue_counts_before_an_outdated_sacct(says):
     says(sacct=recorded("sacct-middle"), squeue=recorded("squeue-middle"))
-    found = query.of(ALL, 0.0)
+    found = query.find_jobs(ALL, 0.0)
     assert (found.why_not, found.complete) == ("", True)
     assert found.jobs["24"].state == "PENDING"  # job 24 was requeued; the accounting database still had it as running
     assert found.jobs["24"].reason == "BeginTime"
@@ -78,7 +78,7 @@ def test_squeue_counts_before_an_outdated_sacct(says):
 def test_squeue_is_not_called_if_sacct_says_that_all_jobs_have_ended(says):
     """If sacct says that all jobs have ended, squeue is not called."""
     says(sacct=recorded("sacct-end"), squeue=(99, "squeue: must not be asked"))
-    found = query.of(ALL, 0.0)
+    found = query.find_jobs(ALL, 0.0)
     assert (found.why_not, found.complete) == ("", True)
     ends = {"18": "completed", "19": "failed", "20": "cancelled", "21": "timeout", "23": "cancelled", "24": "cancelled"}
     assert ends.items() <= said(found).items()
@@ -88,7 +88,7 @@ def test_squeue_is_not_called_if_sacct_says_that_all_jobs_have_ended(says):
 def test_a_task_listed_alone_and_in_a_range_has_the_state_of_its_own_line(says):
     """sacct may list a task of an array by itself and also in a range of waiting tasks. Its own line decides."""
     says(sacct=recorded("sacct-middle"), squeue=AWAY)
-    found = query.of(ALL, 0.0)
+    found = query.find_jobs(ALL, 0.0)
     assert (found.why_not, found.complete) == ("Unable to contact slurm controller (connect failure)", False)
     assert (said(found)["22_27"], said(found)["22_28"]) == ("failed", "pending")
 
@@ -97,7 +97,7 @@ def test_a_task_listed_alone_and_in_a_range_has_the_state_of_its_own_line(says):
 def test_without_sacct_the_controller_decides_the_state(says, accounts, complete):
     """Without accounting, the answer of squeue is complete. If the database is only unreachable, it is not."""
     says(sacct=accounts, squeue=recorded("squeue-middle"))
-    found = query.of(ALL, 0.0)
+    found = query.find_jobs(ALL, 0.0)
     assert (found.why_not, found.complete, said(found)["21"]) == ("", complete, "running")
 
 
@@ -114,7 +114,7 @@ def test_without_sacct_the_controller_decides_the_state(says, accounts, complete
 )
 def test_the_tasks_of_an_array_are_parsed(says, listed, tasks):
     says(sacct=f"{listed}|m.1|PENDING|1795283038|Unknown|None assigned|None\n", squeue="")
-    assert list(query.of(["12"], 0.0).jobs) == tasks
+    assert list(query.find_jobs(["12"], 0.0).jobs) == tasks
 
 
 STARTED = ("started", {})
@@ -190,7 +190,7 @@ def together(run_of, says, tmp_path):
         says(sacct=text, squeue=text)
         places = [re.sub("[^a-z0-9]+", "-", f"{own}-{raw}-{start}-{kind}".lower()) for own in owns]
         runs = [
-            reconcile.own(run_of(OWN[own], kind=kind, place=place, job=number))
+            reconcile.read_run_on_disk(run_of(OWN[own], kind=kind, place=place, job=number))
             for own, place, number in zip(owns, places, numbers, strict=True)
         ]
         return [found.verdict for found in slurm.observe(Workspace(tmp_path), runs)]
@@ -294,12 +294,12 @@ MAY_START_AGAIN = {"NODE_FAIL", "BOOT_FAIL", "PREEMPTED"}
 
 def test_each_state_of_slurm_is_the_state_of_a_run():
     of_run = {word: state for state, words in OF_SLURM.items() for word in words.split()}
-    assert of_run.keys() >= states.WAITING | states.AT_WORK | states.ENDED.keys()
-    assert {word: states.ours(word) for word in of_run} == of_run
-    assert states.ours("CANCELLED by 1000") == "cancelled"
-    assert states.ours("") == "unknown"
+    assert of_run.keys() >= states.WAITING_STATES | states.RUNNING_STATES | states.ENDED.keys()
+    assert {word: states.translate_state(word) for word in of_run} == of_run
+    assert states.translate_state("CANCELLED by 1000") == "cancelled"
+    assert states.translate_state("") == "unknown"
     ended = {word for word, state in of_run.items() if state not in ("pending", "running")} - MAY_START_AGAIN - {"A_NEW_ONE"}
-    assert {word for word in of_run if states.settled(word)} == ended
+    assert {word for word in of_run if states.is_settled(word)} == ended
 
 
 def test_a_start_after_the_recorded_end_is_a_restart(together):
@@ -319,7 +319,7 @@ def test_the_end_of_a_shared_job_does_not_change_runs_that_ended_before(together
 
 def seen(tmp_path, folder, read=None):
     """Returns what `jobs status` shows about one run."""
-    (found,) = slurm.observe(Workspace(tmp_path), [read or reconcile.own(folder)])
+    (found,) = slurm.observe(Workspace(tmp_path), [read or reconcile.read_run_on_disk(folder)])
     return found
 
 
@@ -367,7 +367,7 @@ def test_an_unreachable_controller_is_reported_and_changes_no_state(run_of, says
 @pytest.mark.parametrize("answer", [line("COMPLETED"), ""])
 def test_an_end_that_was_written_while_slurm_was_asked_is_not_lost(run_of, says, tmp_path, answer):
     folder = run_of(OWN["runs"])
-    read = reconcile.own(folder)
+    read = reconcile.read_run_on_disk(folder)
     add(folder, OWN["completed"][1:], time.time())
     complete(folder)
     assert read.verdict.state not in FINAL

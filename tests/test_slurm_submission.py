@@ -43,7 +43,7 @@ def test_an_answer_without_a_plain_number_is_looked_into_and_the_job_adopted(tmp
     assert study.jobs("submit") == 0
     assert jobs_of(study) == {"1"}
     assert len(queue.calls("sbatch")) == 1
-    assert [one.job for one in submission.all_of(study.workspace)] == ["1"]
+    assert [one.job for one in submission.list_submissions(study.workspace)] == ["1"]
 
 
 def test_the_number_of_a_federated_cluster_is_read(tmp_path, queue):
@@ -58,7 +58,7 @@ def test_a_submission_without_an_answer_of_slurm_is_unknown(tmp_path, queue, cap
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 1
     said = capsys.readouterr().err
-    (one,) = submission.all_of(study.workspace)
+    (one,) = submission.list_submissions(study.workspace)
     assert f"{NOT_KNOWN}{one.token} (2 runs: " in said
     assert "if it did, the job runs. When Slurm is back, `jobs submit` and `jobs retry` look for this job by its name" in said
     assert "othing was changed" not in said
@@ -72,7 +72,7 @@ def test_the_first_three_of_many_runs_with_unknown_jobs_are_named(tmp_path, queu
     queue.rule(loses_answers=True, unreachable=["squeue", "sacct"])
     study = Study(tmp_path, 4)
     assert study.jobs("submit") == 1
-    (one,) = submission.all_of(study.workspace)
+    (one,) = submission.list_submissions(study.workspace)
     assert f"{NOT_KNOWN}{one.token} (4 runs: {', '.join(one.runs[:3])}, ...)" in capsys.readouterr().err
 
 
@@ -114,7 +114,7 @@ def test_a_submission_is_noted_as_sent_after_its_runs_are(tmp_path, queue, monke
     def interrupted(source, target):
         if "/submissions/" in str(target) and '"sent"' in Path(source).read_text():
             assert jobs_of(study) == {"1_0", "1_1"}
-            assert [one.state for one in submission.all_of(study.workspace)] == ["intended"]
+            assert [one.state for one in submission.list_submissions(study.workspace)] == ["intended"]
             raise KeyboardInterrupt
         rename(source, target)
 
@@ -229,7 +229,7 @@ def test_a_lost_submission_of_which_all_runs_were_cancelled_is_given_up(lost, qu
     assert lost.jobs("submit") == 0
     assert "was not submitted, and none of its runs waits any more; the submission is dropped." in capsys.readouterr().err
     assert queue.state()["tasks"] == []
-    assert submission.all_of(lost.workspace) == []
+    assert submission.list_submissions(lost.workspace) == []
 
 
 def test_runs_that_a_forgotten_job_did_not_reach_are_sent_again(lost, queue, capsys):

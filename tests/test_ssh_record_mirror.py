@@ -31,7 +31,7 @@ def copied(tmp_path):
     reader, copies = RecordReader(node), RecordCopies(first)
 
     def copy():
-        changes = list(reader.changes())
+        changes = list(reader.read_changes())
         for change in changes:
             copies.apply("gpu1", change)
         return [change.name for change in changes]

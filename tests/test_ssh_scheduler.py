@@ -18,7 +18,7 @@ from jobs import on_controller, run_queue
 from jobs.cli import main
 from jobs.planning import plan
 from jobs.rendering import render
-from jobs.status.reconcile import own
+from jobs.status.reconcile import read_run_on_disk
 from jobs.submission import submit
 from shardlab.cluster import cluster
 from shardlab.errors import InputError
@@ -92,7 +92,7 @@ def test_a_node_whose_connection_breaks_is_a_node_failure_and_is_named(nodes):
     _, reason, why = exited(folder)
     assert (reason, folder.judge().state) == ("node_fail", "node_fail")
     assert why.startswith("gpu1: the connection broke")
-    assert submit.lost_nodes(folder, ["head", "gpu0", "gpu1"]) == ["gpu1"]
+    assert submit.find_lost_nodes(folder, ["head", "gpu0", "gpu1"]) == ["gpu1"]
     until(lambda: not tasks(folder), "the tasks have ended")
 
 
@@ -111,7 +111,7 @@ def test_all_tasks_end_before_the_end_is_recorded(nodes, how):
     supervisor = nodes.attempt(folder, "gpu0,gpu1")
     up(folder, 2)
     if how == "cancelled":
-        run_queue.cancel(nodes.workspace, [own(folder)])
+        run_queue.cancel(nodes.workspace, [read_run_on_disk(folder)])
     assert supervisor.wait(HANG_S) == {"cancelled": 143, "timeout": 124}[how]
     assert (exited(folder)[1], folder.judge().state) == (how, how)
     assert not tasks(folder)
@@ -133,7 +133,7 @@ def test_two_runs_share_no_node_and_start_in_order(nodes):
     assert {first[2], second[2]} == set(nodes.hosts.values())
     assert max(first[0], second[0]) < min(first[1], second[1])  # the first two runs ran at the same time, each on its own node
     assert third[0] > max(first[1], second[1])
-    assert [seen.raw for seen in queue.observe([own(folder) for folder in folders])] == ["ended"] * 3
+    assert [seen.raw for seen in queue.observe([read_run_on_disk(folder) for folder in folders])] == ["ended"] * 3
 
 
 def test_a_run_of_another_workspace_waits_for_the_node(nodes, tmp_path, monkeypatch):
@@ -144,7 +144,7 @@ def test_a_run_of_another_workspace_waits_for_the_node(nodes, tmp_path, monkeypa
     other.submit(waits)
     wait_for(waits, "queued")
     assert not waits.claim.exists()
-    run_queue.cancel(nodes.workspace, [own(at_work)])
+    run_queue.cancel(nodes.workspace, [read_run_on_disk(at_work)])
     wait_for(waits, "exited")
     other.end()
 
@@ -156,7 +156,7 @@ def test_a_run_waits_for_a_node_that_does_not_answer_and_starts_when_it_does(nod
     wait_for(single, "exited")
     assert (single.path / "nodes").read_text().strip() == nodes.hosts["gpu1"]
     wait_for(double, "queued")
-    (seen,) = queue.observe([own(double)])
+    (seen,) = queue.observe([read_run_on_disk(double)])
     assert seen.verdict.state == "pending"
     assert seen.raw.startswith("queued: gpu0 does not answer (ssh: connect to host gpu0 port 22: No route to host")
     nodes.mend_login("gpu0")
@@ -192,11 +192,11 @@ def test_a_killed_runner_does_not_free_the_nodes_of_its_runs(nodes):
     up(at_work, 2)
     pid = json.loads((nodes.workspace.own / "ssh/runner.json").read_text())["pid"]
     psutil.Process(pid).kill()
-    until(lambda: not queue.runner_alive(), "the runner is gone")
+    until(lambda: not queue.is_runner_alive(), "the runner is gone")
     nodes.start_runner()
     wait_for(waits, "queued")
     assert not waits.claim.exists()
-    run_queue.cancel(nodes.workspace, [own(at_work)])
+    run_queue.cancel(nodes.workspace, [read_run_on_disk(at_work)])
     wait_for(waits, "exited")
     assert (at_work.judge().state, exited(waits)[0]) == ("cancelled", 0)
 
@@ -211,10 +211,10 @@ def workspace(tmp_path):
 def test_the_script_of_a_run_over_ssh_is_the_golden_text(monkeypatch, workspace):
     monkeypatch.setattr(sys, "executable", "/opt/my env/bin/python3")
     where = cluster.load(workspace.path / "cluster.yaml")
-    source = render.source("m", where, workspace)
+    source = render.make_render_context("m", where, workspace)
     assert source.scheduler == "ssh"
     run = msgspec.structs.replace(run_of("torchrun"), scheduler="ssh")
-    same_as_golden("ssh/torchrun.sh", render.script(run, Path(HOSTILE), where, None))
+    same_as_golden("ssh/torchrun.sh", render.render_script(run, Path(HOSTILE), where, None))
 
 
 def test_a_cell_takes_the_fewest_nodes_that_hold_its_gpus(workspace, capsys):
@@ -223,7 +223,7 @@ def test_a_cell_takes_the_fewest_nodes_that_hold_its_gpus(workspace, capsys):
         "axes: {gpus: [2, 4, 6], launcher: [torchrun]}\n"
     )
     where = cluster.load(workspace.path / "cluster.yaml")
-    planned = plan.of(workspace, str(workspace.path / "small.yaml"), where, where=None, repeats=None)
+    planned = plan.plan_matrix(workspace, str(workspace.path / "small.yaml"), where, where=None, repeats=None)
     assert [cell.nnodes for cell in planned.cells] == [1, 2, 3]
     assert [misfit.why for misfit in planned.misfits] == ["needs 3 nodes, the cluster has 2."]
 
@@ -233,7 +233,7 @@ def test_a_launcher_that_needs_slurm_is_refused(workspace, capsys):
         "schema: 1\nname: small\ndefaults: {workload: vgg16-tiny, strategy: ddp, steps: 3, global_batch_size: 24}\n"
         "axes: {gpus: [2], launcher: [submitit]}\n"
     )
-    planned = plan.of(
+    planned = plan.plan_matrix(
         workspace, str(workspace.path / "small.yaml"), cluster.load(workspace.path / "cluster.yaml"), where=None, repeats=None
     )
     assert "starts its ranks by Slurm, which the cluster does not have. Allowed: deepspeed" in planned.misfits[0].why
@@ -244,11 +244,11 @@ def test_a_cluster_file_without_logins_between_nodes_is_refused(shared, tmp_path
     text = FILE.replace("ssh: {between_nodes: true}\n", "").replace("storage: {shared: SHARED}\n", shared)
     (tmp_path / "cluster.yaml").write_text(text.replace("SHARED", str(tmp_path)))
     with pytest.raises(InputError, match=r"ssh\.between_nodes: true"):
-        on_controller.must_suit(cluster.load(tmp_path / "cluster.yaml"), Workspace(tmp_path))
+        on_controller.must_suit_cluster(cluster.load(tmp_path / "cluster.yaml"), Workspace(tmp_path))
 
 
 def test_options_of_slurm_are_refused(workspace, monkeypatch, capsys):
-    monkeypatch.setattr(on_controller, "is_here", lambda _where: True)
+    monkeypatch.setattr(on_controller, "starts_runs_here", lambda _where: True)
     words = ["submit", "--matrix", "quickstart", "--pack", "--workspace", str(workspace.path), "--where", "gpus == 1"]
     assert main(words) == 2
     assert "--pack: only for Slurm, and the cluster far has no `slurm`" in capsys.readouterr().err

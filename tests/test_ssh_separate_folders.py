@@ -21,10 +21,10 @@ from support_ssh_nodes import SshNodes, tasks, wait_for
 
 from collect.cli import main
 from jobs import run_queue
-from jobs.node.hang_detection import files_of
+from jobs.node.hang_detection import scan_files
 from jobs.rendering import frozen_source
 from jobs.ssh import node_folders
-from jobs.status.reconcile import own
+from jobs.status.reconcile import read_run_on_disk
 from shardlab.files import source_digest
 from shardlab.runs import checkpoint
 from shardlab.runs.checkpoint import CheckpointFile, CheckpointManifest
@@ -59,8 +59,8 @@ def up(folder, *ranks):
 
 
 def test_each_node_has_its_part_and_the_first_node_gets_the_records(nodes):
-    source = frozen_source.folder(nodes.workspace) / source_digest.source()
-    frozen_source.freeze(source)
+    source = frozen_source.find_source_copies_folder(nodes.workspace) / source_digest.source()
+    frozen_source.freeze_source(source)
     folder = nodes.run(1, 2, RANK, source=str(source))
     assert nodes.attempt(folder, "gpu1,gpu2").wait(HANG_S) == 0
     here = names(folder)
@@ -95,7 +95,7 @@ def test_a_run_ends_as_on_nodes_with_a_shared_folder(nodes, how):
     if how != "timeout":
         up(folder, 0, 1)
     if how == "cancelled":
-        run_queue.cancel(nodes.workspace, [own(folder)])
+        run_queue.cancel(nodes.workspace, [read_run_on_disk(folder)])
     assert supervisor.wait(HANG_S) == {"cancelled": 143, "timeout": 124, "hung": 124}[how]
     assert folder.judge().state == how
     assert not tasks(folder)
@@ -115,9 +115,9 @@ def test_the_time_limit_also_ends_a_run_whose_files_are_still_sent(nodes):
 
 def test_a_node_that_writes_only_files_that_are_not_copied_makes_progress(nodes):
     folder = nodes.run(1, 1, "mkdir -p trace; echo trace > trace/rank-00000.json.gz")
-    before = set(files_of(folder.path, ask=False))
+    before = set(scan_files(folder.path, ask=False))
     assert nodes.attempt(folder, "gpu2").wait(HANG_S) == 0
-    changed = {Path(path).name for path, _, _ in set(files_of(folder.path, ask=False)) - before}
+    changed = {Path(path).name for path, _, _ in set(scan_files(folder.path, ask=False)) - before}
     assert ".progress.gpu2" in changed
 
 
@@ -179,7 +179,17 @@ def test_two_nodes_that_set_the_same_earlier_folder_aside_at_one_time_are_notice
     (folder / "of-an-earlier-run").write_text("")
 
     def prepare(node):
-        return ["sh", "-euc", node_folders.PREPARE, "prepare", str(folder), "token", node, str(tmp_path / "own"), ".token"]
+        return [
+            "sh",
+            "-euc",
+            node_folders.PREPARE_SCRIPT,
+            "prepare",
+            str(folder),
+            "token",
+            node,
+            str(tmp_path / "own"),
+            ".token",
+        ]
 
     # gpu1 and gpu2 prepare the same run folder at once. A fake `mv`, which gpu2 uses to move an earlier folder aside, first
     # does something else at the moment `after` or `before`. `after`: gpu1 prepares the run folder. `before`: the earlier folder
@@ -233,7 +243,7 @@ def test_a_second_run_waits_for_a_node_that_the_first_run_uses(nodes):
     up(first, 0, 1, 2)
     wait_for(second, "queued")
     assert not second.claim.exists()
-    run_queue.cancel(nodes.workspace, [own(first)])
+    run_queue.cancel(nodes.workspace, [read_run_on_disk(first)])
     wait_for(second, "exited")
     assert second.judge().state in FINAL
     assert len(second.steps(0).records) == 2
@@ -412,7 +422,7 @@ def checkpointed(nodes):
     folder = nodes.run(1, 2, RUNS.replace("exec", f"{SAVE}exec"))
     supervisor = nodes.attempt(folder, "gpu1,gpu2")
     until(lambda: checkpoint.whole(folder.path), "the manifest of the checkpoint")
-    run_queue.cancel(nodes.workspace, [own(folder)])
+    run_queue.cancel(nodes.workspace, [read_run_on_disk(folder)])
     supervisor.wait(HANG_S)
     return folder
 

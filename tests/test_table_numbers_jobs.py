@@ -39,9 +39,9 @@ PREDICTED = {
 
 
 def test_the_predictions_of_a_plan_show_the_known_number_in_every_column():
-    assert planner_table.columns([PREDICTION]) == {heading: [text] for heading, text in PREDICTED.items()}
+    assert planner_table.make_columns([PREDICTION]) == {heading: [text] for heading, text in PREDICTED.items()}
     # Three runs of the cell: every number times 3.
-    assert planner_table.sums({"cell": PREDICTION}, {"cell": 3}) == [
+    assert planner_table.describe_sums({"cell": PREDICTION}, {"cell": 3}) == [
         "predicted: 21.6 s for all runs in sequence (18.2 s to 26.8 s).",
         "predicted: 15.1 GPU hours (6.09 to 21).",
         "predicted: 2.1 kWh of the GPUs (1.51 to 2.72).",
@@ -52,10 +52,10 @@ def test_the_predictions_of_a_plan_show_the_known_number_in_every_column():
 def test_scale_out_and_advice_show_the_known_number_in_every_column():
     output = support_tables.PrintedTables()
     step, speedup = PredictedRange(0.113, 0.127, 0.131), PredictedRange(3.07, 3.37, 3.79)
-    planner_table.scale_out(output, {"ddp": [ScaledCell(8, PREDICTION, step, speedup, "well")]})
+    planner_table.print_scale_out(output, {"ddp": [ScaledCell(8, PREDICTION, step, speedup, "well")]})
     cell = msgspec.structs.replace(CELL, strategy="tp-pp", dp=3, tp=5, pp=7, micro_batch_size=13, seq_len=64)
     advised = Advice(cell, PREDICTION, 17.0, ("it fits", "it is fast"), PredictedRange(16.5, 17.0, 17.5))
-    planner_table.advice(output, AdviceReport([advised], []))
+    planner_table.print_advice(output, AdviceReport([advised], []))
     assert output.rows_of == {
         "scale-out, with the same batch per GPU": [
             {
@@ -78,21 +78,21 @@ def test_a_plan_shows_the_known_number_in_every_column_of_a_cell():
     cell = msgspec.structs.replace(
         CELL, gpus=3, global_batch_size=210, micro_batch_size=14, gradient_accumulation_steps=5, steps=17, warmup_steps=4
     )
-    assert dict(zip(views.PLAN_COLUMNS, [cell.name(), *views._cell(cell)], strict=True)) == {
+    assert dict(zip(views.PLAN_COLUMNS, [cell.name(), *views._format_cell(cell)], strict=True)) == {
         "cell": cell.name(), "workload": "gpt2-tiny", "strategy": "ddp", "launcher": "torchrun", "ranks": "3",
         "global batch": "210", "micro x passes": "14 x 5", "length": "17 steps + 4 warm-up",
     }  # fmt: skip
 
 
 def test_the_hours_of_a_plan_show_the_known_numbers():
-    assert views._hours(Cost(2, 1.75, 5.25), 3).startswith(
+    assert views._format_cost(Cost(2, 1.75, 5.25), 3).startswith(
         "about 1h 45m in sequence, 5h 15m summed over ranks (or GPUs) for 2 of 3"
     )
     hours = gpu_hours.GpuHours(2.5, 10.25, 7, 3.125, 4.5)
-    assert gpu_hours.in_words(hours) == (
+    assert gpu_hours.describe_hours(hours) == (
         "12.8 GPU hours (2.5 by recorded times, 10.2 by time limits; 7 cell(s) have no known time)"
     )
-    assert gpu_hours.retries_in_words(hours) == (
+    assert gpu_hours.describe_retries(hours) == (
         "up to 20.4 GPU hours with all retries (3.12 by `retry` of the matrix, 4.5 by `slurm.requeue`)"
     )
     assert Share("abc", "gres/gpu:a100", 75.5, 101.0).in_words() == "75.5 of 101 GPU hours of the type a100 left"
@@ -105,7 +105,7 @@ def test_the_table_of_status_shows_the_known_number_in_every_column():
         steps=31, throughput=12_347.4, unit="tokens", eta_s=95.0, started=now - timedelta(minutes=11), ended=None,
         duration_s=661.0, hosts=[], attempt=1, repeat=1, rehearsal=False, expected=False, resumed_from_step=5,
     )  # fmt: skip
-    table = status_table.table([run])
+    table = status_table.make_table([run])
     shown = dict(zip(table.columns, table.rows[0], strict=True))
     assert shown.pop("started").endswith("11:49:00")
     assert shown == {
@@ -115,7 +115,7 @@ def test_the_table_of_status_shows_the_known_number_in_every_column():
 
 
 def test_the_menus_show_flops_in_millions():
-    assert menus._mflop(12_345_678.0) == "12.3"
+    assert menus._format_mflop(12_345_678.0) == "12.3"
     known = OwnWorkload(
         name="rings", summary="Rings.", file="rings.py", code="ab", parameters=24_709, unit="tokens",
         flops_per_unit=2_345_678.0, flops_source="", seq_len=64, optimizer=CELL.optimizer, options=(), block="Block",

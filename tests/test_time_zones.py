@@ -50,7 +50,7 @@ def test_the_table_of_status_shows_an_hour_as_an_hour_while_clocks_go_back(zone,
     """All times of the table are in one zone, the present one, so that a run never seems to end when it started."""
     zone(name)
     run = status(1, started=AUTUMN, ended=AUTUMN + timedelta(hours=1), duration_s=3600.0)
-    table = status_table.table([run])
+    table = status_table.make_table([run])
     shown = dict(zip(table.columns, table.rows[0], strict=True))
     started, ended = (datetime.strptime(shown[key].split()[-1][:5], "%H:%M") for key in ("started", "ended"))
     assert (ended - started) % timedelta(days=1) == timedelta(hours=1)
@@ -63,7 +63,7 @@ def test_sacct_is_asked_from_before_the_jobs_in_every_time_zone_of_slurm(zone, n
     """Slurm reads --starttime as a local time, of which there may be two. Both must lie before the first job."""
     zone(name)
     for since in (moment, moment + timedelta(days=1)):
-        (start,) = (word.partition("=")[2] for word in query._sacct(since.timestamp()) if word.startswith("--starttime="))
+        (start,) = (word.partition("=")[2] for word in query._sacct_argv(since.timestamp()) if word.startswith("--starttime="))
         local = datetime.fromisoformat(start)
         for fold in (0, 1):
             asked = local.replace(fold=fold).astimezone(UTC)

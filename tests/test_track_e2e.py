@@ -74,4 +74,4 @@ def test_nodes_without_a_shared_folder_are_refused(tmp_path):
     )
     arguments = argparse.Namespace(track="mlflow", cluster=str(tmp_path / "two.yaml"), workspace=str(tmp_path))
     with pytest.raises(InputError, match="the nodes of the cluster two share no folder"):
-        shared_options.tracker(Invocation(arguments))
+        shared_options.read_tracker(Invocation(arguments))

@@ -54,7 +54,7 @@ def made(folder: Path, matrix: str, how: How) -> Iterator[Record]:
     (folder / "proof.yaml").write_text(matrix)
     workspace = Workspace(folder)
     try:  # plan.of does not check that there is a GPU for each rank: in stage B, ranks share one GPU
-        planned = plan.of(
+        planned = plan.plan_matrix(
             workspace, str(folder / "proof.yaml"), cluster.find(None, workspace.path), where=how.where or None, repeats=None
         )
     except InputError as error:

@@ -27,7 +27,7 @@ import msgspec
 
 from jobs.adaptation import adapted_means
 from jobs.adaptation.adapted_means import ReplacedValue
-from jobs.planning.resolve import Capacity, misfits, resolve
+from jobs.planning.resolve import Capacity, find_misfits, resolve_cells
 from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
@@ -72,127 +72,138 @@ class AdaptedCell(msgspec.Struct, frozen=True):
         return self.why or ", ".join(value.why for value in self.replaced)
 
 
-class Fitting(msgspec.Struct, frozen=True):
+class CellFitter(msgspec.Struct, frozen=True):
     """The matrix, and the machines and plug-ins with which its cells are resolved."""
 
-    asked: Matrix
+    matrix: Matrix
     machine: Capacity
-    own: OwnPlugins
+    plugins: OwnPlugins
 
     def try_keys(self, point: Point, keys: dict[str, Any]) -> Cell | str:
         """The cell with these keys. If the cell is not possible or does not fit, the reason as text. point: the combination of
         the matrix file that the cell comes from."""
-        alone = without_questions(self.asked, [Point(keys, point.origin)])
+        single_cell_matrix = keep_only_points(self.matrix, [Point(keys, point.origin)])
         try:
-            cells = resolve(alone, cluster=None if self.machine.here else self.machine, own=self.own)
+            cells = resolve_cells(single_cell_matrix, cluster=None if self.machine.here else self.machine, plugins=self.plugins)
         except InputError as error:
-            first = str(error).splitlines()[0].removeprefix(f"{self.asked.document.file}:")
-            return re.sub(r"^\d+:\d+: (\S+: )?", "", first).rstrip(".")
-        unfit = misfits(alone, cells, self.machine, cells)
-        return unfit[0].why.rstrip(".") if unfit else cells[0]
+            first_line = str(error).splitlines()[0].removeprefix(f"{self.matrix.document.file}:")
+            return re.sub(r"^\d+:\d+: (\S+: )?", "", first_line).rstrip(".")
+        found_misfits = find_misfits(single_cell_matrix, cells, self.machine, cells)
+        return found_misfits[0].why.rstrip(".") if found_misfits else cells[0]
 
-    def resized(self, point: Point, before: Cell, gpus: int, nnodes: int | None) -> tuple[dict[str, Any], Cell] | str:
+    def resize_cell(self, point: Point, before: Cell, gpus: int, nnodes: int | None) -> tuple[dict[str, Any], Cell] | str:
         """The keys and the cell of a combination on another number of GPUs and nodes; the reason if no such cell fits."""
         why = ""
-        for degrees in _degrees(point, before, gpus):
+        for degrees in _list_changed_degrees(point, before, gpus):
             keys = {**point.keys, **degrees}
             keys |= {"gpus": gpus} if gpus != before.gpus else {}
             keys |= {"nnodes": nnodes} if nnodes != point.keys.get("nnodes") else {}
-            found = self.try_keys(point, keys)
-            if isinstance(found, Cell):
-                return keys, found
-            why = why or found
+            fitted = self.try_keys(point, keys)
+            if isinstance(fitted, Cell):
+                return keys, fitted
+            why = why or fitted
         return why or "its degrees of parallelism would become 1"
 
 
-def without_questions(asked: Matrix, points: list[Point]) -> Matrix:
+def keep_only_points(requested_matrix: Matrix, points: list[Point]) -> Matrix:
     """The matrix with only these combinations, and without claims, which could name other cells."""
-    return msgspec.structs.replace(asked, points=points, file=msgspec.structs.replace(asked.file, claims=[]))
+    return msgspec.structs.replace(
+        requested_matrix, points=points, file=msgspec.structs.replace(requested_matrix.file, claims=[])
+    )
 
 
-def adapted_cells(asked: Matrix, machine: Capacity, own: OwnPlugins, study: Matrix | None = None) -> list[AdaptedCell]:
+def adapt_cells(
+    requested_matrix: Matrix, machine: Capacity, plugins: OwnPlugins, study: Matrix | None = None
+) -> list[AdaptedCell]:
     """What becomes of each cell of a matrix on these machines, in the order of the matrix.
 
-    own: the plug-ins of the workspace. study: the matrix with the `defaults` of the study; None: `asked` has them.
+    plugins: the plug-ins of the workspace. study: the matrix with the `defaults` of the study; None: `requested_matrix` has them.
     Raises InputError if the matrix is not valid on any machine.
     """
-    fitting, study = Fitting(asked, machine, own), study or asked
-    cells = resolve(without_questions(study, study.points), own=own)
-    replaced = [adapted_means.replaced(point.keys, machine) for point in study.points]
+    fitter, study = CellFitter(requested_matrix, machine, plugins), study or requested_matrix
+    cells = resolve_cells(keep_only_points(study, study.points), plugins=plugins)
+    replaced_values = [adapted_means.find_replaced_values(point.keys, machine) for point in study.points]
     # The combinations with all values that the cluster has, apart from numbers of GPUs.
-    starts = [
+    start_points = [
         Point(point.keys | {key: value.new for key, value in values.items()}, point.origin)
-        for point, values in zip(asked.points, replaced, strict=True)
+        for point, values in zip(requested_matrix.points, replaced_values, strict=True)
     ]
     groups: dict[CellSize, list[tuple[Point, Cell]]] = {}
-    for start, cell in zip(starts, cells, strict=True):
-        groups.setdefault(_size(start, cell), []).append((start, cell))
-    sizes = {size: _nearest(fitting, size, group) for size, group in groups.items()}
+    for start_point, cell in zip(start_points, cells, strict=True):
+        groups.setdefault(_cell_size(start_point, cell), []).append((start_point, cell))
+    new_sizes = {size: _find_nearest_size(fitter, size, group) for size, group in groups.items()}
     return [
         msgspec.structs.replace(
-            _adapted(fitting, point, start, cell, sizes[_size(start, cell)]), replaced=tuple(values.values())
+            _adapt_cell(fitter, point, start_point, cell, new_sizes[_cell_size(start_point, cell)]),
+            replaced=tuple(values.values()),
         )
-        for point, start, cell, values in zip(asked.points, starts, cells, replaced, strict=True)
+        for point, start_point, cell, values in zip(requested_matrix.points, start_points, cells, replaced_values, strict=True)
     ]
 
 
-def _adapted(fitting: Fitting, point: Point, start: Point, before: Cell, size: tuple[int, int | None] | None) -> AdaptedCell:
-    """What becomes of one cell. point: its combination. start: the same with the values that the cluster has."""
-    as_is = fitting.try_keys(start, start.keys)
-    has = ""
-    if isinstance(as_is, Cell):
-        keys, after = start.keys, as_is
-    elif size is None or size == (before.gpus, start.keys.get("nnodes")):
-        return AdaptedCell(point, before, None, None, as_is)  # no size fits, or the size is not why the cell does not fit
+def _adapt_cell(
+    fitter: CellFitter, point: Point, start_point: Point, before: Cell, size: tuple[int, int | None] | None
+) -> AdaptedCell:
+    """What becomes of one cell. point: its combination. start_point: the same with the values that the cluster has."""
+    unresized = fitter.try_keys(start_point, start_point.keys)
+    limit_clause = ""
+    if isinstance(unresized, Cell):
+        keys, after = start_point.keys, unresized
+    elif size is None or size == (before.gpus, start_point.keys.get("nnodes")):
+        return AdaptedCell(point, before, None, None, unresized)  # no size fits, or the size is not why the cell does not fit
     else:
-        found = fitting.resized(start, before, *size)
-        has = f"a run can have {_room(fitting.machine, start)}"
-        if isinstance(found, str):
-            return AdaptedCell(point, before, None, None, f"{has}; on {size[0]} GPUs: {found}")
-        keys, after = found
-    if is_crossed(start) and keys != point.keys:
-        plain = {key: value for key, value in keys.items() if start.origin[key][0] != "include"}
-        if (excluded := matrix.why_excluded(fitting.asked.document, fitting.asked.file, plain)) is not None:
-            on = f"{has}; on {size[0]} GPUs" if has and size is not None else "with the values that the cluster has"
-            return AdaptedCell(point, before, None, None, f"{on} the matrix excludes it: {excluded}")
-    return AdaptedCell(point, before, keys, after, has)
+        fitted = fitter.resize_cell(start_point, before, *size)
+        limit_clause = f"a run can have {_describe_capacity(fitter.machine, start_point)}"
+        if isinstance(fitted, str):
+            return AdaptedCell(point, before, None, None, f"{limit_clause}; on {size[0]} GPUs: {fitted}")
+        keys, after = fitted
+    if comes_from_axes(start_point) and keys != point.keys:
+        axis_keys = {key: value for key, value in keys.items() if start_point.origin[key][0] != "include"}
+        if (excluded := matrix.why_excluded(fitter.matrix.document, fitter.matrix.file, axis_keys)) is not None:
+            size_clause = (
+                f"{limit_clause}; on {size[0]} GPUs"
+                if limit_clause and size is not None
+                else "with the values that the cluster has"
+            )
+            return AdaptedCell(point, before, None, None, f"{size_clause} the matrix excludes it: {excluded}")
+    return AdaptedCell(point, before, keys, after, limit_clause)
 
 
-def _room(machine: Capacity, start: Point) -> str:
+def _describe_capacity(machine: Capacity, start_point: Point) -> str:
     """The machines that a run of a combination can have, in words."""
-    room = machine.of(start.keys.get("gpu_type")) or machine
-    nodes = "" if room.nodes is None else f"{room.nodes} node{'' if room.nodes == 1 else 's'}"
-    gpus = "" if room.gpus is None else f"{room.gpus} GPU{'' if room.gpus == 1 else 's'} on each node"
+    capacity = machine.for_gpu_type(start_point.keys.get("gpu_type")) or machine
+    nodes = "" if capacity.nodes is None else f"{capacity.nodes} node{'' if capacity.nodes == 1 else 's'}"
+    gpus = "" if capacity.gpus is None else f"{capacity.gpus} GPU{'' if capacity.gpus == 1 else 's'} on each node"
     return " and ".join(filter(None, (nodes, gpus)))
 
 
-def is_crossed(point: Point) -> bool:
+def comes_from_axes(point: Point) -> bool:
     """Whether a combination comes from the axes or zips of the file, and not from an entry of `include` of its own."""
     sections = {path[0] for path in point.origin.values()}
     return bool(sections & {"axes", "zip"}) or "include" not in sections
 
 
-def _size(start: Point, cell: Cell) -> CellSize:
-    keys = start.keys
+def _cell_size(start_point: Point, cell: Cell) -> CellSize:
+    keys = start_point.keys
     return CellSize(cell.gpus, keys.get("nnodes"), keys.get("gpu_type"), keys.get("launcher", cell.launcher))
 
 
-def _nearest(fitting: Fitting, size: CellSize, group: list[tuple[Point, Cell]]) -> tuple[int, int | None] | None:
+def _find_nearest_size(fitter: CellFitter, size: CellSize, group: list[tuple[Point, Cell]]) -> tuple[int, int | None] | None:
     """The new number of GPUs and nodes for all cells of one size: the first candidate on which at least one of these cells
     fits; None if no cell fits on any candidate."""
     for gpus in _divisors(size.gpus):
         for nnodes in [None] if size.nnodes is None else _divisors(size.nnodes):
-            if any(not isinstance(fitting.resized(point, cell, gpus, nnodes), str) for point, cell in group):
+            if any(not isinstance(fitter.resize_cell(point, cell, gpus, nnodes), str) for point, cell in group):
                 return gpus, nnodes
     return None
 
 
 def _divisors(number: int) -> list[int]:
     """The divisors of a number, the largest first."""
-    return [part for part in range(number, 0, -1) if number % part == 0]
+    return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]
 
 
-def _degrees(point: Point, before: Cell, gpus: int) -> Iterator[dict[str, int]]:
+def _list_changed_degrees(point: Point, before: Cell, gpus: int) -> Iterator[dict[str, int]]:
     """Yields the degrees (dp, tp, pp) that must change in the file if the cell has `gpus` GPUs, the best choice first: as few
     degrees as possible change, and tp stays as large as possible. A mapping is empty if the file gives no degree that must
     change."""
@@ -200,13 +211,13 @@ def _degrees(point: Point, before: Cell, gpus: int) -> Iterator[dict[str, int]]:
         yield {}
         return
     old = {name: getattr(before, name) for name in DEGREES}
-    found = [
+    candidates = [
         {"dp": dp, "tp": tp, "pp": pp}
         for dp in _divisors(old["dp"])
         for tp in _divisors(old["tp"])
         for pp in _divisors(old["pp"])
         if dp * tp * pp == gpus
     ]
-    found = [new for new in found if not any(new[name] == 1 < old[name] for name in DEGREES)]
-    for new in sorted(found, key=lambda new: (sum(new[name] != old[name] for name in DEGREES), -new["tp"], -new["pp"])):
+    candidates = [new for new in candidates if not any(new[name] == 1 < old[name] for name in DEGREES)]
+    for new in sorted(candidates, key=lambda new: (sum(new[name] != old[name] for name in DEGREES), -new["tp"], -new["pp"])):
         yield {name: new[name] for name in DEGREES if point.keys.get(name) not in (None, new[name])}

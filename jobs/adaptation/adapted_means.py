@@ -18,8 +18,8 @@ from jobs.planning.resolve import Capacity, why_unusable
 from shardlab.matrix import cell_sizes
 from shardlab.matrix.matrix import Matrix, Point
 
-KEYS = ("gpu_type", "launcher", "time_limit")
-FIRST = "torchrun"  # the launcher that is tried first: it starts ranks on every cluster
+REPLACED_KEYS = ("gpu_type", "launcher", "time_limit")
+PREFERRED_LAUNCHER = "torchrun"  # the launcher that is tried first: it starts ranks on every cluster
 
 
 class ReplacedValue(msgspec.Struct, frozen=True):
@@ -31,57 +31,63 @@ class ReplacedValue(msgspec.Struct, frozen=True):
     why: str
 
 
-def replaced(keys: dict[str, Any], machine: Capacity) -> dict[str, ReplacedValue]:
+def find_replaced_values(keys: dict[str, Any], machine: Capacity) -> dict[str, ReplacedValue]:
     """The values of a combination that must be replaced on these machines, by the key of the matrix file.
 
     keys: the keys of a combination that is valid on some machine.
     """
-    found = {}
+    replaced_values = {}
     gpu_type = keys.get("gpu_type")
-    room = machine.of(gpu_type)
-    if room is None:
-        types = sorted(machine.types)
-        new = types[0] if len(types) == 1 else None
-        has = f"the cluster has only the GPU type{'s' * (len(types) > 1)} {', '.join(types)}" if types else ""
-        found["gpu_type"] = ReplacedValue("gpu_type", new, has or "the cluster file names no GPU type")
-        room = machine.of(new) or machine
+    capacity = machine.for_gpu_type(gpu_type)
+    if capacity is None:
+        gpu_types = sorted(machine.types)
+        new = gpu_types[0] if len(gpu_types) == 1 else None
+        why_replaced = (
+            f"the cluster has only the GPU type{'s' * (len(gpu_types) > 1)} {', '.join(gpu_types)}" if gpu_types else ""
+        )
+        replaced_values["gpu_type"] = ReplacedValue("gpu_type", new, why_replaced or "the cluster file names no GPU type")
+        capacity = machine.for_gpu_type(new) or machine
     launcher = keys.get("launcher")  # without the key, it is the launcher FIRST
-    if launcher is not None and (why := why_unusable(launcher, room)) is not None:
-        usable = [name for name, one in launchers().items() if one.on_gpus and why_unusable(name, room) is None]
-        if usable:
-            new = FIRST if FIRST in usable else usable[0]
-            found["launcher"] = ReplacedValue("launcher", new, why.partition(". ")[0].rstrip("."))
+    if launcher is not None and (why := why_unusable(launcher, capacity)) is not None:
+        usable_launchers = [
+            name for name, entry in launchers().items() if entry.on_gpus and why_unusable(name, capacity) is None
+        ]
+        if usable_launchers:
+            new = PREFERRED_LAUNCHER if PREFERRED_LAUNCHER in usable_launchers else usable_launchers[0]
+            replaced_values["launcher"] = ReplacedValue("launcher", new, why.partition(". ")[0].rstrip("."))
     limit = keys.get("time_limit")
-    if limit is not None and room.longest_s is not None and cell_sizes.seconds(limit) > room.longest_s:
-        longest = _clock(room.longest_s)
-        found["time_limit"] = ReplacedValue("time_limit_s", longest, f"the partition allows {longest}")
-    return found
+    if limit is not None and capacity.longest_s is not None and cell_sizes.seconds(limit) > capacity.longest_s:
+        longest_clock = _format_clock(capacity.longest_s)
+        replaced_values["time_limit"] = ReplacedValue("time_limit_s", longest_clock, f"the partition allows {longest_clock}")
+    return replaced_values
 
 
-def with_defaults(asked: Matrix, machine: Capacity) -> Matrix:
+def replace_defaults(matrix: Matrix, machine: Capacity) -> Matrix:
     """The matrix with other values under `defaults`, where that replaces a value in all cells alike.
 
     It is the smallest change of the file. A key is left to the single cells if cells that have it from `defaults` need
-    different values, or if a condition (`when`) or an entry of `exclude` or `include` depends on the key. Returns `asked`
+    different values, or if a condition (`when`) or an entry of `exclude` or `include` depends on the key. Returns `matrix`
     itself if nothing under `defaults` changes.
     """
-    entries = [*asked.file.exclude, *asked.file.include]
-    named = {key for entry in entries for key in entry} | asked.varying
+    entries = [*matrix.file.exclude, *matrix.file.include]
+    keys_in_entries = {key for entry in entries for key in entry} | matrix.varying
     conditions = " ".join(str(entry.get("when", "")) for entry in entries)
-    each = [(point, replaced(point.keys, machine)) for point in asked.points]
+    replaced_by_point = [(point, find_replaced_values(point.keys, machine)) for point in matrix.points]
     defaults = {}
-    for key in (key for key in KEYS if key in asked.file.defaults and key not in named and key not in conditions):
-        new = {values[key].new if key in values else point.keys[key] for point, values in each}
-        if len(new) == 1 and new != {asked.file.defaults[key]}:
-            defaults[key] = new.pop()
+    for key in (
+        key for key in REPLACED_KEYS if key in matrix.file.defaults and key not in keys_in_entries and key not in conditions
+    ):
+        new_values = {values[key].new if key in values else point.keys[key] for point, values in replaced_by_point}
+        if len(new_values) == 1 and new_values != {matrix.file.defaults[key]}:
+            defaults[key] = new_values.pop()
     if not defaults:
-        return asked
-    points = [Point(point.keys | defaults, point.origin) for point in asked.points]
-    file = msgspec.structs.replace(asked.file, defaults=asked.file.defaults | defaults)
-    return msgspec.structs.replace(asked, points=points, file=file)
+        return matrix
+    points = [Point(point.keys | defaults, point.origin) for point in matrix.points]
+    file = msgspec.structs.replace(matrix.file, defaults=matrix.file.defaults | defaults)
+    return msgspec.structs.replace(matrix, points=points, file=file)
 
 
-def _clock(seconds: int) -> str:
+def _format_clock(seconds: int) -> str:
     """A time as a matrix file gives it, [D-]HH:MM:SS."""
     days, rest = divmod(seconds, 86_400)
     clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"

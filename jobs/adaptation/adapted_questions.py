@@ -18,8 +18,8 @@ from shardlab.matrix.cell import Cell
 from shardlab.matrix.expression import MAX_LENGTH, Expression
 
 # The values that are added to a filter if it would otherwise select too many cells. They are tried in this order.
-FURTHER = tuple(dict.fromkeys(("nnodes", "gradient_accumulation_steps", "micro_batch_size", *cell_names.PLAIN)))
-SHOWN = (
+EXTRA_FILTER_KEYS = tuple(dict.fromkeys(("nnodes", "gradient_accumulation_steps", "micro_batch_size", *cell_names.PLAIN)))
+SHOWN_KEYS = (
     "gpu_type",
     "launcher",
     "gpus",
@@ -28,29 +28,34 @@ SHOWN = (
     "pp",
     "global_batch_size",
 )  # values of a cell that a reader sees as changed
-BETWEEN_NODES = ("network_", "rdma_", "pause_frames", "wire_")  # metrics whose names begin so are about links between nodes
+NETWORK_METRIC_PREFIXES = (
+    "network_",
+    "rdma_",
+    "pause_frames",
+    "wire_",
+)  # metrics whose names begin so are about links between nodes
 Values = dict[str, Any]  # the values of a resolved cell, by name (shardlab.matrix.cell_names)
 
 
-class CellsBefore(msgspec.Struct, frozen=True):
+class SelectedCells(msgspec.Struct, frozen=True):
     """The cells that a filter of the original matrix selects. numbers: their indexes in the matrix. adapted: what became of
     them."""
 
-    numbers: tuple[int, ...]
+    indexes: tuple[int, ...]
     adapted: list[AdaptedCell]
 
     @property
     def after(self) -> set[str]:
         """The hashes of the cells that took the place of these cells."""
-        return {one.after.hash() for one in self.adapted if one.after is not None}
+        return {cell.after.hash() for cell in self.adapted if cell.after is not None}
 
     @property
     def left_out(self) -> str:
         """The reason why the first of these cells that has no new cell is left out; empty if all have a new cell."""
-        return next((one.why for one in self.adapted if one.after is None), "")
+        return next((cell.why for cell in self.adapted if cell.after is None), "")
 
 
-class Cannot(Exception):
+class QuestionError(Exception):
     """A question cannot be asked of the adapted cells. The text says why."""
 
 
@@ -59,51 +64,51 @@ class Questions:
 
     def __init__(self, adapted: Sequence[AdaptedCell]) -> None:
         self.adapted = list(adapted)
-        self.before = [values(one.before) for one in adapted]
-        self.after = {one.after.hash(): values(one.after) for one in adapted if one.after is not None}
+        self.before = [named_values(cell.before) for cell in adapted]
+        self.after = {cell.after.hash(): named_values(cell.after) for cell in adapted if cell.after is not None}
 
-    def selected(self, wanted: Mapping[str, Any]) -> CellsBefore:
-        """The cells that a filter selects in the original matrix. wanted: the values of the filter, by name."""
-        numbers = tuple(number for number, known in enumerate(self.before) if cell_names.has(known, wanted))
-        return CellsBefore(numbers, [self.adapted[number] for number in numbers])
+    def select_cells(self, cell_filter: Mapping[str, Any]) -> SelectedCells:
+        """The cells that a filter selects in the original matrix. cell_filter: the values of the filter, by name."""
+        indexes = tuple(index for index, cell_values in enumerate(self.before) if cell_names.has(cell_values, cell_filter))
+        return SelectedCells(indexes, [self.adapted[index] for index in indexes])
 
-    def rewritten(self, wanted: Mapping[str, Any]) -> Values:
-        """The filter that selects the new cells in place of the cells that `wanted` selects in the original matrix. Raises
+    def rewrite_filter(self, cell_filter: Mapping[str, Any]) -> Values:
+        """The filter that selects the new cells in place of the cells that `cell_filter` selects in the original matrix. Raises
         Cannot."""
-        chosen = self.selected(wanted)
+        chosen = self.select_cells(cell_filter)
         if chosen.left_out:
-            raise Cannot(f"a cell is left out: {chosen.left_out}")
-        if not chosen.numbers and self._now(wanted):
-            raise Cannot("it selected no cell of the study, and would select a cell of this matrix")
-        if not chosen.numbers:
-            return dict(wanted)
-        new = {}
-        for key in wanted:
-            having = [self.after[cell].get(key) for cell in chosen.after]
-            if any(value != having[0] for value in having):
-                raise Cannot(f"its cells have different values of {key} here")
-            new[key] = having[0]
-        if self._now(new) == chosen.after:
-            return new
-        for key in (key for key in FURTHER if key not in new):
-            more = {**new, key: self.after[next(iter(chosen.after))].get(key)}
-            if more[key] is not None and self._now(more) == chosen.after:
-                return more
-        raise Cannot("the values by which it selects cells select further cells here")
+            raise QuestionError(f"a cell is left out: {chosen.left_out}")
+        if not chosen.indexes and self._find_new_hashes(cell_filter):
+            raise QuestionError("it selected no cell of the study, and would select a cell of this matrix")
+        if not chosen.indexes:
+            return dict(cell_filter)
+        new_filter = {}
+        for key in cell_filter:
+            new_values = [self.after[cell_hash].get(key) for cell_hash in chosen.after]
+            if any(value != new_values[0] for value in new_values):
+                raise QuestionError(f"its cells have different values of {key} here")
+            new_filter[key] = new_values[0]
+        if self._find_new_hashes(new_filter) == chosen.after:
+            return new_filter
+        for key in (key for key in EXTRA_FILTER_KEYS if key not in new_filter):
+            narrower_filter = {**new_filter, key: self.after[next(iter(chosen.after))].get(key)}
+            if narrower_filter[key] is not None and self._find_new_hashes(narrower_filter) == chosen.after:
+                return narrower_filter
+        raise QuestionError("the values by which it selects cells select further cells here")
 
-    def is_free(self, wanted: Mapping[str, Any]) -> bool:
+    def is_free(self, cell_filter: Mapping[str, Any]) -> bool:
         """Whether a filter of the original matrix selects no cell of the adapted matrix."""
-        return not self._now(wanted)
+        return not self._find_new_hashes(cell_filter)
 
-    def differences(self, wanted: Mapping[str, Any]) -> list[str]:
+    def describe_differences(self, cell_filter: Mapping[str, Any]) -> list[str]:
         """How the new cells differ from the cells that a filter selects in the original matrix, as clauses such as `gpus 4
         instead of 8`."""
-        found = []
-        for one in self.selected(wanted).adapted:
-            if one.after is not None:
-                old, new = values(one.before), values(one.after)
-                found += [f"{key} {new[key]} instead of {old[key]}" for key in SHOWN if key in changed_names(one)]
-        return list(dict.fromkeys(found))
+        clauses = []
+        for cell in self.select_cells(cell_filter).adapted:
+            if cell.after is not None:
+                old, new = named_values(cell.before), named_values(cell.after)
+                clauses += [f"{key} {new[key]} instead of {old[key]}" for key in SHOWN_KEYS if key in list_changed_names(cell)]
+        return list(dict.fromkeys(clauses))
 
     def test(self, text: str) -> tuple[str, str]:
         """The test of a claim for the new cells. Returns (the test, a text that says how the new cells differ from the cells of
@@ -114,43 +119,43 @@ class Questions:
         """
         tree = ast.parse(text.strip(), mode="eval")
         differences: list[str] = []
-        became: dict[frozenset[str], tuple[int, ...]] = {}
+        indexes_by_hashes: dict[frozenset[str], tuple[int, ...]] = {}
         is_changed = False
         for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
-            ((metric, given),) = Expression(ast.unparse(ast.Call(call.func, [], call.keywords))).filters
-            wanted = {key: value for key, value in given.items() if key not in cell_names.ARGUMENTS}
-            new, chosen = self.rewritten(wanted), self.selected(wanted)
-            if became.setdefault(frozenset(chosen.after), chosen.numbers) != chosen.numbers:
-                raise Cannot("cells that it compares are the same cell here")
-            nodes = {(one.before.nnodes, one.after.nnodes) for one in chosen.adapted if one.after is not None}
-            if metric.startswith(BETWEEN_NODES) and any(there > 1 == here for there, here in nodes):
-                raise Cannot(f"{metric} is about the network between nodes, and its cells are on one node here")
-            differences += self.differences(wanted)
-            if new != wanted:
+            ((metric, call_arguments),) = Expression(ast.unparse(ast.Call(call.func, [], call.keywords))).filters
+            cell_filter = {key: value for key, value in call_arguments.items() if key not in cell_names.ARGUMENTS}
+            new, chosen = self.rewrite_filter(cell_filter), self.select_cells(cell_filter)
+            if indexes_by_hashes.setdefault(frozenset(chosen.after), chosen.indexes) != chosen.indexes:
+                raise QuestionError("cells that it compares are the same cell here")
+            node_counts = {(cell.before.nnodes, cell.after.nnodes) for cell in chosen.adapted if cell.after is not None}
+            if metric.startswith(NETWORK_METRIC_PREFIXES) and any(before > 1 == after for before, after in node_counts):
+                raise QuestionError(f"{metric} is about the network between nodes, and its cells are on one node here")
+            differences += self.describe_differences(cell_filter)
+            if new != cell_filter:
                 is_changed = True
-                arguments = {key: value for key, value in given.items() if key in cell_names.ARGUMENTS}
+                arguments = {key: value for key, value in call_arguments.items() if key in cell_names.ARGUMENTS}
                 call.keywords = [
                     ast.keyword(key.replace(".", "__"), ast.Constant(value)) for key, value in (new | arguments).items()
                 ]
         test = ast.unparse(tree) if is_changed else text
         if len(test) > MAX_LENGTH:
-            raise Cannot(f"its test would have more than {MAX_LENGTH} characters")
+            raise QuestionError(f"its test would have more than {MAX_LENGTH} characters")
         return test, ", ".join(dict.fromkeys(differences))
 
-    def _now(self, wanted: Mapping[str, Any]) -> set[str]:
-        return {cell for cell, known in self.after.items() if cell_names.has(known, wanted)}
+    def _find_new_hashes(self, cell_filter: Mapping[str, Any]) -> set[str]:
+        return {cell_hash for cell_hash, cell_values in self.after.items() if cell_names.has(cell_values, cell_filter)}
 
 
-def values(cell: Cell) -> Values:
+def named_values(cell: Cell) -> Values:
     """The values of a cell by name, as filters use them."""
     return cell_names.names(msgspec.to_builtins(cell))
 
 
-def changed_names(one: AdaptedCell) -> list[str]:
+def list_changed_names(cell: AdaptedCell) -> list[str]:
     """The names of the values in which the new cell differs from the cell of the study. The number of nodes counts only if the
     matrix file gives it; otherwise the cluster decides this number."""
-    if one.after is None:
+    if cell.after is None:
         return []
-    old, new = values(one.before), values(one.after)
-    given = "nnodes" in one.point.keys
-    return [key for key in old if new.get(key) != old[key] and (key != "nnodes" or given)]
+    old, new = named_values(cell.before), named_values(cell.after)
+    nnodes_is_given = "nnodes" in cell.point.keys
+    return [key for key in old if new.get(key) != old[key] and (key != "nnodes" or nnodes_is_given)]

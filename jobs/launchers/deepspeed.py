@@ -18,7 +18,7 @@ from typing import NoReturn
 import msgspec
 
 from jobs.launcher import Launcher
-from jobs.node.rendezvous import master, node_number
+from jobs.node.rendezvous import master, read_node_number
 from shardlab.errors import InputError
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
@@ -38,20 +38,20 @@ def main(argv: list[str]) -> NoReturn:
         raise InputError("usage: python -m jobs.launchers.deepspeed RUN_DIR")
     world = RunDir(Path(argv[0]).absolute()).read_run().world
     slots = {str(node): list(range(world.nproc_per_node)) for node in range(world.nnodes)}
-    meeting = master()
+    rendezvous = master()
     # DeepSpeed's launcher sets CUDA_VISIBLE_DEVICES of the ranks to 0,...,n-1, even if Slurm or the user set another value. So
     # each rank is started through the command `env`, which restores the original value.
-    given = f"{GPUS}={os.environ[GPUS]}" if GPUS in os.environ else f"--unset={GPUS}"
+    visible_gpus = f"{GPUS}={os.environ[GPUS]}" if GPUS in os.environ else f"--unset={GPUS}"
     words = [
         sys.executable, "-m", "deepspeed.launcher.launch",
         f"--world_info={base64.urlsafe_b64encode(msgspec.json.encode(slots)).decode()}",
-        f"--node_rank={node_number(os.environ)}",
-        f"--master_addr={meeting['MASTER_ADDR']}",
-        f"--master_port={meeting['MASTER_PORT']}",
+        f"--node_rank={read_node_number(os.environ)}",
+        f"--master_addr={rendezvous['MASTER_ADDR']}",
+        f"--master_port={rendezvous['MASTER_PORT']}",
         "--log_level=warning",
         "--no_local_rank",  # no argument --local_rank: ranks read their local rank from the environment
         "--no_python",
-        "env", given, sys.executable, "-m", "trainers", "run", ".",
+        "env", visible_gpus, sys.executable, "-m", "trainers", "run", ".",
     ]  # fmt: skip
     os.execve(sys.executable, words, {**os.environ, "LOCAL_WORLD_SIZE": str(world.nproc_per_node)})
 

@@ -31,11 +31,11 @@ from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
 
 FOLDER = "log/submitit"
-LOCAL = "SUBMITIT_LOCAL_"  # prefix of the variables in which submitit's local executor gives a process its rank
+LOCAL_PREFIX = "SUBMITIT_LOCAL_"  # prefix of the variables in which submitit's local executor gives a process its rank
 # submitit replaces these words in every path, also if a folder has such a name by chance
 PLACEHOLDERS = ("%j", "%t", "%a", "%A")
 SIGNAL_S = 60  # seconds before a preemption at which Slurm sends submitit's signal, if Slurm is configured to send it
-TELL_S = 0.5  # seconds between two signals that ask a rank to save a checkpoint
+SIGNAL_INTERVAL_S = 0.5  # seconds between two signals that ask a rank to save a checkpoint
 
 
 def command(run: Run, python: str) -> list[str]:
@@ -59,15 +59,15 @@ def prepare(folder: RunDir, run: Run) -> dict[str, str]:
         signs = ", ".join(PLACEHOLDERS)
         raise InputError(f"{folder.path}: submitit replaces {signs} in paths by job numbers. Allowed: a path without them.")
     if run.scheduler in ("slurm", "allocation"):
-        job, environment = SlurmJobEnvironment().job_id, {"SUBMITIT_EXECUTOR": "slurm"}
+        job_id, environment = SlurmJobEnvironment().job_id, {"SUBMITIT_EXECUTOR": "slurm"}
     else:
-        job = str(os.getpid())
-        environment = {"SUBMITIT_EXECUTOR": "local", f"{LOCAL}JOB_ID": job}
+        job_id = str(os.getpid())
+        environment = {"SUBMITIT_EXECUTOR": "local", f"{LOCAL_PREFIX}JOB_ID": job_id}
     submission = DelayedSubmission(RankTask(str(folder.path)))
     submission.set_timeout((run.limit_s or 0) // 60, run.retries_after("timeout"))
     shutil.rmtree(folder.path / FOLDER, ignore_errors=True)  # submitit fails on an incomplete file of an earlier start
     files.make_folder(folder.path / FOLDER)
-    files.write_atomic(JobPaths(folder.path / FOLDER, job).submitted_pickle, pickle.dumps(submission))
+    files.write_atomic(JobPaths(folder.path / FOLDER, job_id).submitted_pickle, pickle.dumps(submission))
     return environment
 
 
@@ -81,25 +81,25 @@ class RankTask:
     def __call__(self) -> None:
         import submitit
 
-        place = submitit.JobEnvironment()
+        job_environment = submitit.JobEnvironment()
         environment = {
             **os.environ,
             **master(),
-            "RANK": str(place.global_rank),
-            "LOCAL_RANK": str(place.local_rank),
-            "WORLD_SIZE": str(place.num_tasks),
-            "LOCAL_WORLD_SIZE": str(place.num_tasks // place.num_nodes),
+            "RANK": str(job_environment.global_rank),
+            "LOCAL_RANK": str(job_environment.local_rank),
+            "WORLD_SIZE": str(job_environment.num_tasks),
+            "LOCAL_WORLD_SIZE": str(job_environment.num_tasks // job_environment.num_nodes),
         }
         # the rank inherits that SIGUSR2 is ignored, because Slurm sends SIGUSR2 to every process of the job step
-        before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        previous_handler = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         # the rank inherits this too, and ignores SIGUSR1 until it can save a checkpoint
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        rank = node_processes.start([sys.executable, "-m", "trainers", "run", self.folder], None, environment)
-        self.pid = rank.pid
+        rank_process = node_processes.start_process([sys.executable, "-m", "trainers", "run", self.folder], None, environment)
+        self.pid = rank_process.pid
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._forward)
-        signal.signal(signal.SIGUSR2, before)
-        if code := _code(os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)):
+        signal.signal(signal.SIGUSR2, previous_handler)
+        if code := _exit_code(os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)):
             sys.exit(code)
 
     def checkpoint(self) -> NoReturn:
@@ -110,21 +110,21 @@ class RankTask:
         returned, submitit would requeue the job at once, before the records of the run say how this start ended, and any number
         of times. Instead, the supervisor of the run sees that the ranks have ended, and requeues the job.
         """
-        saves = RunDir(Path(self.folder)).read_run().cell.instruments.checkpoints is not None
-        while (ended := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:
-            if saves:
+        keeps_checkpoints = RunDir(Path(self.folder)).read_run().cell.instruments.checkpoints is not None
+        while (exit_status := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:
+            if keeps_checkpoints:
                 os.kill(self.pid, signal.SIGUSR1)
-            time.sleep(TELL_S)
-        sys.exit(_code(ended))
+            time.sleep(SIGNAL_INTERVAL_S)
+        sys.exit(_exit_code(exit_status))
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         os.kill(self.pid, number)
 
 
-def _code(ended: os.waitid_result | None) -> int:
+def _exit_code(exit_status: os.waitid_result | None) -> int:
     """The exit code of a process that has ended; 128 + N if signal N ended the process, as in a shell."""
-    assert ended is not None
-    return ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
+    assert exit_status is not None
+    return exit_status.si_status if exit_status.si_code == os.CLD_EXITED else 128 + exit_status.si_status
 
 
 def main(argv: list[str]) -> int:
@@ -137,29 +137,34 @@ def main(argv: list[str]) -> int:
         raise InputError("usage: python -m jobs.launchers.submitit RUN_DIR")
     run = RunDir(Path(argv[0]).absolute()).read_run()
     world = run.world.world_size
-    everyone = {**os.environ, f"{LOCAL}NTASKS": str(world), f"{LOCAL}JOB_NUM_NODES": "1", f"{LOCAL}NODEID": "0"}
-    started: list[subprocess.Popen[bytes]] = []
+    shared_environment = {
+        **os.environ,
+        f"{LOCAL_PREFIX}NTASKS": str(world),
+        f"{LOCAL_PREFIX}JOB_NUM_NODES": "1",
+        f"{LOCAL_PREFIX}NODEID": "0",
+    }
+    processes: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        for process in started:
+        for process in processes:
             if process.returncode is None:
                 os.kill(process.pid, number)
 
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, forward)
     for rank in range(world):
-        place = {f"{LOCAL}GLOBALID": str(rank), f"{LOCAL}LOCALID": str(rank)}
-        started.append(node_processes.start(task(run, sys.executable), None, everyone | place))
-    codes = [process.poll() for process in started]
+        rank_environment = {f"{LOCAL_PREFIX}GLOBALID": str(rank), f"{LOCAL_PREFIX}LOCALID": str(rank)}
+        processes.append(node_processes.start_process(task(run, sys.executable), None, shared_environment | rank_environment))
+    codes = [process.poll() for process in processes]
     while None in codes and not any(codes):
         time.sleep(0.05)
-        codes = [process.poll() for process in started]
-    failed = next((code for code in codes if code), 0)
+        codes = [process.poll() for process in processes]
+    failed_code = next((code for code in codes if code), 0)
     forward(signal.SIGTERM, None)
-    until = time.monotonic() + node_processes.GRACE_S
-    while any(process.poll() is None for process in started) and time.monotonic() < until:
+    deadline = time.monotonic() + node_processes.GRACE_S
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return 128 - failed if failed < 0 else failed
+    return 128 - failed_code if failed_code < 0 else failed_code
 
 
 LAUNCHER = Launcher(

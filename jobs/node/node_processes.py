@@ -28,7 +28,7 @@ TRACKER_END_S = 30.0  # seconds that the tracker has after the end of a run, to 
 GRACE_S = 10.0  # seconds from SIGTERM to SIGKILL, so that ranks can close their records
 MARK = "SHARDLAB_RUN"  # environment variable of every process of a run, by which leftover processes are found
 _PR_SET_PDEATHSIG = 1  # option of Linux's prctl: sets the signal that the kernel sends to this process when its parent ends
-_OF_JOB = re.compile(r".*/job_\d+(?=/|$)")  # matches the name that Slurm gives to the cgroup of a job
+_JOB_CGROUP = re.compile(r".*/job_\d+(?=/|$)")  # matches the name that Slurm gives to the cgroup of a job
 
 
 class CannotStart(ShardlabError):
@@ -60,12 +60,12 @@ class Sampler:
 
     def end(self) -> None:
         """End the sampler. It has two seconds to write its last sample, and is then killed."""
-        end(self._process, signal.SIGTERM, 2.0)
+        end_process(self._process, signal.SIGTERM, 2.0)
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._starts += 1
-        out = self._folder.samples_file(gethostname())
-        command = [sys.executable, "-m", "collect", "sample", f"--out={out}", f"--hz={self._hz:g}"]
+        samples_path = self._folder.samples_file(gethostname())
+        command = [sys.executable, "-m", "collect", "sample", f"--out={samples_path}", f"--hz={self._hz:g}"]
         command += [f"--played={self._played}"] if self._played else []
         command.append(f"--parent={os.getpid()}")  # the sampler ends when this process ends, even if this process is killed
         with files.open_append(self._folder.log / f"sampler.{gethostname()}.log") as log:
@@ -105,7 +105,7 @@ class Tracker:
         self.look()
 
 
-def start(command: list[str], log: int | None, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def start_process(command: list[str], log: int | None, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start the program that starts the ranks, in a new session. The program ends when this process ends.
 
     log: the file descriptor for its output; None: the program writes to the output of this process. Raises CannotStart.
@@ -121,15 +121,15 @@ def start(command: list[str], log: int | None, environment: dict[str, str]) -> s
             preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
         )
     except OSError as error:
-        how = "is not installed" if isinstance(error, FileNotFoundError) else f"cannot be started ({error.strerror})"
-        raise CannotStart(f"{command[0]} {how} on {gethostname()}.") from None
+        problem = "is not installed" if isinstance(error, FileNotFoundError) else f"cannot be started ({error.strerror})"
+        raise CannotStart(f"{command[0]} {problem} on {gethostname()}.") from None
 
 
-def end(process: subprocess.Popen[bytes], first: signal.Signals, grace_s: float) -> int:
-    """Send the signal `first` to a process, kill the process if it has not ended after grace_s seconds, and return its exit
+def end_process(process: subprocess.Popen[bytes], first_signal: signal.Signals, grace_s: float) -> int:
+    """Send the signal `first_signal` to a process, kill the process if it has not ended after grace_s seconds, and return its exit
     code."""
     try:
-        os.kill(process.pid, first)
+        os.kill(process.pid, first_signal)
         return process.wait(grace_s)
     except ProcessLookupError:
         return process.wait()
@@ -154,15 +154,15 @@ def remove_data_copies(folder: RunDir) -> None:
     Normally the last rank of a run removes the copy, but not if that rank was killed. The fork server may end its ranks a
     moment later than this call, so this function waits up to GRACE_S seconds until no rank uses the copy of this run.
     """
-    ends = time.monotonic() + GRACE_S
+    deadline = time.monotonic() + GRACE_S
     with contextlib.suppress(ShardlabError):  # if the copies cannot be removed, the next run on this node removes them
         if folder.read_run().data_stage != "node":
             return
-        while node_folder.name_of(folder.path) in node_folder.remove_unused() and time.monotonic() < ends:
+        while node_folder.name_of(folder.path) in node_folder.remove_unused() and time.monotonic() < deadline:
             time.sleep(0.1)
 
 
-def is_of(pid: int, folder: RunDir) -> bool:
+def belongs_to_run(pid: int, folder: RunDir) -> bool:
     """Whether the process with this id belongs to the run in this folder. False if its environment cannot be read."""
     try:
         return psutil.Process(pid).environ().get(MARK, "").partition("#")[0] == str(folder.path)
@@ -176,21 +176,21 @@ def oom_kills() -> int:
     Counts the processes of this job if the job's cgroup has a counter; otherwise all processes of this machine since its boot,
     of any user. 0 if the kernel does not count them.
     """
-    for line in oom_counter(Path("/proc/self/cgroup").read_text()).read_text().splitlines():
+    for line in find_oom_counter(Path("/proc/self/cgroup").read_text()).read_text().splitlines():
         if line.startswith("oom_kill "):
             return int(line.split()[1])
     return 0
 
 
-def oom_counter(cgroups: str, tree: Path = Path("/sys/fs/cgroup")) -> Path:
+def find_oom_counter(cgroups: str, cgroup_root: Path = Path("/sys/fs/cgroup")) -> Path:
     """The file that counts the processes ended by the OOM killer: of the job's own cgroup if possible, else /proc/vmstat.
 
     The cgroup of a job (version 2, which includes the cgroups below it) does not count processes of other jobs. cgroups: the
-    text of /proc/self/cgroup. tree: the folder in which the cgroups are mounted.
+    text of /proc/self/cgroup. cgroup_root: the folder in which the cgroups are mounted.
     """
-    own = next((line.removeprefix("0::") for line in cgroups.splitlines() if line.startswith("0::")), "")
-    if match := _OF_JOB.match(own):
-        events = tree / match[0].lstrip("/") / "memory.events"
+    own_cgroup = next((line.removeprefix("0::") for line in cgroups.splitlines() if line.startswith("0::")), "")
+    if match := _JOB_CGROUP.match(own_cgroup):
+        events = cgroup_root / match[0].lstrip("/") / "memory.events"
         if events.exists():
             return events
     return Path("/proc/vmstat")

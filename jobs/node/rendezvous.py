@@ -19,14 +19,14 @@ import psutil
 from jobs.slurm.commands import call
 from shardlab.errors import ShardlabError
 
-RENDEZVOUS, MEETING = "SHARDLAB_RENDEZVOUS", "SHARDLAB_MEETING"
+RENDEZVOUS, RENDEZVOUS_ID = "SHARDLAB_RENDEZVOUS", "SHARDLAB_MEETING"
 PORTS = range(20_000, 30_000)  # possible ports of a rendezvous; Linux gives only higher ports to outgoing connections
 # Environment variables. NODE: the number of this node in its run, from 0 (set only without Slurm). NODES: the names or
 # addresses of all nodes of the run, separated by commas.
 NODE, NODES = "SHARDLAB_NODE", "SHARDLAB_NODES"
 
 
-class NoMeeting(ShardlabError):
+class RendezvousError(ShardlabError):
     """Raised if a node of a run has no address at which the other nodes can reach it."""
 
 
@@ -37,7 +37,7 @@ class RendezvousInterface(msgspec.Struct, frozen=True):
     address: str
 
 
-def call_together(nnodes: int) -> dict[str, str]:
+def choose_rendezvous(nnodes: int) -> dict[str, str]:
     """Choose the address of the rendezvous, which is on the first node of the job, and the name of the rendezvous.
 
     nnodes: the number of nodes of the run. Returns environment variables for the ranks: the address, the name, and the names of
@@ -45,24 +45,24 @@ def call_together(nnodes: int) -> dict[str, str]:
     before the ranks start, the run fails with this reason. Raises NoMeeting.
     """
     # with `salloc`, this process may run on the login node, so only this list tells which node is the first node of the job
-    names = _nodes_of_job()
-    node = os.environ.get("SLURMD_NODENAME") or next(iter(names), socket.gethostname())
-    address = "127.0.0.1" if nnodes == 1 else _address(node)
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
+    node_names = _job_node_names()
+    first_node = os.environ.get("SLURMD_NODENAME") or next(iter(node_names), socket.gethostname())
+    address = "127.0.0.1" if nnodes == 1 else _resolve_first_node(first_node)
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
         try:
-            listening.bind((address, 0))
-            port = listening.getsockname()[1]
+            listener.bind((address, 0))
+            port = listener.getsockname()[1]
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
             # the address belongs to another node, because this process runs on the machine where `salloc` was called
             port = secrets.choice(PORTS)
     host = f"[{address}]" if ":" in address else address
-    name = f"{os.environ.get('SLURM_JOB_ID', 'local')}-{os.environ.get('SLURM_RESTART_COUNT', '0')}-{port}"
-    return {RENDEZVOUS: f"{host}:{port}", MEETING: name, NODES: ",".join(names)}
+    rendezvous_id = f"{os.environ.get('SLURM_JOB_ID', 'local')}-{os.environ.get('SLURM_RESTART_COUNT', '0')}-{port}"
+    return {RENDEZVOUS: f"{host}:{port}", RENDEZVOUS_ID: rendezvous_id, NODES: ",".join(node_names)}
 
 
-def node_number(environment: Mapping[str, str]) -> int:
+def read_node_number(environment: Mapping[str, str]) -> int:
     """The number of this node in its run, from 0. environment: the variables of a task of the run."""
     return int(environment.get(NODE) or environment.get("SLURM_NODEID", "0"))
 
@@ -73,7 +73,7 @@ def master() -> dict[str, str]:
     return {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port}
 
 
-def way_to(rendezvous: str, others: Sequence[str]) -> RendezvousInterface:
+def find_rendezvous_interface(rendezvous: str, others: Sequence[str]) -> RendezvousInterface:
     """The interface through which this node reaches the rendezvous, or, on the node of the rendezvous itself, another node.
 
     rendezvous: the address of the rendezvous, as HOST:PORT. others: the names or addresses of all nodes of the run. Raises
@@ -82,42 +82,50 @@ def way_to(rendezvous: str, others: Sequence[str]) -> RendezvousInterface:
     host = rendezvous.rpartition(":")[0].strip("[]")
     if ipaddress.ip_address(host).is_loopback:
         return RendezvousInterface("lo", host)
-    here = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
-    far = host
-    if host in here:
-        far = next((address for name in others if (address := _resolved(name)) and address not in here), host)
-    with socket.socket(socket.AF_INET6 if ":" in far else socket.AF_INET, socket.SOCK_DGRAM) as looking:
-        looking.connect((far, 9))  # for a UDP socket, connect sends nothing: it only asks the kernel for the route
-        own = looking.getsockname()[0]
-    if own not in here or ipaddress.ip_address(own).is_loopback:
-        raise NoMeeting(f"{socket.gethostname()}: the route to {far} uses the address {own}, which no other node can reach.")
-    return RendezvousInterface(here[own], own)
+    interface_by_address = {
+        entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries
+    }
+    remote_address = host
+    if host in interface_by_address:
+        remote_address = next(
+            (address for name in others if (address := _resolve_host(name)) and address not in interface_by_address), host
+        )
+    with socket.socket(socket.AF_INET6 if ":" in remote_address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((remote_address, 9))  # for a UDP socket, connect sends nothing: it only asks the kernel for the route
+        own_address = probe.getsockname()[0]
+    if own_address not in interface_by_address or ipaddress.ip_address(own_address).is_loopback:
+        raise RendezvousError(
+            f"{socket.gethostname()}: the route to {remote_address} uses the address {own_address}, which no other node can reach."
+        )
+    return RendezvousInterface(interface_by_address[own_address], own_address)
 
 
-def _nodes_of_job() -> list[str]:
+def _job_node_names() -> list[str]:
     """The names of the nodes of this Slurm job; empty outside of a job. A list such as node[1-4] is expanded by Slurm's
     scontrol; a single name needs no command."""
-    listed = os.environ.get("SLURM_JOB_NODELIST", "")
-    if not any(sign in listed for sign in "[,"):
-        return [listed] if listed else []
-    return call(["scontrol", "show", "hostnames", listed]).stdout.split()
+    node_list = os.environ.get("SLURM_JOB_NODELIST", "")
+    if not any(sign in node_list for sign in "[,"):
+        return [node_list] if node_list else []
+    return call(["scontrol", "show", "hostnames", node_list]).stdout.split()
 
 
-def _address(node: str) -> str:
+def _resolve_first_node(node: str) -> str:
     """The address at which the other nodes reach the first node: resolved from its name, or from Slurm's NodeAddr if its name
     resolves to a loopback or to nothing. Raises NoMeeting."""
-    address = _resolved(node)
+    address = _resolve_host(node)
     if address is None or ipaddress.ip_address(address).is_loopback:
-        said = call(["scontrol", "show", "node", node]).stdout.split()
-        stated = next((word.partition("=")[2] for word in said if word.startswith("NodeAddr=")), node)
-        address = _resolved(stated)
+        output_words = call(["scontrol", "show", "node", node]).stdout.split()
+        stated_address = next((word.partition("=")[2] for word in output_words if word.startswith("NodeAddr=")), node)
+        address = _resolve_host(stated_address)
     if address is None or ipaddress.ip_address(address).is_loopback:
-        where = address or "no address"
-        raise NoMeeting(f"{node}: its name resolves to {where}, so other nodes cannot reach it. Check /etc/hosts on {node}.")
+        resolved_text = address or "no address"
+        raise RendezvousError(
+            f"{node}: its name resolves to {resolved_text}, so other nodes cannot reach it. Check /etc/hosts on {node}."
+        )
     return address
 
 
-def _resolved(name: str) -> str | None:
+def _resolve_host(name: str) -> str | None:
     try:
         entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:

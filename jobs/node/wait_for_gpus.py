@@ -9,14 +9,14 @@ from socket import gethostname
 
 from jobs.launcher import launcher
 from jobs.node import node_processes
-from jobs.node.rendezvous import node_number
+from jobs.node.rendezvous import read_node_number
 from shardlab.errors import ShardlabError
 from shardlab.hardware import nvml
 from shardlab.hardware.nvml import Process
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 POLL_S = 2.0
 EVENT_S = 60.0
 # The server process of NVIDIA MPS. It holds a CUDA context for the processes that share a GPU, but computes nothing itself.
@@ -24,7 +24,7 @@ MPS_SERVER = "nvidia-cuda-mps-server"
 LEAVING_S = 5.0  # seconds for which the driver may still list a process after its end, such as a rank of the previous run
 
 
-def wait(folder: RunDir, run: Run, environment: Mapping[str, str], is_told_to_end: Callable[[], bool]) -> None:
+def wait_until_free(folder: RunDir, run: Run, environment: Mapping[str, str], is_told_to_end: Callable[[], bool]) -> None:
     """Wait until the GPUs of the run on this node are free, or until the run is told to end.
 
     environment: the environment of the ranks. is_told_to_end: whether the run is told to end. Raises ShardlabError, which names
@@ -32,41 +32,45 @@ def wait(folder: RunDir, run: Run, environment: Mapping[str, str], is_told_to_en
     """
     if not launcher(run.launcher).on_gpus:  # the processes of the run compute on the CPU
         return
-    end, next_event = time.monotonic() + max(run.wait_gpus_s, LEAVING_S), 0.0
-    count = _gpus(run, node_number(environment))
-    while used := in_use(_others(folder), environment.get(VISIBLE), count):
-        what = _sentence(used)
-        if time.monotonic() > end:
+    deadline, next_event = time.monotonic() + max(run.wait_gpus_s, LEAVING_S), 0.0
+    gpu_count = _count_gpus(run, read_node_number(environment))
+    while processes_by_gpu := find_processes_in_use(_other_processes(folder), environment.get(VISIBLE_DEVICES), gpu_count):
+        usage_clause = _describe_usage(processes_by_gpu)
+        if time.monotonic() > deadline:
             raise ShardlabError(
-                f"{gethostname()}: {what}. The run was not started, because times on shared GPUs are wrong. End these "
+                f"{gethostname()}: {usage_clause}. The run was not started, because times on shared GPUs are wrong. End these "
                 "processes, or let the run wait until they end: `jobs submit --wait-gpus SECONDS`."
             )
         if run.wait_gpus_s and time.monotonic() >= next_event:
             # The event is written again and again, because the supervisor ends a run that writes nothing during its hang limit.
-            folder.write_event(f"gpus-{gethostname()}", "waiting", why=what)
+            folder.write_event(f"gpus-{gethostname()}", "waiting", why=usage_clause)
             next_event = time.monotonic() + min(EVENT_S, run.cell.hang_limit_s / 4)
         if is_told_to_end():
             return
         time.sleep(POLL_S)
 
 
-def _gpus(run: Run, node: int) -> int:
+def _count_gpus(run: Run, node: int) -> int:
     """The number of GPUs that the ranks on node number `node` use. The last ranks of a run may be parameter servers, which use
     no GPU."""
     per_node = run.world.nproc_per_node
     return min(max(run.cell.gpus - node * per_node, 0), per_node)
 
 
-def _others(folder: RunDir) -> dict[str, list[Process]]:
+def _other_processes(folder: RunDir) -> dict[str, list[Process]]:
     """The processes on each GPU of this node that do not belong to this run, by the UUID of the GPU."""
     users = nvml.users() or {}
     return {
-        uuid: [process for process in processes if process.name != MPS_SERVER and not node_processes.is_of(process.pid, folder)]
+        uuid: [
+            process
+            for process in processes
+            if process.name != MPS_SERVER and not node_processes.belongs_to_run(process.pid, folder)
+        ]
         for uuid, processes in users.items()
     }
 
 
-def in_use(users: Mapping[str, list[Process]], visible: str | None, count: int) -> dict[str, list[Process]]:
+def find_processes_in_use(users: Mapping[str, list[Process]], visible: str | None, count: int) -> dict[str, list[Process]]:
     """The processes on each GPU that the ranks of a node will use, by UUID. GPUs without processes are left out.
 
     users: the processes on all GPUs of the node, in PCI order. visible: the value of CUDA_VISIBLE_DEVICES (indices, or UUIDs,
@@ -74,20 +78,22 @@ def in_use(users: Mapping[str, list[Process]], visible: str | None, count: int) 
     """
     uuids = list(users)
     if visible is not None:
-        named = (_named(word.strip(), uuids) for word in visible.split(","))
-        uuids = list(itertools.takewhile(bool, named))  # like CUDA, ignore all entries after an invalid entry
+        visible_uuids = (_find_uuid(word.strip(), uuids) for word in visible.split(","))
+        uuids = list(itertools.takewhile(bool, visible_uuids))  # like CUDA, ignore all entries after an invalid entry
     return {uuid: users[uuid] for uuid in uuids[:count] if users[uuid]}
 
 
-def _named(word: str, uuids: list[str]) -> str:
+def _find_uuid(word: str, uuids: list[str]) -> str:
     """The UUID of the GPU that a word of CUDA_VISIBLE_DEVICES names; '' if the word names no GPU, or only a part of a GPU."""
     if word.isdecimal():
         return uuids[int(word)] if int(word) < len(uuids) else ""
     return next((uuid for uuid in uuids if word and uuid.startswith(word)), "")
 
 
-def _sentence(used: Mapping[str, list[Process]]) -> str:
+def _describe_usage(processes_by_gpu: Mapping[str, list[Process]]) -> str:
     def process(other: Process) -> str:
         return f"{other.pid} ({other.name})" if other.name else str(other.pid)
 
-    return "; ".join(f"GPU {uuid} is used by process {', '.join(map(process, users))}" for uuid, users in used.items())
+    return "; ".join(
+        f"GPU {uuid} is used by process {', '.join(map(process, users))}" for uuid, users in processes_by_gpu.items()
+    )

@@ -9,7 +9,7 @@ import msgspec
 
 from jobs.planner import gpu, predict, sharding
 from jobs.planner.machine import PlannedMachine
-from jobs.planner.rules import JudgedRule, judge
+from jobs.planner.rules import JudgedRule, judge_rules
 from shardlab.matrix.cell import Cell, Instruments, Schedule
 from shardlab.runs.prediction import PredictedRange, Prediction
 from shardlab.runs.rehearsed import Answer, Rehearsed
@@ -49,7 +49,7 @@ class AdviceReport(msgspec.Struct, frozen=True):
     rules: list[JudgedRule]
 
 
-def of(
+def rank_strategies(
     workload: Workload,
     machine: PlannedMachine,
     gpus: int,
@@ -64,62 +64,67 @@ def of(
     nvlink. answers: returns the results of the rehearsals of cells, by the name of the cell; each strategy is rehearsed with
     the batch that fits.
     """
-    found = [_advice(cell, machine) for cell in candidates(workload, gpus, nodes, precision)]
+    all_advice = [_advise_on_cell(cell, machine) for cell in list_candidate_cells(workload, gpus, nodes, precision)]
     best: dict[tuple[object, ...], Advice] = {}
-    for one in found:  # compare each cell with and without activation checkpointing, and keep the better of the two
-        key = (one.cell.strategy, one.cell.tp, one.cell.pp)
-        if key not in best or _order(one) < _order(best[key]):
-            best[key] = one
-    ranked = sorted(_by_rehearsal(sorted(best.values(), key=_order), machine, answers), key=_order)
+    for advice in all_advice:  # compare each cell with and without activation checkpointing, and keep the better of the two
+        key = (advice.cell.strategy, advice.cell.tp, advice.cell.pp)
+        if key not in best or _ranking_key(advice) < _ranking_key(best[key]):
+            best[key] = advice
+    ranked = sorted(_correct_by_rehearsals(sorted(best.values(), key=_ranking_key), machine, answers), key=_ranking_key)
     throughputs: dict[str, float] = {}
-    for one in ranked:
-        if one.items_per_s is not None:
-            throughputs.setdefault(one.cell.strategy, one.items_per_s)
+    for advice in ranked:
+        if advice.items_per_s is not None:
+            throughputs.setdefault(advice.cell.strategy, advice.items_per_s)
     facts = rule_facts(workload, machine, gpus, nodes, precision, link)
-    return AdviceReport(ranked, judge(facts, throughputs))
+    return AdviceReport(ranked, judge_rules(facts, throughputs))
 
 
-def _by_rehearsal(
+def _correct_by_rehearsals(
     ranked: Sequence[Advice], machine: PlannedMachine, answers: Callable[[Sequence[Cell]], Mapping[str, Answer]]
 ) -> list[Advice]:
     """The advice, corrected by rehearsals. If a cell does not fit according to its rehearsal, a smaller batch is rehearsed."""
-    found = _rehearsed(answers([one.cell for one in ranked]))
-    corrected = [_again(one.cell, machine, found[one.cell.name()]) if one.cell.name() in found else one for one in ranked]
+    rehearsals = _select_rehearsed(answers([advice.cell for advice in ranked]))
+    corrected = [
+        _advise_from_rehearsal(advice.cell, machine, rehearsals[advice.cell.name()])
+        if advice.cell.name() in rehearsals
+        else advice
+        for advice in ranked
+    ]
     smaller = {
-        one.cell.name(): _with_batch(one.cell, one.predicted.largest_micro_batch)
-        for one in corrected
-        if not one.fits and one.predicted.memory_from == "rehearsal" and one.predicted.largest_micro_batch
+        advice.cell.name(): _with_batch(advice.cell, advice.predicted.largest_micro_batch)
+        for advice in corrected
+        if not advice.fits and advice.predicted.memory_from == "rehearsal" and advice.predicted.largest_micro_batch
     }
-    found = _rehearsed(answers(list(smaller.values()))) if smaller else {}
+    rehearsals = _select_rehearsed(answers(list(smaller.values()))) if smaller else {}
     return [
-        one
-        if (cell := smaller.get(one.cell.name())) is None or cell.name() not in found
-        else _again(cell, machine, found[cell.name()])
-        for one in corrected
+        advice
+        if (cell := smaller.get(advice.cell.name())) is None or cell.name() not in rehearsals
+        else _advise_from_rehearsal(cell, machine, rehearsals[cell.name()])
+        for advice in corrected
     ]
 
 
-def _rehearsed(answers: Mapping[str, Answer]) -> dict[str, Rehearsed]:
+def _select_rehearsed(answers: Mapping[str, Answer]) -> dict[str, Rehearsed]:
     return {name: answer for name, answer in answers.items() if isinstance(answer, Rehearsed)}
 
 
-def _again(cell: Cell, machine: PlannedMachine, answer: Rehearsed) -> Advice:
+def _advise_from_rehearsal(cell: Cell, machine: PlannedMachine, answer: Rehearsed) -> Advice:
     """The advice for a cell whose batch size is already chosen, computed from the rehearsal of this cell."""
-    found = predict.of(cell, machine, answer=answer)
-    if found.fits not in ("yes", "likely"):
-        return Advice(cell, found, None, (": ".join(["does not fit by its rehearsal", *_sizes(found)]),))
-    rate = None if found.step_s is None else cell.global_batch_size / found.step_s.likely
-    return Advice(cell, found, rate, tuple(_reasons(cell, found)))
+    predicted = predict.predict_run(cell, machine, answer=answer)
+    if predicted.fits not in ("yes", "likely"):
+        return Advice(cell, predicted, None, (": ".join(["does not fit by its rehearsal", *_describe_memory(predicted)]),))
+    items_per_s = None if predicted.step_s is None else cell.global_batch_size / predicted.step_s.likely
+    return Advice(cell, predicted, items_per_s, tuple(_explain_advice(cell, predicted)))
 
 
-def _with_batch(cell: Cell, largest: int) -> Cell:
-    """The cell with a new micro-batch: the largest power of two that exceeds neither `largest` nor LARGEST_BATCH."""
-    micro = 1 << (min(LARGEST_BATCH, largest).bit_length() - 1)
-    batch = micro * cell.gradient_accumulation_steps * cell.dp
-    return msgspec.structs.replace(cell, micro_batch_size=micro, global_batch_size=batch)
+def _with_batch(cell: Cell, largest_micro_batch: int) -> Cell:
+    """The cell with a new micro-batch: the largest power of two that exceeds neither `largest_micro_batch` nor LARGEST_BATCH."""
+    micro_batch = 1 << (min(LARGEST_BATCH, largest_micro_batch).bit_length() - 1)
+    batch = micro_batch * cell.gradient_accumulation_steps * cell.dp
+    return msgspec.structs.replace(cell, micro_batch_size=micro_batch, global_batch_size=batch)
 
 
-def _sizes(predicted: Prediction) -> Iterator[str]:
+def _describe_memory(predicted: Prediction) -> Iterator[str]:
     """A text with the memory that a rank needs and the memory that a GPU has; empty if the memory of the rank or of the GPU is
     not known."""
     needed, capacity = predicted.memory_bytes, predicted.capacity_bytes
@@ -127,9 +132,9 @@ def _sizes(predicted: Prediction) -> Iterator[str]:
         yield f"{needed.likely / gpu.GIB:.1f} of {capacity.likely / gpu.GIB:.1f} GiB"
 
 
-def _order(one: Advice) -> tuple[bool, float, float]:
-    needed = one.predicted.memory_bytes
-    return one.items_per_s is None, -(one.items_per_s or 0.0), needed.likely if needed is not None else 0.0
+def _ranking_key(advice: Advice) -> tuple[bool, float, float]:
+    needed = advice.predicted.memory_bytes
+    return advice.items_per_s is None, -(advice.items_per_s or 0.0), needed.likely if needed is not None else 0.0
 
 
 def rule_facts(
@@ -138,8 +143,10 @@ def rule_facts(
     """The values of the names that the conditions of the studies' rules may use (rules.yaml)."""
 
     def fits(strategy: str, ranks: int, checkpointing: str = "none") -> bool:
-        cell = _cell(workload, menu.strategy(strategy), ranks, nodes if ranks > 1 else 1, precision, 1, 1, checkpointing, 1)
-        return predict.of(cell, machine).fits in ("yes", "likely")
+        cell = _make_cell(
+            workload, menu.strategy(strategy), ranks, nodes if ranks > 1 else 1, precision, 1, 1, checkpointing, 1
+        )
+        return predict.predict_run(cell, machine).fits in ("yes", "likely")
 
     return {
         "parameters_b": workload.parameters / 1e9,
@@ -154,37 +161,37 @@ def rule_facts(
     }
 
 
-def candidates(workload: Workload, gpus: int, nodes: int, precision: str) -> Iterator[Cell]:
+def list_candidate_cells(workload: Workload, gpus: int, nodes: int, precision: str) -> Iterator[Cell]:
     """Yields a cell for every strategy that can train the workload and every choice of its degrees (dp, tp, pp) that suits the
     nodes. Each cell has one item per micro-batch."""
     per_node = -(-gpus // nodes)
     for strategy in menu.strategies().values():
         if strategy.refuse_precision(precision) is not None or strategy.servers:
             continue
-        for tp, pp in _degrees(strategy, gpus, per_node):
+        for tp, pp in _possible_degrees(strategy, gpus, per_node):
             for checkpointing in ("none", "full") if "activation_checkpointing" in strategy.switches else ("none",):
                 passes = PASSES_PER_STAGE * pp if pp > 1 else 1
-                cell = _cell(workload, strategy, gpus, nodes, precision, tp, pp, checkpointing, passes)
+                cell = _make_cell(workload, strategy, gpus, nodes, precision, tp, pp, checkpointing, passes)
                 if strategy.other_work(cell) is None and menu.refuse(cell) is None:
                     yield cell
 
 
-def _degrees(strategy: Strategy, gpus: int, per_node: int) -> Iterator[tuple[int, int]]:
+def _possible_degrees(strategy: Strategy, gpus: int, per_node: int) -> Iterator[tuple[int, int]]:
     """Yields the possible (tensor-parallel degree, pipeline-parallel degree) of a strategy.
 
     Tensor parallelism stays within a node, because it exchanges more data than the other dimensions.
     """
     degrees = strategy.degrees
     sizes = [size for size in (2, 4, 8, 16, 32, 64) if gpus % size == 0 and size <= gpus]
-    tensor = [size for size in sizes if size <= per_node] if "tp" in degrees else [1]
-    pipeline = sizes if "pp" in degrees else [1]
-    for tp, pp in itertools.product(tensor, pipeline):
-        rest, odd = divmod(gpus, tp * pp)
-        if not odd and (rest > 1 if "dp" in degrees and len(degrees) > 1 else rest == 1 or "dp" in degrees):
+    tensor_degrees = [size for size in sizes if size <= per_node] if "tp" in degrees else [1]
+    pipeline_degrees = sizes if "pp" in degrees else [1]
+    for tp, pp in itertools.product(tensor_degrees, pipeline_degrees):
+        dp, remainder = divmod(gpus, tp * pp)
+        if not remainder and (dp > 1 if "dp" in degrees and len(degrees) > 1 else dp == 1 or "dp" in degrees):
             yield tp, pp
 
 
-def _cell(
+def _make_cell(
     workload: Workload,
     strategy: Strategy,
     gpus: int,
@@ -210,31 +217,35 @@ def _cell(
     )  # fmt: skip
 
 
-def _advice(cell: Cell, machine: PlannedMachine) -> Advice:
-    predicted = predict.of(cell, machine)
+def _advise_on_cell(cell: Cell, machine: PlannedMachine) -> Advice:
+    predicted = predict.predict_run(cell, machine)
     if not predicted.largest_micro_batch:
         why = "its memory is not fully known" if predicted.fits != "no" else "does not fit with one item per micro-batch"
-        return Advice(cell, predicted, None, (": ".join([why, *_sizes(predicted)]),))
-    chosen = _with_batch(cell, predicted.largest_micro_batch)
-    batch = chosen.global_batch_size
-    found = msgspec.structs.replace(predict.of(chosen, machine), largest_micro_batch=predicted.largest_micro_batch)
-    if found.step_s is None:
-        return Advice(chosen, found, None, tuple(_reasons(chosen, found)))
-    step = found.step_s
+        return Advice(cell, predicted, None, (": ".join([why, *_describe_memory(predicted)]),))
+    chosen_cell = _with_batch(cell, predicted.largest_micro_batch)
+    batch = chosen_cell.global_batch_size
+    chosen_prediction = msgspec.structs.replace(
+        predict.predict_run(chosen_cell, machine), largest_micro_batch=predicted.largest_micro_batch
+    )
+    if chosen_prediction.step_s is None:
+        return Advice(chosen_cell, chosen_prediction, None, tuple(_explain_advice(chosen_cell, chosen_prediction)))
+    step = chosen_prediction.step_s
     rates = PredictedRange(batch / step.high, batch / step.likely, batch / step.low)
-    return Advice(chosen, found, rates.likely, tuple(_reasons(chosen, found)), rates)
+    return Advice(chosen_cell, chosen_prediction, rates.likely, tuple(_explain_advice(chosen_cell, chosen_prediction)), rates)
 
 
-def _reasons(cell: Cell, found: Prediction) -> Iterator[str]:
+def _explain_advice(cell: Cell, predicted: Prediction) -> Iterator[str]:
     """Sentences that say why the cell is as fast as predicted, and what its strategy shards."""
-    if found.step_s is None:
-        yield found.how.rpartition("; ")[2]
+    if predicted.step_s is None:
+        yield predicted.how.rpartition("; ")[2]
         return
     shares = {
-        name: value / found.step_s.likely for name, value in found.step_parts_s.items() if value > 0.02 * found.step_s.likely
+        name: value / predicted.step_s.likely
+        for name, value in predicted.step_parts_s.items()
+        if value > 0.02 * predicted.step_s.likely
     }
     yield ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares.items(), key=lambda pair: -pair[1]))
-    if cuts := sharding.strategy(cell.strategy).cuts:
+    if cuts := sharding.find_strategy(cell.strategy).cuts:
         yield f"shards {', '.join(cut.replace('_', ' ') for cut in cuts)}"
     if cell.activation_checkpointing != "none":
         yield "with activation checkpointing, a third more computing"

@@ -54,65 +54,67 @@ class Calibration(msgspec.Struct, frozen=True):
 
     def time(self, cell: Cell, gpu: str, span: PredictedRange) -> tuple[PredictedRange, str]:
         """Correct the predicted time of a step. Returns (the corrected time, a text that says how it was obtained)."""
-        if (found := _corrected(self.times, self.whose, cell, gpu, span)) is not None:
-            return found
+        if (corrected := _correct_by_ratios(self.times, self.whose, cell, gpu, span)) is not None:
+            return corrected
         return (span, "") if self.fallback is None else self.fallback.time(cell, gpu, span)
 
     def memory(self, cell: Cell, gpu: str, span: PredictedRange) -> tuple[PredictedRange, str]:
         """Correct the predicted peak memory. Returns (the corrected memory, a text that says how it was obtained)."""
-        if (found := _corrected(self.memories, self.whose, cell, gpu, span)) is not None:
-            return found
+        if (corrected := _correct_by_ratios(self.memories, self.whose, cell, gpu, span)) is not None:
+            return corrected
         return (span, "") if self.fallback is None else self.fallback.memory(cell, gpu, span)
 
     def power(self, cell: Cell, gpu: str, assumed: PredictedRange) -> tuple[PredictedRange, str]:
         """The power of a GPU. Returns (the measured watts, else `assumed`; a text that says how the watts were obtained)."""
-        if (found := _corrected(self.powers, self.whose, cell, gpu, exactly(1.0))) is not None:
-            return found
+        if (corrected := _correct_by_ratios(self.powers, self.whose, cell, gpu, exactly(1.0))) is not None:
+            return corrected
         return (assumed, "") if self.fallback is None else self.fallback.power(cell, gpu, assumed)
 
 
 NOTHING = Calibration({}, {}, {})
 
 
-def of(ratios: Iterable[MeasuredRatio], whose: str = RUNS, fallback: Calibration | None = None) -> Calibration:
+def build_calibration(ratios: Iterable[MeasuredRatio], whose: str = RUNS, fallback: Calibration | None = None) -> Calibration:
     """Build a calibration from the measurements of runs.
 
     ratios: measured time and memory of runs, divided by the predicted values. whose: a text that says where the measurements
     come from. fallback: another calibration, which is used for cells without a measurement in `ratios`.
     """
-    found = Calibration({}, {}, {}, whose, fallback)
-    for one in ratios:
-        for key in _keys(one.cell, one.gpu):
-            if one.time is not None:
-                found.times.setdefault(key, []).append(one.time)
-            if one.memory is not None:
-                found.memories.setdefault(key, []).append(one.memory)
-            if one.power_w is not None:
-                found.powers.setdefault(key, []).append(one.power_w)
-    return found
+    built = Calibration({}, {}, {}, whose, fallback)
+    for ratio in ratios:
+        for key in _calibration_keys(ratio.cell, ratio.gpu):
+            if ratio.time is not None:
+                built.times.setdefault(key, []).append(ratio.time)
+            if ratio.memory is not None:
+                built.memories.setdefault(key, []).append(ratio.memory)
+            if ratio.power_w is not None:
+                built.powers.setdefault(key, []).append(ratio.power_w)
+    return built
 
 
-def _keys(cell: Cell, gpu: str) -> list[Key]:
-    alike = (_model(gpu), cell.workload, cell.workload_code or "", cell.precision)
-    return [(*alike, cell.strategy), alike]
+def _calibration_keys(cell: Cell, gpu: str) -> list[Key]:
+    shared_key = (_gpu_model_name(gpu), cell.workload, cell.workload_code or "", cell.precision)
+    return [(*shared_key, cell.strategy), shared_key]
 
 
 @functools.cache
-def _model(name: str) -> str:
+def _gpu_model_name(name: str) -> str:
     """Convert the different names of a GPU model to one text. For example, a cluster file may write `a100` for a GPU that NVML
     calls NVIDIA A100-SXM4-40GB."""
-    found = gpu.find(name)
-    return name if found is None else found.name
+    model = gpu.find_model(name)
+    return name if model is None else model.name
 
 
-def _corrected(
-    ratios: dict[Key, list[float]], of_what: str, cell: Cell, gpu: str, span: PredictedRange
+def _correct_by_ratios(
+    ratios: dict[Key, list[float]], unit: str, cell: Cell, gpu: str, span: PredictedRange
 ) -> tuple[PredictedRange, str] | None:
-    for key in _keys(cell, gpu):
-        if found := ratios.get(key):
-            middle = median(found)
-            low, high = min(*found, middle * (1 - LEAST_SPREAD)), max(*found, middle * (1 + LEAST_SPREAD))
-            like = span.likely
-            whose = f"of {cell.strategy}" if len(key) > len(_keys(cell, gpu)[1]) else f"of {cell.workload}"
-            return PredictedRange(like * low, like * middle, like * high), f", calibrated by {len(found)} {of_what} {whose}"
+    for key in _calibration_keys(cell, gpu):
+        if key_ratios := ratios.get(key):
+            middle = median(key_ratios)
+            low, high = min(*key_ratios, middle * (1 - LEAST_SPREAD)), max(*key_ratios, middle * (1 + LEAST_SPREAD))
+            likely = span.likely
+            alike_runs = f"of {cell.strategy}" if len(key) > len(_calibration_keys(cell, gpu)[1]) else f"of {cell.workload}"
+            return PredictedRange(
+                likely * low, likely * middle, likely * high
+            ), f", calibrated by {len(key_ratios)} {unit} {alike_runs}"
     return None

@@ -37,48 +37,48 @@ class CellSchedule(msgspec.Struct, frozen=True):
     """For each rank, a line of text that shows from left to right which passes the rank makes and when it waits."""
 
 
-def of(cell: Cell) -> CellSchedule:
+def make_schedule(cell: Cell) -> CellSchedule:
     """Simulate the pipeline schedule of a cell. The cell must have a pipeline (pp above 1)."""
-    step = simulated(cell)
+    simulated_step = simulate_cell(cell)
     return CellSchedule(
         cell.name(),
-        pipeline_share.schedule_of(cell),
+        pipeline_share.read_schedule_name(cell),
         cell.pp,
-        cell.pp * pipeline_share.stages_per_rank(cell),
-        step.micro_batches,
-        step.total,
-        step.ideal,
-        step.bubble,
-        step.throughput,
-        tuple(pipeline_schedule.drawn(step)),
+        cell.pp * pipeline_share.count_stages_per_rank(cell),
+        simulated_step.micro_batches,
+        simulated_step.total,
+        simulated_step.ideal,
+        simulated_step.bubble,
+        simulated_step.throughput,
+        tuple(pipeline_schedule.draw_timeline(simulated_step)),
     )
 
 
-def simulated(cell: Cell) -> SimulatedPipeline:
+def simulate_cell(cell: Cell) -> SimulatedPipeline:
     """Simulate one step of the pipeline of a cell. In this simulation, messages between stages take no time."""
     return pipeline_schedule.simulate(
-        pipeline_share.schedule_of(cell),
+        pipeline_share.read_schedule_name(cell),
         cell.pp,
         cell.gradient_accumulation_steps,
         forward=FORWARD,
         backward=BACKWARD,
-        per_rank=pipeline_share.stages_per_rank(cell),
+        per_rank=pipeline_share.count_stages_per_rank(cell),
     )
 
 
-def sentences(found: CellSchedule, predicted: Prediction) -> Iterator[str]:
+def describe_schedule(schedule: CellSchedule, predicted: Prediction) -> Iterator[str]:
     """The timeline of a simulated step and the numbers that describe it, as lines of text. predicted: the prediction for the
     same cell."""
     yield (
-        f"{found.cell}: {found.schedule}, {found.ranks} ranks, {found.stages} stages, {found.micro_batches} micro-batches; "
+        f"{schedule.cell}: {schedule.schedule}, {schedule.ranks} ranks, {schedule.stages} stages, {schedule.micro_batches} micro-batches; "
         "digits: forward, letters: backward, dots: waiting"
     )
-    yield from found.timeline
+    yield from schedule.timeline
     yield (
-        f"total {found.total:.1f}, ideal {found.ideal:.1f}, bubble {found.bubble:.1%}, throughput {found.throughput:.3f} "
+        f"total {schedule.total:.1f}, ideal {schedule.ideal:.1f}, bubble {schedule.bubble:.1%}, throughput {schedule.throughput:.3f} "
         f"micro-batches per unit; the unit is a forward pass, and a backward pass takes {BACKWARD:g} units"
     )
     if (compute_s := predicted.step_parts_s.get("compute")) is not None:
-        unit_s = compute_s / found.ideal
+        unit_s = compute_s / schedule.ideal
         waiting_s = predicted.step_parts_s.get("bubble", 0.0)
         yield f"predicted: a forward pass takes {1000 * unit_s:.3g} ms, and the bubble {1000 * waiting_s:.3g} ms of a step"

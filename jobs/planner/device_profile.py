@@ -34,7 +34,7 @@ class AchievedShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @functools.cache
-def shares() -> tuple[AchievedShare, ...]:
+def achieved_shares() -> tuple[AchievedShare, ...]:
     """The entries of achieved.yaml (shares of the peak that GPUs achieve), in the order of the file."""
     content = resources.files("jobs.planner").joinpath("achieved.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=tuple[AchievedShare, ...])
@@ -47,7 +47,11 @@ def flops_per_s(gpu: GpuModel, precision: str, kind: str) -> PredictedRange | No
     peak = gpu_models.peak_of(gpu, precision)
     if peak is None:
         return None
-    entry = next(one for one in shares() if one.kind == kind and precision in one.precisions and re.fullmatch(one.gpu, name))
+    entry = next(
+        candidate
+        for candidate in achieved_shares()
+        if candidate.kind == kind and precision in candidate.precisions and re.fullmatch(candidate.gpu, name)
+    )
     return PredictedRange(*(peak * share for share in entry.share))
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from jobs.planner import model_facts, pipeline_share, sharding
 from jobs.planner.model_facts import ModelFacts
-from jobs.planner.sharding import strategy
+from jobs.planner.sharding import find_strategy
 from shardlab.matrix.cell import Cell
 from trainers.model import precision
 
@@ -48,142 +48,155 @@ class Exchange(msgspec.Struct, frozen=True):
         )
 
 
-def of(cell: Cell) -> list[Exchange] | None:
+def list_exchanges(cell: Cell) -> list[Exchange] | None:
     """The exchanges of the rank that sends the most bytes; None if those of the cell's strategy or model are not known."""
-    if not model_facts.are_known(cell):
+    if not model_facts.are_facts_known(cell):
         return None
-    facts, engine = model_facts.of(cell), strategy(cell.strategy).engine.rpartition(".")[2]
+    facts, engine = model_facts.find_model_facts(cell), find_strategy(cell.strategy).engine.rpartition(".")[2]
     if engine == "single" or (cell.gpus == 1 and not cell.servers):
         return []
     if engine == "ddp":
-        return None if strategy(cell.strategy).settings.get("powersgd") else _ddp(cell, facts)
+        return None if find_strategy(cell.strategy).settings.get("powersgd") else _ddp_exchanges(cell, facts)
     if engine in ("fsdp1", "fsdp2"):
-        return _sharded(cell, facts, facts.parameters, engine)
+        return _fsdp_exchanges(cell, facts, facts.parameters, engine)
     if engine == "zero":
-        return _zero(cell, facts)
+        return _zero_exchanges(cell, facts)
     if engine in ("tensor", "pipeline", "mesh"):
-        return _mesh(cell, facts)
+        return _mesh_exchanges(cell, facts)
     return None
 
 
-def sent_bytes(cell: Cell) -> float | None:
+def sum_sent_bytes(cell: Cell) -> float | None:
     """The number of bytes sent in a step by the rank that sends the most bytes; None if it is not known."""
-    found = of(cell)
-    return None if found is None else sum(exchange.sent_bytes for exchange in found)
+    known_exchanges = list_exchanges(cell)
+    return None if known_exchanges is None else sum(exchange.sent_bytes for exchange in known_exchanges)
 
 
 MIB = 1 << 20
 
 
-def _ddp(cell: Cell, facts: ModelFacts) -> list[Exchange]:
+def _ddp_exchanges(cell: Cell, facts: ModelFacts) -> list[Exchange]:
     weight = 2 if cell.options.get("comm_hook") == "bf16" else precision.weight_bytes(cell.precision)
-    whole = facts.parameters * weight
-    buckets = max(1, -(-whole // (cast("int", cell.options.get("bucket_cap_mb", 25)) * MIB)))
-    return [Exchange("all_reduce", whole, buckets, cell.dp, "dp", True)]
+    gradient_bytes = facts.parameters * weight
+    bucket_count = max(1, -(-gradient_bytes // (cast("int", cell.options.get("bucket_cap_mb", 25)) * MIB)))
+    return [Exchange("all_reduce", gradient_bytes, bucket_count, cell.dp, "dp", True)]
 
 
-def _sharded(cell: Cell, facts: ModelFacts, parameters: float, engine: str) -> list[Exchange]:
+def _fsdp_exchanges(cell: Cell, facts: ModelFacts, parameters: float, engine: str) -> list[Exchange]:
     """The exchanges of an FSDP strategy; docs/strategies.md says when FSDP gathers blocks and the other layers.
 
     parameters: the number of parameters in the rank's part of the model.
     """
     computed, weight = precision.computed_bytes(cell.precision), precision.weight_bytes(cell.precision)
-    settings, passes, ranks = strategy(cell.strategy).settings, cell.gradient_accumulation_steps, sharding.shards(cell)
+    settings, passes, ranks = (
+        find_strategy(cell.strategy).settings,
+        cell.gradient_accumulation_steps,
+        sharding.count_shards(cell),
+    )
     if settings.get("sharding") == "NO_SHARD":
         return [Exchange("all_reduce", parameters * weight, facts.blocks + 1, cell.dp, "dp", True)]
-    share = parameters / facts.parameters
-    in_blocks = facts.blocks * facts.block_parameters * share if facts.blocks else 0.0
-    whole_unit = cell.options.get("wrap") == "none"
-    rest = parameters if whole_unit else parameters - in_blocks
-    in_blocks = 0.0 if whole_unit else in_blocks
-    frees = settings.get("reshard_after_forward", settings.get("sharding") in ("FULL_SHARD", "HYBRID_SHARD"))
-    of_blocks, of_rest = (2 * passes if frees else passes), passes
-    if engine == "fsdp1" and not frees:
-        of_blocks = of_rest = 1
+    share_of_model = parameters / facts.parameters
+    parameters_in_blocks = facts.blocks * facts.block_parameters * share_of_model if facts.blocks else 0.0
+    is_one_unit = cell.options.get("wrap") == "none"
+    rest_parameters = parameters if is_one_unit else parameters - parameters_in_blocks
+    parameters_in_blocks = 0.0 if is_one_unit else parameters_in_blocks
+    frees_gathered = settings.get("reshard_after_forward", settings.get("sharding") in ("FULL_SHARD", "HYBRID_SHARD"))
+    block_gathers, rest_gathers = (2 * passes if frees_gathered else passes), passes
+    if engine == "fsdp1" and not frees_gathered:
+        block_gathers = rest_gathers = 1
     if engine == "mesh":
-        pipelined = "pp" in strategy(cell.strategy).degrees
-        of_blocks, of_rest = (1, 1) if pipelined else (2 * passes, passes)
+        pipelined = "pp" in find_strategy(cell.strategy).degrees
+        block_gathers, rest_gathers = (1, 1) if pipelined else (2 * passes, passes)
     gathers = Exchange(
-        "all_gather", computed * (in_blocks * of_blocks + rest * of_rest), facts.blocks * of_blocks + of_rest, ranks, "dp", True
+        "all_gather",
+        computed * (parameters_in_blocks * block_gathers + rest_parameters * rest_gathers),
+        facts.blocks * block_gathers + rest_gathers,
+        ranks,
+        "dp",
+        True,
     )
-    found = [gathers, Exchange("reduce_scatter", parameters * weight, facts.blocks + 1, ranks, "dp", True)]
+    exchanges = [gathers, Exchange("reduce_scatter", parameters * weight, facts.blocks + 1, ranks, "dp", True)]
     if (replicas := cell.dp // ranks) > 1:
-        found.append(Exchange("all_reduce", parameters * weight / ranks, facts.blocks + 1, replicas, "replicas", True))
-    return found
+        exchanges.append(Exchange("all_reduce", parameters * weight / ranks, facts.blocks + 1, replicas, "replicas", True))
+    return exchanges
 
 
-def _zero(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
-    stage, options = cast("int", strategy(cell.strategy).settings["stage"]), cell.options
+def _zero_exchanges(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
+    stage, options = cast("int", find_strategy(cell.strategy).settings["stage"]), cell.options
     if options.get("quantized_weights") or options.get("quantized_gradients") or options.get("hpz_partition_size", 1) != 1:
         return None
     weight, passes, elements = precision.computed_bytes(cell.precision), cell.gradient_accumulation_steps, facts.parameters
-    sent = 2 if options.get("communication_dtype") == "bf16" else 4
-    bucket = min(elements, cast("int", options.get("reduce_bucket_size") or sharding.BUCKET_ELEMENTS))
-    calls, hidden = max(1, -(-elements // bucket)), options.get("overlap_comm") is True
+    sent_element_bytes = 2 if options.get("communication_dtype") == "bf16" else 4
+    bucket_elements = min(elements, cast("int", options.get("reduce_bucket_size") or sharding.BUCKET_ELEMENTS))
+    calls, hidden = max(1, -(-elements // bucket_elements)), options.get("overlap_comm") is True
     if stage == 0:
-        return [Exchange("all_reduce", elements * sent, calls, cell.dp, "dp", False)]
+        return [Exchange("all_reduce", elements * sent_element_bytes, calls, cell.dp, "dp", False)]
     if stage < 3:
         times = passes if stage == 2 else 1
         return [
-            Exchange("all_reduce", elements * sent * times, calls * times, cell.dp, "dp", hidden),
+            Exchange("all_reduce", elements * sent_element_bytes * times, calls * times, cell.dp, "dp", hidden),
             Exchange("all_gather", elements * weight, calls, cell.dp, "dp", False),
         ]
-    stays = sharding.KEPT * elements <= cast("int", options["max_reuse_distance"])
-    fetches = passes if stays else 2 * passes
+    stays_gathered = sharding.USES_PER_PASS * elements <= cast("int", options["max_reuse_distance"])
+    fetches = passes if stays_gathered else 2 * passes
     return [
         Exchange("all_gather", elements * weight * fetches, (facts.blocks + 1) * fetches, cell.dp, "dp", True),
-        Exchange("reduce_scatter", elements * sent * passes, calls * passes, cell.dp, "dp", hidden),
+        Exchange("reduce_scatter", elements * sent_element_bytes * passes, calls * passes, cell.dp, "dp", hidden),
     ]
 
 
-def _mesh(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
+def _mesh_exchanges(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
     """The exchanges of a strategy with tensor parallelism, with a pipeline, or with both, also combined with sharding. With a
     pipeline, these are the exchanges of a rank in the middle of the pipeline. None if the exchanges are not known."""
     saved = facts.saved
     if saved is None:
         return None
-    found = []
+    exchanges = []
     passes, micro = cell.gradient_accumulation_steps, cell.micro_batch_size
     blocks = -(-facts.blocks // cell.pp)
     if cell.tp > 1:
-        family = sharding.task_of(cell)
+        family = sharding.find_task_name(cell)
         if family not in BACKWARD_REDUCTIONS:
             return None
-        written = saved.block_input * micro / precision.stream_bytes(cell.precision) * precision.computed_bytes(cell.precision)
-        read, times = saved.block_input * micro, blocks * passes
-        again = recomputed_blocks(cell, blocks) * passes
-        forward = FORWARD_REDUCTIONS * times + (FORWARD_REDUCTIONS - 1) * again
-        backward = BACKWARD_REDUCTIONS[family] * times
-        found += [
-            Exchange("all_reduce", written * forward, forward, cell.tp, "tp", False),
-            Exchange("all_reduce", read * backward, backward, cell.tp, "tp", False),
+        output_bytes = (
+            saved.block_input * micro / precision.stream_bytes(cell.precision) * precision.computed_bytes(cell.precision)
+        )
+        input_bytes, block_passes = saved.block_input * micro, blocks * passes
+        recomputed_passes = count_recomputed_blocks(cell, blocks) * passes
+        forward = FORWARD_REDUCTIONS * block_passes + (FORWARD_REDUCTIONS - 1) * recomputed_passes
+        backward = BACKWARD_REDUCTIONS[family] * block_passes
+        exchanges += [
+            Exchange("all_reduce", output_bytes * forward, forward, cell.tp, "tp", False),
+            Exchange("all_reduce", input_bytes * backward, backward, cell.tp, "tp", False),
         ]
         if cell.options.get("sequence_parallel"):
             # With sequence parallelism, each all-reduce becomes a reduce-scatter and an all-gather, which together take as
             # long. One more such pair is needed for the input of the first block and the output of the last block.
-            found.append(Exchange("all_reduce", saved.block_input * micro * passes, passes, cell.tp, "tp", False))
+            exchanges.append(Exchange("all_reduce", saved.block_input * micro * passes, passes, cell.tp, "tp", False))
     if cell.pp > 1:
-        per_rank = pipeline_share.stages_per_rank(cell)
+        per_rank = pipeline_share.count_stages_per_rank(cell)
         # A stage sends a hidden state to the next stage and a gradient to the previous stage. The first and the last stage of
         # the model send only one of the two; they are on different ranks.
         messages = passes * (2 * per_rank if cell.pp > 2 else 2 * per_rank - 1)
-        found.append(Exchange("send", saved.block_input * micro * messages, messages, cell.pp, "pp", False))
+        exchanges.append(Exchange("send", saved.block_input * micro * messages, messages, cell.pp, "pp", False))
         if facts.tied:
             size = facts.tied * precision.weight_bytes(cell.precision)
-            found.append(Exchange("all_reduce", size, 1, 2, "pp", False))
+            exchanges.append(Exchange("all_reduce", size, 1, 2, "pp", False))
     if cell.dp > 1:
-        part = blocks * facts.block_parameters / cell.tp + (facts.front + facts.back - facts.tied) / (1 if cell.pp == 1 else 2)
-        found += _sharded(cell, facts, part, "mesh")
-    return found
+        rank_parameters = blocks * facts.block_parameters / cell.tp + (facts.front + facts.back - facts.tied) / (
+            1 if cell.pp == 1 else 2
+        )
+        exchanges += _fsdp_exchanges(cell, facts, rank_parameters, "mesh")
+    return exchanges
 
 
-def recomputed_blocks(cell: Cell, blocks: int) -> int:
+def count_recomputed_blocks(cell: Cell, blocks: int) -> int:
     """The number of blocks whose activations are recomputed during the backward pass."""
-    which, _, number = cell.activation_checkpointing.partition("-")
-    if which == "none":
+    mode, _, interval = cell.activation_checkpointing.partition("-")
+    if mode == "none":
         return 0
-    if which == "full":
+    if mode == "full":
         return blocks
-    if which == "every":
-        return -(-blocks // int(number))
-    return blocks - -(-blocks // int(number))
+    if mode == "every":
+        return -(-blocks // int(interval))
+    return blocks - -(-blocks // int(interval))

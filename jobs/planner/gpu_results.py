@@ -23,7 +23,7 @@ from shardlab.hardware.host import Host
 from shardlab.matrix.cell import Cell
 from shardlab.runs.record import read_lines
 
-SPEED = "D"  # the stage of the proof that measures speed
+SPEED_STAGE = "D"  # the stage of the proof that measures speed
 CHECKOUT = Path(jobs.__file__).resolve().parents[1] / "docs" / "results"  # exists only in a checkout of the repository
 
 
@@ -39,40 +39,42 @@ class ProofRecord(msgspec.Struct, frozen=True):
     """The largest number of bytes that torch's allocator counted as allocated, on the rank with the highest peak."""
 
 
-def folders(workspace: Path) -> list[Path]:
+def list_result_folders(workspace: Path) -> list[Path]:
     """The folders with results of `make gpu-proof` in the workspace and in the checkout of shardlab."""
-    own = workspace.resolve() / "docs" / "results"
-    return list(dict.fromkeys((own, CHECKOUT)))
+    workspace_folder = workspace.resolve() / "docs" / "results"
+    return list(dict.fromkeys((workspace_folder, CHECKOUT)))
 
 
-def measured(results: Iterable[Path]) -> Iterator[MeasuredRatio]:
+def read_proof_ratios(result_folders: Iterable[Path]) -> Iterator[MeasuredRatio]:
     """The ratios of measured to predicted time and memory of all results in these folders. Damaged files are left out."""
-    for folder in results:
-        for proof in sorted(folder.glob("*/proof.jsonl")):
-            machine = _machine(proof.parent / "HOST.json")
+    for folder in result_folders:
+        for proof_path in sorted(folder.glob("*/proof.jsonl")):
+            machine = _read_machine(proof_path.parent / "HOST.json")
             if machine is not None:
-                yield from _of_proof(proof, machine)
+                yield from _read_proof(proof_path, machine)
 
 
-def _machine(path: Path) -> PlannedMachine | None:
+def _read_machine(path: Path) -> PlannedMachine | None:
     """The machine that HOST.json describes; None if the planner does not know the GPU model of the machine."""
     host = json_file.read_if_valid(path, Host)
-    if host is None or not host.gpus or (model := gpu.find(host.gpus[0].name)) is None:
+    if host is None or not host.gpus or (model := gpu.find_model(host.gpus[0].name)) is None:
         return None
-    return PlannedMachine(True, host.gpus[0].name, model, gpu.capacity(model, None), link.of_gpu(model))
+    return PlannedMachine(True, host.gpus[0].name, model, gpu.capacity(model, None), link.make_data_sheet_link(model))
 
 
-def _of_proof(path: Path, machine: PlannedMachine) -> Iterator[MeasuredRatio]:
+def _read_proof(path: Path, machine: PlannedMachine) -> Iterator[MeasuredRatio]:
     try:
         records = read_lines(path, ProofRecord).records
     except WorkspaceError:  # the file cannot be read
         return
     for record in records:
-        if record.cell is None or record.stage != SPEED or record.verdict == "dropped":
+        if record.cell is None or record.stage != SPEED_STAGE or record.verdict == "dropped":
             continue
-        predicted = step_time.of(record.cell, machine)
-        needed = memory.of(record.cell, on_gpu=True)
-        time_s = None if predicted is None or not record.step_ms else record.step_ms / 1000 / predicted.seconds.likely
-        peak = record.peak_allocated_bytes if needed.complete and needed.tensors.likely else None
-        if time_s or peak:
-            yield MeasuredRatio(record.cell, machine.name, time_s, peak / needed.tensors.likely if peak else None)
+        predicted_time = step_time.predict_step_time(record.cell, machine)
+        memory_terms = memory.predict_memory(record.cell, on_gpu=True)
+        time_s = None if predicted_time is None or not record.step_ms else record.step_ms / 1000 / predicted_time.seconds.likely
+        peak_bytes = record.peak_allocated_bytes if memory_terms.complete and memory_terms.tensors.likely else None
+        if time_s or peak_bytes:
+            yield MeasuredRatio(
+                record.cell, machine.name, time_s, peak_bytes / memory_terms.tensors.likely if peak_bytes else None
+            )

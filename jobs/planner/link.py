@@ -11,7 +11,7 @@ import msgspec
 from shardlab.hardware.gpu_models import GpuModel
 from shardlab.runs.prediction import PredictedRange
 
-Triple = tuple[float, float, float]
+LowLikelyHigh = tuple[float, float, float]
 
 
 class StudyRating(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,8 +26,8 @@ class LinkEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An entry of links.yaml: one kind of link between GPUs. The comments of that file explain the fields."""
 
     gb_per_s: float | None
-    achieved: Triple
-    alpha_us: Triple
+    achieved: LowLikelyHigh
+    alpha_us: LowLikelyHigh
     study4: StudyRating | None
     source: str
 
@@ -45,34 +45,34 @@ class PlannedLink(msgspec.Struct, frozen=True):
 
 
 @functools.cache
-def entries() -> dict[str, LinkEntry]:
+def link_entries() -> dict[str, LinkEntry]:
     """The entries of links.yaml, which are kinds of links between GPUs, by name."""
     content = resources.files("jobs.planner").joinpath("links.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=dict[str, LinkEntry])
 
 
-def named(name: str, gpu: GpuModel | None) -> PlannedLink | None:
+def find_link(name: str, gpu: GpuModel | None) -> PlannedLink | None:
     """The link with this name in links.yaml; None if its bandwidth is not known.
 
     gpu: the GPU model, whose data sheet has the bandwidth of NVLink. Without a GPU model, the bandwidth of `nvlink` is not
     known.
     """
-    entry = entries()[name]
-    line = entry.gb_per_s if entry.gb_per_s is not None else gpu.link_gb_per_s / 2 if gpu is not None else None
-    return None if line is None else _planned(name, line, entry)
+    entry = link_entries()[name]
+    line_gb_per_s = entry.gb_per_s if entry.gb_per_s is not None else gpu.link_gb_per_s / 2 if gpu is not None else None
+    return None if line_gb_per_s is None else _make_link(name, line_gb_per_s, entry)
 
 
-def of_gpu(gpu: GpuModel) -> PlannedLink:
+def make_data_sheet_link(gpu: GpuModel) -> PlannedLink:
     """The link between GPUs of one node, by the data sheet of the GPU."""
     family = "nvlink" if gpu.link.startswith("NVLink") else f"pcie-{gpu.link.removeprefix('PCIe ')[0]}"
-    return _planned(gpu.link, gpu.link_gb_per_s / 2, entries()[family])
+    return _make_link(gpu.link, gpu.link_gb_per_s / 2, link_entries()[family])
 
 
-def _planned(name: str, line_gb_per_s: float, entry: LinkEntry) -> PlannedLink:
+def _make_link(name: str, line_gb_per_s: float, entry: LinkEntry) -> PlannedLink:
     low, likely, high = (line_gb_per_s * 1e9 * share for share in entry.achieved)
-    return PlannedLink(name, PredictedRange(low, likely, high), _alpha(entry), "by its data sheet")
+    return PlannedLink(name, PredictedRange(low, likely, high), _latency_range(entry), "by its data sheet")
 
 
-def _alpha(entry: LinkEntry) -> PredictedRange:
+def _latency_range(entry: LinkEntry) -> PredictedRange:
     fast, likely, slow = (1e-6 * value for value in entry.alpha_us)
     return PredictedRange(slow, likely, fast)

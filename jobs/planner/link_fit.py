@@ -34,55 +34,74 @@ class FittedLink(msgspec.Struct, frozen=True):
     spread: float
 
 
-def fit(measured: MeasuredAllReduce) -> FittedLink | None:
+def fit_measurement(measured: MeasuredAllReduce) -> FittedLink | None:
     """Fit the model of a link to a measurement; None if the measurement does not determine it, for example because the largest
     size took no longer than the smallest."""
     ranks, small, large = measured.ranks, measured.times[0], measured.times[-1]
     # Gloo uses a ring for every size. NCCL uses the faster algorithm, which depends on the numbers that are fitted.
     trees = (False, False)
-    solved = _solve(ranks, small, large, trees)
+    solution = _solve_alpha_beta(ranks, small, large, trees)
     for _ in range(ROUNDS if measured.backend == "nccl" else 0):
-        if solved is None or (chosen := (_is_tree(ranks, small, solved), _is_tree(ranks, large, solved))) == trees:
+        if (
+            solution is None
+            or (chosen_trees := (_is_tree_faster(ranks, small, solution), _is_tree_faster(ranks, large, solution))) == trees
+        ):
             break
-        trees = chosen
-        solved = _solve(ranks, small, large, trees)
-    if solved is None:
+        trees = chosen_trees
+        solution = _solve_alpha_beta(ranks, small, large, trees)
+    if solution is None:
         return None
     errors = [
-        abs(measured_s / _seconds(ranks, one.bytes, measured.backend == "nccl" and _is_tree(ranks, one, solved), *solved) - 1)
-        for one in measured.times
-        for measured_s in (one.fastest_s, one.seconds, one.slowest_s)
+        abs(
+            measured_s
+            / _all_reduce_seconds(
+                ranks, timing.bytes, measured.backend == "nccl" and _is_tree_faster(ranks, timing, solution), *solution
+            )
+            - 1
+        )
+        for timing in measured.times
+        for measured_s in (timing.fastest_s, timing.seconds, timing.slowest_s)
     ]
-    return FittedLink(solved[0], 1 / solved[1], max(LEAST_SPREAD, *errors))
+    return FittedLink(solution[0], 1 / solution[1], max(LEAST_SPREAD, *errors))
 
 
-def link(name: str, measured: Sequence[MeasuredAllReduce]) -> PlannedLink | None:
+def fit_link(name: str, measured: Sequence[MeasuredAllReduce]) -> PlannedLink | None:
     """A link with the latency and bandwidth of these measurements; None if no measurement can be fitted.
 
     The range reaches from the slowest to the fastest measurement (several nodes may have been measured), each widened by its
     own spread. The likely values come from the measurement with the median bandwidth.
     """
-    pairs = [(found, one) for one in measured if (found := fit(one)) is not None]
+    pairs = [
+        (fitted_link, measured_link)
+        for measured_link in measured
+        if (fitted_link := fit_measurement(measured_link)) is not None
+    ]
     if not pairs:
         return None
     pairs.sort(key=lambda pair: pair[0].bandwidth)
-    middle, whose = pairs[(len(pairs) - 1) // 2]
+    median_link, median_measurement = pairs[(len(pairs) - 1) // 2]
     bandwidth = PredictedRange(
-        min(one.bandwidth / (1 + one.spread) for one, _ in pairs),
-        middle.bandwidth,
-        max(one.bandwidth * (1 + one.spread) for one, _ in pairs),
+        min(measured_link.bandwidth / (1 + measured_link.spread) for measured_link, _ in pairs),
+        median_link.bandwidth,
+        max(measured_link.bandwidth * (1 + measured_link.spread) for measured_link, _ in pairs),
     )
     alpha_s = PredictedRange(
-        max(one.alpha_s * (1 + one.spread) for one, _ in pairs),
-        middle.alpha_s,
-        min(one.alpha_s / (1 + one.spread) for one, _ in pairs),
+        max(measured_link.alpha_s * (1 + measured_link.spread) for measured_link, _ in pairs),
+        median_link.alpha_s,
+        min(measured_link.alpha_s / (1 + measured_link.spread) for measured_link, _ in pairs),
     )
-    where = f"{len(whose.nodes)} nodes" if len(whose.nodes) > 1 else f"{whose.ranks} ranks of a node"
-    how = f"measured by provision's all-reduce of {where} ({whose.backend}, {whose.measured[:10]})"
-    return PlannedLink(name, bandwidth, alpha_s, how)
+    ranks_text = (
+        f"{len(median_measurement.nodes)} nodes"
+        if len(median_measurement.nodes) > 1
+        else f"{median_measurement.ranks} ranks of a node"
+    )
+    source_text = (
+        f"measured by provision's all-reduce of {ranks_text} ({median_measurement.backend}, {median_measurement.measured[:10]})"
+    )
+    return PlannedLink(name, bandwidth, alpha_s, source_text)
 
 
-def _factors(ranks: int, size: int, tree: bool) -> tuple[float, float]:
+def _time_factors(ranks: int, size: int, tree: bool) -> tuple[float, float]:
     """The factors of latency and time per byte in the time of an all-reduce of `size` bytes: (number of hops, bytes over the
     link)."""
     if tree:
@@ -90,21 +109,25 @@ def _factors(ranks: int, size: int, tree: bool) -> tuple[float, float]:
     return 2 * (ranks - 1), 2 * (ranks - 1) / ranks * size
 
 
-def _seconds(ranks: int, size: int, tree: bool, alpha_s: float, beta: float) -> float:
-    hops, moved = _factors(ranks, size, tree)
+def _all_reduce_seconds(ranks: int, size: int, tree: bool, alpha_s: float, beta: float) -> float:
+    hops, moved = _time_factors(ranks, size, tree)
     return hops * alpha_s + moved * beta
 
 
-def _is_tree(ranks: int, one: AllReduceTime, solved: tuple[float, float]) -> bool:
+def _is_tree_faster(ranks: int, timing: AllReduceTime, solution: tuple[float, float]) -> bool:
     """Whether a tree is faster than a ring for tensors of this size."""
-    return _seconds(ranks, one.bytes, True, *solved) < _seconds(ranks, one.bytes, False, *solved)
+    return _all_reduce_seconds(ranks, timing.bytes, True, *solution) < _all_reduce_seconds(
+        ranks, timing.bytes, False, *solution
+    )
 
 
-def _solve(ranks: int, small: AllReduceTime, large: AllReduceTime, trees: tuple[bool, bool]) -> tuple[float, float] | None:
+def _solve_alpha_beta(
+    ranks: int, small: AllReduceTime, large: AllReduceTime, trees: tuple[bool, bool]
+) -> tuple[float, float] | None:
     """Solve for (seconds per hop, at least 0; seconds per byte) so that the model gives the measured times of both sizes. None
     if there is no solution, or if a byte would take no time. trees: whether the small size and the large size use a tree."""
     (hops, moved), (hops_large, moved_large) = (
-        _factors(ranks, one.bytes, tree) for one, tree in zip((small, large), trees, strict=True)
+        _time_factors(ranks, timing.bytes, tree) for timing, tree in zip((small, large), trees, strict=True)
     )
     determinant = hops * moved_large - hops_large * moved
     if determinant <= 0:

@@ -34,55 +34,71 @@ class PlannedMachine(msgspec.Struct, frozen=True):
 NO_GPU = PlannedMachine(on_gpu=False)
 
 
-def of_cluster(cluster: Cluster, gpu_type: str | None, measured: Sequence[MeasuredAllReduce] = ()) -> PlannedMachine:
+def plan_machine(cluster: Cluster, gpu_type: str | None, measured: Sequence[MeasuredAllReduce] = ()) -> PlannedMachine:
     """The machine for cells with this GPU type. measured: the all-reduces that `provision` measured on this cluster."""
     if cluster.provider == "virtual":
         return NO_GPU  # practice nodes have GPUs only in the configuration of Slurm
     if cluster.provider == "local":
-        return _here(cluster, measured)
+        return _plan_this_machine(cluster, measured)
     gpus = cluster.for_gpu_type(gpu_type).gpus
     if gpus is None or not gpus.per_node:
         return NO_GPU
-    found = None if gpus.type is None else gpu.find(gpus.type, gpus.memory_gib)
-    return _planned(cluster, gpus.type or "", found, gpu.capacity(found, gpus.memory_gib), measured)
+    model = None if gpus.type is None else gpu.find_model(gpus.type, gpus.memory_gib)
+    return _make_machine(cluster, gpus.type or "", model, gpu.capacity(model, gpus.memory_gib), measured)
 
 
-def _here(cluster: Cluster, measured: Sequence[MeasuredAllReduce]) -> PlannedMachine:
-    seen = host.observe().gpus
-    if not seen:
+def _plan_this_machine(cluster: Cluster, measured: Sequence[MeasuredAllReduce]) -> PlannedMachine:
+    observed_gpus = host.observe().gpus
+    if not observed_gpus:
         return NO_GPU
-    found = gpu.find(seen[0].name)
-    memory = exactly(seen[0].memory_bytes) if seen[0].memory_bytes else gpu.capacity(found, None)
-    return _planned(cluster, seen[0].name, found, memory, measured)
+    model = gpu.find_model(observed_gpus[0].name)
+    memory = exactly(observed_gpus[0].memory_bytes) if observed_gpus[0].memory_bytes else gpu.capacity(model, None)
+    return _make_machine(cluster, observed_gpus[0].name, model, memory, measured)
 
 
-def _planned(
+def _make_machine(
     cluster: Cluster,
     name: str,
-    found: GpuModel | None,
+    model: GpuModel | None,
     memory: PredictedRange | None,
     measured: Sequence[MeasuredAllReduce],
 ) -> PlannedMachine:
-    keys = cluster.network
-    inside = link.named(keys.link, found) if keys.link is not None else link.of_gpu(found) if found is not None else None
-    between = link.named(keys.between_nodes, found) if keys.between_nodes is not None else None
-    on_these = [one for one in measured if one.backend == "nccl" and one.gpu is not None and gpu.find(one.gpu) == found]
+    network_keys = cluster.network
     inside = (
-        link_fit.link(inside.name if inside is not None else "link", [one for one in on_these if len(one.nodes) == 1]) or inside
+        link.find_link(network_keys.link, model)
+        if network_keys.link is not None
+        else link.make_data_sheet_link(model)
+        if model is not None
+        else None
     )
-    between = _measured_between(keys.between_nodes, on_these, measured) or between
-    return PlannedMachine(True, name, found, memory, inside, between, cluster.price_per_gpu_hour)
+    between = link.find_link(network_keys.between_nodes, model) if network_keys.between_nodes is not None else None
+    nccl_measurements = [
+        measurement
+        for measurement in measured
+        if measurement.backend == "nccl" and measurement.gpu is not None and gpu.find_model(measurement.gpu) == model
+    ]
+    inside = (
+        link_fit.fit_link(
+            inside.name if inside is not None else "link",
+            [measurement for measurement in nccl_measurements if len(measurement.nodes) == 1],
+        )
+        or inside
+    )
+    between = _fit_link_between_nodes(network_keys.between_nodes, nccl_measurements, measured) or between
+    return PlannedMachine(True, name, model, memory, inside, between, cluster.price_per_gpu_hour)
 
 
-def _measured_between(
-    named: str | None, on_these: Sequence[MeasuredAllReduce], measured: Sequence[MeasuredAllReduce]
+def _fit_link_between_nodes(
+    link_name: str | None, nccl_measurements: Sequence[MeasuredAllReduce], measured: Sequence[MeasuredAllReduce]
 ) -> PlannedLink | None:
     """The link between nodes, as measured with NCCL or else with Gloo; None if it was not measured.
 
-    named: the link that the cluster file names. on_these: the measurements with NCCL on the planned GPUs. measured: all
+    link_name: the link that the cluster file names. nccl_measurements: the measurements with NCCL on the planned GPUs. measured: all
     measurements. Measurements with Gloo are used only for Ethernet: Gloo uses TCP, and NCCL uses RDMA over InfiniBand.
     """
-    several = [one for one in on_these if len(one.nodes) > 1]
-    if not several and (named is None or named.startswith("ethernet")):
-        several = [one for one in measured if one.backend == "gloo" and len(one.nodes) > 1]
-    return link_fit.link(named or "network", several)
+    multi_node_measurements = [measurement for measurement in nccl_measurements if len(measurement.nodes) > 1]
+    if not multi_node_measurements and (link_name is None or link_name.startswith("ethernet")):
+        multi_node_measurements = [
+            measurement for measurement in measured if measurement.backend == "gloo" and len(measurement.nodes) > 1
+        ]
+    return link_fit.fit_link(link_name or "network", multi_node_measurements)

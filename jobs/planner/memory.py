@@ -27,8 +27,10 @@ MIB = 1 << 20
 STATES = {"adam": 2, "adamw": 2}  # tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum
 # bytes; the loss casts 2**25 logits to fp32 at a time, and needs two such tensors (trainers/cross_entropy.py)
 CROSS_ENTROPY_CHUNK = 2 * 2**25 * 4
-BESIDE = ("cuda_context", "nccl_buffers", "fragmentation")  # the categories of memory that are not tensors
-COMPILED = 0.6  # the smallest share of the activations that is saved with torch.compile, which may recompute operators; assumed
+NON_TENSOR_CATEGORIES = ("cuda_context", "nccl_buffers", "fragmentation")  # the categories of memory that are not tensors
+COMPILED_SHARE = (
+    0.6  # the smallest share of the activations that is saved with torch.compile, which may recompute operators; assumed
+)
 
 
 class MemoryTerm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,7 +47,7 @@ class MemoryTerm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @functools.cache
-def terms() -> dict[str, MemoryTerm]:
+def memory_terms() -> dict[str, MemoryTerm]:
     """The entries of terms.yaml, by name: the parts of the memory that no formula gives."""
     content = resources.files("jobs.planner").joinpath("terms.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=dict[str, MemoryTerm])
@@ -61,7 +63,7 @@ class StepMemoryTerms(msgspec.Struct, frozen=True):
     @property
     def tensors(self) -> PredictedRange:
         """The bytes of all categories that are tensors."""
-        return total({name: term for name, term in self.by_category.items() if name not in BESIDE})
+        return total({name: term for name, term in self.by_category.items() if name not in NON_TENSOR_CATEGORIES})
 
     @property
     def bytes(self) -> PredictedRange:
@@ -69,63 +71,76 @@ class StepMemoryTerms(msgspec.Struct, frozen=True):
         return total(self.by_category)
 
 
-def of(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool = True) -> StepMemoryTerms:
+def predict_memory(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool = True) -> StepMemoryTerms:
     """The memory of a cell. micro_batch: a value to use instead of the cell's micro_batch_size. on_gpu: whether ranks have
     GPUs."""
-    facts = model_facts.of(cell)
+    facts = model_facts.find_model_facts(cell)
     division = sharding.divide(cell, facts.parameters)
-    micro = micro_batch or cell.micro_batch_size
-    parts = [_of_part(cell, facts, division, share, micro) for share in pipeline_share.ends(cell, facts)]
-    worst = max(parts, key=lambda part: total(part).likely)
+    micro_batch_size = micro_batch or cell.micro_batch_size
+    rank_parts = [
+        _predict_rank_part(cell, facts, division, share, micro_batch_size)
+        for share in pipeline_share.compute_end_shares(cell, facts)
+    ]
+    largest_part = max(rank_parts, key=lambda part: total(part).likely)
     if on_gpu:
-        worst = {**worst, **beside_tensors(cell, total(worst))}
-    return StepMemoryTerms({name: term for name, term in worst.items() if term.high > 0}, facts.saved is not None)
+        largest_part = {**largest_part, **predict_non_tensor_bytes(cell, total(largest_part))}
+    return StepMemoryTerms({name: term for name, term in largest_part.items() if term.high > 0}, facts.saved is not None)
 
 
-def beside_tensors(cell: Cell, tensors: PredictedRange) -> dict[str, PredictedRange]:
+def predict_non_tensor_bytes(cell: Cell, tensors: PredictedRange) -> dict[str, PredictedRange]:
     """The bytes of GPU memory that are used for other things than tensors, by category. tensors: the bytes of all tensors."""
     # torch makes a communicator of all ranks when they meet, also if there is one rank; meshes with several dimensions have one
     # more for each dimension. With parameter servers, ranks meet over Gloo.
     dimensions = sum(size > 1 for size in (cell.dp, cell.tp, cell.pp))
     communicators = 0 if cell.servers else 1 + (dimensions if dimensions > 1 else 0)
-    share = terms()["fragmentation"]
+    share = memory_terms()["fragmentation"]
     return {
-        "cuda_context": terms()["cuda_context"].range(MIB),
-        "nccl_buffers": terms()["nccl_buffers"].range(MIB * communicators),
+        "cuda_context": memory_terms()["cuda_context"].range(MIB),
+        "nccl_buffers": memory_terms()["nccl_buffers"].range(MIB * communicators),
         "fragmentation": PredictedRange(tensors.low * share.low, tensors.likely * share.likely, tensors.high * share.high),
     }
 
 
-def _of_part(cell: Cell, facts: ModelFacts, division: Division, share: StageShare, micro: int) -> dict[str, PredictedRange]:
+def _predict_rank_part(
+    cell: Cell, facts: ModelFacts, division: Division, share: StageShare, micro_batch_size: int
+) -> dict[str, PredictedRange]:
     """The bytes of each category at the peak, on the rank that has the part `share` of the model."""
-    inside, outside = share.blocks * facts.block_parameters / cell.tp, _outside(facts, share)
-    parameters = inside + outside
-    activation, temporary = _activations(cell, facts, share, micro)
+    block_parameters, outside_parameters = (
+        share.blocks * facts.block_parameters / cell.tp,
+        _count_outside_parameters(facts, share),
+    )
+    parameters = block_parameters + outside_parameters
+    activation, temporary = _predict_activations(cell, facts, share, micro_batch_size)
     block = facts.largest_block / cell.tp
-    gathered, buckets = _gathered(division, parameters, block, outside)
-    states = _states(cell) * parameters
-    sharded = max(1, division.optimizer_ranks)
+    gathered, buckets = _predict_gathered(division, parameters, block, outside_parameters)
+    state_bytes = _state_bytes_per_parameter(cell) * parameters
+    shard_ranks = max(1, division.optimizer_ranks)
     on_gpu = division.optimizer_ranks > 0
     persistent = {
         "parameter": exactly(division.weight_bytes * parameters / division.weight_ranks),
-        "optimizer_state": exactly(states / sharded if on_gpu else 0),
-        "master_parameter": exactly(division.master_bytes * parameters / sharded if on_gpu else 0),
+        "optimizer_state": exactly(state_bytes / shard_ranks if on_gpu else 0),
+        "master_parameter": exactly(division.master_bytes * parameters / shard_ranks if on_gpu else 0),
     }
-    parts = (division.gradient_bytes * parameters / division.gradient_ranks, division.whole_gradient_bytes * parameters)
-    gradient = exactly(sum(parts))
-    copied = exactly(division.copy_bytes * parameters)
+    gradient_parts = (
+        division.gradient_bytes * parameters / division.gradient_ranks,
+        division.whole_gradient_bytes * parameters,
+    )
+    gradient = exactly(sum(gradient_parts))
+    copied_bytes = exactly(division.copy_bytes * parameters)
     if facts.saved is None:
         # The memory of this model is a lower bound, and these parts need not exist at the same moment. So only the largest of
         # sharded gradients, whole gradients and gathered weights counts, and no buffer.
-        sharded_bytes, whole_bytes = parts
-        if sharding.strategy(cell.strategy).engine.endswith("fsdp1"):  # adds up gradients in the precision of the computation
+        sharded_bytes, whole_bytes = gradient_parts
+        if sharding.find_strategy(cell.strategy).engine.endswith(
+            "fsdp1"
+        ):  # adds up gradients in the precision of the computation
             whole_bytes = min(whole_bytes, division.gathered_bytes * parameters)
         gradient = msgspec.structs.replace(gradient, low=max(sharded_bytes, whole_bytes))
-        gathered, copied = (
-            msgspec.structs.replace(weights, low=max(0.0, weights.low - gradient.low)) for weights in (gathered, copied)
+        gathered, copied_bytes = (
+            msgspec.structs.replace(weights, low=max(0.0, weights.low - gradient.low)) for weights in (gathered, copied_bytes)
         )
         buckets = msgspec.structs.replace(buckets, low=0.0)
-    begins = {
+    at_backward_begin = {
         **persistent,
         "gathered": gathered,
         "gradient": gradient if division.keeps_gradients else ZERO,
@@ -133,100 +148,116 @@ def _of_part(cell: Cell, facts: ModelFacts, division: Division, share: StageShar
         "temporary": temporary,
         "buffer": buckets,
     }
-    ends = {**persistent, "gathered": gathered, "gradient": gradient, "activation": ZERO, "buffer": buckets}
-    unfused = cell.optimizer.name in STATES and not cell.optimizer.fused
+    at_backward_end = {**persistent, "gathered": gathered, "gradient": gradient, "activation": ZERO, "buffer": buckets}
+    is_unfused = cell.optimizer.name in STATES and not cell.optimizer.fused
     # Without fused kernels, torch's foreach optimizer makes a temporary tensor of the size and type of each weight.
-    copies = exactly((2 if cell.precision == "bf16-pure" else 4) * parameters / sharded if unfused and on_gpu else 0)
-    steps = {**ends, "gathered": copied, "temporary": copies}
-    return max((begins, ends, steps), key=lambda moment: total(moment).likely)
+    copies = exactly((2 if cell.precision == "bf16-pure" else 4) * parameters / shard_ranks if is_unfused and on_gpu else 0)
+    at_optimizer_step = {**at_backward_end, "gathered": copied_bytes, "temporary": copies}
+    return max((at_backward_begin, at_backward_end, at_optimizer_step), key=lambda moment: total(moment).likely)
 
 
-def _outside(facts: ModelFacts, share: StageShare) -> int:
+def _count_outside_parameters(facts: ModelFacts, share: StageShare) -> int:
     """The number of parameters outside of blocks on a rank. If the first and the last layer share the table of embeddings, the
     first and the last rank of a pipeline hold one copy each."""
     tied = facts.tied if share.first and share.last else 0
     return (facts.front if share.first else 0) + (facts.back if share.last else 0) - tied
 
 
-def _states(cell: Cell) -> int:
+def _state_bytes_per_parameter(cell: Cell) -> int:
     """Bytes of optimizer state per parameter: torch keeps it in the dtype of the weights, DeepSpeed's copy is fp32."""
     rule = cell.optimizer
     tensors = STATES.get(rule.name, 1 if rule.momentum else 0)
     return tensors * (2 if cell.precision == "bf16-pure" else 4)
 
 
-def _gathered(division: Division, parameters: float, block: float, outside: float) -> tuple[PredictedRange, PredictedRange]:
+def _predict_gathered(
+    division: Division, parameters: float, block: float, outside: float
+) -> tuple[PredictedRange, PredictedRange]:
     """The memory for using sharded weights: (bytes of weights that a rank gathers or copies for a computation and then frees,
     bytes of buffers of collectives)."""
-    fixed = exactly(division.bucket_bytes + division.bucket_parameters * parameters)
+    fixed_bytes = exactly(division.bucket_bytes + division.bucket_parameters * parameters)
     if division.gathers == "nothing":
-        return exactly(division.copy_bytes * parameters), fixed
-    one = division.gathered_bytes * block
+        return exactly(division.copy_bytes * parameters), fixed_bytes
+    block_bytes = division.gathered_bytes * block
     # Two blocks are gathered at a time, the block that computes and the next block, each with the buffer of its all-gather. The
     # layers outside of blocks stay gathered from forward to backward.
-    rest = division.gathered_bytes * outside
-    everything = division.gathered_bytes * parameters
+    outside_bytes = division.gathered_bytes * outside
+    all_bytes = division.gathered_bytes * parameters
     if division.gathers == "everything":
-        gathered = PredictedRange(everything, everything, everything + one)
+        gathered = PredictedRange(all_bytes, all_bytes, all_bytes + block_bytes)
     else:
         gathered = PredictedRange(
-            min(everything, one + rest), min(everything, 2 * one + rest), min(2 * everything, 4 * one + rest)
+            min(all_bytes, block_bytes + outside_bytes),
+            min(all_bytes, 2 * block_bytes + outside_bytes),
+            min(2 * all_bytes, 4 * block_bytes + outside_bytes),
         )
     # The bytes of the gradient of a block as backward computes it, and of the input of its reduce-scatter.
-    whole = (division.gathered_bytes + 4) * block
-    largest = max(whole, (division.gathered_bytes + 4) * outside)
-    return gathered, fixed + PredictedRange(whole / 2, whole, whole + largest)
+    block_gradient_bytes = (division.gathered_bytes + 4) * block
+    largest_gradient_bytes = max(block_gradient_bytes, (division.gathered_bytes + 4) * outside)
+    return gathered, fixed_bytes + PredictedRange(
+        block_gradient_bytes / 2, block_gradient_bytes, block_gradient_bytes + largest_gradient_bytes
+    )
 
 
-def _activations(cell: Cell, facts: ModelFacts, share: StageShare, micro: int) -> tuple[PredictedRange, PredictedRange]:
+def _predict_activations(
+    cell: Cell, facts: ModelFacts, share: StageShare, micro_batch_size: int
+) -> tuple[PredictedRange, PredictedRange]:
     """The memory of activations when backward begins: (bytes that are saved, bytes of tensors that exist only at this
     moment)."""
     saved = facts.saved
     if saved is None:
         return ZERO, ZERO
-    block = _block(cell, saved) * micro + saved.weights / cell.tp
-    one, kept_input = block, saved.block_input * micro
-    of_blocks, recomputed = _checkpointed(cell.activation_checkpointing, share.blocks, one, kept_input)
-    head = saved.head * micro if share.last else 0.0
-    heads = share.kept if cell.pp > 1 and share.last else 1.0
-    kept = share.kept * of_blocks + heads * head
+    block = _saved_block_bytes(cell, saved) * micro_batch_size + saved.weights / cell.tp
+    bytes_per_block, kept_input = block, saved.block_input * micro_batch_size
+    kept_in_blocks, recomputed_bytes = _checkpointed_bytes(
+        cell.activation_checkpointing, share.blocks, bytes_per_block, kept_input
+    )
+    head_bytes = saved.head * micro_batch_size if share.last else 0.0
+    head_count = share.kept_micro_batches if cell.pp > 1 and share.last else 1.0
+    kept_bytes = share.kept_micro_batches * kept_in_blocks + head_count * head_bytes
     # Forward computes the gradient of the logits, so with GPipe it is kept for each micro-batch. When the first block is
     # recomputed, the gradient of its own micro-batch has been used.
-    one_gradient = saved.logits * micro if share.last else 0.0
-    logits = heads * one_gradient
-    chunk = min(CROSS_ENTROPY_CHUNK, 2 * 4 * one_gradient / _itemsize(cell))
-    moment = max(logits + chunk, logits - one_gradient + recomputed)
-    low = kept * (COMPILED if cell.compile else 1.0)
+    one_gradient = saved.logits * micro_batch_size if share.last else 0.0
+    logits = head_count * one_gradient
+    chunk = min(CROSS_ENTROPY_CHUNK, 2 * 4 * one_gradient / _element_bytes(cell))
+    momentary_bytes = max(logits + chunk, logits - one_gradient + recomputed_bytes)
+    low = kept_bytes * (COMPILED_SHARE if cell.compile else 1.0)
     if facts.kind == "convolution" and cell.activation_checkpointing != "none":
         # The blocks of a convolutional network differ in size. So, with activation checkpointing, it is certain only that the
         # saved activations are at least the activations of one block and at most the activations of all blocks.
-        return PredictedRange(one, kept, share.blocks * one + head), exactly(moment)
-    return PredictedRange(low, kept, kept * 1.03), PredictedRange(logits, moment, moment + one / 2)
+        return PredictedRange(bytes_per_block, kept_bytes, share.blocks * bytes_per_block + head_bytes), exactly(
+            momentary_bytes
+        )
+    return PredictedRange(low, kept_bytes, kept_bytes * 1.03), PredictedRange(
+        logits, momentary_bytes, momentary_bytes + bytes_per_block / 2
+    )
 
 
-def _block(cell: Cell, saved: SavedBytes) -> float:
+def _saved_block_bytes(cell: Cell, saved: SavedBytes) -> float:
     """The bytes that one block saves for backward per item, on one of the tensor-parallel ranks."""
     sequence = cell.tp if cell.options.get("sequence_parallel") is True else 1
     return saved.block_whole / sequence + saved.block_split / cell.tp
 
 
-def _itemsize(cell: Cell) -> int:
+def _element_bytes(cell: Cell) -> int:
     return 4 if cell.precision in ("fp32", "tf32") else 2
 
 
-def _checkpointed(which: str, blocks: int, one: float, kept_input: float) -> tuple[float, float]:
+def _checkpointed_bytes(mode: str, blocks: int, bytes_per_block: float, input_bytes: float) -> tuple[float, float]:
     """The memory of activations with activation checkpointing: (bytes that all blocks keep from forward to backward, bytes that
     exist while one block is recomputed).
 
-    which: the value of the key activation_checkpointing. one: the bytes that a block saves without checkpointing. kept_input:
+    mode: the value of the key activation_checkpointing. bytes_per_block: the bytes that a block saves without checkpointing. input_bytes:
     the bytes of the input of a block.
     """
-    if which == "none" or not blocks:
-        return blocks * one, 0.0
-    kind, _, number = which.partition("-")
+    if mode == "none" or not blocks:
+        return blocks * bytes_per_block, 0.0
+    kind, _, number = mode.partition("-")
     if kind == "segments":
         size = -(-blocks // int(number))
-        return (int(number) - 1) * kept_input + size * one, 0.0  # the activations of the last segment are kept, not recomputed
-    every = 1 if kind == "full" else int(number)
-    chosen = -(-blocks // every)
-    return chosen * kept_input + (blocks - chosen) * one, one
+        return (
+            int(number) - 1
+        ) * input_bytes + size * bytes_per_block, 0.0  # the activations of the last segment are kept, not recomputed
+    interval = 1 if kind == "full" else int(number)
+    kept_blocks = -(-blocks // interval)
+    return kept_blocks * input_bytes + (blocks - kept_blocks) * bytes_per_block, bytes_per_block

@@ -80,7 +80,7 @@ class CountedNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @functools.cache
-def counted() -> dict[str, CountedNetwork]:
+def counted_networks() -> dict[str, CountedNetwork]:
     """The entries of counted.yaml, which are convolutional networks, by the name of the workload."""
     content = resources.files("jobs.planner").joinpath("counted.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=dict[str, CountedNetwork])
@@ -89,58 +89,58 @@ def counted() -> dict[str, CountedNetwork]:
 # Tensor cores need rows of a multiple of 16 bytes. Matrix products in 16 bits are slow if a dimension is not a multiple of this
 # number (device_profile.UNALIGNED).
 ALIGNED = 8
-_SHAPING = ("n_layer", "n_embd", "n_head", "image_size", "gelu", "pad_vocabulary")
-_known: dict[tuple[object, ...], ModelFacts] = {}
+_SHAPE_OPTIONS = ("n_layer", "n_embd", "n_head", "image_size", "gelu", "pad_vocabulary")
+_facts_by_key: dict[tuple[object, ...], ModelFacts] = {}
 
 
-def of(cell: Cell) -> ModelFacts:
+def find_model_facts(cell: Cell) -> ModelFacts:
     """The facts of a cell's model. Computed once for all cells with the same model, because plans have thousands of cells."""
-    options, own = cell.options, cell.workload_code is not None
-    shape = (cell.pp > 1, *options.items()) if own else tuple(options.get(name) for name in _SHAPING)
+    options, is_own_model = cell.options, cell.workload_code is not None
+    shape = (cell.pp > 1, *options.items()) if is_own_model else tuple(options.get(name) for name in _SHAPE_OPTIONS)
     key = (cell.workload, cell.workload_code, cell.seq_len, cell.precision, *shape)
-    if (facts := _known.get(key)) is None:
-        facts = _known[key] = _of(cell)
+    if (facts := _facts_by_key.get(key)) is None:
+        facts = _facts_by_key[key] = _compute_model_facts(cell)
     return facts
 
 
-def _of(cell: Cell) -> ModelFacts:
+def _compute_model_facts(cell: Cell) -> ModelFacts:
     workload = menu.workload_of(cell)
     if workload.file is not None:
-        return _described(cell, workload)
+        return _described_facts(cell, workload)
     family = workload.task.rpartition(".")[2]
-    if (formula := {"gpt2": _gpt2, "llama": _llama, "vit": _vit}.get(family)) is not None:
+    if (formula := {"gpt2": _gpt2_facts, "llama": _llama_facts, "vit": _vit_facts}.get(family)) is not None:
         return formula(cell, workload)
-    return _convolutional(cell, workload) if cell.workload in counted() else _described(cell, workload)
+    return _convolutional_facts(cell, workload) if cell.workload in counted_networks() else _described_facts(cell, workload)
 
 
-def _gpt2(cell: Cell, workload: Workload) -> ModelFacts:
+def _gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:
     shape, tokens = shape_of(cell), cast("int", cell.seq_len)
     settings, multiple = workload.settings, cast("int", cell.options.get("pad_vocabulary", 1))
-    rows = -(-settings["vocabulary"] // multiple) * multiple
+    table_rows = -(-settings["vocabulary"] // multiple) * multiple
     positions = max(settings["positions"], tokens)
     unpadded = gpt2.parameters(shape, settings["vocabulary"], positions)
-    parameters = unpadded + (rows - settings["vocabulary"]) * shape.width
+    parameters = unpadded + (table_rows - settings["vocabulary"]) * shape.width
     unfused = 12 * shape.width if cell.options.get("gelu") == "unfused" else 0
     return ModelFacts(
         parameters=parameters,
         blocks=shape.layers,
         block_parameters=(block := 12 * shape.width**2 + 13 * shape.width),
         largest_block=block,
-        front=(rows + positions) * shape.width,
-        back=rows * shape.width + 2 * shape.width,
-        tied=rows * shape.width,
+        front=(table_rows + positions) * shape.width,
+        back=table_rows * shape.width + 2 * shape.width,
+        tied=table_rows * shape.width,
         flops_per_item=tokens * gpt2.flops_per_token(unpadded, shape, tokens),
-        saved=_saved(cell, shape, tokens, more=unfused, logits=tokens * rows, heads=shape.heads),
+        saved=_count_saved_bytes(cell, shape, tokens, extra_elements=unfused, logits=tokens * table_rows, heads=shape.heads),
         kind="transformer",
         how=FORMULA,
-        unaligned_flops_per_item=6.0 * rows * shape.width * tokens if rows % ALIGNED else 0.0,
+        unaligned_flops_per_item=6.0 * table_rows * shape.width * tokens if table_rows % ALIGNED else 0.0,
     )
 
 
 FORMULA = "saved activations by formula (Korthikanti et al., 2022)"
 
 
-def _vit(cell: Cell, workload: Workload) -> ModelFacts:
+def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
     shape, patch, classes = shape_of(cell), workload.settings["patch"], workload.settings["classes"]
     size = cast("int", cell.options["image_size"])
     tokens = (size // patch) ** 2 + 1
@@ -148,7 +148,7 @@ def _vit(cell: Cell, workload: Workload) -> ModelFacts:
     block = 12 * width**2 + 13 * width
     front = vit.CHANNELS * patch**2 * width + width + (tokens + 1) * width  # patches, class token, positions
     back = 2 * width + width * classes + classes
-    saved = _saved(cell, shape, tokens, more=0, logits=classes, heads=shape.heads)
+    saved = _count_saved_bytes(cell, shape, tokens, extra_elements=0, logits=classes, heads=shape.heads)
     images = vit.CHANNELS * size**2 * precision.stream_bytes(cell.precision)
     return ModelFacts(
         parameters=shape.layers * block + front + back,
@@ -165,8 +165,8 @@ def _vit(cell: Cell, workload: Workload) -> ModelFacts:
     )
 
 
-def _saved(cell: Cell, shape: Shape, tokens: int, *, more: int, logits: int, heads: int) -> SavedBytes:
-    """What a model of GPT-2 or ViT saves for backward. more: the number of further elements per token that a block saves and
+def _count_saved_bytes(cell: Cell, shape: Shape, tokens: int, *, extra_elements: int, logits: int, heads: int) -> SavedBytes:
+    """What a model of GPT-2 or ViT saves for backward. extra_elements: the number of further elements per token that a block saves and
     that tensor-parallel ranks split."""
     computed, stream = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
     width = shape.width
@@ -175,7 +175,7 @@ def _saved(cell: Cell, shape: Shape, tokens: int, *, more: int, logits: int, hea
         # 4 * stream: each of the two norms saves two numbers per token
         block_whole=tokens * (2 * width * stream + 2 * width * computed + 4 * stream),
         # 4 * heads: attention saves a sum in fp32 for each head
-        block_split=tokens * ((12 * width + more) * computed + 4 * heads),
+        block_split=tokens * ((12 * width + extra_elements) * computed + 4 * heads),
         block_input=tokens * width * stream,
         head=tokens * width * (stream + computed) + logits * computed,
         logits=logits * computed,
@@ -183,12 +183,12 @@ def _saved(cell: Cell, shape: Shape, tokens: int, *, more: int, logits: int, hea
     )
 
 
-def _llama(cell: Cell, workload: Workload) -> ModelFacts:
+def _llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
     shape, tokens, vocabulary = shape_of(cell), cast("int", cell.seq_len), workload.settings["vocabulary"]
     computed, stream = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
-    width, inner = shape.width, llama.inner_width(shape.width)
+    width, inner_width = shape.width, llama.inner_width(shape.width)
     parameters = llama.parameters(shape, vocabulary)
-    block = 4 * width**2 + 3 * width * inner + 2 * width
+    block = 4 * width**2 + 3 * width * inner_width + 2 * width
     autocast = cell.precision in precision.AUTOCAST
     return ModelFacts(
         parameters=parameters,
@@ -202,11 +202,11 @@ def _llama(cell: Cell, workload: Workload) -> ModelFacts:
         saved=SavedBytes(
             block_whole=tokens * (2 * width * 4 + 8 + 2 * width * stream + 2 * width * computed),
             # rotary embeddings leave q and k in the dtype of the hidden state
-            block_split=tokens * (2 * width * stream + 2 * width * computed + 4 * inner * computed + 4 * shape.heads),
+            block_split=tokens * (2 * width * stream + 2 * width * computed + 4 * inner_width * computed + 4 * shape.heads),
             block_input=tokens * width * stream,
             head=tokens * width * (4 + 2 * computed) + tokens * vocabulary * computed,
             logits=tokens * vocabulary * computed,
-            weights=(4 * width**2 + 3 * width * inner) * computed if autocast else 0,
+            weights=(4 * width**2 + 3 * width * inner_width) * computed if autocast else 0,
         ),
         kind="transformer",
         how=FORMULA,
@@ -217,20 +217,20 @@ def _llama(cell: Cell, workload: Workload) -> ModelFacts:
 AUTOCAST_COPIES = 1.1
 
 
-def _convolutional(cell: Cell, workload: Workload) -> ModelFacts:
-    network = counted()[cell.workload]
+def _convolutional_facts(cell: Cell, workload: Workload) -> ModelFacts:
+    network = counted_networks()[cell.workload]
     size = cast("int", cell.options["image_size"])
     pixels = (size / network.image_size) ** 2
     bytes_per_image = float(network.fp32 if precision.computed_bytes(cell.precision) == 4 else network.half) * pixels
     bytes_per_image *= AUTOCAST_COPIES if cell.precision in precision.AUTOCAST else 1
-    outside = workload.parameters - network.in_blocks
+    outside_parameters = workload.parameters - network.in_blocks
     flops = None if workload.flops_per_unit is None else workload.flops_per_unit * pixels
     return ModelFacts(
         parameters=workload.parameters,
         blocks=network.blocks,
         block_parameters=network.in_blocks // network.blocks,
         largest_block=network.largest_block,
-        front=outside,
+        front=outside_parameters,
         back=0,
         tied=0,
         flops_per_item=flops,
@@ -243,7 +243,7 @@ def _convolutional(cell: Cell, workload: Workload) -> ModelFacts:
 LAYERS = "n_layer"  # the option of a model by configuration that keeps only the first blocks
 
 
-def are_known(cell: Cell) -> bool:
+def are_facts_known(cell: Cell) -> bool:
     """Whether the facts of a cell's model are known. The description of a workspace's own model is valid for its default
     options; of a model by configuration, the first blocks are known too."""
     workload = menu.workload_of(cell)
@@ -257,28 +257,28 @@ def _default_layers(workload: Workload) -> int | None:
     return next((cast("int", option.default) for option in workload.options if option.name == LAYERS), None)
 
 
-def _described(cell: Cell, workload: Workload) -> ModelFacts:
+def _described_facts(cell: Cell, workload: Workload) -> ModelFacts:
     """The facts of a workspace's own model by its description. A number of parameters that is not known is left out, because
     the memory of this model is a lower bound."""
-    default = workload.has_default_options(cell)
-    sizes = workload.block_parameters
-    outside = workload.parameters - sum(sizes)
+    has_default_options = workload.has_default_options(cell)
+    block_sizes = workload.block_parameters
+    outside_parameters = workload.parameters - sum(block_sizes)
     if (layers := _default_layers(workload)) is not None:
-        sizes = sizes[: len(sizes) - layers + cast("int", cell.options[LAYERS])]
-    if workload.unit == "images" and not default:
-        outside = 0  # the data set of a cell may have another number of classes
-    per_unit = workload.flops_per_unit if default and cell.seq_len in (None, workload.seq_len) else None
+        block_sizes = block_sizes[: len(block_sizes) - layers + cast("int", cell.options[LAYERS])]
+    if workload.unit == "images" and not has_default_options:
+        outside_parameters = 0  # the data set of a cell may have another number of classes
+    flops_per_unit = workload.flops_per_unit if has_default_options and cell.seq_len in (None, workload.seq_len) else None
     units = cell.seq_len if workload.unit == "tokens" and cell.seq_len else 1
     return ModelFacts(
-        parameters=sum(sizes) + outside,
-        blocks=len(sizes),
+        parameters=sum(block_sizes) + outside_parameters,
+        blocks=len(block_sizes),
         # which stage of a pipeline has which blocks and which other layers is not known
-        block_parameters=0 if not sizes else min(sizes) if cell.pp > 1 else sum(sizes) // len(sizes),
-        largest_block=max(sizes, default=0),
-        front=0 if cell.pp > 1 else outside,
+        block_parameters=0 if not block_sizes else min(block_sizes) if cell.pp > 1 else sum(block_sizes) // len(block_sizes),
+        largest_block=max(block_sizes, default=0),
+        front=0 if cell.pp > 1 else outside_parameters,
         back=0,
         tied=0,
-        flops_per_item=None if per_unit is None else per_unit * units,
+        flops_per_item=None if flops_per_unit is None else flops_per_unit * units,
         saved=None,
         kind="unknown",
         how="activations are not known, so memory is a lower bound",

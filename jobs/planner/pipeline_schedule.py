@@ -11,7 +11,7 @@ import functools
 
 import msgspec
 
-from jobs.planner.pipeline_share import kept_chunks
+from jobs.planner.pipeline_share import count_kept_chunks
 
 
 class PassSlot(msgspec.Struct, frozen=True):
@@ -53,62 +53,66 @@ def simulate(
     *,
     forward: float = 1.0,
     backward: float = 2.0,
-    hop: float = 0.0,
+    hop_time: float = 0.0,
     per_rank: int = 1,
 ) -> SimulatedPipeline:
-    """Simulate one step of a pipeline. forward, backward: the time of a pass through all stages of a rank. hop: the time of a
+    """Simulate one step of a pipeline. forward, backward: the time of a pass through all stages of a rank. hop_time: the time of a
     message between two stages. per_rank: the number of stages per rank, above 1 only for the interleaved schedule."""
-    f, b, stages = forward / per_rank, backward / per_rank, ranks * per_rank
-    orders = [_order(schedule, rank, ranks, micro_batches, per_rank) for rank in range(ranks)]
-    done: dict[tuple[str, int, int], float] = {}
-    free, next_of = [0.0] * ranks, [0] * ranks
+    forward_time, backward_time, stages = forward / per_rank, backward / per_rank, ranks * per_rank
+    orders = [_order_passes(schedule, rank, ranks, micro_batches, per_rank) for rank in range(ranks)]
+    end_times: dict[tuple[str, int, int], float] = {}
+    rank_free_at, next_index = [0.0] * ranks, [0] * ranks
     slots: list[list[PassSlot]] = [[] for _ in range(ranks)]
-    left = sum(map(len, orders))
-    while left:
-        moved = False
+    passes_left = sum(map(len, orders))
+    while passes_left:
+        has_progressed = False
         for rank, order in enumerate(orders):
-            while next_of[rank] < len(order):
-                kind, stage, micro = order[next_of[rank]]
-                ready = _ready(done, kind, stage, micro, stages, hop)
+            while next_index[rank] < len(order):
+                kind, stage, micro = order[next_index[rank]]
+                ready = _input_time(end_times, kind, stage, micro, stages, hop_time)
                 if ready is None:
                     break
-                start = max(free[rank], ready)
-                end = start + (f if kind == "F" else b)
-                done[kind, stage, micro], free[rank] = end, end
+                start = max(rank_free_at[rank], ready)
+                end = start + (forward_time if kind == "F" else backward_time)
+                end_times[kind, stage, micro], rank_free_at[rank] = end, end
                 slots[rank].append(PassSlot(rank, kind, stage, micro, start, end))
-                next_of[rank] += 1
-                left -= 1
-                moved = True
-        assert moved, f"the order of {schedule} has a cycle"
-    return SimulatedPipeline(tuple(map(tuple, slots)), max(free), micro_batches * (forward + backward), micro_batches)
+                next_index[rank] += 1
+                passes_left -= 1
+                has_progressed = True
+        assert has_progressed, f"the order of {schedule} has a cycle"
+    return SimulatedPipeline(tuple(map(tuple, slots)), max(rank_free_at), micro_batches * (forward + backward), micro_batches)
 
 
-def _ready(done: dict[tuple[str, int, int], float], kind: str, stage: int, micro: int, stages: int, hop: float) -> float | None:
-    """When the input of a pass arrives; None if the input has not been computed yet. done: the end of each pass so far."""
+def _input_time(
+    end_times: dict[tuple[str, int, int], float], kind: str, stage: int, micro: int, stages: int, hop_time: float
+) -> float | None:
+    """When the input of a pass arrives; None if the input has not been computed yet. end_times: the end of each pass so far."""
     if kind == "F":
-        before = ("F", stage - 1, micro) if stage else None
+        previous_pass = ("F", stage - 1, micro) if stage else None
     else:
-        before = ("B", stage + 1, micro) if stage < stages - 1 else ("F", stage, micro)
-    if before is None:
+        previous_pass = ("B", stage + 1, micro) if stage < stages - 1 else ("F", stage, micro)
+    if previous_pass is None:
         return 0.0
-    end = done.get(before)
-    return None if end is None else end + (hop if before[1] != stage else 0.0)
+    end = end_times.get(previous_pass)
+    return None if end is None else end + (hop_time if previous_pass[1] != stage else 0.0)
 
 
-def _order(schedule: str, rank: int, ranks: int, micro_batches: int, per_rank: int) -> list[tuple[str, int, int]]:
+def _order_passes(schedule: str, rank: int, ranks: int, micro_batches: int, per_rank: int) -> list[tuple[str, int, int]]:
     """The passes of a rank in the order of the schedule, each as (F or B, number of the stage, number of the micro-batch)."""
-    forwards = [(stage, micro) for stage, micro in _rounds(rank, ranks, micro_batches, per_rank)]
+    forwards = [(stage, micro) for stage, micro in _list_forward_passes(rank, ranks, micro_batches, per_rank)]
     backwards = [(ranks * (per_rank - 1) + 2 * rank - stage, micro) for stage, micro in forwards]
     if schedule == "gpipe":
-        return [("F", *one) for one in forwards] + [("B", *one) for one in backwards]
-    warm = kept_chunks(schedule, rank, ranks, micro_batches, per_rank) - 1
-    order: list[tuple[str, int, int]] = [("F", *one) for one in forwards[:warm]]
-    for forward, backward in zip(forwards[warm:], backwards):
+        return [("F", *stage_and_micro) for stage_and_micro in forwards] + [
+            ("B", *stage_and_micro) for stage_and_micro in backwards
+        ]
+    warm_up_passes = count_kept_chunks(schedule, rank, ranks, micro_batches, per_rank) - 1
+    order: list[tuple[str, int, int]] = [("F", *stage_and_micro) for stage_and_micro in forwards[:warm_up_passes]]
+    for forward, backward in zip(forwards[warm_up_passes:], backwards):
         order += [("F", *forward), ("B", *backward)]
-    return order + [("B", *one) for one in backwards[len(forwards) - warm :]]
+    return order + [("B", *stage_and_micro) for stage_and_micro in backwards[len(forwards) - warm_up_passes :]]
 
 
-def _rounds(rank: int, ranks: int, micro_batches: int, per_rank: int) -> list[tuple[int, int]]:
+def _list_forward_passes(rank: int, ranks: int, micro_batches: int, per_rank: int) -> list[tuple[int, int]]:
     """The forward passes of a rank in their order, each as (number of the stage, number of the micro-batch). With several
     stages per rank, each group of `ranks` micro-batches passes through the rank's first stage, then its second stage, and so
     on."""
@@ -121,21 +125,21 @@ def _rounds(rank: int, ranks: int, micro_batches: int, per_rank: int) -> list[tu
 def bubble_over_ideal(schedule: str, ranks: int, micro_batches: int, per_rank: int) -> float:
     """The time of the bubble divided by the ideal time, if backward takes twice as long as forward and messages take no
     time."""
-    found = simulate(schedule, ranks, micro_batches, per_rank=per_rank)
-    return (found.total - found.ideal) / found.ideal
+    simulated = simulate(schedule, ranks, micro_batches, per_rank=per_rank)
+    return (simulated.total - simulated.ideal) / simulated.ideal
 
 
-def drawn(step: SimulatedPipeline, width: int = 72) -> list[str]:
+def draw_timeline(step: SimulatedPipeline, width: int = 72) -> list[str]:
     """Draw a step as one line of text per rank. A forward pass is drawn as the last digit of its micro-batch's number, a
     backward pass as a letter (a: micro-batch 0), and waiting as a dot. width: the number of characters of the step."""
     scale = width / step.total
     lines = []
     for rank, slots in enumerate(step.slots):
-        cells = ["."] * width
+        characters = ["."] * width
         for slot in slots:
-            sign = str(slot.micro_batch % 10) if slot.kind == "F" else chr(ord("a") + slot.micro_batch % 26)
-            for place in range(round(slot.start * scale), max(round(slot.start * scale) + 1, round(slot.end * scale))):
-                if place < width:
-                    cells[place] = sign
-        lines.append(f"rank {rank:>2} {''.join(cells)}")
+            character = str(slot.micro_batch % 10) if slot.kind == "F" else chr(ord("a") + slot.micro_batch % 26)
+            for column in range(round(slot.start * scale), max(round(slot.start * scale) + 1, round(slot.end * scale))):
+                if column < width:
+                    characters[column] = character
+        lines.append(f"rank {rank:>2} {''.join(characters)}")
     return lines

@@ -14,7 +14,7 @@ from typing import cast
 import msgspec
 
 from jobs.planner.model_facts import ModelFacts
-from jobs.planner.sharding import strategy
+from jobs.planner.sharding import find_strategy
 from shardlab.matrix.cell import Cell
 
 
@@ -26,20 +26,20 @@ class StageShare(msgspec.Struct, frozen=True):
     blocks: int
     first: bool
     last: bool
-    kept: float
+    kept_micro_batches: float
 
 
-def schedule_of(cell: Cell) -> str:
+def read_schedule_name(cell: Cell) -> str:
     """The schedule of a cell's pipeline: gpipe, 1f1b or interleaved. Meshes with a pipeline use 1f1b."""
-    return cast("str", strategy(cell.strategy).settings.get("schedule", "1f1b"))
+    return cast("str", find_strategy(cell.strategy).settings.get("schedule", "1f1b"))
 
 
-def stages_per_rank(cell: Cell) -> int:
+def count_stages_per_rank(cell: Cell) -> int:
     """The number of stages of a rank: above 1 only in the interleaved schedule."""
-    return cast("int", cell.options.get("stages_per_rank", 1)) if schedule_of(cell) == "interleaved" else 1
+    return cast("int", cell.options.get("stages_per_rank", 1)) if read_schedule_name(cell) == "interleaved" else 1
 
 
-def kept_chunks(schedule: str, rank: int, ranks: int, micro_batches: int, per_rank: int = 1) -> int:
+def count_kept_chunks(schedule: str, rank: int, ranks: int, micro_batches: int, per_rank: int = 1) -> int:
     """The largest number of (micro-batch, stage) pairs whose activations a rank keeps at the same time."""
     if schedule == "gpipe":
         return micro_batches * per_rank
@@ -48,12 +48,12 @@ def kept_chunks(schedule: str, rank: int, ranks: int, micro_batches: int, per_ra
     return min(micro_batches, ranks - rank)
 
 
-def ends(cell: Cell, facts: ModelFacts) -> list[StageShare]:
+def compute_end_shares(cell: Cell, facts: ModelFacts) -> list[StageShare]:
     """The parts of the model on the first and the last rank of a pipeline, because one of these ranks needs most memory;
     without a pipeline, the whole model."""
     if cell.pp == 1:
         return [StageShare(facts.blocks, True, True, 1.0)]
-    per_rank, schedule = stages_per_rank(cell), schedule_of(cell)
+    per_rank, schedule = count_stages_per_rank(cell), read_schedule_name(cell)
     stages = cell.pp * per_rank
     shares = []
     for rank in (0, cell.pp - 1):
@@ -61,6 +61,6 @@ def ends(cell: Cell, facts: ModelFacts) -> list[StageShare]:
         blocks = sum(
             (stage + 1) * facts.blocks // stages - stage * facts.blocks // stages for stage in range(rank, stages, cell.pp)
         )
-        kept = kept_chunks(schedule, rank, cell.pp, cell.gradient_accumulation_steps, per_rank) / per_rank
-        shares.append(StageShare(blocks, rank == 0, rank == cell.pp - 1, kept))
+        kept_micro_batches = count_kept_chunks(schedule, rank, cell.pp, cell.gradient_accumulation_steps, per_rank) / per_rank
+        shares.append(StageShare(blocks, rank == 0, rank == cell.pp - 1, kept_micro_batches))
     return shares

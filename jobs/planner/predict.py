@@ -36,7 +36,7 @@ class PredictedRunTime(msgspec.Struct, frozen=True):
     energy_kwh: PredictedRange | None
 
 
-def of(
+def predict_run(
     cell: Cell,
     machine: PlannedMachine,
     *,
@@ -55,65 +55,65 @@ def of(
     if cell.launcher == "fork":
         machine = NO_GPU
     capacity = capacity_of(cell, machine)
-    if cell.strategy_code is not None or not model_facts.are_known(cell):
-        return _without_formula(cell, machine, capacity, recorded_s, answer)
-    needed = memory.of(cell, on_gpu=machine.on_gpu)
-    found = _memory(cell, machine, needed, calibration, answer)
-    sent, sent_from, collectives = _traffic(cell, answer)
-    step = step_time.of(cell, machine)
-    step_s, of_time = (None, "") if step is None else calibration.time(cell, machine.name, step.seconds)
-    power_w, of_energy = _assume_power(machine.gpu), ""
+    if cell.strategy_code is not None or not model_facts.are_facts_known(cell):
+        return _predict_without_formula(cell, machine, capacity, recorded_s, answer)
+    formula_memory = memory.predict_memory(cell, on_gpu=machine.on_gpu)
+    predicted_memory = _predict_memory(cell, machine, formula_memory, calibration, answer)
+    sent_bytes, sent_from, collectives = _predict_traffic(cell, answer)
+    step = step_time.predict_step_time(cell, machine)
+    step_s, time_note = (None, "") if step is None else calibration.time(cell, machine.name, step.seconds)
+    power_w, energy_note = _assume_power(machine.gpu), ""
     if power_w is not None:
-        power_w, of_energy = calibration.power(cell, machine.name, power_w)
-    run = None if step_s is None else _predict_run_time(cell, step_s, power_w)
+        power_w, energy_note = calibration.power(cell, machine.name, power_w)
+    run_time = None if step_s is None else _predict_run_time(cell, step_s, power_w)
     if recorded_s is not None:
-        run = _add_energy(cell, around(recorded_s), power_w)
+        run_time = _add_energy(cell, make_range_around(recorded_s), power_w)
     gpus = (cell.gpus if occupied is None else occupied) if machine.on_gpu else 0
-    gpu_hours = run.time_s.times(gpus / 3600) if run is not None and gpus else None
-    how = [found.how]
+    gpu_hours = run_time.time_s.times(gpus / 3600) if run_time is not None and gpus else None
+    explanations = [predicted_memory.how]
     if not machine.on_gpu:
-        how.append(CPU_RANKS)
+        explanations.append(CPU_RANKS)
     elif step is None:
-        how.append(f"time: not known ({_why_no_time(cell, machine)})")
+        explanations.append(f"time: not known ({_why_no_time(cell, machine)})")
     else:
-        how.append(f"time: alpha-beta model and achieved share of the peak{of_time}")
-        how += [f"link: {link.name} {link.how}" for link in step.links]
-    if of_energy:
-        how.append(f"energy: power of the GPUs{of_energy}")
+        explanations.append(f"time: alpha-beta model and achieved share of the peak{time_note}")
+        explanations += [f"link: {link.name} {link.how}" for link in step.links]
+    if energy_note:
+        explanations.append(f"energy: power of the GPUs{energy_note}")
     if recorded_s is not None:
-        how.append("run time: mean of earlier runs of this cell")
+        explanations.append("run time: mean of earlier runs of this cell")
     return Prediction(
-        memory_bytes=found.bytes,
-        memory_by_category=found.by_category,
-        tensor_bytes=found.tensors,
-        memory_from=found.source,
+        memory_bytes=predicted_memory.bytes,
+        memory_by_category=predicted_memory.by_category,
+        tensor_bytes=predicted_memory.tensors,
+        memory_from=predicted_memory.source,
         capacity_bytes=capacity,
-        fits=judge_fit(found.bytes, capacity, complete=found.complete) if capacity is not None else None,
-        largest_micro_batch=_largest_micro_batch(cell, machine, capacity, needed, found),
+        fits=judge_fit(predicted_memory.bytes, capacity, complete=predicted_memory.complete) if capacity is not None else None,
+        largest_micro_batch=_predict_largest_micro_batch(cell, machine, capacity, formula_memory, predicted_memory),
         step_s=step_s,
         step_parts_s={} if step is None else {name: part.likely for name, part in step.parts.items() if part.likely},
-        time_s=None if run is None else run.time_s,
+        time_s=None if run_time is None else run_time.time_s,
         gpu_hours=gpu_hours,
-        energy_kwh=None if run is None or not machine.on_gpu else run.energy_kwh,
+        energy_kwh=None if run_time is None or not machine.on_gpu else run_time.energy_kwh,
         cost=None if gpu_hours is None or machine.price is None else gpu_hours.times(machine.price),
-        sent_bytes=sent,
+        sent_bytes=sent_bytes,
         sent_from=sent_from,
         collectives=collectives,
-        exchanges=_exchanges(cell),
+        exchanges=_predict_exchanges(cell),
         bottleneck=None if step is None else step.bottleneck,
-        how="; ".join(how),
+        how="; ".join(explanations),
         gpu=machine.name or None,
         formula_step_s=None if step is None else step.seconds.likely,
-        formula_tensor_bytes=needed.tensors.likely if needed.complete else None,
+        formula_tensor_bytes=formula_memory.tensors.likely if formula_memory.complete else None,
     )
 
 
-def around(mean: float) -> PredictedRange:
+def make_range_around(mean: float) -> PredictedRange:
     """A range around the mean of earlier runs, in the unit of `mean`. It is as wide as the narrowest range of a calibration."""
     return PredictedRange(mean * (1 - LEAST_SPREAD), mean, mean * (1 + LEAST_SPREAD))
 
 
-class _Memory(msgspec.Struct, frozen=True):
+class _PredictedMemory(msgspec.Struct, frozen=True):
     """The predicted memory of a step. tensors: the part that torch's allocator counts. complete: false if the memory is only a
     lower bound."""
 
@@ -125,80 +125,95 @@ class _Memory(msgspec.Struct, frozen=True):
 
     @property
     def bytes(self) -> PredictedRange:
-        return self.tensors + total({name: term for name, term in self.by_category.items() if name in memory.BESIDE})
+        return self.tensors + total(
+            {name: term for name, term in self.by_category.items() if name in memory.NON_TENSOR_CATEGORIES}
+        )
 
 
-def _memory(
-    cell: Cell, machine: PlannedMachine, needed: memory.StepMemoryTerms, calibration: Calibration, answer: Answer | None
-) -> _Memory:
+def _predict_memory(
+    cell: Cell, machine: PlannedMachine, formula_memory: memory.StepMemoryTerms, calibration: Calibration, answer: Answer | None
+) -> _PredictedMemory:
     """Predict the memory of a rank: from the rehearsal of a step if there is one, else from the formula.
 
-    needed: the terms of the formula. answer: the rehearsal, or why there is none.
+    formula_memory: the terms of the formula. answer: the rehearsal, or why there is none.
     """
     if isinstance(answer, Rehearsed):
-        return _rehearsed(cell, machine, answer)
-    tensors, corrected = calibration.memory(cell, machine.name, needed.tensors)
-    refused = f", not rehearsed: {answer.why.rstrip('.')}" if isinstance(answer, NotRehearsed) else ""
-    how = f"memory: {model_facts.of(cell).how}{corrected}{refused}"
-    return _Memory(needed.by_category, tensors, needed.complete, "formula", how)
+        return _predict_memory_by_rehearsal(cell, machine, answer)
+    tensors, correction_note = calibration.memory(cell, machine.name, formula_memory.tensors)
+    refusal_note = f", not rehearsed: {answer.why.rstrip('.')}" if isinstance(answer, NotRehearsed) else ""
+    explanation = f"memory: {model_facts.find_model_facts(cell).how}{correction_note}{refusal_note}"
+    return _PredictedMemory(formula_memory.by_category, tensors, formula_memory.complete, "formula", explanation)
 
 
-def _rehearsed(cell: Cell, machine: PlannedMachine, answer: Rehearsed) -> _Memory:
+def _predict_memory_by_rehearsal(cell: Cell, machine: PlannedMachine, answer: Rehearsed) -> _PredictedMemory:
     by_category = _predict_rehearsed_memory(cell, answer, on_gpu=machine.on_gpu)
-    tensors = total({name: term for name, term in by_category.items() if name not in memory.BESIDE})
-    how = f"memory and traffic: {_describe_rehearsal(answer, on_gpu=machine.on_gpu)}"
-    return _Memory(by_category, tensors, True, "rehearsal", how)
+    tensors = total({name: term for name, term in by_category.items() if name not in memory.NON_TENSOR_CATEGORIES})
+    explanation = f"memory and traffic: {_describe_rehearsal(answer, on_gpu=machine.on_gpu)}"
+    return _PredictedMemory(by_category, tensors, True, "rehearsal", explanation)
 
 
-def _traffic(cell: Cell, answer: Answer | None) -> tuple[float | None, Source | None, tuple[RehearsedCollective, ...]]:
+def _predict_traffic(cell: Cell, answer: Answer | None) -> tuple[float | None, Source | None, tuple[RehearsedCollective, ...]]:
     """The traffic of the rank that sends most, in a step: (bytes that it sends, `rehearsal` or `formula`, its collectives if
     they were rehearsed)."""
     if isinstance(answer, Rehearsed) and (rank := _find_busiest_rank(answer)) is not None:
         return _sum_sent_bytes(rank), "rehearsal", rank.collectives or ()
-    sent = None if cell.strategy_code is not None else exchanges.sent_bytes(cell)
-    return sent, None if sent is None else "formula", ()
+    sent_bytes = None if cell.strategy_code is not None else exchanges.sum_sent_bytes(cell)
+    return sent_bytes, None if sent_bytes is None else "formula", ()
 
 
-def _exchanges(cell: Cell) -> tuple[PredictedExchange, ...] | None:
+def _predict_exchanges(cell: Cell) -> tuple[PredictedExchange, ...] | None:
     """The exchanges of the cell's strategy by formula, in the form of a prediction; None if they are not known."""
-    found = exchanges.of(cell)
-    return None if found is None else tuple(PredictedExchange(one.op, one.sent_bytes, one.calls, one.ranks) for one in found)
+    known_exchanges = exchanges.list_exchanges(cell)
+    return (
+        None
+        if known_exchanges is None
+        else tuple(
+            PredictedExchange(exchange.op, exchange.sent_bytes, exchange.calls, exchange.ranks) for exchange in known_exchanges
+        )
+    )
 
 
-def _largest_micro_batch(
-    cell: Cell, machine: PlannedMachine, capacity: PredictedRange | None, needed: memory.StepMemoryTerms, found: _Memory
+def _predict_largest_micro_batch(
+    cell: Cell,
+    machine: PlannedMachine,
+    capacity: PredictedRange | None,
+    formula_memory: memory.StepMemoryTerms,
+    predicted_memory: _PredictedMemory,
 ) -> int | None:
     """The largest micro-batch that is likely to fit, by the formula; None if it is not known. The formula is scaled so that it
-    gives the memory `found` for the micro-batch of the cell."""
+    gives the memory `predicted_memory` for the micro-batch of the cell."""
     if capacity is None:
         return None
-    ratio = found.bytes.likely / needed.bytes.likely if found.source == "rehearsal" else 1.0
+    ratio = predicted_memory.bytes.likely / formula_memory.bytes.likely if predicted_memory.source == "rehearsal" else 1.0
     return find_largest_micro_batch(cell, capacity, on_gpu=machine.on_gpu, ratio=ratio)
 
 
-def _without_formula(
+def _predict_without_formula(
     cell: Cell, machine: PlannedMachine, capacity: PredictedRange | None, recorded_s: float | None, answer: Answer | None
 ) -> Prediction:
     """The prediction for a strategy of the workspace, or for a model whose size is not known. No formula describes them, so
     the memory is known only from a rehearsal."""
     why = OWN_STRATEGY if cell.strategy_code is not None else OWN_OPTIONS
-    time_s = None if recorded_s is None else around(recorded_s)
+    time_s = None if recorded_s is None else make_range_around(recorded_s)
     if not isinstance(answer, Rehearsed):
-        refused = f"; not rehearsed: {answer.why}" if isinstance(answer, NotRehearsed) else ""
-        return Prediction(time_s=time_s, how=f"memory and time: not predicted, because {why}{refused}")
-    found, (sent, sent_from, collectives) = _rehearsed(cell, machine, answer), _traffic(cell, answer)
+        refusal_note = f"; not rehearsed: {answer.why}" if isinstance(answer, NotRehearsed) else ""
+        return Prediction(time_s=time_s, how=f"memory and time: not predicted, because {why}{refusal_note}")
+    predicted_memory, (sent_bytes, sent_from, collectives) = (
+        _predict_memory_by_rehearsal(cell, machine, answer),
+        _predict_traffic(cell, answer),
+    )
     return Prediction(
-        memory_bytes=found.bytes,
-        memory_by_category=found.by_category,
-        tensor_bytes=found.tensors,
-        memory_from=found.source,
+        memory_bytes=predicted_memory.bytes,
+        memory_by_category=predicted_memory.by_category,
+        tensor_bytes=predicted_memory.tensors,
+        memory_from=predicted_memory.source,
         capacity_bytes=capacity,
-        fits=judge_fit(found.bytes, capacity, complete=True) if capacity is not None else None,
+        fits=judge_fit(predicted_memory.bytes, capacity, complete=True) if capacity is not None else None,
         time_s=time_s,
-        sent_bytes=sent,
+        sent_bytes=sent_bytes,
         sent_from=sent_from,
         collectives=collectives,
-        how=f"{found.how}; time: not predicted, because {why}",
+        how=f"{predicted_memory.how}; time: not predicted, because {why}",
         gpu=machine.name or None,
     )
 
@@ -207,11 +222,11 @@ def _why_no_time(cell: Cell, machine: PlannedMachine) -> str:
     """Why no time is predicted: a clause that names the first value that is missing."""
     if machine.gpu is None:
         return f"shardlab/gpu_models.yaml does not list the GPU {machine.name or 'of this cluster; set gpus.type'}"
-    if model_facts.of(cell).flops_per_item is None:
+    if model_facts.find_model_facts(cell).flops_per_item is None:
         return "the operations of the model are not known"
-    if (exchanged := exchanges.of(cell)) is None:
+    if (known_exchanges := exchanges.list_exchanges(cell)) is None:
         return f"what {cell.strategy} exchanges is not known to the planner"
-    if any(step_time.over(cell, exchange.axis, machine) is None for exchange in exchanged):
+    if any(step_time.find_slowest_link(cell, exchange.axis, machine) is None for exchange in known_exchanges):
         return "the link between nodes is not known; set network.between_nodes in the cluster file"
     return f"the data sheet has no peak for {cell.precision}"
 
@@ -229,10 +244,10 @@ def capacity_of(cell: Cell, machine: PlannedMachine) -> PredictedRange | None:
     return PredictedRange(*(min(pair) for pair in pairs))
 
 
-def that_do_not_fit(cells: Mapping[str, Cell], predictions: Mapping[str, Prediction]) -> list[str]:
+def list_cells_over_memory(cells: Mapping[str, Cell], predictions: Mapping[str, Prediction]) -> list[str]:
     """The names of the cells that certainly do not fit the memory. Cells that list `oom` in `expect` are left out, because out
     of memory is the result that they test."""
-    return [name for name, found in predictions.items() if found.fits == "no" and "oom" not in cells[name].expect]
+    return [name for name, prediction in predictions.items() if prediction.fits == "no" and "oom" not in cells[name].expect]
 
 
 def judge_fit(needed: PredictedRange, capacity: PredictedRange, *, complete: bool) -> Fits | None:
@@ -261,17 +276,17 @@ def find_largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bo
     """
 
     def needed(micro: int) -> float:
-        return ratio * memory.of(cell, micro_batch=micro, on_gpu=on_gpu).bytes.likely
+        return ratio * memory.predict_memory(cell, micro_batch=micro, on_gpu=on_gpu).bytes.likely
 
-    if not memory.of(cell, on_gpu=on_gpu).complete:
+    if not memory.predict_memory(cell, on_gpu=on_gpu).complete:
         return None
     if needed(1) > capacity.likely:
         return 0
-    far = needed(LARGEST_MICRO_BATCH)
-    slope = (far - needed(LARGEST_MICRO_BATCH // 2)) / (LARGEST_MICRO_BATCH - LARGEST_MICRO_BATCH // 2)
-    if slope <= 0 or far <= capacity.likely:
+    largest_needed = needed(LARGEST_MICRO_BATCH)
+    slope = (largest_needed - needed(LARGEST_MICRO_BATCH // 2)) / (LARGEST_MICRO_BATCH - LARGEST_MICRO_BATCH // 2)
+    if slope <= 0 or largest_needed <= capacity.likely:
         return LARGEST_MICRO_BATCH
-    guess = max(1, min(LARGEST_MICRO_BATCH, math.floor(LARGEST_MICRO_BATCH - (far - capacity.likely) / slope)))
+    guess = max(1, min(LARGEST_MICRO_BATCH, math.floor(LARGEST_MICRO_BATCH - (largest_needed - capacity.likely) / slope)))
     while guess > 1 and needed(guess) > capacity.likely:
         guess -= 1
     while guess < LARGEST_MICRO_BATCH and needed(guess + 1) <= capacity.likely:
@@ -285,14 +300,16 @@ def _predict_rehearsed_memory(cell: Cell, answer: Rehearsed, *, on_gpu: bool) ->
     A rehearsal gives the bytes of tensors exactly as the operators of a CPU allocate them (shardlab/runs/rehearsed.py). On a
     GPU, other operators run; `gpu_operators` in terms.yaml has the range of the difference. A rehearsal does not contain the
     CUDA context, NCCL's buffers and fragmentation, so they are the same terms as in the formula."""
-    error = (UNMEASURED_PCT if answer.error_pct is None else answer.error_pct) / 100
-    other = memory.terms()["gpu_operators"]
-    low, high = (1 + other.low, 1 + other.high) if on_gpu else (1.0, 1.0)
-    peak = msgspec.structs.asdict(answer.worst.at_peak)
-    found = {
-        name: PredictedRange(size * low * (1 - error), size, size * high * (1 + error)) for name, size in peak.items() if size
+    error_share = (UNMEASURED_PCT if answer.error_pct is None else answer.error_pct) / 100
+    operator_term = memory.memory_terms()["gpu_operators"]
+    low, high = (1 + operator_term.low, 1 + operator_term.high) if on_gpu else (1.0, 1.0)
+    peak_bytes = msgspec.structs.asdict(answer.worst.at_peak)
+    by_category = {
+        name: PredictedRange(size * low * (1 - error_share), size, size * high * (1 + error_share))
+        for name, size in peak_bytes.items()
+        if size
     }
-    return {**found, **memory.beside_tensors(cell, total(found))} if on_gpu else found
+    return {**by_category, **memory.predict_non_tensor_bytes(cell, total(by_category))} if on_gpu else by_category
 
 
 def _find_busiest_rank(answer: Rehearsed) -> RehearsedRank | None:
@@ -308,8 +325,8 @@ def _sum_sent_bytes(rank: RehearsedRank) -> float:
 
 
 def _count_sent_bytes(call: RehearsedCollective) -> float:
-    share = 1.0 if call.op == "send" else SENT_FACTORS[call.op] * (call.ranks - 1) / call.ranks
-    return call.times * call.payload_bytes * share
+    factor = 1.0 if call.op == "send" else SENT_FACTORS[call.op] * (call.ranks - 1) / call.ranks
+    return call.times * call.payload_bytes * factor
 
 
 def _describe_rehearsal(answer: Rehearsed, *, on_gpu: bool) -> str:

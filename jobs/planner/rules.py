@@ -43,23 +43,23 @@ def rules() -> tuple[DecisionRule, ...]:
     return msgspec.yaml.decode(content, type=tuple[DecisionRule, ...])
 
 
-NEAR = 0.95  # share of the highest throughput; throughputs above it differ less than the error of the planner
+AGREEMENT_SHARE = 0.95  # share of the highest throughput; throughputs above it differ less than the error of the planner
 
 
-def judge(facts: Mapping[str, float | bool | str], throughputs: Mapping[str, float]) -> list[JudgedRule]:
+def judge_rules(facts: Mapping[str, float | bool | str], throughputs: Mapping[str, float]) -> list[JudgedRule]:
     """The rules whose condition is true. throughputs: for each strategy that fits, by its name, the throughput of its best
     configuration, in any unit."""
     best = max(throughputs.values(), default=0.0)
-    return [_judged(rule, throughputs, best) for rule in rules() if rule.applies(facts)]
+    return [_judge_rule(rule, throughputs, best) for rule in rules() if rule.applies(facts)]
 
 
-def _judged(rule: DecisionRule, throughputs: Mapping[str, float], best: float) -> JudgedRule:
+def _judge_rule(rule: DecisionRule, throughputs: Mapping[str, float], best: float) -> JudgedRule:
     ranked: Sequence[tuple[str, float]] = sorted(
         ((name, throughputs[name]) for name in rule.recommends if name in throughputs), key=lambda pair: -pair[1]
     )
     if not ranked:
         return JudgedRule(rule, False, f"by the planner, none of {', '.join(rule.recommends)} fits, or its time is not known")
     name, value = ranked[0]
-    if value >= NEAR * best:
+    if value >= AGREEMENT_SHARE * best:
         return JudgedRule(rule, True, f"by the planner, {name} has {value / best:.0%} of the highest throughput")
     return JudgedRule(rule, False, f"by the planner, {name} has only {value / best:.0%} of the highest throughput")

@@ -27,13 +27,13 @@ class ScaledCell(msgspec.Struct, frozen=True):
     trust: str
 
 
-def on(cell: Cell, gpus: int, per_node: int) -> Cell | None:
+def scale_cell(cell: Cell, gpus: int, per_node: int) -> Cell | None:
     """The cell on `gpus` GPUs, with another value of dp; None if tp x pp does not divide `gpus`, if the cell has no data
     parallelism that could grow, or if it has parameter servers. per_node: the number of GPUs of a node."""
-    apart = cell.tp * cell.pp
-    if gpus % apart or (cell.dp == 1 and apart > 1) or cell.servers:
+    ranks_per_replica = cell.tp * cell.pp
+    if gpus % ranks_per_replica or (cell.dp == 1 and ranks_per_replica > 1) or cell.servers:
         return None
-    dp = gpus // apart
+    dp = gpus // ranks_per_replica
     return msgspec.structs.replace(
         cell,
         gpus=gpus,
@@ -47,28 +47,37 @@ def extrapolate(
     cell: Cell, gpus: int, per_node: int, machine: PlannedMachine, calibration: Calibration = NOTHING
 ) -> ScaledCell | None:
     """The prediction for the cell on `gpus` GPUs; None if the cell cannot run on this number (see `on`)."""
-    larger = on(cell, gpus, per_node)
-    if larger is None:
+    scaled_cell = scale_cell(cell, gpus, per_node)
+    if scaled_cell is None:
         return None
-    base, found = predict.of(cell, machine, calibration=calibration), predict.of(larger, machine, calibration=calibration)
+    base_prediction, scaled_prediction = (
+        predict.predict_run(cell, machine, calibration=calibration),
+        predict.predict_run(scaled_cell, machine, calibration=calibration),
+    )
     doublings = abs(math.log2(gpus / cell.gpus))
-    step_s = None if found.step_s is None else _wider(found.step_s, doublings)
+    step_s = None if scaled_prediction.step_s is None else _widen_range(scaled_prediction.step_s, doublings)
     speedup = None
-    if base.step_s is not None and step_s is not None:
+    if base_prediction.step_s is not None and step_s is not None:
         # Errors that both predictions have in common cancel out in the ratio, so its range is only the error of extrapolation.
-        likely = gpus / cell.gpus * base.step_s.likely / step_s.likely
+        likely = gpus / cell.gpus * base_prediction.step_s.likely / step_s.likely
         speedup = PredictedRange(
             likely * (1 - WIDENING) ** doublings, likely, min(gpus / cell.gpus, likely * (1 + WIDENING) ** doublings)
         )
         speedup = PredictedRange(speedup.low, min(speedup.likely, speedup.high), speedup.high)
-    return ScaledCell(gpus, found, step_s, speedup, _trust(cell, larger, doublings, measured="calibrated" in found.how))
+    return ScaledCell(
+        gpus,
+        scaled_prediction,
+        step_s,
+        speedup,
+        _rate_trust(cell, scaled_cell, doublings, measured="calibrated" in scaled_prediction.how),
+    )
 
 
-def _wider(span: PredictedRange, doublings: float) -> PredictedRange:
+def _widen_range(span: PredictedRange, doublings: float) -> PredictedRange:
     return PredictedRange(span.low * (1 - WIDENING) ** doublings, span.likely, span.high * (1 + WIDENING) ** doublings)
 
 
-def _trust(cell: Cell, larger: Cell, doublings: float, *, measured: bool) -> str:
+def _rate_trust(cell: Cell, larger: Cell, doublings: float, *, measured: bool) -> str:
     basis = "from measured runs" if measured else "by formula alone, no run of this workload was measured here"
     if larger.nnodes > 1 and cell.nnodes == 1:
         return f"little: {basis}; the original has one node, so the network between nodes was never in a measurement"

@@ -54,22 +54,22 @@ class Division(msgspec.Struct, frozen=True):
 
 
 @functools.cache
-def strategy(name: str) -> Strategy:
+def find_strategy(name: str) -> Strategy:
     """The strategy with this name. The result is cached, because a plan may have thousands of cells."""
     return menu.strategy(name)
 
 
 @functools.cache
-def _tasks() -> dict[str, str]:
+def _task_names() -> dict[str, str]:
     return {workload.name: workload.task.rpartition(".")[2] for workload in menu.workloads().values()}
 
 
-def task_of(cell: Cell) -> str:
+def find_task_name(cell: Cell) -> str:
     """The name of the task of a cell's workload, such as `gpt2`; '' for a workload that a workspace defines itself."""
-    return "" if cell.workload_code is not None else _tasks().get(cell.workload, "")
+    return "" if cell.workload_code is not None else _task_names().get(cell.workload, "")
 
 
-def shards(cell: Cell) -> int:
+def count_shards(cell: Cell) -> int:
     """The number of ranks over which one copy of the model is sharded by data-parallel strategies."""
     replicas = cell.options.get("replicas")
     return cell.dp // replicas if isinstance(replicas, int) and replicas else cell.dp
@@ -78,111 +78,142 @@ def shards(cell: Cell) -> int:
 def divide(cell: Cell, parameters: int) -> Division:
     """How the strategy of a cell divides the model. parameters: the number of parameters of the whole model, from which the
     size of DeepSpeed's buckets follows."""
-    engine = strategy(cell.strategy).engine.rpartition(".")[2]
+    engine = find_strategy(cell.strategy).engine.rpartition(".")[2]
     weight, computed = precision.weight_bytes(cell.precision), precision.computed_bytes(cell.precision)
     copy = computed if cell.precision in precision.CAST else 0
-    passes = cell.gradient_accumulation_steps > 1
+    has_several_passes = cell.gradient_accumulation_steps > 1
     if engine == "zero":
-        return _zero(cell, parameters)
-    if engine in ("fsdp1", "fsdp2") or (engine == "mesh" and "dp" in strategy(cell.strategy).degrees):
-        return _fsdp(cell, engine)
+        return _divide_zero(cell, parameters)
+    if engine in ("fsdp1", "fsdp2") or (engine == "mesh" and "dp" in find_strategy(cell.strategy).degrees):
+        return _divide_fsdp(cell, engine)
     if engine == "parameter_server":
         # A worker flattens the gradient that it pushes and the parameters that it pulls; servers update on the CPU.
         return Division(
-            weight, 1, weight, 1, optimizer_ranks=0, copy_bytes=copy, keeps_gradients=passes, bucket_parameters=weight
+            weight,
+            1,
+            weight,
+            1,
+            optimizer_ranks=0,
+            copy_bytes=copy,
+            keeps_gradients=has_several_passes,
+            bucket_parameters=weight,
         )
     if engine == "ddp":
-        views = cell.options.get("gradient_as_bucket_view", True) is True
-        buckets = 0 if views else weight
+        uses_views = cell.options.get("gradient_as_bucket_view", True) is True
+        buckets = 0 if uses_views else weight
         return Division(weight, 1, weight, 1, copy_bytes=copy, keeps_gradients=True, bucket_parameters=buckets)
     if engine in ("single", "tensor", "pipeline", "mesh"):
-        return Division(weight, 1, weight, 1, copy_bytes=copy, keeps_gradients=passes)
-    return _by_cuts(cell, weight, copy, keeps=passes)
+        return Division(weight, 1, weight, 1, copy_bytes=copy, keeps_gradients=has_several_passes)
+    return _divide_by_cuts(cell, weight, copy, keeps_gradients=has_several_passes)
 
 
-def _by_cuts(cell: Cell, weight: int, copy: int, *, keeps: bool) -> Division:
+def _divide_by_cuts(cell: Cell, weight: int, copy: int, *, keeps_gradients: bool) -> Division:
     """The division for an engine that this module does not describe, from the entry `cuts` of the strategy in the menu, which
     lists what the strategy shards."""
-    cuts, ranks = strategy(cell.strategy).cuts or (), shards(cell)
-    over = {part: ranks if part in cuts else 1 for part in ("parameter", "gradient", "optimizer_state")}
+    cuts, ranks = find_strategy(cell.strategy).cuts or (), count_shards(cell)
+    ranks_by_part = {part: ranks if part in cuts else 1 for part in ("parameter", "gradient", "optimizer_state")}
     return Division(
         weight,
-        over["parameter"],
+        ranks_by_part["parameter"],
         weight,
-        over["gradient"],
-        optimizer_ranks=over["optimizer_state"],
-        copy_bytes=0 if over["parameter"] > 1 else copy,
-        gathers="blocks" if over["parameter"] > 1 else "nothing",
+        ranks_by_part["gradient"],
+        optimizer_ranks=ranks_by_part["optimizer_state"],
+        copy_bytes=0 if ranks_by_part["parameter"] > 1 else copy,
+        gathers="blocks" if ranks_by_part["parameter"] > 1 else "nothing",
         gathered_bytes=copy or weight,
-        keeps_gradients=keeps,
+        keeps_gradients=keeps_gradients,
     )
 
 
-def _fsdp(cell: Cell, engine: str) -> Division:
-    weight, computed, ranks = precision.weight_bytes(cell.precision), precision.computed_bytes(cell.precision), shards(cell)
-    settings = strategy(cell.strategy).settings
-    passes = cell.gradient_accumulation_steps > 1
+def _divide_fsdp(cell: Cell, engine: str) -> Division:
+    weight, computed, ranks = (
+        precision.weight_bytes(cell.precision),
+        precision.computed_bytes(cell.precision),
+        count_shards(cell),
+    )
+    settings = find_strategy(cell.strategy).settings
+    has_several_passes = cell.gradient_accumulation_steps > 1
     if settings.get("sharding") == "NO_SHARD":
-        return Division(weight, 1, weight, 1, copy_bytes=computed if computed < weight else 0, keeps_gradients=passes)
-    frees = settings.get("reshard_after_forward", settings.get("sharding") in ("FULL_SHARD", "HYBRID_SHARD"))
+        return Division(
+            weight, 1, weight, 1, copy_bytes=computed if computed < weight else 0, keeps_gradients=has_several_passes
+        )
+    frees_gathered = settings.get("reshard_after_forward", settings.get("sharding") in ("FULL_SHARD", "HYBRID_SHARD"))
     if engine == "mesh":
-        frees = "pp" not in strategy(cell.strategy).degrees  # a pipeline keeps gathered weights until the last micro-batch
-    whole = cell.options.get("wrap") == "none"
+        frees_gathered = (
+            "pp" not in find_strategy(cell.strategy).degrees
+        )  # a pipeline keeps gathered weights until the last micro-batch
+    is_one_unit = cell.options.get("wrap") == "none"
     offloads = cell.options.get("offload") == "cpu"
     return Division(
         0 if offloads else weight,
         ranks,
         0 if offloads else weight,
         ranks,
-        whole_gradient_bytes=weight if passes else 0,
+        whole_gradient_bytes=weight if has_several_passes else 0,
         optimizer_ranks=0 if offloads else ranks,
-        gathers="blocks" if frees and not whole else "everything",
+        gathers="blocks" if frees_gathered and not is_one_unit else "everything",
         gathered_bytes=computed,
-        keeps_gradients=passes,
+        keeps_gradients=has_several_passes,
     )
 
 
 BUCKET_ELEMENTS = 50_000_000  # the default of the option reduce_bucket_size of the ZeRO strategies
-KEPT = 2  # a pass uses each parameter twice: if all parameters fit twice into max_reuse_distance, DeepSpeed frees none
+USES_PER_PASS = 2  # a pass uses each parameter twice: if all parameters fit twice into max_reuse_distance, DeepSpeed frees none
 
 
-def _zero(cell: Cell, parameters: int) -> Division:
+def _divide_zero(cell: Cell, parameters: int) -> Division:
     """The division of DeepSpeed's ZeRO: the weights are in the precision of the computation, and the optimizer keeps fp32
     copies of the rank's part of them."""
-    stage = cast("int", strategy(cell.strategy).settings["stage"])
+    stage = cast("int", find_strategy(cell.strategy).settings["stage"])
     options, ranks = cell.options, cell.dp
     computed = precision.computed_bytes(cell.precision)
-    pure = cell.precision == "bf16-pure"
-    master = 0 if pure or (computed == 4 and stage == 0) else 4
-    sent = 2 if options.get("communication_dtype") == "bf16" or pure else 4
+    is_pure = cell.precision == "bf16-pure"
+    master_bytes = 0 if is_pure or (computed == 4 and stage == 0) else 4
+    sent_bytes = 2 if options.get("communication_dtype") == "bf16" or is_pure else 4
     bucket = min(parameters, cast("int", options.get("reduce_bucket_size") or BUCKET_ELEMENTS))
-    buckets = bucket * sent * (2 if options.get("overlap_comm") else 1) if stage else 0
+    buckets = bucket * sent_bytes * (2 if options.get("overlap_comm") else 1) if stage else 0
     state_ranks = 0 if options.get("offload_optimizer", "none") != "none" else ranks if stage else 1
-    passes = cell.gradient_accumulation_steps > 1
+    has_several_passes = cell.gradient_accumulation_steps > 1
     if stage < 2:
         # With 16-bit precision, stages 0 and 1 keep all gradients in fp32, in addition to the 16-bit gradients (docs/gpus.md).
-        whole = computed if computed == 2 else 0
+        whole_bytes = computed if computed == 2 else 0
         return Division(
-            computed, 1, 4 if not pure else 2, 1, whole, master, state_ranks, keeps_gradients=True, bucket_bytes=buckets
+            computed,
+            1,
+            4 if not is_pure else 2,
+            1,
+            whole_bytes,
+            master_bytes,
+            state_ranks,
+            keeps_gradients=True,
+            bucket_bytes=buckets,
         )
     if stage == 2:
         return Division(
-            computed, 1, 4 if not pure else 2, ranks, 0, master, state_ranks, keeps_gradients=passes, bucket_bytes=buckets
+            computed,
+            1,
+            4 if not is_pure else 2,
+            ranks,
+            0,
+            master_bytes,
+            state_ranks,
+            keeps_gradients=has_several_passes,
+            bucket_bytes=buckets,
         )
-    near = cast("int", options.get("hpz_partition_size", 1))
+    partition_size = cast("int", options.get("hpz_partition_size", 1))
     offloaded = options.get("offload_param", "none") != "none"
-    reuse, live = cast("int", options["max_reuse_distance"]), cast("int", options["max_live_parameters"])
-    stays = KEPT * parameters <= reuse and parameters <= live
+    reuse_limit, live_limit = cast("int", options["max_reuse_distance"]), cast("int", options["max_live_parameters"])
+    stays_gathered = USES_PER_PASS * parameters <= reuse_limit and parameters <= live_limit
     return Division(
-        0 if offloaded else computed + (computed * ranks // near if near > 1 else 0),
+        0 if offloaded else computed + (computed * ranks // partition_size if partition_size > 1 else 0),
         ranks,
-        4 if not pure else 2,
+        4 if not is_pure else 2,
         ranks,
         0,
-        master,
+        master_bytes,
         state_ranks,
-        gathers="everything" if stays else "blocks",
+        gathers="everything" if stays_gathered else "blocks",
         gathered_bytes=computed,
-        keeps_gradients=passes,
+        keeps_gradients=has_several_passes,
         bucket_bytes=buckets,
     )

@@ -22,7 +22,7 @@ BACKWARD = 2 / 3
 # of DDP's all-reduces and 95.1 % and 98.1 % of FSDP's all-gathers overlap with computing.
 WINDOW = PredictedRange(0.95, 0.85, 0.6)
 EXPOSED = PredictedRange(0.02, 0.06, 0.25)
-SLOWEST = PredictedRange(0.0, 0.01, 0.03)  # standard deviation of a rank's step time, divided by the mean; assumed
+STRAGGLER_DEVIATION = PredictedRange(0.0, 0.01, 0.03)  # standard deviation of a rank's step time, divided by the mean; assumed
 UPDATE_BYTES = {True: 28, False: 72}  # bytes per parameter that Adam in fp32 reads and writes; True: the fused optimizer
 
 # The time of a collective follows the alpha-beta model, by algorithm (Thakur et al., 2005; Patarasuk and Yuan, 2009). Seconds
@@ -54,26 +54,26 @@ class PredictedStepTime(msgspec.Struct, frozen=True):
         return max(self.parts, key=lambda name: self.parts[name].likely)
 
 
-def of(cell: Cell, machine: PlannedMachine) -> PredictedStepTime | None:
+def predict_step_time(cell: Cell, machine: PlannedMachine) -> PredictedStepTime | None:
     """The time of a step; None if a part of it is not known: the GPU, the operations, the exchanges or a link."""
-    facts = model_facts.of(cell)
-    if machine.gpu is None or facts.flops_per_item is None or (exchanged := exchanges.of(cell)) is None:
+    facts = model_facts.find_model_facts(cell)
+    if machine.gpu is None or facts.flops_per_item is None or (known_exchanges := exchanges.list_exchanges(cell)) is None:
         return None
-    rate = device_profile.flops_per_s(machine.gpu, cell.precision, facts.kind)
-    timed = [(exchange, over(cell, exchange.axis, machine)) for exchange in exchanged]
-    if rate is None or any(link is None for _, link in timed):
+    flops_per_s = device_profile.flops_per_s(machine.gpu, cell.precision, facts.kind)
+    timed_exchanges = [(exchange, find_slowest_link(cell, exchange.axis, machine)) for exchange in known_exchanges]
+    if flops_per_s is None or any(link is None for _, link in timed_exchanges):
         return None
-    slow = device_profile.unaligned_flops_per_s(machine.gpu, cell.precision)
-    compute, launches = _compute(cell, facts, rate, slow)
-    update = _update(cell, facts, machine.gpu)
-    hidden, shown = ZERO, ZERO
-    for exchange, link in timed:
+    unaligned_rate = device_profile.unaligned_flops_per_s(machine.gpu, cell.precision)
+    compute, launches = _predict_compute_time(cell, facts, flops_per_s, unaligned_rate)
+    update = _predict_update_time(cell, facts, machine.gpu)
+    hideable, unhideable = ZERO, ZERO
+    for exchange, link in timed_exchanges:
         assert link is not None
-        seconds = predict_exchange_time(exchange, link, _rings(cell, exchange.axis))
-        hidden, shown = (hidden + seconds, shown) if exchange.hidden else (hidden, shown + seconds)
+        seconds = predict_exchange_time(exchange, link, _count_rings(cell, exchange.axis))
+        hideable, unhideable = (hideable + seconds, unhideable) if exchange.hidden else (hideable, unhideable + seconds)
     busy = compute + launches
-    exposed = shown + _not_hidden(cell, hidden, busy)
-    bubble = busy.times(_bubble(cell))
+    exposed = unhideable + _predict_exposed_time(cell, hideable, busy)
+    bubble = busy.times(_bubble_over_compute(cell))
     return PredictedStepTime(
         {
             "compute": compute,
@@ -81,77 +81,79 @@ def of(cell: Cell, machine: PlannedMachine) -> PredictedStepTime | None:
             "optimizer": update,
             "communication": exposed,
             "bubble": bubble,
-            "stragglers": _stragglers(cell, busy + update + exposed + bubble),
+            "stragglers": _predict_straggler_time(cell, busy + update + exposed + bubble),
         },
-        hidden + shown,
-        tuple(dict.fromkeys(link for _, link in timed if link is not None)),
+        hideable + unhideable,
+        tuple(dict.fromkeys(link for _, link in timed_exchanges if link is not None)),
     )
 
 
-def over(cell: Cell, axis: Axis, machine: PlannedMachine) -> PlannedLink | None:
+def find_slowest_link(cell: Cell, axis: Axis, machine: PlannedMachine) -> PlannedLink | None:
     """The slowest link that the groups of ranks along an axis use; None if it is not known. Consecutive ranks differ in tp
     first, then in dp, then in pp, and fill one node after another."""
     per_node = -(-cell.gpus // cell.nnodes)
-    shards = sharding.shards(cell)
-    span = {"tp": cell.tp, "dp": cell.tp * shards, "replicas": cell.tp * cell.dp, "pp": cell.gpus}[axis]
-    return machine.inside if span <= per_node else machine.between
+    shards = sharding.count_shards(cell)
+    ranks_spanned = {"tp": cell.tp, "dp": cell.tp * shards, "replicas": cell.tp * cell.dp, "pp": cell.gpus}[axis]
+    return machine.inside if ranks_spanned <= per_node else machine.between
 
 
-def _rings(cell: Cell, axis: Axis) -> int:
+def _count_rings(cell: Cell, axis: Axis) -> int:
     """How many groups of ranks along an axis communicate beyond their node at the same time, and so share its network."""
     per_node = -(-cell.gpus // cell.nnodes)
-    apart = {"tp": 1, "dp": cell.tp, "replicas": cell.tp * sharding.shards(cell), "pp": cell.tp * cell.dp}[axis]
-    return max(1, min(apart, per_node)) if cell.nnodes > 1 else 1
+    rank_stride = {"tp": 1, "dp": cell.tp, "replicas": cell.tp * sharding.count_shards(cell), "pp": cell.tp * cell.dp}[axis]
+    return max(1, min(rank_stride, per_node)) if cell.nnodes > 1 else 1
 
 
-def _compute(
-    cell: Cell, facts: ModelFacts, rate: PredictedRange, slow: PredictedRange | None
+def _predict_compute_time(
+    cell: Cell, facts: ModelFacts, rate: PredictedRange, unaligned_rate: PredictedRange | None
 ) -> tuple[PredictedRange, PredictedRange]:
     """The time of computing in a step: (seconds that the GPU computes, seconds that it waits until the host starts operators).
 
-    rate: the FLOP/s that the GPU reaches. slow: the FLOP/s in products with an unaligned dimension; None: the same as `rate`.
+    rate: the FLOP/s that the GPU reaches. unaligned_rate: the FLOP/s in products with an unaligned dimension; None: the same as `rate`.
     """
     assert facts.flops_per_item is not None
-    passes, parts = cell.gradient_accumulation_steps, cell.tp * cell.pp
+    passes, model_parts = cell.gradient_accumulation_steps, cell.tp * cell.pp
     items = cell.micro_batch_size * passes
-    again = exchanges.recomputed_blocks(cell, facts.blocks) / facts.blocks / 3 if facts.blocks else 1 / 3
-    again = 0.0 if cell.activation_checkpointing == "none" else again
+    recomputed_share = exchanges.count_recomputed_blocks(cell, facts.blocks) / facts.blocks / 3 if facts.blocks else 1 / 3
+    recomputed_share = 0.0 if cell.activation_checkpointing == "none" else recomputed_share
     # The unaligned products are those of the head. It is in no block, so it is not recomputed, and tensor parallelism and
     # pipelines do not split it: the last stage computes it, and the other stages wait.
-    unaligned = facts.unaligned_flops_per_item * items if slow is not None else 0.0
-    flops = (facts.flops_per_item * items * (1 + again) - unaligned) / parts
-    compute = _divided(flops, rate) + _divided(unaligned, slow or rate)
+    unaligned = facts.unaligned_flops_per_item * items if unaligned_rate is not None else 0.0
+    flops = (facts.flops_per_item * items * (1 + recomputed_share) - unaligned) / model_parts
+    compute = _divide_by_rate(flops, rate) + _divide_by_rate(unaligned, unaligned_rate or rate)
     operators = passes * device_profile.OPERATORS * max(1, facts.blocks / cell.pp) * (0.3 if cell.compile else 1.0)
-    host = device_profile.LAUNCH_S.times(operators)
-    pairs = ((host.low, compute.low), (host.likely, compute.likely), (host.high, compute.high))
+    host_time = device_profile.LAUNCH_S.times(operators)
+    pairs = ((host_time.low, compute.low), (host_time.likely, compute.likely), (host_time.high, compute.high))
     return compute, PredictedRange(*sorted(max(0.0, started - computed) for started, computed in pairs))
 
 
-def _divided(amount: float, rate: PredictedRange) -> PredictedRange:
+def _divide_by_rate(amount: float, rate: PredictedRange) -> PredictedRange:
     """The seconds that an amount of work takes. amount, rate: FLOPs and FLOP/s, or bytes and bytes per second."""
     return PredictedRange(amount / rate.high, amount / rate.likely, amount / rate.low)
 
 
-def _update(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> PredictedRange:
+def _predict_update_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> PredictedRange:
     """The seconds of the optimizer and of the copies of weights for computing. Both are limited by the memory bandwidth."""
     division = sharding.divide(cell, facts.parameters)
     if not division.optimizer_ranks:
         return ZERO  # the optimizer runs on the CPU, whose time is not predicted
     parameters = facts.parameters / (cell.tp * cell.pp)
-    moved = UPDATE_BYTES[cell.optimizer.fused] if cell.optimizer.name != "sgd" else 20 if cell.optimizer.momentum else 12
-    moved = moved // 2 if cell.precision == "bf16-pure" else moved
+    bytes_per_parameter = (
+        UPDATE_BYTES[cell.optimizer.fused] if cell.optimizer.name != "sgd" else 20 if cell.optimizer.momentum else 12
+    )
+    bytes_per_parameter = bytes_per_parameter // 2 if cell.precision == "bf16-pure" else bytes_per_parameter
     copies = 6 if division.copy_bytes else 0
-    size = parameters * (moved / division.optimizer_ranks + copies)
-    return _divided(size, device_profile.STREAMED.times(gpu.memory_gb_per_s * 1e9))
+    size = parameters * (bytes_per_parameter / division.optimizer_ranks + copies)
+    return _divide_by_rate(size, device_profile.STREAMED.times(gpu.memory_gb_per_s * 1e9))
 
 
-def _not_hidden(cell: Cell, hidden: PredictedRange, busy: PredictedRange) -> PredictedRange:
+def _predict_exposed_time(cell: Cell, hidden: PredictedRange, busy: PredictedRange) -> PredictedRange:
     """The seconds by which communication makes a step longer, although it may overlap with computing.
 
     hidden: the seconds of communication that may overlap with computing. busy: the seconds of computing.
     """
     # Gradients are exchanged only during the last backward pass; parameters are gathered during all passes.
-    engine = sharding.strategy(cell.strategy).engine.rpartition(".")[2]
+    engine = sharding.find_strategy(cell.strategy).engine.rpartition(".")[2]
     share = BACKWARD / cell.gradient_accumulation_steps if engine in ("ddp", "zero") else 1.0
 
     def exposed(seconds: float, computing: float, window: float, least: float) -> float:
@@ -164,22 +166,24 @@ def _not_hidden(cell: Cell, hidden: PredictedRange, busy: PredictedRange) -> Pre
     )
 
 
-def _bubble(cell: Cell) -> float:
+def _bubble_over_compute(cell: Cell) -> float:
     """The time that the ranks of the pipeline wait, divided by the time that they compute."""
     if cell.pp == 1:
         return 0.0
-    schedule, per_rank = pipeline_share.schedule_of(cell), pipeline_share.stages_per_rank(cell)
+    schedule, per_rank = pipeline_share.read_schedule_name(cell), pipeline_share.count_stages_per_rank(cell)
     return pipeline_schedule.bubble_over_ideal(schedule, cell.pp, cell.gradient_accumulation_steps, per_rank)
 
 
-def _stragglers(cell: Cell, step: PredictedRange) -> PredictedRange:
+def _predict_straggler_time(cell: Cell, step: PredictedRange) -> PredictedRange:
     """The seconds by which the slowest rank makes a step longer. A synchronous step takes as long as its slowest rank, which,
     of n ranks with normally distributed times, is about sqrt(2 ln n) standard deviations above the mean."""
     if cell.gpus == 1:
         return ZERO
     deviations = math.sqrt(2 * math.log(cell.gpus))
     return PredictedRange(
-        step.low * SLOWEST.low * deviations, step.likely * SLOWEST.likely * deviations, step.high * SLOWEST.high * deviations
+        step.low * STRAGGLER_DEVIATION.low * deviations,
+        step.likely * STRAGGLER_DEVIATION.likely * deviations,
+        step.high * STRAGGLER_DEVIATION.high * deviations,
     )
 
 

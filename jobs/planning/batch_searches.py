@@ -16,9 +16,11 @@ from shardlab.matrix.matrix import Matrix
 from shardlab.runs.prediction import Prediction
 from shardlab.workspace.workspace import Workspace
 
-FAR = 16  # without `at_most`, a search goes up to this many times the size that the planner predicts to fit
-FIRST_ONLY = "of a search, a run, its time and its predictions are those of the first try; GPU hours count the most tries."
-MOST_TINY = 8  # the largest batch of a pass with `--scale tiny`, because a tiny twin does not run out of memory at any size
+BOUND_FACTOR = 16  # without `at_most`, a search goes up to this many times the size that the planner predicts to fit
+FIRST_TRY_NOTE = "of a search, a run, its time and its predictions are those of the first try; GPU hours count the most tries."
+LARGEST_TINY_BATCH = (
+    8  # the largest batch of a pass with `--scale tiny`, because a tiny twin does not run out of memory at any size
+)
 
 
 class PlannedSearches(msgspec.Struct, frozen=True):
@@ -29,50 +31,60 @@ class PlannedSearches(msgspec.Struct, frozen=True):
     searches: dict[str, BatchSearch]
 
 
-def plan(
-    workspace: Workspace, asked: Matrix, cells: Sequence[Cell], where: Cluster, runs_as: str, own: OwnPlugins
+def plan_searches(
+    workspace: Workspace, asked: Matrix, cells: Sequence[Cell], cluster: Cluster, runs_as: str, plugins: OwnPlugins
 ) -> PlannedSearches:
     """Plan a search for each cell of a matrix. If the matrix asks for no search, returns the cells unchanged and no searches.
 
-    cells: all cells of the matrix, or their tiny twins. where: the cluster. runs_as: the name under which the workspace keeps
+    cells: all cells of the matrix, or their tiny twins. cluster: the cluster. runs_as: the name under which the workspace keeps
     the matrix. A search that was submitted before keeps the size of its first try, so that its tries stay the same. Raises
     InputError if a search has no upper bound.
     """
     if asked.file.search is None:
         return PlannedSearches(list(cells), {})
-    before = _before(workspace, runs_as)
-    predicted = plan_predictions.of(workspace, where, cells, {})
+    earlier_searches = _read_earlier_searches(workspace, runs_as)
+    predicted = plan_predictions.predict_cells(workspace, cluster, cells, {})
     searches = {}
     for cell in cells:
-        found = _search(asked, cell, predicted[cell.name()], own)
-        known = before.get(batch_search.family(cell))
-        if known is not None and known.goal == found.goal and found.smallest <= known.start <= found.largest:
-            found = msgspec.structs.replace(found, start=known.start)
-        searches[batch_search.family(cell)] = found
-    first = [batch_search.try_cell(cell, searches[batch_search.family(cell)].start) for cell in cells]
-    return PlannedSearches([_expecting_oom(cell) for cell in first], searches)
+        search = _plan_search(asked, cell, predicted[cell.name()], plugins)
+        earlier_search = earlier_searches.get(batch_search.family(cell))
+        if (
+            earlier_search is not None
+            and earlier_search.goal == search.goal
+            and search.smallest <= earlier_search.start <= search.largest
+        ):
+            search = msgspec.structs.replace(search, start=earlier_search.start)
+        searches[batch_search.family(cell)] = search
+    first_tries = [batch_search.try_cell(cell, searches[batch_search.family(cell)].start) for cell in cells]
+    return PlannedSearches([_expect_oom(cell) for cell in first_tries], searches)
 
 
-def sentences(cells: Sequence[Cell], searches: Mapping[str, BatchSearch], predicted: Mapping[str, Prediction]) -> list[str]:
+def describe_searches(
+    cells: Sequence[Cell], searches: Mapping[str, BatchSearch], predicted: Mapping[str, Prediction]
+) -> list[str]:
     """A sentence for each search: its start, why it starts there, its bound, and how many tries it needs at most. The last
     sentence says that the other numbers of the plan are about the first tries only. Returns no sentences without a search.
 
     cells: the first cells of the searches. predicted: the predictions for these cells, by name.
     """
-    said = []
+    search_sentences = []
     for cell in cells:
         if (search := searches.get(batch_search.family(cell))) is None:
             continue
-        foreseen = predicted[cell.name()].largest_micro_batch if cell.name() in predicted else None
-        why = "the planner predicts nothing" if foreseen is None else f"{foreseen * search.unit} is likely to fit"
-        said.append(
+        likely_micro_batch = predicted[cell.name()].largest_micro_batch if cell.name() in predicted else None
+        why = (
+            "the planner predicts nothing"
+            if likely_micro_batch is None
+            else f"{likely_micro_batch * search.unit} is likely to fit"
+        )
+        search_sentences.append(
             f"search of {search.in_words}: {cell.name()}: starts at {search.start} ({why}), up to {search.largest}, at most "
             f"{search.most_tries} tries, one after another in one job."
         )
-    return [*said, FIRST_ONLY] if said else []
+    return [*search_sentences, FIRST_TRY_NOTE] if search_sentences else []
 
 
-def _before(workspace: Workspace, runs_as: str) -> dict[str, BatchSearch]:
+def _read_earlier_searches(workspace: Workspace, runs_as: str) -> dict[str, BatchSearch]:
     """The searches of this matrix when the matrix was last rendered, by the text that `batch_search.family` gives."""
     if runs_as not in workspace.expansions():
         return {}
@@ -80,38 +92,38 @@ def _before(workspace: Workspace, runs_as: str) -> dict[str, BatchSearch]:
     return {batch_search.family(entry.cell): entry.search for entry in cells if entry.search is not None}
 
 
-def _search(asked: Matrix, cell: Cell, predicted: Prediction, own: OwnPlugins) -> BatchSearch:
+def _plan_search(matrix: Matrix, cell: Cell, predicted: Prediction, plugins: OwnPlugins) -> BatchSearch:
     """Plan the search for one cell, as if no search had been submitted before. Raises InputError."""
-    request = asked.file.search
+    request = matrix.file.search
     assert request is not None
     unit = cell.gradient_accumulation_steps
-    smallest = batch_search.PLACEHOLDER if _is_refused(batch_search.try_cell(cell, unit), own) else 1
+    smallest = batch_search.PLACEHOLDER if _is_refused(batch_search.try_cell(cell, unit), plugins) else 1
     likely = predicted.largest_micro_batch
     if cell.rehearses is not None:
-        largest = MOST_TINY
+        largest = LARGEST_TINY_BATCH
     elif request.at_most is not None:
         largest = request.at_most // unit
     elif likely:
-        largest = FAR * likely
+        largest = BOUND_FACTOR * likely
     else:
         sentence = (
             f"found no at_most, and the planner does not know which batch fits {cell.strategy} on {cell.gpus} rank(s) "
             f"({predicted.how}). Allowed: at_most, the largest value that is tried."
         )
-        raise asked.document.error(("search",), sentence)
+        raise matrix.document.error(("search",), sentence)
     if largest < smallest:
         sentence = f"found {request.at_most}. Allowed for {cell.strategy} with {unit} pass(es): {smallest * unit} or more."
-        raise asked.document.error(("search", "at_most"), sentence)
-    power = 1 << (max(likely or 1, 1).bit_length() - 1)  # the largest power of two that is likely to fit
-    start = min(max(power, smallest), largest)
+        raise matrix.document.error(("search", "at_most"), sentence)
+    power_of_two = 1 << (max(likely or 1, 1).bit_length() - 1)  # the largest power of two that is likely to fit
+    start = min(max(power_of_two, smallest), largest)
     return BatchSearch(request.key, request.goal, start * unit, smallest * unit, largest * unit, unit)
 
 
-def _is_refused(cell: Cell, own: OwnPlugins) -> bool:
-    refusals = own.workload_menu()[cell.workload].refuse(cell), own.strategy_menu()[cell.strategy].refuse(cell)
+def _is_refused(cell: Cell, plugins: OwnPlugins) -> bool:
+    refusals = plugins.workload_menu()[cell.workload].refuse(cell), plugins.strategy_menu()[cell.strategy].refuse(cell)
     return any(why is not None for why in refusals)
 
 
-def _expecting_oom(cell: Cell) -> Cell:
+def _expect_oom(cell: Cell) -> Cell:
     """The cell, with `oom` added to its expected ends: a try that runs out of memory shows a search where the limit is."""
     return cell if "oom" in cell.expect else msgspec.structs.replace(cell, expect=[*cell.expect, "oom"])

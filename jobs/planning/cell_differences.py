@@ -11,69 +11,73 @@ from shardlab.matrix.cell import Cell
 from shardlab.matrix.cell_names import names
 from trainers import menu
 
-COLUMNS = {  # keys that are not compared: they have their own column in a plan, or follow from keys that have a column
+COLUMN_KEYS = {  # keys that are not compared: they have their own column in a plan, or follow from keys that have a column
     "workload", "strategy", "launcher", "gpus", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps",
     "gpu_batch_size", "steps", "epochs", "warmup_steps", "dp", "workload_code", "strategy_code", "fault",
 }  # fmt: skip
 # keys whose values are seconds -> the names of these keys in matrix files
-CLOCKS = {"time_limit_s": "time_limit", "hang_limit_s": "hang_limit"}
+CLOCK_KEYS = {"time_limit_s": "time_limit", "hang_limit_s": "hang_limit"}
 
 
-def of(cells: Sequence[Cell]) -> list[str]:
+def describe_differences(cells: Sequence[Cell]) -> list[str]:
     """For each cell, a text with `key=value` for every key whose value is not the same in all cells; '' if there is none.
 
     An option that only some strategies or workloads have is compared among the cells that have the option. A key is left out
     if every cell has the default value of its strategy and workload, because the plan has columns for strategy and workload.
     """
-    flat = [_flat(cell) for cell in cells]
-    defaults = [_defaults(cell) for cell in cells]
-    keys = dict.fromkeys(key for keys_of_cell in flat for key in keys_of_cell if key not in COLUMNS)
+    flat_cells = [_flatten_cell(cell) for cell in cells]
+    defaults = [_default_values(cell) for cell in cells]
+    keys = dict.fromkeys(key for flat_cell in flat_cells for key in flat_cell if key not in COLUMN_KEYS)
     differing = [
         key
         for key in keys
-        if len({_text(keys_of_cell[key]) for keys_of_cell in flat if key in keys_of_cell}) > 1
+        if len({_format_value(flat_cell[key]) for flat_cell in flat_cells if key in flat_cell}) > 1
         and any(
-            key in keys_of_cell and keys_of_cell[key] != default.get(key, ...)
-            for keys_of_cell, default in zip(flat, defaults, strict=True)
+            key in flat_cell and flat_cell[key] != default.get(key, ...)
+            for flat_cell, default in zip(flat_cells, defaults, strict=True)
         )
     ]
     return [
-        ", ".join(f"{CLOCKS.get(key, key)}={_text(keys_of_cell[key])}" for key in differing if key in keys_of_cell)
-        for keys_of_cell in flat
+        ", ".join(f"{CLOCK_KEYS.get(key, key)}={_format_value(flat_cell[key])}" for key in differing if key in flat_cell)
+        for flat_cell in flat_cells
     ]
 
 
-def _flat(cell: Cell) -> dict[str, Any]:
-    plain = msgspec.to_builtins(cell)
-    clocks = {key: _clock(plain[key]) for key in CLOCKS}
-    instruments = {f"instruments.{name}": value for name, value in plain["instruments"].items()}
-    return names(plain) | clocks | instruments
+def _flatten_cell(cell: Cell) -> dict[str, Any]:
+    builtins_of_cell = msgspec.to_builtins(cell)
+    clocks = {key: _format_clock(builtins_of_cell[key]) for key in CLOCK_KEYS}
+    instruments = {f"instruments.{name}": value for name, value in builtins_of_cell["instruments"].items()}
+    return names(builtins_of_cell) | clocks | instruments
 
 
-def _defaults(cell: Cell) -> dict[str, Any]:
+def _default_values(cell: Cell) -> dict[str, Any]:
     """The default values that the strategy and the workload of a cell give to keys that a matrix does not set."""
     workload = menu.workload_of(cell)
     options = (*menu.strategy_of(cell).options, *workload.options)
-    of_options = {f"options.{option.name}": option.default for option in options}
-    optimizer = {f"optimizer.{name}": value for name, value in msgspec.to_builtins(workload.optimizer).items()}
-    return {"seq_len": workload.seq_len, **optimizer, **of_options}
+    option_defaults = {f"options.{option.name}": option.default for option in options}
+    optimizer_defaults = {f"optimizer.{name}": value for name, value in msgspec.to_builtins(workload.optimizer).items()}
+    return {"seq_len": workload.seq_len, **optimizer_defaults, **option_defaults}
 
 
-def _clock(seconds: int | None) -> str | None:
+def _format_clock(seconds: int | None) -> str | None:
     if seconds is None:
         return None
     minutes, rest = divmod(seconds, 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """A value as text: one word, or a list in brackets. Members of a dictionary that are None or False are left out."""
     if value is None or value == []:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_text(inner)}" for key, inner in value.items() if inner not in (None, False)) + "}"
+        return (
+            "{"
+            + ", ".join(f"{key}: {_format_value(inner)}" for key, inner in value.items() if inner not in (None, False))
+            + "}"
+        )
     if isinstance(value, list):
-        return "[" + ", ".join(map(_text, value)) + "]"
+        return "[" + ", ".join(map(_format_value, value)) + "]"
     return f"{value:g}" if isinstance(value, float) else str(value)

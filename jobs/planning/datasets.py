@@ -49,62 +49,70 @@ class DataSetQuestion(msgspec.Struct, frozen=True):
     options: list[dict[str, Any]]
 
 
-def look(cells: Sequence[Cell], source: RenderContext, workspace: Workspace) -> MissingData:
+def find_missing_data(cells: Sequence[Cell], source: RenderContext, workspace: Workspace) -> MissingData:
     """Find out which data sets of these cells are missing.
 
     If the runs start on this machine, its disk is checked directly. If the runs start on a cluster, the controller of the
     cluster is asked, because the files of this machine say nothing about the nodes of the cluster.
     """
-    where, options = source.where, [cell.options for cell in cells]
-    if where.data.stage == "node" and (refused := [why for one in options if (why := data_sets.not_copied(one))]):
+    cluster, options = source.where, [cell.options for cell in cells]
+    if cluster.data.stage == "node" and (
+        refused := [why for cell_options in options if (why := data_sets.not_copied(cell_options))]
+    ):
         return MissingData(list(dict.fromkeys(refused)))
-    names = _names(options)
-    if not names:
+    data_set_names = _data_set_names(options)
+    if not data_set_names:
         return MissingData()
-    question = DataSetQuestion(where.storage.shared, where.data.path, options)
+    question = DataSetQuestion(cluster.storage.shared, cluster.data.path, options)
     if source.scheduler == "local":
-        return MissingData(_missing(options, workspace.data(where.data.path)))
-    if on_controller.is_here(where):
-        return answer(question, workspace)
+        return MissingData(_describe_missing(options, workspace.data(cluster.data.path)))
+    if on_controller.starts_runs_here(cluster):
+        return answer_question(question, workspace)
     try:
-        there = remote_workspace.known(workspace)
-        if there is None or there.cluster != where.name:
-            there = remote_workspace.of(workspace, where)
-        workspace_trust.must_be_allowed(workspace, f"log in to {there.host}")
-        return there.ask("jobs.planning.datasets", [], MissingData, given=msgspec.json.encode(question))
+        remote = remote_workspace.known(workspace)
+        if remote is None or remote.cluster != cluster.name:
+            remote = remote_workspace.of(workspace, cluster)
+        workspace_trust.must_be_allowed(workspace, f"log in to {remote.host}")
+        return remote.ask("jobs.planning.datasets", [], MissingData, given=msgspec.json.encode(question))
     except ShardlabError as error:
         why = str(error).rstrip(".")
-        return MissingData(unknown=f"cannot check from here whether the cluster {where.name} has the data sets {names}: {why}.")
+        return MissingData(
+            unknown=f"cannot check from here whether the cluster {cluster.name} has the data sets {data_set_names}: {why}."
+        )
 
 
-def answer(question: DataSetQuestion, workspace: Workspace) -> MissingData:
+def answer_question(question: DataSetQuestion, workspace: Workspace) -> MissingData:
     """Answer the question on the cluster's controller. The controller can read the storage that all nodes share, but not the
     disks inside the nodes."""
     data_path, shared = workspace.data(question.data_path), question.shared
     if shared is not None and data_path.resolve().is_relative_to(Path(shared).resolve()):
-        return MissingData(_missing(question.options, data_path))
+        return MissingData(_describe_missing(question.options, data_path))
     return MissingData(
-        unknown=f"cannot check from here whether every node has the data sets {_names(question.options)}: {data_path} is not "
+        unknown=f"cannot check from here whether every node has the data sets {_data_set_names(question.options)}: {data_path} is not "
         "on storage that all nodes share. `provision` checks each node for the data sets in data.sets of the cluster file."
     )
 
 
-def must_be_there(data_sets: MissingData) -> None:
+def must_have_data(missing_data: MissingData) -> None:
     """Raises an InputError that lists every missing data set, if a data set is missing."""
-    if data_sets.missing:
-        raise InputError("\n".join([*data_sets.missing, "With --scale tiny every cell reads synthetic data."]))
+    if missing_data.missing:
+        raise InputError("\n".join([*missing_data.missing, "With --scale tiny every cell reads synthetic data."]))
 
 
-def _missing(options: Sequence[dict[str, Any]], data_path: Path) -> list[str]:
+def _describe_missing(options: Sequence[dict[str, Any]], data_path: Path) -> list[str]:
     """A sentence for each data set that cells with these options read and that is not on the disk of this machine."""
-    wanted = Counter(place for one in options if (place := data_sets.of(one, data_path)) is not None)
-    absent = [(place, count) for place, count in wanted.items() if not place.path.exists()]
-    return [f"{count} of {len(options)} cell(s) read {place.name}: {place.refusal}" for place, count in absent]
+    cells_by_data_set = Counter(
+        data_set for cell_options in options if (data_set := data_sets.of(cell_options, data_path)) is not None
+    )
+    absent = [(data_set, count) for data_set, count in cells_by_data_set.items() if not data_set.path.exists()]
+    return [f"{count} of {len(options)} cell(s) read {data_set.name}: {data_set.refusal}" for data_set, count in absent]
 
 
-def _names(options: Sequence[dict[str, Any]]) -> str:
+def _data_set_names(options: Sequence[dict[str, Any]]) -> str:
     """The names of the data sets that cells with these options read from files, separated by commas."""
-    return ", ".join(sorted({place.name for one in options if (place := data_sets.of(one, Path())) is not None}))
+    return ", ".join(
+        sorted({data_set.name for cell_options in options if (data_set := data_sets.of(cell_options, Path())) is not None})
+    )
 
 
 def main() -> int:
@@ -112,8 +120,8 @@ def main() -> int:
     arguments = console.Parser(prog="python -m jobs.planning.datasets", parents=[console.common_options()]).parse_args()
     document = sys.stdin.buffer.read()
     question = json_file.of_standard_input(document, DataSetQuestion, "a question from this version of shardlab")
-    data_sets = answer(question, Workspace.find(getattr(arguments, "workspace", None)))
-    console.Output.of(arguments).document(data_sets)
+    missing_data = answer_question(question, Workspace.find(getattr(arguments, "workspace", None)))
+    console.Output.of(arguments).document(missing_data)
     return 0
 
 

@@ -56,63 +56,68 @@ class GpuHours(msgspec.Struct, frozen=True):
         return self.measured + self.limits + self.retries
 
 
-def most_retries(cell: Cell, retry: Retry, requeues: int, *, on_slurm: bool) -> MostRetries:
+def count_most_retries(cell: Cell, retry: Retry, requeues: int, *, on_slurm: bool) -> MostRetries:
     """How often a run of a cell may at most be started again by itself.
 
     A run is not started again after a state that its cell expects, after `timeout` only if it saves checkpoints, and after
     `preempted` only on Slurm. requeues: `slurm.requeue` of the cluster file; 0 on other schedulers.
     """
-    impossible = {"preempted", *cell.expect}  # on Slurm, preempted has no number of its own: it shares that of node_fail
+    impossible_states = {"preempted", *cell.expect}  # on Slurm, preempted has no number of its own: it shares that of node_fail
     if on_slurm and "node_fail" in cell.expect and "preempted" not in cell.expect:
-        impossible.remove("preempted")
+        impossible_states.remove("preempted")
     if cell.instruments.checkpoints is None:
-        impossible.add("timeout")
-    states = [state for state in Retry.__struct_fields__ if state not in impossible]
-    asked, every = (sum(retry.after(state, otherwise, on_slurm=on_slurm) for state in states) for otherwise in (0, requeues))
-    return MostRetries(asked, every - asked)
+        impossible_states.add("timeout")
+    states = [state for state in Retry.__struct_fields__ if state not in impossible_states]
+    matrix_retries, all_retries = (
+        sum(retry.after(state, other_retries, on_slurm=on_slurm) for state in states) for other_retries in (0, requeues)
+    )
+    return MostRetries(matrix_retries, all_retries - matrix_retries)
 
 
-def of(
+def estimate_cell_hours(
     cells: Sequence[Cell],
     runs: Mapping[str, int],
     recorded: Mapping[str, float],
-    where: Cluster,
+    cluster: Cluster,
     retries: Mapping[str, MostRetries] | None = None,
 ) -> list[CellHours]:
     """The GPU hours of each cell.
 
     runs: the number of runs of a cell, by the name of the cell. recorded: the mean seconds of a run, by the name of the cell.
-    where: the cluster, whose time limit is used for cells without an own limit.
+    cluster: the cluster, whose time limit is used for cells without an own limit.
     retries: how often a run may be started again, by the name of the cell; None: never. A retry counts with its time limit,
     because a run that fails may take longer than runs that completed; without a time limit, it counts with the recorded time.
     """
     hours = []
     for cell in cells:
-        limit_s = cell.time_limit_s or (where.slurm.time_s if where.slurm is not None else None)
+        limit_s = cell.time_limit_s or (cluster.slurm.time_s if cluster.slurm is not None else None)
         seconds = recorded.get(cell.name(), limit_s)
-        gpus, again = runs.get(cell.name(), 0) * occupied(cell, where), (retries or {}).get(cell.name(), MostRetries())
+        gpus, cell_retries = (
+            runs.get(cell.name(), 0) * count_occupied_gpus(cell, cluster),
+            (retries or {}).get(cell.name(), MostRetries()),
+        )
         longest_s = limit_s or seconds or 0.0
-        of_retries, of_requeues = (times * gpus * longest_s / 3600 for times in (again.matrix, again.cluster))
-        product = None if seconds is None else gpus * seconds / 3600
-        hours.append(CellHours(cell, product, cell.name() in recorded, of_retries, of_requeues))
+        of_retries, of_requeues = (times * gpus * longest_s / 3600 for times in (cell_retries.matrix, cell_retries.cluster))
+        gpu_hours = None if seconds is None else gpus * seconds / 3600
+        hours.append(CellHours(cell, gpu_hours, cell.name() in recorded, of_retries, of_requeues))
     return hours
 
 
-def occupied(cell: Cell, where: Cluster) -> int:
+def count_occupied_gpus(cell: Cell, cluster: Cluster) -> int:
     """The number of GPUs that nobody else can use during a run: all GPUs of the run's nodes, unless other jobs may share the
     nodes (`exclusive: false`)."""
     if cell.launcher == "fork":
         return 0
-    if where.provider == "local":
+    if cluster.provider == "local":
         return cell.gpus
-    gpus = where.for_gpu_type(cell.gpu_type).gpus
+    gpus = cluster.for_gpu_type(cell.gpu_type).gpus
     if gpus is None or not gpus.per_node:
         return 0
-    shared = where.slurm is not None and not where.slurm.exclusive
+    shared = cluster.slurm is not None and not cluster.slurm.exclusive
     return cell.nnodes * (math.ceil(cell.gpus / cell.nnodes) if shared else gpus.per_node)
 
 
-def total(hours: Sequence[CellHours]) -> GpuHours:
+def sum_hours(hours: Sequence[CellHours]) -> GpuHours:
     """The sum of the GPU hours of all cells, separately for cells with recorded times and for cells with time limits."""
     return GpuHours(
         measured=sum(entry.hours for entry in hours if entry.hours is not None and entry.measured),
@@ -123,33 +128,33 @@ def total(hours: Sequence[CellHours]) -> GpuHours:
     )
 
 
-def must_be_within(bound: float, hours: Sequence[CellHours]) -> None:
+def must_be_within_bound(bound: float, hours: Sequence[CellHours]) -> None:
     """Raises InputError if the cells may take more GPU hours than `bound`, or if the time of a cell is not known.
 
     The retries that the matrix allows count, because the user asked for them and they start without a further question. The
     restarts of `slurm.requeue` do not count: the cluster file allows them for every matrix, after failures of the machines.
     """
-    asked = total(hours)
-    if asked.unknown:
+    estimate = sum_hours(hours)
+    if estimate.unknown:
         raise InputError(
-            f"--max-gpu-hours: of {asked.unknown} cell(s), no run completed in this workspace and no time limit is known. Set "
+            f"--max-gpu-hours: of {estimate.unknown} cell(s), no run completed in this workspace and no time limit is known. Set "
             "`time_limit` in the matrix."
         )
-    if asked.submitted <= bound:
+    if estimate.submitted <= bound:
         return
     sizes = sorted({entry.cell.gpus for entry in hours}, reverse=True)
-    fitting = (size for size in sizes if total([entry for entry in hours if entry.cell.gpus <= size]).submitted <= bound)
+    fitting = (size for size in sizes if sum_hours([entry for entry in hours if entry.cell.gpus <= size]).submitted <= bound)
     largest = next(fitting, None)
-    fewer = f'--where "gpus <= {largest}" stays within it' if largest is not None else "select cells by --where EXPR"
-    retried = f", and {asked.retries:.3g} GPU hours more with all retries of the matrix" if asked.retries else ""
-    less = "a shorter `time_limit` in the matrix lowers the hours of a run without a recorded time"
+    fewer_runs_hint = f'--where "gpus <= {largest}" stays within it' if largest is not None else "select cells by --where EXPR"
+    retried = f", and {estimate.retries:.3g} GPU hours more with all retries of the matrix" if estimate.retries else ""
+    lower_hours_hint = "a shorter `time_limit` in the matrix lowers the hours of a run without a recorded time"
     raise InputError(
-        f"--max-gpu-hours {bound:g}: the runs may take {in_words(asked)}{retried}. To submit fewer runs: {fewer}, or --repeats "
-        f"N; {less}{', and smaller numbers of `retry` those of retries' if asked.retries else ''}."
+        f"--max-gpu-hours {bound:g}: the runs may take {describe_hours(estimate)}{retried}. To submit fewer runs: {fewer_runs_hint}, or --repeats "
+        f"N; {lower_hours_hint}{', and smaller numbers of `retry` those of retries' if estimate.retries else ''}."
     )
 
 
-def in_words(hours: GpuHours) -> str:
+def describe_hours(hours: GpuHours) -> str:
     """The GPU hours as text, such as `12.5 GPU hours (2.5 by recorded times, 10 by time limits)`."""
     parts = {"by recorded times": hours.measured, "by time limits": hours.limits}
     split = ", ".join(f"{value:.3g} {name}" for name, value in parts.items() if value)
@@ -157,7 +162,7 @@ def in_words(hours: GpuHours) -> str:
     return f"{hours.measured + hours.limits:.3g} GPU hours ({split}{unknown})"
 
 
-def retries_in_words(hours: GpuHours) -> str:
+def describe_retries(hours: GpuHours) -> str:
     """The GPU hours with all retries as text, such as `up to 36 GPU hours with all retries: 12 by retry of the matrix, 12 by
     slurm.requeue`; '' if no run may be started again."""
     parts = {"by `retry` of the matrix": hours.retries, "by `slurm.requeue`": hours.requeues}

@@ -17,14 +17,14 @@ from jobs.planning import batch_searches, gpu_hours, plan_predictions, tiny_twin
 from jobs.planning import repeats as number_of_runs
 from jobs.planning.gpu_hours import CellHours
 from jobs.planning.repeats import Cost
-from jobs.planning.resolve import Capacity, Misfit, misfits, resolve
+from jobs.planning.resolve import Capacity, Misfit, find_misfits, resolve_cells
 from jobs.plugins import own_copies, own_plugins
 from jobs.plugins.own_plugins import OwnPlugins
 from jobs.rendering import frozen_source, render
 from jobs.slurm import allocation, share
 from jobs.slurm.share import Share
-from jobs.status.reconcile import Status, not_replaceable
-from jobs.status.select import condition, holds
+from jobs.status.reconcile import Status, find_blocking_status
+from jobs.status.select import is_true_for_cell, parse_condition
 from shardlab import extras
 from shardlab.cluster import login_node
 from shardlab.cluster.cluster import Cluster
@@ -40,7 +40,9 @@ from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
 
 SCALES = ("full", "tiny")
-ADAPT = "--adapt uses fewer GPUs where cells do not fit, and lists every change of the matrix (docs/how-to/fit-a-matrix.md)."
+ADAPT_HINT = (
+    "--adapt uses fewer GPUs where cells do not fit, and lists every change of the matrix (docs/how-to/fit-a-matrix.md)."
+)
 
 
 class MatrixPlan(msgspec.Struct, frozen=True):
@@ -67,11 +69,11 @@ class MatrixPlan(msgspec.Struct, frozen=True):
     cost: Cost
     source: render.RenderContext
     remarks: list[str]
-    misfits: list[Misfit]
+    find_misfits: list[Misfit]
     advice: list[str]
     predicted: dict[str, Prediction]
 
-    def name_of(self, cell: Cell) -> str:
+    def planned_name(self, cell: Cell) -> str:
         """The name of the planned cell to which a run of `cell` belongs. For a try of a search, this is the cell of the first
         try."""
         search = self.source.search_of(cell)
@@ -84,10 +86,10 @@ class MatrixPlan(msgspec.Struct, frozen=True):
         return {name: count * tries.get(name, 1) for name, count in runs.items()}
 
 
-def of(
+def plan_matrix(
     workspace: Workspace,
     name: str,
-    target: Cluster,
+    cluster: Cluster,
     *,
     where: str | None,
     repeats: int | None,
@@ -98,133 +100,143 @@ def of(
 ) -> MatrixPlan:
     """Read, check and resolve a matrix on a cluster. No run folder is written. Raises InputError.
 
-    name: the name of a shipped matrix, or the path of a matrix file. target: the cluster. where: the expression of --where; it
+    name: the name of a shipped matrix, or the path of a matrix file. cluster: the cluster. where: the expression of --where; it
     is always evaluated for the cells of the file, also with scale `tiny`. repeats: the number of runs of each cell; None: as
     the matrix says. scale: `full` or `tiny`. wait_gpus_s, track: as in `Run`. in_allocation: whether the runs start in the
     Slurm allocation of this process.
     """
     if repeats is not None and not 1 <= repeats <= 1000:
         raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
-    asked = matrix.load(matrix.find(name))
-    machine = capacity(target, in_allocation=in_allocation)
-    own = own_of(workspace, asked)
+    requested_matrix = matrix.load(matrix.find(name))
+    machine = find_capacity(cluster, in_allocation=in_allocation)
+    plugins = find_own_plugins(workspace, requested_matrix)
     try:
-        cells = resolve(asked, cluster=None if machine.here else machine, own=own)
+        cells = resolve_cells(requested_matrix, cluster=None if machine.here else machine, plugins=plugins)
         if scale == "tiny":
-            cells = tiny_twin.twins(cells, own.workload_menu())
+            cells = tiny_twin.make_twins(cells, plugins.workload_menu())
             tiny_twin.must_train(cells)
-        runs_as = asked.name if scale == "full" else f"{asked.name}-{scale}"
-        searched = batch_searches.plan(workspace, asked, cells, target, runs_as, own)
-        cells = searched.cells
+        stored_name = requested_matrix.name if scale == "full" else f"{requested_matrix.name}-{scale}"
+        planned_searches = batch_searches.plan_searches(workspace, requested_matrix, cells, cluster, stored_name, plugins)
+        cells = planned_searches.cells
     finally:
-        own.strategies.close()
-    chosen = [cell for cell in cells if where is None or holds(condition(where), cell)]
-    if not chosen:
+        plugins.strategies.close()
+    selected_cells = [cell for cell in cells if where is None or is_true_for_cell(parse_condition(where), cell)]
+    if not selected_cells:
         raise InputError(f"--where {where!r} selects none of the {len(cells)} cells.")
-    unheld = misfits(asked, cells, machine, chosen)
-    source = render.source(
-        runs_as, target, workspace, wait_gpus_s=wait_gpus_s, in_allocation=in_allocation, track=track, own=own
+    selected_misfits = find_misfits(requested_matrix, cells, machine, selected_cells)
+    source = render.make_render_context(
+        stored_name, cluster, workspace, wait_gpus_s=wait_gpus_s, in_allocation=in_allocation, track=track, plugins=plugins
     )
-    counts = number_of_runs.of(asked.file, cells, repeats)
-    rehearsed = {cell.name() for cell in chosen if source.plans_rehearsal(cell)}
-    recorded = number_of_runs.recorded_s(workspace, chosen, counts, rehearsed)
-    predicted = plan_predictions.of(workspace, target, chosen, recorded)
+    run_counts = number_of_runs.count_repeats(requested_matrix.file, cells, repeats)
+    rehearsed_names = {cell.name() for cell in selected_cells if source.plans_rehearsal(cell)}
+    recorded = number_of_runs.mean_recorded_s(workspace, selected_cells, run_counts, rehearsed_names)
+    predicted = plan_predictions.predict_cells(workspace, cluster, selected_cells, recorded)
     return MatrixPlan(
-        matrix=asked,
+        matrix=requested_matrix,
         all_cells=cells,
-        cells=chosen,
-        repeats=counts,
+        cells=selected_cells,
+        repeats=run_counts,
         recorded=recorded,
-        cost=number_of_runs.cost(chosen, counts, recorded),
-        source=msgspec.structs.replace(source, predicted=predicted, searches=searched.searches, retry=asked.file.retry),
-        remarks=[*_remarks(chosen, machine, target, len(rehearsed)), *render.remarks(source)],
-        misfits=unheld,
-        advice=[*advice(asked, cells, chosen, machine, where, own), ADAPT] if unheld else [],
+        cost=number_of_runs.estimate_cost(selected_cells, run_counts, recorded),
+        source=msgspec.structs.replace(
+            source, predicted=predicted, searches=planned_searches.searches, retry=requested_matrix.file.retry
+        ),
+        remarks=[*_make_remarks(selected_cells, machine, cluster, len(rehearsed_names)), *render.make_remarks(source)],
+        misfits=selected_misfits,
+        advice=[*suggest_options(requested_matrix, cells, selected_cells, machine, where, plugins), ADAPT_HINT]
+        if selected_misfits
+        else [],
         predicted=predicted,
     )
 
 
-def own_of(workspace: Workspace, asked: Matrix) -> OwnPlugins:
+def find_own_plugins(workspace: Workspace, requested_matrix: Matrix) -> OwnPlugins:
     """The plug-ins of the workspace that a matrix names."""
-    names = {str(point.keys.get("workload")) for point in asked.points}
-    models = {name: model for name, model in asked.models.items() if name in names}
-    strategies = {asked.file.baseline, *(str(point.keys.get("strategy")) for point in asked.points)}
-    return own_plugins.find(workspace, names - models.keys(), strategies, models)
+    names = {str(point.keys.get("workload")) for point in requested_matrix.points}
+    models = {name: model for name, model in requested_matrix.models.items() if name in names}
+    strategies = {requested_matrix.file.baseline, *(str(point.keys.get("strategy")) for point in requested_matrix.points)}
+    return own_plugins.find_plugins(workspace, names - models.keys(), strategies, models)
 
 
-def capacity(where: Cluster, *, in_allocation: bool = False) -> Capacity:
+def find_capacity(cluster: Cluster, *, in_allocation: bool = False) -> Capacity:
     """The machines that the cluster can give to a run. in_allocation: whether runs start in the Slurm allocation of this
     process. Raises InputError if `in_allocation` is set for a cluster without Slurm."""
     if in_allocation:
-        if where.slurm is None:
-            raise InputError(f"--in-allocation: the cluster {where.name} has no `slurm`. Allowed: a cluster file with `slurm`.")
-        return _allocated(where)
-    types = {name: _of_type(where.for_gpu_type(name)) for name in where.gpu_types}
-    return msgspec.structs.replace(_of_type(where), types=types)
+        if cluster.slurm is None:
+            raise InputError(
+                f"--in-allocation: the cluster {cluster.name} has no `slurm`. Allowed: a cluster file with `slurm`."
+            )
+        return _allocation_capacity(cluster)
+    types = {name: _gpu_type_capacity(cluster.for_gpu_type(name)) for name in cluster.gpu_types}
+    return msgspec.structs.replace(_gpu_type_capacity(cluster), types=types)
 
 
-def _allocated(where: Cluster) -> Capacity:
+def _allocation_capacity(cluster: Cluster) -> Capacity:
     """The capacity of the Slurm allocation in which this process runs.
 
     The type of its GPUs is not checked: cells may name any GPU type of the cluster file.
     """
-    has = allocation.here()
-    room = Capacity(nodes=has.nodes, gpus=has.gpus_per_node if where.gpus is not None and where.gpus.per_node else None)
-    return msgspec.structs.replace(room, types=dict.fromkeys(where.gpu_types, room))
+    allocated = allocation.read_own_allocation()
+    capacity_of_node = Capacity(
+        nodes=allocated.nodes, gpus=allocated.gpus_per_node if cluster.gpus is not None and cluster.gpus.per_node else None
+    )
+    return msgspec.structs.replace(capacity_of_node, types=dict.fromkeys(cluster.gpu_types, capacity_of_node))
 
 
-def _of_type(where: Cluster) -> Capacity:
-    gpus = where.gpus.per_node or None if where.gpus else None
-    if where.slurm is not None:
-        limits = [where.slurm.max_nodes, None if where.provider == "slurm" else len(where.with_role("worker"))]
+def _gpu_type_capacity(cluster: Cluster) -> Capacity:
+    gpus = cluster.gpus.per_node or None if cluster.gpus else None
+    if cluster.slurm is not None:
+        limits = [cluster.slurm.max_nodes, None if cluster.provider == "slurm" else len(cluster.with_role("worker"))]
         nodes = min((limit for limit in limits if limit is not None), default=None)
-        return Capacity(nodes=nodes, gpus=gpus, longest_s=where.slurm.max_time_s)
-    if where.provider != "local":
-        return Capacity(nodes=len(where.with_role("worker")), gpus=gpus, per_rank=False)
-    here = host.observe()
-    return Capacity(nodes=1, gpus=len(here.gpus) if here.gpus else None, here=True)
+        return Capacity(nodes=nodes, gpus=gpus, longest_s=cluster.slurm.max_time_s)
+    if cluster.provider != "local":
+        return Capacity(nodes=len(cluster.with_role("worker")), gpus=gpus, per_rank=False)
+    observed_host = host.observe()
+    return Capacity(nodes=1, gpus=len(observed_host.gpus) if observed_host.gpus else None, here=True)
 
 
-def hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]:
+def estimate_hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]:
     """The GPU hours of each selected cell; empty if ranks are processes on the CPU.
 
     runs: the number of runs of each cell, by the name of the cell.
     """
-    where = plan.source.where
-    if where.provider == "local" and not host.observe().gpus:
+    cluster = plan.source.where
+    if cluster.provider == "local" and not host.observe().gpus:
         return []
     on_slurm = plan.source.scheduler == "slurm"
-    requeues = where.slurm.requeue if where.slurm is not None and on_slurm else 0
+    requeues = cluster.slurm.requeue if cluster.slurm is not None and on_slurm else 0
     retry = plan.matrix.file.retry
-    retries = {cell.name(): gpu_hours.most_retries(cell, retry, requeues, on_slurm=on_slurm) for cell in plan.cells}
-    return gpu_hours.of(plan.cells, plan.most_runs(runs), plan.recorded, where, retries)
+    retries = {cell.name(): gpu_hours.count_most_retries(cell, retry, requeues, on_slurm=on_slurm) for cell in plan.cells}
+    return gpu_hours.estimate_cell_hours(plan.cells, plan.most_runs(runs), plan.recorded, cluster, retries)
 
 
-def account_shares(plan: MatrixPlan, workspace: Workspace) -> list[Share]:
+def read_account_shares(plan: MatrixPlan, workspace: Workspace) -> list[Share]:
     """How much the user's Slurm account may still use under its limits; empty if Slurm does not report this, or if asking Slurm
     would need a login."""
-    where = plan.source.where
-    if where.slurm is None:
+    cluster = plan.source.where
+    if cluster.slurm is None:
         return []
-    if on_controller.is_here(where):
-        return share.of(where.slurm.account)
-    if where.login is None or not inventory.path_of(workspace).exists():
+    if on_controller.starts_runs_here(cluster):
+        return share.read_shares(cluster.slurm.account)
+    if cluster.login is None or not inventory.path_of(workspace).exists():
         return []
-    address, _ = inventory.controller(workspace, where)
-    return share.of_site(address, where.slurm.account)
+    address, _ = inventory.controller(workspace, cluster)
+    return share.read_site_shares(address, cluster.slurm.account)
 
 
-def without_misfits_of_memory(plan: MatrixPlan) -> tuple[MatrixPlan, list[str]]:
+def leave_out_cells_over_memory(plan: MatrixPlan) -> tuple[MatrixPlan, list[str]]:
     """Leave out the cells that, according to their prediction, certainly do not fit the memory of a GPU.
 
     Returns (the plan without these cells, the names of these cells).
     """
-    names = predict.that_do_not_fit({cell.name(): cell for cell in plan.cells}, plan.predicted)
-    left = [cell for cell in plan.cells if cell.name() not in names]
-    return msgspec.structs.replace(plan, cells=left, cost=number_of_runs.cost(left, plan.repeats, plan.recorded)), names
+    names = predict.list_cells_over_memory({cell.name(): cell for cell in plan.cells}, plan.predicted)
+    fitting = [cell for cell in plan.cells if cell.name() not in names]
+    return msgspec.structs.replace(
+        plan, cells=fitting, cost=number_of_runs.estimate_cost(fitting, plan.repeats, plan.recorded)
+    ), names
 
 
-def must_fit(plan: MatrixPlan) -> None:
+def must_fit_cluster(plan: MatrixPlan) -> None:
     """Raises InputError if a selected cell does not fit the cluster. The error lists all these cells, and the options that
     leave them out."""
     if plan.misfits:
@@ -232,38 +244,41 @@ def must_fit(plan: MatrixPlan) -> None:
         raise InputError("\n".join([str(problems), *plan.advice]))
 
 
-def advice(
-    asked: Matrix,
+def suggest_options(
+    requested_matrix: Matrix,
     cells: Sequence[Cell],
-    chosen: Sequence[Cell],
+    selected_cells: Sequence[Cell],
     machine: Capacity,
     where: str | None,
-    own: OwnPlugins | None = None,
+    plugins: OwnPlugins | None = None,
 ) -> list[str]:
     """Sentences with options under which all cells fit: an expression for --where that selects exactly the cells that fit, and
     --scale tiny.
 
-    asked: the matrix. cells: all cells of the matrix. chosen: the cells that `where` selects. machine: the capacity of the
-    cluster. where: the expression of --where. own: the plug-ins of the workspace.
+    requested_matrix: the matrix. cells: all cells of the matrix. selected_cells: the cells that `where` selects. machine: the capacity of the
+    cluster. where: the expression of --where. plugins: the plug-ins of the workspace.
     """
-    unheld = {one.cell for one in misfits(asked, cells, machine, chosen)}
-    fitting = [cell for cell in chosen if cell.name() not in unheld]
+    misfit_names = {candidate.cell for candidate in find_misfits(requested_matrix, cells, machine, selected_cells)}
+    fitting = [cell for cell in selected_cells if cell.name() not in misfit_names]
     sentences = []
-    leaves = {one: [cell for cell in chosen if holds(condition(one), cell)] for one in _limits(machine)}
-    expression = next((one for one, cells_left in leaves.items() if cells_left == fitting), None)
+    cells_by_expression = {
+        candidate: [cell for cell in selected_cells if is_true_for_cell(parse_condition(candidate), cell)]
+        for candidate in _limit_expressions(machine)
+    }
+    expression = next((candidate for candidate, cells_left in cells_by_expression.items() if cells_left == fitting), None)
     if fitting and expression:
-        both = f"({where}) and {expression}" if where else expression
-        quoted = shlex.quote(both) if set(both) & set('"$`\\!') else f'"{both}"'
-        sentences.append(f"{len(fitting)} of {len(chosen)} cells fit this cluster: --where {quoted} leaves only those.")
+        combined = f"({where}) and {expression}" if where else expression
+        quoted = shlex.quote(combined) if set(combined) & set('"$`\\!') else f'"{combined}"'
+        sentences.append(f"{len(fitting)} of {len(selected_cells)} cells fit this cluster: --where {quoted} leaves only those.")
     with contextlib.suppress(InputError):  # raised if a workload has no tiny twin
-        if chosen[0].rehearses is None and not misfits(
-            asked, (twins := tiny_twin.twins(cells, (own or OwnPlugins()).workload_menu())), machine, twins
+        if selected_cells[0].rehearses is None and not find_misfits(
+            requested_matrix, (twins := tiny_twin.make_twins(cells, (plugins or OwnPlugins()).workload_menu())), machine, twins
         ):
             sentences.append("--scale tiny rehearses every cell at a tiny size, with its ranks on the CPU of one machine.")
     return sentences
 
 
-def _limits(machine: Capacity) -> list[str]:
+def _limit_expressions(machine: Capacity) -> list[str]:
     """Expressions for --where that may select exactly the cells that fit the machines, the simplest expression first."""
     nodes = "nnodes >= 1" if machine.nodes is None else "nnodes == 1" if machine.nodes == 1 else f"nnodes <= {machine.nodes}"
     limits = [nodes]
@@ -271,19 +286,19 @@ def _limits(machine: Capacity) -> list[str]:
         gpus = [f"gpus <= {machine.gpus}", f"gpus <= {machine.gpus} * nnodes"]
         gpus.append(f"(launcher == 'fork' or {gpus[-1]})")
         limits += [*gpus, *(f"{nodes} and {limit}" for limit in gpus)]
-    types = " or ".join(f"gpu_type == {name!r}" for name in (None, *machine.types))
-    return [*limits, f"({types})", *(f"({types}) and {limit}" for limit in limits)]
+    gpu_types = " or ".join(f"gpu_type == {name!r}" for name in (None, *machine.types))
+    return [*limits, f"({gpu_types})", *(f"({gpu_types}) and {limit}" for limit in limits)]
 
 
-def must_run_here(source: render.RenderContext, *, here: bool, trains: bool = True) -> None:
+def must_run_here(source: render.RenderContext, *, allow_login_node: bool, trains: bool = True) -> None:
     """If the runs start on this machine, check that this machine can run them.
 
-    here: whether --here is given, which allows a login node. trains: whether a run trains; the others analyse traces.
+    allow_login_node: whether --here is given, which allows a login node. trains: whether a run trains; the others analyse traces.
     Raises InputError if this machine is a login node of a Slurm cluster, and MissingExtra if a package is not installed.
     """
     if source.scheduler != "local":
         return
-    login_node.must_not_be(here=here)
+    login_node.must_not_be(here=allow_login_node)
     needed_for, modules = ("training", ("torch",)) if trains else ("the analysis of traces", ("numpy", "zlib_ng"))
     for module in modules:
         if find_spec(module) is None:
@@ -311,14 +326,14 @@ def render_all(plan: MatrixPlan, workspace: Workspace, runs: Path) -> Rendering:
     """Write a run folder for every repeat of every selected cell into the folder `runs`. The folder of a run that was submitted
     already is not changed."""
     folders, skipped = [], []
-    frozen_source.freeze(Path(plan.source.source))
-    own_copies.freeze(workspace, plan.source.own.sources)
-    for cell, repeat in number_of_runs.rounds(plan.cells, plan.repeats):
-        run = render.run_of(cell, repeat, 1, plan.source)
+    frozen_source.freeze_source(Path(plan.source.source))
+    own_copies.freeze_sources(workspace, plan.source.own.sources)
+    for cell, repeat in number_of_runs.order_runs_by_repeat(plan.cells, plan.repeats):
+        run = render.make_run(cell, repeat, 1, plan.source)
         existing = RunDir(runs / run.run_id)
         if existing.path.exists():
-            if (kept := not_replaceable(existing)) is not None:
-                skipped.append(kept)
+            if (blocking_status := find_blocking_status(existing)) is not None:
+                skipped.append(blocking_status)
                 continue
             if existing.judge().state != "planned":
                 continue
@@ -326,24 +341,24 @@ def render_all(plan: MatrixPlan, workspace: Workspace, runs: Path) -> Rendering:
     return Rendering(folders, skipped)
 
 
-def _remarks(cells: Sequence[Cell], machine: Capacity, where: Cluster, rehearsed: int) -> list[str]:
-    remarks = tiny_twin.dropped([cell.rehearses for cell in cells if cell.rehearses])
+def _make_remarks(cells: Sequence[Cell], machine: Capacity, cluster: Cluster, rehearsal_count: int) -> list[str]:
+    remarks = tiny_twin.describe_dropped_settings([cell.rehearses for cell in cells if cell.rehearses])
     processors = host.usable_processors()
-    most = max(cell.gpus for cell in cells)
-    if where.provider != "local":
+    most_ranks = max(cell.gpus for cell in cells)
+    if cluster.provider != "local":
         for name in sorted({cell.launcher for cell in cells if launcher(cell.launcher).needs}):
             programs = " and ".join(launcher(name).needs)
             remarks.append(f"the launcher {name} needs {programs} on each node; `jobs plan` cannot check the nodes.")
-    if where.provider == "virtual":
+    if cluster.provider == "virtual":
         remarks.append("practice nodes: their GPUs exist only in Slurm; every rank is a process on this machine's CPU.")
     elif machine.gpus is None and not machine.types:
         remarks.append(f"no GPU {'here' if machine.here else 'in the cluster file'}: every rank is a process on the CPU.")
-        if machine.here and most > processors:
-            remarks.append(f"up to {most} ranks share {processors} processors: the measured times say little.")
+        if machine.here and most_ranks > processors:
+            remarks.append(f"up to {most_ranks} ranks share {processors} processors: the measured times say little.")
     if machine.here and find_spec("torch") is None:
         install = extras.install_command("trainers")
         remarks.append(f"torch is not installed here; before `jobs submit` on this machine, install it with: {install}")
-    if rehearsed:
-        which = "every cell is" if rehearsed == len(cells) else f"{rehearsed} of {len(cells)} cells are"
-        remarks.append(f"{which} a {REHEARSAL}.")
+    if rehearsal_count:
+        cells_text = "every cell is" if rehearsal_count == len(cells) else f"{rehearsal_count} of {len(cells)} cells are"
+        remarks.append(f"{cells_text} a {REHEARSAL}.")
     return remarks

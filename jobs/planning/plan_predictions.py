@@ -19,9 +19,9 @@ from shardlab.workspace import inventory, measured_power
 from shardlab.workspace.workspace import Workspace
 
 
-def of(
+def predict_cells(
     workspace: Workspace,
-    where: Cluster,
+    cluster: Cluster,
     cells: Sequence[Cell],
     recorded: Mapping[str, float],
     answers: Mapping[str, Answer] | None = None,
@@ -31,15 +31,19 @@ def of(
     recorded: the mean duration of earlier runs in seconds, by the name of the cell. answers: the results of rehearsals of the
     planner, by the name of the cell.
     """
-    known = inventory.measured_all_reduces(workspace, where.name)
-    machines = {name: planned_machine.of_cluster(where, name, known) for name in {cell.gpu_type for cell in cells}}
-    earlier = earlier_measurements(workspace) if any(machine.on_gpu for machine in machines.values()) else calibration.NOTHING
+    measured_all_reduces = inventory.measured_all_reduces(workspace, cluster.name)
+    machines = {
+        name: planned_machine.plan_machine(cluster, name, measured_all_reduces) for name in {cell.gpu_type for cell in cells}
+    }
+    earlier_calibration = (
+        load_calibration(workspace) if any(machine.on_gpu for machine in machines.values()) else calibration.NOTHING
+    )
     return {
-        cell.name(): predict.of(
+        cell.name(): predict.predict_run(
             cell,
             machines[cell.gpu_type],
-            calibration=earlier,
-            occupied=gpu_hours.occupied(cell, where),
+            calibration=earlier_calibration,
+            occupied=gpu_hours.count_occupied_gpus(cell, cluster),
             recorded_s=recorded.get(cell.name()),
             answer=(answers or {}).get(cell.name()),
         )
@@ -47,26 +51,28 @@ def of(
     }
 
 
-def earlier_measurements(workspace: Workspace) -> Calibration:
+def load_calibration(workspace: Workspace) -> Calibration:
     """The calibration of predictions by completed runs of the workspace, and, for cells without such runs, by the results of
     `make gpu-proof`."""
-    results = calibration.of(gpu_results.measured(gpu_results.folders(workspace.path)), calibration.RESULTS)
-    return calibration.of(measured(workspace), fallback=results)
+    results = calibration.build_calibration(
+        gpu_results.read_proof_ratios(gpu_results.list_result_folders(workspace.path)), calibration.RESULTS
+    )
+    return calibration.build_calibration(read_run_ratios(workspace), fallback=results)
 
 
-def measured(workspace: Workspace) -> Iterator[MeasuredRatio]:
+def read_run_ratios(workspace: Workspace) -> Iterator[MeasuredRatio]:
     """The ratios of measured to predicted time and memory, and the power of a GPU, for each completed run of the workspace that
     trained on a GPU and had a prediction."""
     powers = measured_power.read_all(workspace)
     for folder in workspace.all_runs():
         try:
-            if (found := _ratio(folder, powers.get(folder.run_id))) is not None:
-                yield found
+            if (ratio := _measure_ratio(folder, powers.get(folder.run_id))) is not None:
+                yield ratio
         except ShardlabError:
             continue  # `collect` reports a damaged run; predictions are made without the run
 
 
-def _ratio(folder: RunDir, power_w: float | None) -> MeasuredRatio | None:
+def _measure_ratio(folder: RunDir, power_w: float | None) -> MeasuredRatio | None:
     """The ratios of measured to predicted values of one run; None if the run did not complete, is a rehearsal, had a fault
     on purpose, or has no prediction for a GPU that was made before its submission."""
     predicted = prediction.read(folder.path)

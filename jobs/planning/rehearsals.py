@@ -38,37 +38,39 @@ class Rehearsals:
     """
 
     def __init__(
-        self, workspace: Workspace, own: OwnPlugins, out: Output, *, make: bool = False, full_depth: bool = False
+        self, workspace: Workspace, plugins: OwnPlugins, out: Output, *, make: bool = False, full_depth: bool = False
     ) -> None:
-        self._workspace, self._own, self._out, self._make, self._full_depth = workspace, own, out, make, full_depth
+        self._workspace, self._plugins, self._out, self._make, self._full_depth = workspace, plugins, out, make, full_depth
         self.folder = workspace.own / "rehearsals"
         # failures, by the key of the answer; not stored, because a later command may succeed
         self._failed: dict[str, NotRehearsed] = {}
 
-    def of(self, cells: Sequence[Cell]) -> dict[str, Answer]:
+    def get_answers(self, cells: Sequence[Cell]) -> dict[str, Answer]:
         """The answer for each cell that has an answer, by the name of the cell. Missing answers are made if `make` is set."""
-        found = dict[str, Answer]()
+        answers = dict[str, Answer]()
         if not self._make and not self.folder.is_dir():
-            return found
+            return answers
         missing = dict[str, list[Cell]]()  # by key of the answer: cells that need this answer because their steps are equal
         for cell in cells:
-            request = self._request(cell)
-            if (answer := self._stored(request)) is not None:
-                found[cell.name()] = answer
+            request = self._make_request(cell)
+            if (answer := self._read_stored(request)) is not None:
+                answers[cell.name()] = answer
             elif self._make:
                 missing.setdefault(request.key(full_depth=self._full_depth), []).append(cell)
         began = time.monotonic()
-        for number, alike in enumerate(missing.values()):
+        for number, equal_cells in enumerate(missing.values()):
             left_s = (time.monotonic() - began) / number * (len(missing) - number) if number else None
-            left = "" if left_s is None else f", about {moments.duration(left_s)} left"
-            self._out.remark(f"rehearsing {number + 1} of {len(missing)}: {alike[0].name()}{left}")
-            found |= dict.fromkeys([cell.name() for cell in alike], self._made(self._request(alike[0])))
-        return found
+            left_text = "" if left_s is None else f", about {moments.duration(left_s)} left"
+            self._out.remark(f"rehearsing {number + 1} of {len(missing)}: {equal_cells[0].name()}{left_text}")
+            answers |= dict.fromkeys(
+                [cell.name() for cell in equal_cells], self._make_answer(self._make_request(equal_cells[0]))
+            )
+        return answers
 
-    def _request(self, cell: Cell) -> RehearsalRequest:
-        return RehearsalRequest(cell, self._own.workloads.of(cell), self._own.strategies.of(cell))
+    def _make_request(self, cell: Cell) -> RehearsalRequest:
+        return RehearsalRequest(cell, self._plugins.workloads.find_for_cell(cell), self._plugins.strategies.find_for_cell(cell))
 
-    def _stored(self, request: RehearsalRequest) -> Answer | None:
+    def _read_stored(self, request: RehearsalRequest) -> Answer | None:
         """An answer that the workspace or this command already has; None if there is none. If no answers are made, an answer at
         full depth is preferred."""
         for full_depth in (True,) if self._full_depth else (False,) if self._make else (True, False):
@@ -79,49 +81,53 @@ class Rehearsals:
                 return stored
         return None
 
-    def _made(self, request: RehearsalRequest) -> Answer:
+    def _make_answer(self, request: RehearsalRequest) -> Answer:
         """Start a process that makes a new answer and stores it. If the process fails, the answer contains the reason."""
         began = time.monotonic()
         workspace_trust.begin(self._workspace)
         files.make_folder(self.folder)
         with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as folder:
-            file, answer, said = Path(folder, "request.json"), Path(folder, "answer.json"), Path(folder, "said")
-            file.write_bytes(msgspec.json.encode(request))
+            request_path, answer_path, error_path = (
+                Path(folder, "request.json"),
+                Path(folder, "answer.json"),
+                Path(folder, "said"),
+            )
+            request_path.write_bytes(msgspec.json.encode(request))
             if (workload := request.own_workload) is not None and workload.is_data:
-                plugin_source.write(file.parent / own_workload.FOLDER, self._own.workloads.sources[workload.code])
-            why = self._run(file, answer, said)
-            found = rehearsed.read(answer)
-            if found is None:
-                last = own_answers.last_line(said)
-                why = f"the rehearsal failed: {why or last or 'its process gave no answer'}"
-                found = NotRehearsed(SCHEMA, request.cell.hash(), why, time.monotonic() - began)
-        if isinstance(found, NotRehearsed):
-            self._failed[request.key(full_depth=self._full_depth)] = found
-        return found
+                plugin_source.write(request_path.parent / own_workload.FOLDER, self._plugins.workloads.sources[workload.code])
+            why = self._run_process(request_path, answer_path, error_path)
+            made_answer = rehearsed.read(answer_path)
+            if made_answer is None:
+                last_line = own_answers.read_last_line(error_path)
+                why = f"the rehearsal failed: {why or last_line or 'its process gave no answer'}"
+                made_answer = NotRehearsed(SCHEMA, request.cell.hash(), why, time.monotonic() - began)
+        if isinstance(made_answer, NotRehearsed):
+            self._failed[request.key(full_depth=self._full_depth)] = made_answer
+        return made_answer
 
-    def _run(self, file: Path, answer: Path, said: Path) -> str:
+    def _run_process(self, request_path: Path, answer_path: Path, error_path: Path) -> str:
         """Run the process that makes an answer. Returns a sentence that says why the process was ended; '' if it ended by
         itself.
 
-        file: the request. answer: the file for the answer. said: the file for the errors that the process prints.
+        request_path: the request. answer_path: the file for the answer. error_path: the file for the errors that the process prints.
         """
-        command = [own_answers.python(), "-P", "-W", "ignore", "-m", "trainers", "rehearse"]
-        depth = ["--full-depth"] if self._full_depth else []
-        with answer.open("wb") as standard_output, said.open("wb") as errors:
+        command = [own_answers.interpreter_path(), "-P", "-W", "ignore", "-m", "trainers", "rehearse"]
+        depth_options = ["--full-depth"] if self._full_depth else []
+        with answer_path.open("wb") as standard_output, error_path.open("wb") as errors:
             process = subprocess.Popen(
-                [*command, str(file), "--cache", str(self.folder), *depth], stdin=subprocess.DEVNULL, stdout=standard_output,
-                stderr=errors, cwd=file.parent, env=own_answers.environment(), start_new_session=True,
+                [*command, str(request_path), "--cache", str(self.folder), *depth_options], stdin=subprocess.DEVNULL, stdout=standard_output,
+                stderr=errors, cwd=request_path.parent, env=own_answers.make_environment(), start_new_session=True,
             )  # fmt: skip
             try:
                 process.wait(ANSWER_S)
             except subprocess.TimeoutExpired:
                 return f"it did not end within {ANSWER_S:.0f} s."
             finally:
-                own_answers.end(process)
+                own_answers.kill_process_group(process)
         return ""
 
 
-def refused(answers: dict[str, Answer]) -> list[str]:
+def describe_refused(answers: dict[str, Answer]) -> list[str]:
     """A sentence for each reason why cells were not rehearsed."""
     names: dict[str, list[str]] = {}
     for name, answer in answers.items():

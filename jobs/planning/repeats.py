@@ -30,27 +30,27 @@ class Cost(msgspec.Struct, frozen=True):
     rank_hours: float
 
 
-def of(file: MatrixFile, cells: Sequence[Cell], asked: int | None) -> dict[str, int]:
+def count_repeats(file: MatrixFile, cells: Sequence[Cell], given_repeats: int | None) -> dict[str, int]:
     """The number of runs of each cell, by the name of the cell.
 
-    file: the matrix file. asked: the value of --repeats, which overrides the file; None if the option is not given.
+    file: the matrix file. given_repeats: the value of --repeats, which overrides the file; None if the option is not given.
     """
-    if asked is not None or isinstance(file.repeats, int):
-        number = asked or file.repeats
-        assert isinstance(number, int)
-        return dict.fromkeys((cell.name() for cell in cells), number)
-    claimed = named_by_claims(file, cells)
+    if given_repeats is not None or isinstance(file.repeats, int):
+        repeats = given_repeats or file.repeats
+        assert isinstance(repeats, int)
+        return dict.fromkeys((cell.name() for cell in cells), repeats)
+    claimed = find_claimed_cells(file, cells)
     return {name: file.repeats.claims if name in claimed else file.repeats.others for name in (cell.name() for cell in cells)}
 
 
-def named_by_claims(file: MatrixFile, cells: Iterable[Cell]) -> set[str]:
+def find_claimed_cells(file: MatrixFile, cells: Iterable[Cell]) -> set[str]:
     """The names of the cells that the claims of the matrix (sentences of a study that are tested) use in their tests."""
     calls = (call for claim in file.claims for _, call in Expression(claim.test).filters)
     filters = [{key: value for key, value in call.items() if key not in ARGUMENTS} for call in calls]
-    return {cell.name() for cell in cells if any(matches(msgspec.to_builtins(cell), wanted) for wanted in filters)}
+    return {cell.name() for cell in cells if any(matches(msgspec.to_builtins(cell), cell_filter) for cell_filter in filters)}
 
 
-def rounds(cells: Sequence[Cell], repeats: Mapping[str, int]) -> list[tuple[Cell, int]]:
+def order_runs_by_repeat(cells: Sequence[Cell], repeats: Mapping[str, int]) -> list[tuple[Cell, int]]:
     """Every (cell, repeat), in the order in which they run: all first repeats, then all second repeats, and so on. In this
     order, a slow change of the machine's speed affects all cells in the same way."""
     counts = [(cell, repeats[cell.name()]) for cell in cells]
@@ -58,21 +58,21 @@ def rounds(cells: Sequence[Cell], repeats: Mapping[str, int]) -> list[tuple[Cell
     return [(cell, repeat) for repeat in range(1, last + 1) for cell, count in counts if repeat <= count]
 
 
-def in_words(repeats: Mapping[str, int], split: int | Repeats) -> str:
+def describe_repeats(repeats: Mapping[str, int], repeats_key: int | Repeats) -> str:
     """The number of runs as text, such as `13 cell(s) that claims name x 3 repeat(s) + 46 other(s) x 1 = 85 run(s)`.
 
-    repeats: the number of runs of each cell, by name. split: the key `repeats` of the matrix.
+    repeats: the number of runs of each cell, by name. repeats_key: the key `repeats` of the matrix.
     """
     total, kinds = sum(repeats.values()), set(repeats.values())
-    if isinstance(split, int) or len(kinds) == 1:
+    if isinstance(repeats_key, int) or len(kinds) == 1:
         return f"{len(repeats)} cell(s) x {max(kinds)} repeat(s) = {total} run(s)"
-    claimed = sum(number == split.claims for number in repeats.values())
+    claimed = sum(number == repeats_key.claims for number in repeats.values())
     others = len(repeats) - claimed
-    named = f"{claimed} cell(s) that claims name x {split.claims} repeat(s)"
-    return f"{named} + {others} other(s) x {split.others} = {total} run(s)"
+    named = f"{claimed} cell(s) that claims name x {repeats_key.claims} repeat(s)"
+    return f"{named} + {others} other(s) x {repeats_key.others} = {total} run(s)"
 
 
-def recorded_s(
+def mean_recorded_s(
     workspace: Workspace, cells: Iterable[Cell], repeats: Mapping[str, int], rehearsed: Container[str]
 ) -> dict[str, float]:
     """The mean duration in seconds of the completed runs of each cell, by the name of the cell. Cells without a completed run
@@ -81,34 +81,34 @@ def recorded_s(
     means = {}
     for cell in cells:
         folders = (RunDir(workspace.runs / run_id(cell, repeat)) for repeat in range(1, repeats[cell.name()] + 1))
-        wanted = cell.name() in rehearsed
-        times = [seconds for folder in folders if (seconds := _seconds(folder, rehearsals=wanted)) is not None]
+        is_rehearsed = cell.name() in rehearsed
+        times = [seconds for folder in folders if (seconds := _read_duration_s(folder, rehearsals=is_rehearsed)) is not None]
         if times:
             means[cell.name()] = fmean(times)
     return means
 
 
-def cost(cells: Iterable[Cell], repeats: Mapping[str, int], recorded: Mapping[str, float]) -> Cost:
+def estimate_cost(cells: Iterable[Cell], repeats: Mapping[str, int], recorded: Mapping[str, float]) -> Cost:
     """The estimated time of the runs of these cells. repeats: the number of runs, by the name of the cell. recorded: the result
     of `recorded_s`."""
-    known, hours, rank_hours = 0, 0.0, 0.0
+    measured_cells, hours, rank_hours = 0, 0.0, 0.0
     for cell in cells:
         if (seconds := recorded.get(cell.name())) is not None:
-            known += 1
+            measured_cells += 1
             hours += repeats[cell.name()] * seconds / 3600
             rank_hours += repeats[cell.name()] * cell.world_size * seconds / 3600
-    return Cost(known, hours, rank_hours)
+    return Cost(measured_cells, hours, rank_hours)
 
 
-def _seconds(run: RunDir, *, rehearsals: bool) -> float | None:
+def _read_duration_s(run: RunDir, *, rehearsals: bool) -> float | None:
     """The seconds from the start of a run to its end; None if the run has no result or its events cannot be read, or if it is
     a rehearsal and these do not count."""
     if not run.result.exists() or (not rehearsals and run.is_rehearsal()):
         return None
     try:
-        moments = {event.event: event.wall_s for event in run.events()}
+        event_times = {event.event: event.wall_s for event in run.events()}
     except ShardlabError:
         return None
-    if not {"started", "exited"} <= moments.keys() or moments["exited"] < moments["started"]:
+    if not {"started", "exited"} <= event_times.keys() or event_times["exited"] < event_times["started"]:
         return None
-    return moments["exited"] - moments["started"]
+    return event_times["exited"] - event_times["started"]

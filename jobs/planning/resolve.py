@@ -34,7 +34,7 @@ class Capacity(msgspec.Struct, frozen=True):
     longest_s: int | None = None  # the largest time limit of a run, in seconds; None: not known
     types: dict[str, Capacity] = {}  # for each GPU type that a cell may name: the capacity for cells with this type
 
-    def of(self, gpu_type: str | None) -> Capacity | None:
+    def for_gpu_type(self, gpu_type: str | None) -> Capacity | None:
         """The capacity for cells with this GPU type; None if the cluster has no such GPU type."""
         return self if gpu_type is None else self.types.get(gpu_type)
 
@@ -58,104 +58,108 @@ class Menus(msgspec.Struct, frozen=True):
     faults: dict[str, dict[str, str]] = {}
 
 
-def resolve(
-    matrix: Matrix, machine: Capacity | None = None, cluster: Capacity | None = None, own: OwnPlugins | None = None
+def resolve_cells(
+    matrix: Matrix, machine: Capacity | None = None, cluster: Capacity | None = None, plugins: OwnPlugins | None = None
 ) -> list[Cell]:
     """The cells of a matrix, one for each point, in the order of the points.
 
     machine: if given, all cells must fit this capacity. cluster: if given, a cell without the key nnodes gets the smallest
-    number of the cluster's nodes that have enough GPUs for the cell. own: the plug-ins of the workspace.
+    number of the cluster's nodes that have enough GPUs for the cell. plugins: the plug-ins of the workspace.
 
     Raises InputError, which lists every problem with its place in the file.
     """
-    own = own or OwnPlugins()
-    faults = {"workload": own.workloads.faults, "strategy": own.strategies.faults}
-    menus = Menus(own.strategy_menu(), own.workload_menu(), launchers(), faults)
+    plugins = plugins or OwnPlugins()
+    faults = {"workload": plugins.workloads.faults, "strategy": plugins.strategies.faults}
+    menus = Menus(plugins.strategy_menu(), plugins.workload_menu(), launchers(), faults)
     problems: list[Problem] = []
     if matrix.file.baseline not in menus.strategies:
         unknown = str(UnknownName("strategy", matrix.file.baseline, menus.strategies))
-        sentence = own.strategies.faults.get(matrix.file.baseline, unknown)
+        sentence = plugins.strategies.faults.get(matrix.file.baseline, unknown)
         problems.append(matrix.document.problem(("baseline",), sentence))
     cells: list[Cell] = []
-    first: dict[str, int] = {}
+    first_number: dict[str, int] = {}
     for number, point in enumerate(matrix.points, start=1):
-        cell = _cell(matrix, point, menus, problems, cluster)
+        cell = _resolve_cell(matrix, point, menus, problems, cluster)
         if cell is None:
             continue
-        if cell.hash() in first:
-            sentence = f"cells {first[cell.hash()]} and {number} are the same run. Use `repeats` to run a cell more than once."
+        if cell.hash() in first_number:
+            sentence = (
+                f"cells {first_number[cell.hash()]} and {number} are the same run. Use `repeats` to run a cell more than once."
+            )
             problems.append(matrix.problem(point, next(reversed(point.keys)), sentence))
-        first.setdefault(cell.hash(), number)
+        first_number.setdefault(cell.hash(), number)
         cells.append(cell)
     if not problems:
         excluded = [entry.cell for entry in matrix.excluded]
         problems = claim_check.without_cells(matrix.document, matrix.file.tests, cells, excluded)
     if problems:
         raise matrix.document.errors(problems)
-    if machine is not None and (unfit := misfits(matrix, cells, machine, cells)):
-        raise matrix.document.errors([misfit.problem for misfit in unfit])
+    if machine is not None and (found_misfits := find_misfits(matrix, cells, machine, cells)):
+        raise matrix.document.errors([misfit.problem for misfit in found_misfits])
     return cells
 
 
-def misfits(matrix: Matrix, cells: Sequence[Cell], machine: Capacity, chosen: Sequence[Cell]) -> list[Misfit]:
-    """The cells of `chosen` that do not fit the machines. cells: all cells of the matrix, in the order of its points."""
-    unfit = []
-    names = {cell.name() for cell in chosen}
+def find_misfits(matrix: Matrix, cells: Sequence[Cell], machine: Capacity, selected_cells: Sequence[Cell]) -> list[Misfit]:
+    """The cells of `selected_cells` that do not fit the machines. cells: all cells of the matrix, in the order of its points."""
+    found_misfits = []
+    names = {cell.name() for cell in selected_cells}
     for point, cell in zip(matrix.points, cells, strict=True):
-        room = machine.of(cell.gpu_type)
-        whys = {"gpu_type": _gpu_type(cell, machine)} if room is None else _whys(cell, room)
-        for key, why in whys.items():
+        capacity = machine.for_gpu_type(cell.gpu_type)
+        reasons = {"gpu_type": _why_gpu_type_unknown(cell, machine)} if capacity is None else _explain_misfit(cell, capacity)
+        for key, why in reasons.items():
             if why is not None and cell.name() in names:
-                unfit.append(Misfit(cell.name(), why, matrix.problem(point, key, why)))
-    return unfit
+                found_misfits.append(Misfit(cell.name(), why, matrix.problem(point, key, why)))
+    return found_misfits
 
 
-def _whys(cell: Cell, machine: Capacity) -> dict[str, str | None]:
+def _explain_misfit(cell: Cell, machine: Capacity) -> dict[str, str | None]:
     """Why a cell does not fit the machines: for each key that says what the cell needs, the reason, or None if the key fits."""
     return {
-        "nnodes": _nodes(cell, machine),
-        "gpus": _gpus(cell, machine),
+        "nnodes": _why_too_few_nodes(cell, machine),
+        "gpus": _why_too_few_gpus(cell, machine),
         "launcher": why_unusable(cell.launcher, machine),
-        "time_limit": _time(cell, machine),
+        "time_limit": _why_time_too_long(cell, machine),
     }
 
 
-def _cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], cluster: Capacity | None) -> Cell | None:
+def _resolve_cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], cluster: Capacity | None) -> Cell | None:
     """Resolve one point into a cell. If the cell is not possible, append the reasons to `problems` and return None.
 
     cluster: as for `resolve`.
     """
-    before = len(problems)
+    problem_count = len(problems)
 
     def problem(key: str, sentence: str) -> None:
         problems.append(matrix.problem(point, key, sentence))
 
-    draft = _draft(point, menus, problem)
+    draft = _check_draft(point, menus, problem)
     if draft is None:
         return None
     strategy, workload = menus.strategies[draft.strategy], menus.workloads[draft.workload]
-    options = _options(draft, strategy, workload, menus, problem)
-    _switches(draft, strategy, problem)
-    degrees = _degrees(draft, strategy, problem)
-    limits = _limits(draft, problem)
-    sizes = _sizes(draft, workload, strategy, degrees, problem)
-    if len(problems) > before or sizes is None:
+    options = _fill_options(draft, strategy, workload, menus, problem)
+    _check_switches(draft, strategy, problem)
+    degrees = _fill_degrees(draft, strategy, problem)
+    limits = _parse_limits(draft, problem)
+    sizes = _compute_batch_sizes(draft, workload, strategy, degrees, problem)
+    if len(problems) > problem_count or sizes is None:
         return None
-    room = cluster.of(draft.gpu_type) if cluster is not None else None
-    nnodes = draft.nnodes or _fewest(draft, menus.launchers[draft.launcher], room.gpus if room is not None else None)
-    cell = _assembled(draft, strategy, workload, nnodes, degrees, sizes, limits, options)
-    _refusals(cell, strategy, workload, menus.launchers[draft.launcher], draft, problem)
-    return cell if len(problems) == before else None
+    capacity = cluster.for_gpu_type(draft.gpu_type) if cluster is not None else None
+    nnodes = draft.nnodes or _fewest_nodes(
+        draft, menus.launchers[draft.launcher], capacity.gpus if capacity is not None else None
+    )
+    cell = _assemble_cell(draft, strategy, workload, nnodes, degrees, sizes, limits, options)
+    _add_refusals(cell, strategy, workload, menus.launchers[draft.launcher], draft, problem)
+    return cell if len(problems) == problem_count else None
 
 
-def _draft(point: Point, menus: Menus, problem: AddProblem) -> Draft | None:
+def _check_draft(point: Point, menus: Menus, problem: AddProblem) -> Draft | None:
     """Check the types of a point's values. If a key is missing or a name is unknown, adds a problem and returns None."""
     try:
         draft = point.draft()
     except msgspec.ValidationError as error:
         problem("workload", f"a cell is not complete: {str(error)[0].lower()}{str(error)[1:]}.")
         return None
-    menu_of: dict[str, Collection[str]] = {
+    names_by_key: dict[str, Collection[str]] = {
         "strategy": menus.strategies,
         "workload": menus.workloads,
         "launcher": menus.launchers,
@@ -165,13 +169,13 @@ def _draft(point: Point, menus: Menus, problem: AddProblem) -> Draft | None:
         problem(key, fault)
     if faults:
         return None
-    unknown = [key for key, names in menu_of.items() if getattr(draft, key) not in names]
+    unknown = [key for key, names in names_by_key.items() if getattr(draft, key) not in names]
     for key in unknown:
-        problem(key, str(UnknownName(key, getattr(draft, key), menu_of[key])))
+        problem(key, str(UnknownName(key, getattr(draft, key), names_by_key[key])))
     return None if unknown else draft
 
 
-def _assembled(
+def _assemble_cell(
     draft: Draft,
     strategy: Strategy,
     workload: Workload,
@@ -223,7 +227,7 @@ def _assembled(
     )
 
 
-def _refusals(
+def _add_refusals(
     cell: Cell, strategy: Strategy, workload: Workload, launcher: Launcher, draft: Draft, problem: AddProblem
 ) -> None:
     """Add a problem for each reason why this cell cannot run. If the reason names an option that the file sets, the problem is
@@ -231,66 +235,68 @@ def _refusals(
     for key, why in (
         ("workload", workload.refuse(cell)),
         ("strategy", strategy.refuse(cell)),
-        ("nnodes", _uneven(cell, launcher)),
+        ("nnodes", _why_uneven(cell, launcher)),
         *observed_steps.refusals(cell, cell.steps),
     ):
         if why is not None:
-            named = [name for name in draft.options if why.startswith(f"{name}:") or f"({name})" in why]
-            problem(f"options.{named[0]}" if named else key, why)
+            named_options = [name for name in draft.options if why.startswith(f"{name}:") or f"({name})" in why]
+            problem(f"options.{named_options[0]}" if named_options else key, why)
 
 
-def _options(draft: Draft, strategy: Strategy, workload: Workload, menus: Menus, problem: AddProblem) -> dict[str, Any]:
+def _fill_options(draft: Draft, strategy: Strategy, workload: Workload, menus: Menus, problem: AddProblem) -> dict[str, Any]:
     """The options of the strategy and the workload, with the default value for each option that the draft does not set."""
-    known = {option.name: option for option in (*strategy.options, *workload.options)}
+    options_by_name = {option.name: option for option in (*strategy.options, *workload.options)}
     for name, value in draft.options.items():
-        if name not in known:
-            what = f"option of {strategy.name} or {workload.name}"
-            problem(f"options.{name}", str(UnknownName(what, name, known)) + _belongs_to_another(name, menus))
-        elif (why := known[name].refuse(value)) is not None:
+        if name not in options_by_name:
+            kind = f"option of {strategy.name} or {workload.name}"
+            problem(f"options.{name}", str(UnknownName(kind, name, options_by_name)) + _suggest_condition(name, menus))
+        elif (why := options_by_name[name].refuse(value)) is not None:
             problem(f"options.{name}", why)
-    return {name: draft.options.get(name, option.default) for name, option in known.items()}
+    return {name: draft.options.get(name, option.default) for name, option in options_by_name.items()}
 
 
-def _belongs_to_another(option: str, menus: Menus) -> str:
+def _suggest_condition(option: str, menus: Menus) -> str:
     """A sentence that shows how to set an option only for the cells whose strategy or workload has this option; '' if no
     strategy or workload has it."""
     for key, variants in (("strategy", menus.strategies), ("workload", menus.workloads)):
-        if owners := [name for name, variant in variants.items() if option in {known.name for known in variant.options}]:
-            only = f"include: [{{when: \"{key} == '{owners[0]}'\", options: {{{option}: ...}}}}]"
-            return f" It is an option of {', '.join(owners)}; to give it only to cells of {owners[0]}, write {only}."
+        if owners := [
+            name for name, variant in variants.items() if option in {variant_option.name for variant_option in variant.options}
+        ]:
+            example = f"include: [{{when: \"{key} == '{owners[0]}'\", options: {{{option}: ...}}}}]"
+            return f" It is an option of {', '.join(owners)}; to give it only to cells of {owners[0]}, write {example}."
     return ""
 
 
-def _degrees(draft: Draft, strategy: Strategy, problem: AddProblem) -> dict[str, int]:
+def _fill_degrees(draft: Draft, strategy: Strategy, problem: AddProblem) -> dict[str, int]:
     """The values of dp, tp and pp. If one value is missing, it is computed by division from the number of GPUs. A dimension
     that the strategy does not have gets 1."""
-    given = {"dp": draft.dp, "tp": draft.tp, "pp": draft.pp}
-    for name, size in given.items():
+    given_degrees = {"dp": draft.dp, "tp": draft.tp, "pp": draft.pp}
+    for name, size in given_degrees.items():
         if name not in strategy.degrees and size not in (None, 1):
             problem(name, f"{strategy.name} has no {name} dimension. Allowed: {', '.join(strategy.degrees)}.")
             return {"dp": draft.gpus, "tp": 1, "pp": 1}
-    known = {name: given[name] for name in strategy.degrees}
-    unknown = [name for name, size in known.items() if size is None]
-    product = math.prod(size for size in known.values() if size is not None)
-    if len(unknown) > 1:
-        problem("strategy", f"{strategy.name} on {draft.gpus} ranks needs a value for {' or '.join(unknown[::-1])}.")
-    elif draft.gpus % product or (not unknown and product != draft.gpus):
-        sizes = " x ".join(f"{name}: {size}" for name, size in known.items() if size is not None)
-        problem(next(n for n, size in known.items() if size is not None), f"{sizes} does not match {draft.gpus} ranks.")
+    known_degrees = {name: given_degrees[name] for name in strategy.degrees}
+    missing_names = [name for name, size in known_degrees.items() if size is None]
+    product = math.prod(size for size in known_degrees.values() if size is not None)
+    if len(missing_names) > 1:
+        problem("strategy", f"{strategy.name} on {draft.gpus} ranks needs a value for {' or '.join(missing_names[::-1])}.")
+    elif draft.gpus % product or (not missing_names and product != draft.gpus):
+        sizes = " x ".join(f"{name}: {size}" for name, size in known_degrees.items() if size is not None)
+        problem(next(n for n, size in known_degrees.items() if size is not None), f"{sizes} does not match {draft.gpus} ranks.")
     else:
-        known |= dict.fromkeys(unknown, draft.gpus // product)
-    return {name: known.get(name) or 1 for name in given}
+        known_degrees |= dict.fromkeys(missing_names, draft.gpus // product)
+    return {name: known_degrees.get(name) or 1 for name in given_degrees}
 
 
-def _switches(draft: Draft, strategy: Strategy, problem: AddProblem) -> None:
+def _check_switches(draft: Draft, strategy: Strategy, problem: AddProblem) -> None:
     """Add a problem for each switch that the strategy does not support. If such a switch were ignored, the cells that are
     compared would not do the same work."""
-    asked = {
+    used_switches = {
         "activation_checkpointing": draft.activation_checkpointing != "none",
         "compile": draft.compile,
         "max_grad_norm": draft.max_grad_norm is not None,
     }
-    for name in (name for name, on in asked.items() if on and name not in strategy.switches):
+    for name in (name for name, is_used in used_switches.items() if is_used and name not in strategy.switches):
         problem(name, f"{strategy.name} does not support {name}. Allowed: leave {name} out.")
     if draft.activation_checkpointing.startswith("segments-") and strategy.degrees != ("dp",):
         problem(
@@ -304,7 +310,7 @@ def _switches(draft: Draft, strategy: Strategy, problem: AddProblem) -> None:
         problem("servers", f"{strategy.name} has no parameter servers. Allowed: leave servers out.")
 
 
-def _sizes(
+def _compute_batch_sizes(
     draft: Draft, workload: Workload, strategy: Strategy, degrees: dict[str, int], problem: AddProblem
 ) -> tuple[int, int, int] | None:
     """Check the lengths, the instruments and the precision of a draft, then compute its batch sizes.
@@ -313,14 +319,14 @@ def _sizes(
     and returns None.
     """
     if (draft.steps is None) == (draft.epochs is None):
-        given = "neither" if draft.steps is None else "both"
-        problem("steps", f"exactly one of steps and epochs is needed, found {given}.")
+        found_keys = "neither" if draft.steps is None else "both"
+        problem("steps", f"exactly one of steps and epochs is needed, found {found_keys}.")
     if draft.seq_len is not None and workload.seq_len is None:
         problem("seq_len", f"{workload.name} has no sequences. Allowed: leave seq_len out.")
-    for key, every in (("validation", draft.instruments.validation), ("checkpoints", draft.instruments.checkpoints)):
-        if every is not None and (every.every_steps is None) == (every.every_epochs is None):
-            given = "neither" if every.every_steps is None else "both"
-            problem(f"instruments.{key}", f"exactly one of every_steps and every_epochs is needed, found {given}.")
+    for key, interval in (("validation", draft.instruments.validation), ("checkpoints", draft.instruments.checkpoints)):
+        if interval is not None and (interval.every_steps is None) == (interval.every_epochs is None):
+            found_keys = "neither" if interval.every_steps is None else "both"
+            problem(f"instruments.{key}", f"exactly one of every_steps and every_epochs is needed, found {found_keys}.")
     if (why := strategy.refuse_precision(draft.precision)) is not None:
         problem("precision", why)
     try:
@@ -330,7 +336,7 @@ def _sizes(
         return None
 
 
-def _limits(draft: Draft, problem: AddProblem) -> tuple[int | None, int]:
+def _parse_limits(draft: Draft, problem: AddProblem) -> tuple[int | None, int]:
     """The time limit (None if the draft has none) and the hang limit, in seconds."""
     limits: dict[str, int] = {}
     for key, text in (("time_limit", draft.time_limit), ("hang_limit", draft.hang_limit)):
@@ -342,11 +348,11 @@ def _limits(draft: Draft, problem: AddProblem) -> tuple[int | None, int]:
     return limits.get("time_limit"), limits.get("hang_limit", 0)
 
 
-def _fewest(draft: Draft, launcher: Launcher, per_node: int | None) -> int:
+def _fewest_nodes(draft: Draft, launcher: Launcher, per_node: int | None) -> int:
     return math.ceil(draft.gpus / per_node) if per_node and launcher.several_nodes else 1
 
 
-def _uneven(cell: Cell, launcher: Launcher) -> str | None:
+def _why_uneven(cell: Cell, launcher: Launcher) -> str | None:
     if cell.nnodes > 1 and not launcher.several_nodes:
         return f"{launcher.name} starts ranks on one node only. Allowed: nnodes: 1, or another launcher."
     if cell.world_size % cell.nnodes:
@@ -370,25 +376,25 @@ def why_unusable(launcher: str, machine: Capacity) -> str | None:
     return f"the launcher {launcher} needs {programs}. Install what is missing, or choose another launcher."
 
 
-def _nodes(cell: Cell, machine: Capacity) -> str | None:
+def _why_too_few_nodes(cell: Cell, machine: Capacity) -> str | None:
     if machine.nodes is None or cell.nnodes <= machine.nodes:
         return None
     return f"needs {cell.nnodes} nodes, the cluster has {machine.nodes}."
 
 
-def _gpu_type(cell: Cell, machine: Capacity) -> str | None:
+def _why_gpu_type_unknown(cell: Cell, machine: Capacity) -> str | None:
     if not machine.types:
         return f"names the GPU type {cell.gpu_type}, but the cluster file names no type. Allowed: leave gpu_type out."
     return str(UnknownName("GPU type of the cluster", str(cell.gpu_type), machine.types))
 
 
-def _time(cell: Cell, machine: Capacity) -> str | None:
+def _why_time_too_long(cell: Cell, machine: Capacity) -> str | None:
     if machine.longest_s is None or cell.time_limit_s is None or cell.time_limit_s <= machine.longest_s:
         return None
     return f"has a time limit of {cell.time_limit_s} s, the partition allows {machine.longest_s} s."
 
 
-def _gpus(cell: Cell, machine: Capacity) -> str | None:
+def _why_too_few_gpus(cell: Cell, machine: Capacity) -> str | None:
     if machine.gpus is not None and cell.launcher != "fork" and cell.gpus > machine.gpus * cell.nnodes:
         return f"needs {cell.gpus} GPUs, the cluster has {machine.gpus} per node."
     return None

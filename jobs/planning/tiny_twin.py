@@ -40,12 +40,12 @@ STEPS, EPOCHS, BATCHES_AN_EPOCH, WARMUP_STEPS = 6, 2, 4, 1
 SEQ_LEN = 32
 LEAST_MICRO_BATCH = 2  # a rehearsal with micro-batches of one item would not test the mean over a batch
 LIMIT_S = 300  # time limit of a twin, in seconds
-LOST_AT = 3  # the latest step at which a twin loses a worker, so that steps before and after the loss are left
-VALIDATED = 64  # the number of items that a validation reads, unless a batch has more items or an epoch has fewer
+LATEST_LOSS_STEP = 3  # the latest step at which a twin loses a worker, so that steps before and after the loss are left
+VALIDATED_ITEMS = 64  # the number of items that a validation reads, unless a batch has more items or an epoch has fewer
 FORK, TORCHRUN = "fork", "torchrun"
 
 
-def twins(cells: Sequence[Cell], workloads: Mapping[str, Workload]) -> list[Cell]:
+def make_twins(cells: Sequence[Cell], workloads: Mapping[str, Workload]) -> list[Cell]:
     """The tiny twin of each cell, in the order of the cells; no two twins are equal.
 
     workloads: all workloads by name. Raises InputError if a workload has no tiny version.
@@ -53,25 +53,25 @@ def twins(cells: Sequence[Cell], workloads: Mapping[str, Workload]) -> list[Cell
     groups: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         groups[cell.workload].append(cell)
-    divisors = {name: _divisor([cell.micro_batch_size for cell in group]) for name, group in groups.items()}
+    divisors = {name: _largest_divisor([cell.micro_batch_size for cell in group]) for name, group in groups.items()}
     images = {
         name: BATCHES_AN_EPOCH * max(cell.global_batch_size for cell in group) // divisors[name]
         for name, group in groups.items()
     }
-    launched = min(
-        (number for number, cell in enumerate(cells) if cell.world_size > 1 and cell.instruments.lost_worker is None),
+    torchrun_index = min(
+        (index for index, cell in enumerate(cells) if cell.world_size > 1 and cell.instruments.lost_worker is None),
         key=lambda number: (cells[number].world_size, -number),
         default=None,
     )
     return [
-        _twin(
+        _make_twin(
             cell,
-            _workload(cell.workload, workloads),
+            _find_tiny_workload(cell.workload, workloads),
             divisor=divisors[cell.workload],
             images=images[cell.workload],
-            launcher=TORCHRUN if number == launched else FORK,
+            launcher=TORCHRUN if index == torchrun_index else FORK,
         )
-        for number, cell in enumerate(cells)
+        for index, cell in enumerate(cells)
     ]
 
 
@@ -80,11 +80,11 @@ def must_train(twins: Sequence[Cell]) -> None:
     twin has other sizes."""
     for twin in twins:
         if (why := menu.refuse(twin)) is not None:
-            of = twin.rehearses.name() if twin.rehearses else twin.name()
-            raise InputError(f"--scale tiny: the twin of {of} cannot be trained: {why}")
+            cell_name = twin.rehearses.name() if twin.rehearses else twin.name()
+            raise InputError(f"--scale tiny: the twin of {cell_name} cannot be trained: {why}")
 
 
-def dropped(cells: Sequence[Cell]) -> list[str]:
+def describe_dropped_settings(cells: Sequence[Cell]) -> list[str]:
     """A sentence for each setting that the tiny twins of these cells do not have, with the reason and the number of cells that
     have the setting."""
     reasons = (
@@ -94,11 +94,11 @@ def dropped(cells: Sequence[Cell]) -> list[str]:
         ("gpu_type", "no rank uses a GPU", lambda c: c.gpu_type is not None),
         ("nnodes", "all ranks share this machine", lambda c: c.nnodes > 1),
     )
-    counted = [(what, why, sum(map(had, cells))) for what, why, had in reasons]
-    return [f"scale tiny leaves out {what} of {count} cell(s): {why}." for what, why, count in counted if count]
+    counted_reasons = [(setting, why, sum(map(has_setting, cells))) for setting, why, has_setting in reasons]
+    return [f"scale tiny leaves out {setting} of {count} cell(s): {why}." for setting, why, count in counted_reasons if count]
 
 
-def _workload(name: str, workloads: Mapping[str, Workload]) -> Workload:
+def _find_tiny_workload(name: str, workloads: Mapping[str, Workload]) -> Workload:
     tiny = name if name.endswith("-tiny") else f"{name}-tiny"
     if tiny not in workloads:
         allowed = ", ".join(other for other in workloads if f"{other}-tiny" in workloads)
@@ -106,28 +106,30 @@ def _workload(name: str, workloads: Mapping[str, Workload]) -> Workload:
     return workloads[tiny]
 
 
-def _divisor(sizes: Sequence[int]) -> int:
+def _largest_divisor(sizes: Sequence[int]) -> int:
     """The largest number that divides all sizes so that no quotient is below LEAST_MICRO_BATCH; 1 if there is no such
     number."""
-    common = math.gcd(*sizes)
-    able = [d for d in range(1, common + 1) if common % d == 0 and min(sizes) // d >= LEAST_MICRO_BATCH]
-    return max(able, default=1)
+    common_divisor = math.gcd(*sizes)
+    divisors = [d for d in range(1, common_divisor + 1) if common_divisor % d == 0 and min(sizes) // d >= LEAST_MICRO_BATCH]
+    return max(divisors, default=1)
 
 
-def _twin(cell: Cell, workload: Workload, *, divisor: int, images: int, launcher: str) -> Cell:
-    own = {option.name: option.default for option in workload.options}
-    options = {name: value for name, value in cell.options.items() if name not in own}
-    kept = {name: cell.options[name] for name in ("dropout", "subset_seed") if name in own and name in cell.options}
-    options |= own | kept | ({"data": "synthetic"} if "data" in own else {})
+def _make_twin(cell: Cell, workload: Workload, *, divisor: int, images: int, launcher: str) -> Cell:
+    twin_options = {option.name: option.default for option in workload.options}
+    options = {name: value for name, value in cell.options.items() if name not in twin_options}
+    kept_options = {
+        name: cell.options[name] for name in ("dropout", "subset_seed") if name in twin_options and name in cell.options
+    }
+    options |= twin_options | kept_options | ({"data": "synthetic"} if "data" in twin_options else {})
     stages_a_rank = cell.options.get("stages_per_rank", 1)
     assert isinstance(stages_a_rank, int)
-    for name, least in ((workload.blocks, cell.pp * stages_a_rank), (workload.heads, cell.tp)):
+    for name, least_size in ((workload.blocks, cell.pp * stages_a_rank), (workload.heads, cell.tp)):
         if name is not None:
             size = options[name]
             assert isinstance(size, int)
-            options[name] = max(size, least)
+            options[name] = max(size, least_size)
     steps, epochs = cell.steps, cell.epochs
-    if epochs is not None and "subset" in own:
+    if epochs is not None and "subset" in twin_options:
         epochs = min(epochs, EPOCHS)
         options["subset"] = images
     else:
@@ -145,8 +147,8 @@ def _twin(cell: Cell, workload: Workload, *, divisor: int, images: int, launcher
         epochs=epochs,
         warmup_steps=min(cell.warmup_steps, WARMUP_STEPS),
         compile=False,
-        schedule=_schedule(cell.schedule),
-        instruments=_instruments(cell.instruments, min(images, max(VALIDATED, images // BATCHES_AN_EPOCH))),
+        schedule=_shorten_schedule(cell.schedule),
+        instruments=_shorten_instruments(cell.instruments, min(images, max(VALIDATED_ITEMS, images // BATCHES_AN_EPOCH))),
         memory_limit_gib=None,
         time_limit_s=LIMIT_S,
         options=options,
@@ -155,32 +157,35 @@ def _twin(cell: Cell, workload: Workload, *, divisor: int, images: int, launcher
     )
 
 
-def _schedule(schedule: Schedule) -> Schedule:
+def _shorten_schedule(schedule: Schedule) -> Schedule:
     return msgspec.structs.replace(schedule, lr_warmup_steps=min(schedule.lr_warmup_steps, WARMUP_STEPS))
 
 
-def _instruments(asked: Instruments, validated: int) -> Instruments:
+def _shorten_instruments(instruments: Instruments, validated_items: int) -> Instruments:
     """The instruments of a twin: the same instruments, with windows that fit into the twin's steps.
 
-    Checkpoints and validations happen every 2 steps or every epoch. validated: the number of items that a validation reads.
+    Checkpoints and validations happen every 2 steps or every epoch. validated_items: the number of items that a validation reads.
     """
-    profile, validation, checkpoints = asked.profile, asked.validation, asked.checkpoints
+    profile, validation, checkpoints = instruments.profile, instruments.validation, instruments.checkpoints
     if profile is not None:
         profile = msgspec.structs.replace(profile, first_step=min(profile.first_step, 3), steps=min(profile.steps, 2))
     if validation is not None:
         validation = msgspec.structs.replace(
-            validation, items=validated, every_steps=validation.every_steps and 2, every_epochs=validation.every_epochs and 1
+            validation,
+            items=validated_items,
+            every_steps=validation.every_steps and 2,
+            every_epochs=validation.every_epochs and 1,
         )
     if checkpoints is not None:
         checkpoints = msgspec.structs.replace(
             checkpoints, every_steps=checkpoints.every_steps and 2, every_epochs=checkpoints.every_epochs and 1
         )
-    lost = asked.lost_worker
-    if lost is not None:
-        lost = msgspec.structs.replace(lost, step=min(lost.step, LOST_AT))
-    memory = "peak" if asked.memory == "snapshot" else asked.memory
-    memory_steps = min(asked.memory_steps, 1 if profile else 3)
+    lost_worker = instruments.lost_worker
+    if lost_worker is not None:
+        lost_worker = msgspec.structs.replace(lost_worker, step=min(lost_worker.step, LATEST_LOSS_STEP))
+    memory = "peak" if instruments.memory == "snapshot" else instruments.memory
+    memory_steps = min(instruments.memory_steps, 1 if profile else 3)
     return msgspec.structs.replace(
-        asked, memory=memory, memory_steps=memory_steps, profile=profile, validation=validation, checkpoints=checkpoints,
-        lost_worker=lost,
+        instruments, memory=memory, memory_steps=memory_steps, profile=profile, validation=validation, checkpoints=checkpoints,
+        lost_worker=lost_worker,
     )  # fmt: skip

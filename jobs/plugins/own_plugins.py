@@ -45,66 +45,72 @@ class OwnPlugins(msgspec.Struct, frozen=True):
 
     def strategy_menu(self) -> dict[str, Strategy]:
         """Every strategy by name: the shipped strategies and the workspace's own strategies."""
-        return menu.strategies() | self.strategies.menu(self.workloads.known)
+        return menu.strategies() | self.strategies.menu(self.workloads.by_name)
 
 
-def find(
+def find_plugins(
     workspace: Workspace, workloads: Collection[str], strategies: Collection[str], models: Mapping[str, ModelFile]
 ) -> OwnPlugins:
     """Find the plug-ins of the workspace with these names.
 
     workloads, strategies: the names. models: the models that a matrix describes by a configuration file, by name.
     """
-    return OwnPlugins(own_workloads.find(workspace, workloads, models), own_strategies.find(workspace, strategies))
+    return OwnPlugins(
+        own_workloads.find_workloads(workspace, workloads, models), own_strategies.find_strategies(workspace, strategies)
+    )
 
 
-def of_run(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugins:
+def read_run_plugins(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugins:
     """The plug-ins of a run, for a new attempt at the same run.
 
     Their code comes from the copy that was frozen in this workspace, or, if no copy exists and `trust` is true, from the run's
     folder. Raises InputError if the code was not submitted from this workspace and is not trusted.
     """
     workload, strategy = run.own_workload, run.own_strategy
-    found = OwnPlugins()
+    plugins = OwnPlugins()
     if workload is not None and run.cell.workload_code is not None:
-        carried = _carried(workspace, run, workload, run.cell.workload_code, trust=trust or workload.is_data)
-        found = OwnPlugins(OwnWorkloads({workload.name: workload}, carried))
+        carried_sources = _read_carried_code(workspace, run, workload, run.cell.workload_code, trust=trust or workload.is_data)
+        plugins = OwnPlugins(OwnWorkloads({workload.name: workload}, carried_sources))
     if strategy is not None and run.cell.strategy_code is not None:
-        carried = _carried(workspace, run, strategy, run.cell.strategy_code, trust=trust)
-        asked = {strategy.code: RefusingProcess(Path(strategy.file))}
-        found = msgspec.structs.replace(found, strategies=OwnStrategies({strategy.name: strategy}, carried, {}, asked))
-    return found
+        carried_sources = _read_carried_code(workspace, run, strategy, run.cell.strategy_code, trust=trust)
+        processes = {strategy.code: RefusingProcess(Path(strategy.file))}
+        plugins = msgspec.structs.replace(
+            plugins, strategies=OwnStrategies({strategy.name: strategy}, carried_sources, {}, processes)
+        )
+    return plugins
 
 
-def write(store: Path, run: Run, folder: Path) -> None:
+def write_plugin_code(store: Path, run: Run, folder: Path) -> None:
     """Copy the code of a run's plug-ins into the new folder of the run. store: the folder of the frozen copies. Raises
     ShardlabError if a copy is missing or damaged."""
-    for known, name in ((run.own_workload, own_workload.FOLDER), (run.own_strategy, own_strategy.FOLDER)):
-        if known is None:
+    for plugin, folder_name in ((run.own_workload, own_workload.FOLDER), (run.own_strategy, own_strategy.FOLDER)):
+        if plugin is None:
             continue
-        frozen = own_copies.copy(store / known.code, known.file, known.code)
-        if frozen is None:
-            raise ShardlabError(f"{store / known.code}: the copy of {known.file} is missing or damaged; run the command again.")
-        plugin_source.write(folder / name, frozen)
+        frozen_copy = own_copies.read_copy(store / plugin.code, plugin.file, plugin.code)
+        if frozen_copy is None:
+            raise ShardlabError(
+                f"{store / plugin.code}: the copy of {plugin.file} is missing or damaged; run the command again."
+            )
+        plugin_source.write(folder / folder_name, frozen_copy)
 
 
-def _carried(
-    workspace: Workspace, run: Run, known: OwnWorkload | OwnStrategy, code: str, *, trust: bool
+def _read_carried_code(
+    workspace: Workspace, run: Run, plugin: OwnWorkload | OwnStrategy, code: str, *, trust: bool
 ) -> dict[str, PluginSource]:
     """The code of a plug-in from the folder of a run, by the digest of the code. Empty if this workspace has a frozen copy,
     which is then used instead.
 
-    known: the plug-in. code: the digest of the plug-in's code. trust: whether the user allows code from the run's folder.
+    plugin: the plug-in. code: the digest of the plug-in's code. trust: whether the user allows code from the run's folder.
     Raises InputError.
     """
-    kind, folder = ("workload", own_workload.FOLDER) if isinstance(known, OwnWorkload) else ("strategy", own_strategy.FOLDER)
-    frozen = own_copies.copy(own_copies.store(workspace) / code, known.file, code)
-    if frozen is not None and (trust or workspace_trust.allows(workspace)):
+    kind, folder = ("workload", own_workload.FOLDER) if isinstance(plugin, OwnWorkload) else ("strategy", own_strategy.FOLDER)
+    frozen_copy = own_copies.read_copy(own_copies.find_plugin_copies_folder(workspace) / code, plugin.file, code)
+    if frozen_copy is not None and (trust or workspace_trust.allows(workspace)):
         return {}
-    there = workspace.runs / run.run_id / folder
-    found = own_copies.copy(there, known.file, code) if trust else None
-    if found is None:
-        what = "is not complete" if trust else "was not submitted from this workspace, so it is not executed"
-        helps = "" if trust else " Read it; then allow it with --trust."
-        raise InputError(f"{run.run_id}: the code of its {kind} {known.name} ({there}) {what}.{helps}")
-    return {found.digest: found}
+    code_folder = workspace.runs / run.run_id / folder
+    carried_copy = own_copies.read_copy(code_folder, plugin.file, code) if trust else None
+    if carried_copy is None:
+        problem = "is not complete" if trust else "was not submitted from this workspace, so it is not executed"
+        hint = "" if trust else " Read it; then allow it with --trust."
+        raise InputError(f"{run.run_id}: the code of its {kind} {plugin.name} ({code_folder}) {problem}.{hint}")
+    return {carried_copy.digest: carried_copy}

@@ -28,7 +28,10 @@ from shardlab.workspace.workspace import Workspace
 from trainers import menu
 from trainers.strategy import Strategy
 
-FIRST_S, NEXT_S = 300.0, 30.0  # the most seconds for the first answer, which includes imports, and for each later answer
+FIRST_ANSWER_S, NEXT_ANSWER_S = (
+    300.0,
+    30.0,
+)  # the most seconds for the first answer, which includes imports, and for each later answer
 MOST_BYTES = 1 << 16  # the most bytes of an answer
 
 
@@ -38,53 +41,53 @@ class RefusingProcess:
     def __init__(self, file: Path) -> None:
         self.file = file
         self._process: subprocess.Popen[bytes] | None = None
-        self._alone = threading.Lock()
+        self._lock = threading.Lock()
 
     def refuse(self, cell: Cell, workload: OwnWorkload | None) -> str | None:
         """Why the strategy of a cell refuses the cell, as a sentence; None if it accepts the cell.
 
         workload: the cell's workload if the workspace defines it, else None. Raises InputError if the code fails.
         """
-        with self._alone:
+        with self._lock:
             try:
-                found = self._asked(RefusalQuestion(cell.strategy, cell, workload))
+                answer = self._ask(RefusalQuestion(cell.strategy, cell, workload))
             except BaseException:
                 self.close()
                 raise
-        if found.fault:
-            raise InputError(found.fault)
-        return found.why
+        if answer.fault:
+            raise InputError(answer.fault)
+        return answer.why
 
     def close(self) -> None:
         """End the process that answers questions. A later question starts another process."""
         if self._process is not None:
-            own_answers.end(self._process)
+            own_answers.kill_process_group(self._process)
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
                 pipe.close()
             self._process = None
 
-    def _asked(self, question: RefusalQuestion) -> RefusalAnswer:
-        limit_s = NEXT_S
+    def _ask(self, question: RefusalQuestion) -> RefusalAnswer:
+        limit_s = NEXT_ANSWER_S
         if self._process is None:
-            limit_s = FIRST_S
+            limit_s = FIRST_ANSWER_S
             self._process = subprocess.Popen(
-                [own_answers.python(), "-P", "-m", "trainers", "refuse", str(self.file)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=own_answers.environment(),
+                [own_answers.interpreter_path(), "-P", "-m", "trainers", "refuse", str(self.file)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=own_answers.make_environment(),
                 cwd="/", start_new_session=True,
             )  # fmt: skip
-        told, answers = self._process.stdin, self._process.stdout
-        assert told is not None
-        assert answers is not None
+        question_pipe, answer_pipe = self._process.stdin, self._process.stdout
+        assert question_pipe is not None
+        assert answer_pipe is not None
         try:
-            told.write(msgspec.json.encode(question) + b"\n")
-            told.flush()
+            question_pipe.write(msgspec.json.encode(question) + b"\n")
+            question_pipe.flush()
         except BrokenPipeError:
             raise InputError(f"{self.file}: its code ended the process that asks it which cells it refuses.") from None
-        ready, _, _ = select.select([answers], [], [], limit_s)
-        if not ready:
+        readable_pipes, _, _ = select.select([answer_pipe], [], [], limit_s)
+        if not readable_pipes:
             raise InputError(f"{self.file}: refuse of {question.strategy} did not answer within {limit_s:.0f} s.")
-        line = answers.readline(MOST_BYTES)
+        line = answer_pipe.readline(MOST_BYTES)
         try:
             return decoder(RefusalAnswer).decode(line)
         except DECODE_FAULTS:
@@ -101,103 +104,107 @@ class OwnStrategies(msgspec.Struct, frozen=True):
     asked: the processes that say which cells are refused, by the digest of the file.
     """
 
-    known: dict[str, OwnStrategy] = {}
+    by_name: dict[str, OwnStrategy] = {}
     sources: dict[str, PluginSource] = {}
     faults: dict[str, str] = {}
-    asked: dict[str, RefusingProcess] = {}
+    processes: dict[str, RefusingProcess] = {}
 
     def menu(self, workloads: Mapping[str, OwnWorkload]) -> dict[str, Strategy]:
         """Register the strategies, so that `menu.strategy_of` finds them from now on, and return their menu entries by name.
 
         workloads: the workspace's own workloads, by name.
         """
-        found = {name: self._entry(known, workloads) for name, known in self.known.items()}
-        for made in found.values():
-            menu.add_own_strategy(made)
-        return found
+        entries = {name: self._make_entry(strategy, workloads) for name, strategy in self.by_name.items()}
+        for entry in entries.values():
+            menu.add_own_strategy(entry)
+        return entries
 
-    def of(self, cell: Cell) -> OwnStrategy | None:
+    def find_for_cell(self, cell: Cell) -> OwnStrategy | None:
         """The strategy of a cell if the workspace defines it; None if the strategy ships with shardlab."""
-        return None if cell.strategy_code is None else self.known[cell.strategy]
+        return None if cell.strategy_code is None else self.by_name[cell.strategy]
 
     def close(self) -> None:
         """End the processes that were asked which cells are refused."""
-        for process in self.asked.values():
+        for process in self.processes.values():
             process.close()
 
-    def _entry(self, known: OwnStrategy, workloads: Mapping[str, OwnWorkload]) -> Strategy:
-        process = self.asked[known.code]
+    def _make_entry(self, strategy: OwnStrategy, workloads: Mapping[str, OwnWorkload]) -> Strategy:
+        process = self.processes[strategy.code]
 
         def refuse(cell: Cell) -> str | None:
             return process.refuse(cell, None if cell.workload_code is None else workloads.get(cell.workload))
 
         return Strategy(
-            name=known.name,
-            summary=known.summary,
-            precisions=known.precisions,
+            name=strategy.name,
+            summary=strategy.summary,
+            precisions=strategy.precisions,
             refuse=refuse,
             engine="",  # only the code of the file knows the engine, and only ranks execute this code
-            options=known.options,
-            degrees=known.degrees,
-            switches=known.switches,
-            servers=known.servers,
-            cuts=known.cuts,
-            tolerates_lost_ranks=known.tolerates_lost_ranks,
-            no_checkpoints=known.no_checkpoints,
-            reasons=known.reasons,
-            code=known.code,
-            file=known.file,
+            options=strategy.options,
+            degrees=strategy.degrees,
+            switches=strategy.switches,
+            servers=strategy.servers,
+            cuts=strategy.cuts,
+            tolerates_lost_ranks=strategy.tolerates_lost_ranks,
+            no_checkpoints=strategy.no_checkpoints,
+            reasons=strategy.reasons,
+            code=strategy.code,
+            file=strategy.file,
         )
 
 
-def find(workspace: Workspace, names: Collection[str] | None = None) -> OwnStrategies:
+def find_strategies(workspace: Workspace, names: Collection[str] | None = None) -> OwnStrategies:
     """Find the workspace's own strategies. Files that cannot define any of these names are not executed.
 
     names: the names to look for; None: all strategies. Raises WorkspaceError.
     """
-    known: dict[str, OwnStrategy] = {}
+    strategies_by_name: dict[str, OwnStrategy] = {}
     sources: dict[str, PluginSource] = {}
     faults: dict[str, str] = {}
     for file in plugin_source.files_in(workspace.path / FOLDER):
-        wanted = {file.stem.replace("_", "-")} if names is None else {name for name in names if _may_define(file, name)}
-        if not wanted:
+        sought_names = {file.stem.replace("_", "-")} if names is None else {name for name in names if _may_define(file, name)}
+        if not sought_names:
             continue
         try:
             source = plugin_source.read(file)
             workspace_trust.must_be_allowed(workspace, f"execute {file}")
             _must_not_share_helpers(workspace, source)
-            found = own_answers.described(workspace, source, StrategyDescription).strategies
-            for one in found:
-                _must_be_new(file, one.name, known)
+            strategies = own_answers.describe_plugin(workspace, source, StrategyDescription).strategies
+            for strategy in strategies:
+                _must_be_new(file, strategy.name, strategies_by_name)
         except InputError as error:
-            faults |= dict.fromkeys(wanted - (set(menu.strategies()) - {file.stem.replace("_", "-")}), str(error))
+            faults |= dict.fromkeys(sought_names - (set(menu.strategies()) - {file.stem.replace("_", "-")}), str(error))
             continue
         sources[source.digest] = source
-        known |= {one.name: msgspec.structs.replace(one, file=str(file)) for one in found}
-    return OwnStrategies(known, sources, faults, {code: RefusingProcess(source.file) for code, source in sources.items()})
+        strategies_by_name |= {strategy.name: msgspec.structs.replace(strategy, file=str(file)) for strategy in strategies}
+    return OwnStrategies(
+        strategies_by_name, sources, faults, {code: RefusingProcess(source.file) for code, source in sources.items()}
+    )
 
 
 def _may_define(file: Path, name: str) -> bool:
     """Whether a file may define a strategy with this name. The file my_way.py may define `my-way` and names that begin with
     `my-way-`."""
-    first = file.stem.replace("_", "-")
-    return name == first or name.startswith(f"{first}-")
+    base_name = file.stem.replace("_", "-")
+    return name == base_name or name.startswith(f"{base_name}-")
 
 
-def _must_be_new(file: Path, name: str, known: Mapping[str, OwnStrategy]) -> None:
+def _must_be_new(file: Path, name: str, strategies_by_name: Mapping[str, OwnStrategy]) -> None:
     """Raises InputError if a strategy with this name ships with shardlab or is defined by another file."""
     if name in menu.strategies():
         raise InputError(f"{file}: the strategy {name} ships with shardlab and cannot be replaced. Allowed: another name.")
-    if name in known:
-        raise InputError(f"{file}: the strategy {name} is defined by {known[name].file} as well. Allowed: another name.")
+    if name in strategies_by_name:
+        raise InputError(
+            f"{file}: the strategy {name} is defined by {strategies_by_name[name].file} as well. Allowed: another name."
+        )
 
 
 def _must_not_share_helpers(workspace: Workspace, source: PluginSource) -> None:
     """Raises InputError if a helper file of strategies has the same name as a helper file of workloads. A rank executes both,
     and Python would import only one of the two files."""
-    other = {path.name for path in plugin_source.python_files(workspace.path / own_workload.FOLDER)}
-    if both := sorted(name for name in source.contents if name.startswith("_") and name in other):
+    workload_files = {path.name for path in plugin_source.python_files(workspace.path / own_workload.FOLDER)}
+    if shared_names := sorted(name for name in source.contents if name.startswith("_") and name in workload_files):
         raise InputError(
-            f"{source.file.parent / both[0]}: {own_workload.FOLDER}/{both[0]} has the same name, and a rank could import only "
+            f"{source.file.parent / shared_names[0]}: {own_workload.FOLDER}/{shared_names[0]} has the same name, and a rank could import only "
             "one of them. Allowed: different names."
         )

@@ -31,20 +31,20 @@ class OwnWorkloads(msgspec.Struct, frozen=True):
     faults: why a file defines no workload, by each workload name that the file would have defined.
     """
 
-    known: dict[str, OwnWorkload] = {}
+    by_name: dict[str, OwnWorkload] = {}
     sources: dict[str, PluginSource] = {}
     faults: dict[str, str] = {}
 
     def menu(self) -> dict[str, Workload]:
         """Register the workloads, so that `menu.workload_of` finds them from now on, and return their menu entries by name."""
-        return {name: menu.add_own_workload(known, Path(known.file)) for name, known in self.known.items()}
+        return {name: menu.add_own_workload(workload, Path(workload.file)) for name, workload in self.by_name.items()}
 
-    def of(self, cell: Cell) -> OwnWorkload | None:
+    def find_for_cell(self, cell: Cell) -> OwnWorkload | None:
         """The workload of a cell if the workspace defines it; None if the workload ships with shardlab."""
-        return None if cell.workload_code is None else self.known[cell.workload]
+        return None if cell.workload_code is None else self.by_name[cell.workload]
 
 
-def find(
+def find_workloads(
     workspace: Workspace, names: Collection[str] | None = None, models: Mapping[str, ModelFile] | None = None
 ) -> OwnWorkloads:
     """Find the workspace's own workloads, and the models that a matrix describes by a configuration.
@@ -54,42 +54,44 @@ def find(
     fault.
     models: the models that a matrix describes by a configuration, by name. Raises WorkspaceError.
     """
-    known: dict[str, OwnWorkload] = {}
+    workloads_by_name: dict[str, OwnWorkload] = {}
     sources: dict[str, PluginSource] = {}
     faults: dict[str, str] = {}
     for file in plugin_source.files_in(workspace.path / FOLDER):
-        both = {file.stem, f"{file.stem}-tiny"}
-        if names is not None and not both & set(names):
+        possible_names = {file.stem, f"{file.stem}-tiny"}
+        if names is not None and not possible_names & set(names):
             continue
         try:
             source = plugin_source.read(file)
             workspace_trust.must_be_allowed(workspace, f"execute {file}")
-            found = _described(workspace, source)
-            if ships := sorted({one.name for one in found} & set(menu.workloads())):
+            workloads = _describe_workloads(workspace, source)
+            if shipped_names := sorted({workload.name for workload in workloads} & set(menu.workloads())):
                 raise InputError(
-                    f"{file}: the workload {ships[0]} ships with shardlab and cannot be replaced. Allowed: another file name."
+                    f"{file}: the workload {shipped_names[0]} ships with shardlab and cannot be replaced. Allowed: another file name."
                 )
         except InputError as error:
-            faults |= dict.fromkeys(both - set(menu.workloads()) | {file.stem}, str(error))
+            faults |= dict.fromkeys(possible_names - set(menu.workloads()) | {file.stem}, str(error))
             continue
         sources[source.digest] = source
-        known |= {one.name: one for one in found}
+        workloads_by_name |= {workload.name: workload for workload in workloads}
     for model in (models or {}).values():
         try:
             if (workspace.path / FOLDER / f"{model.name}.py").exists():
                 raise InputError(f"{FOLDER}/{model.name}.py defines another workload {model.name}. Allowed: another file name.")
-            if ships := sorted({model.name, f"{model.name}-tiny"} & set(menu.workloads())):
-                raise InputError(f"the workload {ships[0]} ships with shardlab. Allowed: its name, or another file name.")
-            found = _described(workspace, model.source, model.seq_len)
+            if shipped_names := sorted({model.name, f"{model.name}-tiny"} & set(menu.workloads())):
+                raise InputError(
+                    f"the workload {shipped_names[0]} ships with shardlab. Allowed: its name, or another file name."
+                )
+            workloads = _describe_workloads(workspace, model.source, model.seq_len)
         except InputError as error:
             faults[model.name] = f"{model.origin}: {error}"
             continue
         sources[model.source.digest] = model.source
-        known |= {one.name: one for one in found}
-    return OwnWorkloads(known, sources, faults)
+        workloads_by_name |= {workload.name: workload for workload in workloads}
+    return OwnWorkloads(workloads_by_name, sources, faults)
 
 
-def _described(workspace: Workspace, source: PluginSource, seq_len: int | None = None) -> list[OwnWorkload]:
+def _describe_workloads(workspace: Workspace, source: PluginSource, seq_len: int | None = None) -> list[OwnWorkload]:
     """The workloads that a file defines. seq_len: as in `own_answers.described`. Raises InputError if the file has a fault."""
-    found = own_answers.described(workspace, source, Description, seq_len)
-    return [msgspec.structs.replace(one, file=str(source.file)) for one in found.workloads]
+    description = own_answers.describe_plugin(workspace, source, Description, seq_len)
+    return [msgspec.structs.replace(workload, file=str(source.file)) for workload in description.workloads]

@@ -24,12 +24,12 @@ from shardlab.workspace.workspace import Workspace
 SYNCING = 32  # files that are synced to the disk at the same time: to sync them one after another would take seconds
 
 
-def folder(workspace: Workspace) -> Path:
+def find_source_copies_folder(workspace: Workspace) -> Path:
     """The folder of the workspace that contains all copies of the source."""
     return workspace_trust.copies(workspace, workspace_trust.SOURCE)
 
 
-def freeze(copy: Path) -> None:
+def freeze_source(copy: Path) -> None:
     """Copy the source that this process uses to the folder `copy`, unless the folder already contains an undamaged copy.
 
     copy: the folder, whose name is the digest of the source. A copy that another person may have made or changed is replaced:
@@ -38,48 +38,52 @@ def freeze(copy: Path) -> None:
     """
     if copy.is_dir() and workspace_trust.others_may_write(copy) is None and source_digest.is_whole(copy):
         return
-    new = copy.with_name(f".{copy.name}.{secrets.token_hex(4)}.tmp")
+    new_folder = copy.with_name(f".{copy.name}.{secrets.token_hex(4)}.tmp")
     try:
         with files.as_workspace_error("copy shardlab's source"):
-            _copy(new)
-            if source_digest.source(new) != copy.name:
+            _copy_source(new_folder)
+            if source_digest.source(new_folder) != copy.name:
                 raise ShardlabError(f"{source_digest.ROOT}: a file changed while this command read it; run the command again.")
             if copy.exists():  # the existing copy is damaged, or another person may have made it
-                copy.rename(damaged := new.with_suffix(".damaged"))
-                shutil.rmtree(damaged)
-            new.rename(copy)
+                copy.rename(damaged_folder := new_folder.with_suffix(".damaged"))
+                shutil.rmtree(damaged_folder)
+            new_folder.rename(copy)
             files.sync_folder(copy.parent)
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(new_folder, ignore_errors=True)
 
 
-def remove_unused(workspace: Workspace, current: Path) -> None:
+def remove_unused_copies(workspace: Workspace, current: Path) -> None:
     """Remove the copies that no unfinished run uses, but never the copy `current`. If the records of a run cannot be read, no
     copy is removed."""
-    copies = {name: folder(workspace) / name for name in files.names(folder(workspace)) if name != current.name}
-    named = []
+    copies = {
+        name: find_source_copies_folder(workspace) / name
+        for name in files.names(find_source_copies_folder(workspace))
+        if name != current.name
+    }
+    runs_with_copies = []
     for run_dir in workspace.all_runs() if copies else []:
         try:
             source = run_dir.read_run().source
         except ShardlabError:
             return
         if source is not None and Path(source).name in copies:
-            named.append((run_dir, Path(source).name))
-    states = statuses(workspace, [run_dir for run_dir, _ in named])
-    needed = {name for (_, name), status in zip(named, states, strict=True) if status.state not in FINAL}
+            runs_with_copies.append((run_dir, Path(source).name))
+    run_statuses = statuses(workspace, [run_dir for run_dir, _ in runs_with_copies])
+    needed_names = {name for (_, name), status in zip(runs_with_copies, run_statuses, strict=True) if status.state not in FINAL}
     for name, path in copies.items():
-        if name not in needed:
+        if name not in needed_names:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _copy(new: Path) -> None:
-    """Copy the source files and their bytecode to the folder `new`, and sync the source files to the disk.
+def _copy_source(new_folder: Path) -> None:
+    """Copy the source files and their bytecode to the folder `new_folder`, and sync the source files to the disk.
 
     The modification times are copied too: Python uses bytecode only if it matches the time of the source file.
     """
     copied = []
     for path in source_digest.sources(source_digest.RUN_PACKAGES):
-        target = new / path.relative_to(source_digest.ROOT)
+        target = new_folder / path.relative_to(source_digest.ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
         target.chmod(0o444)
@@ -89,12 +93,12 @@ def _copy(new: Path) -> None:
             with contextlib.suppress(OSError):  # without readable bytecode, Python compiles the file again
                 bytecode.parent.mkdir(exist_ok=True)
                 shutil.copy2(importlib.util.cache_from_source(str(path)), bytecode)
-    for folder, _, _ in os.walk(new):
+    for folder, _, _ in os.walk(new_folder):
         Path(folder).chmod(0o755)
     with ThreadPoolExecutor(SYNCING) as pool:
-        list(pool.map(_sync, copied))
+        list(pool.map(_sync_file, copied))
 
 
-def _sync(path: Path) -> None:
+def _sync_file(path: Path) -> None:
     with files.open_regular(path) as handle:
         os.fsync(handle.fileno())

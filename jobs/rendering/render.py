@@ -21,7 +21,7 @@ from jobs.plugins.own_plugins import OwnPlugins
 from jobs.rendering import frozen_source, scripts
 from jobs.rendering import sbatch_options as request
 from jobs.scheduler import scheduler
-from jobs.status.reconcile import not_replaceable
+from jobs.status.reconcile import find_blocking_status
 from shardlab import __version__
 from shardlab.cluster import container, tool_caches
 from shardlab.cluster.cluster import Cluster
@@ -43,7 +43,7 @@ from shardlab.runs.trace_part import TRACE, TracePart
 from shardlab.workspace.workspace import Workspace
 
 # the file with the cluster, in the folder of each run whose supervisor may render another run for the same cluster
-CLUSTER = "cluster.json"
+CLUSTER_FILE = "cluster.json"
 
 
 class RenderContext(msgspec.Struct, frozen=True, dict=True):
@@ -90,15 +90,17 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def _with_gpus(self) -> dict[str | None, bool]:
         """For each GPU type that a cell may name, and for None: whether nodes with GPUs are known."""
-        return {name: planned_machine.of_cluster(self.where, name).on_gpu for name in (None, *self.where.gpu_types)}
+        return {name: planned_machine.plan_machine(self.where, name).on_gpu for name in (None, *self.where.gpu_types)}
 
     def plans_rehearsal(self, cell: Cell) -> bool:
         """Whether a run of this cell is planned as a rehearsal, because its ranks will have no GPUs or for another reason."""
         on_gpus = launcher(cell.launcher).on_gpus and self._with_gpus.get(cell.gpu_type, True)
-        return is_rehearsal(cell, cluster_of(self), on_cpu=not on_gpus and cell.launcher != TRACE)  # which has no ranks
+        return is_rehearsal(
+            cell, make_cluster_record(self), on_cpu=not on_gpus and cell.launcher != TRACE
+        )  # which has no ranks
 
 
-def source(
+def make_render_context(
     matrix: str,
     cluster: Cluster,
     workspace: Workspace,
@@ -106,58 +108,64 @@ def source(
     wait_gpus_s: int = 0,
     in_allocation: bool = False,
     track: str | None = None,
-    own: OwnPlugins | None = None,
+    plugins: OwnPlugins | None = None,
 ) -> RenderContext:
     """Collect the values that all runs of a matrix have in common.
 
     matrix: the name of the matrix. in_allocation: whether the runs start in the Slurm allocation of this process. wait_gpus_s,
-    track: as in `Run`. own: the plug-ins of the workspace.
+    track: as in `Run`. plugins: the plug-ins of the workspace.
     """
     name = "local" if cluster.provider == "local" else "ssh" if cluster.slurm is None else "slurm"
     name = "allocation" if in_allocation else name
-    names = dict.fromkeys(
-        part for template in scheduler(name).TEMPLATES for part in templates.parts(template, workspace.own_templates)
+    template_names = dict.fromkeys(
+        template_part
+        for template in scheduler(name).TEMPLATES
+        for template_part in templates.parts(template, workspace.own_templates)
     )
     return RenderContext(
         matrix=matrix,
         where=cluster,
         scheduler=name,
         own_templates=workspace.own_templates,
-        digests={template: templates.digest(template, workspace.own_templates) for template in names},
-        source=str(frozen_source.folder(workspace) / source_digest.source()),
+        digests={template: templates.digest(template, workspace.own_templates) for template in template_names},
+        source=str(frozen_source.find_source_copies_folder(workspace) / source_digest.source()),
         packages=source_digest.packages(),
         data_path=str(workspace.data(cluster.data.path)),
         proofs_path=str(workspace.own / "proofs"),
         versions={**host.packages(), "shardlab": __version__, "python": sys.version.split()[0]},
         git_commit=host.git_commit(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        own_code=own_copies.store(workspace),
+        own_code=own_copies.find_plugin_copies_folder(workspace),
         wait_gpus_s=wait_gpus_s,
         track=track,
-        own=own or OwnPlugins(),
+        own=plugins or OwnPlugins(),
     )
 
 
-def remarks(source: RenderContext) -> list[str]:
+def make_remarks(source: RenderContext) -> list[str]:
     """A remark for each template and each plug-in file of the workspace that the runs use: another person may have written
     them."""
     folder = source.own_templates
-    own = [folder / name for name in source.digests if (folder / name).exists()] if folder is not None else []
-    workloads = [one.file for one in source.own.workloads.known.values() if not one.is_data and not one.name.endswith("-tiny")]
-    strategies = dict.fromkeys(one.file for one in source.own.strategies.known.values())
+    template_paths = [folder / name for name in source.digests if (folder / name).exists()] if folder is not None else []
+    workloads = [
+        plugin.file
+        for plugin in source.own.workloads.by_name.values()
+        if not plugin.is_data and not plugin.name.endswith("-tiny")
+    ]
+    strategies = dict.fromkeys(plugin.file for plugin in source.own.strategies.by_name.values())
     return [
-        *(f"scripts are rendered from the workspace's own template {path}." for path in own),
+        *(f"scripts are rendered from the workspace's own template {path}." for path in template_paths),
         *(f"runs execute the workspace's own workload {path}." for path in workloads),
         *(f"runs execute the workspace's own strategies {path}." for path in strategies),
     ]
 
 
-def cluster_of(source: RenderContext) -> dict[str, str]:
+def make_cluster_record(source: RenderContext) -> dict[str, str]:
     """The name and the provider of the cluster, as run.json records them."""
     return {"name": source.where.name, "provider": source.where.provider}
 
 
-def run_of(
+def make_run(
     cell: Cell,
     repeat: int,
     attempt: int,
@@ -185,7 +193,7 @@ def run_of(
         rehearsal=source.plans_rehearsal(cell),
         scale="full" if cell.rehearses is None else "tiny",
         world=World(cell.nnodes, cell.world_size // cell.nnodes, cell.world_size),
-        cluster=cluster_of(source),
+        cluster=make_cluster_record(source),
         data_path=source.data_path,
         data_stage=source.where.data.stage,
         versions=source.versions,
@@ -206,95 +214,98 @@ def run_of(
         separate_folders=source.scheduler == "ssh" and source.where.has_separate_folders,
         track=source.track,
         wait_gpus_s=source.wait_gpus_s,
-        own_workload=source.own.workloads.of(cell),
-        own_strategy=source.own.strategies.of(cell),
+        own_workload=source.own.workloads.find_for_cell(cell),
+        own_strategy=source.own.strategies.find_for_cell(cell),
         traces=traces,
         search=source.search_of(cell),
     )
 
 
-def script(run: Run, folder: Path, where: Cluster, own_templates: Path | None) -> str:
+def render_script(run: Run, folder: Path, cluster: Cluster, own_templates: Path | None) -> str:
     """The text of the run's script. `write` writes it into the run's folder; a dry run only prints it.
 
-    folder: the run's folder. where: the cluster. own_templates: the workspace's folder of templates.
+    folder: the run's folder. cluster: the cluster. own_templates: the workspace's folder of templates.
     """
-    python, started = os.environ.get(PYTHON, sys.executable), launcher(run.launcher)
-    values = {"run": run, "folder": folder, "python": python, "caches": _caches(where)}
-    of_ranks = container.rank_python(where, python)
-    inside = container.srun_options(where, str(folder), node_disk=run.data_stage == "node")
+    python, run_launcher = os.environ.get(PYTHON, sys.executable), launcher(run.launcher)
+    values = {"run": run, "folder": folder, "python": python, "caches": _cache_variables(cluster)}
+    rank_python = container.rank_python(cluster, python)
+    container_options = container.srun_options(cluster, str(folder), node_disk=run.data_stage == "node")
     if run.scheduler == "local":
-        values["command"] = started.command(run, python)
+        values["command"] = run_launcher.command(run, python)
     elif run.scheduler == "allocation":
-        values["command"] = started.srun(run, of_ranks, overlap=True, container=inside)
+        values["command"] = run_launcher.srun(run, rank_python, overlap=True, container=container_options)
     elif run.scheduler == "ssh":
-        values["command"] = [python, "-m", "jobs.ssh.step", ".", "--", *started.task(run, python)]
+        values["command"] = [python, "-m", "jobs.ssh.step", ".", "--", *run_launcher.task(run, python)]
     else:
-        values |= {"command": started.srun(run, of_ranks, container=inside), "options": request.options(run, where)}
-    return scripts.render(scheduler(run.scheduler).TEMPLATE, own_templates, **values)
+        values |= {
+            "command": run_launcher.srun(run, rank_python, container=container_options),
+            "options": request.list_sbatch_options(run, cluster),
+        }
+    return scripts.render_template(scheduler(run.scheduler).TEMPLATE, own_templates, **values)
 
 
-def _caches(where: Cluster) -> list[tuple[str, str]]:
+def _cache_variables(cluster: Cluster) -> list[tuple[str, str]]:
     """Variables that move the caches of the ranks' tools, as (name, value). On CloudLab the caches are moved out of the home
     folder: home folders are on NFS over the control network, which is meant only for logins."""
-    return tool_caches.variables(where.workspaces / ".cache") if where.provider == "cloudlab" else []
+    return tool_caches.variables(cluster.workspaces / ".cache") if cluster.provider == "cloudlab" else []
 
 
-def write(run: Run, runs: Path, source: RenderContext, *, before: Callable[[RunDir], None] | None = None) -> RunDir:
+def write(run: Run, runs: Path, source: RenderContext, *, prepare: Callable[[RunDir], None] | None = None) -> RunDir:
     """Create the folder of a run with all its files; if an error occurs, no folder is created.
 
-    runs: the folder of all runs. before: called with the new folder before anybody else can see it.
+    runs: the folder of all runs. prepare: called with the new folder before anybody else can see it.
 
     Raises ShardlabError if the folder exists and its run was, or may have been, submitted. The error is not an InputError,
     because the command may have rendered other runs before.
     """
-    final = RunDir(runs / run.run_id)
-    replaces = final.path.exists()
+    final_folder = RunDir(runs / run.run_id)
+    replaces = final_folder.path.exists()
     if replaces:
-        if (kept := not_replaceable(final)) is not None:
-            raise ShardlabError(f"{kept.id}: {kept.why}")
-        if final.judge().state != "planned":
-            raise ShardlabError(f"{final.path}: this run was submitted already; `jobs retry` makes a new attempt.")
-    folder = RunDir(runs / f".{run.run_id}.{'tmp' if before is None else 'next'}")
+        if (blocking_status := find_blocking_status(final_folder)) is not None:
+            raise ShardlabError(f"{blocking_status.id}: {blocking_status.why}")
+        if final_folder.judge().state != "planned":
+            raise ShardlabError(f"{final_folder.path}: this run was submitted already; `jobs retry` makes a new attempt.")
+    folder = RunDir(runs / f".{run.run_id}.{'tmp' if prepare is None else 'next'}")
     with files.as_workspace_error("render"):
         shutil.rmtree(folder.path, ignore_errors=True)
         folder.path.mkdir(parents=True)
     try:
         files.write_new(folder.run_json, files.as_json(run))
-        own_plugins.write(source.own_code, run, folder.path)
+        own_plugins.write_plugin_code(source.own_code, run, folder.path)
         if (predicted := source.predicted.get(run.cell.name())) is not None:
             files.write_new(prediction.path_in(folder.path), files.as_json(predicted))
         folder.log.mkdir()  # the folder must exist: Slurm ends a job without a message if it cannot open the job's output file
-        rendered = script(run, final.path, source.where, source.own_templates).encode()
+        rendered = render_script(run, final_folder.path, source.where, source.own_templates).encode()
         files.write_new(folder.path / scheduler(run.scheduler).SCRIPT, rendered, mode=0o755)
         if run.search is not None or (run.may_be_retried and run.scheduler != "slurm"):
-            files.write_new(folder.path / CLUSTER, files.as_json(source.where))
+            files.write_new(folder.path / CLUSTER_FILE, files.as_json(source.where))
         folder.write_event("controller", "rendered", sync=False)
-        if before is not None:
-            before(folder)
+        if prepare is not None:
+            prepare(folder)
         with files.as_workspace_error("render"):
             if replaces:
-                shutil.rmtree(final.path)
-            folder.path.rename(final.path)  # fails if another process has created the folder in the meantime
+                shutil.rmtree(final_folder.path)
+            folder.path.rename(final_folder.path)  # fails if another process has created the folder in the meantime
     except ShardlabError:
         with contextlib.suppress(OSError):
             shutil.rmtree(folder.path)
         raise
-    return final
+    return final_folder
 
 
-def keep(
+def keep_expansion(
     workspace: Workspace, source: RenderContext, matrix: Matrix, cells: Sequence[Cell], repeats: Mapping[str, int]
 ) -> None:
     """Save the expanded matrix in the workspace, for commands that read runs without their matrix file.
 
     cells: all cells of the matrix. repeats: the number of runs of each cell, by the name of the cell.
     """
-    tiny = any(cell.rehearses for cell in cells)
+    is_tiny = any(cell.rehearses for cell in cells)
     workspace.keep_expansion(
         Expansion(
             schema=1,
             name=source.matrix,
-            title=f"{matrix.file.title} (rehearsal at scale tiny)" if tiny else matrix.file.title,
+            title=f"{matrix.file.title} (rehearsal at scale tiny)" if is_tiny else matrix.file.title,
             path=str(Path(matrix.path).absolute()),
             cells=[
                 ExpandedCell(
@@ -313,7 +324,7 @@ def keep(
             notes=matrix.file.notes,
             citation=matrix.file.citation,
             deviations=matrix.file.deviations,
-            scale="tiny" if tiny else "full",
+            scale="tiny" if is_tiny else "full",
             reported=matrix.file.reported,
             tables=matrix.file.tables,
             claims=matrix.file.claims,

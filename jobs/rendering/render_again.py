@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jobs.plugins import own_copies
-from jobs.rendering.render import CLUSTER, RenderContext
+from jobs.rendering.render import CLUSTER_FILE, RenderContext
 from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
 from shardlab.files import json_file
@@ -12,7 +12,7 @@ from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
 
 
-def context(folder: RunDir, run: Run) -> RenderContext:
+def read_render_context(folder: RunDir, run: Run) -> RenderContext:
     """The values with which `run` is rendered, except predictions.
 
     folder: the folder of the earlier run, which contains the file of the cluster. run: the run that will be rendered. Raises
@@ -21,7 +21,7 @@ def context(folder: RunDir, run: Run) -> RenderContext:
     workspace = Workspace(folder.path.parent.parent)
     return RenderContext(
         matrix=run.matrix,
-        where=_cluster(folder),
+        where=_read_cluster(folder),
         scheduler=run.scheduler,
         own_templates=workspace.own_templates,
         digests=run.templates,
@@ -32,13 +32,13 @@ def context(folder: RunDir, run: Run) -> RenderContext:
         versions=run.versions,
         git_commit=run.git_commit,
         created=run.created,
-        own_code=own_copies.store(workspace),
+        own_code=own_copies.find_plugin_copies_folder(workspace),
     )
 
 
-def _cluster(folder: RunDir) -> Cluster:
+def _read_cluster(folder: RunDir) -> Cluster:
     """The cluster with which the earlier run was submitted."""
-    cluster = json_file.read(folder.path / CLUSTER, Cluster, "is not a cluster of this version: {}.")
+    cluster = json_file.read(folder.path / CLUSTER_FILE, Cluster, "is not a cluster of this version: {}.")
     if cluster is None:
-        raise InputError(f"{folder.path / CLUSTER}: no such file.")
+        raise InputError(f"{folder.path / CLUSTER_FILE}: no such file.")
     return cluster

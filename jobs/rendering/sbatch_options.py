@@ -15,61 +15,65 @@ CPUS_PER_GPU = 8  # default of `cpus_per_rank` for ranks with a GPU
 MARGIN_S = 180
 
 
-def options(run: Run, cluster: Cluster) -> tuple[str, ...]:
+def list_sbatch_options(run: Run, cluster: Cluster) -> tuple[str, ...]:
     """The options of sbatch for a run, in long form without the dashes."""
     cluster = cluster.for_gpu_type(run.cell.gpu_type)
-    asked = cluster.slurm
-    assert asked is not None
-    started = launcher(run.launcher)
-    tasks = run.world.nproc_per_node if started.per_rank else 1
-    named = {
-        "partition": asked.partition,
-        "account": asked.account,
-        "qos": asked.qos,
-        "constraint": asked.constraint,
-        "licenses": asked.licenses,
+    slurm = cluster.slurm
+    assert slurm is not None
+    run_launcher = launcher(run.launcher)
+    tasks = run.world.nproc_per_node if run_launcher.per_rank else 1
+    named_values = {
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "constraint": slurm.constraint,
+        "licenses": slurm.licenses,
     }
-    words = [f"{name}={value}" for name, value in named.items() if value is not None]
+    words = [f"{name}={value}" for name, value in named_values.items() if value is not None]
     words += [f"nodes={run.world.nnodes}", f"ntasks-per-node={tasks}"]
-    if gpus := gpus_per_node(run, cluster):
-        kind = f"{cluster.gpus.type}:" if cluster.gpus and cluster.gpus.type else ""
+    if gpus := count_gpus_per_node(run, cluster):
+        gpu_prefix = f"{cluster.gpus.type}:" if cluster.gpus and cluster.gpus.type else ""
         requests = {
-            "gpus-per-node": f"gpus-per-node={kind}{gpus}",
-            "gres": f"gres=gpu:{kind}{gpus}",
-            "gpus": f"gpus={kind}{gpus * run.world.nnodes}",
+            "gpus-per-node": f"gpus-per-node={gpu_prefix}{gpus}",
+            "gres": f"gres=gpu:{gpu_prefix}{gpus}",
+            "gpus": f"gpus={gpu_prefix}{gpus * run.world.nnodes}",
         }
-        words.append(requests[asked.gpu_request])
-    alone = asked.exclusive and run.traces is None  # a run that reads traces is not timed, so it may share its nodes
-    words.append("exclusive" if alone else f"cpus-per-task={cpus_per_task(run, cluster, asked, tasks)}")
-    if asked.mem is not None or alone:
-        words.append(f"mem={asked.mem or 0}")  # 0: all memory of the node
-    longest = asked.max_time_s  # Slurm rejects, or never starts, a job with a longer limit
-    words.append(f"time={minutes(run) if longest is None else max(1, min(minutes(run), longest // 60))}")
+        words.append(requests[slurm.gpu_request])
+    takes_whole_nodes = (
+        slurm.exclusive and run.traces is None
+    )  # a run that reads traces is not timed, so it may share its nodes
+    words.append("exclusive" if takes_whole_nodes else f"cpus-per-task={count_cpus_per_task(run, cluster, slurm, tasks)}")
+    if slurm.mem is not None or takes_whole_nodes:
+        words.append(f"mem={slurm.mem or 0}")  # 0: all memory of the node
+    longest_s = slurm.max_time_s  # Slurm rejects, or never starts, a job with a longer limit
+    words.append(
+        f"time={compute_limit_minutes(run) if longest_s is None else max(1, min(compute_limit_minutes(run), longest_s // 60))}"
+    )
     # whether Slurm may restart the job of its own accord (jobs.supervisor.retries)
     words.append("requeue" if run.retries_after("node_fail") else "no-requeue")
     # nodes that the cluster file excludes, and nodes that earlier attempts lost
-    excluded = dict.fromkeys([*asked.exclude, *run.avoid])
+    excluded = dict.fromkeys([*slurm.exclude, *run.avoid])
     words += [f"exclude={','.join(excluded)}"] if excluded else []
     # Variables of the submitting shell are not exported: they may not fit the nodes, and must not affect the measurement.
-    words += ["open-mode=append", "export=NONE", *started.sbatch]
-    words += [name if value is None else f"{name}={value}" for name, value in asked.extra.items()]
+    words += ["open-mode=append", "export=NONE", *run_launcher.sbatch]
+    words += [name if value is None else f"{name}={value}" for name, value in slurm.extra.items()]
     return tuple(f"--{option}" for option in words)
 
 
-def gpus_per_node(run: Run, cluster: Cluster) -> int:
+def count_gpus_per_node(run: Run, cluster: Cluster) -> int:
     """The number of GPUs of a run on each node; 0 if its ranks compute on the CPU or the cluster has no GPUs."""
     if not launcher(run.launcher).on_gpus or cluster.gpus is None or not cluster.gpus.per_node:
         return 0
     return math.ceil(run.cell.gpus / run.world.nnodes)
 
 
-def cpus_per_task(run: Run, cluster: Cluster, asked: Slurm, tasks: int) -> int:
+def count_cpus_per_task(run: Run, cluster: Cluster, slurm: Slurm, tasks: int) -> int:
     """The number of processors of each task of the job step, which is enough for all ranks that the task starts."""
-    cpus_per_rank = asked.cpus_per_rank or (CPUS_PER_GPU if gpus_per_node(run, cluster) else 1)
+    cpus_per_rank = slurm.cpus_per_rank or (CPUS_PER_GPU if count_gpus_per_node(run, cluster) else 1)
     return math.ceil(run.world.nproc_per_node / tasks) * cpus_per_rank
 
 
-def minutes(run: Run) -> int:
+def compute_limit_minutes(run: Run) -> int:
     """Slurm's time limit for the job of a run, in minutes: the run's own limit and a margin. If the run begins a search, this
     time is counted once for each possible try."""
     assert run.limit_s is not None

@@ -24,20 +24,20 @@ NAME = "allocation"
 TEMPLATE = "launch/allocation.sh.j2"
 TEMPLATES = (TEMPLATE,)
 POLL_S = 0.5
-ENDED = (
+ENDED_WHY = (
     "the allocation {job} ended before the run started; `jobs submit` submits the run by sbatch, or, with --in-allocation, "
     "inside another allocation"
 )
 
 
-def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
+def submit(workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
     """Submit runs, in this order, and start a runner in this allocation. Raises ShardlabError if the workspace has a runner in
     another allocation."""
     queue = RunQueue(NAME, workspace)
-    other = queue.runner_variable("SLURM_JOB_ID")
-    if other is not None and other != claim.job():
+    other_job = queue.read_runner_variable("SLURM_JOB_ID")
+    if other_job is not None and other_job != claim.current_job_id():
         raise ShardlabError(
-            f"{workspace.path}: runs of this workspace are being started in the allocation {other}, not in this one. Wait "
+            f"{workspace.path}: runs of this workspace are being started in the allocation {other_job}, not in this one. Wait "
             "until they have ended, or use another --workspace."
         )
     queue.submit(folders)
@@ -45,7 +45,7 @@ def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) 
 
 def attend(workspace: Workspace) -> None:
     """Start a runner if runs wait, no runner is alive and this process runs in an allocation."""
-    if claim.job():
+    if claim.current_job_id():
         RunQueue(NAME, workspace).attend()
 
 
@@ -64,9 +64,9 @@ def work(workspace: Workspace) -> int:
 def _may_start(folder: RunDir) -> bool:
     """Whether the allocation of this process still exists, so that the run may start. If the allocation has ended, the state of
     the run becomes `planned` again, with the reason."""
-    if not allocation.has_ended(claim.job()):
+    if not allocation.has_ended(claim.current_job_id()):
         return True
-    folder.write_event("queue", "refused", why=ENDED.format(job=claim.job()))
+    folder.write_event("queue", "refused", why=ENDED_WHY.format(job=claim.current_job_id()))
     return False
 
 

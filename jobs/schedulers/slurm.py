@@ -13,9 +13,9 @@ import msgspec
 
 from jobs import claim
 from jobs.rendering import scripts
-from jobs.scheduler import Full, ObservedRun, RunOnDisk, SubmitOptions
+from jobs.scheduler import ObservedRun, RunOnDisk, SchedulerFull, SubmitOptions
 from jobs.slurm import query, states, submission
-from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call, number
+from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call, read_number_setting
 from jobs.slurm.query import Job, JobsFound
 from jobs.slurm.submission import Kind, Submission
 from shardlab.errors import ShardlabError
@@ -29,80 +29,90 @@ NAME = "slurm"
 TEMPLATE = "launch/slurm.sbatch.j2"
 SCRIPT = "job.sbatch"
 POLL_S = 5.0  # seconds between two questions to Slurm's controller; not less, because other users need the controller too
-TOGETHER = {"array": "launch/slurm_array.sbatch.j2", "pack": "launch/slurm_pack.sbatch.j2"}
-TEMPLATES = (TEMPLATE, *TOGETHER.values())
+SHARED_TEMPLATES = {"array": "launch/slurm_array.sbatch.j2", "pack": "launch/slurm_pack.sbatch.j2"}
+TEMPLATES = (TEMPLATE, *SHARED_TEMPLATES.values())
 # Slurm's limits count each task of an array. If an array exceeds a limit, an array with 1/CUT of its tasks is tried, down to
 # one run.
-CUT = 4
+PART_DIVISOR = 4
 # The longest delay of Slurm's accounting. If the accounting does not know a job after this time, the job does not exist.
 LAG_S = 120.0
 # States of a job that only Slurm may know. The records of its run may only say that the run failed, without a reason.
-TOLD_OF = ("oom", "node_fail", "preempted", "cancelled", "timeout")
+STATES_ONLY_SLURM_KNOWS = ("oom", "node_fail", "preempted", "cancelled", "timeout")
 # States of an ended job that say nothing about a run of the job that had not started: in a packed allocation, an earlier run
 # may have used up the time or the memory.
 NOT_OF_A_WAITING_RUN = ("completed", "failed", "timeout", "oom")
-_ENDED = re.compile("already finished|no longer pending|Invalid job id")  # Slurm's words for a job that is not held any more
+_NOT_HELD_ANY_MORE = re.compile(
+    "already finished|no longer pending|Invalid job id"
+)  # Slurm's words for a job that is not held any more
 _OPTION = "#SBATCH "
 _TIME = re.compile(r"^--time=(\d+)\Z")
 
 
-def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
+def submit(workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
     """Submit runs. Runs with the same options become one job.
 
     Raises Refused if Slurm rejects a job, ControllerUnreachable, and Full if, because of a limit, Slurm accepts not even a job
     with a single run.
     """
-    before = _unended(workspace, how.after)
-    largest = len(folders) if how.pack or len(folders) == 1 else max(1, number("MaxArraySize", 1001))
-    groups = _alike(folders)
+    earlier_jobs = _find_unended_jobs(workspace, submit_options.after)
+    largest_part = (
+        len(folders) if submit_options.pack or len(folders) == 1 else max(1, read_number_setting("MaxArraySize", 1001))
+    )
+    groups = _group_by_options(folders)
     while groups:
-        alike = groups[0]
-        part = alike if how.pack else alike[:largest]
+        equal_runs = groups[0]
+        part = equal_runs if submit_options.pack else equal_runs[:largest_part]
         try:
-            job = _send(workspace, part, how, before)
-        except submission.NoRoom as none:
-            if how.pack or len(part) == 1:
-                raise Full("Slurm", none.why, [folder for group in groups for folder in group]) from None
-            largest = max(1, len(part) // CUT)
+            job = _submit_as_one_job(workspace, part, submit_options, earlier_jobs)
+        except submission.SlurmLimitReached as no_room:
+            if submit_options.pack or len(part) == 1:
+                raise SchedulerFull("Slurm", no_room.why, [folder for group in groups for folder in group]) from None
+            largest_part = max(1, len(part) // PART_DIVISOR)
             continue
-        groups[:1] = [rest] if (rest := alike[len(part) :]) else []
-        if how.at_once is not None and job is not None:
-            before = [job]  # jobs with other options wait for this job: otherwise more than `at_once` runs could run at a time
+        groups[:1] = [rest] if (rest := equal_runs[len(part) :]) else []
+        if submit_options.at_once is not None and job is not None:
+            earlier_jobs = [
+                job
+            ]  # jobs with other options wait for this job: otherwise more than `at_once` runs could run at a time
 
 
 def resolve(workspace: Workspace) -> list[str]:
     """Finish submissions of earlier commands that were interrupted; return a sentence about each."""
     sentences = []
-    for sent in submission.interrupted(workspace):
+    for interrupted_submission in submission.list_interrupted(workspace):
         try:
-            sentences.append(submission.settle(workspace, sent))
-        except submission.NoRoom as none:
-            sentences.append(f"{sent.token}: Slurm does not have this job, and accepts no more jobs for now ({none.why}).")
-        except submission.Refused as refused:
-            sentences.append(f"{sent.token}: this job was never created. {refused}")
+            sentences.append(submission.settle_submission(workspace, interrupted_submission))
+        except submission.SlurmLimitReached as no_room:
+            sentences.append(
+                f"{interrupted_submission.token}: Slurm does not have this job, and accepts no more jobs for now ({no_room.why})."
+            )
+        except submission.JobRefused as refused:
+            sentences.append(f"{interrupted_submission.token}: this job was never created. {refused}")
     return sentences
 
 
 def damaged(workspace: Workspace) -> list[str]:
     """A sentence for each submission file that cannot be read, with the runs that are skipped for this reason."""
-    return submission.damaged(workspace)
+    return submission.describe_damaged(workspace)
 
 
 def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
     """The state of each run, from its own records and from one query to Slurm for all jobs."""
-    notes = [last_sending(run.events) for run in runs]
-    masters = sorted({str(note.data["job"]).split("_")[0] for note in notes if note is not None and note.data.get("job")})
-    since = min((note.wall_s for note in notes if note is not None), default=0.0)
-    answer = query.of(masters, since, _at_work(runs, notes))
-    packs = _packs_at_work(workspace) if any(claim.is_packed(run.events) for run in runs) else set()
-    is_open = any(note is not None and note.event == "submitting" for note in notes)
-    unreadable = submission.unreadable(workspace) if is_open else {}
+    sendings = [last_sending(run.events) for run in runs]
+    job_numbers = sorted(
+        {str(sending.data["job"]).split("_")[0] for sending in sendings if sending is not None and sending.data.get("job")}
+    )
+    since_s = min((sending.wall_s for sending in sendings if sending is not None), default=0.0)
+    answer = query.find_jobs(job_numbers, since_s, _unfinished_job_ids(runs, sendings))
+    unfinished_packs = _find_unfinished_packs(workspace) if any(claim.is_packed(run.events) for run in runs) else set()
+    is_open = any(sending is not None and sending.event == "submitting" for sending in sendings)
+    unreadable = submission.find_unreadable(workspace) if is_open else {}
     observed_runs = []
-    for run, note in zip(runs, notes, strict=True):
-        observed = _seen(run, note, answer, unreadable)
+    for run, sending in zip(runs, sendings, strict=True):
+        observed = _observe_run(run, sending, answer, unreadable)
         observed_runs.append(
             msgspec.structs.replace(
-                observed, leftover=observed.id not in packs and _is_leftover(run, answer.jobs.get(observed.id))
+                observed, leftover=observed.id not in unfinished_packs and _is_leftover(run, answer.jobs.get(observed.id))
             )
         )
     return observed_runs
@@ -120,21 +130,21 @@ def _is_leftover(run: RunOnDisk, job: Job | None) -> bool:
         and run.run.search is None
         and run.verdict.state in ("completed", "cancelled")
         and job.name in {event.data.get("token") for event in run.events if event.event == "submitted"}
-        and states.ours(job.state) == "pending"
+        and states.translate_state(job.state) == "pending"
     )
 
 
-def _packs_at_work(workspace: Workspace) -> set[str]:
+def _find_unfinished_packs(workspace: Workspace) -> set[str]:
     """The numbers of the packed allocations that contain a run that has not ended."""
-    return {sent.job for sent in _packs(workspace) if sent.job and _unfinished(workspace, sent)}
+    return {sent.job for sent in _pack_submissions(workspace) if sent.job and _unfinished_run_ids(workspace, sent)}
 
 
-def _packs(workspace: Workspace) -> list[submission.Submission]:
+def _pack_submissions(workspace: Workspace) -> list[submission.Submission]:
     """The submissions of packed allocations, each with several runs in one job."""
-    return [sent for sent in submission.all_of(workspace) if sent.kind == "pack"]
+    return [sent for sent in submission.list_submissions(workspace) if sent.kind == "pack"]
 
 
-def _at_work(runs: Sequence[RunOnDisk], notes: Sequence[Event | None]) -> set[str]:
+def _unfinished_job_ids(runs: Sequence[RunOnDisk], sendings: Sequence[Event | None]) -> set[str]:
     """The ids of the jobs that may still wait or run. Empty if all runs are in a final state.
 
     As long as one run is not in a final state, the jobs of failed runs count too, because Slurm may restart them; the jobs of
@@ -143,34 +153,36 @@ def _at_work(runs: Sequence[RunOnDisk], notes: Sequence[Event | None]) -> set[st
     if all(run.verdict.state in FINAL for run in runs):
         return set()
     return {
-        str(note.data["job"])
-        for run, note in zip(runs, notes, strict=True)
-        if note is not None and note.data.get("job") and run.verdict.state not in ("completed", "cancelled")
+        str(sending.data["job"])
+        for run, sending in zip(runs, sendings, strict=True)
+        if sending is not None and sending.data.get("job") and run.verdict.state not in ("completed", "cancelled")
     }
 
 
 def cancel(workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
     """Record that the runs are cancelled, then cancel their jobs. Raises ControllerUnreachable if Slurm does not answer."""
-    ended = {run.run.run_id for run in runs}
-    whole = {sent.job for sent in _packs(workspace) if ended >= _unfinished(workspace, sent)}
+    cancelled_ids = {run.run.run_id for run in runs}
+    cancelled_packs = {
+        sent.job for sent in _pack_submissions(workspace) if cancelled_ids >= _unfinished_run_ids(workspace, sent)
+    }
     jobs: dict[str, str] = {}
     for run in runs:
-        note = last_sending(run.events)
+        sending = last_sending(run.events)
         if run.verdict.state not in ("planned", "pending") or not claim.claim_as_cancelled(run.folder):
             run.folder.write_event("controller", "cancel_requested")
-        job, token = sent_job(note)
+        job, token = sent_job(sending)
         # A packed allocation is cancelled only if all its unfinished runs are cancelled. Otherwise its other runs continue, and
         # the supervisor of a running run ends this run.
-        if job and (not claim.is_packed(run.events) or job in whole):
+        if job and (not claim.is_packed(run.events) or job in cancelled_packs):
             jobs[job] = token
     try:
-        for numbers in query.in_parts(query.ours(jobs)):
+        for numbers in query.split_into_parts(query.select_own_jobs(jobs)):
             answer = call(["scancel", *numbers])
-            if answer.code != 0 and query.is_away(answer):
-                raise ControllerUnreachable(answer.says, "")
-    except ControllerUnreachable as away:
+            if answer.code != 0 and query.is_unanswered(answer):
+                raise ControllerUnreachable(answer.error_line, "")
+    except ControllerUnreachable as outage:
         raise ControllerUnreachable(
-            away.why,
+            outage.why,
             "The runs are marked as cancelled in the workspace: pending runs will not start, and running runs end by "
             "themselves. Their jobs may stay in Slurm's queue; run the command again when Slurm is back to cancel them.",
         ) from None
@@ -179,34 +191,36 @@ def cancel(workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
 def cancel_jobs(jobs: Sequence[str]) -> str:
     """Cancel jobs that `observe` has just found under their tokens. Returns '', or Slurm's words if they were not cancelled."""
     answer = call(["scancel", *jobs])
-    return "" if answer.code == 0 else answer.says
+    return "" if answer.code == 0 else answer.error_line
 
 
 def hold(jobs: Mapping[str, str]) -> str:
     """Hold pending jobs, then requeue the job of this process as a held job, which ends this process. Returns Slurm's words if
     Slurm did not requeue the job."""
     with contextlib.suppress(ControllerUnreachable):  # a run that starts now checks its packages and holds itself
-        for numbers in query.in_parts(query.ours(jobs)):
+        for numbers in query.split_into_parts(query.select_own_jobs(jobs)):
             call(["scontrol", "hold", ",".join(numbers)])
-    own = claim.job()
+    own_job = claim.current_job_id()
     # Slurm requeues only jobs with Requeue=1. The run counts its restarts itself, so this allows no additional restarts.
-    call(["scontrol", "update", f"JobId={own}", "Requeue=1"])
-    answer = call(["scontrol", "requeuehold", own])
+    call(["scontrol", "update", f"JobId={own_job}", "Requeue=1"])
+    answer = call(["scontrol", "requeuehold", own_job])
     if not answer.ends_own_job:
-        return answer.says
+        return answer.error_line
     time.sleep(ENDED_S)  # wait until Slurm ends this process; otherwise a job with several runs (`--pack`) starts its next run
-    return "" if answer.code == 0 else answer.says
+    return "" if answer.code == 0 else answer.error_line
 
 
 def release(jobs: Mapping[str, str]) -> None:
     """Release held jobs. Raises ShardlabError if Slurm does not release them."""
-    for numbers in query.in_parts(query.ours(jobs)):
+    for numbers in query.split_into_parts(query.select_own_jobs(jobs)):
         answer = call(["scontrol", "release", ",".join(numbers)])
-        if answer.code != 0 and not _ENDED.search(answer.stderr):
-            raise ShardlabError(f"Slurm does not release the held runs: {answer.says}. They stay held; run the command again.")
+        if answer.code != 0 and not _NOT_HELD_ANY_MORE.search(answer.stderr):
+            raise ShardlabError(
+                f"Slurm does not release the held runs: {answer.error_line}. They stay held; run the command again."
+            )
 
 
-def _unfinished(workspace: Workspace, sent: Submission) -> set[str]:
+def _unfinished_run_ids(workspace: Workspace, sent: Submission) -> set[str]:
     """The ids of those runs of a submission that have not ended, according to their records. A run whose records cannot be read
     counts as not ended."""
     return {run_id for run_id in sent.runs if not RunDir(workspace.runs / run_id).has_ended()}
@@ -216,22 +230,22 @@ def attend(workspace: Workspace) -> None:
     """Does nothing: Slurm starts the runs, so there is no runner to start again."""
 
 
-def _unended(workspace: Workspace, runs: Sequence[str]) -> list[str]:
+def _find_unended_jobs(workspace: Workspace, runs: Sequence[str]) -> list[str]:
     """The jobs of those of these runs that have not ended: Slurm may have forgotten others. Raises ControllerUnreachable."""
-    folders = [RunDir(workspace.runs / run) for run in runs]
-    jobs = dict(folder.sent_job() for folder in folders if not folder.has_ended())
-    return query.ours({job: token for job, token in jobs.items() if job})
+    run_folders = [RunDir(workspace.runs / run) for run in runs]
+    jobs = dict(folder.sent_job() for folder in run_folders if not folder.has_ended())
+    return query.select_own_jobs({job: token for job, token in jobs.items() if job})
 
 
-def _alike(folders: Sequence[RunDir]) -> list[list[RunDir]]:
+def _group_by_options(folders: Sequence[RunDir]) -> list[list[RunDir]]:
     """Groups of runs with the same sbatch options, in the order of the runs."""
     groups: dict[tuple[str, ...], list[RunDir]] = {}
     for folder in folders:
-        groups.setdefault(_asked(folder), []).append(folder)
+        groups.setdefault(_read_script_options(folder), []).append(folder)
     return list(groups.values())
 
 
-def _asked(folder: RunDir) -> tuple[str, ...]:
+def _read_script_options(folder: RunDir) -> tuple[str, ...]:
     """The sbatch options of a run, read from its script, because the user's own template may add options.
 
     As in sbatch, the options end at the first line that is neither a comment nor empty. Lines below are not read: they contain
@@ -242,35 +256,41 @@ def _asked(folder: RunDir) -> tuple[str, ...]:
     return tuple(line.removeprefix(_OPTION).strip() for line in head if line.startswith(_OPTION))
 
 
-def _send(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions, before: Sequence[str]) -> str | None:
-    """Submit runs with the same options as one job, which starts after the jobs `before` have ended; return its number."""
-    first = folders[0].read_run()
-    kind: Kind = "one" if len(folders) == 1 else "pack" if how.pack else "array"
-    token = submission.token(folders[0].run_id if kind == "one" else first.matrix)
-    own = submission.folder(workspace) / token
+def _submit_as_one_job(
+    workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions, earlier_jobs: Sequence[str]
+) -> str | None:
+    """Submit runs with the same options as one job, which starts after the jobs `earlier_jobs` have ended; return its number."""
+    first_run = folders[0].read_run()
+    kind: Kind = "one" if len(folders) == 1 else "pack" if submit_options.pack else "array"
+    token = submission.make_token(folders[0].run_id if kind == "one" else first_run.matrix)
+    submission_folder = submission.submissions_folder(workspace) / token
     options: list[str] = []
     if kind == "one":
         script = folders[0].path / SCRIPT
-        options.append(f"--output={_literal(folders[0].log)}/slurm-%j.out")
+        options.append(f"--output={_escape_percent(folders[0].log)}/slurm-%j.out")
     else:
-        asked = _asked(folders[0])
+        script_options = _read_script_options(folders[0])
         if kind == "pack":
-            asked = tuple(_TIME.sub(lambda match: f"--time={int(match[1]) * len(folders)}", option) for option in asked)
-        files.make_folder(own)
-        script = own / f"{kind}.sbatch"
-        text = scripts.render(
-            TOGETHER[kind],
+            script_options = tuple(
+                _TIME.sub(lambda match: f"--time={int(match[1]) * len(folders)}", option) for option in script_options
+            )
+        files.make_folder(submission_folder)
+        script = submission_folder / f"{kind}.sbatch"
+        text = scripts.render_template(
+            SHARED_TEMPLATES[kind],
             workspace.own_templates,
-            options=asked,
+            options=script_options,
             folders=[str(folder.path) for folder in folders],
             script=SCRIPT,
         )
         files.write_atomic(script, text.encode(), mode=0o755)
-        options.append(f"--output={_literal(own)}/slurm-%{'a' if kind == 'array' else 'j'}.out")
+        options.append(f"--output={_escape_percent(submission_folder)}/slurm-%{'a' if kind == 'array' else 'j'}.out")
     if kind == "array":
-        throttle = f"%{how.at_once}" if how.at_once is not None and how.at_once < len(folders) else ""
+        throttle = (
+            f"%{submit_options.at_once}" if submit_options.at_once is not None and submit_options.at_once < len(folders) else ""
+        )
         options.append(f"--array=0-{len(folders) - 1}{throttle}")
-    options += [f"--dependency=afterany:{':'.join(before)}"] if before else []
+    options += [f"--dependency=afterany:{':'.join(earlier_jobs)}"] if earlier_jobs else []
     sent = Submission(
         token=token,
         kind=kind,
@@ -279,112 +299,118 @@ def _send(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions, b
         options=options,
         created_s=time.time(),
     )
-    submission.intend(workspace, sent)
-    submission.send(workspace, sent)
+    submission.record_intent(workspace, sent)
+    submission.send_submission(workspace, sent)
     return sent.job
 
 
-def _literal(path: Path) -> str:
+def _escape_percent(path: Path) -> str:
     """A path, escaped for Slurm's patterns of file names, in which % has a meaning."""
     return str(path).replace("%", "%%")
 
 
-def _seen(run: RunOnDisk, note: Event | None, answer: JobsFound, unreadable: Mapping[str, str]) -> ObservedRun:
+def _observe_run(run: RunOnDisk, sending: Event | None, answer: JobsFound, unreadable: Mapping[str, str]) -> ObservedRun:
     """The state of one run from its records and Slurm's answer.
 
-    note: the last event of the run that names its job or its submission; None if there is none.
+    sending: the last event of the run that names its job or its submission; None if there is none.
     answer: Slurm's answer. unreadable: for each submission file that cannot be read, the reason, by the
     token of the submission; it is not known whether the jobs of these submissions exist.
     """
-    if note is None or note.event == "refused":
+    if sending is None or sending.event == "refused":
         return ObservedRun(run.verdict, "-", "-")
-    job_id = note.data.get("job")
+    job_id = sending.data.get("job")
     if job_id is None:
-        if run.verdict.state == "pending" and (why := unreadable.get(str(note.data.get("token")))):
+        if run.verdict.state == "pending" and (why := unreadable.get(str(sending.data.get("token")))):
             return ObservedRun(
                 JudgedState("unknown", f"{why}; `jobs status` says what to do"), "-", "not known whether Slurm accepted it"
             )
         return ObservedRun(run.verdict, "-", "not known whether Slurm accepted it: `jobs submit` finds out")
     job = answer.jobs.get(job_id)
-    if job is not None and job.name != note.data.get("token"):
+    if job is not None and job.name != sending.data.get("token"):
         job = None  # Slurm has given the number of the run's job to another job
     if job is None:
         raw = f"Slurm does not answer: {answer.why_not}" if answer.why_not else "-"
-        return ObservedRun(_missing(run, note, answer), job_id, raw, unanswered=bool(answer.why_not))
-    raw = f"{job.state} ({job.reason})" if job.reason and states.ours(job.state) == "pending" else job.state
+        return ObservedRun(_judge_missing(run, sending, answer), job_id, raw, unanswered=bool(answer.why_not))
+    raw = f"{job.state} ({job.reason})" if job.reason and states.translate_state(job.state) == "pending" else job.state
     if answer.why_not:
         raw = f"{raw} in Slurm's accounting; the controller does not answer: {answer.why_not}"
-    if run.verdict.state in FINAL and answer.why_not and states.ours(job.state) == "running":
+    if run.verdict.state in FINAL and answer.why_not and states.translate_state(job.state) == "running":
         return ObservedRun(run.verdict, job_id, raw)  # the accounting may know the end later than the run's records
-    if run.verdict.state not in FINAL and states.ours(job.state) not in ("pending", "running"):
-        run = _again(run)
-    shared = claim.is_packed(run.events) or run.run.search is not None
-    return ObservedRun(_together(run, job, shared=shared), job_id, raw)
+    if run.verdict.state not in FINAL and states.translate_state(job.state) not in ("pending", "running"):
+        run = _reread_run(run)
+    is_shared = claim.is_packed(run.events) or run.run.search is not None
+    return ObservedRun(_combine_with_job(run, job, shared=is_shared), job_id, raw)
 
 
-def _again(run: RunOnDisk) -> RunOnDisk:
+def _reread_run(run: RunOnDisk) -> RunOnDisk:
     """Read the run again: it may have recorded its end after it was first read and before Slurm was asked."""
     events = run.folder.events()
     return RunOnDisk(run.folder, run.run, events, *run.folder.verdict_and_result(events, run.run))
 
 
-def _together(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
+def _combine_with_job(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
     """Combine the records of a run with Slurm's state of its job.
 
     The records tell best how a run ended. Slurm tells why the records stop, and why Slurm ended the run. shared: whether the
     job contains other runs too.
     """
-    own, theirs = run.verdict, states.ours(job.state)
-    state = states.word(job.state)
+    own_verdict, slurm_state = run.verdict, states.translate_state(job.state)
+    state = states.bare_state(job.state)
     started = any(event.event == "started" for event in run.events)
-    if own.state in FINAL:
-        return _after_an_end(run, job, shared=shared)
-    if theirs == "pending":
-        if own.held and (not job.reason or "held" in job.reason.lower()):
-            return own
+    if own_verdict.state in FINAL:
+        return _judge_after_end(run, job, shared=shared)
+    if slurm_state == "pending":
+        if own_verdict.held and (not job.reason or "held" in job.reason.lower()):
+            return own_verdict
         return JudgedState("pending", "started again by Slurm" if started else "")
-    if theirs == "running":
-        waits = "waits for the earlier runs in its job" if shared else "its job is starting"
-        return JudgedState("running") if started or own.state == "running" else JudgedState("pending", waits)
-    if theirs == "unknown":
+    if slurm_state == "running":
+        waiting_for = "waits for the earlier runs in its job" if shared else "its job is starting"
+        return JudgedState("running") if started or own_verdict.state == "running" else JudgedState("pending", waiting_for)
+    if slurm_state == "unknown":
         return JudgedState("unknown", f"Slurm says {job.state}")
-    if not started and theirs in NOT_OF_A_WAITING_RUN:
-        ended = f"its job ended ({job.state}) before the run started"
-        return JudgedState("failed", f"{ended}; `jobs retry` submits it again; see log/slurm-*.out")
-    if theirs in ("completed", "failed"):
+    if not started and slurm_state in NOT_OF_A_WAITING_RUN:
+        end_clause = f"its job ended ({job.state}) before the run started"
+        return JudgedState("failed", f"{end_clause}; `jobs retry` submits it again; see log/slurm-*.out")
+    if slurm_state in ("completed", "failed"):
         why = f"its job ended ({job.state}), but the run did not record its end"
-        return JudgedState("failed" if theirs == "failed" else "unknown", why)
-    return JudgedState(theirs, states.WHY[state])
+        return JudgedState("failed" if slurm_state == "failed" else "unknown", why)
+    return JudgedState(slurm_state, states.WHY[state])
 
 
-def _after_an_end(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
+def _judge_after_end(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
     """The state of a run whose records have an end. Slurm may start the run again, or may know the reason of the end better."""
-    own, theirs = run.verdict, states.ours(job.state)
-    ended = next((event for event in reversed(run.events) if event.event == "exited"), None)
-    if ended is None or own.state in ("completed", "cancelled"):
-        return own
-    reason = ended.data.get("reason")
-    begun_since = theirs == "running" and job.start_s is not None and job.start_s > ended.wall_s
-    if theirs == "pending" or begun_since:
+    own_verdict, slurm_state = run.verdict, states.translate_state(job.state)
+    end_event = next((event for event in reversed(run.events) if event.event == "exited"), None)
+    if end_event is None or own_verdict.state in ("completed", "cancelled"):
+        return own_verdict
+    reason = end_event.data.get("reason")
+    begun_since = slurm_state == "running" and job.start_s is not None and job.start_s > end_event.wall_s
+    if slurm_state == "pending" or begun_since:
         return JudgedState(
-            "pending", f"started again by Slurm, after {'Slurm told it to end' if reason == 'told' else own.state}"
+            "pending", f"started again by Slurm, after {'Slurm told it to end' if reason == 'told' else own_verdict.state}"
         )
-    if theirs == "running" and not shared:  # Slurm may start the run again, and does not yet say why the run ended
-        return JudgedState("running", f"its job is ending, after {own.state}: {own.why}")
-    if theirs == "cancelled" and any(event.event == "requeued" and event.wall_s >= ended.wall_s for event in run.events):
-        return JudgedState("cancelled", f"cancelled while it waited to be started again, after {own.state}")
+    if slurm_state == "running" and not shared:  # Slurm may start the run again, and does not yet say why the run ended
+        return JudgedState("running", f"its job is ending, after {own_verdict.state}: {own_verdict.why}")
+    if slurm_state == "cancelled" and any(
+        event.event == "requeued" and event.wall_s >= end_event.wall_s for event in run.events
+    ):
+        return JudgedState("cancelled", f"cancelled while it waited to be started again, after {own_verdict.state}")
     # If the run failed without a recorded reason, the reason for which Slurm ended the job may be the cause. If the job has
     # several runs, the job ended later than this run, so its reason counts only if Slurm told this run to end.
-    if own.state != "failed" or reason not in (None, "told") or (shared and reason is None):
-        return own
-    return JudgedState(theirs, states.WHY[states.word(job.state)]) if theirs in TOLD_OF else own
+    if own_verdict.state != "failed" or reason not in (None, "told") or (shared and reason is None):
+        return own_verdict
+    return (
+        JudgedState(slurm_state, states.WHY[states.bare_state(job.state)])
+        if slurm_state in STATES_ONLY_SLURM_KNOWS
+        else own_verdict
+    )
 
 
-def _missing(run: RunOnDisk, note: Event, answer: JobsFound) -> JudgedState:
+def _judge_missing(run: RunOnDisk, sending: Event, answer: JobsFound) -> JudgedState:
     """The state of a run whose job is not in Slurm's answer."""
-    if run.verdict.state in FINAL or not answer.complete or time.time() - note.wall_s < LAG_S:
+    if run.verdict.state in FINAL or not answer.complete or time.time() - sending.wall_s < LAG_S:
         return run.verdict
-    own = _again(run).verdict
-    if own.state in FINAL:
-        return own
-    return JudgedState("unknown", f"Slurm does not know its job {note.data['job']}, and the run did not record its end")
+    own_verdict = _reread_run(run).verdict
+    if own_verdict.state in FINAL:
+        return own_verdict
+    return JudgedState("unknown", f"Slurm does not know its job {sending.data['job']}, and the run did not record its end")

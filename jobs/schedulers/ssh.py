@@ -19,7 +19,7 @@ from jobs.node.rendezvous import NODES
 from jobs.run_queue import SCRIPT, RunQueue, cancel, cancel_jobs, damaged, hold, release, resolve
 from jobs.scheduler import ObservedRun, RunOnDisk, SubmitOptions
 from jobs.ssh import node_lock
-from jobs.ssh.step import last_line, login
+from jobs.ssh.step import make_login_argv, read_last_ssh_line
 from shardlab.errors import ShardlabError
 from shardlab.remote.remote import CONNECT_S
 from shardlab.runs.rundir import RunDir
@@ -38,11 +38,11 @@ POLL_S = 1.0
 ANSWER_S = CONNECT_S + 5
 
 
-class InUse(Exception):
+class NodeInUse(Exception):
     """Raised if another run holds the lock of a node. The message says which process of another user holds it."""
 
 
-def submit(workspace: Workspace, folders: Sequence[RunDir], how: SubmitOptions) -> None:
+def submit(workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
     """Submit runs, in this order, and start a runner if no runner is alive."""
     RunQueue(NAME, workspace).submit(folders)
 
@@ -66,23 +66,23 @@ def work(workspace: Workspace) -> int:
 
 def _start_runs(workspace: Workspace, queue: RunQueue) -> None:
     running: dict[str, subprocess.Popen[bytes]] = {}  # the processes of the runs' scripts, by run id
-    queue.record_lost()
+    queue.record_lost_runs()
     while True:
         for name, script in list(running.items()):
             if (code := script.poll()) is not None:
-                queue.after_end(RunDir(workspace.runs / name), code)
+                queue.record_failed_start(RunDir(workspace.runs / name), code)
                 del running[name]
-        first = next((folder for folder in queue.startable() if folder.run_id not in running), None)
-        if first is None and not running:
+        first_folder = next((folder for folder in queue.startable() if folder.run_id not in running), None)
+        if first_folder is None and not running:
             return
-        started = _start(workspace, first) if first is not None else None
-        if first is not None and started is not None:
-            running[first.run_id] = started
+        started_script = _start_run(workspace, first_folder) if first_folder is not None else None
+        if first_folder is not None and started_script is not None:
+            running[first_folder.run_id] = started_script
         else:
             time.sleep(POLL_S)
 
 
-def _start(workspace: Workspace, folder: RunDir) -> subprocess.Popen[bytes] | None:
+def _start_run(workspace: Workspace, folder: RunDir) -> subprocess.Popen[bytes] | None:
     """Start the script of a run if enough nodes are free and answer.
 
     Returns None if the run has to wait, or if it can never start; in the second case, a failure of the run is recorded.
@@ -99,72 +99,74 @@ def _start(workspace: Workspace, folder: RunDir) -> subprocess.Popen[bytes] | No
         return None
     workers.sort(key=lambda node: node.name in run.avoid)  # nodes that failed in earlier attempts come last
     with contextlib.ExitStack() as locks:
-        held: dict[str, int] = {}
-        chosen, why = _free(workers, run.world.nnodes, folder, held, locks)
-        if len(chosen) < run.world.nnodes:
-            _note_wait(folder, why)
+        locks_by_node: dict[str, int] = {}
+        chosen_nodes, why = _find_free_nodes(workers, run.world.nnodes, folder, locks_by_node, locks)
+        if len(chosen_nodes) < run.world.nnodes:
+            _record_wait(folder, why)
             return None
-        names = [node.name for node in chosen]
-        return run_queue.start(folder, {NODES: ",".join(names)}, [held[name] for name in names])
+        names = [node.name for node in chosen_nodes]
+        return run_queue.start_script(folder, {NODES: ",".join(names)}, [locks_by_node[name] for name in names])
 
 
-def _free(
-    workers: Sequence[InventoryNode], count: int, folder: RunDir, held: dict[str, int], locks: contextlib.ExitStack
+def _find_free_nodes(
+    workers: Sequence[InventoryNode], count: int, folder: RunDir, locks_by_node: dict[str, int], locks: contextlib.ExitStack
 ) -> tuple[list[InventoryNode], str]:
     """Find nodes for a run. Returns (up to `count` nodes that are free and answer, why there are not more).
 
-    folder: the run's folder, into which ssh writes its log. held: a dictionary into which this function writes the descriptor
+    folder: the run's folder, into which ssh writes its log. locks_by_node: a dictionary into which this function writes the descriptor
     of each node's lock, by the name of the node. locks: the exit stack that releases the locks.
     """
-    chosen: list[InventoryNode] = []
-    silent: list[str] = []
-    users: list[str] = []
-    free = list(_locked(workers, held, locks, users))
-    while len(chosen) < count and free:
-        asked, free = free[: count - len(chosen)], free[count - len(chosen) :]
-        with ThreadPoolExecutor(max_workers=len(asked)) as pool:
-            answers = list(pool.map(lambda node: _answer(node, folder), asked))
-        chosen += [node for node, answer in zip(asked, answers, strict=True) if not answer]
-        silent += [f"{node.name} does not answer ({answer})" for node, answer in zip(asked, answers, strict=True) if answer]
-    return chosen, "; ".join(silent or ["waits for free nodes", *users])
+    chosen_nodes: list[InventoryNode] = []
+    silent_clauses: list[str] = []
+    user_clauses: list[str] = []
+    free_nodes = list(_lock_nodes(workers, locks_by_node, locks, user_clauses))
+    while len(chosen_nodes) < count and free_nodes:
+        asked_nodes, free_nodes = free_nodes[: count - len(chosen_nodes)], free_nodes[count - len(chosen_nodes) :]
+        with ThreadPoolExecutor(max_workers=len(asked_nodes)) as pool:
+            answers = list(pool.map(lambda node: _try_login(node, folder), asked_nodes))
+        chosen_nodes += [node for node, answer in zip(asked_nodes, answers, strict=True) if not answer]
+        silent_clauses += [
+            f"{node.name} does not answer ({answer})" for node, answer in zip(asked_nodes, answers, strict=True) if answer
+        ]
+    return chosen_nodes, "; ".join(silent_clauses or ["waits for free nodes", *user_clauses])
 
 
-def _locked(
-    workers: Sequence[InventoryNode], held: dict[str, int], locks: contextlib.ExitStack, users: list[str]
+def _lock_nodes(
+    workers: Sequence[InventoryNode], locks_by_node: dict[str, int], locks: contextlib.ExitStack, user_clauses: list[str]
 ) -> Iterator[InventoryNode]:
-    """Yields the nodes whose locks this process gets. users: gets a clause for each node that another user uses."""
+    """Yields the nodes whose locks this process gets. user_clauses: gets a clause for each node that another user uses."""
     for node in workers:
         try:
-            held[node.name] = locks.enter_context(node_lock.held("node", node.host, _in_use))
-        except InUse as in_use:
-            users += [f"{node.name} is used by {in_use}"] if str(in_use) else []
+            locks_by_node[node.name] = locks.enter_context(node_lock.hold_lock("node", node.host, _raise_node_in_use))
+        except NodeInUse as in_use:
+            user_clauses += [f"{node.name} is used by {in_use}"] if str(in_use) else []
         else:
             yield node
 
 
-def _in_use(lock: int) -> None:
-    user, who = node_lock.holder(lock)
-    raise InUse("" if user == os.geteuid() else who)
+def _raise_node_in_use(lock: int) -> None:
+    user, who = node_lock.find_lock_holder(lock)
+    raise NodeInUse("" if user == os.geteuid() else who)
 
 
-def _answer(node: InventoryNode, folder: RunDir) -> str:
+def _try_login(node: InventoryNode, folder: RunDir) -> str:
     """Try to log in to a node. Returns '' if the node accepts the login, otherwise the error that ssh printed."""
     folder.log.mkdir(exist_ok=True)
     log = folder.log / f"ssh.{node.name}.log"
     log.unlink(missing_ok=True)
     try:
-        done = subprocess.run(
-            [*login(node, log), "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False
+        result = subprocess.run(
+            [*make_login_argv(node, log), "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False
         )
     except subprocess.TimeoutExpired:
         return f"not within {ANSWER_S:g} s"
-    return (last_line(log) or f"exit code {done.returncode}") if done.returncode else ""
+    return (read_last_ssh_line(log) or f"exit code {result.returncode}") if result.returncode else ""
 
 
-def _note_wait(folder: RunDir, why: str) -> None:
+def _record_wait(folder: RunDir, why: str) -> None:
     """Record why a run waits, unless the last such event of the run has the same reason."""
-    said = next((event for event in reversed(folder.events()) if event.event == "queued"), None)
-    if said is None or said.data.get("why") != why:
+    queued_event = next((event for event in reversed(folder.events()) if event.event == "queued"), None)
+    if queued_event is None or queued_event.data.get("why") != why:
         folder.write_event("queue", "queued", why=why)
 
 

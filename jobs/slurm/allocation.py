@@ -13,7 +13,7 @@ from shardlab.errors import InputError
 
 _NODES = re.compile(r"\bNumNodes=(\d+)")
 _STATE = re.compile(r"\bJobState=(\w+)")
-_FORGOTTEN = "Invalid job id"  # Slurm's words for a job that ended some minutes ago
+_UNKNOWN_JOB = "Invalid job id"  # Slurm's words for a job that ended some minutes ago
 _GPUS = re.compile(r"\b(?:AllocTRES|TRES)=\S*\bgres/gpu=(\d+)")
 
 
@@ -24,17 +24,17 @@ class Allocation(msgspec.Struct, frozen=True):
     gpus_per_node: int
 
 
-def here() -> Allocation:
+def read_own_allocation() -> Allocation:
     """The allocation of this process. Raises InputError if this process is not in an allocation."""
-    if not claim.job():
+    if not claim.current_job_id():
         raise InputError(
             "--in-allocation: this process is in no job of Slurm (SLURM_JOB_ID is not set); start it inside `salloc` or in a "
             "notebook's job, or leave --in-allocation out."
         )
-    answer = call(["scontrol", "--oneliner", "show", "job", claim.job()])
-    allocation = parse(answer.stdout)
+    answer = call(["scontrol", "--oneliner", "show", "job", claim.current_job_id()])
+    allocation = parse_allocation(answer.stdout)
     if answer.code != 0 or allocation is None:
-        raise InputError(f"--in-allocation: Slurm does not say what the job {claim.job()} has: {answer.says}.")
+        raise InputError(f"--in-allocation: Slurm does not say what the job {claim.current_job_id()} has: {answer.error_line}.")
     return allocation
 
 
@@ -42,12 +42,12 @@ def has_ended(job: str) -> bool:
     """Whether an allocation has ended or is ending. False if Slurm does not answer."""
     answer = call(["scontrol", "--oneliner", "show", "job", job])
     if answer.code != 0:
-        return _FORGOTTEN in answer.stderr
+        return _UNKNOWN_JOB in answer.stderr
     state = _STATE.search(answer.stdout)
     return state is not None and (state[1] in states.ENDED or state[1] == "COMPLETING")
 
 
-def parse(text: str) -> Allocation | None:
+def parse_allocation(text: str) -> Allocation | None:
     """Parse the allocation of a running job from the output of `scontrol show job`; None if the output does not name the nodes
     of the job."""
     nodes, gpus = _NODES.search(text), _GPUS.search(text)

@@ -18,10 +18,14 @@ LIMIT_S = 60.0
 LISTEN_S = 1.0
 ENDED_S = 60.0  # longer than Slurm needs to end a job that it requeues
 # Variables with these prefixes, set by a job or by the user, would act as options of Slurm's commands.
-INHERITED = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMI_", "PMIX_", "SALLOC_")
-KEPT = ("SLURM_CONF",)
+DROPPED_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMI_", "PMIX_", "SALLOC_")
+KEPT_VARIABLES = ("SLURM_CONF",)
 # The exit codes of a command that SIGTERM or SIGKILL ended, as Python and as a shell report them.
-_ENDED = tuple(code for number in (signal.SIGTERM, signal.SIGKILL) for code in (-number, 128 + number))
+_ENDED_BY_SIGNAL = tuple(
+    code
+    for read_number_setting in (signal.SIGTERM, signal.SIGKILL)
+    for code in (-read_number_setting, 128 + read_number_setting)
+)
 _PREFIX = re.compile(r"^[a-z_]+(?: error)?: (?:error: |fatal: )?")
 ASK_S = 5.0  # seconds between two questions to the controller
 # seconds for which an outage still counts after its end: in Slurm 26.05, a job step ends up to half a minute later
@@ -36,15 +40,15 @@ class OutageWatch:
     """
 
     def __init__(self) -> None:
-        self._next_question = self._over = float("-inf")
+        self._next_question = self._outage_end = float("-inf")
 
     def is_away(self) -> bool:
         """Whether the controller does not answer, or did not answer at some moment of the last RETURN_S seconds."""
         if time.monotonic() >= self._next_question:
             if is_down():
-                self._over = time.monotonic() + RETURN_S
+                self._outage_end = time.monotonic() + RETURN_S
             self._next_question = time.monotonic() + ASK_S
-        return time.monotonic() < self._over
+        return time.monotonic() < self._outage_end
 
 
 class SlurmOutput(msgspec.Struct, frozen=True):
@@ -58,15 +62,15 @@ class SlurmOutput(msgspec.Struct, frozen=True):
     def ends_own_job(self) -> bool:
         """Of a command that requeues the job of this process: whether Slurm ends this process now. Slurm then ends the command
         too, so a command that Slurm's signals ended also counts."""
-        return self.code in (0, *_ENDED)
+        return self.code in (0, *_ENDED_BY_SIGNAL)
 
     @property
-    def says(self) -> str:
+    def error_line(self) -> str:
         """The last line of the error output, without the name of the command."""
         lines = [line for line in self.stderr.splitlines() if line.strip()]
         return _PREFIX.sub("", lines[-1]).strip() if lines else f"exit code {self.code}"
 
-    def said(self, pattern: re.Pattern[str]) -> str | None:
+    def find_error_line(self, pattern: re.Pattern[str]) -> str | None:
         """The first line of the error output in which the pattern is found, without the name of the command; None if the
         pattern is in no line."""
         lines = self.stderr.splitlines()
@@ -80,12 +84,12 @@ class ControllerUnreachable(ShardlabError):
     what is not certain yet.
     """
 
-    def __init__(self, why: str, known: str) -> None:
-        super().__init__(f"Slurm does not answer: {why}. {known}")
+    def __init__(self, why: str, certain: str) -> None:
+        super().__init__(f"Slurm does not answer: {why}. {certain}")
         self.why = why
 
 
-def here() -> bool:
+def has_slurm_commands() -> bool:
     """Whether this machine has Slurm's commands."""
     return shutil.which("sbatch") is not None
 
@@ -93,11 +97,13 @@ def here() -> bool:
 def call(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[str] | None = None) -> SlurmOutput:
     """Run a command of Slurm. limit_s: seconds after which the command is ended. enough: if this pattern is found in the error
     output, the command is ended at once. Raises ShardlabError if this machine does not have the command."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(INHERITED) or name in KEPT}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(DROPPED_PREFIXES) or name in KEPT_VARIABLES
+    }
     # Slurm prints times as seconds since the epoch, so the time zones of this machine and of the controller do not matter, and
     # prints the list of an array's tasks in full length.
-    environment = own | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
-    ends = time.monotonic() + limit_s
+    environment = inherited | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+    deadline = time.monotonic() + limit_s
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
@@ -107,14 +113,14 @@ def call(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[st
     with process:
         try:
             while True:
-                left = max(0.0, ends - time.monotonic())
+                left_s = max(0.0, deadline - time.monotonic())
                 try:
-                    out, said = process.communicate(timeout=left if enough is None else min(left, LISTEN_S))
-                    return SlurmOutput(process.returncode, out.decode("utf-8", "replace"), said.decode("utf-8", "replace"))
-                except subprocess.TimeoutExpired as late:
-                    out, said = late.stdout or b"", late.stderr or b""
-                answer = SlurmOutput(None, out.decode("utf-8", "replace"), said.decode("utf-8", "replace"))
-                if time.monotonic() >= ends or (enough is not None and answer.said(enough) is not None):
+                    output, errors = process.communicate(timeout=left_s if enough is None else min(left_s, LISTEN_S))
+                    return SlurmOutput(process.returncode, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace"))
+                except subprocess.TimeoutExpired as timeout:
+                    output, errors = timeout.stdout or b"", timeout.stderr or b""
+                answer = SlurmOutput(None, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace"))
+                if time.monotonic() >= deadline or (enough is not None and answer.find_error_line(enough) is not None):
                     return answer
         finally:
             process.kill()  # does nothing if the process has ended
@@ -122,11 +128,11 @@ def call(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[st
 
 def is_down() -> bool:
     """Whether `scontrol ping` says that no controller is up. False if `scontrol` says nothing."""
-    said = call(["scontrol", "ping"]).stdout
-    return " is DOWN" in said and " is UP" not in said
+    output = call(["scontrol", "ping"]).stdout
+    return " is DOWN" in output and " is UP" not in output
 
 
-def setting(name: str, *, limit_s: float = LIMIT_S) -> str:
+def read_setting(name: str, *, limit_s: float = LIMIT_S) -> str:
     """The value of an entry of the controller's configuration, such as ClusterName; '' if it cannot be read."""
     answer = call(["scontrol", "show", "config"], limit_s=limit_s)
     for line in answer.stdout.splitlines() if answer.code == 0 else ():
@@ -136,7 +142,7 @@ def setting(name: str, *, limit_s: float = LIMIT_S) -> str:
     return ""
 
 
-def number(name: str, otherwise: int) -> int:
+def read_number_setting(name: str, otherwise: int) -> int:
     """A number of the controller's configuration, such as MaxArraySize; `otherwise` if it cannot be read."""
-    words = setting(name).split()  # some values have a unit behind the number
+    words = read_setting(name).split()  # some values have a unit behind the number
     return int(words[0]) if words and words[0].isdigit() else otherwise

@@ -17,7 +17,7 @@ from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call
 # The columns that sacct and squeue print: the same columns in the same order, so that one parser reads both outputs.
 SACCT = ("JobID", "JobName", "State", "Submit", "Start", "NodeList", "Reason")
 SQUEUE = "%i|%j|%T|%V|%S|%N|%r"
-AT_A_TIME = 500  # the most jobs that one command names
+MOST_JOBS_PER_COMMAND = 500  # the most jobs that one command names
 DISABLED = "accounting storage is disabled"  # sacct's words if Slurm keeps no accounting
 _TASKS = re.compile(r"^(\d+)_\[([^%\]]+)(?:%\d+)?\]\Z")
 _RANGE = re.compile(r"^(\d+)(?:-(\d+))?(?::(\d+))?\Z")
@@ -53,59 +53,63 @@ class JobsFound(msgspec.Struct, frozen=True):
     complete: bool
 
 
-def of(masters: Sequence[str], since_s: float, at_work: Set[str] = frozenset()) -> JobsFound:
+def find_jobs(job_numbers: Sequence[str], since_s: float, unfinished_ids: Set[str] = frozenset()) -> JobsFound:
     """The latest state of each of these jobs, and of each task of a job array.
 
-    masters: numbers of jobs; an array has one number. since_s: no job was submitted before this time. at_work: ids of jobs that
+    job_numbers: numbers of jobs; an array has one number. since_s: no job was submitted before this time. unfinished_ids: ids of jobs that
     may wait or run. The accounting lags behind for such jobs, so the controller (squeue) is asked first; if the controller
     knows all these jobs, sacct is not called.
     """
-    if not masters:
+    if not job_numbers:
         return JobsFound({}, "", complete=True)
-    queue = _squeue() if at_work else None
-    if queue is not None and queue.code == 0 and at_work <= (listed := _listed(queue, masters)).keys():
+    queue = _squeue() if unfinished_ids else None
+    if queue is not None and queue.code == 0 and unfinished_ids <= (listed := _parse_listed_jobs(queue, job_numbers)).keys():
         return JobsFound(listed, "", complete=True)
-    accounts = call([*_sacct(since_s), f"--jobs={','.join(masters)}"])
-    known = {job.id: job for job in _read(accounts.stdout)} if accounts.code == 0 else {}
-    mine = {master for master in masters if not any(job.startswith(f"{master}_") or job == master for job in known)}
-    unsettled = not all(states.settled(job.state) for job in known.values())
-    if queue is None and accounts.code == 0 and not mine and not unsettled:
-        return JobsFound(known, "", complete=True)
+    accounts = call([*_sacct_argv(since_s), f"--jobs={','.join(job_numbers)}"])
+    jobs_by_id = {job.id: job for job in _parse_jobs(accounts.stdout)} if accounts.code == 0 else {}
+    unknown_numbers = {
+        job_number
+        for job_number in job_numbers
+        if not any(job.startswith(f"{job_number}_") or job == job_number for job in jobs_by_id)
+    }
+    has_unsettled = not all(states.is_settled(job.state) for job in jobs_by_id.values())
+    if queue is None and accounts.code == 0 and not unknown_numbers and not has_unsettled:
+        return JobsFound(jobs_by_id, "", complete=True)
     # The accounting lags by seconds behind a start or an end of a job, and does not say what a job waits for.
     queue = queue or _squeue()
     if queue.code != 0:
-        return JobsFound(known, queue.says, complete=False)
-    known |= _listed(queue, masters)
+        return JobsFound(jobs_by_id, queue.error_line, complete=False)
+    jobs_by_id |= _parse_listed_jobs(queue, job_numbers)
     # If Slurm keeps no accounting, the controller's list is complete: it has all jobs, and ended jobs for MinJobAge seconds.
     # Before Slurm 23.11.4, sacct may return exit code 0 although it prints an error.
-    told = accounts.code == 0 and "error:" not in accounts.stderr
-    return JobsFound(known, "", complete=told or DISABLED in accounts.stderr)
+    is_accounting_complete = accounts.code == 0 and "error:" not in accounts.stderr
+    return JobsFound(jobs_by_id, "", complete=is_accounting_complete or DISABLED in accounts.stderr)
 
 
-def by_name(name: str, since_s: float) -> list[Job]:
+def find_jobs_by_name(name: str, since_s: float) -> list[Job]:
     """The jobs with this name that the controller or the accounting lists. Raises ControllerUnreachable."""
     queue = call(["squeue", "-h", "--me", "--states=all", f"--name={name}", f"--format={SQUEUE}"])
     if queue.code != 0:
-        raise ControllerUnreachable(queue.says, f"It is not known whether Slurm has a job named {name}.")
-    jobs = {job.id.split("_")[0]: job for job in _read(queue.stdout) if job.name == name}
-    accounts = call([*_sacct(since_s), f"--name={name}"])
+        raise ControllerUnreachable(queue.error_line, f"It is not known whether Slurm has a job named {name}.")
+    jobs = {job.id.split("_")[0]: job for job in _parse_jobs(queue.stdout) if job.name == name}
+    accounts = call([*_sacct_argv(since_s), f"--name={name}"])
     if accounts.code == 0:
-        jobs |= {job.id.split("_")[0]: job for job in _read(accounts.stdout) if job.name == name}
+        jobs |= {job.id.split("_")[0]: job for job in _parse_jobs(accounts.stdout) if job.name == name}
     return list(jobs.values())
 
 
-def ours(jobs: Mapping[str, str]) -> list[str]:
+def select_own_jobs(jobs: Mapping[str, str]) -> list[str]:
     """Those of these jobs that Slurm lists under the name that we gave them. Raises ControllerUnreachable.
 
     A number from a record is not enough to cancel, hold or release a job, or to wait for it: Slurm gives numbers again, and the
     author of an archive can write any number. jobs: number of a job or of a task of an array -> token, which is the job's name.
     """
     listed: dict[str, str] = {}
-    for names in in_parts(sorted(set(jobs.values()))):
+    for names in split_into_parts(sorted(set(jobs.values()))):
         queue = _squeue(f"--name={','.join(names)}")
         if queue.code != 0:
-            raise ControllerUnreachable(queue.says, "No job was changed; run the command again when Slurm is back.")
-        listed |= {job.id: job.name for job in _read(queue.stdout)}
+            raise ControllerUnreachable(queue.error_line, "No job was changed; run the command again when Slurm is back.")
+        listed |= {job.id: job.name for job in _parse_jobs(queue.stdout)}
     return [number for number, name in jobs.items() if listed.get(number) == name]
 
 
@@ -115,57 +119,57 @@ def is_preempted(job: str) -> bool:
     return bool(_PREEMPTED.search(call(["scontrol", "show", "job", job]).stdout))
 
 
-def in_parts(jobs: Sequence[str]) -> list[Sequence[str]]:
+def split_into_parts(jobs: Sequence[str]) -> list[Sequence[str]]:
     """Numbers or names of jobs, in parts of at most AT_A_TIME jobs."""
-    return [jobs[begin : begin + AT_A_TIME] for begin in range(0, len(jobs), AT_A_TIME)]
+    return [jobs[begin : begin + MOST_JOBS_PER_COMMAND] for begin in range(0, len(jobs), MOST_JOBS_PER_COMMAND)]
 
 
 def _squeue(*options: str) -> SlurmOutput:
     return call(["squeue", "-h", "-r", "--me", "--states=all", *options, f"--format={SQUEUE}"])
 
 
-def _listed(queue: SlurmOutput, masters: Sequence[str]) -> dict[str, Job]:
-    wanted = set(masters)
-    return {job.id: job for job in _read(queue.stdout) if job.id.split("_")[0] in wanted}
+def _parse_listed_jobs(queue: SlurmOutput, listed_numbers: Sequence[str]) -> dict[str, Job]:
+    job_numbers = set(listed_numbers)
+    return {job.id: job for job in _parse_jobs(queue.stdout) if job.id.split("_")[0] in job_numbers}
 
 
-def is_away(answer: SlurmOutput) -> bool:
+def is_unanswered(answer: SlurmOutput) -> bool:
     """Whether Slurm's controller did not answer the command, so that it is not known what Slurm did."""
     return answer.code is None or bool(_AWAY.search(answer.stderr))
 
 
-def _sacct(since_s: float) -> list[str]:
+def _sacct_argv(since_s: float) -> list[str]:
     since = max(0, int(since_s) - 86400)  # a day earlier, because clocks differ and Slurm reads the time in its own time zone
     start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since))
     return ["sacct", "-X", "-P", "-n", f"--starttime={start}", f"--format={','.join(SACCT)}"]
 
 
-def _read(text: str) -> Iterator[Job]:
+def _parse_jobs(text: str) -> Iterator[Job]:
     """Parse the output of sacct or squeue. If a job is listed twice, the entry that counts comes last.
 
     Of two arrays with the same number (before 23.11 sacct lists both), the later array counts. If a task is listed alone and
     also in a range of tasks, the entry of the task alone counts: sacct removes the task from the range a little later.
     """
     rows = [cells for line in text.splitlines() if len(cells := line.split("|")) == len(SACCT)]
-    rows.sort(key=lambda cells: (_time(cells[3]) or 0.0, "[" not in cells[0]))
+    rows.sort(key=lambda cells: (_parse_time(cells[3]) or 0.0, "[" not in cells[0]))
     for job, name, state, submit, start, nodes, reason in rows:
-        for number in _numbers(job):
+        for number in _expand_tasks(job):
             yield Job(
                 id=number,
                 name=name,
                 state=state,
                 reason="" if reason == "None" else reason,
-                submit_s=_time(submit),
-                start_s=_time(start),
+                submit_s=_parse_time(submit),
+                start_s=_parse_time(start),
                 nodes="" if nodes == "None assigned" else nodes,
             )
 
 
-def _time(text: str) -> float | None:
+def _parse_time(text: str) -> float | None:
     return float(text) if text.isdigit() else None
 
 
-def _numbers(job: str) -> Iterable[str]:
+def _expand_tasks(job: str) -> Iterable[str]:
     """Expand a range of tasks: 12_[3-5,7%2] to 12_3, 12_4, 12_5, 12_7, and 12_[0-4:2] to 12_0, 12_2, 12_4."""
     match = _TASKS.match(job)
     if not match:

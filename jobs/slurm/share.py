@@ -19,7 +19,7 @@ COLUMNS = "Account,User,GrpTRESMins,GrpTRESRaw"  # the limit (GrpTRESMins) and t
 # names with other characters are not printed, because the text comes from another machine
 ACCOUNT = re.compile(r"[A-Za-z0-9_.@+-]{1,128}")
 # The names of resources in sshare's output, and what an hour of each is called. `billing` is Slurm's unit for charges.
-HOURS = {"gres/gpu": "GPU hours", "billing": "billing hours", "node": "node hours", "cpu": "processor hours"}
+HOUR_NAMES = {"gres/gpu": "GPU hours", "billing": "billing hours", "node": "node hours", "cpu": "processor hours"}
 GPU_OF_A_TYPE = re.compile(r"gres/gpu:([A-Za-z0-9_.-]{1,64})")
 
 
@@ -34,43 +34,43 @@ class Share(msgspec.Struct, frozen=True):
     def in_words(self) -> str:
         """A sentence without its subject, such as `75 of 100 GPU hours left`."""
         of_a_type = GPU_OF_A_TYPE.fullmatch(self.resource)
-        hours = HOURS[self.resource] if of_a_type is None else f"GPU hours of the type {of_a_type[1]}"
+        hours = HOUR_NAMES[self.resource] if of_a_type is None else f"GPU hours of the type {of_a_type[1]}"
         return f"{self.left:.6g} of {self.limit:.6g} {hours} left"
 
 
-def of(account: str | None) -> list[Share]:
+def read_shares(account: str | None) -> list[Share]:
     """For each resource that is limited, the share with the fewest hours left; empty if sshare does not answer.
 
     account: the name of a Slurm account; None: all accounts of the user.
     """
     if shutil.which("sshare") is None:
         return []
-    answer = call(_words(account), limit_s=ANSWER_S)
-    return parse(answer.stdout, account) if answer.code == 0 else []
+    answer = call(_sshare_argv(account), limit_s=ANSWER_S)
+    return parse_shares(answer.stdout, account) if answer.code == 0 else []
 
 
-def of_site(address: Address, account: str | None) -> list[Share]:
+def read_site_shares(address: Address, account: str | None) -> list[Share]:
     """As `of`, but `sshare` is called on the site's machine at `address`, over an SSH connection that is already open. If no
     connection is open, returns an empty list, so that nobody is asked to log in."""
     ssh = ssh_command(address)
     if not shared_connection.is_open(ssh):
         return []
-    words = [*ssh, shlex.join(["bash", "-lc", shlex.join(_words(account))])]
+    words = [*ssh, shlex.join(["bash", "-lc", shlex.join(_sshare_argv(account))])]
     try:
         answer = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False, start_new_session=True
         )
     except subprocess.TimeoutExpired:
         return []
-    return parse(answer.stdout.decode("utf-8", "replace"), account) if answer.returncode == 0 else []
+    return parse_shares(answer.stdout.decode("utf-8", "replace"), account) if answer.returncode == 0 else []
 
 
-def _words(account: str | None) -> list[str]:
+def _sshare_argv(account: str | None) -> list[str]:
     accounts = [f"--accounts={account}"] if account is not None else []
     return ["sshare", "--parsable2", "--noheader", f"--format={COLUMNS}", *accounts]
 
 
-def parse(text: str, account: str | None) -> list[Share]:
+def parse_shares(text: str, account: str | None) -> list[Share]:
     """For each resource that is limited, the share with the fewest hours left, from the text that sshare printed."""
     fewest: dict[str, Share] = {}
     for line in text.splitlines():
@@ -80,21 +80,21 @@ def parse(text: str, account: str | None) -> list[Share]:
         name = columns[0].strip()  # sshare indents the name by its depth in the tree of accounts
         if ACCOUNT.fullmatch(name) is None or account not in (None, name):
             continue
-        limits, used = (_minutes(column) for column in columns[2:])
+        limits, used_minutes = (_parse_minutes(column) for column in columns[2:])
         for resource, limit in limits.items():
-            share = Share(name, resource, max(0.0, limit - used.get(resource, 0.0)) / 60, limit / 60)
+            share = Share(name, resource, max(0.0, limit - used_minutes.get(resource, 0.0)) / 60, limit / 60)
             if resource not in fewest or share.left < fewest[resource].left:
                 fewest[resource] = share
-    by_type = sorted(fewest.keys() - HOURS.keys())
-    return [fewest[resource] for resource in [*HOURS, *by_type] if resource in fewest]
+    gpu_types = sorted(fewest.keys() - HOUR_NAMES.keys())
+    return [fewest[resource] for resource in [*HOUR_NAMES, *gpu_types] if resource in fewest]
 
 
-def _minutes(column: str) -> dict[str, float]:
+def _parse_minutes(column: str) -> dict[str, float]:
     """Parse the minutes of each resource from a list such as `cpu=60,gres/gpu=120`. Resources that runs do not use are left
     out."""
-    found = {}
+    minutes = {}
     for word in column.split(","):
         name, _, value = word.partition("=")
-        if (name in HOURS or GPU_OF_A_TYPE.fullmatch(name)) and value.isdecimal() and value.isascii():
-            found[name] = float(value)
-    return found
+        if (name in HOUR_NAMES or GPU_OF_A_TYPE.fullmatch(name)) and value.isdecimal() and value.isascii():
+            minutes[name] = float(value)
+    return minutes

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-WAITING = {
+WAITING_STATES = {
     "PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "EXPEDITING",
     "POWER_UP_NODE",
 }  # fmt: skip
-AT_WORK = {"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "UPDATE_DB"}
+RUNNING_STATES = {"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "UPDATE_DB"}
 ENDED = {
     "COMPLETED": "completed",
     "FAILED": "failed",
@@ -22,7 +22,7 @@ ENDED = {
     "REVOKED": "unknown",  # in a federation of clusters: the job was started on another cluster
 }
 # After these states, Slurm may start the job again. The accounting shows the new start only some seconds later.
-AGAIN = {"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"}
+RESTARTABLE_STATES = {"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"}
 WHY = {
     "TIMEOUT": "Slurm ended the job at its time limit",
     "DEADLINE": "Slurm ended the job at its deadline",
@@ -36,19 +36,19 @@ WHY = {
 }
 
 
-def word(raw: str) -> str:
+def bare_state(raw: str) -> str:
     """The bare state in Slurm's text for a state, such as CANCELLED in `CANCELLED by 1000`, or COMPLETING in `COMPLETING+`."""
     return raw.split()[0].rstrip("+").upper() if raw.split() else ""
 
 
-def ours(raw: str) -> str:
+def translate_state(raw: str) -> str:
     """Translate Slurm's state of a job to the state of its run: pending, running, a final state, or unknown."""
-    state = word(raw)
-    if state in WAITING:
+    state = bare_state(raw)
+    if state in WAITING_STATES:
         return "pending"
-    return "running" if state in AT_WORK else ENDED.get(state, "unknown")
+    return "running" if state in RUNNING_STATES else ENDED.get(state, "unknown")
 
 
-def settled(raw: str) -> bool:
+def is_settled(raw: str) -> bool:
     """Whether a job with this state in the accounting has ended for good."""
-    return word(raw) in ENDED.keys() - AGAIN
+    return bare_state(raw) in ENDED.keys() - RESTARTABLE_STATES

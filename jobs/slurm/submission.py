@@ -18,7 +18,7 @@ import msgspec
 
 from jobs import claim
 from jobs.slurm import query
-from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call, number
+from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call, read_number_setting
 from shardlab.errors import ShardlabError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
@@ -34,7 +34,7 @@ NAMED = 20  # the most runs that a line names, because a terminal may cut longer
 Kind = Literal["one", "array", "pack"]
 SubmitOption = Annotated[str, msgspec.Meta(pattern=r"^--(output|array|dependency)=")]  # the options that `jobs submit` adds
 _NOT_IN_A_TOKEN = re.compile(r"[^A-Za-z0-9._-]")
-_ID = re.compile(r"^(\d+)(?:;[A-Za-z0-9_-]+)?\Z")
+_JOB_ID = re.compile(r"^(\d+)(?:;[A-Za-z0-9_-]+)?\Z")
 # After sbatch has printed these words, it retries for two minutes. shardlab ends sbatch instead, because Slurm may accept a
 # smaller array now.
 _BUSY = re.compile(r"temporarily unable to accept job|job queue full")
@@ -62,16 +62,16 @@ class Submission(msgspec.Struct, kw_only=True):
     job: JobNumber | None = None
     why: str = ""
 
-    def id_of(self, position: int) -> str | None:
+    def job_id_at(self, position: int) -> str | None:
         """Slurm's number of the job or array task that executes the run at this position in `runs`."""
         return f"{self.job}_{position}" if self.kind == "array" and self.job else self.job
 
 
-class Refused(ShardlabError):
+class JobRefused(ShardlabError):
     """Raised if Slurm rejected the job and gave a reason. No job exists."""
 
 
-class NoRoom(Refused):
+class SlurmLimitReached(JobRefused):
     """Raised if Slurm rejected the job because of a limit. Slurm may accept the job later, or accept a smaller job now. why:
     Slurm's words."""
 
@@ -80,59 +80,59 @@ class NoRoom(Refused):
         self.why = why
 
 
-def folder(workspace: Workspace) -> Path:
+def submissions_folder(workspace: Workspace) -> Path:
     """The folder of the workspace that contains the submission files."""
     return workspace.own / "submissions"
 
 
-def token(name: str) -> str:
+def make_token(name: str) -> str:
     """Make a name for a job that no other job has. The name is the token of the submission."""
     return f"{_NOT_IN_A_TOKEN.sub('', name).lstrip('._-')[:80]}.{secrets.token_hex(5)}"
 
 
-def intend(workspace: Workspace, submission: Submission) -> None:
+def record_intent(workspace: Workspace, submission: Submission) -> None:
     """Record the submission in the workspace before it is sent to Slurm. Raises WorkspaceError."""
-    files.make_folder(folder(workspace))
-    _keep(workspace, submission)
+    files.make_folder(submissions_folder(workspace))
+    _write_submission(workspace, submission)
     for position, run in enumerate(submission.runs):
-        _note(workspace, run, "submitting", scheduler="slurm", token=submission.token, position=position)
+        _record_event(workspace, run, "submitting", scheduler="slurm", token=submission.token, position=position)
 
 
-def send(workspace: Workspace, submission: Submission) -> None:
+def send_submission(workspace: Workspace, submission: Submission) -> None:
     """Send the job to Slurm so that it exists exactly once.
 
     Raises Refused, NoRoom, or ControllerUnreachable if it is not known whether Slurm accepted the job.
     """
-    if (answer := _hand_over(workspace, submission)) is not None:
-        _resolve(workspace, submission, answer)
+    if (answer := _call_sbatch(workspace, submission)) is not None:
+        _find_out_outcome(workspace, submission, answer)
 
 
-def interrupted(workspace: Workspace) -> list[Submission]:
+def list_interrupted(workspace: Workspace) -> list[Submission]:
     """The submissions that were recorded as intended but not as sent, oldest first."""
-    intended = [submission for submission in all_of(workspace) if submission.state == "intended"]
+    intended = [submission for submission in list_submissions(workspace) if submission.state == "intended"]
     return sorted(intended, key=lambda submission: submission.created_s)
 
 
-def all_of(workspace: Workspace) -> list[Submission]:
+def list_submissions(workspace: Workspace) -> list[Submission]:
     """Every submission of the workspace whose file can be read."""
-    return [submission for path in _files(workspace) if isinstance(submission := _read(path), Submission)]
+    return [submission for path in _submission_files(workspace) if isinstance(submission := _read_submission(path), Submission)]
 
 
-def damaged(workspace: Workspace) -> list[str]:
+def describe_damaged(workspace: Workspace) -> list[str]:
     """For each submission file that cannot be read, a sentence with the runs that are skipped because of it, and what to do."""
-    return [_damage_and_remedy(workspace, token, why) for token, why in unreadable(workspace).items()]
+    return [_damage_and_remedy(workspace, token, why) for token, why in find_unreadable(workspace).items()]
 
 
-def unreadable(workspace: Workspace) -> dict[str, str]:
+def find_unreadable(workspace: Workspace) -> dict[str, str]:
     """Why each submission file that is damaged cannot be read, by the token of the submission."""
-    return {path.stem: why for path in _files(workspace) if isinstance(why := _read(path), str)}
+    return {path.stem: why for path in _submission_files(workspace) if isinstance(why := _read_submission(path), str)}
 
 
-def _files(workspace: Workspace) -> list[Path]:
-    return sorted(folder(workspace).glob("*.json"))
+def _submission_files(workspace: Workspace) -> list[Path]:
+    return sorted(submissions_folder(workspace).glob("*.json"))
 
 
-def _read(path: Path) -> Submission | str | None:
+def _read_submission(path: Path) -> Submission | str | None:
     """Read a submission file. Returns the submission, or a sentence that says why the file cannot be read; None if another
     command has removed the file."""
     try:
@@ -146,19 +146,19 @@ def _read(path: Path) -> Submission | str | None:
 
 
 def _damage_and_remedy(workspace: Workspace, token: str, why: str) -> str:
-    waiting = [run.run_id for run in workspace.all_runs() if _is_left_open(run, token)]
-    if not waiting:
+    waiting_ids = [run.run_id for run in workspace.all_runs() if _is_left_open(run, token)]
+    if not waiting_ids:
         return f"{why}. No run waits for this submission: remove the file."
-    if len(waiting) > NAMED:
-        parts = (waiting[start : start + NAMED] for start in range(0, len(waiting), NAMED))
+    if len(waiting_ids) > NAMED:
+        parts = (waiting_ids[start : start + NAMED] for start in range(0, len(waiting_ids), NAMED))
         commands = "".join(f"\n  jobs cancel {' '.join(part)}" for part in parts)
         return (
-            f"{why}. It is not known whether Slurm accepted the job {token}, so its {len(waiting):,} runs are set aside: "
-            f"{waiting[0]} and others. Restore the file; or withdraw the runs with these commands (a job that Slurm has for "
+            f"{why}. It is not known whether Slurm accepted the job {token}, so its {len(waiting_ids):,} runs are set aside: "
+            f"{waiting_ids[0]} and others. Restore the file; or withdraw the runs with these commands (a job that Slurm has for "
             "them then does nothing), remove the file, and send the runs again with `jobs retry --only cancelled`."
             f"{commands}"
         )
-    names = " ".join(waiting)
+    names = " ".join(waiting_ids)
     return (
         f"{why}. It is not known whether Slurm accepted the job {token}, so these runs are set aside: {names}. Restore the "
         f"file; or withdraw the runs with `jobs cancel {names}` (a job that Slurm has for them then does nothing), remove the "
@@ -179,71 +179,73 @@ def _is_left_open(run: RunDir, token: str, *, unreadable: bool = False) -> bool:
         return unreadable
 
 
-def settle(workspace: Workspace, submission: Submission) -> str:
+def settle_submission(workspace: Workspace, submission: Submission) -> str:
     """Finish an interrupted submission; return a sentence on what was done. Raises Refused, NoRoom, ControllerUnreachable."""
-    if _adopt(workspace, submission):
+    if _adopt_job(workspace, submission):
         return f"{submission.token}: Slurm had accepted this job as job {submission.job}; its number is recorded now."
     folders = [RunDir(workspace.runs / run) for run in submission.runs]
-    there = [folder for folder in folders if folder.path.exists()]
-    waiting = [folder for folder in there if _is_left_open(folder, submission.token, unreadable=True)]
-    if any(claim.is_of_job(folder) for folder in there):
+    existing_folders = [folder for folder in folders if folder.path.exists()]
+    waiting_folders = [folder for folder in existing_folders if _is_left_open(folder, submission.token, unreadable=True)]
+    if any(claim.is_claimed_by_job(folder) for folder in existing_folders):
         # The job has run and Slurm has forgotten the job. The records of the runs that the job started say how these runs
         # ended.
-        unstarted = [folder.run_id for folder in waiting if not folder.claim.exists()]
+        unstarted = [folder.run_id for folder in waiting_folders if not folder.claim.exists()]
         for run in unstarted:
             why = f"Slurm no longer knows the job {submission.token}, which had not started this run"
-            _note(workspace, run, "refused", sync=True, why=why, token=submission.token)
+            _record_event(workspace, run, "refused", sync=True, why=why, token=submission.token)
         submission.state, submission.why = "sent", "Slurm no longer knows its number"
-        _keep(workspace, submission)
-        more = f" {len(unstarted)} of its runs had not started; `jobs submit` submits them again." if unstarted else ""
-        return f"{submission.token}: Slurm no longer knows this job; the records of the runs that it started are kept.{more}"
-    if not there:
-        _forget(workspace, submission)
+        _write_submission(workspace, submission)
+        unstarted_note = (
+            f" {len(unstarted)} of its runs had not started; `jobs submit` submits them again." if unstarted else ""
+        )
+        return f"{submission.token}: Slurm no longer knows this job; the records of the runs that it started are kept.{unstarted_note}"
+    if not existing_folders:
+        _remove_files(workspace, submission)
         return f"{submission.token}: was not submitted, and the folders of its runs are gone; the submission is dropped."
-    if not waiting:
-        _forget(workspace, submission)
+    if not waiting_folders:
+        _remove_files(workspace, submission)
         return f"{submission.token}: was not submitted, and none of its runs waits any more; the submission is dropped."
-    send(workspace, submission)
+    send_submission(workspace, submission)
     return f"{submission.token}: Slurm did not have this job; it was submitted now as job {submission.job}."
 
 
-def _resolve(workspace: Workspace, submission: Submission, answer: SlurmOutput) -> None:
+def _find_out_outcome(workspace: Workspace, submission: Submission, answer: SlurmOutput) -> None:
     """Handle an answer that does not say whether the job exists: look for the job as long as Slurm may still create it."""
-    ends = time.monotonic() + MESSAGES * number("MessageTimeout", 10)
+    deadline = time.monotonic() + MESSAGES * read_number_setting("MessageTimeout", 10)
     while True:
-        if _adopt(workspace, submission):
+        if _adopt_job(workspace, submission):
             return
-        if time.monotonic() > ends:
+        if time.monotonic() > deadline:
             break
         time.sleep(LOOK_S)
-    if answer.said(_BUSY) is not None:
-        raise _refused(workspace, submission, answer)
-    if _hand_over(workspace, submission) is not None:
-        raise _outcome_unknown(submission, answer.says)
+    if answer.find_error_line(_BUSY) is not None:
+        raise _record_refusal(workspace, submission, answer)
+    if _call_sbatch(workspace, submission) is not None:
+        raise _outcome_unknown(submission, answer.error_line)
 
 
-def _hand_over(workspace: Workspace, submission: Submission) -> SlurmOutput | None:
+def _call_sbatch(workspace: Workspace, submission: Submission) -> SlurmOutput | None:
     """Call sbatch. Returns None if Slurm created the job, or the output of sbatch if the output does not say whether the job
     exists. Raises Refused."""
     argv = ["sbatch", "--parsable", f"--job-name={submission.token}", *submission.options, submission.script]
     answer = call(argv, enough=_BUSY)
-    if answer.code == 0 and (match := _ID.match(answer.stdout.strip())):
-        _sent(workspace, submission, match[1])
+    if answer.code == 0 and (match := _JOB_ID.match(answer.stdout.strip())):
+        _record_sent(workspace, submission, match[1])
         return None
-    if answer.code == 0 or query.is_away(answer):
+    if answer.code == 0 or query.is_unanswered(answer):
         return answer
-    raise _refused(workspace, submission, answer)
+    raise _record_refusal(workspace, submission, answer)
 
 
-def _adopt(workspace: Workspace, submission: Submission) -> bool:
+def _adopt_job(workspace: Workspace, submission: Submission) -> bool:
     """Whether Slurm has a job with this token. If so, the job's number is recorded. Raises ControllerUnreachable."""
     try:
-        jobs = query.by_name(submission.token, submission.created_s)
-    except ControllerUnreachable as away:
-        raise _outcome_unknown(submission, away.why) from None
+        jobs = query.find_jobs_by_name(submission.token, submission.created_s)
+    except ControllerUnreachable as outage:
+        raise _outcome_unknown(submission, outage.why) from None
     if not jobs:
         return False
-    _sent(workspace, submission, jobs[0].id.split("_")[0])
+    _record_sent(workspace, submission, jobs[0].id.split("_")[0])
     return True
 
 
@@ -259,12 +261,12 @@ def _outcome_unknown(submission: Submission, why: str) -> ControllerUnreachable:
     )
 
 
-def _sent(workspace: Workspace, submission: Submission, job: str) -> None:
+def _record_sent(workspace: Workspace, submission: Submission, job: str) -> None:
     """Record the job's number in the events of its runs, then record the submission as sent. This order matters, because a
     submission that is recorded as sent is not examined again."""
     submission.state, submission.job = "sent", job
     for position, run in enumerate(submission.runs):
-        _note(
+        _record_event(
             workspace,
             run,
             "submitted",
@@ -272,41 +274,43 @@ def _sent(workspace: Workspace, submission: Submission, job: str) -> None:
             token=submission.token,
             position=position,
             kind=submission.kind,
-            job=submission.id_of(position),
+            job=submission.job_id_at(position),
         )
-    _keep(workspace, submission)
+    _write_submission(workspace, submission)
 
 
-def _refused(workspace: Workspace, submission: Submission, answer: SlurmOutput) -> Refused:
-    no_room = answer.said(NO_ROOM)
-    why = no_room or answer.says
+def _record_refusal(workspace: Workspace, submission: Submission, answer: SlurmOutput) -> JobRefused:
+    limit_line = answer.find_error_line(NO_ROOM)
+    why = limit_line or answer.error_line
     submission.state, submission.why = "refused", why
-    _keep(workspace, submission)
-    sentence = f"Slurm rejected the job because of a limit: {why}" if no_room else f"Slurm rejected the job: {why}"
+    _write_submission(workspace, submission)
+    sentence = f"Slurm rejected the job because of a limit: {why}" if limit_line else f"Slurm rejected the job: {why}"
     for run in submission.runs:
-        _note(workspace, run, "refused", sync=True, why=sentence, token=submission.token)
+        _record_event(workspace, run, "refused", sync=True, why=sentence, token=submission.token)
     # The submission file is removed, because the events of the runs record the refusal. Otherwise, a command that waits at a
     # limit for days would leave a file for each try.
-    _forget(workspace, submission)
-    return NoRoom(why) if no_room else Refused(f"Slurm rejected the job of {', '.join(submission.runs)}: {why}.")
+    _remove_files(workspace, submission)
+    return (
+        SlurmLimitReached(why) if limit_line else JobRefused(f"Slurm rejected the job of {', '.join(submission.runs)}: {why}.")
+    )
 
 
-def _note(workspace: Workspace, run: str, event: str, *, sync: bool = False, **data: Any) -> None:
+def _record_event(workspace: Workspace, run: str, event: str, *, sync: bool = False, **data: Any) -> None:
     """Append an event to the events of a run, unless the folder of the run no longer exists."""
     folder = RunDir(workspace.runs / run)
     if folder.path.exists():
         folder.write_event("controller", event, sync=sync, **data)
 
 
-def _forget(workspace: Workspace, submission: Submission) -> None:
-    shutil.rmtree(folder(workspace) / submission.token, ignore_errors=True)
-    _file(workspace, submission).unlink(missing_ok=True)
+def _remove_files(workspace: Workspace, submission: Submission) -> None:
+    shutil.rmtree(submissions_folder(workspace) / submission.token, ignore_errors=True)
+    _submission_path(workspace, submission).unlink(missing_ok=True)
 
 
-def _keep(workspace: Workspace, submission: Submission) -> None:
-    files.write_json(_file(workspace, submission), submission)
-    workspace_trust.keep(workspace, _file(workspace, submission))
+def _write_submission(workspace: Workspace, submission: Submission) -> None:
+    files.write_json(_submission_path(workspace, submission), submission)
+    workspace_trust.keep(workspace, _submission_path(workspace, submission))
 
 
-def _file(workspace: Workspace, submission: Submission) -> Path:
-    return folder(workspace) / f"{submission.token}.json"
+def _submission_path(workspace: Workspace, submission: Submission) -> Path:
+    return submissions_folder(workspace) / f"{submission.token}.json"

@@ -12,7 +12,7 @@ import msgspec
 
 from jobs.ssh import node_transfer
 from jobs.ssh.node_transfer import MustStop
-from jobs.ssh.step import Lost
+from jobs.ssh.step import NodeLost
 from shardlab.errors import ShardlabError
 from shardlab.files import files
 from shardlab.remote import rsync
@@ -38,12 +38,12 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
     manifest: CheckpointManifest
     needs_records: bool
 
-    def faulty(self, must_stop: MustStop) -> list[CheckpointFile]:
+    def find_faulty_files(self, must_stop: MustStop) -> list[CheckpointFile]:
         """The files of the checkpoint that are missing on this machine, or whose content differs from the manifest. Reads all
         files, unless `must_stop` says that the run must end."""
         return [file for file in self.manifest.files if not must_stop() and checkpoint.damage(self.path, [file]) is not None]
 
-    def late_ranks(self) -> list[int]:
+    def find_late_ranks(self) -> list[int]:
         """The ranks whose step records on this machine end before the step of the checkpoint."""
         if not self.needs_records:
             return []
@@ -55,7 +55,7 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
         ]
 
 
-def gather(folder: RunDir, run: Run, must_stop: MustStop) -> StoredCheckpoint | None:
+def gather_checkpoint(folder: RunDir, run: Run, must_stop: MustStop) -> StoredCheckpoint | None:
     """Bring the newest usable checkpoint of the runs that run.json names to this machine, with all its files and with the step
     records before it.
 
@@ -63,94 +63,104 @@ def gather(folder: RunDir, run: Run, must_stop: MustStop) -> StoredCheckpoint | 
     must end. A damaged checkpoint is skipped, which is recorded as an event. Raises ShardlabError if no checkpoint is usable,
     or if a node that has a part of the checkpoint does not answer.
     """
-    whys: list[str] = []
-    for old in (RunDir(folder.path.parent / name) for name in run.resume):
-        for path in checkpoint.whole(old.path):
+    reasons: list[str] = []
+    for old_run in (RunDir(folder.path.parent / name) for name in run.resume):
+        for path in checkpoint.whole(old_run.path):
             manifest = checkpoint.read(path)
             if isinstance(manifest, str):
-                why = manifest
+                reason = manifest
             else:
-                saved = StoredCheckpoint(old, path, manifest, manifest.cell_hash == run.cell_hash)
-                why = _complete(folder, run, saved, must_stop)
+                stored = StoredCheckpoint(old_run, path, manifest, manifest.cell_hash == run.cell_hash)
+                reason = _complete_checkpoint(folder, run, stored, must_stop)
                 if must_stop():
                     return None
-                if not why:
-                    return saved
-            folder.write_event("attempt", "checkpoint_passed_over", why=why)
-            whys.append(why)
+                if not reason:
+                    return stored
+            folder.write_event("attempt", "checkpoint_passed_over", why=reason)
+            reasons.append(reason)
     if not run.resume:
         return None
-    found = "; ".join(whys) or "they have no checkpoint on this node"
-    raise ShardlabError(f"cannot resume from {', '.join(run.resume)}: {found}. `jobs submit` starts the cell from step 0.")
+    reasons_text = "; ".join(reasons) or "they have no checkpoint on this node"
+    raise ShardlabError(
+        f"cannot resume from {', '.join(run.resume)}: {reasons_text}. `jobs submit` starts the cell from step 0."
+    )
 
 
-def _complete(folder: RunDir, run: Run, saved: StoredCheckpoint, must_stop: MustStop) -> str:
+def _complete_checkpoint(folder: RunDir, run: Run, stored: StoredCheckpoint, must_stop: MustStop) -> str:
     """Bring the missing files of a checkpoint from the nodes that wrote it. Returns '' if the checkpoint is usable afterwards,
     otherwise a clause that says why the checkpoint is not usable.
 
     Raises ShardlabError if a node that may have the missing files does not answer.
     """
-    faulty = saved.faulty(must_stop)
-    if not faulty and not saved.late_ranks():
+    faulty_files = stored.find_faulty_files(must_stop)
+    if not faulty_files and not stored.find_late_ranks():
         return ""
     workspace = Workspace(folder.path.parent.parent)
-    placed = placement.of(saved.run.events())
-    known = {node.name: node for node in inventory.read(workspace, run.cluster["name"]).nodes}
-    absent = []
-    for name in placed.nodes if placed is not None else ():
+    placed_on = placement.of(stored.run.events())
+    nodes_by_name = {node.name: node for node in inventory.read(workspace, run.cluster["name"]).nodes}
+    absent_nodes = []
+    for name in placed_on.nodes if placed_on is not None else ():
         if must_stop():
             return ""
         staging = folder.path / STAGING / name
         files.make_folder(staging)
-        names = [str((saved.path / file.name).relative_to(workspace.path)) for file in faulty]
-        names += [str((saved.run.path / "steps").relative_to(workspace.path))] if saved.needs_records else []
+        names = [str((stored.path / file.name).relative_to(workspace.path)) for file in faulty_files]
+        names += [str((stored.run.path / "steps").relative_to(workspace.path))] if stored.needs_records else []
         try:
-            if name not in known:
-                raise Lost(name, "the inventory does not list it any more")
-            node_transfer.bring(known[name], workspace, names, staging, must_stop)
-        except Lost as lost:
-            absent.append(str(lost))
-        faulty = _place_files(saved, staging / saved.path.relative_to(workspace.path), faulty)
-        _place_records(saved.run, staging / saved.run.path.relative_to(workspace.path) / "steps")
+            if name not in nodes_by_name:
+                raise NodeLost(name, "the inventory does not list it any more")
+            node_transfer.fetch_files(nodes_by_name[name], workspace, names, staging, must_stop)
+        except NodeLost as lost:
+            absent_nodes.append(str(lost))
+        faulty_files = _place_files(stored, staging / stored.path.relative_to(workspace.path), faulty_files)
+        _place_records(stored.run, staging / stored.run.path.relative_to(workspace.path) / "steps")
         shutil.rmtree(staging.parent, ignore_errors=True)
-    return _why_unusable(saved, faulty, absent)
+    return _why_unusable(stored, faulty_files, absent_nodes)
 
 
-def _why_unusable(saved: StoredCheckpoint, faulty: Sequence[CheckpointFile], absent: Sequence[str]) -> str:
-    late = saved.late_ranks()
-    if not faulty and not late:
+def _why_unusable(stored: StoredCheckpoint, faulty_files: Sequence[CheckpointFile], absent_nodes: Sequence[str]) -> str:
+    late_ranks = stored.find_late_ranks()
+    if not faulty_files and not late_ranks:
         return ""
-    what = f"{len(faulty)} of its {len(saved.manifest.files)} files are missing or damaged"
-    if not faulty:
-        what = f"the step records of {len(late)} of its {saved.manifest.world} ranks end before it"
-    why = f"the checkpoint at step {saved.manifest.step} of {saved.run.run_id}: {what}"
-    if absent:
-        raise ShardlabError(f"cannot resume from {why} ({'; '.join(absent)}). Run `jobs retry` again when the node answers.")
+    fault = f"{len(faulty_files)} of its {len(stored.manifest.files)} files are missing or damaged"
+    if not faulty_files:
+        fault = f"the step records of {len(late_ranks)} of its {stored.manifest.world} ranks end before it"
+    why = f"the checkpoint at step {stored.manifest.step} of {stored.run.run_id}: {fault}"
+    if absent_nodes:
+        raise ShardlabError(
+            f"cannot resume from {why} ({'; '.join(absent_nodes)}). Run `jobs retry` again when the node answers."
+        )
     return why
 
 
-def _place_files(saved: StoredCheckpoint, arrived: Path, faulty: Sequence[CheckpointFile]) -> list[CheckpointFile]:
+def _place_files(
+    stored: StoredCheckpoint, arrived_folder: Path, faulty_files: Sequence[CheckpointFile]
+) -> list[CheckpointFile]:
     """Move the files that arrived undamaged into the folder of the checkpoint. Returns the files that are still faulty.
 
-    arrived: the folder with the files that arrived. faulty: the files that were missing or damaged.
+    arrived_folder: the folder with the files that arrived. faulty_files: the files that were missing or damaged.
     """
-    intact = [file for file in faulty if _is_regular(arrived / file.name) and checkpoint.damage(arrived, [file]) is None]
+    intact_files = [
+        file
+        for file in faulty_files
+        if _is_regular(arrived_folder / file.name) and checkpoint.damage(arrived_folder, [file]) is None
+    ]
     with files.as_workspace_error("write"):
-        for file in intact:
-            rsync.put_in_place(arrived / file.name, saved.path / file.name)
-    return [file for file in faulty if file not in intact]
+        for file in intact_files:
+            rsync.put_in_place(arrived_folder / file.name, stored.path / file.name)
+    return [file for file in faulty_files if file not in intact_files]
 
 
-def _place_records(old: RunDir, arrived: Path) -> None:
-    """Replace each file of step records on this machine by the file of the same name in the folder `arrived`, if the arrived
+def _place_records(old_run: RunDir, arrived_folder: Path) -> None:
+    """Replace each file of step records on this machine by the file of the same name in the folder `arrived_folder`, if the arrived
     file begins with the same records."""
-    for name in files.names(arrived):
-        here = old.path / "steps" / name
-        if not re.fullmatch(part_files.STEPS, name) or not _is_regular(arrived / name):
+    for name in files.names(arrived_folder):
+        own_path = old_run.path / "steps" / name
+        if not re.fullmatch(part_files.STEPS, name) or not _is_regular(arrived_folder / name):
             continue
         with files.as_workspace_error("write"):
-            if not here.exists() or part_files.is_beginning(here, arrived / name):
-                rsync.put_in_place(arrived / name, here)
+            if not own_path.exists() or part_files.is_beginning(own_path, arrived_folder / name):
+                rsync.put_in_place(arrived_folder / name, own_path)
 
 
 def _is_regular(path: Path) -> bool:

@@ -19,7 +19,7 @@ from jobs.ssh import checkpoint_parts, node_transfer
 from jobs.ssh.checkpoint_parts import StoredCheckpoint
 from jobs.ssh.node_task import TOKEN
 from jobs.ssh.node_transfer import MustStop
-from jobs.ssh.step import Lost, last_line, login
+from jobs.ssh.step import NodeLost, make_login_argv, read_last_ssh_line
 from shardlab.errors import ShardlabError
 from shardlab.files import files, plugin_source
 from shardlab.runs.run import Run
@@ -34,7 +34,7 @@ ANSWER_S = 60.0
 # folder. The script renames the finished part to its final path, so only one of two nodes that share a folder can succeed. If
 # two such nodes rename the earlier folder at the same time, the second node finds no folder, or renames the part of the first
 # node and then puts that part back.
-PREPARE = """\
+PREPARE_SCRIPT = """\
 folder=$1 token=$2 name=$3
 if test "$(cat "$folder/$5" 2>/dev/null)" = "$token"; then echo "$token own"; exit; fi
 beside=$(dirname "$folder")/.$(basename "$folder").$token.$name
@@ -50,7 +50,7 @@ echo "$token shared ${made#* }"
 """
 
 
-def send(folder: RunDir, run: Run, nodes: Sequence[InventoryNode], must_stop: MustStop) -> None:
+def send_run_files(folder: RunDir, run: Run, nodes: Sequence[InventoryNode], must_stop: MustStop) -> None:
     """Send the files of a run, and the checkpoint from which it resumes, to each of its nodes. must_stop: says whether the run
     must end; if so, the transfers end.
 
@@ -60,51 +60,53 @@ def send(folder: RunDir, run: Run, nodes: Sequence[InventoryNode], must_stop: Mu
     workspace = Workspace(folder.path.parent.parent)
     token = secrets.token_hex(8)
     files.write_new(folder.path / TOKEN, token.encode())
-    saved = checkpoint_parts.gather(folder, run, must_stop)
+    stored = checkpoint_parts.gather_checkpoint(folder, run, must_stop)
     with ThreadPoolExecutor(max_workers=len(nodes)) as pool:
-        answers = list(pool.map(lambda node: _prepare(workspace, folder, node, token), nodes))
+        answers = list(pool.map(lambda node: _prepare_node(workspace, folder, node, token), nodes))
         _must_be_separate(folder, nodes, answers)
-        others = [node for node, answer in zip(nodes, answers, strict=True) if answer != "own"]
-        for sent in [pool.submit(_send, workspace, folder, run, node, saved, must_stop) for node in others]:
-            sent.result()
+        other_nodes = [node for node, answer in zip(nodes, answers, strict=True) if answer != "own"]
+        for transfer in [pool.submit(_send_to_node, workspace, folder, run, node, stored, must_stop) for node in other_nodes]:
+            transfer.result()
 
 
-def _send(
-    workspace: Workspace, folder: RunDir, run: Run, node: InventoryNode, saved: StoredCheckpoint | None, must_stop: MustStop
+def _send_to_node(
+    workspace: Workspace, folder: RunDir, run: Run, node: InventoryNode, stored: StoredCheckpoint | None, must_stop: MustStop
 ) -> None:
     names = [f"runs/{folder.run_id}/{name}" for name in files.names(folder.path) if _is_rendered(folder.path / name)]
     names += [os.path.relpath(run.source, workspace.path)] if run.source is not None else []
-    if saved is None:
-        node_transfer.send(node, workspace, names, must_stop)
+    if stored is None:
+        node_transfer.send_files(node, workspace, names, must_stop)
         return
-    old = f"runs/{saved.run.run_id}"
-    node_transfer.send(node, workspace, [*names, f"{old}/{saved.path.relative_to(saved.run.path)}"], must_stop)
-    events = [name for name in files.names(saved.run.path) if name.startswith("events.")]
+    old_folder = f"runs/{stored.run.run_id}"
+    node_transfer.send_files(node, workspace, [*names, f"{old_folder}/{stored.path.relative_to(stored.run.path)}"], must_stop)
+    events = [name for name in files.names(stored.run.path) if name.startswith("events.")]
     # Files that the node has already are kept, because the node wrote them itself. Only its files of step records are
     # continued, if they end earlier than the files on this machine.
-    node_transfer.send(node, workspace, [f"{old}/{name}" for name in ("run.json", *events)], must_stop, "--ignore-existing")
-    if (saved.run.path / "steps").exists():
-        node_transfer.send(node, workspace, [f"{old}/steps"], must_stop, "--append-verify")
+    node_transfer.send_files(
+        node, workspace, [f"{old_folder}/{name}" for name in ("run.json", *events)], must_stop, "--ignore-existing"
+    )
+    if (stored.run.path / "steps").exists():
+        node_transfer.send_files(node, workspace, [f"{old_folder}/steps"], must_stop, "--append-verify")
 
 
-def _prepare(workspace: Workspace, folder: RunDir, node: InventoryNode, token: str) -> str:
+def _prepare_node(workspace: Workspace, folder: RunDir, node: InventoryNode, token: str) -> str:
     """Make the folders for a node's part of the run, and return the answer of the script PREPARE. Raises Lost and
     ShardlabError."""
     log = folder.log / f"ssh.{node.name}.log"
-    words = ["sh", "-euc", PREPARE, "prepare", str(folder.path), token, node.name, str(workspace.own), TOKEN]
-    argv = [*login(node, log), shlex.join(words)]
+    words = ["sh", "-euc", PREPARE_SCRIPT, "prepare", str(folder.path), token, node.name, str(workspace.own), TOKEN]
+    argv = [*make_login_argv(node, log), shlex.join(words)]
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False)
+        result = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False)
     except subprocess.TimeoutExpired:
-        raise Lost(node.name, f"did not answer within {ANSWER_S:g} s") from None
-    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    if done.returncode == 255:
-        raise Lost(node.name, last_line(log) or "the connection broke")
-    lines = done.stdout.decode("utf-8", "replace").splitlines()
+        raise NodeLost(node.name, f"did not answer within {ANSWER_S:g} s") from None
+    error_lines = result.stderr.decode("utf-8", "replace").strip().splitlines()
+    if result.returncode == 255:
+        raise NodeLost(node.name, read_last_ssh_line(log) or "the connection broke")
+    lines = result.stdout.decode("utf-8", "replace").splitlines()
     answer = next((line.removeprefix(f"{token} ") for line in lines if line.startswith(f"{token} ")), "")
-    if done.returncode or not answer:
+    if result.returncode or not answer:
         raise ShardlabError(
-            f"{node.name}: cannot make the folder {folder.path} ({said[-1] if said else f'exit code {done.returncode}'}). "
+            f"{node.name}: cannot make the folder {folder.path} ({error_lines[-1] if error_lines else f'exit code {result.returncode}'}). "
             "`provision` makes the folder of the workspaces on each node."
         )
     return answer
@@ -113,14 +115,14 @@ def _prepare(workspace: Workspace, folder: RunDir, node: InventoryNode, token: s
 def _must_be_separate(folder: RunDir, nodes: Sequence[InventoryNode], answers: Sequence[str]) -> None:
     """Raises ShardlabError if two of the nodes share the run's folder: each of them would treat the files of the other node as
     its own."""
-    own = [node.name for node, answer in zip(nodes, answers, strict=True) if answer == "own"]
-    sharing = own if len(own) > 1 else []
+    own_names = [node.name for node, answer in zip(nodes, answers, strict=True) if answer == "own"]
+    sharing_nodes = own_names if len(own_names) > 1 else []
     for node, answer in zip(nodes, answers, strict=True):
-        if not sharing and answer.startswith("shared "):
-            sharing = [*(other.name for other in nodes if answer == f"shared {other.name}"), node.name]
-    if sharing:
+        if not sharing_nodes and answer.startswith("shared "):
+            sharing_nodes = [*(other.name for other in nodes if answer == f"shared {other.name}"), node.name]
+    if sharing_nodes:
         raise ShardlabError(
-            f"the nodes {' and '.join(sharing)} share the folder {folder.path.parent}, but the cluster file names no shared "
+            f"the nodes {' and '.join(sharing_nodes)} share the folder {folder.path.parent}, but the cluster file names no shared "
             "folder. Set storage.shared to a folder that all nodes share, or storage.mount to a folder on each node's own disk."
         )
 

@@ -16,11 +16,11 @@ from shardlab.errors import WorkspaceError
 from shardlab.files import files, own_folder
 
 FOLDER = Path("/tmp")
-LONGEST = 200  # characters of a command line that a message shows
+LONGEST_COMMAND = 200  # characters of a command line that a message shows
 
 
 @contextlib.contextmanager
-def held(kind: str, host: str, busy: Callable[[int], object]) -> Iterator[int]:
+def hold_lock(kind: str, host: str, busy: Callable[[int], object]) -> Iterator[int]:
     """Hold the lock of a node during the block; yield the descriptor of the lock file.
 
     kind: `node` on the machine that starts runs, `run` on the node itself. host: the address of the node. busy: as in
@@ -31,15 +31,15 @@ def held(kind: str, host: str, busy: Callable[[int], object]) -> Iterator[int]:
         try:
             lock = stack.enter_context(files.locked(FOLDER / name, busy))
         except WorkspaceError:
-            own = own_folder.make(FOLDER, f"shardlab-locks-{os.geteuid()}")
-            lock = stack.enter_context(files.locked(own / name, busy))
+            own_locks = own_folder.make(FOLDER, f"shardlab-locks-{os.geteuid()}")
+            lock = stack.enter_context(files.locked(own_locks / name, busy))
         with contextlib.suppress(PermissionError):  # another user owns the lock file
             os.fchmod(lock, 0o644)  # whatever the umask, other users may lock the file, and may not write to it
             os.utime(lock)  # keep the lock file new: systemd removes old files from /tmp
         yield lock
 
 
-def holder(lock: int) -> tuple[int, str]:
+def find_lock_holder(lock: int) -> tuple[int, str]:
     """Who holds a lock: (the id of the user, a phrase such as `process 12 of the user bob (python -m jobs ...)`).
 
     lock: the descriptor of the lock file.
@@ -52,6 +52,6 @@ def holder(lock: int) -> tuple[int, str]:
         if kind == "FLOCK" and file.endswith(f":{status.st_ino}"):
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(int(number))
-                words = " ".join(process.cmdline())[:LONGEST]
+                words = " ".join(process.cmdline())[:LONGEST_COMMAND]
                 return process.uids().effective, f"process {number} of the user {process.username()} ({words})"
     return status.st_uid, f"a process that has ended or is hidden; the lock file belongs to the user id {status.st_uid}"

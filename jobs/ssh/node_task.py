@@ -26,22 +26,22 @@ from pathlib import Path
 import msgspec
 
 from jobs.node import node_processes
-from jobs.node.rendezvous import NODE, NODES, RENDEZVOUS, NoMeeting
-from jobs.node.wait_for_gpus import VISIBLE
+from jobs.node.rendezvous import NODE, NODES, RENDEZVOUS, RendezvousError
+from jobs.node.wait_for_gpus import VISIBLE_DEVICES
 from jobs.ssh import node_lock
 from jobs.ssh.record_mirror import RecordReader
 from shardlab.errors import ShardlabError
 from shardlab.files import files, json_file, source_digest
 from shardlab.terminal import console
 
-SAYS = "shardlab:"  # the begin of each line that this program prints, because a .bashrc may print other lines
+LINE_PREFIX = "shardlab:"  # the begin of each line that this program prints, because a .bashrc may print other lines
 BEAT_S, SILENT_S = 5.0, 60.0
 START_S = 180  # the most seconds until all nodes are ready
 BUSY_S = 30.0  # the most seconds to wait until another run, which is ending, no longer uses the node
-LOOK_S = 1.0  # seconds between two checks for new records
+RECORD_INTERVAL_S = 1.0  # seconds between two checks for new records
 SEND_S = 60.0  # the most seconds to send the last records after the end of the task
 TOKEN = "claim/first-node"  # a file in the run's folder of the first node, if the nodes share no folder
-_SAYING = threading.Lock()  # held while a line is written, so that lines of two threads do not mix
+_WRITE_LOCK = threading.Lock()  # held while a line is written, so that lines of two threads do not mix
 
 
 class TaskRequest(msgspec.Struct, frozen=True):
@@ -61,30 +61,30 @@ def main() -> int:
     """Read a TaskRequest, execute the task, and return its exit code. Raises ShardlabError."""
     line = sys.stdin.buffer.readline()
     request = json_file.of_standard_input(line, TaskRequest, "a request of this version of shardlab")
-    if request.packages not in (None, here := source_digest.packages()):
+    if request.packages not in (None, own_digest := source_digest.packages()):
         raise ShardlabError(
-            f"{socket.gethostname()}: its installed packages (digest {here}) are not those of the first node (digest "
+            f"{socket.gethostname()}: its installed packages (digest {own_digest}) are not those of the first node (digest "
             f"{request.packages}). Run: provision CLUSTER.yaml"
         )
-    own = request.hosts[request.number]
-    with node_lock.held("run", own, _wait):
-        _say(f"ready {_free_address(own) if request.number == 0 else '-'}")
+    own_host = request.hosts[request.number]
+    with node_lock.hold_lock("run", own_host, _wait_for_lock):
+        _write_line(f"ready {_find_free_address(own_host) if request.number == 0 else '-'}")
         signal.alarm(START_S)  # SIGALRM ends this process if no rendezvous arrives in time
         rendezvous = sys.stdin.buffer.readline().decode().strip()
         signal.alarm(0)
         if not rendezvous:  # the supervisor sends no rendezvous, because another node is not ready
             return 1
         os.chdir(request.folder)
-        task = _start(request, rendezvous)
+        task = _start_task(request, rendezvous)
         # starts a thread, so it must come after the fork of the task
-        records = RecordSender(Path(request.folder)) if _is_apart(request) else None
-        code = _supervised(task)
+        record_sender = RecordSender(Path(request.folder)) if _has_own_folder(request) else None
+        code = _supervise_task(task)
         # Ends the processes that jobs.supervisor.step_task marked with this text, in case jobs.supervisor.step_task was killed
         # before it could end its ranks.
         node_processes.end_strays(f"{request.folder}#{request.number}.0")
-        if records is not None:
-            records.finish()
-        _say(f"exit {code}")
+        if record_sender is not None:
+            record_sender.finish()
+        _write_line(f"exit {code}")
     return code
 
 
@@ -110,14 +110,14 @@ class RecordSender:
         is_last = False
         try:
             while not is_last:
-                is_last = self._ended.wait(LOOK_S)
-                for change in self._reader.changes():
-                    _say(f"record {msgspec.json.encode(change).decode()}")
+                is_last = self._ended.wait(RECORD_INTERVAL_S)
+                for change in self._reader.read_changes():
+                    _write_line(f"record {msgspec.json.encode(change).decode()}")
         except ShardlabError as error:
             self._error = str(error)
 
 
-def _is_apart(request: TaskRequest) -> bool:
+def _has_own_folder(request: TaskRequest) -> bool:
     """Whether the folder of the run on this node is not the same folder as on the first node."""
     if not request.token:
         return False
@@ -125,72 +125,72 @@ def _is_apart(request: TaskRequest) -> bool:
     return not token.exists() or files.read(token).decode(errors="replace") != request.token
 
 
-def _start(request: TaskRequest, rendezvous: str) -> subprocess.Popen[bytes]:
-    visible = os.environ.get(VISIBLE, ",".join(map(str, range(request.gpus))))
+def _start_task(request: TaskRequest, rendezvous: str) -> subprocess.Popen[bytes]:
+    visible = os.environ.get(VISIBLE_DEVICES, ",".join(map(str, range(request.gpus))))
     environment = {
         **os.environ,
         **request.environment,
         RENDEZVOUS: rendezvous,
         NODE: str(request.number),
         NODES: ",".join(request.hosts),
-        VISIBLE: visible,
+        VISIBLE_DEVICES: visible,
     }
     words = [sys.executable, "-P", "-m", "jobs.supervisor.step_task", request.folder, "--", *request.command]
-    return node_processes.start(words, sys.stderr.fileno(), environment)
+    return node_processes.start_process(words, sys.stderr.fileno(), environment)
 
 
-def _supervised(task: subprocess.Popen[bytes]) -> int:
+def _supervise_task(task: subprocess.Popen[bytes]) -> int:
     """Wait until the task ends, or end it if the supervisor asks for this or is lost. Returns the exit code of the task."""
-    told: list[int] = []
+    received_signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _frame: told.append(number))
-    heard = time.monotonic()
+        signal.signal(number, lambda number, _frame: received_signals.append(number))
+    last_heard = time.monotonic()
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin.buffer, selectors.EVENT_READ)
         while (code := task.poll()) is None:
             if selector.select(timeout=0.1):
                 if not os.read(sys.stdin.fileno(), 4096):
                     break
-                heard = time.monotonic()
-            if told or time.monotonic() > heard + SILENT_S:
+                last_heard = time.monotonic()
+            if received_signals or time.monotonic() > last_heard + SILENT_S:
                 break
     if (
         code is None
     ):  # jobs.supervisor.step_task gives its ranks GRACE_S seconds to end, and then needs a moment to end leftover processes
-        code = node_processes.end(task, signal.SIGTERM, node_processes.GRACE_S + 5)
+        code = node_processes.end_process(task, signal.SIGTERM, node_processes.GRACE_S + 5)
     return 128 - code if code < 0 else code
 
 
-def _wait(lock: int) -> None:
+def _wait_for_lock(lock: int) -> None:
     """Wait for the lock of this node until another run on the node has ended. Raises ShardlabError if that run does not end."""
-    ends = time.monotonic() + BUSY_S
-    while time.monotonic() < ends:
+    deadline = time.monotonic() + BUSY_S
+    while time.monotonic() < deadline:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             time.sleep(0.2)
-    who = node_lock.holder(lock)[1]
-    raise ShardlabError(f"{socket.gethostname()}: another run, which was not started from here, uses this node: {who}.")
+    holder_text = node_lock.find_lock_holder(lock)[1]
+    raise ShardlabError(f"{socket.gethostname()}: another run, which was not started from here, uses this node: {holder_text}.")
 
 
-def _free_address(host: str) -> str:
+def _find_free_address(host: str) -> str:
     """An address of this node with a free port, as HOST:PORT. host: the node's address in the inventory. Raises NoMeeting."""
     try:
-        family, kind, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as listening:
-            listening.bind(place)
-            address, port = listening.getsockname()[:2]
+        family, kind, _, _, socket_address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listener:
+            listener.bind(socket_address)
+            address, port = listener.getsockname()[:2]
     except OSError as error:
-        raise NoMeeting(f"{socket.gethostname()}: cannot listen at its address {host} ({error.strerror}).") from None
+        raise RendezvousError(f"{socket.gethostname()}: cannot listen at its address {host} ({error.strerror}).") from None
     return f"[{address}]:{port}" if family == socket.AF_INET6 else f"{address}:{port}"
 
 
-def _say(words: str) -> None:
+def _write_line(words: str) -> None:
     """Write a line to standard output. Python's buffer is not used: a thread that cannot write would hold the lock of the
     buffer when this process ends."""
-    line = memoryview(f"{SAYS} {words}\n".encode())
-    with _SAYING, contextlib.suppress(OSError):  # the connection is lost, so nobody reads the line
+    line = memoryview(f"{LINE_PREFIX} {words}\n".encode())
+    with _WRITE_LOCK, contextlib.suppress(OSError):  # the connection is lost, so nobody reads the line
         while line:
             line = line[os.write(sys.stdout.fileno(), line) :]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jobs.ssh.step import Lost
+from jobs.ssh.step import NodeLost
 from shardlab.cluster.address import Address
 from shardlab.errors import ShardlabError
 from shardlab.remote import rsync
@@ -14,43 +14,43 @@ from shardlab.workspace.inventory import InventoryNode
 from shardlab.workspace.workspace import Workspace
 
 SILENT_S = 60  # rsync gives up a connection over which nothing came for this many seconds
-BROKEN = (10, 12, 30, 35, 255)  # exit codes of rsync if the connection to the node failed or broke
-INCOMPLETE = (23, 24)  # exit codes of rsync if some files could not be copied
+CONNECTION_ERRORS = (10, 12, 30, 35, 255)  # exit codes of rsync if the connection to the node failed or broke
+INCOMPLETE_ERRORS = (23, 24)  # exit codes of rsync if some files could not be copied
 
 MustStop = Callable[[], bool]
 
 
-def send(node: InventoryNode, workspace: Workspace, names: Sequence[str], must_stop: MustStop, *options: str) -> None:
+def send_files(node: InventoryNode, workspace: Workspace, names: Sequence[str], must_stop: MustStop, *options: str) -> None:
     """Copy files and folders of the workspace to the same paths on a node. Ends early if `must_stop` says that the run must
     end.
 
     Raises Lost if the connection broke, ShardlabError if a file could not be copied.
     """
-    host, shell = _way(node)
+    host, shell = _make_rsync_target(node)
     words = ["--archive", "--recursive", f"--timeout={SILENT_S}", shell, *options]
-    end = rsync.run(words, names, f"{workspace.path}/", f"{host}:{workspace.path}/", must_stop=must_stop)
-    _check(node, end, allowed=())
+    rsync_end = rsync.run(words, names, f"{workspace.path}/", f"{host}:{workspace.path}/", must_stop=must_stop)
+    _check_rsync_end(node, rsync_end, allowed=())
 
 
-def bring(node: InventoryNode, workspace: Workspace, names: Sequence[str], target: Path, must_stop: MustStop) -> None:
+def fetch_files(node: InventoryNode, workspace: Workspace, names: Sequence[str], target: Path, must_stop: MustStop) -> None:
     """Copy files and folders of the workspace from a node into the folder `target`, with the same names. Ends early if
     `must_stop` says that the run must end.
 
     Files that the node does not have are left out, without an error. Raises Lost and ShardlabError.
     """
-    host, shell = _way(node)
+    host, shell = _make_rsync_target(node)
     words = [*rsync.FROM_OTHERS, "--recursive", "--times", f"--timeout={SILENT_S}", shell]
-    end = rsync.run(words, names, f"{host}:{workspace.path}/", f"{target}/", must_stop=must_stop)
-    _check(node, end, allowed=INCOMPLETE)
+    rsync_end = rsync.run(words, names, f"{host}:{workspace.path}/", f"{target}/", must_stop=must_stop)
+    _check_rsync_end(node, rsync_end, allowed=INCOMPLETE_ERRORS)
 
 
-def _way(node: InventoryNode) -> tuple[str, str]:
+def _make_rsync_target(node: InventoryNode) -> tuple[str, str]:
     rsync.must_be_installed("a run on nodes that share no folder")
     return rsync_words(Address(node.host, node.port, node.user))
 
 
-def _check(node: InventoryNode, end: rsync.RsyncEnd, *, allowed: Sequence[int]) -> None:
-    if end.code in BROKEN:
-        raise Lost(node.name, end.error)
-    if end.code and end.code not in allowed:
-        raise ShardlabError(f"{node.name}: {end.error}.")
+def _check_rsync_end(node: InventoryNode, rsync_end: rsync.RsyncEnd, *, allowed: Sequence[int]) -> None:
+    if rsync_end.code in CONNECTION_ERRORS:
+        raise NodeLost(node.name, rsync_end.error)
+    if rsync_end.code and rsync_end.code not in allowed:
+        raise ShardlabError(f"{node.name}: {rsync_end.error}.")

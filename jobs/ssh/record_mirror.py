@@ -15,13 +15,13 @@ from typing import Annotated
 
 import msgspec
 
-from jobs.node.hang_detection import files_of
+from jobs.node.hang_detection import scan_files
 from shardlab.errors import ShardlabError
 from shardlab.files import files
 from shardlab.runs import part_files
 
-PART = 1 << 16  # the most bytes of a growing file that are sent in one line
-MOST_LINE = 1 << 26  # the most bytes of a line; large, because the whole manifest of a checkpoint is sent in one line
+MOST_PART_BYTES = 1 << 16  # the most bytes of a growing file that are sent in one line
+MOST_LINE_BYTES = 1 << 26  # the most bytes of a line; large, because the whole manifest of a checkpoint is sent in one line
 # The only files that a node may write on the first node. Files of APPENDED are copied as they grow, files of WHOLE at once.
 APPENDED = re.compile(rf"(?:{part_files.EVENTS}|steps/{part_files.STEPS}|validation\.jsonl|log/rank-\d{{5,}}\.log)")
 WHOLE = re.compile(rf"(?:result\.json|env/{part_files.HOST}\.json|checkpoints/step-\d{{8,}}/manifest\.json)")
@@ -43,25 +43,25 @@ class RecordReader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._read: dict[str, tuple[int, int]] = {}  # for each file by its name: (inode, number of bytes that were read)
-        self._seen: frozenset[tuple[str, int, int]] = frozenset()
+        self._positions: dict[str, tuple[int, int]] = {}  # for each file by its name: (inode, number of bytes that were read)
+        self._file_stats: frozenset[tuple[str, int, int]] = frozenset()
 
-    def changes(self) -> Iterator[RecordChange]:
+    def read_changes(self) -> Iterator[RecordChange]:
         """Yields the changes since the last call. result.json comes last, because it says that the other records are
         complete."""
-        names = sorted(self._names(), key=lambda name: name == "result.json")
-        for gone in self._read.keys() - set(names):
-            del self._read[gone]
-            yield RecordChange(gone, None)
+        names = sorted(self._list_names(), key=lambda name: name == "result.json")
+        for removed_name in self._positions.keys() - set(names):
+            del self._positions[removed_name]
+            yield RecordChange(removed_name, None)
         for name in names:
             with contextlib.suppress(OSError):  # raised if a checkpoint is removed at this moment
-                yield from self._added(name)
-        now = frozenset(files_of(self._folder, ask=False))
-        if now != self._seen:
-            self._seen = now
+                yield from self._read_added(name)
+        file_stats = frozenset(scan_files(self._folder, ask=False))
+        if file_stats != self._file_stats:
+            self._file_stats = file_stats
             yield RecordChange("")
 
-    def _names(self) -> Iterator[str]:
+    def _list_names(self) -> Iterator[str]:
         for folder in FOLDERS:
             for entry in files.names(self._folder / folder):
                 name = f"{folder}/{entry}" if folder else entry
@@ -72,22 +72,22 @@ class RecordReader:
             if WHOLE.fullmatch(name) and (self._folder / name).exists():
                 yield name
 
-    def _added(self, name: str) -> Iterator[RecordChange]:
+    def _read_added(self, name: str) -> Iterator[RecordChange]:
         with files.open_regular(self._folder / name) as handle:
             status = os.fstat(handle.fileno())
-            inode, done = self._read.get(name, (status.st_ino, 0))
-            if inode != status.st_ino or done > status.st_size:  # the file was replaced, which happens when a run resumes
-                done = 0
+            inode, position = self._positions.get(name, (status.st_ino, 0))
+            if inode != status.st_ino or position > status.st_size:  # the file was replaced, which happens when a run resumes
+                position = 0
             if WHOLE.fullmatch(name):
-                if name not in self._read or not done:
+                if name not in self._positions or not position:
                     yield RecordChange(name, content := handle.read())
-                    self._read[name] = (status.st_ino, len(content))
+                    self._positions[name] = (status.st_ino, len(content))
                 return
-            handle.seek(done)
-            while part := handle.read(PART):
-                yield RecordChange(name, part, done)
-                done += len(part)
-                self._read[name] = (status.st_ino, done)
+            handle.seek(position)
+            while part := handle.read(MOST_PART_BYTES):
+                yield RecordChange(name, part, position)
+                position += len(part)
+                self._positions[name] = (status.st_ino, position)
 
 
 class RecordCopies:

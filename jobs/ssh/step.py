@@ -24,9 +24,9 @@ from socket import gethostname
 import msgspec
 
 from jobs.node import node_processes
-from jobs.node.rendezvous import MEETING, NODES, RENDEZVOUS
+from jobs.node.rendezvous import NODES, RENDEZVOUS, RENDEZVOUS_ID
 from jobs.ssh import record_mirror
-from jobs.ssh.node_task import BEAT_S, SAYS, START_S, TOKEN, TaskRequest
+from jobs.ssh.node_task import BEAT_S, LINE_PREFIX, START_S, TOKEN, TaskRequest
 from jobs.ssh.record_mirror import RecordChange, RecordCopies
 from shardlab.cluster.address import Address
 from shardlab.errors import InputError, ShardlabError
@@ -49,11 +49,23 @@ EXIT_CODE = re.compile(r"[0-9]{1,3}")
 NO_LOGIN = "Permission denied"  # OpenSSH's words if a node does not accept the login
 # Variables that are not sent to other nodes, because they describe the login on this node. All other variables are sent, as in
 # Slurm.
-OWN = ("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TMPDIR", "CUDA_VISIBLE_DEVICES", NODES, RENDEZVOUS)
+OWN_VARIABLES = (
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "PWD",
+    "OLDPWD",
+    "HOSTNAME",
+    "TMPDIR",
+    "CUDA_VISIBLE_DEVICES",
+    NODES,
+    RENDEZVOUS,
+)
 OWN_PREFIXES = ("SSH_", "XDG_", "DBUS_", "SUDO_")
 
 
-class Lost(ShardlabError):
+class NodeLost(ShardlabError):
     """Raised if the connection to a node broke, or if the node cannot be reached. node: the name of the node."""
 
     def __init__(self, node: str, why: str) -> None:
@@ -72,7 +84,7 @@ class NodeSession:
         self._log, self._text = (log := folder.log / f"ssh.{node.name}.log"), bytearray()
         log.unlink(missing_ok=True)  # remove the log of an earlier start
         self.process = subprocess.Popen(
-            [*login(node, log), f"exec {shlex.quote(node.python or '')} -P -m jobs.ssh.node_task"],
+            [*make_login_argv(node, log), f"exec {shlex.quote(node.python or '')} -P -m jobs.ssh.node_task"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # so that a signal for the process group of this process does not end ssh
@@ -102,21 +114,21 @@ class NodeSession:
             *lines, rest = self._text.split(b"\n")
             self._text = rest
             for line in lines:
-                self._take(line.decode("utf-8", "replace"))
-        elif len(self._text) > record_mirror.MOST_LINE:
-            raise ShardlabError(f"{self.node.name}: sent a line of more than {record_mirror.MOST_LINE} bytes.")
+                self._handle_line(line.decode("utf-8", "replace"))
+        elif len(self._text) > record_mirror.MOST_LINE_BYTES:
+            raise ShardlabError(f"{self.node.name}: sent a line of more than {record_mirror.MOST_LINE_BYTES} bytes.")
         return part != b""
 
-    def _take(self, line: str) -> None:
-        sign, _, words = line.partition(" ")
-        said, _, value = words.partition(" ")
-        if sign != SAYS:
+    def _handle_line(self, line: str) -> None:
+        prefix, _, words = line.partition(" ")
+        keyword, _, value = words.partition(" ")
+        if prefix != LINE_PREFIX:
             return
-        if said == "ready":
+        if keyword == "ready":
             self.ready = value
-        elif said == "exit" and EXIT_CODE.fullmatch(value):
+        elif keyword == "exit" and EXIT_CODE.fullmatch(value):
             self.code = int(value)
-        elif said == "record":
+        elif keyword == "record":
             try:
                 change = msgspec.json.decode(value, type=RecordChange)
             except DECODE_FAULTS as error:
@@ -128,10 +140,10 @@ class NodeSession:
         code = self.process.wait()
         if code != 255 and code >= 0:
             return ShardlabError(f"{self.node.name}: its task ended with exit code {code}; see log/job.log.")
-        said = last_line(self._log)
-        if NO_LOGIN in said:
-            return ShardlabError(f"{gethostname()} cannot log in to {self.node.name} over SSH: {said}. {BETWEEN_NODES}")
-        return Lost(self.node.name, f"the connection broke: {said}" if said else "the connection broke")
+        ssh_error = read_last_ssh_line(self._log)
+        if NO_LOGIN in ssh_error:
+            return ShardlabError(f"{gethostname()} cannot log in to {self.node.name} over SSH: {ssh_error}. {BETWEEN_NODES}")
+        return NodeLost(self.node.name, f"the connection broke: {ssh_error}" if ssh_error else "the connection broke")
 
 
 BETWEEN_NODES = (
@@ -139,14 +151,14 @@ BETWEEN_NODES = (
 )
 
 
-def login(node: InventoryNode, log: Path) -> list[str]:
+def make_login_argv(node: InventoryNode, log: Path) -> list[str]:
     """The argv with which this node logs in to another node; a command may be appended. ssh writes its own errors into
     `log`."""
     words = ssh_command(Address(node.address_between_nodes, node.port, node.user))
     return [words[0], "-E", str(log), *words[1:]]
 
 
-def last_line(log: Path) -> str:
+def read_last_ssh_line(log: Path) -> str:
     """The last line that ssh wrote into its log, or ''."""
     lines = files.read(log).decode(errors="replace").split("\n") if log.exists() else []
     return next((line.strip().rstrip(".") for line in reversed(lines) if line.strip()), "")
@@ -156,16 +168,16 @@ class Step:
     """The tasks of one run on its nodes."""
 
     def __init__(self, folder: RunDir, run: Run, nodes: Sequence[InventoryNode], command: Sequence[str]) -> None:
-        self._told = False
+        self._is_told_to_end = False
         copies = RecordCopies(folder.path)
         self._sessions = [NodeSession(node, folder, copies) for node in nodes]
         self._open = list(self._sessions)
         self._selector = selectors.DefaultSelector()
         for session in self._sessions:
             self._selector.register(session.stdout, selectors.EVENT_READ, session)
-        own = {name for name in os.environ if name in OWN or name.startswith(OWN_PREFIXES)}
-        environment = {name: value for name, value in os.environ.items() if name not in own}
-        environment[MEETING] = f"{run.run_id}-{time.time_ns()}"
+        own_names = {name for name in os.environ if name in OWN_VARIABLES or name.startswith(OWN_PREFIXES)}
+        environment = {name: value for name, value in os.environ.items() if name not in own_names}
+        environment[RENDEZVOUS_ID] = f"{run.run_id}-{time.time_ns()}"
         for number, session in enumerate(self._sessions):
             request = TaskRequest(
                 folder=str(folder.path),
@@ -181,39 +193,41 @@ class Step:
 
     def run(self) -> int:
         """Run the tasks until they end; return the exit code. Raises Lost, and ShardlabError if a task cannot start."""
-        signal.signal(signal.SIGTERM, self._take_note)
+        signal.signal(signal.SIGTERM, self._note_signal)
         try:
-            ends = time.monotonic() + START_S
+            deadline = time.monotonic() + START_S
             while not all(session.ready for session in self._sessions):
-                self._look()
-                if time.monotonic() > ends:
-                    late = ", ".join(session.node.name for session in self._sessions if not session.ready)
-                    raise ShardlabError(f"{late}: not ready after {START_S} s.")
-                if self._told:
+                self._read_sessions()
+                if time.monotonic() > deadline:
+                    late_nodes = ", ".join(session.node.name for session in self._sessions if not session.ready)
+                    raise ShardlabError(f"{late_nodes}: not ready after {START_S} s.")
+                if self._is_told_to_end:
                     return 128 + signal.SIGTERM
             for session in self._sessions:
                 session.send(self._sessions[0].ready.encode())
-            self._until_ended()
-            if failed := self._failed():  # a task may have failed because another node was lost, which ssh notices later
-                self._end(SILENT_S, may_be_lost=True)
-                return failed
-            return 128 + signal.SIGTERM if self._told else 0
+            self._wait_until_ended()
+            if (
+                failure_code := self._first_failure()
+            ):  # a task may have failed because another node was lost, which ssh notices later
+                self._end_tasks(SILENT_S, may_be_lost=True)
+                return failure_code
+            return 128 + signal.SIGTERM if self._is_told_to_end else 0
         finally:
-            self._end(END_S - 2)
+            self._end_tasks(END_S - 2)
             for session in self._open:
                 session.process.kill()
 
-    def _until_ended(self) -> None:
+    def _wait_until_ended(self) -> None:
         """Wait until all tasks have ended, a task has failed, or this process was told to end."""
-        beat = 0.0
-        while self._open and not self._told and not self._failed():
-            if time.monotonic() > beat:
-                beat = time.monotonic() + BEAT_S
+        next_beat = 0.0
+        while self._open and not self._is_told_to_end and not self._first_failure():
+            if time.monotonic() > next_beat:
+                next_beat = time.monotonic() + BEAT_S
                 for session in self._open:
                     session.send(b"")
-            self._look()
+            self._read_sessions()
 
-    def _look(self, *, lost: bool = True) -> None:
+    def _read_sessions(self, *, lost: bool = True) -> None:
         """Read the output of the nodes. If a session ended without an exit code, raises its error, unless `lost` is false."""
         for key, _ in self._selector.select(timeout=0.2):
             session: NodeSession = key.data
@@ -224,30 +238,30 @@ class Step:
             if session.code is None and lost:
                 raise session.why_ended()
 
-    def _failed(self) -> int:
+    def _first_failure(self) -> int:
         return next((session.code for session in self._sessions if session.code), 0)
 
-    def _end(self, limit_s: float, *, may_be_lost: bool = False) -> None:
+    def _end_tasks(self, limit_s: float, *, may_be_lost: bool = False) -> None:
         """End all tasks, and wait up to limit_s seconds for their ends. may_be_lost: whether to raise Lost for a node that does
         not report the end of its task."""
         for session in self._open:
             session.end()
-        ends = time.monotonic() + limit_s
-        while self._open and time.monotonic() < ends and not (may_be_lost and self._told):
-            self._look(lost=may_be_lost)
-        if self._open and may_be_lost and not self._told:
-            raise Lost(self._open[0].node.name, f"did not report the end of its task within {limit_s:g} s")
+        deadline = time.monotonic() + limit_s
+        while self._open and time.monotonic() < deadline and not (may_be_lost and self._is_told_to_end):
+            self._read_sessions(lost=may_be_lost)
+        if self._open and may_be_lost and not self._is_told_to_end:
+            raise NodeLost(self._open[0].node.name, f"did not report the end of its task within {limit_s:g} s")
 
-    def _take_note(self, _number: int, _frame: object) -> None:
-        self._told = True
+    def _note_signal(self, _number: int, _frame: object) -> None:
+        self._is_told_to_end = True
 
 
-def chosen(folder: RunDir, run: Run) -> list[InventoryNode]:
+def read_chosen_nodes(folder: RunDir, run: Run) -> list[InventoryNode]:
     """The nodes that the scheduler chose for a run. Raises InputError."""
     if NODES not in os.environ:
         raise InputError(f"{NODES} is not set; the runner of the scheduler sets it.")
-    known = inventory.read(Workspace(folder.path.parent.parent), run.cluster["name"]).nodes
-    by_name = {node.name: node for node in known}
+    inventory_nodes = inventory.read(Workspace(folder.path.parent.parent), run.cluster["name"]).nodes
+    by_name = {node.name: node for node in inventory_nodes}
     return [by_name[name] for name in os.environ[NODES].split(",")]
 
 
@@ -257,12 +271,12 @@ def main(argv: list[str]) -> int:
         raise InputError("usage: python -m jobs.ssh.step RUN_DIR -- COMMAND...")
     folder = RunDir(Path(argv[0]).absolute())
     run = folder.read_run()
-    nodes = chosen(folder, run)
+    nodes = read_chosen_nodes(folder, run)
     if run.separate_folders:
         folder.write_event("step", placement.PLACED, nodes=[node.name for node in nodes])
     try:
         return Step(folder, run, nodes, argv[2:]).run()
-    except Lost as lost:
+    except NodeLost as lost:
         folder.write_event("step", LOST, node=lost.node, why=str(lost))
         raise
     except ShardlabError as error:

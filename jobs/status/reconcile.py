@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from jobs.scheduler import ObservedRun, RunOnDisk, apart, scheduler
+from jobs.scheduler import ObservedRun, RunOnDisk, group_by_scheduler, scheduler
 from jobs.status import retry_budget
 from shardlab import run_guard
 from shardlab.cluster.lease import Lease
@@ -89,19 +89,23 @@ def statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
 
 
 def _statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
-    read, lease = [_read(folder) for folder in folders], inventory.known_lease(workspace)
-    seen: dict[str, ObservedRun] = {}
-    for name, runs in apart(one for one in read if isinstance(one, RunOnDisk)).items():
-        found = scheduler(name).observe(workspace, runs)
-        seen |= {one.folder.run_id: what for one, what in zip(runs, found, strict=True)}
-    every = []
-    for folder, one in zip(folders, read, strict=True):
-        status = run_guard.attempt(partial(_status, one, seen[folder.run_id], lease)) if isinstance(one, RunOnDisk) else one
-        every.append(status if isinstance(status, Status) else _unreadable(folder, status))
-    return every
+    records, lease = [_read_or_error(folder) for folder in folders], inventory.known_lease(workspace)
+    observed_by_id: dict[str, ObservedRun] = {}
+    for name, runs in group_by_scheduler(record for record in records if isinstance(record, RunOnDisk)).items():
+        observed_runs = scheduler(name).observe(workspace, runs)
+        observed_by_id |= {record.folder.run_id: observed for record, observed in zip(runs, observed_runs, strict=True)}
+    status_list = []
+    for folder, record in zip(folders, records, strict=True):
+        status = (
+            run_guard.attempt(partial(_make_status, record, observed_by_id[folder.run_id], lease))
+            if isinstance(record, RunOnDisk)
+            else record
+        )
+        status_list.append(status if isinstance(status, Status) else _make_unreadable_status(folder, status))
+    return status_list
 
 
-def own(folder: RunDir) -> RunOnDisk:
+def read_run_on_disk(folder: RunDir) -> RunOnDisk:
     """Read a run from its folder, without asking the scheduler. Raises InputError or WorkspaceError, which name the file, if a
     record cannot be read, and UnknownName if this version has no such scheduler."""
     run, events = folder.read_run(), folder.events(strict=True)
@@ -110,98 +114,100 @@ def own(folder: RunDir) -> RunOnDisk:
     return RunOnDisk(folder, run, events, verdict, result)
 
 
-def unreadable_status(folder: RunDir) -> Status | None:
+def find_unreadable_status(folder: RunDir) -> Status | None:
     """The status of a run whose records cannot be read; None if they can be read."""
-    read = _read(folder)
-    return None if isinstance(read, RunOnDisk) else _unreadable(folder, read)
+    record = _read_or_error(folder)
+    return None if isinstance(record, RunOnDisk) else _make_unreadable_status(folder, record)
 
 
-def not_replaceable(folder: RunDir) -> Status | None:
+def find_blocking_status(folder: RunDir) -> Status | None:
     """The status of a run whose folder must not be rendered again, because a job may execute the run; None if the folder may be
     rendered again.
 
     Such a folder has records that cannot be read, or a claim although its records do not say that the run was submitted.
     """
-    read = _read(folder)
-    if isinstance(read, RunOnDisk) and read.verdict.state == "planned" and folder.claim.exists():
-        read = ShardlabError(f"{folder.claim}: the run is claimed, but its records do not say that it was submitted")
-    return None if isinstance(read, RunOnDisk) else _unreadable(folder, read)
+    record = _read_or_error(folder)
+    if isinstance(record, RunOnDisk) and record.verdict.state == "planned" and folder.claim.exists():
+        record = ShardlabError(f"{folder.claim}: the run is claimed, but its records do not say that it was submitted")
+    return None if isinstance(record, RunOnDisk) else _make_unreadable_status(folder, record)
 
 
-def _read(folder: RunDir) -> RunOnDisk | ShardlabError:
-    return run_guard.attempt(lambda: own(folder))
+def _read_or_error(folder: RunDir) -> RunOnDisk | ShardlabError:
+    return run_guard.attempt(lambda: read_run_on_disk(folder))
 
 
-def _status(records: RunOnDisk, seen: ObservedRun, lease: Lease | None) -> Status:
+def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None) -> Status:
     folder, run = records.folder, records.run
-    verdict = judge_with_lease(records, seen, lease, span(records.events, seen.verdict.state)[1], datetime.now(UTC))
+    verdict = judge_with_lease(
+        records, observed, lease, find_run_span(records.events, observed.verdict.state)[1], datetime.now(UTC)
+    )
     result = records.result or folder.read_result() if verdict.state == "completed" else None
     has_steps = result is None and verdict.state != "planned"
-    paused = suspension.of(records.events)
+    suspensions = suspension.of(records.events)
     progress = Progress()
-    progress.add(suspension.mark_suspended(folder.steps(0).records, paused) if has_steps else ())
+    progress.add(suspension.mark_suspended(folder.steps(0).records, suspensions) if has_steps else ())
     rate, eta_s = progress.rate_per_s(run.cell), progress.left_s(run.cell)
-    started, ended = span(records.events, verdict.state)
-    until = ended or (datetime.now(UTC) if verdict.state == "running" else None)
-    resumed = next((e.data.get("step") for e in reversed(records.events) if e.event == "resumed"), None)
+    started, ended = find_run_span(records.events, verdict.state)
+    end_or_now = ended or (datetime.now(UTC) if verdict.state == "running" else None)
+    resumed_step = next((event.data.get("step") for event in reversed(records.events) if event.event == "resumed"), None)
     return Status(
         id=run.run_id,
         cell=msgspec.to_builtins(run.cell),
         state=verdict.state,
-        why=verdict.why or (retry_budget.in_words(run, records.events) if verdict.state in RETRIED else ""),
-        scheduler={"name": run.scheduler, "id": seen.id, "raw": seen.raw},
+        why=verdict.why or (retry_budget.describe_retry(run, records.events) if verdict.state in RETRIED else ""),
+        scheduler={"name": run.scheduler, "id": observed.id, "raw": observed.raw},
         step=result.steps if result else progress.step,
         steps=result.steps if result else run.cell.steps,
         # The throughput in the result of a run that was suspended would include the time of the suspension, so it is left out.
-        throughput=rate if result is None else None if paused else result.throughput_per_s,
+        throughput=rate if result is None else None if suspensions else result.throughput_per_s,
         unit=result.unit if result else None,
         eta_s=eta_s if verdict.state == "running" else None,
         started=started,
         ended=ended,
-        duration_s=max((until - started).total_seconds(), 0) if started and until else None,
-        hosts=_hosts(records),
+        duration_s=max((end_or_now - started).total_seconds(), 0) if started and end_or_now else None,
+        hosts=_list_hosts(records),
         attempt=run.attempt,
         repeat=run.repeat,
         rehearsal=was_rehearsal(run, result or records.result, records.events),
-        resumed_from_step=resumed,
+        resumed_from_step=resumed_step,
         expected=verdict.state == "completed" or verdict.state in run.cell.expect,
         held=verdict.held,
-        leftover=seen.leftover,
+        leftover=observed.leftover,
         trouble=recorder_ends.sentences(records.events),
         search=run.search,
-        retried=retry_budget.spent(run, records.events),
+        retried=retry_budget.list_retried_states(run, records.events),
         retries_allowed={state: times for state in Retry.__struct_fields__ if (times := run.retries_after(state))},
     )
 
 
-def span(events: Sequence[Event], state: str) -> tuple[datetime | None, datetime | None]:
+def find_run_span(events: Sequence[Event], state: str) -> tuple[datetime | None, datetime | None]:
     """When a run first started and when it ended, by the clock of its supervisor: (start, end).
 
     events: the events of the run. state: its state. The end is None if the run waits for another start after a requeue, or if
     its supervisor was lost.
     """
-    moments = sorted((event.wall_s, event.event) for event in events if event.writer == "attempt")
-    started = [wall_s for wall_s, name in moments if name == "started"]
-    ended = [wall_s for wall_s, name in moments if name == "exited"]
-    last = ended[-1] if ended and started and ended[-1] >= started[-1] and state in FINAL else None
-    return _moment(started[0] if started else None), _moment(last)
+    timed_events = sorted((event.wall_s, event.event) for event in events if event.writer == "attempt")
+    start_times = [wall_s for wall_s, name in timed_events if name == "started"]
+    end_times = [wall_s for wall_s, name in timed_events if name == "exited"]
+    last_end = end_times[-1] if end_times and start_times and end_times[-1] >= start_times[-1] and state in FINAL else None
+    return _to_datetime(start_times[0] if start_times else None), _to_datetime(last_end)
 
 
-def _moment(wall_s: float | None) -> datetime | None:
+def _to_datetime(wall_s: float | None) -> datetime | None:
     return datetime.fromtimestamp(wall_s, UTC) if wall_s is not None else None
 
 
-def _hosts(records: RunOnDisk) -> list[str]:
+def _list_hosts(records: RunOnDisk) -> list[str]:
     """The machines on which the ranks run. The machine of the supervisor is included, unless the scheduler may start the
     supervisor on another machine than the ranks."""
-    apart = records.run.scheduler in ("ssh", "allocation")
-    supervisor = {event.host for event in records.events if event.writer == "attempt" and not apart}
+    is_elsewhere = records.run.scheduler in ("ssh", "allocation")
+    supervisor = {event.host for event in records.events if event.writer == "attempt" and not is_elsewhere}
     # The analysis of traces starts no ranks that write env/HOST.json, but each of its hosts has samples.
-    sampled = records.folder.sampled_hosts() if records.run.traces is not None else []
-    return sorted({*supervisor, *records.folder.hosts(), *sampled})
+    sampled_hosts = records.folder.sampled_hosts() if records.run.traces is not None else []
+    return sorted({*supervisor, *records.folder.hosts(), *sampled_hosts})
 
 
-def latest(folders: Iterable[RunDir]) -> list[RunDir]:
+def select_last_attempts(folders: Iterable[RunDir]) -> list[RunDir]:
     """For each repeat of each cell, only the folder of the last attempt, in the order of the first attempts."""
     last: dict[str, RunDir] = {}
     for folder in folders:
@@ -211,7 +217,7 @@ def latest(folders: Iterable[RunDir]) -> list[RunDir]:
     return list(last.values())
 
 
-def _unreadable(folder: RunDir, error: ShardlabError) -> Status:
+def _make_unreadable_status(folder: RunDir, error: ShardlabError) -> Status:
     way_out = f"restore the file, or move the folder {folder.path} out of runs/ and run `jobs submit` to create it again"
     with contextlib.suppress(ShardlabError):  # the events of the run may be damaged, too
         job, token = folder.sent_job()
@@ -240,25 +246,29 @@ def _unreadable(folder: RunDir, error: ShardlabError) -> Status:
 
 
 def judge_with_lease(
-    run: RunOnDisk, seen: ObservedRun, lease: Lease | None, ended: datetime | None, now: datetime
+    run: RunOnDisk, observed: ObservedRun, lease: Lease | None, ended: datetime | None, current_time: datetime
 ) -> JudgedState:
     """The state of a run, with the end of the lease taken into account.
 
     Without a lease, and before the lease ends, this is the state that the scheduler observed. After the end of the lease, the
     state by the scheduler still counts if the scheduler answers, because the lease may have been extended.
 
-    seen: the state by the scheduler. ended: when the supervisor recorded the end of the run; None if it recorded no end. now:
+    observed: the state by the scheduler. ended: when the supervisor recorded the end of the run; None if it recorded no end. current_time:
     the current time.
     """
-    if lease is None or not lease.has_ended(now):
-        return seen.verdict
-    is_lost = seen.verdict.state == "node_fail" and (ended is None or ended >= lease.expires)
-    if is_lost and lease_cutoff.is_near(_last_record(run), lease):
-        return JudgedState("node_fail", f"{lease_cutoff.in_words(lease)}: {seen.verdict.why}")
-    return lease_cutoff.judge_by_records(seen.verdict, lease, _last_record(run), now) if seen.unanswered else seen.verdict
+    if lease is None or not lease.has_ended(current_time):
+        return observed.verdict
+    is_lost = observed.verdict.state == "node_fail" and (ended is None or ended >= lease.expires)
+    if is_lost and lease_cutoff.is_near(_find_last_record_time(run), lease):
+        return JudgedState("node_fail", f"{lease_cutoff.in_words(lease)}: {observed.verdict.why}")
+    return (
+        lease_cutoff.judge_by_records(observed.verdict, lease, _find_last_record_time(run), current_time)
+        if observed.unanswered
+        else observed.verdict
+    )
 
 
-def _last_record(run: RunOnDisk) -> datetime:
+def _find_last_record_time(run: RunOnDisk) -> datetime:
     """The time of the last record in the run's folder, by the clocks of the nodes."""
     moments_s = [event.wall_s for event in run.events]
     moments_s += [record.wall_s for record in run.folder.steps(0).records[-1:]]

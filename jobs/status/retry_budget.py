@@ -22,79 +22,81 @@ class RestartedTooOften(ShardlabError):
     """Slurm has restarted a run more often than the run's budget allows."""
 
 
-def spent(run: Run, events: Sequence[Event]) -> list[str]:
+def list_retried_states(run: Run, events: Sequence[Event]) -> list[str]:
     """The states after which the run was started again by itself, in order: first the states of earlier attempts, then the
     states of earlier starts in the same job. Restarts of Slurm's own accord are left out, because Slurm does not tell their
     reason."""
     return [*run.retried, *(str(event.data["after"]) for event in events if event.event == REQUEUED and "after" in event.data)]
 
 
-def slurm_restarts(folder: RunDir, run: Run, events: Sequence[Event]) -> int:
+def count_slurm_restarts(folder: RunDir, run: Run, events: Sequence[Event]) -> int:
     """How often Slurm started the run again after a failed node or a preemption, of its own accord or on request."""
-    requests = sum(event.event == REQUEUED for event in events)
-    asked = sum(state in SHARED_ON_SLURM for state in spent(run, events))
-    return max(claim.times_again(folder) - requests, 0) + asked
+    request_count = sum(event.event == REQUEUED for event in events)
+    requested_restarts = sum(state in SHARED_ON_SLURM for state in list_retried_states(run, events))
+    return max(claim.count_claims_after_restart(folder) - request_count, 0) + requested_restarts
 
 
 def must_be_within_budget(folder: RunDir, run: Run) -> None:
     """Raises RestartedTooOften if Slurm has restarted the run more often than allowed."""
     if run.scheduler != "slurm":
         return
-    restarts, allowed = slurm_restarts(folder, run, folder.events()), run.retries_after("node_fail")
+    restarts, allowed = count_slurm_restarts(folder, run, folder.events()), run.retries_after("node_fail")
     if restarts > allowed:
         raise RestartedTooOften(f"Slurm has restarted the run {restarts} times; allowed: {allowed}.")
 
 
-def is_left(folder: RunDir, run: Run, state: str) -> bool:
+def allows_retry(folder: RunDir, run: Run, state: str) -> bool:
     """Whether the budget of the run allows another start after it ended in this state."""
     if state in run.cell.expect:
         return False
     events = folder.events()
     if run.scheduler == "slurm" and state in SHARED_ON_SLURM:
-        used = slurm_restarts(folder, run, events)
+        used_retries = count_slurm_restarts(folder, run, events)
     else:
-        used = spent(run, events).count(state)
-    return used < run.retries_after(state)
+        used_retries = list_retried_states(run, events).count(state)
+    return used_retries < run.retries_after(state)
 
 
-def after(folder: RunDir, run: Run, end: Mapping[str, Any], saved: int) -> str | None:
+def find_retry_state(folder: RunDir, run: Run, end_data: Mapping[str, Any], saved: int) -> str | None:
     """The state in which this start of the run ends, if the run must be started again after this state; otherwise None.
 
-    end: the data of the event `exited`, which is not recorded yet. saved: the step of the newest checkpoint when this start of
+    end_data: the data of the event `exited`, which is not recorded yet. saved: the step of the newest checkpoint when this start of
     the run began. After a time limit without a newer checkpoint, another start would only repeat the same steps.
     """
-    if end["reason"] == "told":  # only Slurm knows why it told the run to end, and whether it starts the run again
+    if end_data["reason"] == "told":  # only Slurm knows why it told the run to end, and whether it starts the run again
         return None
-    state = folder.judged_at(end, run).state
-    if state == "timeout" and saved_step(folder) <= saved:
+    state = folder.judged_at(end_data, run).state
+    if state == "timeout" and find_saved_step(folder) <= saved:
         return None
-    return state if is_left(folder, run, state) else None
+    return state if allows_retry(folder, run, state) else None
 
 
-def saved_step(folder: RunDir) -> int:
+def find_saved_step(folder: RunDir) -> int:
     """The step of the newest complete checkpoint of a run; 0 if the run has no checkpoint."""
     return max((checkpoint.step_of(path) for path in checkpoint.whole(folder.path)), default=0)
 
 
-def resumable(runs: Path, run: Run) -> list[tuple[str, int]]:
+def list_resumable_attempts(runs: Path, run: Run) -> list[tuple[str, int]]:
     """The attempts from which the next attempt at a run may resume, as (run id, step), the latest step first.
 
     runs: the folder of all runs. run: the last attempt.
     """
     attempts = [runs / run_id(run.cell, run.repeat, attempt) for attempt in range(run.attempt, 0, -1)]
-    saved = [(path.name, checkpoint.step_of(checkpoints[0])) for path in attempts if (checkpoints := checkpoint.whole(path))]
-    return sorted(saved, key=lambda entry: entry[1], reverse=True)
+    saved_attempts = [
+        (path.name, checkpoint.step_of(checkpoints[0])) for path in attempts if (checkpoints := checkpoint.whole(path))
+    ]
+    return sorted(saved_attempts, key=lambda entry: entry[1], reverse=True)
 
 
-def named_lost_nodes(folder: RunDir) -> list[str]:
+def read_lost_nodes(folder: RunDir) -> list[str]:
     """The nodes that the events of a run name as lost; empty with Slurm, whose runs record no such event."""
     return [str(event.data["node"]) for event in folder.events() if event.event == LOST]
 
 
-def in_words(run: Run, events: Sequence[Event]) -> str:
+def describe_retry(run: Run, events: Sequence[Event]) -> str:
     """Which retry the present start of the run is, such as `attempt 2 after failed (retry 1 of 1)`; '' if it is no retry."""
-    states = spent(run, events)
+    states = list_retried_states(run, events)
     if not states:
         return ""
-    what = "started again" if any(event.event == REQUEUED for event in events) else f"attempt {run.attempt}"
-    return f"{what} after {states[-1]} (retry {states.count(states[-1])} of {run.retries_after(states[-1])})"
+    start_kind = "started again" if any(event.event == REQUEUED for event in events) else f"attempt {run.attempt}"
+    return f"{start_kind} after {states[-1]} (retry {states.count(states[-1])} of {run.retries_after(states[-1])})"

@@ -22,31 +22,31 @@ from shardlab.workspace.workspace import Workspace
 # The most seconds between the end of a try and the start of the next try: much longer than a process needs to start. If there
 # is no next try after this time, the process of the search was killed.
 BETWEEN_TRIES_S = 30.0
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
-def paths(workspace: Workspace, runs: Iterable[Status]) -> list[SearchPath]:
+def read_search_paths(workspace: Workspace, runs: Iterable[Status]) -> list[SearchPath]:
     """The path of each search to which at least one of these runs belongs, in the order of the runs. A path is the tries of a
     search so far, and the next try."""
-    found: dict[tuple[str, str, int], SearchPath] = {}
+    paths_by_search: dict[tuple[str, str, int], SearchPath] = {}
     for run in runs:
         if run.search is None or run.cell is None or run.repeat is None:
             continue
         cell = msgspec.convert(run.cell, Cell)
         key = (batch_search.family(cell), run.search.goal, run.repeat)
-        if key not in found:
-            found[key] = search_path.walk(workspace.runs, cell, run.search, run.repeat)
-    return list(found.values())
+        if key not in paths_by_search:
+            paths_by_search[key] = search_path.walk(workspace.runs, cell, run.search, run.repeat)
+    return list(paths_by_search.values())
 
 
-def sentence(path: SearchPath) -> str:
+def describe_search(path: SearchPath) -> str:
     """A sentence that says what a search tried, and what it found or how many tries may follow."""
     name = path.cell.name() if path.repeat == 1 else f"{path.cell.name()}, repeat {path.repeat}"
-    more = f": {path.answer}" if path.has_ended else f"; at most {path.search.most_tries} tries"
-    return f"search of {path.search.in_words} ({name}): {path.in_words}{more}."
+    outcome = f": {path.answer}" if path.has_ended else f"; at most {path.search.most_tries} tries"
+    return f"search of {path.search.in_words} ({name}): {path.in_words}{outcome}."
 
 
-def described(path: SearchPath) -> dict[str, Any]:
+def make_search_document(path: SearchPath) -> dict[str, Any]:
     """A search as a dictionary, for JSON output."""
     return {
         "cell": path.cell.name(),
@@ -59,31 +59,31 @@ def described(path: SearchPath) -> dict[str, Any]:
     }
 
 
-def with_tries(workspace: Workspace, folders: Sequence[RunDir]) -> list[RunDir]:
+def add_tries(workspace: Workspace, folders: Sequence[RunDir]) -> list[RunDir]:
     """The given run folders, and the folders of all other tries of the searches to which these runs belong.
 
     Between two tries of a search, this function waits until the next try has a folder. So a search that goes on always has a
     run that has not ended.
     """
-    found = {folder.run_id: folder for folder in folders}
+    folders_by_id = {folder.run_id: folder for folder in folders}
     for folder in folders:
-        path = _path(workspace, folder)
+        path = _read_path(workspace, folder)
         while path is not None and _is_between(workspace, path):
-            time.sleep(LOOK_S)
-            path = _path(workspace, folder)
-        for one in path.tries if path is not None else ():
-            found.setdefault(one.run, RunDir(workspace.runs / one.run))
-    return list(found.values())
+            time.sleep(POLL_S)
+            path = _read_path(workspace, folder)
+        for search_try in path.tries if path is not None else ():
+            folders_by_id.setdefault(search_try.run, RunDir(workspace.runs / search_try.run))
+    return list(folders_by_id.values())
 
 
-def stopped(workspace: Workspace, runs: Sequence[Status]) -> list[SearchPath]:
+def find_stopped_searches(workspace: Workspace, runs: Sequence[Status]) -> list[SearchPath]:
     """The searches of these runs that were interrupted: they need a next try, but no process starts it."""
     if any(run.state not in FINAL for run in runs):
         return []
-    return [path for path in paths(workspace, runs) if path.following is not None]
+    return [path for path in read_search_paths(workspace, runs) if path.following is not None]
 
 
-def _path(workspace: Workspace, folder: RunDir) -> SearchPath | None:
+def _read_path(workspace: Workspace, folder: RunDir) -> SearchPath | None:
     """The path of the search to which a run belongs; None if the run belongs to no search or cannot be read."""
     try:
         run = folder.read_run()
@@ -98,5 +98,5 @@ def _is_between(workspace: Workspace, path: SearchPath) -> bool:
     if path.following is None or not path.tries:
         return False
     events = RunDir(workspace.runs / path.tries[-1].run).events()
-    ended = max((event.wall_s for event in events if event.event == "exited"), default=0.0)
-    return 0 <= time.time() - ended < BETWEEN_TRIES_S
+    ended_s = max((event.wall_s for event in events if event.event == "exited"), default=0.0)
+    return 0 <= time.time() - ended_s < BETWEEN_TRIES_S

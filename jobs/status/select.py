@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from jobs.status.reconcile import Status, latest, statuses
+from jobs.status.reconcile import Status, select_last_attempts, statuses
 from shardlab.errors import InputError
 from shardlab.matrix.cell import Cell
 from shardlab.matrix.cell_names import names
@@ -19,7 +19,7 @@ from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace, chosen
 
 
-def select(workspace: Workspace, patterns: Sequence[str], matrix: str | None, where: str | None) -> list[Status]:
+def select_runs(workspace: Workspace, patterns: Sequence[str], matrix: str | None, where: str | None) -> list[Status]:
     """The status of the last attempt of each selected run. Earlier attempts are included only if a pattern names them.
 
     patterns: run ids or shell patterns; empty: all runs. matrix: only runs of this matrix. where: only runs for which this
@@ -27,32 +27,32 @@ def select(workspace: Workspace, patterns: Sequence[str], matrix: str | None, wh
     """
     ids = workspace.run_ids()
     if matrix is not None:
-        of_matrix = {run_id for cell in workspace.expansion(matrix).cells for run_id in _runs(workspace, cell)}
-        ids = [run_id for run_id in ids if attempt_of(run_id)[0] in of_matrix]
+        matrix_run_ids = {run_id for cell in workspace.expansion(matrix).cells for run_id in _list_run_ids(workspace, cell)}
+        ids = [run_id for run_id in ids if attempt_of(run_id)[0] in matrix_run_ids]
     if patterns:
         folders = [RunDir(workspace.runs / run_id) for run_id in chosen(ids, patterns)]
     else:
-        folders = latest(RunDir(workspace.runs / run_id) for run_id in ids)
-    last = statuses(workspace, folders)
+        folders = select_last_attempts(RunDir(workspace.runs / run_id) for run_id in ids)
+    last_statuses = statuses(workspace, folders)
     if where is None:
-        return last
-    wanted = condition(where)
+        return last_statuses
+    parsed_condition = parse_condition(where)
 
     def meant(run: Status) -> bool:
-        return run.cell is None or _true(wanted, names(run.cell) | {"state": run.state, "id": run.id})
+        return run.cell is None or _evaluate(parsed_condition, names(run.cell) | {"state": run.state, "id": run.id})
 
-    return [run for run in last if meant(run)]
+    return [run for run in last_statuses if meant(run)]
 
 
-def _runs(workspace: Workspace, cell: ExpandedCell) -> list[str]:
+def _list_run_ids(workspace: Workspace, cell: ExpandedCell) -> list[str]:
     """The ids of the first attempts of the runs of a cell, and of the further tries if its batch size is searched."""
     if cell.search is None:
         return cell.runs
     searches = (search_path.walk(workspace.runs, cell.cell, cell.search, repeat) for repeat in range(1, len(cell.runs) + 1))
-    return [*cell.runs, *(attempt_of(one.run)[0] for path in searches for one in path.tries)]
+    return [*cell.runs, *(attempt_of(search_try.run)[0] for path in searches for search_try in path.tries)]
 
 
-def condition(where: str) -> Expression:
+def parse_condition(where: str) -> Expression:
     """Parse the expression of --where. Raises InputError."""
     try:
         return Expression(where)
@@ -60,15 +60,15 @@ def condition(where: str) -> Expression:
         raise InputError(f"--where: {error}.") from None
 
 
-def holds(expression: Expression, cell: Cell) -> bool:
+def is_true_for_cell(expression: Expression, cell: Cell) -> bool:
     """Whether an expression over cell keys is true for a cell; for a tiny twin, the cell that the twin rehearses is tested.
 
     Raises InputError if the expression has a name that no cell has.
     """
-    return _true(expression, names(msgspec.to_builtins(cell.rehearses or cell)))
+    return _evaluate(expression, names(msgspec.to_builtins(cell.rehearses or cell)))
 
 
-def _true(expression: Expression, values: dict[str, Any]) -> bool:
+def _evaluate(expression: Expression, values: dict[str, Any]) -> bool:
     try:
         return bool(expression.evaluate(values))
     except ExpressionError as error:

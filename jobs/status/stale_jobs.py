@@ -20,7 +20,7 @@ class Cancelled(msgspec.Struct, frozen=True):
     all_gone: bool
 
 
-def cancel(runs: Sequence[Status]) -> Cancelled:
+def cancel_stale_jobs(runs: Sequence[Status]) -> Cancelled:
     """For each of these runs that has ended: cancel the job of the run if the job is still queued (`Status.leftover`)."""
     sentences, all_gone = [], True
     for run in runs:
@@ -29,6 +29,6 @@ def cancel(runs: Sequence[Status]) -> Cancelled:
         job, raw = run.scheduler["id"], run.scheduler["raw"]
         refused = scheduler(run.scheduler["name"]).cancel_jobs([job])
         all_gone = all_gone and not refused
-        became = f"cancelling the job failed: {refused}" if refused else "the job was cancelled"
-        sentences.append(f"{run.id}: the run is {run.state}, but its job {job} was still in the queue ({raw}); {became}.")
+        outcome = f"cancelling the job failed: {refused}" if refused else "the job was cancelled"
+        sentences.append(f"{run.id}: the run is {run.state}, but its job {job} was still in the queue ({raw}); {outcome}.")
     return Cancelled(sentences, all_gone)

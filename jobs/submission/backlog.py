@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from jobs.scheduler import Full, SubmitOptions, scheduler
+from jobs.scheduler import SchedulerFull, SubmitOptions, scheduler
 from jobs.slurm.commands import ControllerUnreachable
-from jobs.status.reconcile import Status, not_replaceable
+from jobs.status.reconcile import Status, find_blocking_status
 from jobs.submission import lease_report
 from shardlab.errors import ShardlabError
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL
 from shardlab.workspace.workspace import Workspace
 
-MOST_S = 600.0  # the longest wait after a failed try, in seconds
+LONGEST_PAUSE_S = 600.0  # the longest wait after a failed try, in seconds
 
 
 class Backlog:
@@ -29,10 +29,12 @@ class Backlog:
     submission after which it is unknown whether Slurm accepted the job; None if there is no such submission.
     """
 
-    def __init__(self, workspace: Workspace, name: str, how: SubmitOptions, full: Full, *, ignore_lease: bool = False) -> None:
+    def __init__(
+        self, workspace: Workspace, name: str, submit_options: SubmitOptions, full: SchedulerFull, *, ignore_lease: bool = False
+    ) -> None:
         """Take over the runs that a scheduler did not accept.
 
-        name: the name of the scheduler. how: the options with which the runs are submitted. full: the exception that the
+        name: the name of the scheduler. submit_options: the options with which the runs are submitted. full: the exception that the
         scheduler raised, with the runs that it did not accept. ignore_lease: also submit runs that would not end before the
         lease of the nodes; without this option, such runs are held back.
         """
@@ -40,14 +42,18 @@ class Backlog:
         self.problem = full.why
         self._workspace = workspace
         self._scheduler = scheduler(name)
-        self._how = how
+        self._submit_options = submit_options
         self._ignore_lease = ignore_lease
         self.unanswered: ControllerUnreachable | None = None
         self._given_up = False
-        self._ended: int | None = None  # number of runs of this command that had ended at the last call of `attend`
-        self._room = 0  # number of places in the queue that runs of this command freed when they ended, and that are still free
-        self._guess = 1  # number of places that the jobs of other users may have freed; doubles after each successful try
-        self._in_room, self._in_guess = _Pause(self._scheduler.POLL_S), _Pause(self._scheduler.POLL_S)
+        self._ended_count: int | None = None  # number of runs of this command that had ended at the last call of `attend`
+        self._freed_places = (
+            0  # number of places in the queue that runs of this command freed when they ended, and that are still free
+        )
+        self._guessed_places = (
+            1  # number of places that the jobs of other users may have freed; doubles after each successful try
+        )
+        self._freed_pause, self._guess_pause = _Pause(self._scheduler.POLL_S), _Pause(self._scheduler.POLL_S)
 
     def __bool__(self) -> bool:
         return (bool(self.folders) or self.unanswered is not None) and not self._given_up
@@ -62,50 +68,54 @@ class Backlog:
         planned = {run.id for run in runs if run.state == "planned"}
         self.folders = [folder for folder in self.folders if folder.run_id in planned]
         ended = sum(run.state in FINAL for run in runs)
-        self._room += ended - (ended if self._ended is None else self._ended)
-        self._ended = ended
-        free = len(self.folders)
-        if self._how.pack:
-            self._room, self._guess = 0, free  # with --pack, all runs together need only one job
-        elif self._how.at_once is not None:
-            at_work = sum(run.state in ("pending", "running") for run in runs)
-            free = max(0, min(free, self._how.at_once - at_work))
-        if (aim := min(self._room, free)) > 0 and self._in_room.is_over():
-            sent = self._try(aim)
-            self._room -= sent
-            free -= sent
-            self._in_room.again(in_vain=sent < aim)
-            if sent < aim:
+        self._freed_places += ended - (ended if self._ended_count is None else self._ended_count)
+        self._ended_count = ended
+        most_new = len(self.folders)
+        if self._submit_options.pack:
+            self._freed_places, self._guessed_places = 0, most_new  # with --pack, all runs together need only one job
+        elif self._submit_options.at_once is not None:
+            unfinished_count = sum(run.state in ("pending", "running") for run in runs)
+            most_new = max(0, min(most_new, self._submit_options.at_once - unfinished_count))
+        if (target_count := min(self._freed_places, most_new)) > 0 and self._freed_pause.is_over():
+            sent_count = self._submit_first(target_count)
+            self._freed_places -= sent_count
+            most_new -= sent_count
+            self._freed_pause.start_again(has_failed=sent_count < target_count)
+            if sent_count < target_count:
                 return
-        if ((aim := min(self._guess, free)) > 0 or self.unanswered) and self._in_guess.is_over():
-            sent = self._try(aim)
-            self._guess = 2 * aim if sent == aim else 1
-            self._in_guess.again(in_vain=sent < aim)
+        if ((target_count := min(self._guessed_places, most_new)) > 0 or self.unanswered) and self._guess_pause.is_over():
+            sent_count = self._submit_first(target_count)
+            self._guessed_places = 2 * target_count if sent_count == target_count else 1
+            self._guess_pause.start_again(has_failed=sent_count < target_count)
 
     def unsent(self) -> list[RunDir]:
         """The runs that no command has submitted, cancelled or held back so far. Runs with unreadable records are left out."""
-        readable = ((folder, folder.judge()) for folder in self.folders if not_replaceable(folder) is None)
+        readable = ((folder, folder.judge()) for folder in self.folders if find_blocking_status(folder) is None)
         return [folder for folder, verdict in readable if verdict.state == "planned" and not verdict.held]
 
-    def _try(self, aim: int) -> int:
-        """Submit the first `aim` runs; return how many of them the scheduler accepted."""
+    def _submit_first(self, target_count: int) -> int:
+        """Submit the first `target_count` runs; return how many of them the scheduler accepted."""
         try:
             with self._workspace.alone():
                 self._scheduler.resolve(self._workspace)
                 self.unanswered = None
                 self.folders = self.unsent()
                 if not self._ignore_lease:
-                    self.folders = lease_report.hold_late(self._workspace, self.folders, aim, pack=self._how.pack)
-                part, rest, unsubmitted = self.folders[:aim], self.folders[aim:], list[RunDir]()
+                    self.folders = lease_report.hold_late_folders(
+                        self._workspace, self.folders, target_count, pack=self._submit_options.pack
+                    )
+                part, rest, unsubmitted = self.folders[:target_count], self.folders[target_count:], list[RunDir]()
                 try:
                     if part:
-                        self._scheduler.submit(self._workspace, part, msgspec.structs.replace(self._how, at_once=None))
-                except Full as full:
+                        self._scheduler.submit(
+                            self._workspace, part, msgspec.structs.replace(self._submit_options, at_once=None)
+                        )
+                except SchedulerFull as full:
                     self.problem, unsubmitted = full.why, full.unsubmitted
                 self.folders = unsubmitted + rest
                 return len(part) - len(unsubmitted)
-        except ControllerUnreachable as away:
-            self.problem, self.unanswered = f"Slurm does not answer: {away.why}", away
+        except ControllerUnreachable as outage:
+            self.problem, self.unanswered = f"Slurm does not answer: {outage.why}", outage
         except ShardlabError as error:
             self.problem, self._given_up = str(error), True
         return 0
@@ -115,12 +125,12 @@ class _Pause:
     """The wait between two tries: least_s seconds after a successful try, twice the previous wait after a failed try."""
 
     def __init__(self, least_s: float) -> None:
-        self._least_s = self._s = least_s
+        self._least_s = self._wait_s = least_s
         self._until_s = time.monotonic() + least_s
 
     def is_over(self) -> bool:
         return time.monotonic() >= self._until_s
 
-    def again(self, *, in_vain: bool) -> None:
-        self._s = min(MOST_S, 2 * self._s) if in_vain else self._least_s
-        self._until_s = time.monotonic() + self._s
+    def start_again(self, *, has_failed: bool) -> None:
+        self._wait_s = min(LONGEST_PAUSE_S, 2 * self._wait_s) if has_failed else self._least_s
+        self._until_s = time.monotonic() + self._wait_s

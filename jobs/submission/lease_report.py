@@ -15,11 +15,11 @@ import msgspec
 
 from jobs.invocation import Invocation
 from jobs.planning.plan import MatrixPlan
-from jobs.planning.repeats import rounds
+from jobs.planning.repeats import order_runs_by_repeat
 from jobs.rendering import render
 from jobs.scheduler import SubmitOptions
-from jobs.status.reconcile import Status, latest, statuses
-from jobs.submission.lease_schedule import EstimatedEnd, NodeSchedule, RunTime, time_of
+from jobs.status.reconcile import Status, select_last_attempts, statuses
+from jobs.submission.lease_schedule import EstimatedEnd, NodeSchedule, RunTime, estimate_run_time
 from jobs.submission.submit import RunDecision
 from shardlab.cluster.lease import Lease
 from shardlab.errors import InputError, WorkspaceError
@@ -31,7 +31,7 @@ from shardlab.workspace.inventory import Inventory
 from shardlab.workspace.workspace import Workspace
 
 BASES = {"recorded": "by recorded times", "limit": "by time limits"}
-NAMED = 5  # the most run ids that a sentence names
+MOST_NAMED_RUNS = 5  # the most run ids that a sentence names
 
 
 class LeaseReport(msgspec.Struct, frozen=True):
@@ -61,47 +61,51 @@ class LeaseReport(msgspec.Struct, frozen=True):
 
     def document(self) -> dict[str, Any]:
         """The report for JSON: the fields of the lease and the other fields of this report, in one object."""
-        own = {name: getattr(self, name) for name in self.__struct_fields__ if name != "lease"}
-        return {**msgspec.to_builtins(self.lease), **own}
+        other_fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "lease"}
+        return {**msgspec.to_builtins(self.lease), **other_fields}
 
-    def sentences(self, now: datetime) -> list[str]:
+    def sentences(self, current_time: datetime) -> list[str]:
         """Sentences for people: when the lease ends, and whether the runs end before the lease."""
-        urge = self.lease.urge(now)
-        return [self.lease.in_words(now), *self._of_runs(), *([urge] if urge is not None else [])]
+        urge = self.lease.urge(current_time)
+        return [self.lease.in_words(current_time), *self._describe_runs(), *([urge] if urge is not None else [])]
 
-    def _of_runs(self) -> list[str]:
-        said = []
-        estimated = ", ".join(f"{BASES[how]} for {count}" for how, count in sorted(self.bases.items()) if how in BASES)
+    def _describe_runs(self) -> list[str]:
+        run_sentences = []
+        estimated = ", ".join(
+            f"{BASES[basis_key]} for {count}" for basis_key, count in sorted(self.bases.items()) if basis_key in BASES
+        )
         basis = f" (whole nodes, {self.nodes} of them, one run after another; {estimated})" if estimated else ""
         if self.late:
-            said.append(
-                f"{len(self.late)} of {self.runs} run(s) would not end before the lease{basis}: {_named(self.late)}. To "
+            run_sentences.append(
+                f"{len(self.late)} of {self.runs} run(s) would not end before the lease{basis}: {_name_runs(self.late)}. To "
                 "ask for an extension: provision CLUSTER.yaml extend --hours N --reason TEXT"
             )
         elif self.ends is not None:
-            said.append(f"{self.runs} run(s) end before the lease, the last about {moments.in_words(self.ends)}{basis}.")
+            run_sentences.append(
+                f"{self.runs} run(s) end before the lease, the last about {moments.in_words(self.ends)}{basis}."
+            )
         if self.unknown:
-            said.append(
+            run_sentences.append(
                 f"of {len(self.unknown)} run(s) it is not known whether they end before the lease, because neither a time "
-                f"limit nor a recorded time is known: {_named(self.unknown)}. Set `time_limit` in the matrix."
+                f"limit nor a recorded time is known: {_name_runs(self.unknown)}. Set `time_limit` in the matrix."
             )
         if self.held:
-            said.append(
-                f"{len(self.held)} run(s) are held back, because they would not end before the lease: {_named(self.held)}. "
+            run_sentences.append(
+                f"{len(self.held)} run(s) are held back, because they would not end before the lease: {_name_runs(self.held)}. "
                 "After an extension: jobs retry --only held"
             )
-        return said
+        return run_sentences
 
 
 class LeaseEstimate:
     """Estimates which runs end before the lease. Runs must be added in the order in which they start."""
 
-    def __init__(self, known: Inventory, now: datetime) -> None:
-        """Start without runs: all nodes are free. known: the inventory, which must have a lease. now: the current time."""
-        assert known.lease is not None
-        self.lease, self._now = known.lease, now
-        self._schedule = NodeSchedule(len(known.with_role("worker") or known.nodes))
-        self._left_s = self.lease.left_s(now)
+    def __init__(self, leased_inventory: Inventory, current_time: datetime) -> None:
+        """Start without runs: all nodes are free. leased_inventory: the inventory, which must have a lease. current_time: the current time."""
+        assert leased_inventory.lease is not None
+        self.lease, self._current_time = leased_inventory.lease, current_time
+        self._schedule = NodeSchedule(len(leased_inventory.with_role("worker") or leased_inventory.nodes))
+        self._left_s = self.lease.left_s(current_time)
         self._late: list[str] = []
         self._held: list[str] = []
         self._unknown: list[str] = []
@@ -114,12 +118,12 @@ class LeaseEstimate:
         after: the end of another run, before which this run does not start. or_hold: if the run would not end before the lease,
         list it in the report as held back instead of adding it, and return None.
         """
-        end = self._schedule.end_of(run, after)
+        end = self._schedule.estimate_end(run, after)
         is_late = end.end_s > self._left_s
         if is_late and or_hold:
             self._held.append(run.run_id)
             return None
-        self._bases[run.how] += 1
+        self._bases[run.source] += 1
         if is_late:
             self._late.append(run.run_id)
         elif end.is_least:
@@ -134,30 +138,34 @@ class LeaseEstimate:
         recorded: the mean seconds of a run, by the name of its cell.
         """
         self._held += [run.id for run in runs if run.held and run.state == "planned"]
-        going = [run for run in runs if run.state in ("running", "pending") and not run.held and not run.is_unreadable]
-        for run in sorted(going, key=lambda run: run.state != "running"):
+        unfinished_runs = [
+            run for run in runs if run.state in ("running", "pending") and not run.held and not run.is_unreadable
+        ]
+        for run in sorted(unfinished_runs, key=lambda run: run.state != "running"):
             elapsed_s = (run.duration_s or 0.0) if run.state == "running" else 0.0
-            self.add(time_of(RunDir(workspace.runs / run.id).read_run(), recorded, elapsed_s))
+            self.add(estimate_run_time(RunDir(workspace.runs / run.id).read_run(), recorded, elapsed_s))
 
     def why_held(self, run: RunTime, after: EstimatedEnd | None = None) -> str:
         """A sentence that says why the method `add` held a run back. after: as for `add`."""
-        end = self._schedule.end_of(run, after)
-        ends = moments.in_words(self._now + timedelta(seconds=end.end_s))
+        end = self._schedule.estimate_end(run, after)
+        end_text = moments.in_words(self._current_time + timedelta(seconds=end.end_s))
         return (
-            f"held back, because the lease ends {moments.in_words(self.lease.expires)} and the run would end about {ends}"
-            f"{' or later' if end.is_least else ''}{f' ({BASES[run.how]})' if run.how in BASES else ''}: after an extension, "
+            f"held back, because the lease ends {moments.in_words(self.lease.expires)} and the run would end about {end_text}"
+            f"{' or later' if end.is_least else ''}{f' ({BASES[run.source]})' if run.source in BASES else ''}: after an extension, "
             "`jobs retry --only held` sends it; `--ignore-lease` sends it all the same"
         )
 
     def report(self) -> LeaseReport:
         """The report on the lease and on all runs that were added to this estimate."""
-        ends = self._now + timedelta(seconds=self._last_s) if self._last_s is not None and not self._unknown else None
+        last_end = (
+            self._current_time + timedelta(seconds=self._last_s) if self._last_s is not None and not self._unknown else None
+        )
         return LeaseReport(
             lease=self.lease,
-            stale=self.lease.is_stale(self._now),
+            stale=self.lease.is_stale(self._current_time),
             nodes=self._schedule.nodes,
             runs=self._bases.total(),
-            ends=ends,
+            ends=last_end,
             late=self._late,
             held=self._held,
             unknown=self._unknown,
@@ -165,7 +173,7 @@ class LeaseEstimate:
         )
 
 
-def recorded_s(runs: Iterable[Status]) -> dict[str, float]:
+def mean_recorded_s(runs: Iterable[Status]) -> dict[str, float]:
     """The mean duration in seconds of the runs that completed in their first attempt, by the name of the cell."""
     times: dict[str, list[float]] = {}
     for run in runs:
@@ -175,103 +183,109 @@ def recorded_s(runs: Iterable[Status]) -> dict[str, float]:
     return {cell: fmean(seconds) for cell, seconds in times.items()}
 
 
-def of_workspace(workspace: Workspace, now: datetime) -> LeaseReport | None:
+def report_on_workspace(workspace: Workspace, current_time: datetime) -> LeaseReport | None:
     """The report on all runs of the workspace that have not ended.
 
     None if the nodes have no lease, or if the inventory cannot be read (the commands that submit runs report this fault).
     """
     try:
-        known = inventory.leased(workspace)
+        leased_inventory = inventory.leased(workspace)
     except (InputError, WorkspaceError):
         return None
-    if known is None:
+    if leased_inventory is None:
         return None
-    estimate = LeaseEstimate(known, now)
-    runs = statuses(workspace, latest(workspace.all_runs()))
-    estimate.add_remaining(runs, workspace, recorded_s(runs))
+    estimate = LeaseEstimate(leased_inventory, current_time)
+    runs = statuses(workspace, select_last_attempts(workspace.all_runs()))
+    estimate.add_remaining(runs, workspace, mean_recorded_s(runs))
     return estimate.report()
 
 
-def held_back(
-    invocation: Invocation, steps: list[RunDecision], source: render.RenderContext, how: SubmitOptions
+def hold_back_late_runs(
+    invocation: Invocation, decisions: list[RunDecision], source: render.RenderContext, submit_options: SubmitOptions
 ) -> tuple[list[RunDecision], LeaseReport | None]:
     """Hold back the runs that would not end before the lease, unless --ignore-lease is given.
 
-    steps: the decision on each run. Returns (the decisions, in which late runs are marked as held back; the report). Without a
+    decisions: the decision on each run. Returns (the decisions, in which late runs are marked as held back; the report). Without a
     lease, returns (the decisions unchanged, None). Raises InputError.
     """
-    workspace, now = invocation.workspace, datetime.now(UTC)
-    known = inventory.leased(workspace, source.where.name)
-    if known is None:
-        return steps, None
-    at_once = 1 if how.pack else how.at_once
-    estimate = LeaseEstimate(known, now)
-    sent = {step.run.run_id for step in steps if step.send}
-    runs = statuses(workspace, latest(workspace.all_runs()))
-    recorded = recorded_s(runs)
-    estimate.add_remaining([run for run in runs if run.id not in sent], workspace, recorded)
-    decided, ends = list[RunDecision](), list[EstimatedEnd]()
-    for step in steps:
-        if step.send:
-            before = sorted(ends, key=lambda end: end.end_s)[-at_once] if at_once is not None and len(ends) >= at_once else None
-            time = time_of(step.run, recorded)
-            end = estimate.add(time, before, or_hold=not invocation.arguments.ignore_lease)
+    workspace, current_time = invocation.workspace, datetime.now(UTC)
+    leased_inventory = inventory.leased(workspace, source.where.name)
+    if leased_inventory is None:
+        return decisions, None
+    at_once = 1 if submit_options.pack else submit_options.at_once
+    estimate = LeaseEstimate(leased_inventory, current_time)
+    sent_ids = {decision.run.run_id for decision in decisions if decision.send}
+    runs = statuses(workspace, select_last_attempts(workspace.all_runs()))
+    recorded = mean_recorded_s(runs)
+    estimate.add_remaining([run for run in runs if run.id not in sent_ids], workspace, recorded)
+    checked_decisions, estimated_ends = list[RunDecision](), list[EstimatedEnd]()
+    for decision in decisions:
+        if decision.send:
+            end_before = (
+                sorted(estimated_ends, key=lambda end: end.end_s)[-at_once]
+                if at_once is not None and len(estimated_ends) >= at_once
+                else None
+            )
+            run_time = estimate_run_time(decision.run, recorded)
+            end = estimate.add(run_time, end_before, or_hold=not invocation.arguments.ignore_lease)
             if end is None:
-                why = estimate.why_held(time, before)
-                decided.append(msgspec.structs.replace(step, send=False, held_back=not _is_in_queue(step), why=why))
+                why = estimate.why_held(run_time, end_before)
+                checked_decisions.append(
+                    msgspec.structs.replace(decision, send=False, held_back=not _is_in_queue(decision), why=why)
+                )
                 continue
-            ends.append(end)
-        decided.append(step)
-    return decided, estimate.report()
+            estimated_ends.append(end)
+        checked_decisions.append(decision)
+    return checked_decisions, estimate.report()
 
 
-def hold_late(workspace: Workspace, waiting: Sequence[RunDir], number: int, *, pack: bool) -> list[RunDir]:
+def hold_late_folders(workspace: Workspace, waiting: Sequence[RunDir], number: int, *, pack: bool) -> list[RunDir]:
     """Hold back waiting runs that would not end before the lease, and return the other waiting runs, in order.
 
     waiting: the runs that wait to be submitted. number: how many of them are about to be submitted; runs behind them in the
     list are returned unchecked. pack: whether the runs run one after another in one allocation. The reason is written into the
     events of each run that is held back. Without a lease, all waiting runs are returned. Raises ShardlabError.
     """
-    now = datetime.now(UTC)
-    known = inventory.leased(workspace)
-    if known is None:
+    current_time = datetime.now(UTC)
+    leased_inventory = inventory.leased(workspace)
+    if leased_inventory is None:
         return list(waiting)
-    estimate = LeaseEstimate(known, now)
-    runs = statuses(workspace, latest(workspace.all_runs()))
-    recorded, not_sent = recorded_s(runs), {folder.run_id for folder in waiting}
+    estimate = LeaseEstimate(leased_inventory, current_time)
+    runs = statuses(workspace, select_last_attempts(workspace.all_runs()))
+    recorded, not_sent = mean_recorded_s(runs), {folder.run_id for folder in waiting}
     estimate.add_remaining([run for run in runs if run.id not in not_sent], workspace, recorded)
-    kept, before = list[RunDir](), None
-    for place, folder in enumerate(waiting):
-        if len(kept) == number:
-            return [*kept, *waiting[place:]]
-        time = time_of(folder.read_run(), recorded)
-        end = estimate.add(time, before, or_hold=True)
+    kept_folders, end_before = list[RunDir](), None
+    for index, folder in enumerate(waiting):
+        if len(kept_folders) == number:
+            return [*kept_folders, *waiting[index:]]
+        run_time = estimate_run_time(folder.read_run(), recorded)
+        end = estimate.add(run_time, end_before, or_hold=True)
         if end is None:
-            folder.write_event("controller", "held", why=estimate.why_held(time, before))
+            folder.write_event("controller", "held", why=estimate.why_held(run_time, end_before))
             continue
-        before = end if pack else None
-        kept.append(folder)
-    return kept
+        end_before = end if pack else None
+        kept_folders.append(folder)
+    return kept_folders
 
 
-def of_plan(workspace: Workspace, planned: MatrixPlan, now: datetime) -> LeaseReport | None:
+def report_on_plan(workspace: Workspace, planned: MatrixPlan, current_time: datetime) -> LeaseReport | None:
     """The report on the runs of a plan, without runs that have ended in this workspace; None without a lease. Raises
     InputError."""
-    known = inventory.leased(workspace, planned.source.where.name)
-    if known is None:
+    leased_inventory = inventory.leased(workspace, planned.source.where.name)
+    if leased_inventory is None:
         return None
-    estimate = LeaseEstimate(known, now)
-    for cell, repeat in rounds(planned.cells, planned.repeats):
+    estimate = LeaseEstimate(leased_inventory, current_time)
+    for cell, repeat in order_runs_by_repeat(planned.cells, planned.repeats):
         folder = RunDir(workspace.runs / run_id(cell, repeat))
         if not folder.path.exists() or not folder.has_ended():
-            estimate.add(time_of(render.run_of(cell, repeat, 1, planned.source), planned.recorded))
+            estimate.add(estimate_run_time(render.make_run(cell, repeat, 1, planned.source), planned.recorded))
     return estimate.report()
 
 
-def _is_in_queue(step: RunDecision) -> bool:
+def _is_in_queue(decision: RunDecision) -> bool:
     """Whether the run is already in the scheduler's queue, where it is held because the installed packages changed."""
-    return step.now is not None and step.now.held and step.now.state == "pending"
+    return decision.now is not None and decision.now.held and decision.now.state == "pending"
 
 
-def _named(run_ids: Sequence[str]) -> str:
-    return ", ".join(run_ids[:NAMED]) + (", ..." if len(run_ids) > NAMED else "")
+def _name_runs(run_ids: Sequence[str]) -> str:
+    return ", ".join(run_ids[:MOST_NAMED_RUNS]) + (", ..." if len(run_ids) > MOST_NAMED_RUNS else "")

@@ -30,7 +30,7 @@ class RunTime(msgspec.Struct, frozen=True):
     nodes: int
     left_s: float | None
     """The seconds that the run still needs, from its start or, if it is already running, from now; None: not known."""
-    how: Literal["recorded", "limit", "unknown"]
+    source: Literal["recorded", "limit", "unknown"]
 
 
 class EstimatedEnd(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class EstimatedEnd(msgspec.Struct, frozen=True):
     """Whether `end_s` is only a lower bound, because the duration of this run or of a run before it is not known."""
 
 
-def time_of(run: Run, recorded: Mapping[str, float], elapsed_s: float = 0.0) -> RunTime:
+def estimate_run_time(run: Run, recorded: Mapping[str, float], elapsed_s: float = 0.0) -> RunTime:
     """The nodes and the time that a run still needs.
 
     recorded: the mean duration of the completed runs of a cell in seconds, by the name of the cell. elapsed_s: seconds since
@@ -62,29 +62,29 @@ class NodeSchedule:
 
     def __init__(self, nodes: int) -> None:
         self.nodes = max(nodes, 1)
-        self._free = [EstimatedEnd(0.0, is_least=False)] * self.nodes
+        self._free_ends = [EstimatedEnd(0.0, is_least=False)] * self.nodes
         self._last_start = EstimatedEnd(0.0, is_least=False)
 
-    def end_of(self, run: RunTime, after: EstimatedEnd | None = None) -> EstimatedEnd:
+    def estimate_end(self, run: RunTime, after: EstimatedEnd | None = None) -> EstimatedEnd:
         """When the run would end if it were added next. after: the end of another run, before which the run does not start."""
-        return self._placed(run, after)[1]
+        return self._place_run(run, after)[1]
 
     def add(self, run: RunTime, after: EstimatedEnd | None = None) -> EstimatedEnd:
         """Add a run on the nodes that become free first; return when the run ends. after: as for `end_of`."""
-        self._last_start, end = self._placed(run, after)
-        self._free = [*self._free[self._number(run) :], *[end] * self._number(run)]
-        self._free.sort(key=_order)
+        self._last_start, end = self._place_run(run, after)
+        self._free_ends = [*self._free_ends[self._count_nodes(run) :], *[end] * self._count_nodes(run)]
+        self._free_ends.sort(key=_end_key)
         return end
 
-    def _number(self, run: RunTime) -> int:
+    def _count_nodes(self, run: RunTime) -> int:
         return min(run.nodes, self.nodes)
 
-    def _placed(self, run: RunTime, after: EstimatedEnd | None) -> tuple[EstimatedEnd, EstimatedEnd]:
+    def _place_run(self, run: RunTime, after: EstimatedEnd | None) -> tuple[EstimatedEnd, EstimatedEnd]:
         """Compute when a run would start and end if it were added next. Returns (start, end). after: as for `end_of`."""
-        bounds = [self._last_start, *self._free[: self._number(run)], *([after] if after is not None else [])]
+        bounds = [self._last_start, *self._free_ends[: self._count_nodes(run)], *([after] if after is not None else [])]
         start = EstimatedEnd(max(bound.end_s for bound in bounds), any(bound.is_least for bound in bounds))
         return start, EstimatedEnd(start.end_s + (run.left_s or 0.0), start.is_least or run.left_s is None)
 
 
-def _order(end: EstimatedEnd) -> tuple[float, bool]:
+def _end_key(end: EstimatedEnd) -> tuple[float, bool]:
     return end.end_s, end.is_least

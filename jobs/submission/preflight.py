@@ -14,24 +14,24 @@ from jobs.rendering import render
 from jobs.rendering import sbatch_options as request
 from jobs.rendering.render import RenderContext
 from jobs.slurm import query
-from jobs.slurm.commands import SlurmOutput, call, here
+from jobs.slurm.commands import SlurmOutput, call, has_slurm_commands
 from jobs.slurm.submission import NO_ROOM
 from shardlab.errors import InputError
 from shardlab.runs.run import Run
 
 TEST_S = 20.0  # sbatch itself waits about this long for a controller that does not answer
-NAMED = 5  # the most cells that a sentence names
+MOST_NAMED_CELLS = 5  # the most cells that a sentence names
 # Slurm's words for a request that Slurm cannot start at this moment. Slurm may accept the same job later, or now as a pending
 # job.
-_FOR_NOW = re.compile(rf"{NO_ROOM.pattern}|nodes are busy|node not available|configuration not available now")
+_REJECTED_FOR_NOW = re.compile(rf"{NO_ROOM.pattern}|nodes are busy|node not available|configuration not available now")
 # Slurm's words if no node has the requested resources, but also if such nodes exist and are down or drained. In the second
 # case, a job would wait for the nodes.
-_NODES = re.compile(r"node configuration is not available")
+_NO_SUCH_NODES = re.compile(r"node configuration is not available")
 _UNAVAILABLE = re.compile(r"(?im)^(?:down|drain|fail|maint|reboot|unknown|power|future|inval|resv|reserved)")
 _COMMAND = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?")
 _SAYS_NOTHING = "Unspecified error"  # a line that Slurm adds to the message of a submit plugin
 # Patterns of Slurm's words, each with the keys of the cluster file that decide the rejected part of the request.
-_KEYS = {
+_KEYS_BY_PATTERN = {
     r"account/partition": ("slurm.account", "slurm.partition"),
     r"(?i:account)": ("slurm.account",),
     r"(?i:partition)": ("slurm.partition",),
@@ -54,52 +54,54 @@ def must_be_accepted(runs: Sequence[Run], source: RenderContext, *, pack: bool =
     runs: the runs that are to be submitted. pack: as in `SubmitOptions`. If the controller does not answer, nothing is raised,
     because the submission, which follows, handles this case.
     """
-    if not here():
+    if not has_slurm_commands():
         return
-    alike: dict[tuple[str, ...], list[Run]] = {}
+    runs_by_options: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        alike.setdefault(request.options(run, source.where), []).append(run)
+        runs_by_options.setdefault(request.list_sbatch_options(run, source.where), []).append(run)
     sentences = []
     with tempfile.TemporaryDirectory(prefix="shardlab-") as temporary:
         script = Path(temporary) / "job.sbatch"
-        for options, members in alike.items():
-            script.write_text(render.script(members[0], Path(temporary), source.where, source.own_templates))
-            together = len(members) if pack else 1
-            answer = _test(script, [f"--time={request.minutes(members[0]) * together}"] if together > 1 else [])
-            if query.is_away(answer):
+        for options, equal_runs in runs_by_options.items():
+            script.write_text(render.render_script(equal_runs[0], Path(temporary), source.where, source.own_templates))
+            run_count = len(equal_runs) if pack else 1
+            answer = _test_request(
+                script, [f"--time={request.compute_limit_minutes(equal_runs[0]) * run_count}"] if run_count > 1 else []
+            )
+            if query.is_unanswered(answer):
                 return
-            if answer.code != 0 and not _is_for_now(answer, options):
-                sentences.append(sentence(members, words(answer.stderr)))
+            if answer.code != 0 and not _is_rejected_for_now(answer, options):
+                sentences.append(describe_rejection(equal_runs, join_error_lines(answer.stderr)))
     if sentences:
         raise InputError("\n".join([*sentences, "Nothing was rendered, and nothing was submitted."]))
 
 
-def _test(script: Path, options: Sequence[str]) -> SlurmOutput:
-    return call(["sbatch", "--test-only", *options, str(script)], limit_s=TEST_S, enough=_FOR_NOW)
+def _test_request(script: Path, options: Sequence[str]) -> SlurmOutput:
+    return call(["sbatch", "--test-only", *options, str(script)], limit_s=TEST_S, enough=_REJECTED_FOR_NOW)
 
 
-def _is_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
+def _is_rejected_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
     """Whether Slurm rejected the test only because of the state of the cluster at this moment, so that Slurm may still accept
     the job later."""
-    if answer.said(_FOR_NOW) is not None:
+    if answer.find_error_line(_REJECTED_FOR_NOW) is not None:
         return True
-    if answer.said(_NODES) is None:
+    if answer.find_error_line(_NO_SUCH_NODES) is None:
         return False
     partition = [option for option in options if option.startswith("--partition=")]
     return bool(_UNAVAILABLE.search(call(["sinfo", "-h", "-N", "-o", "%T", *partition], limit_s=TEST_S).stdout))
 
 
-def words(stderr: str) -> str:
+def join_error_lines(stderr: str) -> str:
     """The error messages of sbatch in one line, without the name of the command. Messages of a submit plugin come first."""
     lines = [_COMMAND.sub("", line.strip()) for line in stderr.splitlines() if line.strip()]
-    telling = [line for line in dict.fromkeys(lines) if line != _SAYS_NOTHING] or lines
-    return "; ".join(telling) or "sbatch gave no reason"
+    informative_lines = [line for line in dict.fromkeys(lines) if line != _SAYS_NOTHING] or lines
+    return "; ".join(informative_lines) or "sbatch gave no reason"
 
 
-def sentence(runs: Sequence[Run], why: str) -> str:
+def describe_rejection(runs: Sequence[Run], why: str) -> str:
     """A sentence about a request that Slurm would reject: its cells, Slurm's words, and the keys of the cluster file."""
     names = list(dict.fromkeys(run.cell.name() for run in runs))
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    keys = next((keys for pattern, keys in _KEYS.items() if re.search(pattern, why)), ())
-    decide = f" Decided in the cluster file by: {', '.join(keys)}." if keys else ""
-    return f"Slurm would reject {len(runs)} run(s) ({', '.join(names[:NAMED])}{more}): {why.rstrip('.')}.{decide}"
+    more_text = f" and {len(names) - MOST_NAMED_CELLS} more" if len(names) > MOST_NAMED_CELLS else ""
+    keys = next((keys for pattern, keys in _KEYS_BY_PATTERN.items() if re.search(pattern, why)), ())
+    keys_note = f" Decided in the cluster file by: {', '.join(keys)}." if keys else ""
+    return f"Slurm would reject {len(runs)} run(s) ({', '.join(names[:MOST_NAMED_CELLS])}{more_text}): {why.rstrip('.')}.{keys_note}"

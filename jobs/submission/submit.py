@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from jobs.planning.repeats import rounds
+from jobs.planning.repeats import order_runs_by_repeat
 from jobs.plugins import own_copies, own_plugins
 from jobs.rendering import frozen_source, render
 from jobs.scheduler import SubmitOptions, scheduler
 from jobs.status import retry_budget
-from jobs.status.reconcile import Status, latest, not_replaceable, statuses
+from jobs.status.reconcile import Status, find_blocking_status, select_last_attempts, statuses
 from jobs.supervisor import hold
 from shardlab.errors import InputError, ShardlabError
 from shardlab.matrix import batch_search
@@ -48,7 +48,7 @@ class RunDecision(msgspec.Struct, frozen=True):
     held_back: bool = False
 
 
-def check(
+def check_runs(
     workspace: Workspace,
     cells: Sequence[Cell],
     repeats: Mapping[str, int],
@@ -61,12 +61,12 @@ def check(
     of the run `resume_from`. repeats: the number of runs of each cell, by the name of the cell.
     """
     if resume_from:
-        _can_go_on(workspace.run(resume_from), cells)
-    for folder in _there(workspace, _wanted(workspace, cells, repeats, source)).values():
+        _must_be_resumable(workspace.run(resume_from), cells)
+    for folder in _find_last_folders(workspace, _list_wanted_runs(workspace, cells, repeats, source)).values():
         must_be_of_cluster(folder, source)
 
 
-def decide(
+def decide_runs(
     workspace: Workspace,
     cells: Sequence[Cell],
     repeats: Mapping[str, int],
@@ -78,166 +78,193 @@ def decide(
     repeats: the number of runs of each cell, by the name of the cell. resume_from: the id of the run from whose checkpoint new
     runs resume; None: they start from step 0.
     """
-    resume = [resume_from] if resume_from else []
-    wanted = _wanted(workspace, cells, repeats, source)
-    last = _there(workspace, wanted)
-    known = {attempt_of(status.id)[0]: status for status in statuses(workspace, list(last.values()))}
-    steps = []
-    for cell, repeat, path in wanted:
-        run = render.run_of(cell, repeat, 1, source, resume)
-        now = known.get(run.run_id)
-        if now is not None and now.state == "planned":
-            now = not_replaceable(last[run.run_id]) or now
-        if now is None:
+    resume_ids = [resume_from] if resume_from else []
+    wanted_runs = _list_wanted_runs(workspace, cells, repeats, source)
+    last_folders = _find_last_folders(workspace, wanted_runs)
+    statuses_by_id = {attempt_of(status.id)[0]: status for status in statuses(workspace, list(last_folders.values()))}
+    decisions = []
+    for cell, repeat, path in wanted_runs:
+        run = render.make_run(cell, repeat, 1, source, resume_ids)
+        last_status = statuses_by_id.get(run.run_id)
+        if last_status is not None and last_status.state == "planned":
+            last_status = find_blocking_status(last_folders[run.run_id]) or last_status
+        if last_status is None:
             why = f"its search goes on after {path.in_words}" if path is not None and path.tries else "new"
-            steps.append(RunDecision(run, True, why))
-        elif now.state == "planned":
-            steps.append(RunDecision(_anew(last[run.run_id], run, source), True, "was rendered", now))
-        elif (again := _within_budget(last[run.run_id], now, source)) is not None:
-            steps.append(again)
+            decisions.append(RunDecision(run, True, why))
+        elif last_status.state == "planned":
+            decisions.append(
+                RunDecision(_make_run_again(last_folders[run.run_id], run, source), True, "was rendered", last_status)
+            )
+        elif (retry_decision := _decide_within_budget(last_folders[run.run_id], last_status, source)) is not None:
+            decisions.append(retry_decision)
         else:
             answer = path.answer if path is not None else ""
-            why = now.why if now.is_unreadable else f"its search has ended: {answer}" if answer else _why_not(now)
-            steps.append(RunDecision(run, False, why, now))
-    return steps
+            why = (
+                last_status.why
+                if last_status.is_unreadable
+                else f"its search has ended: {answer}"
+                if answer
+                else _explain_no_send(last_status)
+            )
+            decisions.append(RunDecision(run, False, why, last_status))
+    return decisions
 
 
-def _wanted(
+def _list_wanted_runs(
     workspace: Workspace, cells: Sequence[Cell], repeats: Mapping[str, int], source: render.RenderContext
 ) -> list[tuple[Cell, int, SearchPath | None]]:
     """Each run as (cell, repeat, the path of its search or None), in the order in which they run. If the batch size of a cell
     is searched, the cell of the next try is returned, or the cell of the last try if the search has ended."""
-    wanted: list[tuple[Cell, int, SearchPath | None]] = []
-    for cell, repeat in rounds(cells, repeats):
+    wanted_runs: list[tuple[Cell, int, SearchPath | None]] = []
+    for cell, repeat in order_runs_by_repeat(cells, repeats):
         search = source.search_of(cell)
         path = search_path.walk(workspace.runs, cell, search, repeat) if search is not None else None
-        wanted.append((cell if path is None else path.current, repeat, path))
-    return wanted
+        wanted_runs.append((cell if path is None else path.current, repeat, path))
+    return wanted_runs
 
 
-def _there(workspace: Workspace, wanted: Sequence[tuple[Cell, int, SearchPath | None]]) -> dict[str, RunDir]:
+def _find_last_folders(workspace: Workspace, wanted_runs: Sequence[tuple[Cell, int, SearchPath | None]]) -> dict[str, RunDir]:
     """For each of these runs that has a folder, the folder of its last attempt, by the run id of the first attempt."""
-    names = {run_id(cell, repeat) for cell, repeat, _ in wanted}
-    last = {attempt_of(folder.run_id)[0]: folder for folder in latest(workspace.all_runs())}
-    return {name: folder for name, folder in last.items() if name in names}
+    first_ids = {run_id(cell, repeat) for cell, repeat, _ in wanted_runs}
+    last_folders = {attempt_of(folder.run_id)[0]: folder for folder in select_last_attempts(workspace.all_runs())}
+    return {name: folder for name, folder in last_folders.items() if name in first_ids}
 
 
-def send(workspace: Workspace, steps: Iterable[RunDecision], source: render.RenderContext, how: SubmitOptions) -> list[RunDir]:
+def send_runs(
+    workspace: Workspace, decisions: Iterable[RunDecision], source: render.RenderContext, submit_options: SubmitOptions
+) -> list[RunDir]:
     """Carry out decisions: release held runs, then render and submit the other runs whose `send` is true, in order.
 
-    Runs that are held back are only rendered, and the reason is written into their events. how: the options of the submission.
+    Runs that are held back are only rendered, and the reason is written into their events. submit_options: the options of the submission.
     Returns the folders of the runs that were submitted. Raises ShardlabError if the scheduler rejects a run.
     """
-    steps = list(steps)
-    sent = [step for step in steps if step.send]
-    released = [step for step in sent if step.now is not None and step.now.held and step.now.state == "pending"]
-    hold.release(workspace, [step.run for step in released])
-    new = [step.run for step in sent if step not in released]
-    back = [step for step in steps if step.held_back]
-    if new or back:
-        frozen_source.freeze(Path(source.source))
-        own_copies.freeze(workspace, source.own.sources)
-    for step in back:
-        render.write(step.run, workspace.runs, source).write_event("controller", "held", why=step.why)
-    folders = [render.write(run, workspace.runs, source) for run in new]
+    decisions = list(decisions)
+    sent_decisions = [decision for decision in decisions if decision.send]
+    released_decisions = [
+        decision
+        for decision in sent_decisions
+        if decision.now is not None and decision.now.held and decision.now.state == "pending"
+    ]
+    hold.release_runs(workspace, [decision.run for decision in released_decisions])
+    new_runs = [decision.run for decision in sent_decisions if decision not in released_decisions]
+    held_back_decisions = [decision for decision in decisions if decision.held_back]
+    if new_runs or held_back_decisions:
+        frozen_source.freeze_source(Path(source.source))
+        own_copies.freeze_sources(workspace, source.own.sources)
+    for decision in held_back_decisions:
+        render.write(decision.run, workspace.runs, source).write_event("controller", "held", why=decision.why)
+    folders = [render.write(run, workspace.runs, source) for run in new_runs]
     if folders:
-        scheduler(source.scheduler).submit(workspace, folders, how)
-        frozen_source.remove_unused(workspace, Path(source.source))
+        scheduler(source.scheduler).submit(workspace, folders, submit_options)
+        frozen_source.remove_unused_copies(workspace, Path(source.source))
     return folders
 
 
-def retry(
-    workspace: Workspace, selected: Sequence[Status], only: set[str], source: render.RenderContext, *, trust: bool = False
+def decide_retries(
+    workspace: Workspace,
+    selected: Sequence[Status],
+    retried_states: set[str],
+    source: render.RenderContext,
+    *,
+    trust: bool = False,
 ) -> list[RunDecision]:
-    """Decide on a new attempt for each run whose last attempt, among the selected runs, ended in one of the states `only`.
+    """Decide on a new attempt for each run whose last attempt, among the selected runs, ended in one of the states `retried_states`.
 
     - The new attempt has the whole budget of `retry` again, because a person asked for it.
     - The new attempt resumes from the newest checkpoint of the earlier attempts, if there is a checkpoint. The ranks check
       whether the checkpoint is intact.
     - A run that is rendered but not submitted, because an earlier retry or a queue returned it, is submitted without changes.
-    - If `only` contains HELD, held runs are released; they stay the same attempt.
+    - If `retried_states` contains HELD, held runs are released; they stay the same attempt.
 
     trust: whether code that came with a fetched run may be executed. Nothing is changed. Raises InputError if one of these runs
     was submitted to another cluster, or if its code must not be executed.
     """
-    steps = []
-    last_ones = {folder.run_id for folder in latest(RunDir(workspace.runs / status.id) for status in selected)}
-    for now in (status for status in selected if status.id in last_ones):
-        folder = RunDir(workspace.runs / now.id)
-        if now.held and now.state == "pending" and HELD in only:
+    decisions = []
+    last_ids = {folder.run_id for folder in select_last_attempts(RunDir(workspace.runs / status.id) for status in selected)}
+    for last_status in (status for status in selected if status.id in last_ids):
+        folder = RunDir(workspace.runs / last_status.id)
+        if last_status.held and last_status.state == "pending" and HELD in retried_states:
             must_be_of_cluster(folder, source)
-            run = hold.accepting(folder.read_run(), source.packages, source.versions)
-            steps.append(RunDecision(run, True, "was held; goes on with the packages that are installed now", now))
+            run = hold.accept_packages(folder.read_run(), source.packages, source.versions)
+            decisions.append(RunDecision(run, True, "was held; goes on with the packages that are installed now", last_status))
             continue
-        unsent = now.state == "planned" and (attempt_of(now.id)[1] > 1 or now.why != "")
-        if (now.state not in only and not unsent) or now.is_unreadable:
+        is_unsent = last_status.state == "planned" and (attempt_of(last_status.id)[1] > 1 or last_status.why != "")
+        if (last_status.state not in retried_states and not is_unsent) or last_status.is_unreadable:
             continue
         must_be_of_cluster(folder, source)
-        old = folder.read_run()
-        own = own_plugins.of_run(workspace, old, trust=trust)
-        searches = {batch_search.family(old.cell): old.search} if old.search is not None else {}
-        same_matrix = msgspec.structs.replace(
-            source, matrix=old.matrix, track=old.track, own=own, searches=searches, retry=old.retry
+        old_run = folder.read_run()
+        plugins = own_plugins.read_run_plugins(workspace, old_run, trust=trust)
+        searches = {batch_search.family(old_run.cell): old_run.search} if old_run.search is not None else {}
+        context = msgspec.structs.replace(
+            source, matrix=old_run.matrix, track=old_run.track, own=plugins, searches=searches, retry=old_run.retry
         )
-        if unsent:
-            attempt = attempt_of(now.id)[1]
-            again = render.run_of(old.cell, old.repeat, attempt, same_matrix, old.resume, old.avoid, old.traces, old.retried)
-            kept = not_replaceable(folder)
-            steps.append(
-                RunDecision(again, True, "was rendered", now) if kept is None else RunDecision(again, False, kept.why, kept)
+        if is_unsent:
+            attempt = attempt_of(last_status.id)[1]
+            rendered_run = render.make_run(
+                old_run.cell, old_run.repeat, attempt, context, old_run.resume, old_run.avoid, old_run.traces, old_run.retried
+            )
+            blocking_status = find_blocking_status(folder)
+            decisions.append(
+                RunDecision(rendered_run, True, "was rendered", last_status)
+                if blocking_status is None
+                else RunDecision(rendered_run, False, blocking_status.why, blocking_status)
             )
             continue
-        steps.append(_next_attempt(folder, old, now, same_matrix))
-    return steps
+        decisions.append(_decide_next_attempt(folder, old_run, last_status, context))
+    return decisions
 
 
-def _next_attempt(
-    folder: RunDir, old: Run, now: Status, source: render.RenderContext, retried: Sequence[str] = ()
+def _decide_next_attempt(
+    folder: RunDir, old_run: Run, status: Status, source: render.RenderContext, retried: Sequence[str] = ()
 ) -> RunDecision:
-    """The decision to submit the attempt after `old`, whose folder and status are given. retried: as in `Run`."""
-    saved = retry_budget.resumable(folder.path.parent, old)
-    avoid = dict.fromkeys([*old.avoid, *(lost_nodes(folder, now.hosts) if now.state == "node_fail" else [])])
-    resume = [name for name, _ in saved]
-    run = render.run_of(old.cell, old.repeat, old.attempt + 1, source, resume, list(avoid), old.traces, retried)
-    resumes = f", resumes from its checkpoint at step {saved[0][1]}" if saved else ""
-    return RunDecision(run, True, f"attempt {run.attempt} after {now.state}{resumes}", now)
+    """The decision to submit the attempt after `old_run`, whose folder and status are given. retried: as in `Run`."""
+    resumable_attempts = retry_budget.list_resumable_attempts(folder.path.parent, old_run)
+    avoid = dict.fromkeys([*old_run.avoid, *(find_lost_nodes(folder, status.hosts) if status.state == "node_fail" else [])])
+    resume = [name for name, _ in resumable_attempts]
+    run = render.make_run(
+        old_run.cell, old_run.repeat, old_run.attempt + 1, source, resume, list(avoid), old_run.traces, retried
+    )
+    resume_clause = f", resumes from its checkpoint at step {resumable_attempts[0][1]}" if resumable_attempts else ""
+    return RunDecision(run, True, f"attempt {run.attempt} after {status.state}{resume_clause}", status)
 
 
-def _within_budget(folder: RunDir, now: Status, source: render.RenderContext) -> RunDecision | None:
+def _decide_within_budget(folder: RunDir, status: Status, source: render.RenderContext) -> RunDecision | None:
     """The decision to start a run again within its budget, where its supervisor could not do it: the supervisor was killed, or
     its machine restarted. None if the run must not be started again by itself.
 
-    folder, now: the folder and the status of the last attempt. A run that reached its time limit is not started again here,
+    folder, status: the folder and the status of the last attempt. A run that reached its time limit is not started again here,
     because its supervisor has already decided whether to start it. A run that completed or was cancelled is never started
     again, so its records are not read. On Slurm, only the supervisor and Slurm start a run again.
     """
-    if source.scheduler == "slurm" or now.is_unreadable or now.state not in FINAL - {"timeout", "completed", "cancelled"}:
+    if source.scheduler == "slurm" or status.is_unreadable or status.state not in FINAL - {"timeout", "completed", "cancelled"}:
         return None
-    old = folder.read_run()
-    if not retry_budget.is_left(folder, old, now.state):
+    old_run = folder.read_run()
+    if not retry_budget.allows_retry(folder, old_run, status.state):
         return None
-    return _next_attempt(folder, old, now, source, [*old.retried, now.state])
+    return _decide_next_attempt(folder, old_run, status, source, [*old_run.retried, status.state])
 
 
-def freeze_trusted(workspace: Workspace, steps: Sequence[RunDecision], *, trust: bool) -> None:
+def freeze_trusted_plugins(workspace: Workspace, decisions: Sequence[RunDecision], *, trust: bool) -> None:
     """Store frozen copies of the plug-in code of the runs that get a new attempt, as if the code had been submitted from this
     workspace.
 
     The code of a run is stored if the user trusts the code, or if it is only the configuration of a model, which is data.
     """
-    for old in (workspace.run(step.now.id).read_run() for step in steps if step.send and step.now is not None):
-        if trust or (old.own_workload is not None and old.own_workload.is_data):
-            own_copies.freeze(workspace, own_plugins.of_run(workspace, old, trust=trust).sources)
+    for old_run in (
+        workspace.run(decision.now.id).read_run() for decision in decisions if decision.send and decision.now is not None
+    ):
+        if trust or (old_run.own_workload is not None and old_run.own_workload.is_data):
+            own_copies.freeze_sources(workspace, own_plugins.read_run_plugins(workspace, old_run, trust=trust).sources)
 
 
-def lost_nodes(folder: RunDir, hosts: Sequence[str]) -> list[str]:
+def find_lost_nodes(folder: RunDir, hosts: Sequence[str]) -> list[str]:
     """The names of the nodes that a run lost; empty if they are not known.
 
     Without Slurm, an event names the lost node. With Slurm, a node is lost if its telemetry stopped while the telemetry of the
     other nodes continued; a run on a single node has lost this node. hosts: the nodes on which the run was running.
     """
-    if named := retry_budget.named_lost_nodes(folder):
-        return named
+    if recorded_nodes := retry_budget.read_lost_nodes(folder):
+        return recorded_nodes
     if len(hosts) == 1:
         return list(hosts)
     last_s = {
@@ -247,7 +274,7 @@ def lost_nodes(folder: RunDir, hosts: Sequence[str]) -> list[str]:
     return [host for host, wall_s in last_s.items() if wall_s is not None and wall_s < latest_s - SILENT_S]
 
 
-def _anew(folder: RunDir, run: Run, source: render.RenderContext) -> Run:
+def _make_run_again(folder: RunDir, run: Run, source: render.RenderContext) -> Run:
     """The run.json with which a run that was rendered but not submitted is rendered again. If the run is a later attempt, it
     still resumes from the same runs.
 
@@ -256,45 +283,47 @@ def _anew(folder: RunDir, run: Run, source: render.RenderContext) -> Run:
     attempt = attempt_of(folder.run_id)[1]
     if attempt == 1:
         return run
-    old = folder.read_run()
-    return render.run_of(run.cell, run.repeat, attempt, source, old.resume, old.avoid, old.traces, old.retried)
+    old_run = folder.read_run()
+    return render.make_run(
+        run.cell, run.repeat, attempt, source, old_run.resume, old_run.avoid, old_run.traces, old_run.retried
+    )
 
 
-def _can_go_on(saved: RunDir, cells: Sequence[Cell]) -> None:
-    paths, theirs = whole(saved.path), saved.read_run().cell
-    manifest = read(paths[0]) if paths else f"{saved.path}: has no checkpoint"
+def _must_be_resumable(saved_run: RunDir, cells: Sequence[Cell]) -> None:
+    paths, saved_cell = whole(saved_run.path), saved_run.read_run().cell
+    manifest = read(paths[0]) if paths else f"{saved_run.path}: has no checkpoint"
     if not isinstance(manifest, CheckpointManifest):
         raise InputError(f"--resume-from: {manifest}.")
     for cell in cells:
         options = [option.name for option in menu.workload_of(cell).options]
-        why = why_not(theirs, cell, manifest.layout, options)
+        why = why_not(saved_cell, cell, manifest.layout, options)
         if cell.instruments.checkpoints is None:
             why = "the cell keeps no checkpoints itself (instruments.checkpoints)"
         if why is not None:
-            raise InputError(f"--resume-from: {cell.name()} cannot resume from {saved.run_id}: {why}.")
+            raise InputError(f"--resume-from: {cell.name()} cannot resume from {saved_run.run_id}: {why}.")
 
 
-def _why_not(now: Status) -> str:
-    if now.held:
-        return now.why
-    if now.state in ("pending", "running", "completed"):
-        return f"{now.state} already"
-    if now.state == "unknown" and now.scheduler["id"] == "-":
-        return f"unknown: {now.why}"
-    if now.expected:
-        return f"ended as expected: {now.state}"
-    return f"ended: {now.state} (`jobs retry --only {now.state}` makes a new attempt)"
+def _explain_no_send(status: Status) -> str:
+    if status.held:
+        return status.why
+    if status.state in ("pending", "running", "completed"):
+        return f"{status.state} already"
+    if status.state == "unknown" and status.scheduler["id"] == "-":
+        return f"unknown: {status.why}"
+    if status.expected:
+        return f"ended as expected: {status.state}"
+    return f"ended: {status.state} (`jobs retry --only {status.state}` makes a new attempt)"
 
 
 def must_be_of_cluster(folder: RunDir, source: render.RenderContext) -> None:
     """Raises InputError if a run was rendered for another cluster. No error for a run whose records cannot be read; such a run
     is skipped later."""
     try:
-        theirs = folder.read_run().cluster
+        run_cluster = folder.read_run().cluster
     except ShardlabError:
         return
-    if theirs != render.cluster_of(source):
+    if run_cluster != render.make_cluster_record(source):
         raise InputError(
-            f"{folder.path}: was run on cluster {theirs.get('name')!r}, not {source.where.name!r}; runs of two "
+            f"{folder.path}: was run on cluster {run_cluster.get('name')!r}, not {source.where.name!r}; runs of two "
             "clusters cannot be compared as one matrix. Use another --workspace for each cluster."
         )

@@ -44,21 +44,21 @@ from shardlab.runs.run import SAVE_AT
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
 
-CLAIMED, OUT_OF_TIME, NOT_FOUND, TOLD = 75, 124, 127, 143
-CHANGED = 76
-AGAIN_WITH = "`jobs submit` or `jobs retry` submits it with the packages and the source that are installed now"
+CLAIMED_CODE, OUT_OF_TIME_CODE, NOT_FOUND_CODE, TOLD_TO_END_CODE = 75, 124, 127, 143
+CHANGED_CODE = 76
+RESUBMIT_HINT = "`jobs submit` or `jobs retry` submits it with the packages and the source that are installed now"
 DAMAGED_WHY = (
     "shardlab's source in {root} (digest {now}) is not the copy {then} that the run was submitted with: the copy was changed, "
-    f"or the script does not use it; {AGAIN_WITH}"
+    f"or the script does not use it; {RESUBMIT_HINT}"
 )
-OLD_WHY = f"the run was rendered by an earlier version of shardlab, which kept no copy of its source; {AGAIN_WITH}"
+OLD_WHY = f"the run was rendered by an earlier version of shardlab, which kept no copy of its source; {RESUBMIT_HINT}"
 # Ranks that keep checkpoints save the last checkpoint SAVE_S seconds before the time limit, or, if the limit is short, when the
 # share SAVE_SHARE of the limit is left.
 SAVE_S, SAVE_SHARE = 60.0, 0.2
-CANCELLED = "cancelled while it ran"
+CANCELLED_WHY = "cancelled while it ran"
 # Slurm sends the same signal to the batch step for four reasons: the time limit, a preemption, a failed node, and a person who
 # cancels the job. Only Slurm knows the reason. Until Slurm reports the reason, the run counts as failed.
-TOLD_WHY = "Slurm told the run to end (SIGTERM)"
+TOLD_TO_END_WHY = "Slurm told the run to end (SIGTERM)"
 SLURM_S = 5.0  # seconds between two checks whether the controller answers again
 LOOK_S = 1.0  # seconds between two checks whether another process cancelled the run or took it over (files in the run's folder)
 # A start after a requeue waits this long. In this time, an earlier start that still runs on a lost node notices the new start.
@@ -76,7 +76,7 @@ class Attempt:
         self.ranks_here = self.run.scheduler == "local"  # otherwise a job step starts the ranks on each node
         self.sampler: node_processes.Sampler | None = None  # set while ranks run on this machine
         self.tracker: node_processes.Tracker | None = None
-        self.told = False  # whether SIGTERM told this process to end
+        self.is_told_to_end = False  # whether SIGTERM told this process to end
         # This start ignores requests to cancel that are older than `begun`. A new try of a search ignores no request, because
         # nothing started the try before.
         self.begun = 0.0 if next_try.is_claimed(folder) else time.time()
@@ -89,72 +89,80 @@ class Attempt:
 
     def main(self) -> int:
         """Supervise the run from its claim to its last event; return the exit code (see the module)."""
-        if (refused := self._take()) is not None:
-            return refused
-        self._note_start()
-        self.saved = retry_budget.saved_step(self.folder)
+        if (refusal_code := self._claim_run()) is not None:
+            return refusal_code
+        self._record_start()
+        self.saved = retry_budget.find_saved_step(self.folder)
         try:
-            extra = self._prepared()
+            variables = self._prepare()
         except ShardlabError as error:
-            lost = isinstance(error, step.Lost)
-            if isinstance(error, step.Lost):
-                self._event(step.LOST, node=error.node, why=str(error))
-            after = self._end(code=1, reason="node_fail" if lost else "failed", why=str(error))
-            self._requeue(None if isinstance(error, retry_budget.RestartedTooOften) else after)
+            is_node_lost = isinstance(error, step.NodeLost)
+            if isinstance(error, step.NodeLost):
+                self._record_event(step.LOST, node=error.node, why=str(error))
+            retry_state = self._end(code=1, reason="node_fail" if is_node_lost else "failed", why=str(error))
+            self._requeue(None if isinstance(error, retry_budget.RestartedTooOften) else retry_state)
             raise
         if self.run.track is not None:
             self.tracker = node_processes.Tracker(self.folder, self.run.track)
-        code, reason = self._supervised(extra)
+        code, reason = self._supervise_command(variables)
         if reason is None and code != 0:
             reason = self._reason_of_failure()
         if reason == "superseded":
             if self.tracker is not None:
                 self.tracker.end(wait_s=0)
-            return CLAIMED
-        after = self._end(code=code, reason=reason, why=self.why, steps=self._counted(code, reason))
+            return CLAIMED_CODE
+        retry_state = self._end(code=code, reason=reason, why=self.why, steps=self._count_steps(code, reason))
         if self.tracker is not None:
             self.tracker.end()
-        self._requeue(after)
-        return {"timeout": OUT_OF_TIME, "hung": OUT_OF_TIME, "cancelled": TOLD}.get(reason or "", code)
+        self._requeue(retry_state)
+        return {"timeout": OUT_OF_TIME_CODE, "hung": OUT_OF_TIME_CODE, "cancelled": TOLD_TO_END_CODE}.get(reason or "", code)
 
-    def _end(self, **end: Any) -> str | None:
+    def _end(self, **end_data: Any) -> str | None:
         """Record the end of the run. Returns the state after which the run is started again; None if the run is not started
         again.
 
-        end: the data of the event. Without Slurm, the next attempt is in the queue before the end is recorded
+        end_data: the data of the event. Without Slurm, the next attempt is in the queue before the end is recorded
         (jobs.supervisor.retries)."""
-        may_start_again = end["reason"] == "preempted" or not self._is_to_end()
-        after = retry_budget.after(self.folder, self.run, end, self.saved) if may_start_again else None
-        if after is not None and self.run.scheduler != "slurm" and (why := retries.queue_next(self.folder, self.run, after)):
+        may_start_again = end_data["reason"] == "preempted" or not self._is_to_end()
+        retry_state = retry_budget.find_retry_state(self.folder, self.run, end_data, self.saved) if may_start_again else None
+        if (
+            retry_state is not None
+            and self.run.scheduler != "slurm"
+            and (why := retries.queue_next_attempt(self.folder, self.run, retry_state))
+        ):
             print(f"{self.folder.run_id}: no further attempt is queued: {why}", file=sys.stderr)
-        self._event("exited", **end)
-        return after
+        self._record_event("exited", **end_data)
+        return retry_state
 
-    def _requeue(self, after: str | None) -> None:
-        """Ask Slurm to start the run again, unless somebody has told the run to end. after: the state that `_end` returned."""
-        if after is None or self.run.scheduler != "slurm":
+    def _requeue(self, retry_state: str | None) -> None:
+        """Ask Slurm to start the run again, unless somebody has told the run to end. retry_state: the state that `_end` returned."""
+        if retry_state is None or self.run.scheduler != "slurm":
             return
         self._wait_for_slurm()
-        may_start_again = after == "preempted" or not self._is_to_end()
-        if may_start_again and (why := retries.requeue(self.folder, self.run, after)):
+        may_start_again = retry_state == "preempted" or not self._is_to_end()
+        if may_start_again and (why := retries.requeue_job(self.folder, self.run, retry_state)):
             print(f"{self.folder.run_id}: Slurm does not start the run again: {why}", file=sys.stderr)
 
     def _is_to_end(self) -> bool:
         """Whether somebody told this start of the run to end."""
-        return self.told or self._asked_to_end()
+        return self.is_told_to_end or self._is_cancelled()
 
-    def _take(self) -> int | None:
+    def _claim_run(self) -> int | None:
         """Claim the run for this start. Returns None if this start may run it, otherwise the exit code."""
         if not self.folder.claim.exists() and (why := self._why_not_to_start()):
             print(f"{self.folder.run_id}: {why}.", file=sys.stderr)
-            return CHANGED
-        taken = (
-            "first" if next_try.is_claimed(self.folder) else None if self._has_run_out_of_memory() else claim.take(self.folder)
+            return CHANGED_CODE
+        claim_kind = (
+            "first"
+            if next_try.is_claimed(self.folder)
+            else None
+            if self._has_run_out_of_memory()
+            else claim.claim_run(self.folder)
         )
-        if taken is None:
+        if claim_kind is None:
             print(f"{self.folder.run_id}: claimed already; this start does nothing.", file=sys.stderr)
-            return CLAIMED
-        if taken == "again":
+            return CLAIMED_CODE
+        if claim_kind == "again":
             time.sleep(OVERLAP_S)
             claim.move_earlier_records(self.folder)
         return None
@@ -171,21 +179,23 @@ class Attempt:
         """
         why = self._source_fault()
         if not why and (changed := self._packages_changed()):
-            why = hold.WHY.format(changed=changed)
+            why = hold.HELD_WHY.format(changed=changed)
             if self.folder.judge().state == "pending" and not hold.hold(self.folder, self.run, why):
                 return why
-            why = f"{changed}; {AGAIN_WITH}"
+            why = f"{changed}; {RESUBMIT_HINT}"
         if why:
-            self._event("refused", why=why, **claim.token())
+            self._record_event("refused", why=why, **claim.token_data())
         return why
 
-    def _note_start(self) -> None:
-        signal.signal(signal.SIGTERM, self._take_note)
-        place: dict[str, Any] = {"job": claim.job(), "restarts": claim.restarts()} if self.in_slurm else {}
-        place |= {next_try.SEARCH: True} if self.run.search is not None else {}
-        self._event("started", **host.this_process(), **place)
+    def _record_start(self) -> None:
+        signal.signal(signal.SIGTERM, self._note_signal)
+        start_data: dict[str, Any] = (
+            {"job": claim.current_job_id(), "restarts": claim.count_job_restarts()} if self.in_slurm else {}
+        )
+        start_data |= {next_try.SEARCH: True} if self.run.search is not None else {}
+        self._record_event("started", **host.this_process(), **start_data)
 
-    def _supervised(self, extra: dict[str, str]) -> tuple[int, str | None]:
+    def _supervise_command(self, variables: dict[str, str]) -> tuple[int, str | None]:
         """Run the command with telemetry, then end all processes that the command left behind.
 
         Returns (exit code, the reason for which this process ended the command; None if the command ended by itself).
@@ -194,10 +204,10 @@ class Attempt:
         kills_before = node_processes.oom_kills()
         reason: str | None
         try:
-            code, reason = self._run_command(extra)
+            code, reason = self._run_command(variables)
         except node_processes.CannotStart as error:
-            code, reason = NOT_FOUND, None
-            self._event("failed", why=str(error))
+            code, reason = NOT_FOUND_CODE, None
+            self._record_event("failed", why=str(error))
             files.append(self.folder.job_log, f"{error}\n".encode())
         if self.sampler is not None:
             self.sampler.end()
@@ -205,7 +215,7 @@ class Attempt:
         if self.ranks_here:
             node_processes.remove_data_copies(self.folder)
         if self.ranks_here and code != 0 and reason is None and node_processes.oom_kills() > kills_before:
-            self._event("oom", why="out of host memory: the kernel's OOM killer ended a process during the run")
+            self._record_event("oom", why="out of host memory: the kernel's OOM killer ended a process during the run")
         return code, reason
 
     def _reason_of_failure(self) -> str | None:
@@ -213,21 +223,21 @@ class Attempt:
 
         Also sets `self.why` to a sentence for people.
         """
-        if self._asked_to_end():
-            self.why = CANCELLED
+        if self._is_cancelled():
+            self.why = CANCELLED_WHY
             return "cancelled"
-        if self.in_slurm and self.told:  # the ranks received the signal too, and ended before this process ended them
-            self.why = TOLD_WHY
+        if self.in_slurm and self.is_told_to_end:  # the ranks received the signal too, and ended before this process ended them
+            self.why = TOLD_TO_END_WHY
             return "told"
-        if lost := next((event for event in self.folder.events() if event.event == step.LOST), None):
-            self.why = str(lost.data.get("why", ""))
+        if lost_event := next((event for event in self.folder.events() if event.event == step.LOST), None):
+            self.why = str(lost_event.data.get("why", ""))
             return "node_fail"
-        if self.in_slurm and query.is_preempted(claim.job()):
+        if self.in_slurm and query.is_preempted(claim.current_job_id()):
             self.why = states.WHY["PREEMPTED"]
             return "preempted"
         return None
 
-    def _prepared(self) -> dict[str, str]:
+    def _prepare(self) -> dict[str, str]:
         """Do what must be done before the ranks start; return additional variables for the environment of the ranks.
 
         Checks the source and the packages, waits for Slurm and for free GPUs, sends files to nodes that share no folder, and
@@ -238,16 +248,16 @@ class Attempt:
         retry_budget.must_be_within_budget(self.folder, self.run)
         self._wait_for_slurm()
         if self.ranks_here:  # otherwise one task on each node waits for the GPUs of its node (jobs/supervisor/step_task.py)
-            wait_for_gpus.wait(self.folder, self.run, os.environ, self._is_to_end)
+            wait_for_gpus.wait_until_free(self.folder, self.run, os.environ, self._is_to_end)
         if self.run.separate_folders:
-            nodes = step.chosen(self.folder, self.run)
-            deadline = self._limited()  # the time limit begins to count here, because the run uses its nodes from now on
-            node_folders.send(self.folder, self.run, nodes, lambda: self._is_to_end() or time.monotonic() > deadline)
+            nodes = step.read_chosen_nodes(self.folder, self.run)
+            deadline = self._start_limit()  # the time limit begins to count here, because the run uses its nodes from now on
+            node_folders.send_run_files(self.folder, self.run, nodes, lambda: self._is_to_end() or time.monotonic() > deadline)
         # Without Slurm, this machine may not be a node of the run, so jobs.ssh.step chooses the rendezvous instead.
-        place = rendezvous.call_together(self.run.world.nnodes) if self.run.scheduler != "ssh" else {}
-        return place | launcher(self.run.launcher).prepare(self.folder, self.run)
+        rendezvous_variables = rendezvous.choose_rendezvous(self.run.world.nnodes) if self.run.scheduler != "ssh" else {}
+        return rendezvous_variables | launcher(self.run.launcher).prepare(self.folder, self.run)
 
-    def _limited(self) -> float:
+    def _start_limit(self) -> float:
         """The end of the time limit, by the monotonic clock; infinite without a limit. The limit begins to count at the first
         call."""
         if self.deadline is None:
@@ -258,15 +268,19 @@ class Attempt:
         """A clause that says why the source of this process is not the source with which the run was submitted; '' if it is."""
         if self.run.environment is not None:
             return OLD_WHY
-        then, now = self.run.source, source_digest.source()
-        if then is None or Path(then).name == now:
+        submitted_source, current_digest = self.run.source, source_digest.source()
+        if submitted_source is None or Path(submitted_source).name == current_digest:
             return ""
-        return DAMAGED_WHY.format(root=source_digest.ROOT, now=now, then=then)
+        return DAMAGED_WHY.format(root=source_digest.ROOT, now=current_digest, then=submitted_source)
 
     def _packages_changed(self) -> str:
         """A clause that says that the installed packages changed since the run was submitted; '' if they did not change."""
-        then, now = self.run.packages, source_digest.packages()
-        return hold.CHANGED.format(then=then, now=now) if then not in (None, now) else ""
+        submitted_digest, current_digest = self.run.packages, source_digest.packages()
+        return (
+            hold.PACKAGES_CHANGED.format(then=submitted_digest, now=current_digest)
+            if submitted_digest not in (None, current_digest)
+            else ""
+        )
 
     def _wait_for_slurm(self) -> None:
         """Wait until Slurm's controller answers.
@@ -274,77 +288,79 @@ class Attempt:
         Without the controller, no job step can start and no job can be requeued: this run would fail, and so would each later
         run in the same allocation. If the run is told to end, the wait ends too, and the caller handles the request.
         """
-        said = False
-        while self.in_slurm and is_down() and not (self._is_to_end() or claim.lost(self.folder)):
-            if not said:
+        is_announced = False
+        while self.in_slurm and is_down() and not (self._is_to_end() or claim.is_taken_over(self.folder)):
+            if not is_announced:
                 print(f"{self.folder.run_id}: Slurm's controller does not answer; waiting for it.", file=sys.stderr)
-            said = True
+            is_announced = True
             time.sleep(SLURM_S)
 
-    def _event(self, event: str, **data: Any) -> None:
+    def _record_event(self, event: str, **data: Any) -> None:
         self.folder.write_event("attempt", event, **data)
 
-    def _take_note(self, _number: int, _frame: FrameType | None) -> None:
-        self.told = True
+    def _note_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.is_told_to_end = True
 
-    def _run_command(self, extra: dict[str, str]) -> tuple[int, str | None]:
+    def _run_command(self, variables: dict[str, str]) -> tuple[int, str | None]:
         """Start the command and wait until it ends, or end it at its time limit, after a hang or on request.
 
         Returns (exit code, the reason for which this process ended the command, or None). If signal N ended the command, the
         exit code is 128 + N, as in a shell.
         """
-        deadline = self._limited()
+        deadline = self._start_limit()
         with files.open_append(self.folder.job_log) as log:
             environment = {
                 **os.environ,
-                **extra,
+                **variables,
                 node_processes.MARK: str(self.folder.path),
-                **_save_at(self.limit_s, deadline),
+                **_make_save_at_variable(self.limit_s, deadline),
             }
-            ranks = node_processes.start(container.with_node_disk(self.command), log.fileno(), environment)
-        progress, reason = HangWatch(self.folder, self.run.cell.hang_limit_s), None
-        with suspension.SuspensionWatch() as suspended:  # starts a thread, so it must come after the start (fork) of the ranks
+            ranks = node_processes.start_process(container.with_node_disk(self.command), log.fileno(), environment)
+        hang_watch, reason = HangWatch(self.folder, self.run.cell.hang_limit_s), None
+        with (
+            suspension.SuspensionWatch() as suspension_watch
+        ):  # starts a thread, so it must come after the start (fork) of the ranks
             while (code := ranks.poll()) is None:
-                if suspended_s := suspended.take_s():
+                if suspended_s := suspension_watch.take_s():
                     deadline += suspended_s  # Slurm too extends the limit of a job by the time of its suspension
-                    self._event(suspension.EVENT, seconds=round(suspended_s, 3))
+                    self._record_event(suspension.EVENT, seconds=round(suspended_s, 3))
                 if self.sampler is not None:
                     self.sampler.look()
                 if self.tracker is not None:
                     self.tracker.look()
-                if (reason := self._reason_to_end(deadline, progress)) is not None:
-                    self.why = self._why(
-                        reason, progress
+                if (reason := self._reason_to_end(deadline, hang_watch)) is not None:
+                    self.why = self._describe_reason(
+                        reason, hang_watch
                     )  # computed before the ranks are ended, because ending ranks may still write records
                     grace_s = step.END_S if self.run.scheduler == "ssh" else node_processes.GRACE_S
-                    code = node_processes.end(ranks, signal.SIGTERM, grace_s)
+                    code = node_processes.end_process(ranks, signal.SIGTERM, grace_s)
                     break
                 time.sleep(0.05)
         return (128 - code if code < 0 else code), reason
 
-    def _reason_to_end(self, deadline: float, progress: HangWatch) -> str | None:
+    def _reason_to_end(self, deadline: float, hang_watch: HangWatch) -> str | None:
         if time.monotonic() > self.look:
             self.look = time.monotonic() + LOOK_S
-            if claim.lost(self.folder):
+            if claim.is_taken_over(self.folder):
                 return "superseded"
-            if self._asked_to_end():
+            if self._is_cancelled():
                 return "cancelled"
-        if self.told:
-            return "cancelled" if not self.in_slurm or self._asked_to_end() else "told"
+        if self.is_told_to_end:
+            return "cancelled" if not self.in_slurm or self._is_cancelled() else "told"
         if time.monotonic() > deadline and not (self.folder.result.exists() and self._waits_for_controller()):
             return "timeout"
-        return "hung" if progress.is_over() and not self._waits_for_controller() else None
+        return "hung" if hang_watch.is_over() and not self._waits_for_controller() else None
 
     def _waits_for_controller(self) -> bool:
         """Whether Slurm's controller does not answer. During such an outage, the ranks may have ended already, although their
         job step still waits for the controller (jobs.slurm.commands)."""
         return self.in_slurm and self.outage.is_away()
 
-    def _asked_to_end(self) -> bool:
+    def _is_cancelled(self) -> bool:
         """Whether a person cancelled the run since this start, from any machine."""
         return any(event.event == "cancel_requested" and event.wall_s > self.begun for event in self.folder.events())
 
-    def _counted(self, code: int, reason: str | None) -> int | None:
+    def _count_steps(self, code: int, reason: str | None) -> int | None:
         """The number of timed steps that all ranks recorded; None if the run did not complete or its records cannot be read.
 
         Counted once here, so that no reader has to count the steps again.
@@ -355,14 +371,18 @@ class Attempt:
             return self.folder.timed_steps(self.run.cell.gpus, self.run.cell.instruments.lost_worker)
         return None
 
-    def _why(self, reason: str, progress: HangWatch) -> str:
+    def _describe_reason(self, reason: str, hang_watch: HangWatch) -> str:
         if reason == "hung":
-            return progress.why()
-        said = {"timeout": f"ended at its time limit of {self.limit_s} s", "cancelled": CANCELLED, "told": TOLD_WHY}
-        return said.get(reason, "")
+            return hang_watch.why()
+        sentences = {
+            "timeout": f"ended at its time limit of {self.limit_s} s",
+            "cancelled": CANCELLED_WHY,
+            "told": TOLD_TO_END_WHY,
+        }
+        return sentences.get(reason, "")
 
 
-def _save_at(limit_s: int | None, deadline: float) -> dict[str, str]:
+def _make_save_at_variable(limit_s: int | None, deadline: float) -> dict[str, str]:
     """The variable that tells ranks at which time (seconds since the epoch) they save a checkpoint and end; empty without a
     time limit.
 

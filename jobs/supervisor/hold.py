@@ -21,8 +21,8 @@ from shardlab.runs.state import JudgedState
 from shardlab.workspace.workspace import Workspace
 
 HOLDING_S = 60.0  # the longest time in which a run holds the jobs of other runs after it has recorded that they are held
-CHANGED = "the installed packages changed since the run was submitted (digest {then}, now {now})"
-WHY = "held, because {changed}: `jobs retry --only held` goes on with the packages that are installed then"
+PACKAGES_CHANGED = "the installed packages changed since the run was submitted (digest {then}, now {now})"
+HELD_WHY = "held, because {changed}: `jobs retry --only held` goes on with the packages that are installed then"
 
 
 def hold(folder: RunDir, run: Run, why: str) -> str:
@@ -31,33 +31,33 @@ def hold(folder: RunDir, run: Run, why: str) -> str:
     folder, run: the run of this process. why: the reason, for the events of the runs. In Slurm, the run's job is requeued,
     which ends this process. Returns why Slurm did not requeue the job, or ''.
     """
-    folder.write_event("attempt", "held", why=why, requeued=claim.job())
-    own_job, jobs = claim.job(), dict[str, str]()
-    for other in Workspace(folder.path.parent.parent).all_runs():
-        if (verdict := _verdict_if_alike(other, folder, run)) is None:
+    folder.write_event("attempt", "held", why=why, requeued=claim.current_job_id())
+    own_job, jobs = claim.current_job_id(), dict[str, str]()
+    for other_run in Workspace(folder.path.parent.parent).all_runs():
+        if (verdict := _judge_if_alike(other_run, folder, run)) is None:
             continue
-        job, token = other.sent_job()
+        job, token = other_run.sent_job()
         if not verdict.held:
             # The runs of one packed allocation share one job, so they are requeued together with this run.
-            other.write_event(f"hold.{run.run_id}", "held", why=why, requeued=own_job if job == own_job else "")
+            other_run.write_event(f"hold.{run.run_id}", "held", why=why, requeued=own_job if job == own_job else "")
         # Another run may have recorded just now that `other` is held, but not have held its job yet. So this process holds the
         # job too: otherwise the job could start as soon as this job has left its node.
-        if job and job != own_job and (not verdict.held or _is_being_held(other)):
+        if job and job != own_job and (not verdict.held or _is_being_held(other_run)):
             jobs[job] = token
     return scheduler(run.scheduler).hold(jobs)
 
 
-def accepting(run: Run, packages: str, versions: dict[str, str]) -> Run:
+def accept_packages(run: Run, packages: str, versions: dict[str, str]) -> Run:
     """The run.json with which a held run is released. It names the packages that are installed now, but still the copy of
     shardlab's source with which the run was submitted.
 
     packages: the digest of the installed packages. versions: the versions of the packages, by name.
     """
-    own = {name: version for name, version in run.versions.items() if name == "shardlab"}
-    return msgspec.structs.replace(run, packages=packages, versions=versions | own)
+    kept_versions = {name: version for name, version in run.versions.items() if name == "shardlab"}
+    return msgspec.structs.replace(run, packages=packages, versions=versions | kept_versions)
 
 
-def release(workspace: Workspace, runs: Sequence[Run]) -> None:
+def release_runs(workspace: Workspace, runs: Sequence[Run]) -> None:
     """Let held runs start. runs: the held runs, as `accepting` returned them. Raises ShardlabError if the scheduler does not
     release them."""
     for name in {run.scheduler for run in runs}:
@@ -70,7 +70,7 @@ def release(workspace: Workspace, runs: Sequence[Run]) -> None:
         scheduler(name).attend(workspace)
 
 
-def _verdict_if_alike(other: RunDir, folder: RunDir, run: Run) -> JudgedState | None:
+def _judge_if_alike(other: RunDir, folder: RunDir, run: Run) -> JudgedState | None:
     """The verdict on the run `other` if it waits to start, held or not, and was submitted with the same packages as `run`,
     whose folder is `folder`; else None. None for `run` itself, and if the records of `other` cannot be read."""
     if other.run_id == folder.run_id or other.claim.exists():

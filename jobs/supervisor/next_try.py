@@ -35,13 +35,13 @@ from shardlab.workspace.workspace import Workspace
 SEARCH = "search"  # key in the data of the event `started`: the process starts further tries after this run
 # An environment variable of the script of a try: the run id of a try that this program has claimed for the script, or AGAIN.
 # In the script that the scheduler started, the variable is not set.
-TRY = "SHARDLAB_TRY"
+TRY_VARIABLE = "SHARDLAB_TRY"
 AGAIN = "-"  # the try was interrupted by a restart of the job, and may have to be claimed again
 
 
 def is_claimed(folder: RunDir) -> bool:
     """Whether the run is a try of a search that `jobs.supervisor.next_try` has claimed for this process."""
-    return os.environ.get(TRY) == folder.run_id
+    return os.environ.get(TRY_VARIABLE) == folder.run_id
 
 
 def replace_process(folder: RunDir, code: int) -> None:
@@ -51,7 +51,7 @@ def replace_process(folder: RunDir, code: int) -> None:
     folder: the folder of the try that has ended, or that this process could not claim. code: the exit code of the try's
     supervisor.
     """
-    if claim.lost(folder):
+    if claim.is_taken_over(folder):
         return
     os.execv(sys.executable, [sys.executable, "-m", "jobs.supervisor.next_try", str(folder.path), str(code)])
 
@@ -66,22 +66,22 @@ def main(argv: list[str]) -> int:
         raise InputError(f"{folder.path}: the run is no try of a search.")
     path = search_path.walk(folder.path.parent, run.cell, run.search, run.repeat)
     if path.has_ended:
-        _say(path, path.answer)
+        _print_search(path, path.answer)
         return 0
     if path.following is None:
-        last = RunDir(folder.path.parent / path.tries[-1].run)
-        if claim.restarts() and TRY not in os.environ and claim.is_of_job(last):
-            _become(last, AGAIN)
-        _say(path, f"waits for the try {last.run_id}, which is {path.tries[-1].state}")
+        last_try = RunDir(folder.path.parent / path.tries[-1].run)
+        if claim.count_job_restarts() and TRY_VARIABLE not in os.environ and claim.is_claimed_by_job(last_try):
+            _replace_by_script(last_try, AGAIN)
+        _print_search(path, f"waits for the try {last_try.run_id}, which is {path.tries[-1].state}")
         return code
-    if _is_cancelled(folder):
-        _say(path, "was cancelled")
+    if _was_cancelled(folder):
+        _print_search(path, "was cancelled")
         return code
-    _become(_render(folder, run, path), None)
+    _replace_by_script(_render_next_try(folder, run, path), None)
     return code
 
 
-def _render(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
+def _render_next_try(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
     """Create the folder of the next try and claim the try for this process. Returns the folder. Raises ShardlabError.
 
     folder, run: the folder and the run.json of the previous try. path: all tries of the search so far.
@@ -91,7 +91,7 @@ def _render(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
     from jobs.rendering import render, render_again
 
     cell = path.current
-    following = msgspec.structs.replace(
+    next_run = msgspec.structs.replace(
         run,
         run_id=run_id(cell, run.repeat),
         cell=cell,
@@ -100,39 +100,39 @@ def _render(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
         resume=[],
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    source = render_again.context(folder, following)
+    source = render_again.read_render_context(folder, next_run)
     # In this process, the planner knows no plug-ins of the workspace, so it cannot predict a cell that uses a plug-in.
     if cell.workload_code is None and cell.strategy_code is None:
-        predicted = plan_predictions.of(Workspace(folder.path.parent.parent), source.where, [cell], {})
+        predicted = plan_predictions.predict_cells(Workspace(folder.path.parent.parent), source.where, [cell], {})
         source = msgspec.structs.replace(source, predicted=predicted)
-    sent = last_sending(folder.events())
-    of_job = sent.data if sent is not None else {}
-    place: dict[str, Any] = {key: of_job[key] for key in ("scheduler", "token", "job") if key in of_job}
-    place |= host.this_process()
+    sending = last_sending(folder.events())
+    sending_data = sending.data if sending is not None else {}
+    submission_data: dict[str, Any] = {key: sending_data[key] for key in ("scheduler", "token", "job") if key in sending_data}
+    submission_data |= host.this_process()
 
     def claim_new(new: RunDir) -> None:
-        claim.take(new)
-        new.write_event("search", "submitted", **place)
+        claim.claim_run(new)
+        new.write_event("search", "submitted", **submission_data)
 
-    return render.write(following, folder.path.parent, source, before=claim_new)
+    return render.write(next_run, folder.path.parent, source, prepare=claim_new)
 
 
-def _is_cancelled(folder: RunDir) -> bool:
+def _was_cancelled(folder: RunDir) -> bool:
     """Whether a person cancelled the try after its last start, but too late to end the try."""
     events = folder.events()
     started = max((event.wall_s for event in events if event.event == "started"), default=0.0)
     return any(event.event == "cancel_requested" and event.wall_s > started for event in events)
 
 
-def _become(folder: RunDir, claimed: str | None) -> None:
-    """Replace this process by the script of a try. claimed: AGAIN if the script must claim the try itself; None if the try is
+def _replace_by_script(folder: RunDir, claim_word: str | None) -> None:
+    """Replace this process by the script of a try. claim_word: AGAIN if the script must claim the try itself; None if the try is
     already claimed for this process."""
     from jobs.scheduler import scheduler
 
-    os.environ[TRY] = claimed or folder.run_id
-    before, _, paths = os.environ.get("PYTHONPATH", "").partition(":")
-    if before and before == os.environ.get("SHARDLAB_SOURCE"):  # the script adds this folder to PYTHONPATH again
-        os.environ["PYTHONPATH"] = paths
+    os.environ[TRY_VARIABLE] = claim_word or folder.run_id
+    first_path, _, other_paths = os.environ.get("PYTHONPATH", "").partition(":")
+    if first_path and first_path == os.environ.get("SHARDLAB_SOURCE"):  # the script adds this folder to PYTHONPATH again
+        os.environ["PYTHONPATH"] = other_paths
     folder.log.mkdir(exist_ok=True)
     with files.open_append(folder.log / "script.log") as log:
         os.dup2(log.fileno(), 1)
@@ -140,8 +140,8 @@ def _become(folder: RunDir, claimed: str | None) -> None:
     os.execvp("bash", ["bash", str(folder.path / scheduler(folder.read_run().scheduler).SCRIPT)])
 
 
-def _say(path: SearchPath, what: str) -> None:
-    print(f"search of {path.search.in_words}: {path.in_words}: {what}.", file=sys.stderr)
+def _print_search(path: SearchPath, outcome: str) -> None:
+    print(f"search of {path.search.in_words}: {path.in_words}: {outcome}.", file=sys.stderr)
 
 
 if __name__ == "__main__":

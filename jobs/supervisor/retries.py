@@ -15,14 +15,14 @@ import msgspec
 
 from jobs import claim
 from jobs.slurm.commands import ENDED_S, call
-from jobs.status.retry_budget import REQUEUED, named_lost_nodes, resumable, spent
+from jobs.status.retry_budget import REQUEUED, list_resumable_attempts, list_retried_states, read_lost_nodes
 from shardlab.errors import ShardlabError
 from shardlab.runs import prediction
 from shardlab.runs.run import Run, run_id
 from shardlab.runs.rundir import RunDir
 
 
-def queue_next(folder: RunDir, run: Run, state: str) -> str:
+def queue_next_attempt(folder: RunDir, run: Run, state: str) -> str:
     """Put the next attempt at a run into the queue of its scheduler. Only one process can make this attempt.
 
     folder, run: the folder and the run.json of the attempt that ends in `state`. Returns '', or why the attempt was not made;
@@ -30,17 +30,17 @@ def queue_next(folder: RunDir, run: Run, state: str) -> str:
     """
     # These imports are not at the top of the file, because the supervisor imports this module and rarely needs them.
     from jobs.rendering import render, render_again
-    from jobs.run_queue import executed_files
+    from jobs.run_queue import list_executed_files
     from shardlab.workspace import workspace_trust
     from shardlab.workspace.workspace import Workspace
 
-    following = msgspec.structs.replace(
+    next_run = msgspec.structs.replace(
         run,
         run_id=run_id(run.cell, run.repeat, run.attempt + 1),
         attempt=run.attempt + 1,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        resume=[name for name, _ in resumable(folder.path.parent, run)],
-        avoid=list(dict.fromkeys([*run.avoid, *(named_lost_nodes(folder) if state == "node_fail" else [])])),
+        resume=[name for name, _ in list_resumable_attempts(folder.path.parent, run)],
+        avoid=list(dict.fromkeys([*run.avoid, *(read_lost_nodes(folder) if state == "node_fail" else [])])),
         retried=[*run.retried, state],
     )
 
@@ -48,25 +48,25 @@ def queue_next(folder: RunDir, run: Run, state: str) -> str:
         new.write_event("retry", "submitted", scheduler=run.scheduler)
 
     try:
-        source = render_again.context(folder, following)
+        source = render_again.read_render_context(folder, next_run)
         if (predicted := prediction.read(folder.path)) is not None:
             source = msgspec.structs.replace(source, predicted={run.cell.name(): predicted})
-        new = render.write(following, folder.path.parent, source, before=submitted)
-        workspace_trust.keep(Workspace(folder.path.parent.parent), *executed_files(new))
+        new = render.write(next_run, folder.path.parent, source, prepare=submitted)
+        workspace_trust.keep(Workspace(folder.path.parent.parent), *list_executed_files(new))
     except ShardlabError as error:
         return str(error)
     return ""
 
 
-def requeue(folder: RunDir, run: Run, state: str) -> str:
+def requeue_job(folder: RunDir, run: Run, state: str) -> str:
     """Ask Slurm to start the job of this process again. state: the state in which the run ended.
 
     Returns '', or Slurm's words if Slurm does not start the job again. In a packed allocation, this process waits until Slurm
     ends it: if this process returned, the allocation would start its next run.
     """
-    job, events = claim.job(), folder.events()
-    used = spent(run, events).count(state) + 1
-    why = f"retry {used} of {run.retries_after(state)} after {state}"
+    job, events = claim.current_job_id(), folder.events()
+    used_retries = list_retried_states(run, events).count(state) + 1
+    why = f"retry {used_retries} of {run.retries_after(state)} after {state}"
     folder.write_event("attempt", REQUEUED, after=state, why=why)
     # Slurm requeues only jobs with Requeue=1. A job with Requeue=0 belongs to a run that Slurm must not restart of its own
     # accord. If Slurm restarts the run of its own accord after this command, the next start of the run finds that the restart
@@ -77,4 +77,4 @@ def requeue(folder: RunDir, run: Run, state: str) -> str:
     answer = call(["scontrol", "requeue", job])
     if answer.ends_own_job and is_packed:
         time.sleep(ENDED_S)
-    return "" if answer.ends_own_job else answer.says
+    return "" if answer.ends_own_job else answer.error_line

@@ -20,7 +20,7 @@ from string import Template
 from types import FrameType
 
 from jobs.node import node_processes, wait_for_gpus
-from jobs.node.rendezvous import NODES, RENDEZVOUS, node_number, way_to
+from jobs.node.rendezvous import NODES, RENDEZVOUS, find_rendezvous_interface, read_node_number
 from shardlab.errors import InputError, ShardlabError
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
@@ -33,17 +33,19 @@ def main(argv: list[str]) -> int:
     folder = RunDir(Path(argv[0]).absolute())
     if RENDEZVOUS not in os.environ:
         raise InputError(f"{RENDEZVOUS} is not set; jobs.supervisor.attempt sets it.")
-    way = way_to(os.environ[RENDEZVOUS], [name for name in os.environ.get(NODES, "").split(",") if name])
-    node = node_number(os.environ)
-    first_here = os.environ.get("SLURM_LOCALID", "0") == "0"
+    interface = find_rendezvous_interface(
+        os.environ[RENDEZVOUS], [name for name in os.environ.get(NODES, "").split(",") if name]
+    )
+    node = read_node_number(os.environ)
+    is_first_here = os.environ.get("SLURM_LOCALID", "0") == "0"
     mark = f"{folder.path}#{os.environ.get('SLURM_PROCID', node)}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     environment = {
         **os.environ,
         node_processes.MARK: mark,
-        "GLOO_SOCKET_IFNAME": way.interface,
-        "NCCL_SOCKET_IFNAME": f"={way.interface}",  # "=" means exactly this name; without "=", NCCL takes the name as a prefix
-        "SHARDLAB_ADDRESS": way.address,
-        "SHARDLAB_INTERFACE": way.interface,
+        "GLOO_SOCKET_IFNAME": interface.interface,
+        "NCCL_SOCKET_IFNAME": f"={interface.interface}",  # "=" means exactly this name; without "=", NCCL takes the name as a prefix
+        "SHARDLAB_ADDRESS": interface.address,
+        "SHARDLAB_INTERFACE": interface.interface,
         "SHARDLAB_IS_FIRST": "true" if node == 0 else "false",
     }
     command = [Template(word).safe_substitute(environment) for word in argv[2:]]
@@ -52,26 +54,26 @@ def main(argv: list[str]) -> int:
         # Slurm sends these signals to every process of the step. Ranks that keep checkpoints handle these signals; this process
         # and the other processes that it starts ignore the signals.
         signal.signal(number, signal.SIG_IGN)
-    if first_here:
-        _wait_for_gpus(folder)
-    sampler = node_processes.Sampler(folder) if first_here else None
+    if is_first_here:
+        _wait_for_free_gpus(folder)
+    sampler = node_processes.Sampler(folder) if is_first_here else None
     kills_before = node_processes.oom_kills()
     try:
-        ranks = node_processes.start(command, None, environment)
+        ranks = node_processes.start_process(command, None, environment)
     except node_processes.CannotStart as error:
         folder.write_event(f"node-{gethostname()}", "failed", why=str(error))
         raise
-    asked = _forward(ranks)
+    sigterm_times = _forward_signals(ranks)
     while (code := ranks.poll()) is None:
         time.sleep(0.05)
         if sampler is not None:
             sampler.look()
-        if asked and time.monotonic() > asked[0] + node_processes.GRACE_S:
+        if sigterm_times and time.monotonic() > sigterm_times[0] + node_processes.GRACE_S:
             ranks.kill()
     if sampler is not None:
         sampler.end()
     node_processes.end_strays(mark)
-    if first_here:
+    if is_first_here:
         node_processes.remove_data_copies(folder)
     if code and node_processes.oom_kills() > kills_before:
         why = f"out of host memory: the kernel's OOM killer ended a process on {gethostname()} during the run"
@@ -79,31 +81,31 @@ def main(argv: list[str]) -> int:
     return 128 - code if code < 0 else code
 
 
-def _wait_for_gpus(folder: RunDir) -> None:
+def _wait_for_free_gpus(folder: RunDir) -> None:
     try:
-        wait_for_gpus.wait(folder, folder.read_run(), os.environ, lambda: False)
+        wait_for_gpus.wait_until_free(folder, folder.read_run(), os.environ, lambda: False)
     except ShardlabError as error:
         folder.write_event(f"node-{gethostname()}", "failed", why=str(error))
         raise
 
 
-def _forward(ranks: subprocess.Popen[bytes]) -> list[float]:
+def _forward_signals(ranks: subprocess.Popen[bytes]) -> list[float]:
     """From now on, forward SIGTERM and SIGUSR1 to the ranks.
 
     Returns a list that is empty until the first SIGTERM arrives; then the list contains the time of this signal, by the
     monotonic clock.
     """
-    asked: list[float] = []
+    sigterm_times: list[float] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGTERM and not asked:
-            asked.append(time.monotonic())
+        if number == signal.SIGTERM and not sigterm_times:
+            sigterm_times.append(time.monotonic())
         if ranks.poll() is None:
             ranks.send_signal(number)
 
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, forward)
-    return asked
+    return sigterm_times
 
 
 if __name__ == "__main__":

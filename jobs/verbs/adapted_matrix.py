@@ -13,7 +13,7 @@ import yaml
 from jobs.adaptation.adapt import Adaptation, adapt
 from jobs.invocation import Invocation
 from jobs.planning import plan
-from jobs.planning.resolve import Capacity, misfits, resolve
+from jobs.planning.resolve import Capacity, find_misfits, resolve_cells
 from jobs.plugins.own_plugins import OwnPlugins
 from jobs.verbs import shared_options
 from shardlab.errors import InputError
@@ -39,7 +39,7 @@ def add_adapt(verb: console.Parser) -> None:
     verb.add_argument(OPTION, action="store_true", help=adapt_help)
 
 
-def as_matrix(invocation: Invocation, words: Sequence[str]) -> Sequence[str]:
+def replace_adapt_option(invocation: Invocation, words: Sequence[str]) -> Sequence[str]:
     """Replace --adapt on a command line by --matrix with the adapted matrix, written into the workspace. Prints all changes.
 
     Returns `words` unchanged if they have no --adapt. Raises InputError if no cell fits; nothing is written then.
@@ -47,62 +47,64 @@ def as_matrix(invocation: Invocation, words: Sequence[str]) -> Sequence[str]:
     arguments, out = invocation.arguments, invocation.out
     if not getattr(arguments, "adapt", False):
         return words
-    asked = matrix.load(matrix.find(arguments.matrix))
-    machine = plan.capacity(invocation.cluster, in_allocation=getattr(arguments, "in_allocation", False))
-    own = plan.own_of(invocation.workspace, asked)
+    requested_matrix = matrix.load(matrix.find(arguments.matrix))
+    machine = plan.find_capacity(invocation.cluster, in_allocation=getattr(arguments, "in_allocation", False))
+    plugins = plan.find_own_plugins(invocation.workspace, requested_matrix)
     try:
-        found = adapt(asked, machine, own, invocation.cluster.name)
-        if found is None:
-            fit = f"all cells fit the cluster {invocation.cluster.name} (memory is not looked at)"
-            out.line(f"{asked.name}: {fit}; nothing was changed.")
+        adaptation = adapt(requested_matrix, machine, plugins, invocation.cluster.name)
+        if adaptation is None:
+            fit_text = f"all cells fit the cluster {invocation.cluster.name} (memory is not looked at)"
+            out.line(f"{requested_matrix.name}: {fit_text}; nothing was changed.")
         else:
-            arguments.matrix = str(written(asked, found, machine, own, invocation.workspace))
-            out.line(f"{asked.name}: adapted to the cluster {invocation.cluster.name}: {arguments.matrix}")
-            for change in found.changes:
-                out.line(f"  {in_words(change)}")
+            arguments.matrix = str(write_adapted_matrix(requested_matrix, adaptation, machine, plugins, invocation.workspace))
+            out.line(f"{requested_matrix.name}: adapted to the cluster {invocation.cluster.name}: {arguments.matrix}")
+            for change in adaptation.changes:
+                out.line(f"  {describe_change(change)}")
     finally:
-        own.strategies.close()
+        plugins.strategies.close()
     arguments.adapt = False
-    return shared_options.with_matrix([word for word in words if word != OPTION], "--matrix", arguments.matrix)
+    return shared_options.replace_by_matrix_option([word for word in words if word != OPTION], "--matrix", arguments.matrix)
 
 
-def in_words(change: Deviation) -> str:
+def describe_change(change: Deviation) -> str:
     """A change as a line of text."""
     count = "" if change.cells is None else f" ({change.cells} cell{'' if change.cells == 1 else 's'})"
     if change.key.startswith("claims."):
         return f"{change.key}: {change.why}"
     if isinstance(change.study, dict):
         study = ", ".join(f"{key} {value}" for key, value in change.study.items())
-        here = "left out" if change.here is None else "changed"
-        return f"{change.key}: {study}: {here}{count}: {change.why}"
+        outcome = "left out" if change.here is None else "changed"
+        return f"{change.key}: {study}: {outcome}{count}: {change.why}"
     return f"{change.key}: {change.here} instead of {change.study}{count}: {change.why}"
 
 
-def written(asked: Matrix, found: Adaptation, machine: Capacity, own: OwnPlugins, workspace: Workspace) -> Path:
+def write_adapted_matrix(
+    requested_matrix: Matrix, adaptation: Adaptation, machine: Capacity, plugins: OwnPlugins, workspace: Workspace
+) -> Path:
     """Write an adapted matrix, and the models that it names, into the workspace. Returns the path of the matrix file.
 
     The path is adapted/NAME-DIGEST/NAME.yaml, so that equal matrices have one file. The text is parsed again before it is
     written. Raises InputError if the text does not give the expected cells, or if a file with this path has another content.
     """
-    name = str(found.content["name"])
-    content = text(asked, found.content)
-    top = workspace.path / FOLDER / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
-    file = top / f"{name}.yaml"
-    _check(asked, content, found, machine, own, file)
+    name = str(adaptation.content["name"])
+    content = format_matrix_file(requested_matrix, adaptation.content)
+    matrix_folder = workspace.path / FOLDER / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
+    file = matrix_folder / f"{name}.yaml"
+    _check_adapted_matrix(requested_matrix, content, adaptation, machine, plugins, file)
     workspace_trust.begin(workspace)
-    models = {model.path: model.origin for model in asked.models.values() if model.path is not None}
-    contents = {file: content} | {top / path: files.read(Path(origin)) for path, origin in models.items()}
-    for place, new in contents.items():
-        if place.exists() and files.read(place) != new:
-            raise InputError(f"{place}: was changed after `--adapt` wrote it. Allowed: --matrix {file}, or another file name.")
-        files.make_folder(place.parent)
-        files.write_atomic(place, new)
+    models = {model.path: model.origin for model in requested_matrix.models.values() if model.path is not None}
+    contents = {file: content} | {matrix_folder / path: files.read(Path(origin)) for path, origin in models.items()}
+    for target, new_content in contents.items():
+        if target.exists() and files.read(target) != new_content:
+            raise InputError(f"{target}: was changed after `--adapt` wrote it. Allowed: --matrix {file}, or another file name.")
+        files.make_folder(target.parent)
+        files.write_atomic(target, new_content)
     return file
 
 
-def text(asked: Matrix, content: dict[str, Any]) -> bytes:
+def format_matrix_file(requested_matrix: Matrix, content: dict[str, Any]) -> bytes:
     """The text of an adapted matrix file."""
-    head = f"# {asked.name}, adapted to a cluster by `jobs plan --adapt`. `deviations` lists every change.\n"
+    head = f"# {requested_matrix.name}, adapted to a cluster by `jobs plan --adapt`. `deviations` lists every change.\n"
     dumped: str = yaml.dump(content, Dumper=_Dumper, default_flow_style=None, sort_keys=False, allow_unicode=True, width=WIDTH)
     return (head + dumped).encode()
 
@@ -115,21 +117,23 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _quoted(dumper: yaml.SafeDumper, data: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, data: str) -> yaml.ScalarNode:
     is_plain = PLAIN.fullmatch(data) is not None and data.lower() not in ("y", "n", "yes", "no", "on", "off")
     return dumper.represent_scalar("tag:yaml.org,2002:str", data, style=None if is_plain else '"')
 
 
-_Dumper.add_representer(str, _quoted)
+_Dumper.add_representer(str, _represent_text)
 
 
-def _check(asked: Matrix, content: bytes, found: Adaptation, machine: Capacity, own: OwnPlugins, file: Path) -> None:
+def _check_adapted_matrix(
+    requested_matrix: Matrix, content: bytes, adaptation: Adaptation, machine: Capacity, plugins: OwnPlugins, file: Path
+) -> None:
     """Raise InputError if the text of an adapted matrix does not give exactly the expected cells, or if one of its cells does
     not fit."""
-    again = matrix.of(parse(content, str(file)), Path(asked.path).parent)
-    cells = resolve(again, cluster=None if machine.here else machine, own=own)
-    if {cell.hash() for cell in cells} != found.expected or misfits(again, cells, machine, cells):
+    reparsed_matrix = matrix.of(parse(content, str(file)), Path(requested_matrix.path).parent)
+    cells = resolve_cells(reparsed_matrix, cluster=None if machine.here else machine, plugins=plugins)
+    if {cell.hash() for cell in cells} != adaptation.expected or find_misfits(reparsed_matrix, cells, machine, cells):
         raise InputError(
-            f"{asked.path}: cannot be adapted, because an entry of `include` would change the adapted cells. Allowed: a matrix "
+            f"{requested_matrix.path}: cannot be adapted, because an entry of `include` would change the adapted cells. Allowed: a matrix "
             "whose entries of `include` name other keys than those of `axes` and `zip`, or a matrix adapted by hand."
         )

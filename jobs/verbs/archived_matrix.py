@@ -17,26 +17,26 @@ from shardlab.workspace.workspace import Workspace
 OPTION = "--from"
 FOLDER = "archived"  # the folder of a workspace that contains one folder for the matrix of each archive
 # runs do not need the folder `metrics`: only `collect` executes its files
-CODE = tuple(f"{name}/" for name in workspace_trust.CODE if name != "metrics")
-MATRIX = "matrix/"  # the folder of an archive that contains the matrix file and the model files that the matrix names
+CODE_FOLDERS = tuple(f"{name}/" for name in workspace_trust.CODE if name != "metrics")
+MATRIX_FOLDER = "matrix/"  # the folder of an archive that contains the matrix file and the model files that the matrix names
 
 
-def as_matrix(arguments: argparse.Namespace, words: Sequence[str]) -> Sequence[str]:
+def replace_from_option(arguments: argparse.Namespace, words: Sequence[str]) -> Sequence[str]:
     """Write the matrix file of the archive FILE into the workspace, and replace --from FILE on a command line by --matrix PATH.
 
     words: the words of the command line, which are returned unchanged if --from is not among them. Raises InputError, and
     writes nothing, if the archive is not valid, if it has no matrix file, or if it contains code and --trust is not given.
     """
-    file = getattr(arguments, "archive", None)
-    if file is None:
+    archive_path = getattr(arguments, "archive", None)
+    if archive_path is None:
         return words
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    arguments.matrix = str(unpacked(Path(file), workspace, trust=arguments.trust))
+    arguments.matrix = str(unpack_matrix(Path(archive_path), workspace, trust=arguments.trust))
     arguments.archive = None
-    return shared_options.with_matrix(words, OPTION, arguments.matrix)
+    return shared_options.replace_by_matrix_option(words, OPTION, arguments.matrix)
 
 
-def unpacked(file: Path, workspace: Workspace, *, trust: bool) -> Path:
+def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> Path:
     """Write the matrix of an archive and the code that it needs into a workspace. Returns the path of the matrix file.
 
     The matrix is written to archived/NAME-DIGEST, so that the same archive gives the same path. trust: whether the user has
@@ -44,27 +44,27 @@ def unpacked(file: Path, workspace: Workspace, *, trust: bool) -> Path:
     archive's file of that name.
     """
     with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as folder:
-        index = archive.unpack(file, Path(folder), lambda name: name.startswith((MATRIX, *CODE)))
+        index = archive.unpack(file, Path(folder), lambda name: name.startswith((MATRIX_FOLDER, *CODE_FOLDERS)))
         if index.matrix_file is None:
             raise InputError(f"{file}: has no matrix file: it was lost before. Allowed: another archive.")
         unpacked_files = [path for path in Path(folder).rglob("*") if path.is_file()]
         contents = {path.relative_to(folder).as_posix(): files.read(path) for path in unpacked_files}
-    code = {name: content for name, content in contents.items() if not name.startswith(MATRIX)}
+    code = {name: content for name, content in contents.items() if not name.startswith(MATRIX_FOLDER)}
     if code and not trust:
         raise InputError(
             f"{file}: contains code: {', '.join(sorted(code))}. Read it (collect open {file.name}), and allow it with --trust."
         )
     for name, content in code.items():
-        place = workspace.path / name
-        if place.exists() and files.read(place) != content:
+        existing_path = workspace.path / name
+        if existing_path.exists() and files.read(existing_path) != content:
             raise InputError(
-                f"{place}: differs from the file of this name in {file}. Allowed: equal files, or another workspace."
+                f"{existing_path}: differs from the file of this name in {file}. Allowed: equal files, or another workspace."
             )
     workspace_trust.begin(workspace)
     digest = hashlib.sha256(b"".join(name.encode() + contents[name] for name in sorted(contents))).hexdigest()[:12]
-    top = workspace.path / FOLDER / f"{index.matrix}-{digest}"
+    matrix_folder = workspace.path / FOLDER / f"{index.matrix}-{digest}"
     for name, content in contents.items():
-        target = workspace.path / name if name in code else top / name.removeprefix(MATRIX)
+        target = workspace.path / name if name in code else matrix_folder / name.removeprefix(MATRIX_FOLDER)
         files.make_folder(target.parent)
         files.write_atomic(target, content)
-    return top / index.matrix_file.removeprefix(MATRIX)
+    return matrix_folder / index.matrix_file.removeprefix(MATRIX_FOLDER)

@@ -19,77 +19,87 @@ from trainers.strategy import Strategy
 from trainers.workload import Workload
 
 
-def strategies(out: Output, workspace: Workspace) -> int:
+def print_strategies(out: Output, workspace: Workspace) -> int:
     """Print all strategies, also the workspace's own strategies, and their options.
 
     Returns the exit code, which is 1 if a file in
     the workspace's folder of strategies defines no strategy; the reason is printed.
     """
-    own = own_strategies.find(workspace)
-    entries = [*own.menu({}).values(), *menu.strategies().values()]
-    rows = [[s.name, s.summary, ", ".join(s.precisions), s.file or "ships"] for s in entries]
+    found_strategies = own_strategies.find_strategies(workspace)
+    entries = [*found_strategies.menu({}).values(), *menu.strategies().values()]
+    rows = [[entry.name, entry.summary, ", ".join(entry.precisions), entry.file or "ships"] for entry in entries]
     out.table("strategies", ["name", "what it does", "precisions", "from"], rows)
-    _options(out, entries)
-    _faults(out, own.faults)
+    _print_options(out, entries)
+    _print_faults(out, found_strategies.faults)
     out.document(
         [
             {
-                "name": s.name,
-                "summary": s.summary,
-                "file": s.file,
-                "code": s.code,
-                "precisions": s.precisions,
-                "options": msgspec.to_builtins(s.options),
+                "name": entry.name,
+                "summary": entry.summary,
+                "file": entry.file,
+                "code": entry.code,
+                "precisions": entry.precisions,
+                "options": msgspec.to_builtins(entry.options),
             }
-            for s in entries
+            for entry in entries
         ]
     )
-    return int(bool(own.faults))
+    return int(bool(found_strategies.faults))
 
 
-def workloads(out: Output, workspace: Workspace) -> int:
+def print_workloads(out: Output, workspace: Workspace) -> int:
     """Print all workloads, also the workspace's own workloads, and their options.
 
     Returns the exit code, which is 1 if a file in
     the workspace's folder of workloads defines no workload; the reason is printed.
     """
-    own = own_workloads.find(workspace)
-    entries = [*own.menu().values(), *menu.workloads().values()]
-    rows = [[w.name, w.summary, f"{w.parameters:,}", w.unit, _mflop(w.flops_per_unit), w.file or "ships"] for w in entries]
+    found_workloads = own_workloads.find_workloads(workspace)
+    entries = [*found_workloads.menu().values(), *menu.workloads().values()]
+    rows = [
+        [
+            entry.name,
+            entry.summary,
+            f"{entry.parameters:,}",
+            entry.unit,
+            _format_mflop(entry.flops_per_unit),
+            entry.file or "ships",
+        ]
+        for entry in entries
+    ]
     out.table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"], rows)
-    _options(out, entries)
-    _faults(out, own.faults)
+    _print_options(out, entries)
+    _print_faults(out, found_workloads.faults)
     out.document(
         [
             {
-                "name": w.name,
-                "summary": w.summary,
-                "file": w.file,
-                "code": w.code,
-                "parameters": w.parameters,
-                "unit": w.unit,
-                "flops_per_unit": w.flops_per_unit,
-                "flops_source": w.flops_source,
-                "seq_len": w.seq_len,
-                "optimizer": msgspec.to_builtins(w.optimizer),
-                "options": msgspec.to_builtins(w.options),
+                "name": entry.name,
+                "summary": entry.summary,
+                "file": entry.file,
+                "code": entry.code,
+                "parameters": entry.parameters,
+                "unit": entry.unit,
+                "flops_per_unit": entry.flops_per_unit,
+                "flops_source": entry.flops_source,
+                "seq_len": entry.seq_len,
+                "optimizer": msgspec.to_builtins(entry.optimizer),
+                "options": msgspec.to_builtins(entry.options),
             }
-            for w in entries
+            for entry in entries
         ]
     )
-    return int(bool(own.faults))
+    return int(bool(found_workloads.faults))
 
 
-def _faults(out: Output, faults: Mapping[str, str]) -> None:
+def _print_faults(out: Output, faults: Mapping[str, str]) -> None:
     for fault in dict.fromkeys(faults.values()):
         out.remark(fault, style="red")
 
 
-def _mflop(flops: float | None) -> str:
+def _format_mflop(flops: float | None) -> str:
     return "unknown" if flops is None else f"{flops / 1e6:,.1f}"
 
 
-def launchers(out: Output) -> None:
+def print_launchers(out: Output) -> None:
     """Print the launchers."""
     entries = list(launcher.launchers().values())
     rows = [
@@ -111,54 +121,58 @@ def launchers(out: Output) -> None:
     )
 
 
-def matrices(out: Output) -> None:
+def print_matrices(out: Output) -> None:
     """Print the matrices that ship with shardlab."""
     entries: list[dict[str, Any]] = []
     for name, path in matrix.shipped().items():
         loaded = matrix.load(path)
         entries.append({"name": name, "summary": loaded.file.title, "cells": len(loaded.points), "path": str(path)})
-    rows = [[e["name"], e["summary"], str(e["cells"])] for e in entries]
+    rows = [[entry["name"], entry["summary"], str(entry["cells"])] for entry in entries]
     out.table("matrices", ["name", "what it compares", "cells"], rows)
     out.document(entries)
 
 
-def _options(out: Output, entries: Sequence[Strategy | Workload]) -> None:
+def _print_options(out: Output, entries: Sequence[Strategy | Workload]) -> None:
     """Print each option once, with each of its default values and the strategies or workloads that have this default."""
-    having: dict[tuple[str, str], dict[str, list[str]]] = {}
+    names_by_default: dict[tuple[str, str], dict[str, list[str]]] = {}
     for entry in entries:
         for option in entry.options:
-            defaults = having.setdefault((option.name, f"{option.summary} ({option.allowed})"), {})
-            defaults.setdefault(_word(option.default), []).append(entry.name)
+            defaults = names_by_default.setdefault((option.name, f"{option.summary} ({option.allowed})"), {})
+            defaults.setdefault(_format_yaml(option.default), []).append(entry.name)
     rows = [
-        [name if first else "", default, summary if first else "", _shorter(names, [entry.name for entry in entries])]
-        for (name, summary), defaults in having.items()
+        [name if first else "", default, summary if first else "", _shorten_names(names, [entry.name for entry in entries])]
+        for (name, summary), defaults in names_by_default.items()
         for first, (default, names) in zip([True, *[False] * len(defaults)], defaults.items())
     ]
     out.table("options", ["option", "default", "what it is", "available for"], rows)
 
 
-def _shorter(names: Sequence[str], every: Sequence[str]) -> str:
+def _shorten_names(names: Sequence[str], all_names: Sequence[str]) -> str:
     """The names as text. If `names` has all names of the menu that begin with a word, a pattern such as `fsdp*` replaces them.
 
-    every: all names on the menu.
+    all_names: all names on the menu.
     """
-    shown: list[str] = []
+    shortened: list[str] = []
     for name in names:
-        families = [found[0] for pattern in ("[a-z]+", "[a-z]+[0-9](?=-|$)") if (found := re.match(pattern, name))]
-        members = {family: [other for other in every if other.startswith(family)] for family in families}
-        whole = [family for family, those in members.items() if len(those) > 1 and set(those) <= set(names)]
-        shown.append(f"{whole[0]}*" if whole else name)
-    return ", ".join(dict.fromkeys(shown))
+        families = [
+            prefix_match[0] for pattern in ("[a-z]+", "[a-z]+[0-9](?=-|$)") if (prefix_match := re.match(pattern, name))
+        ]
+        members = {family: [other for other in all_names if other.startswith(family)] for family in families}
+        complete_families = [
+            family for family, family_names in members.items() if len(family_names) > 1 and set(family_names) <= set(names)
+        ]
+        shortened.append(f"{complete_families[0]}*" if complete_families else name)
+    return ", ".join(dict.fromkeys(shortened))
 
 
-def _word(value: bool | int | float | str | None) -> str:
+def _format_yaml(value: bool | int | float | str | None) -> str:
     """A value in the spelling of a matrix file (YAML): null, true, false, or the value itself."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def verb(show: Callable[[Output], None]) -> Callable[[Invocation], int]:
+def make_menu_verb(show: Callable[[Output], None]) -> Callable[[Invocation], int]:
     """The function of a verb of `jobs` that prints a menu and returns the exit code 0. show: prints the menu."""
 
     def run(invocation: Invocation) -> int:
@@ -168,7 +182,7 @@ def verb(show: Callable[[Output], None]) -> Callable[[Invocation], int]:
     return run
 
 
-def own_verb(show: Callable[..., int]) -> Callable[[Invocation], int]:
+def make_own_menu_verb(show: Callable[..., int]) -> Callable[[Invocation], int]:
     """The function of a verb of `jobs` that prints a menu with the plug-ins of the workspace. show: prints the menu and returns
     the exit code."""
     return lambda invocation: show(invocation.out, invocation.workspace)

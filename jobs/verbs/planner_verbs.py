@@ -13,7 +13,7 @@ from jobs.planner.cell_schedule import CellSchedule
 from jobs.planner.machine import PlannedMachine
 from jobs.planner.scale_out import ScaledCell
 from jobs.planning import plan, plan_predictions, rehearsals
-from jobs.planning.plan import MatrixPlan, without_misfits_of_memory
+from jobs.planning.plan import MatrixPlan, leave_out_cells_over_memory
 from jobs.planning.rehearsals import Rehearsals
 from jobs.plugins.own_plugins import OwnPlugins
 from jobs.verbs import shared_options
@@ -69,47 +69,51 @@ def add_advise(verbs: console.Verbs) -> None:
 
 def _advise(invocation: Invocation) -> int:
     arguments, out = invocation.arguments, invocation.out
-    known = gpu.must_find(arguments.gpu)
+    gpu_model = gpu.must_find_model(arguments.gpu)
     workload = menu.workload(arguments.workload)
     if arguments.precision not in ALL:
         raise UnknownName("precision", arguments.precision, ALL, where="--precision")
-    if arguments.link is not None and arguments.link not in link.entries():
-        raise UnknownName("link", arguments.link, link.entries(), where="--link")
+    if arguments.link is not None and arguments.link not in link.link_entries():
+        raise UnknownName("link", arguments.link, link.link_entries(), where="--link")
     if not 1 <= arguments.gpus <= MOST_GPUS or not 1 <= arguments.nodes <= arguments.gpus or arguments.gpus % arguments.nodes:
-        found = f"--gpus {arguments.gpus} --nodes {arguments.nodes}"
-        raise InputError(f"{found}: allowed are 1 to {MOST_GPUS} GPUs, and a number of nodes that divides them.")
+        given_numbers = f"--gpus {arguments.gpus} --nodes {arguments.nodes}"
+        raise InputError(f"{given_numbers}: allowed are 1 to {MOST_GPUS} GPUs, and a number of nodes that divides them.")
     if arguments.nodes > 1 and arguments.link is None:
         raise InputError("--link: with several nodes, the link between them is needed, such as infiniband-hdr.")
-    inside = link.of_gpu(known)
+    inside = link.make_data_sheet_link(gpu_model)
     between = None
     if arguments.link is not None:
-        chosen = link.named(arguments.link, known)
-        assert chosen is not None
-        inside, between = (chosen, None) if arguments.nodes == 1 else (inside, chosen)
-    where = PlannedMachine(True, arguments.gpu, known, gpu.capacity(known, None), inside, between)
-    slowest = arguments.link or ("nvlink" if known.link.startswith("NVLink") else "pcie")
-    answered: dict[str, Answer] = {}
-    source = _rehearsals(invocation, OwnPlugins())
+        chosen_link = link.find_link(arguments.link, gpu_model)
+        assert chosen_link is not None
+        inside, between = (chosen_link, None) if arguments.nodes == 1 else (inside, chosen_link)
+    planned_machine = PlannedMachine(True, arguments.gpu, gpu_model, gpu.capacity(gpu_model, None), inside, between)
+    slowest_link = arguments.link or ("nvlink" if gpu_model.link.startswith("NVLink") else "pcie")
+    all_answers: dict[str, Answer] = {}
+    source = _make_rehearsals(invocation, OwnPlugins())
 
     def answers(cells: Sequence[Cell]) -> Mapping[str, Answer]:
-        found = source.of(cells)
-        answered.update(found)
-        return found
+        new_answers = source.get_answers(cells)
+        all_answers.update(new_answers)
+        return new_answers
 
-    report = advise.of(workload, where, arguments.gpus, arguments.nodes, arguments.precision, slowest, answers)
-    for sentence in rehearsals.refused(answered):
+    report = advise.rank_strategies(
+        workload, planned_machine, arguments.gpus, arguments.nodes, arguments.precision, slowest_link, answers
+    )
+    for sentence in rehearsals.describe_refused(all_answers):
         out.remark(sentence, style="yellow")
-    planner_table.advice(out, report)
-    by = "formula and rehearsal" if any(one.predicted.memory_from == "rehearsal" for one in report.ranked) else "formula"
-    out.remark(f"note: predictions by {by}, not calibrated by runs; docs/planner.md says how far to trust them.")
+    planner_table.print_advice(out, report)
+    source_text = (
+        "formula and rehearsal" if any(advice.predicted.memory_from == "rehearsal" for advice in report.ranked) else "formula"
+    )
+    out.remark(f"note: predictions by {source_text}, not calibrated by runs; docs/planner.md says how far to trust them.")
     out.document({"schema": 1, "strategies": report.ranked, "rules": report.rules})
     return 0
 
 
-def planned(invocation: Invocation) -> MatrixPlan:
+def plan_with_options(invocation: Invocation) -> MatrixPlan:
     """The plan of the matrix that the options of `shared_options.add_matrix_options` name, with its predictions."""
     arguments = invocation.arguments
-    found = plan.of(
+    matrix_plan = plan.plan_matrix(
         invocation.workspace,
         arguments.matrix,
         invocation.cluster,
@@ -117,54 +121,56 @@ def planned(invocation: Invocation) -> MatrixPlan:
         repeats=arguments.repeats,
         scale=arguments.scale,
         in_allocation=getattr(arguments, "in_allocation", False),
-        track=shared_options.tracker(invocation),
-        wait_gpus_s=shared_options.wait_gpus_s(arguments),
+        track=shared_options.read_tracker(invocation),
+        wait_gpus_s=shared_options.read_wait_gpus_s(arguments),
     )
-    return _rehearsed(invocation, found)
+    return _add_rehearsals(invocation, matrix_plan)
 
 
-def _rehearsed(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
+def _add_rehearsals(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
     """The plan with predictions from the rehearsals that the workspace has; with --rehearse, missing rehearsals are made. A
     cell that cannot be rehearsed keeps its prediction by formula, and the reason is printed. Raises InputError."""
-    answers = _rehearsals(invocation, planned.source.own).of(planned.cells)
+    answers = _make_rehearsals(invocation, planned.source.own).get_answers(planned.cells)
     if not answers:
         return planned
-    for sentence in rehearsals.refused(answers):
+    for sentence in rehearsals.describe_refused(answers):
         invocation.out.remark(sentence, style="yellow")
     cells = [cell for cell in planned.cells if cell.name() in answers]
-    found = plan_predictions.of(invocation.workspace, planned.source.where, cells, planned.recorded, answers)
-    predicted = {**planned.predicted, **found}
+    rehearsed_predictions = plan_predictions.predict_cells(
+        invocation.workspace, planned.source.where, cells, planned.recorded, answers
+    )
+    predicted = {**planned.predicted, **rehearsed_predictions}
     source = msgspec.structs.replace(planned.source, predicted=predicted)
     return msgspec.structs.replace(planned, predicted=predicted, source=source)
 
 
-def _rehearsals(invocation: Invocation, own: OwnPlugins) -> Rehearsals:
+def _make_rehearsals(invocation: Invocation, plugins: OwnPlugins) -> Rehearsals:
     """The rehearsals of a command, by its options --rehearse and --full-depth. Raises InputError."""
     make, full_depth = (getattr(invocation.arguments, name, False) for name in ("rehearse", "full_depth"))
     if full_depth and not make:
         raise InputError("--full-depth: allowed only together with --rehearse.")
-    return Rehearsals(invocation.workspace, own, invocation.out, make=make, full_depth=full_depth)
+    return Rehearsals(invocation.workspace, plugins, invocation.out, make=make, full_depth=full_depth)
 
 
-def that_fit_memory(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
+def keep_fitting_cells(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
     """The plan without the cells that certainly do not fit the memory of a GPU. The name of each cell that is left out is
     printed. With --no-fit-check, the plan is returned unchanged."""
     if invocation.arguments.no_fit_check:
         return planned
-    fitting, names = without_misfits_of_memory(planned)
+    fitting, names = leave_out_cells_over_memory(planned)
     for name in names:
         needed, capacity = planned.predicted[name].memory_bytes, planned.predicted[name].capacity_bytes
         assert needed is not None
         assert capacity is not None
         invocation.out.remark(
-            f"{name}: left out, because it needs at least {planner_table.size(needed.low)} of a GPU's "
-            f"{planner_table.size(capacity.high)}. To submit it all the same: --no-fit-check.",
+            f"{name}: left out, because it needs at least {planner_table.format_size(needed.low)} of a GPU's "
+            f"{planner_table.format_size(capacity.high)}. To submit it all the same: --no-fit-check.",
             style="yellow",
         )
     return fitting
 
 
-def schedule(invocation: Invocation, planned: MatrixPlan) -> CellSchedule | None:
+def simulate_schedule(invocation: Invocation, planned: MatrixPlan) -> CellSchedule | None:
     """The simulated schedule of the cell that --schedule names; None if the option is not given. Raises InputError."""
     name: str | None = invocation.arguments.schedule
     if name is None:
@@ -176,10 +182,10 @@ def schedule(invocation: Invocation, planned: MatrixPlan) -> CellSchedule | None
         )
     if name not in by_name:
         raise UnknownName("cell with a pipeline", name, by_name, where="--schedule")
-    return cell_schedule.of(by_name[name])
+    return cell_schedule.make_schedule(by_name[name])
 
 
-def scaled(invocation: Invocation, planned: MatrixPlan) -> dict[str, list[ScaledCell]] | None:
+def scale_out_cells(invocation: Invocation, planned: MatrixPlan) -> dict[str, list[ScaledCell]] | None:
     """The predictions for each cell of a plan on the numbers of GPUs given by --scale-out, by the name of the cell; None if the
     option is not given. Raises InputError."""
     text: str | None = invocation.arguments.scale_out
@@ -188,14 +194,14 @@ def scaled(invocation: Invocation, planned: MatrixPlan) -> dict[str, list[Scaled
     parts = text.split(",")
     if not all(part.strip().isdecimal() and 1 <= int(part) <= MOST_GPUS for part in parts):
         raise InputError(f"--scale-out: found {text!r}. Allowed: numbers of GPUs from 1 to {MOST_GPUS}, such as 16,64,512.")
-    where = planned.source.where
-    earlier = plan_predictions.earlier_measurements(invocation.workspace)
-    known = inventory.measured_all_reduces(invocation.workspace, where.name)
-    found: dict[str, list[ScaledCell]] = {}
+    cluster = planned.source.where
+    earlier = plan_predictions.load_calibration(invocation.workspace)
+    measured_all_reduces = inventory.measured_all_reduces(invocation.workspace, cluster.name)
+    scaled_by_name: dict[str, list[ScaledCell]] = {}
     for cell in planned.cells:
-        gpus = where.for_gpu_type(cell.gpu_type).gpus
+        gpus = cluster.for_gpu_type(cell.gpu_type).gpus
         per_node = (gpus.per_node if gpus is not None and gpus.per_node else None) or -(-cell.gpus // cell.nnodes)
-        here = machine.of_cluster(where, cell.gpu_type, known)
-        several = [scale_out.extrapolate(cell, int(part), per_node, here, earlier) for part in parts]
-        found[cell.name()] = [one for one in several if one is not None]
-    return found
+        planned_machine = machine.plan_machine(cluster, cell.gpu_type, measured_all_reduces)
+        scaled_cells = [scale_out.extrapolate(cell, int(part), per_node, planned_machine, earlier) for part in parts]
+        scaled_by_name[cell.name()] = [scaled_cell for scaled_cell in scaled_cells if scaled_cell is not None]
+    return scaled_by_name

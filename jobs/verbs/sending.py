@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jobs.invocation import Invocation
 from jobs.rendering import render
-from jobs.scheduler import Full, SubmitOptions, scheduler
+from jobs.scheduler import SchedulerFull, SubmitOptions, scheduler
 from jobs.status import stale_jobs
 from jobs.status.reconcile import Status
 from jobs.submission import preflight, submit
@@ -19,10 +19,12 @@ from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
 
-def slurm_must_accept(steps: Sequence[submit.RunDecision], source: render.RenderContext, how: SubmitOptions) -> None:
+def slurm_must_accept(
+    decisions: Sequence[submit.RunDecision], source: render.RenderContext, submit_options: SubmitOptions
+) -> None:
     """Raises InputError if Slurm would reject a run that is to be submitted, before any run folder is written."""
     if source.scheduler == "slurm":
-        preflight.must_be_accepted([step.run for step in steps if step.send], source, pack=how.pack)
+        preflight.must_be_accepted([decision.run for decision in decisions if decision.send], source, pack=submit_options.pack)
 
 
 def finish_interrupted(out: Output, workspace: Workspace, source: render.RenderContext) -> bool:
@@ -38,24 +40,26 @@ def finish_interrupted(out: Output, workspace: Workspace, source: render.RenderC
     return not damaged
 
 
-def tidy(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_scheduler: bool = True) -> bool:
+def cancel_stale_and_print_unreadable(
+    out: Output, workspace: Workspace, runs: Sequence[Status], *, of_scheduler: bool = True
+) -> bool:
     """Cancel jobs that are still queued although their runs have ended, and print every record that cannot be read.
 
     of_scheduler: whether to check the schedulers' own records as well. Returns whether all such jobs were cancelled and every
     record can be read.
     """
-    cancelled = stale_jobs.cancel(runs if workspace_trust.allows(workspace) else [])
+    cancelled = stale_jobs.cancel_stale_jobs(runs if workspace_trust.allows(workspace) else [])
     for sentence in cancelled.sentences:
         out.remark(sentence)
     names = {run.scheduler["name"] for run in runs if not run.is_unreadable} if of_scheduler else set()
-    unreadable = name_unreadable(out, runs)
+    unreadable = print_unreadable(out, runs)
     damaged = [sentence for name in sorted(names) for sentence in scheduler(name).damaged(workspace)]
     for sentence in damaged:
         out.remark(sentence, style="red")
     return cancelled.all_gone and not unreadable and not damaged
 
 
-def name_unreadable(out: Output, runs: Sequence[Status]) -> int:
+def print_unreadable(out: Output, runs: Sequence[Status]) -> int:
     """Print every run that is skipped because its records cannot be read, with the reason; return the number of such runs."""
     unreadable = [run for run in runs if run.is_unreadable]
     for run in unreadable:
@@ -63,35 +67,42 @@ def name_unreadable(out: Output, runs: Sequence[Status]) -> int:
     return len(unreadable)
 
 
-def send(
-    invocation: Invocation, steps: Sequence[submit.RunDecision], source: render.RenderContext, how: SubmitOptions
+def send_runs(
+    invocation: Invocation, decisions: Sequence[submit.RunDecision], source: render.RenderContext, submit_options: SubmitOptions
 ) -> Backlog | None:
     """Submit the runs. With --wait, returns the runs that a full scheduler did not accept; otherwise None. Raises
     ShardlabError."""
     try:
-        submit.send(invocation.workspace, steps, source, how)
-    except Full as full:
+        submit.send_runs(invocation.workspace, decisions, source, submit_options)
+    except SchedulerFull as full:
         if not invocation.arguments.wait:
             raise
-        return Backlog(invocation.workspace, source.scheduler, how, full, ignore_lease=invocation.arguments.ignore_lease)
+        return Backlog(
+            invocation.workspace, source.scheduler, submit_options, full, ignore_lease=invocation.arguments.ignore_lease
+        )
     return None
 
 
-def sent(
+def report_sent(
     invocation: Invocation,
-    steps: Sequence[submit.RunDecision],
+    decisions: Sequence[submit.RunDecision],
     backlog: Backlog | None,
     lease: LeaseReport | None,
     remarks: Sequence[str] = (),
 ) -> int:
     """Print what was submitted and the remarks, wait for the runs if --wait is given, and return the exit code."""
     out, workspace, wait = invocation.out, invocation.workspace, invocation.arguments.wait
-    views.steps(out, steps, sent=True, waiting={folder.run_id for folder in backlog.folders} if backlog else ())
-    views.lease_lines(out, lease)
+    views.print_decisions(out, decisions, sent=True, waiting={folder.run_id for folder in backlog.folders} if backlog else ())
+    views.print_lease(out, lease)
     for remark in remarks:
         out.remark(f"note: {remark}")
     if backlog:
         out.remark(f"note: Slurm accepts no more jobs for now ({backlog.problem}); the rest is submitted when there is room.")
-    tidied = tidy(out, workspace, [step.now for step in steps if step.now is not None and not step.send], of_scheduler=False)
-    code = watch.finish(out, workspace, [step.run.run_id for step in steps], wait=wait, backlog=backlog)
-    return code if tidied and not any(step.held_back for step in steps) else max(code, 1)
+    tidied = cancel_stale_and_print_unreadable(
+        out,
+        workspace,
+        [decision.now for decision in decisions if decision.now is not None and not decision.send],
+        of_scheduler=False,
+    )
+    code = watch.wait_and_report(out, workspace, [decision.run.run_id for decision in decisions], wait=wait, backlog=backlog)
+    return code if tidied and not any(decision.held_back for decision in decisions) else max(code, 1)

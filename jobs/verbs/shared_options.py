@@ -23,8 +23,8 @@ def add_matrix_options(verb: console.Parser, *, archives: bool = False) -> None:
     """Add the options that select cells of a matrix. archives: whether the matrix may also come from an archive."""
     matrix_help = "name of a shipped matrix, or path of a matrix file (a path contains / or ends in .yaml)"
     source = verb.add_mutually_exclusive_group(required=True)
-    given = source.add_argument("--matrix", metavar="NAME|FILE", help=matrix_help)
-    completion.offer(given, lambda _: matrix.shipped(), endings=(".yaml", ".yml"))
+    matrix_option = source.add_argument("--matrix", metavar="NAME|FILE", help=matrix_help)
+    completion.offer(matrix_option, lambda _: matrix.shipped(), endings=(".yaml", ".yml"))
     if archives:
         from_help = "the matrix of an archive, as `collect archive` writes it"
         source.add_argument("--from", dest="archive", metavar="FILE", help=from_help)
@@ -39,18 +39,18 @@ def add_matrix_options(verb: console.Parser, *, archives: bool = False) -> None:
     console.add_trust(verb)
 
 
-def with_matrix(words: Sequence[str], option: str, path: str) -> list[str]:
+def replace_by_matrix_option(words: Sequence[str], option: str, path: str) -> list[str]:
     """The words of a command line with `--matrix PATH` in place of an option and its value, which may be one word or two."""
-    kept, rest = [], iter(words)
-    for word in rest:
+    kept_words, remaining_words = [], iter(words)
+    for word in remaining_words:
         name, equals, _ = word.partition("=")
         if name != option:
-            kept.append(word)
+            kept_words.append(word)
             continue
         if not equals:
-            next(rest)  # the value of the option
-        kept += ["--matrix", path]
-    return kept
+            next(remaining_words)  # the value of the option
+        kept_words += ["--matrix", path]
+    return kept_words
 
 
 def add_run_selection(verb: console.Parser) -> None:
@@ -89,18 +89,22 @@ def add_sharing_options(verb: console.Parser) -> None:
     verb.add_argument("--ignore-lease", action="store_true", help=lease_help)
 
 
-def submit_options(invocation: Invocation, source: RenderContext) -> SubmitOptions:
+def read_submit_options(invocation: Invocation, source: RenderContext) -> SubmitOptions:
     """The options with which runs are submitted. Raises InputError if an option for Slurm is given for a cluster without
     Slurm."""
     arguments, after = invocation.arguments, getattr(invocation.arguments, "after", None)
     if arguments.max_parallel is not None and not 1 <= arguments.max_parallel <= 100_000:
         raise InputError(f"--max-parallel: found {arguments.max_parallel}. Allowed: 1 to 100000.")
-    given = {"--max-parallel": arguments.max_parallel is not None, "--pack": arguments.pack, "--after": after is not None}
-    if source.scheduler == "allocation" and any(given.values()):
-        options = " and ".join(option for option, is_given in given.items() if is_given)
+    given_options = {
+        "--max-parallel": arguments.max_parallel is not None,
+        "--pack": arguments.pack,
+        "--after": after is not None,
+    }
+    if source.scheduler == "allocation" and any(given_options.values()):
+        options = " and ".join(option for option, is_given in given_options.items() if is_given)
         raise InputError(f"{options}: not with --in-allocation, which starts one run at a time. Allowed: leave {options} out.")
-    if source.scheduler != "slurm" and any(given.values()):
-        options = " and ".join(option for option, is_given in given.items() if is_given)
+    if source.scheduler != "slurm" and any(given_options.values()):
+        options = " and ".join(option for option, is_given in given_options.items() if is_given)
         raise InputError(
             f"{options}: only for Slurm, and the cluster {source.where.name} has no `slurm`; its runs start in the order "
             f"of submission. Allowed: leave {options} out."
@@ -109,7 +113,7 @@ def submit_options(invocation: Invocation, source: RenderContext) -> SubmitOptio
     return SubmitOptions(at_once=arguments.max_parallel, pack=arguments.pack, after=tuple(runs_before))
 
 
-def tracker(invocation: Invocation) -> str | None:
+def read_tracker(invocation: Invocation) -> str | None:
     """The value of --track; None if the option is not given, or if the command does not have the option.
 
     Raises InputError if the tracker is unknown or the nodes of the cluster share no folder, MissingExtra if the package of the
@@ -128,7 +132,7 @@ def tracker(invocation: Invocation) -> str | None:
     return name
 
 
-def wait_gpus_s(arguments: argparse.Namespace) -> int:
+def read_wait_gpus_s(arguments: argparse.Namespace) -> int:
     """The value of --wait-gpus in seconds; 0 if the command does not have the option. Raises InputError."""
     seconds: int = getattr(arguments, "wait_gpus", 0)
     if not 0 <= seconds <= LONGEST_WAIT_S:

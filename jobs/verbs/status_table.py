@@ -24,7 +24,7 @@ WHEN_ENDED = (SCHEDULER, RATE, TO_GO, STEP, ENDED, STARTED, TOOK)
 GAP = 2  # spaces between two columns
 STYLES = {"completed": "green", "running": "cyan", "pending": "dim", "planned": "dim", "unknown": "red", "failed": "red"}
 LEAST_WHY = 36  # the least width of the column of reasons, in characters; if there is less room, reasons stand below the table
-AROUND = 6  # the number of lines of a live table that are not rows: heading, rule, edges, summary
+OTHER_LINES = 6  # the number of lines of a live table that are not rows: heading, rule, edges, summary
 
 
 class StatusTable(msgspec.Struct, frozen=True):
@@ -49,21 +49,21 @@ class StatusTable(msgspec.Struct, frozen=True):
         return [STYLES.get(run.state, "yellow") for run in self.runs]
 
 
-def table(runs: Sequence[Status], width: int | None = None, height: int | None = None) -> StatusTable:
+def make_table(runs: Sequence[Status], width: int | None = None, height: int | None = None) -> StatusTable:
     """The runs as a table. width, height: the size of the terminal in characters and lines; None: no limit."""
-    listed = list(runs) if height is None else _most_telling(runs, max(height - AROUND, 1))
+    listed_runs = list(runs) if height is None else _select_runs(runs, max(height - OTHER_LINES, 1))
     zone = datetime.now().astimezone().tzinfo
-    rows = [_row(run, zone) for run in listed]
-    shown, below = list(COLUMNS), list[str]()
+    rows = [_format_row(run, zone) for run in listed_runs]
+    shown_columns, below = list(COLUMNS), list[str]()
     if width is not None:
-        shown = _fitting(listed, rows, width)
-        if WHY not in shown:
-            below = [f"{run.id}: {row[WHY]}" for run, row in zip(listed, rows, strict=True) if row[WHY]]
-    cells = [[row[name] for name in shown] for row in rows]
-    return StatusTable(shown, cells, listed, below, len(runs) - len(listed))
+        shown_columns = _select_columns(listed_runs, rows, width)
+        if WHY not in shown_columns:
+            below = [f"{run.id}: {row[WHY]}" for run, row in zip(listed_runs, rows, strict=True) if row[WHY]]
+    cells = [[row[name] for name in shown_columns] for row in rows]
+    return StatusTable(shown_columns, cells, listed_runs, below, len(runs) - len(listed_runs))
 
 
-def summary(runs: Sequence[Status]) -> str:
+def summarize_runs(runs: Sequence[Status]) -> str:
     """A line that says how many runs are in each state, how many are rehearsals, and in which time zone the times are."""
     counts = sorted(Counter(status.state for status in runs).items(), key=lambda item: (item[0] in FINAL, item[0]))
     rehearsed = sum(bool(status.rehearsal) for status in runs)
@@ -72,7 +72,7 @@ def summary(runs: Sequence[Status]) -> str:
     return f"{len(runs)} run(s): {', '.join(f'{count} {name}' for name, count in counts)}.{note}{zone}"
 
 
-def _row(run: Status, zone: tzinfo | None) -> dict[str, str]:
+def _format_row(run: Status, zone: tzinfo | None) -> dict[str, str]:
     resumed = f"resumed from step {run.resumed_from_step}" if run.resumed_from_step is not None else ""
     started, ended = (moment.astimezone(zone) if moment else None for moment in (run.started, run.ended))
     return {
@@ -82,38 +82,38 @@ def _row(run: Status, zone: tzinfo | None) -> dict[str, str]:
         STEP: f"{run.step or 0} of {run.steps}" if run.steps is not None and run.step is not None else "",
         RATE: f"{run.throughput:,.0f}" if run.throughput is not None else "",
         TO_GO: moments.duration(run.eta_s) if run.eta_s is not None else "",
-        STARTED: _moment(started, datetime.now(zone)) if started else "",
-        ENDED: _moment(ended, started or datetime.now(zone)) if ended else "",
+        STARTED: _format_moment(started, datetime.now(zone)) if started else "",
+        ENDED: _format_moment(ended, started or datetime.now(zone)) if ended else "",
         TOOK: moments.duration(run.duration_s) if run.duration_s is not None else "",
         WHY: "; ".join(filter(None, (run.why, resumed, *run.trouble))),
     }
 
 
-def _moment(moment: datetime, beside: datetime) -> str:
-    """A time as text: only the time of day if `moment` is on the date of `beside`; else with the date, and with the year if the
+def _format_moment(moment: datetime, reference: datetime) -> str:
+    """A time as text: only the time of day if `moment` is on the date of `reference`; else with the date, and with the year if the
     years differ too."""
-    if moment.date() == beside.date():
+    if moment.date() == reference.date():
         return f"{moment:%H:%M:%S}"
-    return f"{moment:%b %d %H:%M:%S}" if moment.year == beside.year else f"{moment:%Y-%m-%d %H:%M}"
+    return f"{moment:%b %d %H:%M:%S}" if moment.year == reference.year else f"{moment:%Y-%m-%d %H:%M}"
 
 
-def _fitting(runs: Sequence[Status], rows: Sequence[dict[str, str]], width: int) -> list[str]:
+def _select_columns(runs: Sequence[Status], rows: Sequence[dict[str, str]], width: int) -> list[str]:
     """The names of the columns that are shown: columns with text, as many as fit into one line. Only the column `why` may be
     folded into several lines; if there is no room for the folded column, the column is left out."""
-    wide = {name: max([plain_table.width(name), *(plain_table.width(row[name]) for row in rows)]) for name in COLUMNS}
-    shown = [name for name in COLUMNS if name in (RUN, STATE) or any(row[name] for row in rows)]
+    widths = {name: max([plain_table.width(name), *(plain_table.width(row[name]) for row in rows)]) for name in COLUMNS}
+    shown_columns = [name for name in COLUMNS if name in (RUN, STATE) or any(row[name] for row in rows)]
     for dropped in ("", *(WHILE_RUNNING if any(run.state == "running" for run in runs) else WHEN_ENDED)):
-        shown = [name for name in shown if name != dropped]
-        taken = sum(wide[name] + GAP for name in shown if name != WHY)
-        if taken - GAP <= width:
+        shown_columns = [name for name in shown_columns if name != dropped]
+        used_width = sum(widths[name] + GAP for name in shown_columns if name != WHY)
+        if used_width - GAP <= width:
             break
-    if WHY in shown and taken + min(wide[WHY], LEAST_WHY) > width:
-        shown.remove(WHY)
-    return shown
+    if WHY in shown_columns and used_width + min(widths[WHY], LEAST_WHY) > width:
+        shown_columns.remove(WHY)
+    return shown_columns
 
 
-def _most_telling(runs: Sequence[Status], most: int) -> list[Status]:
-    """Choose at most `most` runs: running runs are preferred, then runs that ended unexpectedly, then waiting runs, then runs
+def _select_runs(runs: Sequence[Status], most_rows: int) -> list[Status]:
+    """Choose at most `most_rows` runs: running runs are preferred, then runs that ended unexpectedly, then waiting runs, then runs
     that ended as expected. The chosen runs keep their order."""
 
     def rank(run: Status) -> int:
@@ -121,5 +121,5 @@ def _most_telling(runs: Sequence[Status], most: int) -> list[Status]:
             return 0
         return 3 if run.expected else 2 if run.state in ("pending", "planned") else 1
 
-    kept = {run.id for run in sorted(runs, key=rank)[:most]}
-    return [run for run in runs if run.id in kept]
+    kept_ids = {run.id for run in sorted(runs, key=rank)[:most_rows]}
+    return [run for run in runs if run.id in kept_ids]

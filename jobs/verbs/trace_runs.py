@@ -29,7 +29,7 @@ from shardlab.workspace.workspace import Workspace
 
 PER_RUN = 32  # the most trace files that one run analyses
 MOST_PER_RUN = 100_000
-_NUMBER = re.compile(r"(\d+)")
+_DIGITS = re.compile(r"(\d+)")
 
 
 class TraceRuns(msgspec.Struct, frozen=True):
@@ -55,24 +55,26 @@ def add_trace(verbs: console.Verbs) -> None:
 
 def _trace(invocation: Invocation) -> int:
     out, workspace = invocation.out, invocation.workspace
-    runs = of_folder(invocation)
-    source = render.source(runs.name, invocation.cluster, workspace)
-    how = shared_options.submit_options(invocation, source)
-    on_controller.must_suit(source.where, workspace)
+    runs = find_trace_runs(invocation)
+    source = render.make_render_context(runs.name, invocation.cluster, workspace)
+    submit_options = shared_options.read_submit_options(invocation, source)
+    on_controller.must_suit_cluster(source.where, workspace)
     cells = [cell for cell, _ in runs.parts]
-    submit.check(workspace, cells, dict.fromkeys((cell.name() for cell in cells), 1), source)
-    plan.must_run_here(source, here=invocation.arguments.here, trains=False)
+    submit.check_runs(workspace, cells, dict.fromkeys((cell.name() for cell in cells), 1), source)
+    plan.must_run_here(source, allow_login_node=invocation.arguments.here, trains=False)
     with workspace.alone():
-        readable = sending.finish_interrupted(out, workspace, source)
-        steps, lease = lease_report.held_back(invocation, decided(workspace, runs, source), source, how)
-        sending.slurm_must_accept(steps, source, how)
-        backlog = sending.send(invocation, steps, source, how)
-    code = sending.sent(invocation, steps, backlog, lease)
+        all_readable = sending.finish_interrupted(out, workspace, source)
+        decisions, lease = lease_report.hold_back_late_runs(
+            invocation, decide_trace_runs(workspace, runs, source), source, submit_options
+        )
+        sending.slurm_must_accept(decisions, source, submit_options)
+        backlog = sending.send_runs(invocation, decisions, source, submit_options)
+    code = sending.report_sent(invocation, decisions, backlog, lease)
     out.remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
-    return max(int(not readable), code)
+    return max(int(not all_readable), code)
 
 
-def of_folder(invocation: Invocation) -> TraceRuns:
+def find_trace_runs(invocation: Invocation) -> TraceRuns:
     """The runs that analyse the folder of the command line. Raises InputError if there is nothing to analyse.
 
     The name and the cells depend on the files, their sizes and their times, so the same command, if it is given again later,
@@ -81,55 +83,57 @@ def of_folder(invocation: Invocation) -> TraceRuns:
     folder, per_run = Path(invocation.arguments.folder).absolute(), invocation.arguments.per_run
     if not 1 <= per_run <= MOST_PER_RUN:
         raise InputError(f"--per-run: found {per_run}. Allowed: 1 to {MOST_PER_RUN}.")
-    where = invocation.cluster
-    if where.has_separate_folders:
+    cluster = invocation.cluster
+    if cluster.has_separate_folders:
         raise InputError(
-            f"jobs trace: the nodes of the cluster {where.name} share no folder, so they cannot read the same traces. Allowed: "
+            f"jobs trace: the nodes of the cluster {cluster.name} share no folder, so they cannot read the same traces. Allowed: "
             "a cluster whose nodes share a folder, or `collect trace` on one machine."
         )
-    _must_be_shared(folder, where)
-    found = _traces(folder)
-    names = [path.name for path in found]
+    _must_be_shared(folder, cluster)
+    trace_paths = _find_traces(folder)
+    names = [path.name for path in trace_paths]
     chunks = [names[start : start + per_run] for start in range(0, len(names), per_run)]
-    said = [(path.name, (status := path.stat()).st_size, status.st_mtime_ns) for path in found]
-    name = f"traces-{_digest([str(folder), per_run, said])}"
-    parts = [TracePart(folder=str(folder), files=chunk, place=place, parts=len(chunks)) for place, chunk in enumerate(chunks)]
-    return TraceRuns(name, [(_cell(name, part), part) for part in parts])
+    file_states = [(path.name, (status := path.stat()).st_size, status.st_mtime_ns) for path in trace_paths]
+    name = f"traces-{_digest([str(folder), per_run, file_states])}"
+    parts = [TracePart(folder=str(folder), files=chunk, place=index, parts=len(chunks)) for index, chunk in enumerate(chunks)]
+    return TraceRuns(name, [(_make_trace_cell(name, part), part) for part in parts])
 
 
-def decided(workspace: Workspace, runs: TraceRuns, source: render.RenderContext) -> list[submit.RunDecision]:
+def decide_trace_runs(workspace: Workspace, runs: TraceRuns, source: render.RenderContext) -> list[submit.RunDecision]:
     """The decision on each run: a run that was submitted before is not submitted again."""
     parts = {cell.name(): part for cell, part in runs.parts}
     cells = [cell for cell, _ in runs.parts]
-    steps = submit.decide(workspace, cells, dict.fromkeys(parts, 1), source)
+    decisions = submit.decide_runs(workspace, cells, dict.fromkeys(parts, 1), source)
     return [
-        msgspec.structs.replace(step, run=msgspec.structs.replace(step.run, traces=parts[step.run.cell.name()]))
-        for step in steps
+        msgspec.structs.replace(decision, run=msgspec.structs.replace(decision.run, traces=parts[decision.run.cell.name()]))
+        for decision in decisions
     ]
 
 
-def _traces(folder: Path) -> list[Path]:
+def _find_traces(folder: Path) -> list[Path]:
     """The trace files of a folder, in the numeric order of their names. Raises InputError if there are none."""
     with files.as_workspace_error("read"):
-        found = [path for path in folder.glob("*.json*") if not path.name.startswith(".") and path.is_file()]
-    if not found:
+        trace_paths = [path for path in folder.glob("*.json*") if not path.name.startswith(".") and path.is_file()]
+    if not trace_paths:
         raise InputError(f"{folder}: no traces. Allowed: a folder with Chrome traces, *.json or *.json.gz.")
-    if unsuited := next((path for path in found if not files.is_utf8(path.name)), None):
-        raise InputError(f"{folder}: the name {unsuited.name!r} is not valid UTF-8. Allowed: names in UTF-8.")
-    return sorted(found, key=lambda path: [(int(part) if part.isdecimal() else -1, part) for part in _NUMBER.split(path.name)])
+    if unsuited_path := next((path for path in trace_paths if not files.is_utf8(path.name)), None):
+        raise InputError(f"{folder}: the name {unsuited_path.name!r} is not valid UTF-8. Allowed: names in UTF-8.")
+    return sorted(
+        trace_paths, key=lambda path: [(int(part) if part.isdecimal() else -1, part) for part in _DIGITS.split(path.name)]
+    )
 
 
-def _must_be_shared(folder: Path, where: Cluster) -> None:
+def _must_be_shared(folder: Path, cluster: Cluster) -> None:
     """Raises InputError if the nodes of the cluster could not read the folder."""
-    shared = where.storage.shared if where.provider != "local" else None
+    shared = cluster.storage.shared if cluster.provider != "local" else None
     if shared is not None and not folder.resolve().is_relative_to(Path(shared).resolve()):
         raise InputError(
-            f"{folder}: lies outside of {shared}, which the nodes of {where.name} share; they would not find the traces. "
+            f"{folder}: lies outside of {shared}, which the nodes of {cluster.name} share; they would not find the traces. "
             f"Allowed: a folder in {shared}."
         )
 
 
-def _cell(name: str, part: TracePart) -> Cell:
+def _make_trace_cell(name: str, part: TracePart) -> Cell:
     """The cell of a run that analyses traces. The cell trains nothing: its steps are the trace files, and keys that only
     training uses have no meaning."""
     return Cell(
