@@ -15,10 +15,10 @@ import time
 
 import msgspec
 
-from collect.choices.family import choose
-from collect.choices.standing import CRITERIA, standings
+from collect.choices.family import choose_strategies
+from collect.choices.standing import CRITERIA, rank_cells
 from collect.findings.row import CellRow, RunRow
-from collect.findings.statistics import estimate
+from collect.findings.statistics import estimate_mean
 from collect.reading.load import Loaded
 from collect.verdicts.selection import Measurements
 from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
@@ -46,7 +46,7 @@ def row(name: str, what: Cell, metrics: tuple[str, ...], repeats: int, luck: ran
         RunRow(f"{name}-r{repeat}", repeat, 1, "completed", "", {metric: known[repeat] for metric, known in values.items()})
         for repeat in range(repeats)
     ]
-    estimates = {metric: estimate(known, "") for metric, known in values.items()}
+    estimates = {metric: estimate_mean(known, "") for metric, known in values.items()}
     return CellRow(name, msgspec.to_builtins(what), repeats, {"completed": repeats}, True, PROVEN, None, estimates, runs)
 
 
@@ -58,7 +58,7 @@ def cost(cells: int) -> float:
         rows.append(row(f"cell {place}", cell(strategy, gpus, 1 + place // 40), CRITERIA, 3, luck))
     measurements = Measurements(NOTHING, rows)
     begun = time.process_time()
-    choose(measurements)
+    choose_strategies(measurements)
     return time.process_time() - begun
 
 
@@ -72,7 +72,7 @@ def errors(cells: int, repeats: int, rounds: int) -> tuple[float, float]:
     best = apart = 0
     for number in range(rounds):
         rows = [row(f"{place} {number}", cell(STRATEGIES[place], 2, 1), CRITERIA[:1], repeats, luck) for place in range(cells)]
-        (found,) = standings(Measurements(NOTHING, rows), rows)
+        (found,) = rank_cells(Measurements(NOTHING, rows), rows)
         best += found.word == "best"
         apart += len(found.best) < cells
     return 100 * best / rounds, 100 * apart / rounds

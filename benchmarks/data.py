@@ -46,7 +46,7 @@ def main() -> None:
         folder = Path(name)
         bytes_an_image = write_images(folder / "imagenet", given.images, given.width, given.height)
         print(f"{given.images} JPEGs of {given.width} x {given.height}, {bytes_an_image / 1e3:.0f} kB each")
-        print(f"all threads: {imagenet.threads()}")
+        print(f"all threads: {imagenet.decoding_threads()}")
         compare(folder, given.images, given.batch, given.rounds)
         write_others(folder)
         others(folder, given.batch, given.rounds)
@@ -60,7 +60,7 @@ def compare(folder: Path, images: int, batch: int, rounds: int) -> None:
     agree(ours.read, plain)
     print(f"{'':30}{'ours':>10}{'plain':>10}{'ratio':>8}  middle 80 % of the rounds")
     clocks = [("1 thread", 1, time.perf_counter), ("1 thread, CPU time", 1, time.process_time)]
-    for label, threads, clock in [*clocks, ("all threads", imagenet.threads(), time.perf_counter)]:
+    for label, threads, clock in [*clocks, ("all threads", imagenet.decoding_threads(), time.perf_counter)]:
         with ThreadPoolExecutor(threads) as pool:
             ours._pool = pool
             rates = alternate([ours.read, plain], images, batch, rounds, clock)

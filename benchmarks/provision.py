@@ -22,11 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from provision import software
-from provision.check import each
+from provision.check import map_targets
 from provision.fact import Facts
 from provision.operation import Nothing, Target
 from provision.operations import packages
-from provision.operations.reboot import boot_of
+from provision.operations.reboot import read_boot_id
 from provision.practice.base import USER
 from provision.practice.machine import WHEELS
 from provision.providers import virtual
@@ -77,14 +77,14 @@ class Bench:
         booting.start()
         booting.join()
         assert booting.exitcode == 0
-        each(self._targets(), lambda target: self._by_hand(target.node))
+        map_targets(self._targets(), lambda target: self._by_hand(target.node))
 
     def _by_hand(self, node: SshNode) -> None:
         role = packages.CONTROLLER if node is self.nodes[0] else packages.WORKER
         apt = "sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install"
         script = f"sudo apt-get -qq update; {apt} {' '.join([*packages.BASE, *packages.MUNGE, *role])}"
         if node is self.nodes[0]:
-            words = " ".join(f"'{word}'" for word in software.requirements())
+            words = " ".join(f"'{word}'" for word in software.required_packages())
             pip = f"{self.shared}/venv/bin/python -m pip -q install --no-index --find-links {WHEELS}"
             script += f" && python3 -m venv {self.shared}/venv && {pip} {words}"
         known = self.workspace.own / "known_hosts"
@@ -100,7 +100,7 @@ class Bench:
             for change in booted:
                 change.make(target.node)
 
-        each(self._targets(), boot)
+        map_targets(self._targets(), boot)
 
     def _targets(self) -> list[Target]:
         return [Target(node, Facts(node)) for node in self.nodes]
@@ -108,9 +108,9 @@ class Bench:
     def reboot(self) -> None:
         """Reboot one node, and wait until it answers over SSH with another boot id."""
         node = self.nodes[1]
-        before = boot_of(node)
+        before = read_boot_id(node)
         node.run(["systemctl", "reboot"], timeout_s=10, root=True)
-        while boot_of(node) in (None, before):
+        while read_boot_id(node) in (None, before):
             time.sleep(0.05)
 
 

@@ -29,7 +29,7 @@ import sampler
 import small_cell
 import torch
 
-from collect.findings.statistics import estimate
+from collect.findings.statistics import estimate_mean
 from shardlab.runs.record import LineWriter, StepRecord, read_lines
 from trainers import menu
 from trainers.data.order import Order
@@ -77,7 +77,7 @@ def main() -> None:
         def step_ms(path: Path) -> float:
             with LineWriter(path) as lines:
                 recorder = loop.Recorder(lines)
-                loop._steps(one, task, order, engine, ranks.device, ranks, recorder, RunInstruments([], ranks.device))
+                loop._run_steps(one, task, order, engine, ranks.device, ranks, recorder, RunInstruments([], ranks.device))
             return statistics.median(record.step_ms for record in read_lines(path, StepRecord).records)
 
         plain, sampled = [], []
@@ -92,7 +92,7 @@ def main() -> None:
                 if number >= 0:
                     (sampled if is_sampled else plain).append(took)
     ranks.leave()
-    logs = estimate([math.log(with_it / without) for with_it, without in zip(sampled, plain, strict=True)], "")
+    logs = estimate_mean([math.log(with_it / without) for with_it, without in zip(sampled, plain, strict=True)], "")
     assert logs.low is not None
     assert logs.high is not None
     ratio, low, high = map(math.exp, (logs.value, logs.low, logs.high))

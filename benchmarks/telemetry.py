@@ -49,7 +49,7 @@ from shardlab.files import gc_pause
 metric.menu()
 began = time.perf_counter()
 with gc_pause.not_searched():
-    (run,) = read_many.read(Path(sys.argv[1]) / "runs", [sys.argv[2]])
+    (run,) = read_many.read_runs(Path(sys.argv[1]) / "runs", [sys.argv[2]])
 assert run.completed, (run.verdict, run.damage.says())
 quantities = metric.quantities(run)
 covered = [entry.coverage_pct for entry in run.coverage]

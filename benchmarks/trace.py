@@ -30,27 +30,27 @@ LIKE_HTA = """
 import sys
 from pathlib import Path
 from collect.traces import hta, trace
-hta.breakdowns([trace.read(path) for path in sorted(Path(sys.argv[1]).glob("rank-*"))])
+hta.compute_hta_breakdowns([trace.read_trace(path) for path in sorted(Path(sys.argv[1]).glob("rank-*"))])
 """
 BOTH = """
 import sys
 from pathlib import Path
 from collect.traces import hta, trace
-from collect.traces.breakdown import breakdown
-traces = [trace.read(path) for path in sorted(Path(sys.argv[1]).glob("rank-*"))]
-assert all(breakdown(one) and not one.lost and not one.cut for one in traces)
-hta.breakdowns(traces)
+from collect.traces.breakdown import compute_breakdown
+traces = [trace.read_trace(path) for path in sorted(Path(sys.argv[1]).glob("rank-*"))]
+assert all(compute_breakdown(one) and not one.lost and not one.cut for one in traces)
+hta.compute_hta_breakdowns(traces)
 """
 ANSWERS = """
 import sys
 from pathlib import Path
 from collect.traces import trace
-from collect.traces.breakdown import breakdown
-from collect.traces.rank_analysis import analyse
+from collect.traces.breakdown import compute_breakdown
+from collect.traces.rank_analysis import analyse_rank
 from collect.traces.run_answers import RunAnswers
-traces = [trace.read(path) for path in sorted(Path(sys.argv[1]).glob("rank-*"))]
-assert all(breakdown(one) for one in traces)
-assert RunAnswers([analyse(one) for one in traces]).document()["stragglers"]["matched"] or len(traces) == 1
+traces = [trace.read_trace(path) for path in sorted(Path(sys.argv[1]).glob("rank-*"))]
+assert all(compute_breakdown(one) for one in traces)
+assert RunAnswers([analyse_rank(one) for one in traces]).document()["stragglers"]["matched"] or len(traces) == 1
 """
 HTA = """
 import logging, sys

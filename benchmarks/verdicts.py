@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import statistics
 
-from collect.findings.statistics import noise, standard_error
+from collect.findings.statistics import pooled_noise, standard_error
 from collect.verdicts import draws
 from shardlab.matrix.expression import Expression
 
@@ -24,10 +24,10 @@ TEST = Expression("a() < b()").tree
 def by_student(pair: list[list[float]], name: str) -> bool:
     values = {}
     for call, repeats in zip(("a()", "b()"), pair, strict=True):
-        known = standard_error(repeats, noise([repeats]))
+        known = standard_error(repeats, pooled_noise([repeats]))
         assert known is not None
-        values[call] = draws.draws(statistics.fmean(repeats), *known, f"{call} {name}")
-    return not 0.025 < draws.share(TEST, values) < 0.975
+        values[call] = draws.draw_mean(statistics.fmean(repeats), *known, f"{call} {name}")
+    return not 0.025 < draws.share_of_draws(TEST, values) < 0.975
 
 
 def by_bootstrap(pair: list[list[float]], luck: random.Random) -> bool:

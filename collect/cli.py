@@ -42,7 +42,7 @@ EXAMPLES = {
     "metrics": "collect metrics",
 }
 # Verbs that read a workspace. They remind the user to fetch the runs if the lease of the nodes ends soon.
-OF_A_WORKSPACE = ("summarize", "verdicts", "explain", "trace", "timeline", "watch", "compare", "export", "archive")
+WORKSPACE_VERBS = ("summarize", "verdicts", "explain", "trace", "timeline", "watch", "compare", "export", "archive")
 LAST_PORT = 65535
 
 
@@ -57,14 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(arguments, "trust", False) and arguments.verb != "open":  # `open` makes the workspace first
             workspace_trust.consent(_workspace(arguments), output.remark)
         code = int(arguments.run(arguments, output))
-        if arguments.verb in OF_A_WORKSPACE and (urge := _urge(_workspace(arguments))) is not None:
-            output.remark(urge, style="yellow")
+        if arguments.verb in WORKSPACE_VERBS and (reminder := _fetch_reminder(_workspace(arguments))) is not None:
+            output.remark(reminder, style="yellow")
         return code
 
     return console.run(command, name=f"collect {arguments.verb}")
 
 
-def _urge(workspace: Workspace) -> str | None:
+def _fetch_reminder(workspace: Workspace) -> str | None:
     """A sentence that asks the user to fetch the runs, if the lease of the nodes ends soon; None if it does not end soon."""
     from datetime import UTC, datetime
 
@@ -77,15 +77,15 @@ def _urge(workspace: Workspace) -> str | None:
 def parser() -> console.Parser:
     """The parser of the command line, with all verbs."""
     common = console.common_options()
-    top = console.Parser(
+    top_parser = console.Parser(
         prog="collect",
         description="Make tables, figures, verdicts and a report from the records of runs.",
         epilog="example:\n  collect fetch && collect summarize",
         parents=[common],
     )
-    console.add_version(top)
-    verbs = console.Verbs(top, common, EXAMPLES)
-    for add in (
+    console.add_version(top_parser)
+    verbs = console.Verbs(top_parser, common, EXAMPLES)
+    for add_verb in (
         _add_fetch,
         _add_summarize,
         _add_verdicts,
@@ -101,10 +101,10 @@ def parser() -> console.Parser:
         _add_sample,
         _add_track,
     ):
-        add(verbs)
+        add_verb(verbs)
     metrics_help = "list all metrics, also those of the workspace, with unit, direction and definition"
     console.add_trust(verbs.add("metrics", _metrics, metrics_help))
-    return top
+    return top_parser
 
 
 def _add_fetch(verbs: console.Verbs) -> None:
@@ -239,52 +239,52 @@ def _workspace(arguments: argparse.Namespace) -> Workspace:
 def _fetch(arguments: argparse.Namespace, output: Output) -> int:
     from collect.fetching import fetch_command
 
-    return fetch_command.show(_workspace(arguments), arguments.runs, output, prunes=arguments.prune, confirmed=arguments.yes)
+    return fetch_command.fetch_and_print(_workspace(arguments), arguments.runs, output, prunes=arguments.prune, confirmed=arguments.yes)
 
 
 def _summarize(arguments: argparse.Namespace, output: Output) -> int:
     from collect import write_report
     from collect.findings import comparability, prediction_scores
     from collect.reading import own_metrics
-    from collect.reading.load import load
+    from collect.reading.load import load_matrix
     from collect.report import pictures, terminal
     from collect.summary import summarize
     from shardlab.workspace import measured_power
 
-    images = pictures.formats(arguments.images, "--images") if arguments.images else ()
+    images = pictures.parse_formats(arguments.images, "--images") if arguments.images else ()
     workspace = _workspace(arguments)
     with gc_pause.not_searched():
-        loaded = load(workspace, arguments.matrix)
-        own = own_metrics.of(workspace, loaded.expansion.name)
-        own.add_to(loaded)
+        loaded = load_matrix(workspace, arguments.matrix)
+        user_metrics = own_metrics.compute_own_metrics(workspace, loaded.expansion.name)
+        user_metrics.add_to(loaded)
         summary = summarize(loaded, comparability.baseline_strategy(arguments.baseline, loaded))
-        summary.remarks.extend(own.remarks())
+        summary.remarks.extend(user_metrics.remarks())
         folder = Path(arguments.out).absolute() if arguments.out else workspace.report
         write_report.write(folder, workspace, loaded, summary, images)
         with contextlib.suppress(WorkspaceError):  # with --out, a workspace that is read-only can have a report
             measured_power.write(workspace, loaded.expansion.name, prediction_scores.watts_per_gpu(loaded))
-    terminal.show(output, summary)
+    terminal.print_summary(output, summary)
     output.line(f"report: {folder / write_report.PAGE}")
     output.document(summary)
-    return max(int(bool(own.faults)), unreadable_runs.show(output, _of_loaded(loaded)))
+    return max(int(bool(user_metrics.faults)), unreadable_runs.print_unreadable_runs(output, _unreadable_reasons(loaded)))
 
 
 def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
     from collect.findings import comparability
-    from collect.reading.load import load
+    from collect.reading.load import load_matrix
     from collect.report import terminal
     from collect.summary import summarize
 
-    loaded = load(_workspace(arguments), arguments.matrix)
+    loaded = load_matrix(_workspace(arguments), arguments.matrix)
     summary = summarize(loaded, comparability.baseline_strategy(arguments.baseline, loaded))
-    terminal.verdicts(output, summary)
-    kept = ("matrix", "title", "rehearsal", "illustrative", "remarks", "verdicts", "reported", "deviations", "assumed", "notes")
-    output.document({name: getattr(summary, name) for name in kept})
+    terminal.print_verdicts(output, summary)
+    fields = ("matrix", "title", "rehearsal", "illustrative", "remarks", "verdicts", "reported", "deviations", "assumed", "notes")
+    output.document({name: getattr(summary, name) for name in fields})
     contradicted = arguments.strict and any(verdict.verdict == "contradicted" for verdict in summary.verdicts)
-    return max(int(contradicted), unreadable_runs.show(output, _of_loaded(loaded)))
+    return max(int(contradicted), unreadable_runs.print_unreadable_runs(output, _unreadable_reasons(loaded)))
 
 
-def _of_loaded(loaded: Loaded) -> list[tuple[RunDir, str]]:
+def _unreadable_reasons(loaded: Loaded) -> list[tuple[RunDir, str]]:
     return [(run.folder, run.unreadable) for run in loaded.runs]
 
 
@@ -292,19 +292,19 @@ def _explain(arguments: argparse.Namespace, output: Output) -> int:
     from collect.explain import command
 
     options = (arguments.matrix, arguments.baseline, arguments.row, arguments.metric)
-    return command.show(_workspace(arguments), *options, output)
+    return command.show_explanation(_workspace(arguments), *options, output)
 
 
 def _trace(arguments: argparse.Namespace, output: Output) -> int:
     from collect.traces import command
 
-    return command.show(_workspace(arguments), arguments.profiled, arguments.against, output, like_hta=arguments.like_hta)
+    return command.show_explanation(_workspace(arguments), arguments.profiled, arguments.against, output, like_hta=arguments.like_hta)
 
 
 def _timeline(arguments: argparse.Namespace, output: Output) -> int:
     from collect.timeline import command
 
-    return command.show(_workspace(arguments), arguments.shown, arguments.perfetto, output)
+    return command.show_explanation(_workspace(arguments), arguments.shown, arguments.perfetto, output)
 
 
 def _watch(arguments: argparse.Namespace, output: Output) -> int:
@@ -312,61 +312,61 @@ def _watch(arguments: argparse.Namespace, output: Output) -> int:
 
     if not 0 <= arguments.port <= LAST_PORT:
         raise InputError(f"--port: found {arguments.port}. Allowed: 0 (any free port) to {LAST_PORT}.")
-    return server.serve(_workspace(arguments), arguments.port, output)
+    return server.serve_live_page(_workspace(arguments), arguments.port, output)
 
 
 def _compare(arguments: argparse.Namespace, output: Output) -> int:
     from collect.comparison import command
 
-    return command.show(_workspace(arguments), arguments.a, arguments.b, arguments.matrix, output)
+    return command.show_explanation(_workspace(arguments), arguments.a, arguments.b, arguments.matrix, output)
 
 
 def _export(arguments: argparse.Namespace, output: Output) -> int:
     from collect import export
-    from collect.reading.load import load
+    from collect.reading.load import load_matrix
     from collect.summary import summarize
 
     workspace = _workspace(arguments)
-    format_ = export.export(arguments.to)
-    loaded = load(workspace, arguments.matrix)
+    format_ = export.find_export_format(arguments.to)
+    loaded = load_matrix(workspace, arguments.matrix)
     folder = Path(arguments.out).absolute() if arguments.out else workspace.path / "export" / format_.name
-    written = export.write(format_, loaded, summarize(loaded, loaded.expansion.baseline), folder)
-    for path in written:
+    paths = export.write(format_, loaded, summarize(loaded, loaded.expansion.baseline), folder)
+    for path in paths:
         output.line(str(path))
-    output.document({"format": format_.name, "files": [str(path) for path in written]})
-    return unreadable_runs.show(output, _of_loaded(loaded))
+    output.document({"format": format_.name, "files": [str(path) for path in paths]})
+    return unreadable_runs.print_unreadable_runs(output, _unreadable_reasons(loaded))
 
 
 def _history(arguments: argparse.Namespace, output: Output) -> int:
     from collect.history import command
 
-    return command.show(_workspace(arguments), arguments.places, arguments.since, arguments.until, output)
+    return command.show_explanation(_workspace(arguments), arguments.places, arguments.since, arguments.until, output)
 
 
 def _archive(arguments: argparse.Namespace, output: Output) -> int:
     from collect.archiving import command
 
     options = (arguments.matrix, arguments.out, arguments.max_gib)
-    return command.write(_workspace(arguments), *options, output, hidden=arguments.anonymous)
+    return command.write_archive(_workspace(arguments), *options, output, anonymize=arguments.anonymous)
 
 
 def _open(arguments: argparse.Namespace, output: Output) -> int:
     from collect.archiving import command
 
-    return command.open_(arguments.archived, arguments.out, output, trusted=arguments.trust)
+    return command.open_archive(arguments.archived, arguments.out, output, trusted=arguments.trust)
 
 
 def _sample(arguments: argparse.Namespace, output: Output) -> int:
     from collect.sampler import loop
 
     played = Path(arguments.played) if arguments.played else None
-    return loop.sample(Path(arguments.out), arguments.hz, arguments.parent, played, output)
+    return loop.record_samples(Path(arguments.out), arguments.hz, arguments.parent, played, output)
 
 
 def _track(arguments: argparse.Namespace, output: Output) -> int:
     from collect.tracking import command
 
-    return command.track(_workspace(arguments), arguments.followed, arguments.to, arguments.parent, output)
+    return command.track_run(_workspace(arguments), arguments.followed, arguments.to, arguments.parent, output)
 
 
 def _metrics(arguments: argparse.Namespace, output: Output) -> int:

@@ -18,7 +18,7 @@ import msgspec
 from collect import atomic_folder
 from collect.reading.load import Loaded
 from collect.summary import Summary
-from collect.tracked_run import Tracked, TrackedStep
+from collect.tracked_run import TrackedRun, TrackedStep
 from shardlab import registry
 from shardlab.errors import MissingExtra, UnknownName
 
@@ -29,7 +29,7 @@ class OpenRun(Protocol):
     def log(self, points: Sequence[TrackedStep]) -> None:
         """Add the values of some steps. The step numbers must not be smaller than those of earlier calls."""
 
-    def end(self, run: Tracked) -> None:
+    def end(self, run: TrackedRun) -> None:
         """Add the final metrics, and the keys of the configuration that are new since the run was opened; then close the
         run."""
 
@@ -50,30 +50,30 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     holds: frozenset[str]  # names of all files and folders that this format writes
     write: Callable[[Loaded, Summary, Path, Path], None]
     package: str | None = None  # the optional package that the format imports, one of shardlab.extras; None: it needs none
-    follow: Callable[[str, Tracked, Path], OpenRun] | None = None
+    follow: Callable[[str, TrackedRun, Path], OpenRun] | None = None
 
 
-def exports() -> dict[str, Export]:
+def export_formats() -> dict[str, Export]:
     """All export formats: {name: format}."""
     return {module.EXPORT.name: module.EXPORT for module in registry.load_all("collect.exports")}
 
 
-def export(name: str) -> Export:
+def find_export_format(name: str) -> Export:
     """The export format with this name.
 
     Raises UnknownName, with a list of all formats, if there is no format of this name, and MissingExtra if the package that the
     format needs is not installed.
     """
-    menu = exports()
-    if name not in menu:
-        raise UnknownName("export format", name, menu, summaries={name: format_.summary for name, format_ in menu.items()})
-    found = menu[name]
-    if found.package and importlib.util.find_spec(found.package) is None:
-        raise MissingExtra(f"collect export --to {name}", found.package)
-    return found
+    formats = export_formats()
+    if name not in formats:
+        raise UnknownName("export format", name, formats, summaries={name: format_.summary for name, format_ in formats.items()})
+    chosen = formats[name]
+    if chosen.package and importlib.util.find_spec(chosen.package) is None:
+        raise MissingExtra(f"collect export --to {name}", chosen.package)
+    return chosen
 
 
-def package(name: str) -> ModuleType:
+def import_package(name: str) -> ModuleType:
     """Import a module of an optional package by the name of the module.
 
     The module is imported only when a format needs it, because all other commands must work without the package. Because of
@@ -83,17 +83,17 @@ def package(name: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def environment(**values: str) -> Iterator[None]:
+def set_environment(**values: str) -> Iterator[None]:
     """Set environment variables inside a `with` block, and restore their earlier values at its end.
 
     Some libraries of experiment trackers read options only from environment variables.
     """
-    before = {name: os.environ.get(name) for name in values}
+    earlier_values = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in earlier_values.items():
             if value is None:
                 del os.environ[name]
             else:
@@ -106,6 +106,6 @@ def write(format_: Export, loaded: Loaded, summary: Summary, folder: Path) -> li
     Raises InputError if `folder` contains anything that this format does not write, and WorkspaceError if the
     export cannot be written.
     """
-    with atomic_folder.replacing(folder, format_.holds, f"a {format_.name} export") as fresh:
-        format_.write(loaded, summary, fresh, folder)
+    with atomic_folder.replace_folder(folder, format_.holds, f"a {format_.name} export") as new_folder:
+        format_.write(loaded, summary, new_folder, folder)
     return sorted(folder / name for name in format_.holds if (folder / name).exists())

@@ -13,18 +13,18 @@ from typing import Any
 
 import msgspec
 
-from collect.findings.columns import labels
+from collect.findings.columns import row_labels
 from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
 from collect.reading.load import Loaded, LoadedCell
-from collect.strategy_style import Look, look, variants
+from collect.strategy_style import Look, strategy_look, variant_looks
 from collect.summary import Summary
 from shardlab.matrix.cell import Cell
 
 INK, MUTED, LINE = "var(--ink)", "var(--muted)", "var(--line)"
 MOST_TICKS = 8  # about the most ticks of an x axis that lists its ticks: at 390 px, more labels would lie on each other
 MOST_POINTS = 600  # the most points of one line in a figure: about as many as a screen can show
-FEW = 40  # a line of at most this many points gets a mark at each point: without marks, a point between gaps is invisible
+MAX_MARKED_POINTS = 40  # a line of at most this many points gets a mark at each point: without marks, a point between gaps is invisible
 # How much a reader can tell apart in one plot. Of a figure with more, small multiples are made (drawing/small_multiples.py).
 MOST_SHOWN = 12  # lines: with more, looks differ only in details, and at 390 px the legend is larger than the plot
 MOST_ROWS = 24  # rows, such as bars: 24 rows are 576 px high, so that the axis is still on the screen of a phone
@@ -63,7 +63,7 @@ class CellMark(msgspec.Struct, frozen=True):
 
     label: str  # name of the cell in the figure, HTML-escaped because plotly interprets some HTML tags in every text
     strategy: int  # number of the cell's strategy in the list of all strategies of the report, from 0
-    look: Look  # colour, shape and dash
+    strategy_look: Look  # colour, shape and dash
     row: CellRow
     cell: LoadedCell
 
@@ -104,23 +104,23 @@ def groups(loaded: Loaded, summary: Summary) -> list[Group]:
     by_workload: dict[str, list[tuple[CellRow, LoadedCell]]] = {}
     for row, cell in zip(summary.rows, loaded.cells, strict=True):
         by_workload.setdefault(cell.cell.workload, []).append((row, cell))
-    found = []
-    for workload, every in by_workload.items():
-        entries = every[:MOST_CELLS]
-        names = [html.escape(name, quote=False) for name in labels([row for row, _ in entries])]
-        places = [strategies[cell.cell.strategy] for _, cell in entries]
+    workload_groups = []
+    for workload, workload_entries in by_workload.items():
+        entries = workload_entries[:MOST_CELLS]
+        names = [html.escape(name, quote=False) for name in row_labels([row for row, _ in entries])]
+        strategy_numbers = [strategies[cell.cell.strategy] for _, cell in entries]
         marks = [
-            CellMark(name, place, look(place), row, cell)
-            for name, place, (row, cell) in zip(names, places, entries, strict=True)
+            CellMark(name, strategy_number, strategy_look(strategy_number), row, cell)
+            for name, strategy_number, (row, cell) in zip(names, strategy_numbers, entries, strict=True)
         ]
-        in_order = [mark for mark, _ in shown_first(marks)]  # the cells that are visible at first get the simplest looks
-        looks = dict(zip((mark.label for mark in in_order), variants([mark.strategy for mark in in_order]), strict=True))
+        ordered_marks = [mark for mark, _ in order_by_visibility(marks)]  # the cells that are visible at first get the simplest looks
+        looks = dict(zip((mark.label for mark in ordered_marks), variant_looks([mark.strategy for mark in ordered_marks]), strict=True))
         marks = [msgspec.structs.replace(mark, look=looks[mark.label]) for mark in marks]
-        found.append(Group(workload, summary.baseline, marks, len(every) - len(entries)))
-    return found
+        workload_groups.append(Group(workload, summary.baseline, marks, len(workload_entries) - len(entries)))
+    return workload_groups
 
 
-def shown_first(marks: Sequence[CellMark]) -> list[tuple[CellMark, bool | str]]:
+def order_by_visibility(marks: Sequence[CellMark]) -> list[tuple[CellMark, bool | str]]:
     """All marks, the visible ones first. Returns (mark, plotly's value of `visible` when the page opens) for each mark.
 
     If there are at most MOST_SHOWN cells, all are visible. Otherwise the visible cells are those with the largest number of
@@ -130,22 +130,22 @@ def shown_first(marks: Sequence[CellMark]) -> list[tuple[CellMark, bool | str]]:
     """
     if len(marks) <= MOST_SHOWN:
         return [(mark, True) for mark in marks]
-    by_ranks = _by(marks, lambda cell: cell.gpus)
-    common = [ranks for ranks, found in by_ranks.items() if 2 * _strategies(found) >= _strategies(marks)]
-    shown = by_ranks[max(common or by_ranks)]
-    if len(shown) > MOST_SHOWN:
-        shown = max(_by(shown, lambda cell: cell.global_batch_size).values(), key=_strategies)[:MOST_SHOWN]
-    labels_shown = {mark.label for mark in shown}
-    return [(mark, True) for mark in shown] + [(mark, "legendonly") for mark in marks if mark.label not in labels_shown]
+    by_ranks = _group_marks(marks, lambda cell: cell.gpus)
+    common_ranks = [ranks for ranks, rank_marks in by_ranks.items() if 2 * _count_strategies(rank_marks) >= _count_strategies(marks)]
+    visible = by_ranks[max(common_ranks or by_ranks)]
+    if len(visible) > MOST_SHOWN:
+        visible = max(_group_marks(visible, lambda cell: cell.global_batch_size).values(), key=_count_strategies)[:MOST_SHOWN]
+    visible_labels = {mark.label for mark in visible}
+    return [(mark, True) for mark in visible] + [(mark, "legendonly") for mark in marks if mark.label not in visible_labels]
 
 
-def of_cell(mark: CellMark, traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def add_cell_id(mark: CellMark, traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The traces, marked as showing this cell (`Figure.cells`)."""
     return [trace | {"meta": mark.row.id} for trace in traces]
 
 
-def axis(title: str, **more: Any) -> dict[str, Any]:
-    """The settings of an axis. title: its title with the unit. more: other settings of plotly, which override the defaults."""
+def axis(title: str, **settings: Any) -> dict[str, Any]:
+    """The settings of an axis. title: its title with the unit. settings: other settings of plotly, which override the defaults."""
     return {
         "title": {"text": title, "font": {"size": 12, "color": MUTED}, "standoff": 8},
         "gridcolor": LINE,
@@ -154,92 +154,92 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
         "automargin": True,
         "tickfont": {"size": 12, "color": MUTED},
         "fixedrange": True,  # on a phone, a finger must scroll the page and not move the axis
-    } | more
+    } | settings
 
 
-def with_few_ticks(x: dict[str, Any], most: int = MOST_TICKS) -> dict[str, Any]:
-    """The x axis without those of its listed ticks that are nearer to the tick before them than the axis divided by `most`."""
+def thin_ticks(x: dict[str, Any], max_ticks: int = MOST_TICKS) -> dict[str, Any]:
+    """The x axis without those of its listed ticks that are nearer to the tick before them than the axis divided by `max_ticks`."""
     if "tickvals" not in x:
         return x
     ticks = sorted(x["tickvals"])
-    at = [math.log(tick) if x.get("type") == "log" else tick for tick in ticks]
-    kept: list[int] = []
-    for place in range(len(ticks)):
-        if not kept or at[place] - at[kept[-1]] >= 0.999 * (at[-1] - at[0]) / most:
-            kept.append(place)
-    return x | {"tickvals": [ticks[place] for place in kept], "ticktext": [f"{ticks[place]:g}" for place in kept]}
+    positions = [math.log(tick) if x.get("type") == "log" else tick for tick in ticks]
+    kept_indexes: list[int] = []
+    for index in range(len(ticks)):
+        if not kept_indexes or positions[index] - positions[kept_indexes[-1]] >= 0.999 * (positions[-1] - positions[0]) / max_ticks:
+            kept_indexes.append(index)
+    return x | {"tickvals": [ticks[index] for index in kept_indexes], "ticktext": [f"{ticks[index]:g}" for index in kept_indexes]}
 
 
-def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:
+def layout(x: dict[str, Any], y: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """The layout of a figure with axes `x` and `y`: no background, no frame, and margins only as large as the labels need.
 
-    more: other settings of plotly, which override the defaults.
+    settings: other settings of plotly, which override the defaults.
     """
-    left = 8
-    if more.get("showlegend") and y.get("automargin") and y.get("type") != "category":
+    left_px = 8
+    if settings.get("showlegend") and y.get("automargin") and y.get("type") != "category":
         # plotly chooses the ticks of a y axis from the height of the plot. The height depends on the number of lines in the
         # legend, and this number depends on the width that the tick labels leave. If the margin also depended on the labels,
         # plotly might never finish, so the margin is fixed.
-        left, y = LABELS_PX, y | {"automargin": False}
-        more |= {name: one | {"automargin": False} for name, one in more.items() if name.startswith("yaxis")}
+        left_px, y = LABELS_PX, y | {"automargin": False}
+        settings |= {name: y_axis | {"automargin": False} for name, y_axis in settings.items() if name.startswith("yaxis")}
     return {
         "xaxis": x,
         "yaxis": y,
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13, "color": INK},
-        "margin": {"l": left, "r": 16, "t": 8, "b": 44, "pad": 4},
+        "margin": {"l": left_px, "r": 16, "t": 8, "b": 44, "pad": 4},
         "hoverlabel": {"bgcolor": "var(--raised)", "bordercolor": LINE, "font": {"color": INK, "size": 12}},
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "font": {"size": 12}}
         | {"maxheight": LEGEND_HEIGHT_PX},
         "showlegend": False,
         "dragmode": False,
-    } | more
+    } | settings
 
 
-def picture(found: Figure, title: str, wide: bool) -> dict[str, Any]:
+def image_layout(figure: Figure, title: str, wide: bool) -> dict[str, Any]:
     """The additional layout of a figure that is written as an image file: title, background, and size in pixels.
 
     If the figure has a legend, the title is set as the title of the legend, because plotly reserves space only for the legend.
     """
-    shown = [trace for trace in found.data if trace.get("showlegend", True) and trace.get("visible") != "legendonly"]
+    legend_traces = [trace for trace in figure.data if trace.get("showlegend", True) and trace.get("visible") != "legendonly"]
     heading = {"text": html.escape(title, quote=False), "font": {"size": 16, "color": INK}}
-    height = found.height_px + TITLE_PX
-    alone: dict[str, Any] = {"paper_bgcolor": "var(--raised)", "width": PICTURE_PX[wide], "height": height}
-    alone |= {"margin": {"l": found.layout["margin"]["l"] + 8, "r": 24, "t": TITLE_PX, "b": 48, "pad": 4}}
-    if found.layout["showlegend"]:
-        lines = -(-len(shown) * LEGEND_PX // PICTURE_PX[wide])
-        legend = found.layout["legend"] | {"title": heading | {"side": "top"}, "maxheight": 1}
-        return alone | {"legend": legend, "height": height + LINE_PX * lines}
-    place = {"x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top"}
-    return alone | {"title": heading | place | {"pad": {"t": 12, "l": 16}}}
+    height = figure.height_px + TITLE_PX
+    image_settings: dict[str, Any] = {"paper_bgcolor": "var(--raised)", "width": PICTURE_PX[wide], "height": height}
+    image_settings |= {"margin": {"l": figure.layout["margin"]["l"] + 8, "r": 24, "t": TITLE_PX, "b": 48, "pad": 4}}
+    if figure.layout["showlegend"]:
+        legend_lines = -(-len(legend_traces) * LEGEND_PX // PICTURE_PX[wide])
+        legend = figure.layout["legend"] | {"title": heading | {"side": "top"}, "maxheight": 1}
+        return image_settings | {"legend": legend, "height": height + LINE_PX * legend_lines}
+    title_position = {"x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top"}
+    return image_settings | {"title": heading | title_position | {"pad": {"t": 12, "l": 16}}}
 
 
-def by_cell(group: Group, x_title: str) -> dict[str, Any]:
+def cell_rows_layout(group: Group, x_title: str) -> dict[str, Any]:
     """The layout of a figure with one row per cell. The rows are from top to bottom in the order of the summary table."""
     y = axis("", type="category", categoryorder="array", categoryarray=list(reversed(group.labels)), showgrid=False)
     y |= {"tickfont": {"size": 13, "color": INK}, "range": [-0.6, len(group.marks) - 0.4]}
     return layout(axis(x_title, rangemode="tozero", nticks=5, tickangle=0), y)
 
 
-def by_cell_height(group: Group) -> int:
+def cell_rows_height_px(group: Group) -> int:
     """The height in pixels of a figure with one row per cell."""
     return MARGIN_PX + (ROW_PX if len(group.marks) <= FEW_ROWS else DENSE_ROW_PX) * len(group.marks)
 
 
-def states(group: Group, drawn: Sequence[bool]) -> dict[str, Any]:
+def state_trace(group: Group, has_value: Sequence[bool]) -> dict[str, Any]:
     """A plotly trace for the cells without a value: it writes the state of each such cell, such as `oom`, into its row.
 
-    drawn: for each cell of the group, in the order of `marks`, whether the figure draws a value for this cell.
+    has_value: for each cell of the group, in the order of `marks`, whether the figure draws a value for this cell.
     """
-    missing = [(mark.label, mark.row.state, mark.row.id) for mark, has in zip(group.marks, drawn, strict=True) if not has]
+    missing_cells = [(mark.label, mark.row.state, mark.row.id) for mark, is_drawn in zip(group.marks, has_value, strict=True) if not is_drawn]
     return {
         "type": "scatter",
         "mode": "text",
-        "x": [0] * len(missing),
-        "y": [label for label, _, _ in missing],
-        "text": [f"  {state}" for _, state, _ in missing],
-        "meta": [cell for _, _, cell in missing],
+        "x": [0] * len(missing_cells),
+        "y": [label for label, _, _ in missing_cells],
+        "text": [f"  {state}" for _, state, _ in missing_cells],
+        "meta": [cell for _, _, cell in missing_cells],
         "textposition": "middle right",
         "textfont": {"color": MUTED, "size": 12},
         "hoverinfo": "skip",
@@ -247,18 +247,18 @@ def states(group: Group, drawn: Sequence[bool]) -> dict[str, Any]:
     }
 
 
-def _by(marks: Sequence[CellMark], key: Callable[[Cell], int]) -> dict[int, list[CellMark]]:
-    found: dict[int, list[CellMark]] = {}
+def _group_marks(marks: Sequence[CellMark], key: Callable[[Cell], int]) -> dict[int, list[CellMark]]:
+    marks_by_key: dict[int, list[CellMark]] = {}
     for mark in marks:
-        found.setdefault(key(mark.cell.cell), []).append(mark)
-    return found
+        marks_by_key.setdefault(key(mark.cell.cell), []).append(mark)
+    return marks_by_key
 
 
-def _strategies(marks: Sequence[CellMark]) -> int:
+def _count_strategies(marks: Sequence[CellMark]) -> int:
     return len({mark.cell.cell.strategy for mark in marks})
 
 
-def interval(estimate: Estimate, colour: str) -> dict[str, Any]:
+def error_bar(estimate: Estimate, colour: str) -> dict[str, Any]:
     """An error bar of plotly along x that shows the 95 % interval of a mean; invisible if the interval is not known."""
     if estimate.low is None or estimate.high is None:
         return {"visible": False}
@@ -273,29 +273,29 @@ def interval(estimate: Estimate, colour: str) -> dict[str, Any]:
     }
 
 
-def points_a_line(lines: int) -> int:
-    """The largest number of points that each line may have in a figure with `lines` lines.
+def max_points_per_line(line_count: int) -> int:
+    """The largest number of points that each line may have in a figure with `line_count` lines.
 
     The number is chosen so that the whole figure has at most MOST_SHOWN * MOST_POINTS points. But a line may always have 100
     points.
     """
-    return max(MOST_POINTS * MOST_SHOWN // max(lines, MOST_SHOWN), 100)
+    return max(MOST_POINTS * MOST_SHOWN // max(line_count, MOST_SHOWN), 100)
 
 
-def thin(x: Sequence[float], y: Sequence[float | None], most: int = MOST_POINTS) -> tuple[list[float], list[float | None]]:
-    """Reduce the points of a line to at most about `most` points. Returns the x values and the y values that are kept.
+def thin_points(x: Sequence[float], y: Sequence[float | None], max_points: int = MOST_POINTS) -> tuple[list[float], list[float | None]]:
+    """Reduce the points of a line to at most about `max_points` points. Returns the x values and the y values that are kept.
 
     The points are divided into sections of equal size. Of each section, the points with the smallest and the largest y are
-    kept, so that no peak is lost. If y is unknown (None) somewhere in the section, the first such point is kept too, so that
+    kept_indexes, so that no peak is lost. If y is unknown (None) somewhere in the section, the first such point is kept too, so that
     no line is drawn across a gap.
     """
-    if len(x) <= most:
+    if len(x) <= max_points:
         return list(x), list(y)
-    size = -(-(2 if None not in y else 3) * len(x) // most)
-    kept: list[int] = []
+    size = -(-(2 if None not in y else 3) * len(x) // max_points)
+    kept_indexes: list[int] = []
     for start in range(0, len(x), size):
-        stretch = y[start : start + size]
-        known = [(value, index) for index, value in enumerate(stretch, start) if value is not None]
-        extremes = {min(known)[1], max(known)[1]} if known else set()
-        kept += sorted(extremes | {start + stretch.index(None)} if None in stretch else extremes)
-    return [x[index] for index in kept], [y[index] for index in kept]
+        section = y[start : start + size]
+        known_values = [(value, index) for index, value in enumerate(section, start) if value is not None]
+        extremes = {min(known_values)[1], max(known_values)[1]} if known_values else set()
+        kept_indexes += sorted(extremes | {start + section.index(None)} if None in section else extremes)
+    return [x[index] for index in kept_indexes], [y[index] for index in kept_indexes]

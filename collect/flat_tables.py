@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun
-from collect.metric import menu
+from collect.metric import all_metrics
 from collect.reading.load import Loaded
 from collect.summary import Summary
 from shardlab.files import files
@@ -24,9 +24,9 @@ CELL_KEYS = (
 )  # fmt: skip
 
 
-def frames(loaded: Loaded, summarized: Summary) -> dict[str, pl.DataFrame]:
+def make_frames(loaded: Loaded, summarized: Summary) -> dict[str, pl.DataFrame]:
     """All flat tables: {name of a table: the table}. The names are `summary`, `steps` and `samples`."""
-    return {"summary": summary(summarized), "steps": steps(loaded), "samples": samples(loaded)}
+    return {"summary": summary_frame(summarized), "steps": steps_frame(loaded), "samples": samples_frame(loaded)}
 
 
 def write_csv(frame: pl.DataFrame, path: Path) -> None:
@@ -38,36 +38,36 @@ def write_csv(frame: pl.DataFrame, path: Path) -> None:
     """
     formula = pl.col(pl.String).str.contains(r"^\s*[=+\-@]")
     guarded = pl.when(formula).then(pl.lit("'") + pl.col(pl.String)).otherwise(pl.col(pl.String))
-    _write(_printable(frame).with_columns(guarded.name.keep()).write_csv, path)
+    _write_file(_clean_texts(frame).with_columns(guarded.name.keep()).write_csv, path)
 
 
 def write_parquet(frame: pl.DataFrame, path: Path) -> None:
     """Write a table as a new Parquet file. Raises WorkspaceError if the file cannot be written."""
-    _write(_printable(frame).write_parquet, path)
+    _write_file(_clean_texts(frame).write_parquet, path)
 
 
-def _write(into: Callable[[io.BytesIO], Any], path: Path) -> None:
-    """Write a new file at `path`. into: a write function of polars, which writes the bytes of the file into memory first.
+def _write_file(write_to: Callable[[io.BytesIO], Any], path: Path) -> None:
+    """Write a new file at `path`. write_to: a write function of polars, which writes the bytes of the file into memory first.
 
     If polars wrote into the file itself and the disk were full, its error would not name the reason.
     """
-    made = io.BytesIO()
-    into(made)
-    files.write_new(path, made.getbuffer())
+    buffer = io.BytesIO()
+    write_to(buffer)
+    files.write_new(path, buffer.getbuffer())
 
 
-def _printable(frame: pl.DataFrame) -> pl.DataFrame:
+def _clean_texts(frame: pl.DataFrame) -> pl.DataFrame:
     """The table with every text converted by `printable.one_line`. Equal texts of a column are converted only once."""
     for name, kind in frame.schema.items():
         if kind == pl.String:
             texts = frame[name].unique().drop_nulls().to_list()
-            changed = {text: shown for text in texts if (shown := printable.one_line(text)) != text}
-            if changed:
-                frame = frame.with_columns(pl.col(name).replace(changed))
+            replacements = {text: clean_text for text in texts if (clean_text := printable.one_line(text)) != text}
+            if replacements:
+                frame = frame.with_columns(pl.col(name).replace(replacements))
     return frame
 
 
-def summary(summarized: Summary) -> pl.DataFrame:
+def summary_frame(summarized: Summary) -> pl.DataFrame:
     """A table with one row per cell. Every metric has five columns: its value, both ends of its 95 % interval, unit and kind.
 
     If no cell has a value of a metric, the columns of the metric are there but empty, so that every summary has the same
@@ -79,44 +79,44 @@ def summary(summarized: Summary) -> pl.DataFrame:
     for key in CELL_KEYS:
         schema[key] = pl.Int64 if key in numbers or key.endswith(("_size", "_steps")) else text
     schema["fault"] = text  # of a fault on purpose, in words
-    for metric in menu():
+    for metric in all_metrics():
         name = metric.name
         schema |= {name: number, f"{name}_low": number, f"{name}_high": number, f"{name}_unit": text, f"{name}_kind": text}
     schema["rehearsal"] = pl.Boolean
     rows = []
     for row in summarized.rows:
-        flat: dict[str, Any] = {"matrix": summarized.matrix, "cell": row.id, "state": row.state, "n": row.n}
-        flat |= {key: row.cell[key] for key in CELL_KEYS} | {"fault": row.flat.get("fault")}
-        for name, found in row.metrics.items():
-            flat |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
-            flat |= {f"{name}_unit": found.unit, f"{name}_kind": found.kind}
-        rows.append(flat | {"rehearsal": summarized.rehearsal})
+        fields: dict[str, Any] = {"matrix": summarized.matrix, "cell": row.id, "state": row.state, "n": row.n}
+        fields |= {key: row.cell[key] for key in CELL_KEYS} | {"fault": row.flat.get("fault")}
+        for name, estimate in row.metrics.items():
+            fields |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+            fields |= {f"{name}_unit": estimate.unit, f"{name}_kind": estimate.kind}
+        rows.append(fields | {"rehearsal": summarized.rehearsal})
     # Most of the hundreds of columns have no value. For speed, such a column is not looked up row by row.
-    known = {key for row in rows for key in row}
-    return pl.DataFrame({key: [row.get(key) for row in rows] if key in known else [None] * len(rows) for key in schema}, schema)
+    used_keys = {key for row in rows for key in row}
+    return pl.DataFrame({key: [row.get(key) for row in rows] if key in used_keys else [None] * len(rows) for key in schema}, schema)
 
 
-def steps(loaded: Loaded) -> pl.DataFrame:
+def steps_frame(loaded: Loaded) -> pl.DataFrame:
     """A table with one row per step record of all runs, including earlier attempts. The first columns are the cell, the run
     id and whether the run is a rehearsal.
 
     Records of warm-up steps are included; the column `warmup` marks them.
     """
-    return _with_run(loaded, lambda run: run.steps)
+    return _concatenate_runs(loaded, lambda run: run.steps)
 
 
-def samples(loaded: Loaded) -> pl.DataFrame:
+def samples_frame(loaded: Loaded) -> pl.DataFrame:
     """A table with one row per host sample of all runs, including earlier attempts. The first columns are as in
     `steps`."""
-    return _with_run(loaded, lambda run: run.samples.hosts)
+    return _concatenate_runs(loaded, lambda run: run.samples.hosts)
 
 
-def _with_run(loaded: Loaded, frame_of: Callable[[LoadedRun], pl.DataFrame]) -> pl.DataFrame:
+def _concatenate_runs(loaded: Loaded, get_frame: Callable[[LoadedRun], pl.DataFrame]) -> pl.DataFrame:
     schema = {"cell": pl.String, "run": pl.String, "rehearsal": pl.Boolean}
     runs = {(cell.id, run.run_id, run.is_rehearsal): run for cell in loaded.cells for run in (*cell.runs, *cell.earlier)}
     if not runs:
         return pl.DataFrame(schema=schema)
-    frames = [frame_of(run) for run in runs.values()]
+    frames = [get_frame(run) for run in runs.values()]
     ids = pl.DataFrame(list(runs), schema=schema, orient="row")
-    whose = np.repeat(np.arange(len(frames)), [rows.height for rows in frames])
-    return pl.concat([ids[whose], pl.concat(frames, rechunk=True)], how="horizontal")
+    run_indexes = np.repeat(np.arange(len(frames)), [rows.height for rows in frames])
+    return pl.concat([ids[run_indexes], pl.concat(frames, rechunk=True)], how="horizontal")

@@ -70,36 +70,36 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     of_all_steps: bool = False
 
 
-_own: list[Metric] = []  # metrics that the current workspace defines itself
+_workspace_metrics: list[Metric] = []  # metrics that the current workspace defines itself
 
 
-def quantities(run: LoadedRun) -> dict[str, Quantity]:
+def compute_quantities(run: LoadedRun) -> dict[str, Quantity]:
     """All metrics of shardlab that have a known value for this run: {name: value}, in the order of `menu`.
 
     The values are computed once and stored in the run. `collect.reading.own_metrics` adds metrics that the workspace defines
     itself."""
     if run.quantities is None:
-        values = ((metric.name, metric.of_run(run)) for metric in _shipped() if metric.of_run)
-        known = run_guard.attempt(lambda: {name: quantity for name, quantity in values if quantity is not None})
-        if isinstance(known, ShardlabError):
-            run.verdict, known = JudgedState("unknown", str(known)), {}
-        run.quantities = known
+        values = ((metric.name, metric.of_run(run)) for metric in _shipped_metrics() if metric.of_run)
+        known_values = run_guard.attempt(lambda: {name: quantity for name, quantity in values if quantity is not None})
+        if isinstance(known_values, ShardlabError):
+            run.verdict, known_values = JudgedState("unknown", str(known_values)), {}
+        run.quantities = known_values
     return run.quantities
 
 
-def menu() -> tuple[Metric, ...]:
+def all_metrics() -> tuple[Metric, ...]:
     """All metrics: first those of shardlab, in the order of the files in `collect/metrics`, then those of the workspace."""
-    return (*_shipped(), *_own)
+    return (*_shipped_metrics(), *_workspace_metrics)
 
 
-def set_own(metrics: Sequence[Metric]) -> None:
+def set_workspace_metrics(metrics: Sequence[Metric]) -> None:
     """Put metrics that the workspace defines at the end of `menu`. They replace the metrics of an earlier call.
 
     metrics: the metrics without their functions, because another process computes the values.
     """
-    _own[:] = metrics
+    _workspace_metrics[:] = metrics
 
 
 @cache
-def _shipped() -> tuple[Metric, ...]:
+def _shipped_metrics() -> tuple[Metric, ...]:
     return tuple(metric for module in registry.load_all("collect.metrics") for metric in module.METRICS)

@@ -8,7 +8,7 @@ KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
 MB = 10.0**6  # bytes in a MB; decimal, because network speeds are given in decimal units
 
 
-def number(value: float, digits: int = 4) -> str:
+def format_number(value: float, digits: int = 4) -> str:
     """A number with at least `digits` significant digits and all digits before the decimal point; thousands are grouped."""
     if not math.isfinite(value):
         return str(value)
@@ -18,17 +18,17 @@ def number(value: float, digits: int = 4) -> str:
     return f"{value:.{digits - 1}e}" if decimals > digits + 3 else f"{value:,.{decimals}f}"
 
 
-def spread(value: float) -> str:
+def format_spread(value: float) -> str:
     """Half the width of an interval (the number after ±), as text with two significant digits.
 
     More digits would suggest that the uncertainty itself is known precisely.
     """
     if not math.isfinite(value) or value == 0:
-        return number(value)
-    return number(round(value, 1 - math.floor(math.log10(abs(value)))), 2)
+        return format_number(value)
+    return format_number(round(value, 1 - math.floor(math.log10(abs(value)))), 2)
 
 
-def bytes_unit(values: list[float]) -> tuple[str, float]:
+def choose_bytes_unit(values: list[float]) -> tuple[str, float]:
     """Choose the unit (B, KiB, MiB or GiB) for a column of sizes, by the largest size. values: the sizes in bytes.
 
     Returns (name of the unit, number of bytes in one unit).
@@ -40,7 +40,7 @@ def bytes_unit(values: list[float]) -> tuple[str, float]:
     return "B", 1.0
 
 
-def moment(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """A time as text, such as `2031-06-01 12:30 UTC`. seconds: the time in seconds since the epoch."""
     from datetime import UTC, datetime
 

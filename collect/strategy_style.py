@@ -45,7 +45,7 @@ class Look(msgspec.Struct, frozen=True):
         return {"color": self.colour, "symbol": self.symbol, "size": size_px, "line": outline}
 
     @property
-    def some_marks(self) -> dict[str, Any]:
+    def sparse_marks(self) -> dict[str, Any]:
         """The settings with which plotly draws a few marks along a line of many points.
 
         These marks identify the line without hiding it.
@@ -53,7 +53,7 @@ class Look(msgspec.Struct, frozen=True):
         return self.marks(6) | {"maxdisplayed": MARKS_A_LINE}
 
 
-def look(strategy: int, variant: int = 0) -> Look:
+def strategy_look(strategy: int, variant: int = 0) -> Look:
     """The look of a variant of a strategy.
 
     strategy: number of the strategy in the report, from 0. variant: number of the variant among the variants of the strategy,
@@ -63,20 +63,20 @@ def look(strategy: int, variant: int = 0) -> Look:
     pairs of fill and dash would repeat (there are 4 fills and 6 dashes, and both numbers divide 12), so the dash is shifted
     by one.
     """
-    turn = strategy // COLOURS
-    shape = SHAPES[(strategy + turn) % len(SHAPES)]
-    dash = DASHES[(variant + variant // 12 + turn) % len(DASHES)]
+    colour_cycle = strategy // COLOURS
+    shape = SHAPES[(strategy + colour_cycle) % len(SHAPES)]
+    dash = DASHES[(variant + variant // 12 + colour_cycle) % len(DASHES)]
     return Look(f"var(--series-{strategy % COLOURS + 1})", shape + FILLS[variant % len(FILLS)], dash)
 
 
-def variants(strategies: Sequence[int]) -> list[Look]:
+def variant_looks(strategies: Sequence[int]) -> list[Look]:
     """A look for each cell of a figure. strategies: for each cell, the number of its strategy.
 
     The n-th cell of a strategy gets the look of the n-th variant of this strategy.
     """
     counts: Counter[int] = Counter()
-    found = []
+    looks = []
     for strategy in strategies:
-        found.append(look(strategy, counts[strategy]))
+        looks.append(strategy_look(strategy, counts[strategy]))
         counts[strategy] += 1
-    return found
+    return looks

@@ -9,7 +9,7 @@ from functools import cached_property
 import msgspec
 
 from collect.choices import printed_tables
-from collect.choices.family import Family, choose
+from collect.choices.family import Family, choose_strategies
 from collect.choices.printed_tables import TableBeside
 from collect.findings import (
     bytes_disputed,
@@ -24,25 +24,25 @@ from collect.findings import (
     trace_tables,
 )
 from collect.findings.columns import Table
-from collect.findings.comparability import baseline_of, families, gpu_trouble
+from collect.findings.comparability import find_baseline, group_families, gpu_trouble
 from collect.findings.equal_losses import LossComparison
 from collect.findings.injected_faults import LostWorkerEffect, StragglerEffect
 from collect.findings.instrument_cost import InstrumentCost
 from collect.findings.prediction_scores import PredictionScore
 from collect.findings.row import CellRow, RunRow
 from collect.findings.searches import SearchResult
-from collect.findings.statistics import Estimate, estimate, outliers
+from collect.findings.statistics import Estimate, estimate_mean, outlier_indexes
 from collect.findings.trace_answers import CellDifference, GroupTraffic, RankWaiting
 from collect.findings.trace_details import AttentionOfStep, DeviceMemory, IdleTime, LayerOfStep, PhaseOfStep, ProductOfStep
 from collect.findings.trace_tables import Collective, OperatorDifferences, Rounding
-from collect.findings.traffic import RunTraffic, traffic
+from collect.findings.traffic import RunTraffic, measure_traffic
 from collect.loading.loaded_run import Quantity
 from collect.loading.records import NO_FOLDER
 from collect.loading.telemetry import Coverage
-from collect.metric import Compared, Metric, menu, quantities
+from collect.metric import Compared, Metric, all_metrics, compute_quantities
 from collect.reading.load import Loaded, LoadedCell
-from collect.verdicts.claims import Verdict, is_illustrative, judge
-from collect.verdicts.reported import ReportedResult, beside
+from collect.verdicts.claims import Verdict, is_illustrative, judge_claims
+from collect.verdicts.reported import ReportedResult, compare_reported_numbers
 from collect.verdicts.selection import Measurements
 from shardlab.matrix.citation import Citation
 from shardlab.matrix.study import Assumed, Deviation, Note
@@ -111,10 +111,10 @@ class Summary(msgspec.Struct, dict=True):
     notes: list[Note]  # notes in the matrix file about tables, sections or figures of the study
     citation: Citation | None  # how to cite the study; null: not known
     deviations: list[Deviation]  # how the matrix was changed to fit the cluster, compared with the study
-    outliers: list[Outlier]  # repeats whose value of a metric is far from that of other repeats
+    outlier_indexes: list[Outlier]  # repeats whose value of a metric is far from that of other repeats
     failures: list[Failure]  # runs that did not complete
     telemetry: list[Coverage]  # how complete the telemetry of each run is
-    traffic: list[RunTraffic]  # bytes that each run sent, by host
+    measure_traffic: list[RunTraffic]  # bytes that each run sent, by host
     losses: list[LossComparison]  # comparisons of losses between cells
     instruments: list[InstrumentCost]  # what the instruments cost
     slowed: list[StragglerEffect]  # what ranks that were slowed on purpose did to their cells
@@ -138,12 +138,12 @@ class Summary(msgspec.Struct, dict=True):
     @cached_property
     def table(self) -> Table:
         """The rows of the summary as tables of text."""
-        return columns.table(self.rows)
+        return columns.make_table(self.rows)
 
     @cached_property
-    def label_of(self) -> dict[str, str]:
+    def labels_by_cell(self) -> dict[str, str]:
         """The label of each row: {id of its cell: label}."""
-        return columns.label_of(self.rows)
+        return columns.labels_by_cell(self.rows)
 
 
 def summarize(loaded: Loaded, baseline: str) -> Summary:
@@ -152,12 +152,12 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
     Only the latest attempt of each repeat counts, and only if it completed. baseline: the strategy relative to which speed-ups
     are computed.
     """
-    rows = [_row(cell) for cell in loaded.cells]
-    _compare(loaded.cells, rows, baseline)
+    rows = [_build_row(cell) for cell in loaded.cells]
+    _add_comparisons(loaded.cells, rows, baseline)
     measurements = Measurements(loaded, rows)
-    choices = choose(measurements)
+    choices = choose_strategies(measurements)
     rehearsals = [run.is_rehearsal for run in loaded.runs if run.run]
-    synthetic = [
+    synthetic_workloads = [
         cell.cell.workload for cell in loaded.cells for run in cell.runs if run.result and run.result.data.get("synthetic")
     ]
     return Summary(
@@ -167,10 +167,10 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         created_s=round(time.time(), 3),
         baseline=baseline,
         rehearsal=any(rehearsals),
-        synthetic=bool(synthetic),
-        remarks=_remarks(
+        synthetic=bool(synthetic_workloads),
+        remarks=_build_remarks(
             rehearsals,
-            synthetic,
+            synthetic_workloads,
             [row for row in rows if row.does_other_work],
             [row.gpu_trouble for row in rows if row.gpu_trouble],
             [run.run_id for cell in loaded.cells for run in cell.runs if run.run and run.run.shares_nodes],
@@ -183,103 +183,103 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
                 for entry in run.coverage
                 if entry.trouble
             ],
-            bytes_disputed.disputed(rows),
+            bytes_disputed.find_disputes(rows),
             [run.run_id for run in loaded.runs if run.plays_gpus],
-            *trace_tables.without_kernels(loaded),
-            instrument_cost.differences(families(loaded.cells)),
+            *trace_tables.runs_without_kernels(loaded),
+            instrument_cost.instrument_differences(group_families(loaded.cells)),
         )
-        + injected_faults.remarks(rows)
+        + injected_faults.fault_remarks(rows)
         + ([ADAPTED.format(len(loaded.expansion.deviations))] if loaded.expansion.deviations else []),
         rows=rows,
-        reported=beside(loaded, measurements),
-        tables=printed_tables.beside(loaded.expansion.tables, rows, choices),
-        verdicts=judge(loaded, measurements),
+        reported=compare_reported_numbers(loaded, measurements),
+        tables=printed_tables.fill_tables(loaded.expansion.tables, rows, choices),
+        verdicts=judge_claims(loaded, measurements),
         choices=choices,
         illustrative=is_illustrative(loaded),
         assumed=loaded.expansion.assumed,
         notes=loaded.expansion.notes,
         citation=loaded.expansion.citation,
         deviations=loaded.expansion.deviations,
-        outliers=[outlier for row in rows for outlier in _outliers(row)],
-        failures=[failure for cell in loaded.cells for failure in _failures(cell)],
+        outliers=[outlier for row in rows for outlier in _find_outliers(row)],
+        failures=[failure for cell in loaded.cells for failure in _list_failures(cell)],
         telemetry=[entry for run in loaded.runs for entry in run.coverage],
-        traffic=[found for cell in loaded.cells for run in cell.runs if (found := traffic(run)) is not None],
-        losses=equal_losses.compare(loaded, baseline),
-        instruments=instrument_cost.costs(loaded),
-        slowed=injected_faults.stragglers(loaded, rows),
-        lost=injected_faults.lost_workers(loaded, rows),
-        predictions=prediction_scores.scores(loaded),
+        traffic=[run_traffic for cell in loaded.cells for run in cell.runs if (run_traffic := measure_traffic(run)) is not None],
+        losses=equal_losses.compare_losses(loaded, baseline),
+        instruments=instrument_cost.instrument_costs(loaded),
+        slowed=injected_faults.straggler_effects(loaded, rows),
+        lost=injected_faults.lost_worker_effects(loaded, rows),
+        predictions=prediction_scores.score_predictions(loaded),
         rounding=trace_tables.roundings(loaded),
-        collectives=trace_tables.collectives(loaded),
-        operators=trace_tables.operators(loaded, rows),
+        collectives=trace_tables.list_collectives(loaded),
+        operators=trace_tables.compare_operators(loaded, rows),
         groups=trace_answers.group_traffic(loaded),
         waiting=trace_answers.rank_waiting(loaded),
         steps=trace_answers.step_differences(loaded, rows),
         idle=trace_details.idle_times(rows),
         phases=trace_details.phase_times(loaded),
         layers=trace_details.layer_times(loaded),
-        device_memory=trace_details.device_memory(loaded),
+        device_memory=trace_details.device_memories(loaded),
         matrix_products=trace_details.matrix_products(loaded),
-        attention=trace_details.attention(loaded),
-        searches=searches.results(loaded.searches),
+        attention=trace_details.attention_uses(loaded),
+        searches=searches.search_results(loaded.searches),
         damage=[
-            DamagedRun(run.run_id, run.damage.truncated, run.damage.corrupt, run.damage.says())
+            DamagedRun(run.run_id, run.damage.truncated, run.damage.corrupt, run.damage.describe())
             for run in loaded.runs
             if run.damage
         ],
     )
 
 
-def _remarks(
+def _build_remarks(
     rehearsals: list[bool],
-    synthetic: list[str],
-    other_work: list[CellRow],
-    trouble: list[str],
-    shared: list[str],
-    resumed: list[str],
-    paused: list[str],
-    unwatched: list[str],
-    troubled: list[str],
-    disputed: list[str],
-    played: list[str],
-    exact: list[str],
-    profiled: int,
-    looked_into: list[str],
+    synthetic_workloads: list[str],
+    other_work_rows: list[CellRow],
+    gpu_troubles: list[str],
+    shared_node_runs: list[str],
+    resumed_runs: list[str],
+    paused_runs: list[str],
+    incomplete_telemetry: list[str],
+    telemetry_troubles: list[str],
+    disputed_bytes: list[str],
+    played_runs: list[str],
+    exact_runs: list[str],
+    profiled_count: int,
+    instrument_differences: list[str],
 ) -> list[str]:
     """The remarks that every output prints, because a reader must know them to judge the numbers."""
     remarks = []
     if any(rehearsals):
-        share = "" if all(rehearsals) else f"{sum(rehearsals)} of {len(rehearsals)} runs are a "
-        remarks.append(share + REHEARSAL)
-    if synthetic:
-        remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic))))
-    if different := [row.id for row in other_work if row.same_work and row.same_work.verdict == "different"]:
-        remarks.append(f"not compared, because the same-work proof found different work: {_some(different)}")
+        prefix = "" if all(rehearsals) else f"{sum(rehearsals)} of {len(rehearsals)} runs are a "
+        remarks.append(prefix + REHEARSAL)
+    if synthetic_workloads:
+        remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic_workloads))))
+    if different_ids := [row.id for row in other_work_rows if row.same_work and row.same_work.verdict == "different"]:
+        remarks.append(f"not compared, because the same-work proof found different work: {_join_ids(different_ids)}")
     by_design: dict[str, list[str]] = {}  # reason -> ids of cells
-    for row in other_work:
+    for row in other_work_rows:
         if row.same_work and row.same_work.verdict == "other work":
             by_design.setdefault(row.same_work.why, []).append(row.id)
-    remarks += [f"not compared, because they do other work by design ({why}): {_some(ids)}" for why, ids in by_design.items()]
-    if trouble:
-        remarks.append(f"not compared, because GPUs were shared, throttled or faulty while steps were timed: {_some(trouble)}")
-    if shared:
-        remarks.append(f"on nodes that other jobs may use too, which may change the speed (exclusive: false): {_some(shared)}")
-    if resumed:
-        remarks.append(f"resumed from a checkpoint, so telemetry does not cover the whole run: {_some(resumed)}")
-    if paused:
-        remarks.append(f"suspended or stopped during timed steps; times that include the pause do not count: {_some(paused)}")
-    if unwatched:
-        remarks.append(f"telemetry covers only a part of the timed window, and so do its means: {_some(unwatched)}")
-    if troubled:
-        remarks.append(f"trouble of telemetry: {_some(troubled)}")
-    if disputed:
-        remarks.append(f"bytes that were measured differ from the theory by more than the tolerance: {_some(disputed)}")
-    if played:
-        remarks.append(PLAYED.format(_some(played)))
-    if looked_into:
-        remarks.append(INSTRUMENTS_DIFFER.format(_some(looked_into)))
-    if exact:
-        remarks.append(NO_KERNELS.format("any profiled run" if len(exact) == profiled else _some(exact)))
+    remarks += [f"not compared, because they do other work by design ({reason}): {_join_ids(ids)}" for reason, ids in by_design.items()]
+    if gpu_troubles:
+        remarks.append(f"not compared, because GPUs were shared, throttled or faulty while steps were timed: {_join_ids(gpu_troubles)}")
+    if shared_node_runs:
+        remarks.append(f"on nodes that other jobs may use too, which may change the speed (exclusive: false): {_join_ids(shared_node_runs)}")
+    if resumed_runs:
+        remarks.append(f"resumed from a checkpoint, so telemetry does not cover the whole run: {_join_ids(resumed_runs)}")
+    if paused_runs:
+        remarks.append(f"suspended or stopped during timed steps; times that include the pause do not count: {_join_ids(paused_runs)}")
+    if incomplete_telemetry:
+        remarks.append(f"telemetry covers only a part of the timed window, and so do its means: {_join_ids(incomplete_telemetry)}")
+    if telemetry_troubles:
+        remarks.append(f"trouble of telemetry: {_join_ids(telemetry_troubles)}")
+    if disputed_bytes:
+        remarks.append(f"bytes that were measured differ from the theory by more than the tolerance: {_join_ids(disputed_bytes)}")
+    if played_runs:
+        remarks.append(PLAYED.format(_join_ids(played_runs)))
+    if instrument_differences:
+        remarks.append(INSTRUMENTS_DIFFER.format(_join_ids(instrument_differences)))
+    if exact_runs:
+        remarks.append(NO_KERNELS.format("any profiled run" if len(exact_runs) == profiled_count else _join_ids(exact_runs)))
     return remarks
 
 
@@ -289,23 +289,23 @@ def _incomplete_telemetry(loaded: Loaded) -> list[Coverage]:
     return [entry for run in loaded.runs for entry in run.coverage if entry.incomplete and entry.run in completed]
 
 
-def _some(ids: list[str]) -> str:
+def _join_ids(ids: list[str]) -> str:
     """A list of ids in words: the first MOST_NAMED ids, then how many more there are."""
     return ", ".join([*ids[:MOST_NAMED], *([f"and {len(ids) - MOST_NAMED:,} more"] if len(ids) > MOST_NAMED else [])])
 
 
-def _row(cell: LoadedCell) -> CellRow:
+def _build_row(cell: LoadedCell) -> CellRow:
     measured: dict[str, list[Quantity]] = {}
     runs = []
     for run in cell.runs:
-        of_run = quantities(run) if run.completed else {}
-        for name, quantity in of_run.items():
+        run_quantities = compute_quantities(run) if run.completed else {}
+        for name, quantity in run_quantities.items():
             measured.setdefault(name, []).append(quantity)
-        values = {name: quantity.value for name, quantity in of_run.items()}
+        values = {name: quantity.value for name, quantity in run_quantities.items()}
         trouble = gpu_trouble(run) if run.completed else ""
         runs.append(RunRow(run.run_id, run.repeat, run.attempt, run.verdict.state, run.verdict.why, values, trouble))
-    order = list(STATES)
-    states = Counter(sorted((run.verdict.state for run in cell.runs), key=order.index))
+    state_order = list(STATES)
+    states = Counter(sorted((run.verdict.state for run in cell.runs), key=state_order.index))
     return CellRow(
         id=cell.id,
         cell=msgspec.to_builtins(cell.cell),
@@ -314,73 +314,73 @@ def _row(cell: LoadedCell) -> CellRow:
         expected=states.keys() <= {"completed", *cell.cell.expect},
         same_work=next((run.result.same_work for run in cell.runs if run.result and run.result.same_work), None),
         baseline=None,
-        metrics={name: over_repeats for name, values in measured.items() if (over_repeats := _over_repeats(values))},
+        metrics={name: mean for name, values in measured.items() if (mean := _estimate_over_repeats(values))},
         runs=runs,
     )
 
 
-def _over_repeats(values: list[Quantity]) -> Estimate | None:
+def _estimate_over_repeats(values: list[Quantity]) -> Estimate | None:
     """The mean of a metric over repeats; None if the values have different kinds or units, so that they have no common mean."""
     if len({(quantity.unit, quantity.kind) for quantity in values}) > 1:
         return None
-    return estimate([quantity.value for quantity in values], values[0].unit, values[0].kind)
+    return estimate_mean([quantity.value for quantity in values], values[0].unit, values[0].kind)
 
 
-def _compare(cells: list[LoadedCell], rows: list[CellRow], baseline: str) -> None:
+def _add_comparisons(cells: list[LoadedCell], rows: list[CellRow], baseline: str) -> None:
     """Add to each row the metrics that compare its cell with the baseline cell.
 
     Two values are compared only if they have the same unit and kind.
     """
     row_of = {row.id: row for row in rows}
-    compared = [metric for metric in menu() if metric.of_cells is not None]
-    for cell, family in ((cell, alike) for alike in families(cells) for cell in alike):
-        row, against = row_of[cell.id], baseline_of(cell, family, baseline)
-        if against is None:
+    comparing_metrics = [metric for metric in all_metrics() if metric.of_cells is not None]
+    for cell, family in ((cell, family_cells) for family_cells in group_families(cells) for cell in family_cells):
+        row, baseline_cell = row_of[cell.id], find_baseline(cell, family, baseline)
+        if baseline_cell is None:
             continue
-        for metric in compared:
-            if why_not_compared(metric, row, row_of[against.id]):
+        for metric in comparing_metrics:
+            if reason_not_compared(metric, row, row_of[baseline_cell.id]):
                 continue
-            mine, theirs = (compared_row.metrics[metric.compares] for compared_row in (row, row_of[against.id]))
+            cell_estimate, baseline_estimate = (compared_row.metrics[metric.compares] for compared_row in (row, row_of[baseline_cell.id]))
             assert metric.of_cells is not None
-            quantity = metric.of_cells(Compared(cell.cell, mine.value, against.cell, theirs.value))
+            quantity = metric.of_cells(Compared(cell.cell, cell_estimate.value, baseline_cell.cell, baseline_estimate.value))
             if quantity is not None:
                 value = quantity.value
-                row.baseline = against.id
+                row.baseline = baseline_cell.id
                 row.metrics[metric.name] = Estimate(value, quantity.unit, row.n, value, kind=quantity.kind)
 
 
-def why_not_compared(metric: Metric, row: CellRow, against: CellRow) -> str:
+def reason_not_compared(metric: Metric, row: CellRow, baseline_row: CellRow) -> str:
     """Why a metric that compares two cells has no value for these two rows, as a clause; '' if the rows may be compared."""
-    for each in (row, against):
-        if each.does_other_work:
-            return f"{each.id} does other work, so its speed is not compared"
-        if each.gpu_trouble:
-            return f"GPUs of {each.id} were shared, throttled or faulty, so its speed is not compared ({each.gpu_trouble})"
-    mine, theirs = row.metrics.get(metric.compares), against.metrics.get(metric.compares)
-    if mine is None or theirs is None:
-        return f"{(row if mine is None else against).id} has no value of {metric.compares}"
-    if (mine.unit, mine.kind) != (theirs.unit, theirs.kind):
-        return f"{metric.compares} of {row.id} and {against.id} have different units or kinds"
+    for compared_row in (row, baseline_row):
+        if compared_row.does_other_work:
+            return f"{compared_row.id} does other work, so its speed is not compared"
+        if compared_row.gpu_trouble:
+            return f"GPUs of {compared_row.id} were shared, throttled or faulty, so its speed is not compared ({compared_row.gpu_trouble})"
+    row_estimate, baseline_estimate = row.metrics.get(metric.compares), baseline_row.metrics.get(metric.compares)
+    if row_estimate is None or baseline_estimate is None:
+        return f"{(row if row_estimate is None else baseline_row).id} has no value of {metric.compares}"
+    if (row_estimate.unit, row_estimate.kind) != (baseline_estimate.unit, baseline_estimate.kind):
+        return f"{metric.compares} of {row.id} and {baseline_row.id} have different units or kinds"
     return ""
 
 
-def _outliers(row: CellRow) -> list[Outlier]:
-    far = []
+def _find_outliers(row: CellRow) -> list[Outlier]:
+    row_outliers = []
     for name, estimate_ in row.metrics.items():
         runs = [run for run in row.runs if name in run.metrics]
-        for place in outliers([run.metrics[name] for run in runs]):
-            run = runs[place]
-            far.append(Outlier(run.run_id, row.id, name, run.metrics[name], estimate_.median))
-    return far
+        for index in outlier_indexes([run.metrics[name] for run in runs]):
+            run = runs[index]
+            row_outliers.append(Outlier(run.run_id, row.id, name, run.metrics[name], estimate_.median))
+    return row_outliers
 
 
-def _failures(cell: LoadedCell) -> list[Failure]:
+def _list_failures(cell: LoadedCell) -> list[Failure]:
     """All runs of a cell that ended without completing, or whose state is not known. Runs that are running or waiting do not
     count."""
-    going = {"planned", "pending", "running", "completed"}
+    not_failed = {"planned", "pending", "running", "completed"}
     return [
         Failure(run.run_id, cell.id, run.verdict.state, run.verdict.why, superseded)
         for runs, superseded in ((cell.runs, False), (cell.earlier, True))
         for run in runs
-        if run.verdict.state not in going and run.verdict != NO_FOLDER
+        if run.verdict.state not in not_failed and run.verdict != NO_FOLDER
     ]

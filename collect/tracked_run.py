@@ -8,9 +8,9 @@ import msgspec
 import polars as pl
 
 from collect.findings import columns
-from collect.findings.row import flat
+from collect.findings.row import flatten_cell
 from collect.loading.loaded_run import LoadedRun
-from collect.metric import quantities
+from collect.metric import compute_quantities
 from collect.reading import read_many
 from collect.reading.load import Loaded
 from collect.sources import steps
@@ -31,7 +31,7 @@ class TrackedStep(msgspec.Struct, frozen=True):
     values: dict[str, float]  # name, such as `loss` or `step_ms` -> value; a value that is not known has no entry
 
 
-class Tracked(msgspec.Struct, frozen=True):
+class TrackedRun(msgspec.Struct, frozen=True):
     """A run with all data that an experiment tracker stores."""
 
     id: str
@@ -46,41 +46,41 @@ class Tracked(msgspec.Struct, frozen=True):
     hosts: str  # names of the hosts, separated by commas
 
 
-def name(loaded: Loaded) -> str:
+def experiment_name(loaded: Loaded) -> str:
     """The name of the experiment or project in a tracker: the name of the matrix."""
     return printable.one_line(loaded.expansion.name)
 
 
-def runs(loaded: Loaded, summary: Summary) -> list[Tracked]:
+def tracked_runs(loaded: Loaded, summary: Summary) -> list[TrackedRun]:
     """All runs of the matrix that have a run folder, including earlier attempts."""
-    labels = summary.label_of
+    labels = summary.labels_by_cell
     metrics = {
         run.run_id: {name: float(value) for name, value in run.metrics.items()} for row in summary.rows for run in row.runs
     }
-    there = {run.run_id for run in loaded.runs}
+    runs_with_folder = {run.run_id for run in loaded.runs}
     return [
-        _tracked(loaded.expansion.name, cell.cell, run, labels[cell.id], metrics.get(run.run_id, {}))
+        _build_tracked_run(loaded.expansion.name, cell.cell, run, labels[cell.id], metrics.get(run.run_id, {}))
         for cell in loaded.cells
         for run in (*cell.runs, *cell.earlier)
-        if run.run_id in there
+        if run.run_id in runs_with_folder
     ]
 
 
-def one(workspace: Workspace, folder: RunDir) -> tuple[str, Tracked]:
+def read_tracked_run(workspace: Workspace, folder: RunDir) -> tuple[str, TrackedRun]:
     """Read a run as its records are now, for a tracker that follows the run while it is still going on.
 
     Returns (name of the experiment in the tracker, the run). Raises InputError if run.json or the expansion of the matrix
     cannot be read.
     """
     expansion, cell = workspace.expansion(folder.read_run().matrix), folder.read_run().cell
-    labels = columns.labels_of([flat(msgspec.to_builtins(entry.cell)) for entry in expansion.cells])
+    labels = columns.cell_labels([flatten_cell(msgspec.to_builtins(entry.cell)) for entry in expansion.cells])
     label = next((label for entry, label in zip(expansion.cells, labels, strict=True) if entry.id == cell.name()), cell.name())
-    (run,) = read_many.read(workspace.runs, [folder.run_id])
-    metrics = {name: float(known.value) for name, known in quantities(run).items()} if run.completed else {}
-    return printable.one_line(expansion.name), _tracked(expansion.name, cell, run, label, metrics)
+    (run,) = read_many.read_runs(workspace.runs, [folder.run_id])
+    metrics = {name: float(quantity.value) for name, quantity in compute_quantities(run).items()} if run.completed else {}
+    return printable.one_line(expansion.name), _build_tracked_run(expansion.name, cell, run, label, metrics)
 
 
-def _tracked(matrix: str, cell: Cell, run: LoadedRun, label: str, metrics: dict[str, float]) -> Tracked:
+def _build_tracked_run(matrix: str, cell: Cell, run: LoadedRun, label: str, metrics: dict[str, float]) -> TrackedRun:
     config = cell_names.names(msgspec.to_builtins(cell)) | {
         "matrix": matrix,
         "cell": cell.name(),
@@ -94,13 +94,13 @@ def _tracked(matrix: str, cell: Cell, run: LoadedRun, label: str, metrics: dict[
     began, ended = run.steps.select(began=pl.col("wall_s").min(), ended=pl.col("wall_s").max()).row(0)
     hosts = ", ".join(dict.fromkeys(host.host for host in run.hosts))
     label, tags, config, hosts = printable.mapped([label, tags, config, hosts], printable.one_line)
-    return Tracked(run.run_id, label, run.verdict.state, tags, config, _points(run), metrics, began, ended, hosts)
+    return TrackedRun(run.run_id, label, run.verdict.state, tags, config, _step_points(run), metrics, began, ended, hosts)
 
 
-def _points(run: LoadedRun) -> list[TrackedStep]:
+def _step_points(run: LoadedRun) -> list[TrackedStep]:
     """The timed steps of a run. A step that an instrument slowed down has a loss, but no step time and no throughput."""
-    world = steps.of_world(run.timed).select("step", "wall_s", "loss")
-    times = steps.of_world(steps.unwatched(run.timed)).select(
+    step_losses = steps.join_world_steps(run.timed).select("step", "wall_s", "loss")
+    step_times = steps.join_world_steps(steps.select_unwatched(run.timed)).select(
         "step", "step_ms", throughput_per_s=1000 * pl.col("units") / pl.col("step_ms")
     )
     validation = {
@@ -108,7 +108,7 @@ def _points(run: LoadedRun) -> list[TrackedStep]:
         for record in run.validation
     }
     points = []
-    for row in world.join(times, on="step", how="left").sort("step").iter_rows(named=True):
+    for row in step_losses.join(step_times, on="step", how="left").sort("step").iter_rows(named=True):
         step, wall_s = row.pop("step"), row.pop("wall_s")
         values = {name: value for name, value in row.items() if value is not None}
         points.append(TrackedStep(step, wall_s, values | validation.get(step, {})))

@@ -15,7 +15,7 @@ from shardlab.files import files
 from shardlab.workspace.workspace import Workspace
 
 PAGE = "index.html"
-OURS = frozenset({PAGE, "summary.json", "tables", "figures"})
+REPORT_NAMES = frozenset({PAGE, "summary.json", "tables", "figures"})
 
 
 def write(
@@ -24,34 +24,34 @@ def write(
     loaded: Loaded,
     summary: Summary,
     images: Sequence[str] = (),
-    shown_in: Path | None = None,
+    opened_in: Path | None = None,
 ) -> None:
     """Write the report into `folder`: index.html, summary.json, tables/ and, if `images` names formats, figures/.
 
     images: formats of image files in which all figures are also written, such as `png`.
 
-    shown_in: the folder in which readers open the report, if it is not `folder`; links to runs are relative to `shown_in`.
+    opened_in: the folder in which readers open the report, if it is not `folder`; links to runs are relative to `opened_in`.
 
     If the process is killed, the folder contains either the complete earlier report or the complete new report. Raises
     InputError if the folder contains anything that does not belong to a report, WorkspaceError if it cannot be written, and the
     errors of `pictures.write`.
     """
-    with atomic_folder.replacing(folder, OURS) as fresh, ThreadPoolExecutor(1) as other:
-        (fresh / "tables").mkdir()
+    with atomic_folder.replace_folder(folder, REPORT_NAMES) as new_folder, ThreadPoolExecutor(1) as executor:
+        (new_folder / "tables").mkdir()
         # In a thread while this function draws the page, because polars releases the GIL.
-        data = other.submit(_write_data, fresh, loaded, summary)
-        for text in (markdown, latex):
-            text.EXPORT.write(loaded, summary, fresh / "tables", folder / "tables")
+        data_writing = executor.submit(_write_data, new_folder, loaded, summary)
+        for text_export in (markdown, latex):
+            text_export.EXPORT.write(loaded, summary, new_folder / "tables", folder / "tables")
         if images:
-            (fresh / "figures").mkdir()
-            pictures.write(fresh / "figures", page.drawings(loaded, summary), images, "collect summarize --images")
-        files.write_atomic(fresh / PAGE, page.draw(loaded, summary, shown_in or folder, workspace.runs).encode())
-        data.result()
+            (new_folder / "figures").mkdir()
+            pictures.write(new_folder / "figures", page.draw_figures(loaded, summary), images, "collect summarize --images")
+        files.write_atomic(new_folder / PAGE, page.draw(loaded, summary, opened_in or folder, workspace.runs).encode())
+        data_writing.result()
 
 
-def _write_data(fresh: Path, loaded: Loaded, summary: Summary) -> None:
-    flat_tables.write_parquet(flat_tables.steps(loaded), fresh / "tables" / "steps.parquet")
-    files.write_document(fresh / "summary.json", summary)
-    cells = flat_tables.summary(summary)
-    flat_tables.write_csv(cells, fresh / "tables" / "summary.csv")
-    flat_tables.write_parquet(cells, fresh / "tables" / "summary.parquet")
+def _write_data(new_folder: Path, loaded: Loaded, summary: Summary) -> None:
+    flat_tables.write_parquet(flat_tables.steps_frame(loaded), new_folder / "tables" / "steps.parquet")
+    files.write_document(new_folder / "summary.json", summary)
+    cells = flat_tables.summary_frame(summary)
+    flat_tables.write_csv(cells, new_folder / "tables" / "summary.csv")
+    flat_tables.write_parquet(cells, new_folder / "tables" / "summary.parquet")

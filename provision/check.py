@@ -33,13 +33,13 @@ class Check(msgspec.Struct, frozen=True):
     once: bool = False  # True: the check runs once for all nodes, and `run` gets the first node as its target
 
 
-def each(targets: Sequence[Target], ask: Callable[[Target], T]) -> list[T]:
+def map_targets(targets: Sequence[Target], ask: Callable[[Target], T]) -> list[T]:
     """Call `ask` for all targets in parallel. Returns the results in the order of the targets."""
     with ThreadPoolExecutor(max(1, len(targets))) as pool:
         return list(pool.map(ask, targets))
 
 
-def without(site: Site) -> str:
+def absent_nodes_note(site: Site) -> str:
     """The text that a check appends to a sentence about all nodes, such as `; without gpu1`. It names the nodes that did not
     take part in the check; '' if all nodes took part."""
-    return f"; without {', '.join(absent)}" if (absent := site.absent()) else ""
+    return f"; without {', '.join(absent)}" if (absent := site.absent_names()) else ""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from provision import interruption, inventory_file, lock, roles
-from provision.check import Outcome, each
+from provision.check import Outcome, map_targets
 from provision.cloudlab import hardware
 from provision.command import command_line, display, progress
 from provision.fact import Facts, Unanswered
@@ -20,11 +20,11 @@ from provision.interruption import STOPPING
 from provision.node import Node
 from provision.nodes import pretend
 from provision.operation import Operation, Site, Target
-from provision.operations.inventory import keep_lease, lease_of
+from provision.operations.inventory import store_lease, find_lease
 from provision.plan import BEGUN, MACHINE, OperationStep, converge
-from provision.provider import Confirmation, Provider, ToCreate
-from provision.provider import provider as load_provider
-from provision.verify import Finding, verified, verify
+from provision.provider import Confirmation, Provider, MachinesToCreate
+from provision.provider import find_provider as load_provider
+from provision.verify import Finding, is_verified, verify_targets
 from shardlab import completion
 from shardlab.cluster import cluster, login_node
 from shardlab.cluster.cluster import Cluster
@@ -35,10 +35,10 @@ from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
 UNLOCKED = ("plan", "facts")  # verbs that take no lock: they change nothing, and do not disturb other commands
-BY_PROVIDER = ("warm", "extend", "down")  # the provider carries out these verbs; no command runs on a node
+PROVIDER_VERBS = ("warm", "extend", "down")  # the provider carries out these verbs; no command runs on a node
 LOGIN_S = 30.0
-BY_ROOT = "send the commands that `provision CLUSTER.yaml plan` prints to an administrator, then run the same command again"
-AGAIN = "fix the problem that this operation reports and run the same command again; it continues from there"
+ADMINISTRATOR_ADVICE = "send the commands that `provision CLUSTER.yaml plan` prints to an administrator, then run the same command again"
+AGAIN_ADVICE = "fix the problem that this operation reports and run the same command again; it continues from there"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,120 +52,120 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     output = Output.of(arguments)
-    file, verb = command_line.file_and_verb(arguments)
+    file, verb = command_line.read_file_and_verb(arguments)
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     for sentence in workspace.exposed():  # a user who can change the workspace could replace host keys and addresses of nodes
         output.remark(f"warning: {sentence}", style="yellow")
     if verb == "init":
         from provision.command import init  # not imported at the top: init imports psutil, which would make --help slower
 
-        return init.run(output, workspace, arguments.site, arguments.ssh or [], arguments.cloudlab)
+        return init.print_cluster_file(output, workspace, arguments.site, arguments.ssh or [], arguments.cloudlab)
     if verb == "hardware":
-        return _hardware(output)
-    described = _cluster(file, workspace)
-    provider = load_provider(described.provider)
+        return _print_hardware(output)
+    described_cluster = _find_cluster(file, workspace)
+    provider = load_provider(described_cluster.provider)
     if verb == "request":
-        return _request(output, file, described, workspace, provider, profile=arguments.profile)
+        return _print_request(output, file, described_cluster, workspace, provider, profile=arguments.profile)
     if provider.name == "local" and verb in ("apply", "verify"):  # both verbs start two ranks: not allowed on a login node
         login_node.must_not_be(here=arguments.here)
-    named = [Path(file)] if file is not None and Path(file).resolve().is_relative_to(workspace.real_path) else []
+    named_files = [Path(file)] if file is not None and Path(file).resolve().is_relative_to(workspace.real_path) else []
     if arguments.trust:
-        workspace_trust.consent(workspace, output.remark, named)
-    _show_once(output, workspace, described if named else None)
-    workspace_trust.must_be_allowed(workspace, "log in to the nodes and change them", named)
-    present = described
-    if provider.present is not None and verb not in BY_PROVIDER:
-        found = provider.present(described, workspace)
-        if isinstance(found, ToCreate):
-            _check_creation(described, found, verb, arguments)
+        workspace_trust.consent(workspace, output.remark, named_files)
+    _show_powers_once(output, workspace, described_cluster if named_files else None)
+    workspace_trust.must_be_allowed(workspace, "log in to the nodes and change them", named_files)
+    present_cluster = described_cluster
+    if provider.present is not None and verb not in PROVIDER_VERBS:
+        cluster_or_request = provider.present(described_cluster, workspace)
+        if isinstance(cluster_or_request, MachinesToCreate):
+            _check_creation(described_cluster, cluster_or_request, verb, arguments)
             if verb == "plan":
-                return _would_create(output, described, workspace, found)
+                return _print_creation_plan(output, described_cluster, workspace, cluster_or_request)
         else:
-            present = found
-    nodes = provider.nodes(present, workspace)
-    limited = _chosen("node", [node.name for node in nodes], arguments.limit, None)
-    order = roles.operations(provider)
-    chosen = _chosen("operation", [operation.name for operation in order], arguments.only, arguments.skip) | {MACHINE}
+            present_cluster = cluster_or_request
+    nodes = provider.nodes(present_cluster, workspace)
+    limited_names = _choose_names("node", [node.name for node in nodes], arguments.limit, None)
+    operations = roles.select_operations(provider)
+    chosen_names = _choose_names("operation", [operation.name for operation in operations], arguments.only, arguments.skip) | {MACHINE}
     locks = []
     if verb not in UNLOCKED:
-        locks = [(path, f"the cluster {described.name}") for path in provider.locks(described)]
+        locks = [(path, f"the cluster {described_cluster.name}") for path in provider.locks(described_cluster)]
         locks.append((workspace.own / "provision.lock", f"the workspace {workspace.path}"))
     if verb not in UNLOCKED or (provider.name != "local" and arguments.pretend is None):  # a login stores host keys
         workspace_trust.begin(workspace)
-    with lock.held(locks, ["provision", *words]):
-        if verb in BY_PROVIDER:
+    with lock.hold_locks(locks, ["provision", *words]):
+        if verb in PROVIDER_VERBS:
             if verb == "down" and provider.confirmation is not None:
-                _confirm(output, provider.confirmation(described, workspace), arguments.yes)
-            site = Site(described, workspace, [])
-            with interruption.handled(nodes, lambda: None):
+                _confirm_down(output, provider.confirmation(described_cluster, workspace), arguments.yes)
+            site = Site(described_cluster, workspace, [])
+            with interruption.handle_interruption(nodes, lambda: None):
                 try:
-                    said = provider.carry_out(verb, described, workspace, arguments.hours, arguments.reason)
+                    result_text = provider.carry_out(verb, described_cluster, workspace, arguments.hours, arguments.reason)
                 finally:
                     if verb == "extend":  # also after an error: the provider may have granted a part of the hours
-                        keep_lease(site)
-            output.line(said)
-            output.document(display.document(verb, site, [], [], [], lease_of(site)))
+                        store_lease(site)
+            output.line(result_text)
+            output.document(display.result_document(verb, site, [], [], [], find_lease(site)))
             return 0
         if provider.obtain is not None and verb == "apply":
-            with interruption.handled([], lambda: None):
-                provider.obtain(described, workspace)
-            present = _with_nodes(file, workspace)
-            nodes = provider.nodes(present, workspace)
-            limited = _chosen("node", [node.name for node in nodes], arguments.limit, None)
-        site = _site(present, workspace, nodes, arguments.pretend)
+            with interruption.handle_interruption([], lambda: None):
+                provider.obtain(described_cluster, workspace)
+            present_cluster = _read_cluster_again(file, workspace)
+            nodes = provider.nodes(present_cluster, workspace)
+            limited_names = _choose_names("node", [node.name for node in nodes], arguments.limit, None)
+        site = _make_site(present_cluster, workspace, nodes, arguments.pretend)
         if site.pretended:
             output.remark(f"{arguments.pretend} describes the nodes; no machine is reached", style="dim")
         elif provider.operations is None or MACHINE in provider.operations:
-            order = [Operation(MACHINE, lambda site, target: provider.bring_up(present, workspace, target.node)), *order]
-        targets = [target for target in site.targets if target.node.name in limited]
-        return _converge(output, verb, site, targets, order, chosen, arguments.parallel)
+            operations = [Operation(MACHINE, lambda site, target: provider.bring_up(present_cluster, workspace, target.node)), *operations]
+        targets = [target for target in site.targets if target.node.name in limited_names]
+        return _carry_out_and_show(output, verb, site, targets, operations, chosen_names, arguments.parallel)
 
 
-def _show_once(output: Output, workspace: Workspace, named: Cluster | None) -> None:
+def _show_powers_once(output: Output, workspace: Workspace, named_cluster: Cluster | None) -> None:
     """Show what the cluster file makes commands do, if it was there before the workspace began; on a terminal, ask the user.
 
-    named: as in `workspace_trust.unshown_powers`. Raises InputError if the user does not agree.
+    named_cluster: as in `workspace_trust.unshown_powers`. Raises InputError if the user does not agree.
     """
-    unshown = workspace_trust.unshown_powers(workspace, named)
-    if not unshown:
+    unseen_powers = workspace_trust.unshown_powers(workspace, named_cluster)
+    if not unseen_powers:
         return
-    for power in unshown:
+    for power in unseen_powers:
         output.remark(f"the cluster file {power}", style="yellow")
     if sys.stdin.isatty() and output.ask("This file was here before. Type yes if this is what it should do: ") != "yes":
         raise InputError("the cluster file was not allowed. Nothing was changed.")
     workspace_trust.mark_shown(workspace)
 
 
-def _check_creation(described: Cluster, to_create: ToCreate, verb: str, arguments: argparse.Namespace) -> None:
+def _check_creation(described_cluster: Cluster, to_create: MachinesToCreate, verb: str, arguments: argparse.Namespace) -> None:
     """Check a command for a cluster whose machines do not exist yet. Raises InputError if its verb or an option needs nodes, or
     if the machines cannot be created now."""
     if to_create.blocked is not None and verb != "plan":
         raise InputError(to_create.blocked)
     if verb not in ("apply", "plan") or arguments.limit or arguments.pretend is not None:
-        what = "--limit" if arguments.limit else "--pretend" if arguments.pretend is not None else f"the verb {verb}"
+        option = "--limit" if arguments.limit else "--pretend" if arguments.pretend is not None else f"the verb {verb}"
         raise InputError(
-            f"{described.name}: {what} needs nodes, and its machines do not exist yet. Run first: provision CLUSTER.yaml"
+            f"{described_cluster.name}: {option} needs nodes, and its machines do not exist yet. Run first: provision CLUSTER.yaml"
         )
 
 
-def _would_create(output: Output, described: Cluster, workspace: Workspace, to_create: ToCreate) -> int:
+def _print_creation_plan(output: Output, described_cluster: Cluster, workspace: Workspace, to_create: MachinesToCreate) -> int:
     """Print the plan for machines that do not exist yet. The changes on the machines can be planned only when they exist."""
-    for line in to_create.says:
+    for line in to_create.lines:
         output.line(line)
     output.line("changes: 1 planned, none was made; the nodes can be planned for when they exist")
     if to_create.blocked is not None:
         output.remark(f"note: {to_create.blocked}", style="yellow")
-    shown = display.document("plan", Site(described, workspace, []), [], [], [])
-    output.document({**shown, "changes": 1, "request": to_create.request})
+    plan_document = display.result_document("plan", Site(described_cluster, workspace, []), [], [], [])
+    output.document({**plan_document, "changes": 1, "request": to_create.request})
     return 0
 
 
-def _confirm(output: Output, confirmation: Confirmation | None, yes: bool) -> None:
+def _confirm_down(output: Output, confirmation: Confirmation | None, yes: bool) -> None:
     """Show what `down` would remove, and ask the user to type `confirmation.name`. Raises InputError if the user types another
     text."""
     if confirmation is None:
         return
-    for sentence in confirmation.says:
+    for sentence in confirmation.lines:
         output.remark(sentence, style="yellow")
     if yes:
         return
@@ -177,128 +177,128 @@ def _confirm(output: Output, confirmation: Confirmation | None, yes: bool) -> No
         raise InputError(f"down was not confirmed: the typed name is not {confirmation.name}. Nothing was changed.")
 
 
-def _hardware(output: Output) -> int:
-    output.table("", hardware.COLUMNS, hardware.rows())
-    output.document(hardware.document())
+def _print_hardware(output: Output) -> int:
+    output.table("", hardware.COLUMNS, hardware.catalogue_rows())
+    output.document(hardware.catalogue_document())
     return 0
 
 
-def _request(
-    output: Output, file: str | None, described: Cluster, workspace: Workspace, provider: Provider[Any], *, profile: bool
+def _print_request(
+    output: Output, file: str | None, described_cluster: Cluster, workspace: Workspace, provider: Provider[Any], *, profile: bool
 ) -> int:
     """Print only the text of the request for the provider, so that the user can store it in a file. No node has to exist."""
     if provider.request is None:
-        raise InputError(f"{file or workspace.path / 'cluster.yaml'}: {provider.carry_out('request', described, workspace)}")
-    text = provider.carry_out("profile" if profile else "request", described, workspace)
+        raise InputError(f"{file or workspace.path / 'cluster.yaml'}: {provider.carry_out('request', described_cluster, workspace)}")
+    text = provider.carry_out("profile" if profile else "request", described_cluster, workspace)
     if not output.json:
         output.results.file.write(text)
-    output.document({**display.document("request", Site(described, workspace, []), [], [], []), "request": text})
+    output.document({**display.result_document("request", Site(described_cluster, workspace, []), [], [], []), "request": text})
     return 0
 
 
-def _site(described: Cluster, workspace: Workspace, nodes: Sequence[Node], pretended: Path | None) -> Site:
-    """The nodes with their facts, which come from the machines, or from the file `pretended`. Raises InputError."""
-    answers = [Facts(node, roles.files()) for node in nodes] if pretended is None else pretend.facts(pretended, nodes)
-    entries = {entry.name: entry for entry in described.nodes}
-    targets = [Target(facts.node, facts, entries.get(facts.node.name)) for facts in answers]
-    return Site(described, workspace, targets, pretended=pretended is not None)
+def _make_site(described_cluster: Cluster, workspace: Workspace, nodes: Sequence[Node], pretend_path: Path | None) -> Site:
+    """The nodes with their facts, which come from the machines, or from the file `pretend_path`. Raises InputError."""
+    facts_of_nodes = [Facts(node, roles.list_operation_files()) for node in nodes] if pretend_path is None else pretend.facts(pretend_path, nodes)
+    entry_by_name = {entry.name: entry for entry in described_cluster.nodes}
+    targets = [Target(facts.node, facts, entry_by_name.get(facts.node.name)) for facts in facts_of_nodes]
+    return Site(described_cluster, workspace, targets, pretended=pretend_path is not None)
 
 
-def _converge(
+def _carry_out_and_show(
     output: Output,
     verb: str,
     site: Site,
     targets: list[Target],
-    order: list[Operation],
-    chosen: set[str],
+    operations: list[Operation],
+    chosen_names: set[str],
     parallel: int | None,
 ) -> int:
-    lease_of(site)  # an unreadable lease raises an error here, before anything is changed
-    with interruption.handled([target.node for target in site.targets], lambda: len(BEGUN)):
-        steps, findings = _carried_out(output, verb, site, targets, order, chosen, parallel)
+    find_lease(site)  # an unreadable lease raises an error here, before anything is changed
+    with interruption.handle_interruption([target.node for target in site.targets], lambda: len(BEGUN)):
+        steps, findings = _carry_out_verb(output, verb, site, targets, operations, chosen_names, parallel)
     failed = [step for step in steps if step.state in ("failed", "administrator")]
-    display.machines(output, targets)
+    display.show_machines(output, targets)
     if findings:
-        display.checks(output, findings)
-    if (lease := lease_of(site)) is not None:
+        display.show_checks(output, findings)
+    if (lease := find_lease(site)) is not None:
         output.line(lease.in_words(datetime.now(UTC)))
-    output.document(display.document(verb, site, targets, steps, findings, lease))
-    unanswered = any(isinstance(a, Unanswered) for target in targets for a in target.facts.answers.values())
-    return 1 if failed or verified(findings) is False or (unanswered and verb == "facts") else 0
+    output.document(display.result_document(verb, site, targets, steps, findings, lease))
+    has_unanswered = any(isinstance(answer, Unanswered) for target in targets for answer in target.facts.answers.values())
+    return 1 if failed or is_verified(findings) is False or (has_unanswered and verb == "facts") else 0
 
 
-def _carried_out(
+def _carry_out_verb(
     output: Output,
     verb: str,
     site: Site,
     targets: list[Target],
-    order: list[Operation],
-    chosen: set[str],
+    operations: list[Operation],
+    chosen_names: set[str],
     parallel: int | None,
 ) -> tuple[list[OperationStep], list[Finding]]:
     """Carry out apply, plan, facts or verify on `targets`. Returns (the steps of the operations, the results of the checks)."""
     if verb == "facts":
-        each(targets, _ask_all)
+        map_targets(targets, _ask_all_facts)
     steps = []
     if verb in ("apply", "plan"):
         if site.cluster.login is not None and not site.pretended:
             site.targets[0].node.run(["true"], timeout_s=LOGIN_S)  # logs in before the live table: SSH may ask for a password
-        with progress.shown(output, [target.node.name for target in targets], len(order)) as watch:
-            steps = converge(site, order, targets=targets, chosen=chosen, dry=verb == "plan", parallel=parallel, watch=watch)
+        with progress.show_progress(output, [target.node.name for target in targets], len(operations)) as observer:
+            steps = converge(site, operations, targets=targets, chosen_names=chosen_names, dry=verb == "plan", parallel=parallel, observer=observer)
     if steps and not STOPPING.is_set():
-        display.operations(output, steps)
+        display.show_operations(output, steps)
     if verb == "verify" and not site.cluster.ssh.sudo:  # operations are only planned, to list the work for an administrator
-        planned = converge(site, order, targets=targets, chosen=chosen, dry=True, parallel=parallel)
-        steps = [step for step in planned if step.state == "administrator"]
+        planned_steps = converge(site, operations, targets=targets, chosen_names=chosen_names, dry=True, parallel=parallel)
+        steps = [step for step in planned_steps if step.state == "administrator"]
         site.skipped.clear()
-    failed = {step.node: step.operation for step in steps if step.state == "failed"}
-    missing = display.administrator_parts(steps)
+    failed_operations = {step.node: step.operation for step in steps if step.state == "failed"}
+    administrator_operations = display.administrator_operations(steps)
     findings: list[Finding] = []
     if verb in ("apply", "verify"):
-        findings = [Finding(name, "operations", Outcome(False, f"{what} failed", AGAIN)) for name, what in failed.items()]
+        findings = [Finding(name, "operations", Outcome(False, f"{operation} failed", AGAIN_ADVICE)) for name, operation in failed_operations.items()]
         findings += [
-            Finding(name, "administrator", Outcome(False, f"an administrator has to do: {', '.join(parts)}", BY_ROOT))
-            for name, parts in missing.items()
+            Finding(name, "administrator", Outcome(False, f"an administrator has to do: {', '.join(names)}", ADMINISTRATOR_ADVICE))
+            for name, names in administrator_operations.items()
         ]
-        sound = [target for target in targets if target.node.name not in {**failed, **missing}]
-        begins = functools.partial(output.remark, style="dim")
-        if sound and not STOPPING.is_set():
-            findings += verify(site, sound, roles.checks(load_provider(site.cluster.provider)), begins)
-            inventory_file.record(site, findings, again=verb == "verify")
+        ready_targets = [target for target in targets if target.node.name not in {**failed_operations, **administrator_operations}]
+        show_stage = functools.partial(output.remark, style="dim")
+        if ready_targets and not STOPPING.is_set():
+            findings += verify_targets(site, ready_targets, roles.select_checks(load_provider(site.cluster.provider)), show_stage)
+            inventory_file.record_all_reduces(site, findings, replaces_earlier=verb == "verify")
     return steps, findings
 
 
-def _ask_all(target: Target) -> None:
+def _ask_all_facts(target: Target) -> None:
     for fact in roles.FACTS:
         with contextlib.suppress(Unanswered):  # `target.facts` stores the failure, and the display lists it
             target.facts[fact]
 
 
-def _cluster(file: str | None, workspace: Workspace) -> Cluster:
+def _find_cluster(file: str | None, workspace: Workspace) -> Cluster:
     """The cluster of the file in the command, else of cluster.yaml in the workspace. Raises InputError if both are missing."""
-    own = workspace.path / "cluster.yaml"
-    if file is None and not own.exists() and not own.is_symlink():
+    workspace_file = workspace.path / "cluster.yaml"
+    if file is None and not workspace_file.exists() and not workspace_file.is_symlink():
         raise InputError(
-            f"{own}: no such file, and the command names no other cluster file. To get one, run: "
+            f"{workspace_file}: no such file, and the command names no other cluster file. To get one, run: "
             "provision init > cluster.yaml. Or name a cluster file: provision FILE."
         )
     return cluster.find(Path(file) if file is not None else None, workspace.path)
 
 
-def _with_nodes(file: str | None, workspace: Workspace) -> Cluster:
+def _read_cluster_again(file: str | None, workspace: Workspace) -> Cluster:
     """Read the cluster file again after its machines were created.
 
     An error is raised as ShardlabError and not as InputError, which would mean that nothing was changed.
     """
     try:
-        return _cluster(file, workspace)
+        return _find_cluster(file, workspace)
     except InputError as error:
         raise ShardlabError(f"{error} Its machines exist. Correct the cluster file, and run the same command again.") from None
 
 
-def _chosen(kind: str, menu: Iterable[str], only: list[str] | None, skip: list[str] | None) -> set[str]:
-    """The names of `menu` in `only` (None: all) but not in `skip`. Raises UnknownName. kind: `node` or `operation`."""
-    names = list(menu)
+def _choose_names(kind: str, allowed_names: Iterable[str], only: list[str] | None, skip: list[str] | None) -> set[str]:
+    """The names of `allowed_names` in `only` (None: all) but not in `skip`. Raises UnknownName. kind: `node` or `operation`."""
+    names = list(allowed_names)
     for name in [*(only or []), *(skip or [])]:
         if name not in names:
             raise UnknownName(kind, name, names)

@@ -9,7 +9,7 @@ import msgspec
 from provision.fact import Unanswered
 from provision.node import Node, last_line
 
-MOST_S = 1.0
+MOST_OFFSET_S = 1.0
 TRIES = 5  # the most measurements of a node; a round trip to a busy node can take seconds, so a measurement may be uncertain
 
 
@@ -22,32 +22,32 @@ class Offset(msgspec.Struct, frozen=True):
     @property
     def is_decided(self) -> bool:
         """Whether the measurement is exact enough to say if the clocks differ by more than one second."""
-        return self.agrees or abs(self.seconds) - self.unsure_s > MOST_S
+        return self.agrees or abs(self.seconds) - self.unsure_s > MOST_OFFSET_S
 
     @property
     def agrees(self) -> bool:
         """Whether the clocks differ by at most one second, even if the uncertainty is added to the difference."""
-        return abs(self.seconds) + self.unsure_s <= MOST_S
+        return abs(self.seconds) + self.unsure_s <= MOST_OFFSET_S
 
     def __str__(self) -> str:
         return f"{self.seconds:+.3f} s from this machine's clock, with an uncertainty of {self.unsure_s:.3f} s"
 
 
-def measure(node: Node) -> Offset:
+def measure_offset(node: Node) -> Offset:
     """Compare the node's time with this machine's time in the middle of a round trip.
 
     Measures up to TRIES times and uses the shortest round trip. Raises Unanswered.
     """
     node.run(["true"], timeout_s=30)  # logs in, so that the measured round trips do not include the login
-    best = _measure_once(node)
+    best = _measure_offset_once(node)
     for _ in range(TRIES - 1):
         if best.is_decided:
             break
-        best = min(best, _measure_once(node), key=lambda offset: offset.unsure_s)
+        best = min(best, _measure_offset_once(node), key=lambda offset: offset.unsure_s)
     return best
 
 
-def _measure_once(node: Node) -> Offset:
+def _measure_offset_once(node: Node) -> Offset:
     before = time.time()
     answer = node.run(["date", "+%s.%N"], timeout_s=10)
     after = time.time()

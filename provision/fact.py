@@ -14,7 +14,7 @@ from shardlab.files.decoders import DECODE_FAULTS, decoder
 from shardlab.remote.remote import Unreachable
 
 T = TypeVar("T")
-_OPEN = object()  # stands for a question that was not asked yet; None is not used for this, because None may be an answer
+_NOT_ASKED = object()  # stands for a question that was not asked yet; None is not used for this, because None may be an answer
 
 
 class Unanswered(ShardlabError):
@@ -37,7 +37,7 @@ class Fact(msgspec.Struct, Generic[T], frozen=True):
     parse: Callable[[str], T]  # raises ValueError if the output is wrong
     timeout_s: float
     root: bool = False
-    of_files: bool = False  # True: the paths of the files that operations write are appended to the command
+    takes_paths: bool = False  # True: the paths of the files that operations write are appended to the command
 
 
 class Facts:
@@ -49,21 +49,21 @@ class Facts:
     def __init__(self, node: Node, files: Sequence[str] = ()) -> None:
         self.node, self.files = node, files
         self.answers: dict[str, Any] = {}
-        self._turns: dict[str, threading.Lock] = {}
+        self._locks: dict[str, threading.Lock] = {}
 
     def __getitem__(self, fact: Fact[T]) -> T:
         """The answer of the node to the question `fact`. Raises Unanswered."""
-        answer: Any = self.answers.get(fact.name, _OPEN)
-        if answer is _OPEN:
+        answer: Any = self.answers.get(fact.name, _NOT_ASKED)
+        if answer is _NOT_ASKED:
             # The lock makes another thread that asks the same question wait for this answer.
-            with self._turns.setdefault(fact.name, threading.Lock()):
-                answer = self.answers.get(fact.name, _OPEN)
-                if answer is _OPEN:  # the local variable `answer` is returned even if another thread calls forget() now
+            with self._locks.setdefault(fact.name, threading.Lock()):
+                answer = self.answers.get(fact.name, _NOT_ASKED)
+                if answer is _NOT_ASKED:  # the local variable `answer` is returned even if another thread calls forget() now
                     answer = self.answers[fact.name] = self._ask(fact)
         if isinstance(answer, Unanswered):
             raise answer
-        known: T = answer
-        return known
+        typed_answer: T = answer
+        return typed_answer
 
     def forget(self) -> None:
         """Forget all answers, because a change may have made them wrong."""
@@ -76,22 +76,22 @@ class Facts:
             return Unanswered(why, {name: why})
 
         try:
-            argv = [*fact.command(self.node.python), *(self.files if fact.of_files else ())]
+            argv = [*fact.command(self.node.python), *(self.files if fact.takes_paths else ())]
             answer = self.node.run(argv, timeout_s=fact.timeout_s, root=fact.root and self.node.may_sudo)
         except Unreachable as error:
             return unanswered(str(error))
-        where = f"{name}: the fact {fact.name!r}"
+        subject = f"{name}: the fact {fact.name!r}"
         if answer.code is None:
-            return unanswered(f"{where} was not answered within {fact.timeout_s:g} s; the machine may be overloaded")
+            return unanswered(f"{subject} was not answered within {fact.timeout_s:g} s; the machine may be overloaded")
         if answer.code != 0:
-            return unanswered(f"{where} is not known, as its command failed: {last_line(answer)}")
+            return unanswered(f"{subject} is not known, as its command failed: {last_line(answer)}")
         try:
             return fact.parse(answer.stdout)
         except ValueError as error:
-            return unanswered(f"{where} cannot be read: {error}")
+            return unanswered(f"{subject} cannot be read: {error}")
 
 
-def decode(stdout: str, shape: type[T]) -> T:
+def decode_last_line(stdout: str, shape: type[T]) -> T:
     """Decode the last line of `stdout`, which is JSON of the type `shape`; libraries may print banners before this line.
 
     Raises ValueError.

@@ -18,8 +18,8 @@ from typing import Literal
 
 import msgspec
 
-TORCH = "2.13.0"  # the pinned version of torch, which the table SERVED describes
-BRANCH = 580  # the branch of the driver with long support, which supports all generations from Maxwell to Blackwell
+TORCH_VERSION = "2.13.0"  # the pinned version of torch, which the table SERVED describes
+LONG_SUPPORT_BRANCH = 580  # the branch of the driver with long support, which supports all generations from Maxwell to Blackwell
 USUAL_CUDA = "13.0"  # the CUDA release of the torch that pip installs by default
 OLDEST_DRIVER = {"12": 525, "13": 580}  # the oldest driver branch that supports a major release of CUDA
 
@@ -54,7 +54,7 @@ GENERATIONS = (
 _ARM = frozenset({"Ampere", "Hopper", "Grace Hopper"})
 # The generations that every build of torch for x86_64 supports. Ada (compute capability 8.9) runs code that is built for 8.6.
 _COMMON = frozenset({"Turing", "Ampere", "Ada", "Hopper"})
-SERVED = {  # the generations that a build of torch supports, by processor architecture and CUDA release of the build
+SUPPORTED_GENERATIONS = {  # the generations that a build of torch supports, by processor architecture and CUDA release of the build
     ("x86_64", "12.6"): _COMMON | {"Maxwell", "Pascal", "Volta"},
     ("x86_64", "13.0"): _COMMON | {"Blackwell"},
     ("x86_64", "13.2"): _COMMON | {"Blackwell"},
@@ -64,14 +64,14 @@ SERVED = {  # the generations that a build of torch supports, by processor archi
 }
 
 
-def of(device: int) -> Generation | None:
+def find_generation(device: int) -> Generation | None:
     """The generation of the GPU with this PCI device id; None if the id is not in the table."""
     return next(
         (generation for generation in GENERATIONS if any(first <= device <= last for first, last in generation.ids)), None
     )
 
 
-def flavour(generations: Sequence[Generation]) -> Literal["open", "proprietary"]:
+def kernel_module_kind(generations: Sequence[Generation]) -> Literal["open", "proprietary"]:
     """The kind of kernel modules to install for all these GPUs.
 
     One kind is enough, because no build of torch supports both GPUs that need open modules and GPUs that cannot use them.
@@ -79,40 +79,40 @@ def flavour(generations: Sequence[Generation]) -> Literal["open", "proprietary"]
     return "proprietary" if any(generation.open_modules == "never" for generation in generations) else "open"
 
 
-def oldest_driver(cuda: str) -> int:
+def oldest_driver_branch(cuda: str) -> int:
     """The oldest driver branch for a torch built for this CUDA release. Raises KeyError for an unknown release."""
     return OLDEST_DRIVER[cuda.partition(".")[0]]
 
 
-def branch(generations: Sequence[Generation], cuda: str, there: int | None) -> int:
-    """The driver branch to use: the installed branch `there` if it supports all GPUs, otherwise the branch with long support.
+def choose_driver_branch(generations: Sequence[Generation], cuda: str, installed_branch: int | None) -> int:
+    """The driver branch to use: the installed branch `installed_branch` if it supports all GPUs, otherwise the branch with long support.
 
-    there: None if no driver is installed.
+    installed_branch: None if no driver is installed.
     """
-    lasts = [generation.last_branch for generation in generations if generation.last_branch is not None]
-    if there is not None and oldest_driver(cuda) <= there <= min(lasts, default=there):
-        return there
-    return BRANCH
+    last_branches = [generation.last_branch for generation in generations if generation.last_branch is not None]
+    if installed_branch is not None and oldest_driver_branch(cuda) <= installed_branch <= min(last_branches, default=installed_branch):
+        return installed_branch
+    return LONG_SUPPORT_BRANCH
 
 
-def unserved(generations: Sequence[Generation], arch: str, cuda: str) -> str | None:
+def explain_unsupported(generations: Sequence[Generation], arch: str, cuda: str) -> str | None:
     """Why a torch built for this CUDA release cannot use these GPUs, and which build can; None if this torch can use them."""
-    served = SERVED.get((arch, cuda))
-    if served is None:
-        return f"shardlab knows no torch {TORCH} for CUDA {cuda} on {arch}; it knows the builds for CUDA " + ", ".join(
-            f"{release} on {machine}" for machine, release in SERVED
+    supported_names = SUPPORTED_GENERATIONS.get((arch, cuda))
+    if supported_names is None:
+        return f"shardlab knows no torch {TORCH_VERSION} for CUDA {cuda} on {arch}; it knows the builds for CUDA " + ", ".join(
+            f"{release} on {machine}" for machine, release in SUPPORTED_GENERATIONS
         )
-    left = sorted({generation.name for generation in generations if generation.name not in served})
-    if not left:
+    unsupported_names = sorted({generation.name for generation in generations if generation.name not in supported_names})
+    if not unsupported_names:
         return None
-    others = [
+    other_releases = [
         release
-        for (machine, release), names in SERVED.items()
+        for (machine, release), names in SUPPORTED_GENERATIONS.items()
         if machine == arch and all(generation.name in names for generation in generations)
     ]
     advice = (
-        f"set environment.wheelhouse to a folder with wheels of its build for CUDA {others[0]}"
-        if others
+        f"set environment.wheelhouse to a folder with wheels of its build for CUDA {other_releases[0]}"
+        if other_releases
         else "no other build supports them: remove the nodes with these GPUs from the cluster file"
     )
-    return f"torch {TORCH} for CUDA {cuda} does not support {' and '.join(left)} GPUs; {advice}"
+    return f"torch {TORCH_VERSION} for CUDA {cuda} does not support {' and '.join(unsupported_names)} GPUs; {advice}"

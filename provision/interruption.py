@@ -14,63 +14,63 @@ from shardlab.terminal import command_start
 LIMIT_S = 1.2  # the most seconds for commands on nodes to end, so that this process ends within two seconds
 CHILDREN_S = 0.7
 STOPPING = threading.Event()  # set when this process is interrupted: from then on no node starts a command
-AGAIN = "run the same command again to continue"
+AGAIN_ADVICE = "run the same command again to continue"
 
 
 @contextlib.contextmanager
-def handled(nodes: Sequence[Node], changes: Callable[[], int | None]) -> Iterator[None]:
+def handle_interruption(nodes: Sequence[Node], count_changes: Callable[[], int | None]) -> Iterator[None]:
     """During the block, Ctrl-C and SIGTERM end the commands on the nodes and then this process.
 
-    changes: returns the number of changes begun so far; None if they are not counted. The signal raises no exception in the
+    count_changes: returns the number of changes begun so far; None if they are not counted. The signal raises no exception in the
     block: after an exception, the block would wait too long for its worker threads, and report their work as failed.
     """
-    ender = threading.Thread(target=_end, args=(nodes, changes), name="interruption")
+    end_thread = threading.Thread(target=_end_commands_and_exit, args=(nodes, count_changes), name="interruption")
 
     def act() -> None:
         command_start.on_signal(lambda: command_start.leave("interrupted again: commands on the nodes may still run."))
         STOPPING.set()
-        ender.start()
+        end_thread.start()
 
     command_start.on_signal(act)
     try:
         yield
     finally:
         if STOPPING.is_set():
-            ender.join()  # waits until the thread `ender` ends this process
+            end_thread.join()  # waits until the thread `ender` ends this process
         command_start.on_signal(
             lambda: command_start.leave("interrupted while the result was printed; the work itself had ended.")
         )
 
 
-def _end(nodes: Sequence[Node], changes: Callable[[], int | None]) -> None:
+def _end_commands_and_exit(nodes: Sequence[Node], count_changes: Callable[[], int | None]) -> None:
     """End all commands on the nodes in parallel, report which of them ended, and end this process."""
     running = [node for node in nodes if node.running]
     threads = [threading.Thread(target=node.end, args=(LIMIT_S,), daemon=True) for node in running]
     threads.append(threading.Thread(target=_end_children, daemon=True))
-    ends = time.monotonic() + LIMIT_S + 0.1
+    deadline = time.monotonic() + LIMIT_S + 0.1
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(0.0, ends - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))
     if os.isatty(2):
         os.write(2, b"\x1b[?25h\n")  # shows the cursor again, because the table of progress hides the cursor
-    command_start.leave(sentence(changes(), [node.name for node in running], {node.name: node.running for node in running}))
+    command_start.leave(interruption_sentence(count_changes(), [node.name for node in running], {node.name: node.running for node in running}))
 
 
-def sentence(changes: int | None, running: Sequence[str], left: dict[str, tuple[str, ...]]) -> str:
+def interruption_sentence(changes: int | None, running: Sequence[str], left: dict[str, tuple[str, ...]]) -> str:
     """The sentence that is printed after an interruption.
 
     changes: the number of changes begun; None if they are not counted.
     running: the nodes on which a command ran when the signal came.
     left: by node, the commands that had not ended when this process ended.
     """
-    begun = {None: f"interrupted; {AGAIN}", 0: "interrupted; nothing was changed"}.get(
-        changes, f"interrupted after {changes} change{'' if changes == 1 else 's'} had begun; {AGAIN}"
+    beginning = {None: f"interrupted; {AGAIN_ADVICE}", 0: "interrupted; nothing was changed"}.get(
+        changes, f"interrupted after {changes} change{'' if changes == 1 else 's'} had begun; {AGAIN_ADVICE}"
     )
-    ended = [name for name in running if not left.get(name)]
-    parts = [begun]
-    if ended:
-        parts.append(f"the commands on {', '.join(ended)} were ended")
+    ended_nodes = [name for name in running if not left.get(name)]
+    parts = [beginning]
+    if ended_nodes:
+        parts.append(f"the commands on {', '.join(ended_nodes)} were ended")
     parts += [
         f"on {name} these commands may run until they end or reach their time limit: {', '.join(commands)}"
         for name, commands in left.items()
@@ -86,13 +86,13 @@ def _end_children() -> None:
     """
     import psutil
 
-    ours = os.getsid(0)
-    ended = []
+    session_id = os.getsid(0)
+    terminated = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-            if os.getsid(child.pid) == ours:
+            if os.getsid(child.pid) == session_id:
                 child.terminate()
-                ended.append(child)
-    for child in psutil.wait_procs(ended, CHILDREN_S)[1]:
+                terminated.append(child)
+    for child in psutil.wait_procs(terminated, CHILDREN_S)[1]:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()

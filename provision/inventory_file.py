@@ -23,7 +23,7 @@ from shardlab.workspace.workspace import Workspace
 VOLATILE = ("boot_id", "cpus_allowed")
 
 
-def read(workspace: Workspace) -> bytes | None:
+def read_inventory(workspace: Workspace) -> bytes | None:
     """The bytes of the inventory; None if the workspace has no inventory. Raises WorkspaceError."""
     with files.as_workspace_error("read"):
         try:
@@ -32,76 +32,76 @@ def read(workspace: Workspace) -> bytes | None:
             return None
 
 
-def encoded(inventory: dict[str, Any]) -> bytes:
+def encode_inventory(inventory: dict[str, Any]) -> bytes:
     """Encode an inventory as the bytes of the file, which are indented JSON."""
     return msgspec.json.format(msgspec.json.encode(inventory), indent=2) + b"\n"
 
 
-def decoded(written: bytes | None) -> dict[str, Any]:
-    """Decode the bytes of an inventory. Returns an empty dictionary if `written` is None or damaged."""
+def decode_inventory(content: bytes | None) -> dict[str, Any]:
+    """Decode the bytes of an inventory. Returns an empty dictionary if `content` is None or damaged."""
     try:
-        return msgspec.json.decode(written or b"{}", type=dict[str, Any])
+        return msgspec.json.decode(content or b"{}", type=dict[str, Any])
     except DECODE_FAULTS:
         return {}
 
 
-def node_types(written: bytes | None) -> list[Any] | None:
+def parse_node_types(content: bytes | None) -> list[Any] | None:
     """The node types in the bytes of an inventory; None if it has no node types."""
-    known = decoded(written).get("node_types")
-    return known if isinstance(known, list) else None
+    entries = decode_inventory(content).get("node_types")
+    return entries if isinstance(entries, list) else None
 
 
-def all_reduces(written: bytes | None) -> list[MeasuredAllReduce]:
+def parse_all_reduces(content: bytes | None) -> list[MeasuredAllReduce]:
     """The measured all-reduces in the bytes of an inventory. All-reduces that are damaged, or that another version of shardlab
     wrote in another form, are left out."""
-    known = decoded(written).get("all_reduces")
-    found = []
-    for entry in known if isinstance(known, list) else []:
+    entries = decode_inventory(content).get("all_reduces")
+    measurements = []
+    for entry in entries if isinstance(entries, list) else []:
         with contextlib.suppress(msgspec.ValidationError):
-            found.append(msgspec.convert(entry, MeasuredAllReduce))
-    return found
+            measurements.append(msgspec.convert(entry, MeasuredAllReduce))
+    return measurements
 
 
-def facts(host: Host) -> dict[str, Any]:
+def select_stable_facts(host: Host) -> dict[str, Any]:
     """The facts about a machine that the inventory contains, by name."""
     return {key: value for key, value in msgspec.to_builtins(host).items() if key not in VOLATILE}
 
 
-def record(site: Site, findings: Sequence[Finding], *, again: bool) -> None:
+def record_all_reduces(site: Site, findings: Sequence[Finding], *, replaces_earlier: bool) -> None:
     """Write the all-reduces that the checks measured into the inventory. Raises WorkspaceError.
 
-    again: whether a new measurement replaces an earlier measurement of the same nodes and backend. If not, the earlier
+    replaces_earlier: whether a new measurement replaces an earlier measurement of the same nodes and backend. If not, the earlier
     measurement stays, so that a command that has nothing to change does not change the inventory. Nothing is written if nothing
     was measured, or if the inventory is missing or describes another cluster.
     """
-    measured = [one for finding in findings for one in finding.outcome.all_reduces]
-    written = read(site.workspace)
-    known = decoded(written)
-    if not measured or known.get("cluster") != site.cluster.name:
+    measured = [measurement for finding in findings for measurement in finding.outcome.all_reduces]
+    old_content = read_inventory(site.workspace)
+    inventory = decode_inventory(old_content)
+    if not measured or inventory.get("cluster") != site.cluster.name:
         return
-    earlier = all_reduces(written)
-    kept = {_key(one): one for one in ([*earlier, *measured] if again else [*measured, *earlier])}
-    content = encoded({**known, "all_reduces": encodable(kept.values())})
-    if content != written:
+    earlier = parse_all_reduces(old_content)
+    measurement_by_key = {_measurement_key(measurement): measurement for measurement in ([*earlier, *measured] if replaces_earlier else [*measured, *earlier])}
+    content = encode_inventory({**inventory, "all_reduces": encode_measurements(measurement_by_key.values())})
+    if content != old_content:
         files.write_atomic(path_of(site.workspace), content)
 
 
-def of_present_nodes(site: Site, written: bytes | None) -> list[Any]:
+def select_present_measurements(site: Site, content: bytes | None) -> list[Any]:
     """The measurements in the bytes of an inventory whose nodes still belong to the cluster, as JSON values.
 
     On a Slurm site, the cluster file does not list the measured nodes, which are compute nodes, so all measurements are kept.
     """
     names = {target.node.name for target in site.targets}
-    known = all_reduces(written)
-    return encodable(one for one in known if site.cluster.provider == "slurm" or names.issuperset(one.nodes))
+    measurements = parse_all_reduces(content)
+    return encode_measurements(measurement for measurement in measurements if site.cluster.provider == "slurm" or names.issuperset(measurement.nodes))
 
 
-def encodable(measured: Iterable[MeasuredAllReduce]) -> list[Any]:
+def encode_measurements(measured: Iterable[MeasuredAllReduce]) -> list[Any]:
     """Convert measurements to JSON values, sorted by the number of nodes and their names, so that equal measurements give equal
     files."""
-    values: list[Any] = msgspec.to_builtins(sorted(measured, key=lambda one: (len(one.nodes), _key(one))))
+    values: list[Any] = msgspec.to_builtins(sorted(measured, key=lambda one: (len(one.nodes), _measurement_key(one))))
     return values
 
 
-def _key(one: MeasuredAllReduce) -> tuple[tuple[str, ...], str]:
-    return one.nodes, one.backend
+def _measurement_key(measurement: MeasuredAllReduce) -> tuple[tuple[str, ...], str]:
+    return measurement.nodes, measurement.backend

@@ -19,7 +19,7 @@ from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
 
-READS_S = 1.0  # the most seconds to wait until a process that has just taken the lock has written its name into the file
+HOLDER_WAIT_S = 1.0  # the most seconds to wait until a process that has just taken the lock has written its name into the file
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
@@ -36,7 +36,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def held(locks: Sequence[tuple[Path, str]], argv: Sequence[str]) -> Iterator[None]:
+def hold_locks(locks: Sequence[tuple[Path, str]], argv: Sequence[str]) -> Iterator[None]:
     """Hold several locks during the block.
 
     locks: pairs of a lock file and what the lock protects, such as `the cluster lab`, for the error message.
@@ -45,43 +45,43 @@ def held(locks: Sequence[tuple[Path, str]], argv: Sequence[str]) -> Iterator[Non
     Raises InputError at once if another process holds one of the locks, and WorkspaceError if a lock file cannot be opened.
     """
     with contextlib.ExitStack() as stack:
-        for path, what in locks:
-            descriptor = stack.enter_context(files.locked(path, functools.partial(_refuse, what)))
-            _sign(descriptor, argv)
+        for path, protected in locks:
+            descriptor = stack.enter_context(files.locked(path, functools.partial(_raise_locked, protected)))
+            _write_holder(descriptor, argv)
         yield
 
 
-def _refuse(what: str, descriptor: int) -> None:
-    raise InputError(f"{what} {_who(descriptor)}; wait until it has ended. Nothing was changed.")
+def _raise_locked(protected: str, descriptor: int) -> None:
+    raise InputError(f"{protected} {_describe_holder(descriptor)}; wait until it has ended. Nothing was changed.")
 
 
-def _sign(descriptor: int, argv: Sequence[str]) -> None:
+def _write_holder(descriptor: int, argv: Sequence[str]) -> None:
     import psutil  # not imported at the top, so that `--help` and a wrong command line do not wait for this import
 
     since, created = time.strftime("%Y-%m-%d %H:%M:%S %z"), psutil.Process().create_time()
-    holder = Holder(os.getpid(), _user(os.geteuid()), gethostname(), since, shlex.join(argv)[:4096], created)
+    holder = Holder(os.getpid(), _user_name(os.geteuid()), gethostname(), since, shlex.join(argv)[:4096], created)
     with contextlib.suppress(OSError):  # a full disk, or another user's file: the lock works without the holder's name
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, msgspec.json.encode(holder), 0)
 
 
-def _who(descriptor: int) -> str:
+def _describe_holder(descriptor: int) -> str:
     """A phrase for the error message that says who holds the lock, as far as the lock file tells."""
-    ends = time.monotonic() + READS_S
+    deadline = time.monotonic() + HOLDER_WAIT_S
     while True:
         with contextlib.suppress(OSError, *DECODE_FAULTS):
             holder = msgspec.json.decode(os.pread(descriptor, 1 << 16, 0), type=Holder)
-            if holder.host != gethostname() or _lives(holder):
+            if holder.host != gethostname() or _is_holder_alive(holder):
                 return (
                     f"is locked by process {holder.pid} of the user {holder.user} on {holder.host} since "
                     f"{holder.since}, with the command: {holder.command}"
                 )
-        if time.monotonic() > ends:
+        if time.monotonic() > deadline:
             return "is locked by another process, which the lock file does not name"
         time.sleep(0.02)
 
 
-def _lives(holder: Holder) -> bool:
+def _is_holder_alive(holder: Holder) -> bool:
     """Whether the process that the lock file names still runs.
 
     A process that was killed leaves its name in the file until the next holder writes its own name. If the process with this
@@ -98,8 +98,8 @@ def _lives(holder: Holder) -> bool:
     return holder.created is None or abs(created - holder.created) < 1.0
 
 
-def _user(number: int) -> str:
+def _user_name(uid: int) -> str:
     try:
-        return pwd.getpwuid(number).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(number)
+        return str(uid)

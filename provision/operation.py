@@ -18,8 +18,8 @@ from shardlab.remote.remote import CommandOutput
 from shardlab.workspace.workspace import Workspace
 
 T = TypeVar("T")
-END = "END-OF-SHARDLAB"  # the line that ends a here-document in a script for an administrator
-_FULL = re.compile("No space left on device|Disk quota exceeded|enough free space")
+HERE_DOCUMENT_END = "END-OF-SHARDLAB"  # the line that ends a here-document in a script for an administrator
+_DISK_IS_FULL = re.compile("No space left on device|Disk quota exceeded|enough free space")
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class Target(msgspec.Struct, frozen=True):
     facts: Facts
     entry: NodeEntry | None = None  # the entry of the node in the cluster file; None for this machine (provider local)
 
-    def has(self, role: str) -> bool:
+    def has_role(self, role: str) -> bool:
         """Whether the cluster file gives this node the role `role`."""
         return self.entry is not None and role in self.entry.roles
 
@@ -51,27 +51,27 @@ class Site(msgspec.Struct, frozen=True):
 
     def with_role(self, role: str) -> list[Target]:
         """All nodes with the role `role`, also the nodes that are in `skipped`."""
-        return [target for target in self.targets if target.has(role)]
+        return [target for target in self.targets if target.has_role(role)]
 
     @property
-    def standing(self) -> list[Target]:
+    def active_targets(self) -> list[Target]:
         """The nodes that later operations and checks do not skip, which are the nodes that are not in `skipped`."""
         return [target for target in self.targets if target.node.name not in self.skipped]
 
     def answers(self, fact: Fact[T]) -> list[tuple[Target, T]]:
         """The nodes that answer the question `fact`, each with its answer, without the nodes in `skipped`."""
         answers = []
-        for target in self.standing:
+        for target in self.active_targets:
             with contextlib.suppress(Unanswered):
                 answers.append((target, target.facts[fact]))
         return answers
 
-    def absent(self, role: str | None = None) -> list[str]:
+    def absent_names(self, role: str | None = None) -> list[str]:
         """The names of the nodes in `skipped`; with `role`, only of the nodes that have this role."""
         return [
             target.node.name
             for target in self.targets
-            if target.node.name in self.skipped and (role is None or target.has(role))
+            if target.node.name in self.skipped and (role is None or target.has_role(role))
         ]
 
 
@@ -79,7 +79,7 @@ class Change(Protocol):
     """One change that an operation makes on a node, such as a command or a file."""
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         """The sentence that `plan` prints."""
         ...
 
@@ -98,19 +98,19 @@ class Change(Protocol):
         ...
 
 
-class Here(msgspec.Struct, frozen=True):
+class LocalCall(msgspec.Struct, frozen=True):
     """A change that this program makes itself, on this machine, by calling the function `do`.
 
     script: the commands by which an administrator makes the change, if it needs root.
     """
 
-    says: str
+    description: str
     do: Callable[[], object]
     command: str = ""
     script: str = ""
 
     def __repr__(self) -> str:  # the text does not contain the arguments of `do`, which may be secret
-        return f"Here({self.says!r})"
+        return f"Here({self.description!r})"
 
     def make(self, node: Node) -> None:
         self.do()
@@ -119,14 +119,14 @@ class Here(msgspec.Struct, frozen=True):
 class RunCommand(msgspec.Struct, frozen=True):
     """A change by a command on the node. stdin: the command's input, which other users cannot read; they can read `argv`."""
 
-    says: str
+    description: str
     argv: Sequence[str]
     timeout_s: float = 60.0
     stdin: bytes = b""
     root: bool = True
 
     def __repr__(self) -> str:  # the text does not contain stdin, which may be a secret
-        return f"RunCommand({self.says!r}, {self.argv!r}, {self.timeout_s!r})"
+        return f"RunCommand({self.description!r}, {self.argv!r}, {self.timeout_s!r})"
 
     @property
     def command(self) -> str:
@@ -143,20 +143,20 @@ class RunCommand(msgspec.Struct, frozen=True):
     def make(self, node: Node) -> None:
         answer = node.run(self.argv, timeout_s=self.timeout_s, stdin=self.stdin, root=self.root)
         if answer.code is None:
-            raise _failed(node, f"{self.says}: it did not end within {self.timeout_s:g} s")
+            raise _make_unanswered(node, f"{self.description}: it did not end within {self.timeout_s:g} s")
         if answer.code != 0:
-            raise _failed(node, f"{self.says}: {reason(answer)}")
+            raise _make_unanswered(node, f"{self.description}: {failure_reason(answer)}")
 
 
-class On(msgspec.Struct, frozen=True):
+class OnNode(msgspec.Struct, frozen=True):
     """A change on the node `node` instead of the operation's target, for an operation that is planned once for all nodes."""
 
     node: Node
     change: Change
 
     @property
-    def says(self) -> str:
-        return self.change.says
+    def description(self) -> str:
+        return self.change.description
 
     @property
     def command(self) -> str:
@@ -176,14 +176,14 @@ class Write(msgspec.Struct, frozen=True):
     owner: USER:GROUP, as for chown, and root writes the file; empty: the user who logs in writes the file.
     """
 
-    says: str
+    description: str
     path: str
     content: bytes
     mode: int = 0o644
     owner: str = "root:root"
 
     def __repr__(self) -> str:  # the text does not contain the content of the file, which may be long
-        return f"Write({self.says!r}, {self.path!r}, {self.mode:o}, {self.owner!r})"
+        return f"Write({self.description!r}, {self.path!r}, {self.mode:o}, {self.owner!r})"
 
     @property
     def command(self) -> str:
@@ -201,34 +201,34 @@ class Write(msgspec.Struct, frozen=True):
     def make(self, node: Node) -> None:
         answer = node.put(self.content, self.path, mode=self.mode, owner=self.owner)
         if answer.code != 0:
-            raise _failed(node, f"{self.says}: {reason(answer)}")
+            raise _make_unanswered(node, f"{self.description}: {failure_reason(answer)}")
 
 
 def _here_document(content: bytes) -> str:
     """The input of a command in a shell script, as a here-document. content: text of a file that root writes."""
     text = content.decode()
-    return f"<<'{END}'\n{text}{'' if text.endswith(chr(10)) else chr(10)}{END}"
+    return f"<<'{HERE_DOCUMENT_END}'\n{text}{'' if text.endswith(chr(10)) else chr(10)}{HERE_DOCUMENT_END}"
 
 
-def _failed(node: Node, why: str) -> Unanswered:
-    said = f"{node.name}: {why}"
-    return Unanswered(said, {node.name: said})
+def _make_unanswered(node: Node, why: str) -> Unanswered:
+    message = f"{node.name}: {why}"
+    return Unanswered(message, {node.name: message})
 
 
-def reason(answer: CommandOutput) -> str:
+def failure_reason(answer: CommandOutput) -> str:
     """Why a command failed: a full disk if its output reports one, otherwise the last line of its standard error.
 
     apt and pip report a full disk long before their last line.
     """
-    full = next((line.strip() for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if _FULL.search(line)), None)
-    if full is None:
+    full_disk_line = next((line.strip() for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if _DISK_IS_FULL.search(line)), None)
+    if full_disk_line is None:
         return last_line(answer)
-    return f"a disk is full: {full}; free some space on it and run the same command again"
+    return f"a disk is full: {full_disk_line}; free some space on it and run the same command again"
 
 
-def shell(says: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"", root: bool = True) -> RunCommand:
+def shell_change(description: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"", root: bool = True) -> RunCommand:
     """A change by a shell script on the node. The script ends at the first command that fails."""
-    return RunCommand(says, ["sh", "-euc", script], timeout_s, stdin, root)
+    return RunCommand(description, ["sh", "-euc", script], timeout_s, stdin, root)
 
 
 class Nothing(msgspec.Struct, frozen=True):

@@ -38,26 +38,26 @@ class OperationStep(msgspec.Struct, frozen=True):
 class PlanObserver:
     """Observes the progress of operations on each node. Several threads call its methods. This base class does nothing."""
 
-    def begins(self, node: str, operation: str) -> None:
+    def record_start(self, node: str, operation: str) -> None:
         """Called when an operation begins on a node."""
 
-    def ends(self, step: OperationStep) -> None:
+    def record_end(self, step: OperationStep) -> None:
         """Called when an operation has ended on a node. step: the result of the operation."""
 
 
 def converge(
     site: Site,
-    order: Sequence[Operation],
+    operations: Sequence[Operation],
     *,
     targets: Sequence[Target],
-    chosen: set[str],
+    chosen_names: set[str],
     dry: bool,
     parallel: int | None = None,
-    watch: PlanObserver = PlanObserver(),  # noqa: B008 (this default object has no state)
+    observer: PlanObserver = PlanObserver(),  # noqa: B008 (this default object has no state)
 ) -> list[OperationStep]:
-    """Carry out the operations `order`, one after the other, each on all `targets` at the same time. Raises WorkspaceError.
+    """Carry out the operations `operations`, one after the other, each on all `targets` at the same time. Raises WorkspaceError.
 
-    chosen: the names of the operations that are carried out; the others are skipped.
+    chosen_names: the names of the operations that are carried out; the others are skipped.
     dry: only plan; change nothing.
     parallel: the most nodes on which an operation runs at the same time; None: all.
 
@@ -69,102 +69,102 @@ def converge(
     steps: list[OperationStep] = []
     skipped = site.skipped
     with ThreadPoolExecutor(parallel or max(1, len(targets))) as pool:
-        for operation in order:
-            standing = [target for target in targets if target.node.name not in skipped]
-            rest = [] if operation.once else [target.node.name for target in targets if target.node.name in skipped]
-            blamed = Blamed(site, operation.name)
+        for operation in operations:
+            active_targets = [target for target in targets if target.node.name not in skipped]
+            skipped_names = [] if operation.once else [target.node.name for target in targets if target.node.name in skipped]
+            blamed = BlamedNodes(site, operation.name)
 
-            def work(target: Target, operation: Operation = operation, blamed: Blamed = blamed) -> OperationStep:
-                watch.begins(target.node.name, operation.name)
-                step = _step(site, target, operation, chosen, blamed, dry=dry)
+            def work(target: Target, operation: Operation = operation, blamed: BlamedNodes = blamed) -> OperationStep:
+                observer.record_start(target.node.name, operation.name)
+                step = _carry_out_on_node(site, target, operation, chosen_names, blamed, dry=dry)
                 if not STOPPING.is_set():  # not shown after an interruption, which makes steps fail
-                    watch.ends(step)
+                    observer.record_end(step)
                 return step
 
-            own = list(pool.map(work, standing[:1] if operation.once else standing))
-            done = blamed.judge(own)
-            missed = [OperationStep(name, operation.name, "not reached", [skipped[name]]) for name in rest]
+            direct_steps = list(pool.map(work, active_targets[:1] if operation.once else active_targets))
+            judged_steps = blamed.judge_steps(direct_steps)
+            missed_steps = [OperationStep(name, operation.name, "not reached", [skipped[name]]) for name in skipped_names]
             if STOPPING.is_set():
                 break
-            for step in [*(step for step in done if step not in own), *missed]:
-                watch.ends(step)
-            steps += [*done, *missed]
-            skipped.update({step.node: f"{operation.name} failed" for step in done if step.state == "failed"})
+            for step in [*(step for step in judged_steps if step not in direct_steps), *missed_steps]:
+                observer.record_end(step)
+            steps += [*judged_steps, *missed_steps]
+            skipped.update({step.node: f"{operation.name} failed" for step in judged_steps if step.state == "failed"})
             if operation.name == MACHINE:
                 skipped.update(
-                    {step.node: "known only after this machine is up" for step in done if step.state == "would change"}
+                    {step.node: "known only after this machine is up" for step in judged_steps if step.state == "would change"}
                 )
             if site.pretended:
                 skipped.clear()  # in a dry run, an operation can be planned although an earlier operation failed
     return steps
 
 
-class Blamed:
+class BlamedNodes:
     """The nodes that made an operation fail on other nodes, and why. Several threads call `note`."""
 
     def __init__(self, site: Site, operation: str) -> None:
         self._site, self._operation = site, operation
-        self._why: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
 
-    def note(self, error: Unanswered | Unreachable, asked: str) -> set[str]:
+    def add_blame(self, error: Unanswered | Unreachable, asking_node: str) -> set[str]:
         """Make later operations and checks skip the nodes that `error` blames. Returns the names of these nodes.
 
-        asked: the node on which the operation raised `error`. If `error` blames this node, too, no node is skipped.
+        asking_node: the node on which the operation raised `error`. If `error` blames this node, too, no node is skipped.
         """
-        if asked in error.blames:
+        if asking_node in error.blames:
             return set()
-        self._why.update(error.blames)
+        self._reasons.update(error.blames)
         self._site.skipped.update(dict.fromkeys(error.blames, f"{self._operation} failed"))
         return set(error.blames)
 
-    def judge(self, done: Sequence[OperationStep]) -> list[OperationStep]:
+    def judge_steps(self, steps: Sequence[OperationStep]) -> list[OperationStep]:
         """The steps of the operation, in which every blamed node has failed, even if its own thread reported success."""
-        own = {step.node: step for step in done}
-        judged = [step for step in done if step.state == "failed" or step.node not in self._why]
-        for name, why in self._why.items():
-            step = own.get(name)
+        step_by_node = {step.node: step for step in steps}
+        judged_steps = [step for step in steps if step.state == "failed" or step.node not in self._reasons]
+        for name, why in self._reasons.items():
+            step = step_by_node.get(name)
             if step is None:
-                judged.append(OperationStep(name, self._operation, "failed", [why]))
+                judged_steps.append(OperationStep(name, self._operation, "failed", [why]))
             elif step.state != "failed":
-                says = [*step.says, why] if step.changes else [why]
-                judged.append(OperationStep(name, self._operation, "failed", says, step.changes, step.commands))
-        return judged
+                sentences = [*step.description, why] if step.changes else [why]
+                judged_steps.append(OperationStep(name, self._operation, "failed", sentences, step.changes, step.commands))
+        return judged_steps
 
 
-def _step(site: Site, target: Target, operation: Operation, chosen: set[str], blamed: Blamed, *, dry: bool) -> OperationStep:
+def _carry_out_on_node(site: Site, target: Target, operation: Operation, chosen_names: set[str], blamed: BlamedNodes, *, dry: bool) -> OperationStep:
     node = target.node
-    if operation.name not in chosen:
+    if operation.name not in chosen_names:
         return OperationStep(node.name, operation.name, "skipped", ["excluded by --only or --skip"])
-    made: list[Change] = []
-    accused: set[str] = set()
+    made_changes: list[Change] = []
+    blamed_nodes: set[str] = set()
     while True:
         try:
             planned = operation.plan(site, target)
-            if (waits := _for_an_administrator(site, node, operation, planned, dry=dry)) is not None:
-                return waits
+            if (waiting_step := _administrator_step(site, node, operation, planned, dry=dry)) is not None:
+                return waiting_step
             if not isinstance(planned, Nothing) and not dry:
-                _make(node, planned, made)
-                _after_a_reboot(site, target, operation, made)
+                _make_changes(node, planned, made_changes)
+                _continue_after_reboot(site, target, operation, made_changes)
             break
         except (Unanswered, Unreachable) as error:
-            others = blamed.note(error, node.name)
-            if others <= accused:  # `error` blames no other node, or only nodes that are already skipped
-                says = [*(change.says for change in made), str(error)]
-                return OperationStep(node.name, operation.name, "failed", says, len(made), _commands(made))
-            accused |= others
+            other_nodes = blamed.add_blame(error, node.name)
+            if other_nodes <= blamed_nodes:  # `error` blames no other node, or only nodes that are already skipped
+                sentences = [*(change.description for change in made_changes), str(error)]
+                return OperationStep(node.name, operation.name, "failed", sentences, len(made_changes), _change_commands(made_changes))
+            blamed_nodes |= other_nodes
         finally:
-            if made:
+            if made_changes:
                 target.facts.forget()
-    if isinstance(planned, Nothing) and not made:
+    if isinstance(planned, Nothing) and not made_changes:
         return OperationStep(node.name, operation.name, "nothing to do", [planned.why])
-    changes = planned if dry and not isinstance(planned, Nothing) else made
-    says = [change.says for change in changes]
+    changes = planned if dry and not isinstance(planned, Nothing) else made_changes
+    sentences = [change.description for change in changes]
     return OperationStep(
-        node.name, operation.name, "would change" if dry else "changed", says, len(changes), _commands(changes)
+        node.name, operation.name, "would change" if dry else "changed", sentences, len(changes), _change_commands(changes)
     )
 
 
-def _for_an_administrator(
+def _administrator_step(
     site: Site, node: Node, operation: Operation, planned: Sequence[Change] | Nothing, *, dry: bool
 ) -> OperationStep | None:
     """The step of an operation that cannot be carried out on a node without sudo; None if the operation can be carried out.
@@ -173,37 +173,37 @@ def _for_an_administrator(
     """
     if node.may_sudo or isinstance(planned, Nothing):
         return None
-    if needs := [change for change in planned if change.script]:
+    if root_changes := [change for change in planned if change.script]:
         site.administrator.setdefault(node.name, []).append(operation.name)
-        says, scripts = [change.says for change in needs], [change.script for change in needs]
-        return OperationStep(node.name, operation.name, "administrator", says, commands=scripts)
-    if (before := site.administrator.get(node.name)) and not dry:
-        return OperationStep(node.name, operation.name, "not reached", [f"waits for an administrator: {', '.join(before)}"])
+        sentences, scripts = [change.description for change in root_changes], [change.script for change in root_changes]
+        return OperationStep(node.name, operation.name, "administrator", sentences, commands=scripts)
+    if (earlier_operations := site.administrator.get(node.name)) and not dry:
+        return OperationStep(node.name, operation.name, "not reached", [f"waits for an administrator: {', '.join(earlier_operations)}"])
     return None
 
 
-def _make(node: Node, changes: Sequence[Change], made: list[Change]) -> None:
+def _make_changes(node: Node, changes: Sequence[Change], made_changes: list[Change]) -> None:
     for change in changes:
         if STOPPING.is_set():
             raise Unanswered(f"{node.name}: this program was interrupted")
-        BEGUN.append(change.says)
+        BEGUN.append(change.description)
         change.make(node)
-        made.append(change)
+        made_changes.append(change)
 
 
-def _after_a_reboot(site: Site, target: Target, operation: Operation, made: list[Change]) -> None:
+def _continue_after_reboot(site: Site, target: Target, operation: Operation, made_changes: list[Change]) -> None:
     """If the operation rebooted a node, plan it again and make its other changes. Fails if it would reboot the node again."""
-    if not any(isinstance(change, Reboot) for change in made):
+    if not any(isinstance(change, Reboot) for change in made_changes):
         return
     target.facts.forget()
-    rest = operation.plan(site, target)
-    if isinstance(rest, Nothing):
+    other_changes = operation.plan(site, target)
+    if isinstance(other_changes, Nothing):
         return
-    again = next((change for change in rest if isinstance(change, Reboot)), None)
-    if again is not None:
-        raise Unanswered(f"{target.node.name}: it was rebooted once, but still {again.why}; inspect this node by hand")
-    _make(target.node, rest, made)
+    second_reboot = next((change for change in other_changes if isinstance(change, Reboot)), None)
+    if second_reboot is not None:
+        raise Unanswered(f"{target.node.name}: it was rebooted once, but still {second_reboot.why}; inspect this node by hand")
+    _make_changes(target.node, other_changes, made_changes)
 
 
-def _commands(changes: Sequence[Change]) -> list[str]:
+def _change_commands(changes: Sequence[Change]) -> list[str]:
     return [change.command for change in changes if change.command]

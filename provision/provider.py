@@ -29,11 +29,11 @@ NOTHING_TO_DO: dict[str, str] = {  # by verb: the sentence for the user if a pro
 }
 
 
-class ToCreate(msgspec.Struct, frozen=True):
+class MachinesToCreate(msgspec.Struct, frozen=True):
     """Machines that do not exist yet. says: lines of text on what would be requested; request: the same as JSON; blocked: why
     they cannot be created now, as a sentence; None if they can."""
 
-    says: list[str]
+    lines: list[str]
     request: dict[str, Any]
     blocked: str | None = None
 
@@ -42,15 +42,15 @@ class Confirmation(msgspec.Struct, frozen=True):
     """What the user has to confirm before `down`. name: the name that the user types; says: sentences on what would be lost."""
 
     name: str
-    says: list[str]
+    lines: list[str]
 
 
-def lock_of_the_user(cluster: Cluster) -> list[Path]:
+def user_lock_paths(cluster: Cluster) -> list[Path]:
     """The lock file for a cluster name. All workspaces of this user use the same lock file for this name."""
     return [Path.home() / ".cache" / "shardlab" / "locks" / f"{cluster.name}.lock"]
 
 
-def _existing(cluster: Cluster, workspace: Workspace, node: Any) -> Nothing:
+def _report_existing(cluster: Cluster, workspace: Workspace, node: Any) -> Nothing:
     return Nothing("this machine already exists")
 
 
@@ -63,10 +63,10 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     """A clause that says where the machines of the provider come from, such as `its machines already exist`."""
     nodes: Callable[[Cluster, Workspace], Sequence[NodeT]]
     """Returns the nodes of the cluster, whether they are up or not. Opens no connection."""
-    locks: Callable[[Cluster], list[Path]] = lock_of_the_user
+    locks: Callable[[Cluster], list[Path]] = user_lock_paths
     """Returns the files that a command locks while it changes the cluster, besides the lock of the workspace. Raises
     WorkspaceError."""
-    bring_up: Callable[[Cluster, Workspace, NodeT], Sequence[Change] | Nothing] = _existing
+    bring_up: Callable[[Cluster, Workspace, NodeT], Sequence[Change] | Nothing] = _report_existing
     """Returns the changes of the first operation on a node, after which a user can log in to the node; Nothing if no change is
     needed. Raises ShardlabError."""
     request: Callable[[Cluster, Workspace], str] | None = None
@@ -77,7 +77,7 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     """Makes in advance what takes long when the first node is created. Returns a sentence that says what is ready."""
     down: Callable[[Cluster, Workspace], str] | None = None
     """Removes the machines that provision created. Returns a sentence that says what was removed."""
-    present: Callable[[Cluster, Workspace], Cluster | ToCreate] | None = None
+    present: Callable[[Cluster, Workspace], Cluster | MachinesToCreate] | None = None
     """For providers whose cluster file may list no nodes. Returns the cluster with its nodes, or the machines that `obtain`
     would create. Contacts no other machine and stores nothing. Raises ShardlabError."""
     obtain: Callable[[Cluster, Workspace], None] | None = None
@@ -94,7 +94,7 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     checks: frozenset[str] | None = None
     """The names of the checks that apply to the provider's nodes; None: all checks except those in ONLY_NAMED of
     provision/roles.py."""
-    own: frozenset[str] = frozenset()
+    additional: frozenset[str] = frozenset()
     """The names of operations and checks that apply to the provider's nodes in addition to `operations` and `checks`."""
 
     def carry_out(
@@ -119,7 +119,7 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
         return function(cluster, workspace)
 
 
-def provider(name: str) -> Provider[Any]:
+def find_provider(name: str) -> Provider[Any]:
     """The provider of this name. Raises UnknownName."""
-    made: Provider[Any] = registry.load("provision.providers", name, "provider").PROVIDER
-    return made
+    plugin: Provider[Any] = registry.load("provision.providers", name, "provider").PROVIDER
+    return plugin

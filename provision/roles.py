@@ -81,19 +81,19 @@ OPERATIONS: list[Operation] = [
 # Operations and checks of Slurm sites and CloudLab experiments, which apply only if a provider names them.
 ONLY_NAMED = {SITE_SOFTWARE.name, SITE_NODES.name, EXTRA_DISKS.name, EXPERIMENT_NETWORK.name}
 
-TOGETHER: list[Check] = [  # checks that compare the nodes with each other
+COMPARING_CHECKS: list[Check] = [  # checks that compare the nodes with each other
     CLOCK,
     SHARED,
     ENVIRONMENTS,
 ]
 
-DEVICES: list[Check] = [
+DEVICE_CHECKS: list[Check] = [
     DRIVER_WORKS,
     RDMA_UP,
     EXPERIMENT_NETWORK,
 ]
 
-CHECKS: list[Check] = [  # the checks of torch on each node, which share one import of torch
+TORCH_CHECKS: list[Check] = [  # the checks of torch on each node, which share one import of torch
     TORCH_IMPORTS,
     GPUS,
     ALL_REDUCE,
@@ -101,30 +101,30 @@ CHECKS: list[Check] = [  # the checks of torch on each node, which share one imp
 ]
 
 
-def operations(provider: Provider[Any]) -> list[Operation]:
+def select_operations(provider: Provider[Any]) -> list[Operation]:
     """The operations that apply to the nodes of a provider, in their order."""
     return [
-        operation for operation in OPERATIONS if _applies(operation.name, provider.operations) or operation.name in provider.own
+        operation for operation in OPERATIONS if _applies(operation.name, provider.operations) or operation.name in provider.additional
     ]
 
 
-def files() -> list[str]:
+def list_operation_files() -> list[str]:
     """The paths of all files that operations write, for the fact FILES."""
     return sorted({path for operation in OPERATIONS for path in operation.files})
 
 
-def checks(provider: Provider[Any]) -> list[list[Check]]:
+def select_checks(provider: Provider[Any]) -> list[list[Check]]:
     """The checks that apply to the nodes of a provider, as a list of stages. All checks of a stage run at the same time."""
     stages = [
-        TOGETHER,  # the first stage measures clocks, which checks that load the processor would disturb
-        [*DEVICES, *CHECKS, SLURM],  # these checks do not disturb each other: they use other devices, or only short jobs
+        COMPARING_CHECKS,  # the first stage measures clocks, which checks that load the processor would disturb
+        [*DEVICE_CHECKS, *TORCH_CHECKS, SLURM],  # these checks do not disturb each other: they use other devices, or only short jobs
         [NETWORK],  # this check is alone in its stage, because it measures the network, which all nodes share
         [SITE_NODES],  # this check tests compute nodes by jobs, because nobody trains on a login node
     ]
     return [
-        [check for check in stage if _applies(check.name, provider.checks) or check.name in provider.own] for stage in stages
+        [check for check in stage if _applies(check.name, provider.checks) or check.name in provider.additional] for stage in stages
     ]
 
 
-def _applies(name: str, wanted: frozenset[str] | None) -> bool:
-    return name not in ONLY_NAMED if wanted is None else name in wanted
+def _applies(name: str, names: frozenset[str] | None) -> bool:
+    return name not in ONLY_NAMED if names is None else name in names

@@ -20,9 +20,9 @@ from shardlab.errors import ShardlabError
 from shardlab.files.source_digest import ROOT, sources
 
 EXTRAS = ("trainers",)
-PYTHON = ">=3.11"
+PYTHON_RANGE = ">=3.11"
 # Prints the version of an interpreter and of each package that it can import. Not every environment has pip.
-LISTING = """\
+LISTING_PROGRAM = """\
 import sys
 from importlib import metadata
 print('python==%d.%d.%d' % sys.version_info[:3])
@@ -32,7 +32,7 @@ for package in metadata.distributions():
 
 
 @functools.cache
-def constraints() -> bytes:
+def read_constraints() -> bytes:
     """The bundled constraints file. Raises ShardlabError if this installation lacks it."""
     for path in (ROOT / "constraints.txt", ROOT / "shardlab" / "constraints.txt"):
         if path.is_file():
@@ -41,25 +41,25 @@ def constraints() -> bytes:
 
 
 @functools.cache
-def requirements(extras: tuple[str, ...] = EXTRAS) -> tuple[str, ...]:
+def required_packages(extras: tuple[str, ...] = EXTRAS) -> tuple[str, ...]:
     """The requirements of shardlab with these extras, which pip installs. The commands of shardlab need no extra, because only
     ranks need torch."""
-    wanted = {line for line in map(Requirement, metadata.requires("shardlab") or ()) if _applies(line, extras)}
-    return tuple(sorted({f"{line.name}{line.specifier}" for line in wanted}))
+    applicable = {requirement for requirement in map(Requirement, metadata.requires("shardlab") or ()) if _is_applicable(requirement, extras)}
+    return tuple(sorted({f"{requirement.name}{requirement.specifier}" for requirement in applicable}))
 
 
-def _applies(line: Requirement, extras: tuple[str, ...]) -> bool:
-    return line.marker is None or any(line.marker.evaluate({"extra": extra}) for extra in ("", *extras))
+def _is_applicable(requirement: Requirement, extras: tuple[str, ...]) -> bool:
+    return requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras))
 
 
 @functools.cache
-def digest(extras: tuple[str, ...] = EXTRAS) -> str:
+def packages_digest(extras: tuple[str, ...] = EXTRAS) -> str:
     """A digest of the required packages and their versions, 12 hexadecimal digits. The path of an environment contains it."""
-    return hashlib.sha256(b"\n".join([constraints(), *(line.encode() for line in requirements(extras))])).hexdigest()[:12]
+    return hashlib.sha256(b"\n".join([read_constraints(), *(line.encode() for line in required_packages(extras))])).hexdigest()[:12]
 
 
 @functools.cache
-def source() -> bytes:
+def source_archive() -> bytes:
     """The source of shardlab's packages as a tar file. The same source always gives the same bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -73,7 +73,7 @@ def source() -> bytes:
 
 def source_digest() -> str:
     """A digest of shardlab's source, 12 hexadecimal digits. It tells whether a node has the same source."""
-    return hashlib.sha256(source()).hexdigest()[:12]
+    return hashlib.sha256(source_archive()).hexdigest()[:12]
 
 
 class PackageDifferences(msgspec.Struct, frozen=True):
@@ -86,26 +86,26 @@ class PackageDifferences(msgspec.Struct, frozen=True):
     other: list[str]
 
 
-def differences(listing: str) -> PackageDifferences:
+def compare_packages(listing: str) -> PackageDifferences:
     """Compare the packages of an environment with the tested packages. listing: the output of the program LISTING in that
     environment."""
-    there: dict[str, Version] = {}
+    installed_versions: dict[str, Version] = {}
     for line in listing.splitlines():
         name, _, version = line.strip().partition("==")
         with contextlib.suppress(InvalidVersion):
-            there.setdefault(canonicalize_name(name), Version(version))  # of several copies, Python imports the first
-    lines = [line.partition("==") for line in constraints().decode().splitlines() if not line.startswith("#")]
-    pinned = {canonicalize_name(name): words.split()[0] for name, _, words in lines if words}
+            installed_versions.setdefault(canonicalize_name(name), Version(version))  # of several copies, Python imports the first
+    lines = [line.partition("==") for line in read_constraints().decode().splitlines() if not line.startswith("#")]
+    pinned_versions = {canonicalize_name(name): words.split()[0] for name, _, words in lines if words}
     missing, other = [], []
-    python = there.get(canonicalize_name("python"))
-    if python is None or python not in SpecifierSet(PYTHON):
-        missing.append(f"Python {PYTHON}{f' (it is {python})' if python is not None else ''}")
-    for needed in map(Requirement, requirements()):
-        found, tested = there.get(canonicalize_name(needed.name)), pinned.get(canonicalize_name(needed.name))
-        if found is None:
-            missing.append(needed.name)
-        elif found.public != tested:
-            is_stated = needed.specifier.contains(found, prereleases=True)
-            limit = "" if is_stated else f"; outside of the range {needed.specifier} of shardlab"
-            other.append(f"{needed.name} {found} (tested: {tested or 'no version'}{limit})")
+    python = installed_versions.get(canonicalize_name("python"))
+    if python is None or python not in SpecifierSet(PYTHON_RANGE):
+        missing.append(f"Python {PYTHON_RANGE}{f' (it is {python})' if python is not None else ''}")
+    for requirement in map(Requirement, required_packages()):
+        installed, tested_version = installed_versions.get(canonicalize_name(requirement.name)), pinned_versions.get(canonicalize_name(requirement.name))
+        if installed is None:
+            missing.append(requirement.name)
+        elif installed.public != tested_version:
+            is_stated = requirement.specifier.contains(installed, prereleases=True)
+            limit = "" if is_stated else f"; outside of the range {requirement.specifier} of shardlab"
+            other.append(f"{requirement.name} {installed} (tested: {tested_version or 'no version'}{limit})")
     return PackageDifferences(missing, other)

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from provision.check import Check, Outcome, each
+from provision.check import Check, Outcome, map_targets
 from provision.fact import Unanswered
 from provision.node import last_line
 from provision.operation import Site, Target
 from shardlab.remote.remote import Unreachable
 
-ANSWERS_S = 10.0
+ANSWER_LIMIT_S = 10.0
 ADVICE = "once the node answers, run: provision CLUSTER.yaml verify"
 
 
@@ -25,55 +25,55 @@ class Finding(msgspec.Struct, frozen=True):
     outcome: Outcome
 
 
-def verify(
-    site: Site, targets: Sequence[Target], stages: Sequence[Sequence[Check]], begins: Callable[[str], None]
+def verify_targets(
+    site: Site, targets: Sequence[Target], stages: Sequence[Sequence[Check]], show_stage: Callable[[str], None]
 ) -> list[Finding]:
     """Run the stages of checks one after the other; the checks of a stage run at the same time on all nodes.
 
-    begins: called before each stage with a text that names its checks, because some checks take seconds.
+    show_stage: called before each stage with a text that names its checks, because some checks take seconds.
 
     Before each stage, a trivial command is run on every node. A node that does not answer gets one finding, its checks are
     skipped, and checks of all nodes together leave this node out.
     """
     findings: list[Finding] = []
     for stage in filter(None, stages):
-        away = _away(site)
-        site.skipped.update(away)
+        unreachable = _find_unreachable(site)
+        site.skipped.update(unreachable)
         names = [target.node.name for target in targets]
-        findings += [Finding(name, "answers", Outcome(False, why, ADVICE)) for name, why in away.items() if name in names]
-        asked = [target for target in targets if target.node.name not in site.skipped]
-        if not asked:
+        findings += [Finding(name, "answers", Outcome(False, why, ADVICE)) for name, why in unreachable.items() if name in names]
+        reachable_targets = [target for target in targets if target.node.name not in site.skipped]
+        if not reachable_targets:
             break
-        begins(f"checking {', '.join(check.name for check in stage)}")
-        work = [(check, target) for check in stage for target in (asked[:1] if check.once else asked)]
-        with ThreadPoolExecutor(len(work)) as pool:
-            findings += pool.map(lambda pair: Finding(pair[1].node.name, pair[0].name, _outcome(pair[0], site, pair[1])), work)
+        show_stage(f"checking {', '.join(check.name for check in stage)}")
+        check_targets = [(check, target) for check in stage for target in (reachable_targets[:1] if check.once else reachable_targets)]
+        with ThreadPoolExecutor(len(check_targets)) as pool:
+            findings += pool.map(lambda pair: Finding(pair[1].node.name, pair[0].name, _run_check(pair[0], site, pair[1])), check_targets)
     return findings
 
 
-def _away(site: Site) -> dict[str, str]:
+def _find_unreachable(site: Site) -> dict[str, str]:
     """The nodes that do not answer now, by name, with the reason. Nodes that failed before are not asked."""
 
     def ask(target: Target) -> str | None:
         try:
-            answer = target.node.run(["true"], timeout_s=ANSWERS_S)
+            answer = target.node.run(["true"], timeout_s=ANSWER_LIMIT_S)
         except Unreachable as error:
             return str(error)
         if answer.code is None:
-            return f"{target.node.name}: it does not answer within {ANSWERS_S:g} s"
+            return f"{target.node.name}: it does not answer within {ANSWER_LIMIT_S:g} s"
         return f"{target.node.name}: it cannot run commands: {last_line(answer)}" if answer.code else None
 
-    said = zip(site.standing, each(site.standing, ask), strict=True)
-    return {target.node.name: why for target, why in said if why is not None}
+    answers = zip(site.active_targets, map_targets(site.active_targets, ask), strict=True)
+    return {target.node.name: why for target, why in answers if why is not None}
 
 
-def verified(findings: Sequence[Finding]) -> bool | None:
+def is_verified(findings: Sequence[Finding]) -> bool | None:
     """True if at least one check passed and no check failed; None if no check was made; otherwise False."""
     outcomes = [finding.outcome.passed for finding in findings]
     return None if not outcomes else False not in outcomes and True in outcomes
 
 
-def _outcome(check: Check, site: Site, target: Target) -> Outcome:
+def _run_check(check: Check, site: Site, target: Target) -> Outcome:
     try:
         return check.run(site, target)
     except (Unanswered, Unreachable) as error:

@@ -75,5 +75,5 @@ def settle(operation, site, target) -> list[str]:
         change.make(target.node)
     target.facts.forget()
     again = operation.plan(site, target)
-    assert isinstance(again, Nothing), [change.says for change in again]
-    return [change.says for change in planned]
+    assert isinstance(again, Nothing), [change.description for change in again]
+    return [change.description for change in planned]

@@ -19,17 +19,17 @@ from jobs.rendering import render
 from provision import roles
 from provision.cloudlab import profile_request, token
 from provision.fact import Facts, Unanswered
-from provision.facts.disk import Disk, disk
+from provision.facts.disk import Disk, disk_fact
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
-from provision.facts.mounts import MountPlace, place
-from provision.facts.room import room
+from provision.facts.mounts import MountPlace, mount_fact
+from provision.facts.room import room_fact
 from provision.nodes import pretend
 from provision.operation import Change, Nothing, Site, Target, Write
 from provision.operations import datasets, packages
 from provision.operations.hosts import HOSTS
 from provision.plan import converge
 from provision.practice import base
-from provision.provider import provider
+from provision.provider import find_provider
 from provision.providers import cloudlab, virtual
 from provision.site import requests
 from shardlab.cluster.cluster import Cluster
@@ -44,7 +44,7 @@ GPUS = 4  # of each of the two nodes of the run
 def logins(cluster: Cluster, workspace: Workspace) -> str:
     """How each node is reached."""
     lines = []
-    for node in provider(cluster.provider).nodes(cluster, workspace):
+    for node in find_provider(cluster.provider).nodes(cluster, workspace):
         remote = getattr(node, "remote", None)
         words = remote.address if remote is not None else getattr(node, "_command", None)  # ssh of a login node
         lines.append(f"{node.name} {node.host} port={node.port} between={node.address} {words} wheels={node.wheelhouse}")
@@ -56,7 +56,7 @@ def changes(cluster: Cluster, workspace: Workspace) -> str:
     made = _two_machines(cluster, workspace)
     return "\n".join(
         text
-        for operation in roles.operations(provider(cluster.provider))
+        for operation in roles.select_operations(find_provider(cluster.provider))
         for target in (made.targets[:1] if operation.once else made.targets)
         for text in _planned(operation.plan, made, target)
     )
@@ -65,17 +65,17 @@ def changes(cluster: Cluster, workspace: Workspace) -> str:
 def states(cluster: Cluster, workspace: Workspace) -> str:
     """The states in which a dry run leaves the operation that writes the names of two fresh machines."""
     made = _two_machines(cluster, workspace)
-    steps = converge(made, [HOSTS], targets=made.targets, chosen={HOSTS.name}, dry=True)
+    steps = converge(made, [HOSTS], targets=made.targets, chosen_names={HOSTS.name}, dry=True)
     return "\n".join(f"{step.node}: {step.state}" for step in steps)
 
 
 def _two_machines(cluster: Cluster, workspace: Workspace) -> Site:
-    of_nodes = provider(cluster.provider)
+    of_nodes = find_provider(cluster.provider)
     found = pretend.facts(FACTS, of_nodes.nodes(cluster, workspace))
     for facts in found:
         for path in ("/srv/disk", "/srv/shared"):
-            facts.answers |= {place(path).name: MountPlace(), room(path).name: facts[room("/")]}
-        facts.answers[disk("/dev/nvme9n1").name] = Disk("/dev/nvme9n1")
+            facts.answers |= {mount_fact(path).name: MountPlace(), room_fact(path).name: facts[room_fact("/")]}
+        facts.answers[disk_fact("/dev/nvme9n1").name] = Disk("/dev/nvme9n1")
     targets = [Target(facts.node, facts, entry) for facts, entry in zip(found, cluster.nodes, strict=True)]
     return Site(cluster, workspace, targets)
 
@@ -95,13 +95,13 @@ class LoginWithoutJobs:
 
 def site(cluster: Cluster, workspace: Workspace) -> str:
     """The environment that `provision` would make at a Slurm site, with the scripts and the options of its jobs."""
-    (login,) = provider(cluster.provider).nodes(cluster, workspace)
+    (login,) = find_provider(cluster.provider).nodes(cluster, workspace)
     node = LoginWithoutJobs(login)
     target = Target(node, Facts(node))
     target.facts.answers[ENVIRONMENT.name] = InstalledEnvironment()
     of_it = Site(cluster, workspace, [target])
-    planned = next(one for one in roles.operations(provider("slurm")) if one.name == "site-environment")
-    two_nodes = " ".join(requests.options(cluster, nodes=2, minutes=10, gpus=GPUS))
+    planned = next(one for one in roles.select_operations(find_provider("slurm")) if one.name == "site-environment")
+    two_nodes = " ".join(requests.sbatch_options(cluster, nodes=2, minutes=10, gpus=GPUS))
     return "\n".join([f"two nodes: {two_nodes}", *_planned(planned.plan, of_it, target)])
 
 
@@ -115,7 +115,7 @@ def _planned(planner: Callable[[Site, Target], Any], of_it: Site, target: Target
 
 def _text(change: Change) -> str:
     written = isinstance(change, Write) and b"\0" not in change.content  # the source of shardlab is a tar file
-    return f"{change.says}\n{change.command}\n{change.content.decode() if written else ''}"
+    return f"{change.description}\n{change.command}\n{change.content.decode() if written else ''}"
 
 
 def job(cluster: Cluster, workspace: Workspace) -> str:
@@ -148,25 +148,25 @@ def prediction(cluster: Cluster, workspace: Workspace) -> str:
 def sets(cluster: Cluster, workspace: Workspace) -> str:
     """The request with which a node stages each data set."""
     of_it = Site(cluster, workspace, [])
-    return "\n".join(datasets._request(of_it, one) for one in cluster.data.named())
+    return "\n".join(datasets._make_request(of_it, one) for one in cluster.data.named())
 
 
 def practice(cluster: Cluster, workspace: Workspace) -> str:
     """The machine of each practice node."""
-    folder = base.folder(packages.ALL, cluster.release)
+    folder = base.base_folder(packages.ALL, cluster.release)
     nodes = virtual.nodes(cluster, workspace)
-    return "\n".join(f"{node.python} {virtual._machine(cluster, workspace, node, folder)}" for node in nodes)
+    return "\n".join(f"{node.python} {virtual._make_machine(cluster, workspace, node, folder)}" for node in nodes)
 
 
 def request(cluster: Cluster, workspace: Workspace) -> str:
     """The requests that create an experiment of CloudLab."""
-    made = profile_request.plan(cluster)
+    made = profile_request.plan_profile_request(cluster)
     return f"{msgspec.json.encode(made.request.body).decode()}\n{cloudlab.rspec(cluster, workspace)}"
 
 
 def address_of_portal(cluster: Cluster, workspace: Workspace) -> str:
     """The address to which the requests for CloudLab are sent."""
-    return cloudlab._portal(cluster, token.Token("0", "a file"), Output()).url
+    return cloudlab._open_portal(cluster, token.Token("0", "a file"), Output()).url
 
 
 EFFECTS = {

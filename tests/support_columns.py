@@ -116,9 +116,9 @@ def parts(columns: bytes) -> list[tuple[Segment, bytes]]:
 def forged(segment: object, values: bytes, records: bytes, begin: int, end: int) -> bytes:
     """A segment with the right digest for any content, as a person can write it who wants to harm the reader."""
     digest = Digest()
-    digest.lines(records[begin:end])
+    digest.add_lines(records[begin:end])
     encoded = msgspec.json.encode(segment)
-    return MAGIC + digest.finished(encoded, values).encode() + b'","segment":' + encoded + b"}\n" + values
+    return MAGIC + digest.finish(encoded, values).encode() + b'","segment":' + encoded + b"}\n" + values
 
 
 def place_of(segment: Segment, table: str, column: str) -> int:

@@ -54,7 +54,7 @@ def described(folder, model):
 
     folder = folder / model.name
     plugin_source.write(folder, model.source)
-    found = describe_model.describe(folder / model.source.file.name, model.seq_len)
+    found = describe_model.describe_configuration(folder / model.source.file.name, model.seq_len)
     for known in found.workloads:
         menu.add_own_workload(known, folder / known.file)
     return found

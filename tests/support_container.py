@@ -12,7 +12,7 @@ import sysconfig
 from pathlib import Path
 
 from provision import software
-from provision.nodes.login_node import LoginNodeHere
+from provision.nodes.login_node import LocalLoginNode
 
 USER = 65534  # the user nobody, who has no rights
 LEFT_OUT = shutil.ignore_patterns("site-packages", "dist-packages", "test", "__pycache__", "config-*", "idlelib", "ensurepip")
@@ -31,7 +31,7 @@ def why_not() -> str | None:
 AS_USER = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--"]
 
 
-class UserNode(LoginNodeHere, eq=False):
+class UserNode(LocalLoginNode, eq=False):
     """This machine as a login node, where commands run as a user without rights."""
 
     def run(self, argv, **options):
@@ -70,8 +70,8 @@ def record_packages(image: Path, **versions: str | None) -> None:
     versions: package -> a version that replaces the tested version; None: the package has no record.
     """
     (library,) = (image / "usr/lib").glob("python3*")
-    pinned = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s]+)", software.constraints().decode(), re.MULTILINE))
-    names = {re.match(r"[A-Za-z0-9._-]+", word)[0] for word in software.requirements()}
+    pinned = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s]+)", software.read_constraints().decode(), re.MULTILINE))
+    names = {re.match(r"[A-Za-z0-9._-]+", word)[0] for word in software.required_packages()}
     tested = {name: next(version for pin, version in pinned.items() if _plain(pin) == _plain(name)) for name in names}
     for name, version in (tested | versions).items():
         if version is not None:

@@ -82,7 +82,7 @@ class PracticeExperiment:
 
     def __init__(self, practice: Practice, workspace: Path) -> None:
         self.practice, self.path = practice, workspace
-        self.bridge = network.label(f"{practice.cluster.name}/experiment")
+        self.bridge = network.interface_name(f"{practice.cluster.name}/experiment")
         self.hosts = {name: node.host for name, node in practice.nodes.items()}  # on the control network
         self.addresses = {name: f"10.90.79.{place}" for place, name in enumerate(NODES, 1)}  # on the experiment network
         self.verified: dict[str, Any] = {}
@@ -135,7 +135,7 @@ class PracticeExperiment:
 
     def add_network(self, name: str) -> None:
         """Connect a node to the experiment network."""
-        cable = network.label(f"{self.practice.cluster.name}/{name}/experiment")
+        cable = network.interface_name(f"{self.practice.cluster.name}/{name}/experiment")
         pid = str(self.practice.machine(name).pid())
         ip("link", "add", cable, "master", self.bridge, "type", "veth", "peer", "name", EXPERIMENT, "netns", pid)
         ip("link", "set", cable, "up")
@@ -165,9 +165,9 @@ def experiments(folder: Path, workspace: Path) -> Iterator[PracticeExperiment]:
         disks = [stack.enter_context(disk(folder.with_name(f"{folder.name}-{name}.img"))) for name in NODES]
         practice = stack.enter_context(unprovisioned(folder, MACHINES))
         made = PracticeExperiment(practice, workspace)
-        network.down(made.bridge)  # a test that was killed may have left this bridge
+        network.delete_bridge(made.bridge)  # a test that was killed may have left this bridge
         ip("link", "add", made.bridge, "type", "bridge")
-        stack.callback(network.down, made.bridge)
+        stack.callback(network.delete_bridge, made.bridge)
         ip("link", "set", made.bridge, "up")
         for name, device in zip(NODES, disks, strict=True):
             subprocess.run([sys.executable, "-P", "-c", BOOT, practice.file, practice.folder, name], check=True)

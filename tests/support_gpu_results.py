@@ -9,7 +9,7 @@ import msgspec
 
 from collect.sources import snapshot
 from collect.traces import trace
-from collect.traces.breakdown import breakdown
+from collect.traces.breakdown import compute_breakdown
 from shardlab.hardware.host import Host
 
 VERDICTS = {"holds", "fails", "dropped"}
@@ -40,11 +40,11 @@ def _unread(file: Path) -> str:
     if not file.exists():
         return f"{file.name} is not there"
     if file.name.endswith("-trace.json.gz"):
-        told = breakdown(trace.read(file))
+        told = compute_breakdown(trace.read_trace(file))
         return "" if told is not None and told.source == "gpu" and told.kernels else f"{file.name} has no kernels of a GPU"
-    taken = snapshot.read(file)
+    taken = snapshot.read_snapshot(file)
     if taken is None or not taken.segments:
         return f"{file.name} has no segments"
-    followed = snapshot.history(taken)
+    followed = snapshot.replay_history(taken)
     within = all(0 <= used <= reserved for used, reserved in zip(followed.in_use, followed.reserved, strict=True))
     return "" if within else f"{file.name}: its history does not lead to its segments"

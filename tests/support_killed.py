@@ -16,7 +16,7 @@ from pathlib import Path
 from provision import plan
 from provision.cli import main
 
-_make, _lock, _file = plan._make, threading.Lock(), Path(sys.argv[1])
+_make, _lock, _file = plan._make_changes, threading.Lock(), Path(sys.argv[1])
 _seen = set(_file.read_text().splitlines()) if _file.exists() else set()
 
 
@@ -24,7 +24,7 @@ def make(node, changes, made):
     for change in changes:
         _make(node, [change], made)
         # the text in brackets describes the previous state, which differs between runs
-        what = f"{node.name}: {change.says.split(' (')[0]}"
+        what = f"{node.name}: {change.description.split(' (')[0]}"
         with _lock:
             if what not in _seen:
                 with _file.open("a") as handle:
@@ -33,5 +33,5 @@ def make(node, changes, made):
 
 
 if __name__ == "__main__":
-    plan._make = make
+    plan._make_changes = make
     sys.exit(main(sys.argv[2:]))

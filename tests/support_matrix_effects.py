@@ -76,14 +76,14 @@ def report(path: Path, workspace: Workspace) -> str:
     """The page of the report without its figures, and the output of `collect verdicts`; `measure` wrote the runs before."""
     made = _planned(path, workspace)
     render.keep_expansion(workspace, made.source, made.matrix, made.all_cells, made.repeats)
-    loaded = load.load(workspace, made.source.matrix)
+    loaded = load.load_matrix(workspace, made.source.matrix)
     shown = summary.summarize(loaded, loaded.expansion.baseline)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "FIGURES", ())
         patch.setattr(page, "plotly_script", str)
         drawn = page.draw(loaded, msgspec.structs.replace(shown, created_s=0.0), workspace.report, workspace.runs)
     out = KeptOutput()
-    terminal.verdicts(out, shown)
+    terminal.print_verdicts(out, shown)
     return "\n".join([drawn.partition("<body")[2], *out.kept])
 
 

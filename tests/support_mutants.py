@@ -19,10 +19,10 @@ from pathlib import Path
 import msgspec
 
 from collect.traces import hta, trace
-from collect.traces.breakdown import breakdown
-from collect.traces.file_figures import damages
-from collect.traces.rank_analysis import analyse
-from collect.traces.run_answers import RunAnswers, of_rank
+from collect.traces.breakdown import compute_breakdown
+from collect.traces.file_figures import describe_damage
+from collect.traces.rank_analysis import analyse_rank
+from collect.traces.run_answers import RunAnswers, rank_document
 
 VALUES = [
     *(b"-1", b"0", b"1e999999999", b"-1e400", b"1e-999999999", b"18446744073709551616", b"9" * 400, b"NaN", b"-inf", b"null"),
@@ -81,16 +81,16 @@ def check(path: Path) -> None:
 
     Raises the exception of the reader, or AssertionError.
     """
-    found = trace.read(path)
-    damages(found)
-    if (analysis := analyse(found)) is not None:
-        msgspec.json.encode([of_rank(analysis), RunAnswers([analysis, analysis]).document()])
+    found = trace.read_trace(path)
+    describe_damage(found)
+    if (analysis := analyse_rank(found)) is not None:
+        msgspec.json.encode([rank_document(analysis), RunAnswers([analysis, analysis]).document()])
         for layer in analysis.layers:
             assert min(layer.calls, layer.forward_host_ns, layer.forward, layer.backward or 0) >= 0, layer
         for use in analysis.memory:
             assert use.start_bytes <= use.peak_bytes, use
             assert all(point.allocated <= use.peak_bytes for point in use.points), use
-    told = [one for one in (breakdown(found), *hta.attempts([found])) if hasattr(one, "compute_ns")]
+    told = [one for one in (compute_breakdown(found), *hta.attempt_breakdowns([found])) if hasattr(one, "compute_ns")]
     for one in told:
         assert min(one.span_ns, one.compute_ns, one.communication_ns, one.idle_ns, one.non_compute_ns) >= 0, one
         assert 0 <= one.overlap_ns <= min(one.compute_ns, one.communication_ns), one

@@ -6,7 +6,7 @@ from support_cells import CELL
 from shardlab.files import files, plugin_source
 from shardlab.plugins import own_workload
 from trainers import menu
-from trainers.description.describe import describe
+from trainers.description.describe import describe_workload_file
 
 
 def described(folder, text):
@@ -14,7 +14,7 @@ def described(folder, text):
     file = folder / "workloads" / "mine.py"
     file.parent.mkdir(parents=True)
     file.write_text(text)
-    return describe(file)
+    return describe_workload_file(file)
 
 
 def cell_of(known, strategy, **keys):

@@ -23,16 +23,16 @@ from support_skips import CI
 
 from provision import software
 from provision.practice import base, network
-from provision.practice.base import UID, NoBase
-from provision.practice.machine import CGROUP, STATE, PracticeMachine, init_of
+from provision.practice.base import UID, PracticeNodeError
+from provision.practice.machine import CGROUP, STATE, PracticeMachine, find_init_pid
 from provision.providers import virtual
 from shardlab.cluster import cluster
 from shardlab.workspace.workspace import Workspace
 
 try:
-    base.check()
+    base.check_machine()
     WHY = None
-except NoBase as error:
+except PracticeNodeError as error:
     WHY = str(error)
 
 FILE = """\
@@ -184,7 +184,7 @@ def provisioned(
     `provision` installs the environment only if no other cluster of tests that is up has it. Otherwise the cluster first gets a
     copy. While another cluster installs the environment, the function `begin` is called, which needs no environment.
     """
-    installed = practice.shared / "shardlab" / f"python-{software.digest()}"
+    installed = practice.shared / "shardlab" / f"python-{software.packages_digest()}"
     kept = ENVIRONMENTS / (practice.cluster.release or "own") / installed.name
     copy = ["unshare", "--mount", "sh", "-euc", COPY, "copy"]
     remove_unused_environments()  # of a session that was killed
@@ -273,8 +273,8 @@ def _unprovisioned(folder: Path, file: str) -> Iterator[Practice]:
         shutil.rmtree(folder)
         # Only what belongs to this cluster: other clusters of this machine come and go meanwhile.
         assert not (STATE / name).exists()
-        assert not network.is_up(network.bridge(name))
-        assert init_of(STATE / name / "head" / "upper") is None
+        assert not network.interface_exists(network.bridge_name(name))
+        assert find_init_pid(STATE / name / "head" / "upper") is None
         assert name not in Path("/proc/mounts").read_text()
         for mounted in ("", "*/"):
             assert not list(Path("/sys/fs/cgroup").glob(f"{mounted}{CGROUP}/{name}"))

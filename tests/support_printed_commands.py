@@ -204,7 +204,7 @@ def parsers(whole: bool) -> dict[str, Callable[[list[str]], object]]:
         arguments = made["provision"].parse_intermixed_args(words)
         arguments.file = {"FILE": "cluster.yaml", "X": "cluster.yaml"}.get(arguments.file, arguments.file)
         arguments.verb = {"X": "plan"}.get(arguments.verb, arguments.verb)
-        return command_line.file_and_verb(arguments)
+        return command_line.read_file_and_verb(arguments)
 
     def shardlab_command(words: list[str]) -> object:
         arguments = made["shardlab"].parse_args(words)

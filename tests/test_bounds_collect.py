@@ -45,9 +45,9 @@ def test_a_table_of_traces_shows_twelve_rows_and_counts_the_rest(count, more):
     groups = [ProcessGroup(str(number), (0, 1), 2) for number in range(count)]
     calls = [CollectiveCall("all_reduce", number, 0, 1000 + number, 8, 0, []) for number in range(count)]
     answers = RunAnswers([analysis(0, (), groups=groups, calls=calls, idle=None, idle_ns=0)])
-    assert titles(answer_tables.show, answers) == {f"collectives by process group, all ranks together{more}": 12}
+    assert titles(answer_tables.print_answer_tables, answers) == {f"collectives by process group, all ranks together{more}": 12}
     tallies = [EventTally(f"kernel{number}", 1, 1000) for number in range(count)]
-    assert titles(command._tallies, "kernels", "Kernel", tallies) == {f"kernels{more}": 12}
+    assert titles(command._print_tallies, "kernels", "Kernel", tallies) == {f"kernels{more}": 12}
 
 
 @pytest.mark.parametrize(("count", "more"), [(40, ""), (41, "; 1 more in --json")])
@@ -59,39 +59,39 @@ def test_the_table_of_modules_shows_forty_rows_and_counts_the_rest(count, more):
         )
         for number in range(count)
     ]  # fmt: skip
-    shown = titles(detail_tables._layers, [analysis(0, (), layers=layers)])
+    shown = titles(detail_tables._print_layers, [analysis(0, (), layers=layers)])
     assert shown == {f"modules with all that they call, all ranks together{more}": 40}
 
 
 def test_a_name_of_the_largest_length_is_shown_whole_and_a_longer_one_is_cut():
-    for short in (command._short, detail_tables._short):
+    for short in (command._shorten, detail_tables._shorten):
         assert short("k" * 72) == "k" * 72
         assert short("k" * 73) == "k" * 71 + "…"
-    assert explain._event(EventPlace("k" * 40, 0, 1)).startswith("k" * 40 + " at")
-    assert explain._event(EventPlace("k" * 41, 0, 1)).startswith("k" * 37 + "... at")
+    assert explain._event_text(EventPlace("k" * 40, 0, 1)).startswith("k" * 40 + " at")
+    assert explain._event_text(EventPlace("k" * 41, 0, 1)).startswith("k" * 37 + "... at")
 
 
 def test_a_sentence_names_up_to_its_most_and_counts_the_rest():
     ids = [f"r{number}" for number in range(21)]
-    assert summary._some(ids[:20]) == ", ".join(ids[:20])
-    assert summary._some(ids) == ", ".join(ids[:20]) + ", and 1 more"
+    assert summary._join_ids(ids[:20]) == ", ".join(ids[:20])
+    assert summary._join_ids(ids) == ", ".join(ids[:20]) + ", and 1 more"
     changes = [HistoryChange(str(number), ["a"], ["b"]) for number in range(5)]
-    assert history._in_words(changes[:4]) == "0: a -> b; 1: a -> b; 2: a -> b; 3: a -> b"
-    assert history._in_words(changes).endswith("3: a -> b; 1 more (--json)")
+    assert history._changes_text(changes[:4]) == "0: a -> b; 1: a -> b; 2: a -> b; 3: a -> b"
+    assert history._changes_text(changes).endswith("3: a -> b; 1 more (--json)")
 
     def why_none(values):
         apart = [SimpleNamespace(key="steps", a=values, b=[9])]
-        return comparison._why_none(SimpleNamespace(apart=apart, only_a=[], only_b=[]))
+        return comparison._no_pairs_reason(SimpleNamespace(apart=apart, only_a=[], only_b=[]))
 
     assert why_none([1, 2, 3, 4, 5, 6]) == ": steps is 1, 2, 3, 4, 5, 6 in A and 9 in B"
     assert why_none([1, 2, 3, 4, 5, 6, 7]) == ": steps is 1, 2, 3, 4, 5, 6, ... in A and 9 in B"
 
 
 def test_a_page_shows_two_hundred_cells_and_says_how_many_there_are(tmp_path):
-    found = summary.summarize(load.load(support_collect.matrix(tmp_path), None), "single")
+    found = summary.summarize(load.load_matrix(support_collect.matrix(tmp_path), None), "single")
     rows = [msgspec.structs.replace(found.rows[0], id=f"cell{number}") for number in range(201)]
     for count, remarks in ((200, 0), (201, 1)):
-        cut = truncation.of(msgspec.structs.replace(found, rows=rows[:count], verdicts=[], reported=[], remarks=[]))
+        cut = truncation.truncate_summary(msgspec.structs.replace(found, rows=rows[:count], verdicts=[], reported=[], remarks=[]))
         assert (len(cut.rows), len(cut.remarks)) == (200, remarks)
     assert cut.remarks[0].startswith("shown here: 200 of 201 cells;")
 
@@ -112,7 +112,7 @@ def test_the_sampler_takes_up_to_fifty_samples_a_second(tmp_path, monkeypatch, h
         raise NotImplementedError("sampling begins")
 
     monkeypatch.setattr(loop, "GpuSource", start)
-    message = refusal(loop.sample, tmp_path / "out", hz, None, None, None)
+    message = refusal(loop.record_samples, tmp_path / "out", hz, None, None, None)
     assert message == ("sampling begins" if allowed else f"--hz: found {hz:g}. Allowed: more than 0, at most 50.")
 
 
@@ -139,17 +139,17 @@ def counted(value):
 
 def is_secret(length):
     """Whether a value of so many letters and digits counts as the secret of a variable with the name of a token."""
-    return bool(list(secret_scan._secrets([f"API_TOKEN={('a1' * 20)[:length]}\n".encode()], "file")))
+    return bool(list(secret_scan._find_secrets([f"API_TOKEN={('a1' * 20)[:length]}\n".encode()], "file")))
 
 
 # What is limited: (whether a value counts, values that just count, values that just do not).
 LIMITS = {
-    "samples of 100 with trouble that name a GPU": (lambda n: bool(comparability._named(*samples(n))), (5,), (4,)),
-    "delay of a straggler in a step of 1,000 ms": (lambda ms: straggler.by_phases(timed(ms)) is not None, (50.0,), (49.9,)),
-    "steps from which a straggler is found": (lambda n: straggler.by_phases(timed(500.0, n)) is not None, (3,), (2,)),
-    "values with an outlier": (lambda n: bool(statistics.outliers([1.0, 2.0, 3.0, 2.0, 99.0][5 - n :])), (5,), (4,)),
+    "samples of 100 with trouble that name a GPU": (lambda n: bool(comparability._affected_gpus(*samples(n))), (5,), (4,)),
+    "delay of a straggler in a step of 1,000 ms": (lambda ms: straggler.straggler_by_phases(timed(ms)) is not None, (50.0,), (49.9,)),
+    "steps from which a straggler is found": (lambda n: straggler.straggler_by_phases(timed(500.0, n)) is not None, (3,), (2,)),
+    "values with an outlier": (lambda n: bool(statistics.outlier_indexes([1.0, 2.0, 3.0, 2.0, 99.0][5 - n :])), (5,), (4,)),
     # The distances from the median 10 are 0, 1, 1, 1 and x, whose median is 1: the score is 0.6745 x.
-    "distance of an outlier": (lambda x: bool(statistics.outliers([9.0, 9.0, 10.0, 11.0, 10.0 + x])), (5.19,), (5.18,)),
+    "distance of an outlier": (lambda x: bool(statistics.outlier_indexes([9.0, 9.0, 10.0, 11.0, 10.0 + x])), (5.19,), (5.18,)),
     "share of a measurement outside of its prediction": (
         lambda measured: prediction_scores._is_within(
             SimpleNamespace(predicted=PredictedRange(1e6, 1.5e6, 2e6), measured=measured)

@@ -24,11 +24,11 @@ def passes(**changes):
 
 
 def hours(count):
-    return is_allowed(extension.check, count, "reason", says="Allowed: 1 to 8760.")
+    return is_allowed(extension.check_options, count, "reason", says="Allowed: 1 to 8760.")
 
 
 def reason(length):
-    return is_allowed(extension.check, 1, "x" * length, says="Allowed: 1 to 2000 characters.")
+    return is_allowed(extension.check_options, 1, "x" * length, says="Allowed: 1 to 2000 characters.")
 
 
 def rated_nodes(count):
@@ -43,9 +43,9 @@ def granted(seconds_less):
         SimpleNamespace(id="1", name="bench", expires_at=(NOW + timedelta(hours=24, seconds=-seconds_less)).isoformat())
     )
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(creation, "refresh", lambda *_: found.pop(0))
+        patched.setattr(creation, "refresh_experiment", lambda *_: found.pop(0))
         asked = SimpleNamespace(extend=lambda *_: None)
-        return refusal(extension.extend, None, asked, 24, "reason", of=extension.PartialGrant) is None
+        return refusal(extension.extend_experiment, None, asked, 24, "reason", of=extension.PartialGrant) is None
 
 
 # What is limited: (whether a value passes, values up to the limit, values beyond it).
@@ -57,16 +57,16 @@ LIMITS = {
     "offset of a clock with its uncertainty": (lambda s: Offset(s, 0.25).agrees, (0.75, -0.75), (0.76, -0.76)),
     "offset that is surely too large": (lambda s: not Offset(s, 0.25).is_decided, (1.25, -1.25, 0.76), (1.26, -1.26)),
     "share of data on the control network": (
-        lambda sent: not network._controlled([CONTROL], [{"eth0": sent}], 1000.0), (0, 20), (21,),
+        lambda sent: not network._describe_control_traffic([CONTROL], [{"eth0": sent}], 1000.0), (0, 20), (21,),
     ),
     "hours of an extension": (hours, (1, 8760), (0, 8761, None)),
     "characters of a reason": (reason, (1, 2000), (0, 2001)),
     "seconds that an extension may lack": (granted, (0, 60), (61,)),
     "characters of a token": (
-        lambda length: is_allowed(token._checked, "x" * length, "file", says="holds no token"), (1, 16_384), (0, 16_385),
+        lambda length: is_allowed(token._check_token, "x" * length, "file", says="holds no token"), (1, 16_384), (0, 16_385),
     ),
     "nodes of a request with a rate": (rated_nodes, (100,), (101,)),
-    "--parallel and --hours": (lambda text: is_allowed(command_line._count, text, says="1 or more"), ("1",), ("0", "-1")),
+    "--parallel and --hours": (lambda text: is_allowed(command_line._parse_count, text, says="1 or more"), ("1",), ("0", "-1")),
 }  # fmt: skip
 
 
@@ -91,5 +91,5 @@ def test_a_reason_of_slurm_is_cut_after_200_characters():
 
 def test_the_file_of_init_names_up_to_24_modules_and_counts_the_rest():
     names = [f"gcc/{number}" for number in range(25)]
-    assert init._modules(names[:24]) == [f"other modules: {', '.join(names[:24])}"]
-    assert init._modules(names) == [f"other modules: {', '.join(names[1:])} and 1 more"]
+    assert init._module_lines(names[:24]) == [f"other modules: {', '.join(names[:24])}"]
+    assert init._module_lines(names) == [f"other modules: {', '.join(names[1:])} and 1 more"]

@@ -43,7 +43,7 @@ def proposed(tmp_path, capsys, *manifests: str) -> tuple[str, cluster.Cluster]:
 @pytest.mark.parametrize("line", ["init --cloudlab {}", "--cloudlab {} init"])
 def test_manifests_are_separated_by_spaces_or_commas_and_a_verb_is_no_manifest(line, words):
     arguments = command_line.parser().parse_intermixed_args(line.format(words).split())
-    assert command_line.file_and_verb(arguments) == (None, "init")
+    assert command_line.read_file_and_verb(arguments) == (None, "init")
     assert arguments.cloudlab == [Path("a.xml"), Path("b.xml")]
 
 

@@ -29,7 +29,7 @@ from provision.facts.slurm_here import SLURM_HERE, SlurmHere
 from provision.facts.system import SYSTEM
 from provision.operation import Nothing, Site, Target
 from provision.operations import extra_disks, fstab, inventory, nfs, packages, space, workspaces
-from provision.provider import provider
+from provision.provider import find_provider
 from shardlab.cluster import cluster
 from shardlab.cluster.cluster_keys import NodeEntry
 from shardlab.hardware import host
@@ -53,7 +53,7 @@ def site(tmp_path, more: str = STORAGE, *, nodes: int = 2) -> Site:
     file.write_text(f"schema: 1\nname: bench\nprovider: cloudlab\ncloudlab: {{manifest: m.xml}}\nssh: {{user: alice}}\n{more}")
     made, workspace = cluster.load(file), Workspace(tmp_path)
     entries = {entry.name: entry for entry in made.nodes}
-    targets = [Target(one, Facts(one), entries[one.name]) for one in provider("cloudlab").nodes(made, workspace)]
+    targets = [Target(one, Facts(one), entries[one.name]) for one in find_provider("cloudlab").nodes(made, workspace)]
     return Site(made, workspace, targets)
 
 
@@ -141,9 +141,9 @@ def test_only_nodes_with_a_folder_on_the_disk_get_the_disk(more, needs, tmp_path
 def test_nothing_is_written_below_mydata_before_it_is_mounted(tmp_path):
     one = site(tmp_path)
     server, client = one.targets
-    (change,) = fstab.guard(one, server)
+    (change,) = fstab.mount_guards(one, server)
     assert "mountpoint -q -- /mydata " in change.command
-    assert ["/mydata/shardlab" in change.command for change in fstab.guard(one, client)] == [True]
+    assert ["/mydata/shardlab" in change.command for change in fstab.mount_guards(one, client)] == [True]
     server.facts.answers |= {
         "place /mydata": MountPlace(), "room /": Room(2 << 30, 10**6, "/"),
         SYSTEM.name: A_MACHINE, SLURM_HERE.name: SlurmHere(), ENVIRONMENT.name: InstalledEnvironment(),
@@ -159,9 +159,9 @@ def test_a_single_node_exports_its_folder_to_nobody(tmp_path):
     target.facts.answers |= {
         "place /mydata/shardlab": MountPlace(there=False), SYSTEM.name: A_MACHINE, SERVICES.name: {}, FILES.name: {},
     }  # fmt: skip
-    assert [command.split()[0] for command in commands(nfs.plan_server(one, target))] == ["sh", "install"]
+    assert [command.split()[0] for command in commands(nfs.plan_nfs_server(one, target))] == ["sh", "install"]
     target.facts.answers["place /mydata/shardlab"] = MountPlace()
-    assert nfs.plan_server(one, target) == Nothing("/mydata/shardlab exists, and there is no other node to export it to")
+    assert nfs.plan_nfs_server(one, target) == Nothing("/mydata/shardlab exists, and there is no other node to export it to")
 
 
 # Tests of the two networks.
@@ -169,7 +169,7 @@ def test_a_single_node_exports_its_folder_to_nobody(tmp_path):
 
 def judged(nics=NICS, found=GOOD, **changes):
     given = {"address": "10.10.1.2", "mac": "0a:0b:0c:0d:00:01", "control": "192.0.2.2"} | changes
-    return experiment_network.judge(NodeEntry(name="gpu0", **given), nics, found)
+    return experiment_network.judge_interfaces(NodeEntry(name="gpu0", **given), nics, found)
 
 
 def test_the_interface_with_the_manifests_mac_address_has_the_experiment_address():
@@ -218,19 +218,19 @@ def test_the_check_compares_the_node_with_its_manifest(tmp_path):
     assert (outcome.passed, outcome.says) == (
         False, "192.0.2.2, on which the nodes would train, is its address on the control network",
     )  # fmt: skip
-    assert [check.name for stage in roles.checks(provider("cloudlab")) for check in stage].count("experiment_network") == 1
+    assert [check.name for stage in roles.select_checks(find_provider("cloudlab")) for check in stage].count("experiment_network") == 1
 
 
 def test_the_inventory_records_both_networks(tmp_path):
     one = site(tmp_path, nodes=1)
     target = told(one, 0)
     target.facts.answers |= {SLURM_HERE.name: SlurmHere()}
-    (recorded,) = json.loads(inventory.render(one))["nodes"]
+    (recorded,) = json.loads(inventory.render_inventory(one))["nodes"]
     assert recorded["networks"] == {
         "experiment": {"address": "10.10.1.2", "interface": "ens5f0", "mac": "0a:0b:0c:0d:00:01"},
         "control": {"address": "192.0.2.2", "interface": "eno1", "mac": "aa:00:00:00:00:01"},
     }
-    assert experiment_interfaces.of(Target(target.node, target.facts, NodeEntry(name="gpu0"))) is None
+    assert experiment_interfaces.find_node_interfaces(Target(target.node, target.facts, NodeEntry(name="gpu0"))) is None
 
 
 # Tests of the all-reduce.
@@ -247,7 +247,7 @@ SENT = 10_000_000  # bytes that each of two nodes sends in theory
 )
 def test_at_most_two_percent_of_the_data_may_use_the_control_network(control, passed):
     grown = [{"ens5f0": SENT, "eno1": control}, {"ens5f0": SENT, "eno1": 5}]
-    outcome = network.judge(REPORT, ["ens5f0", "ens5f0"], grown, controls=[("gpu0", "eno1"), ("gpu1", "eno1")])
+    outcome = network.judge_network(REPORT, ["ens5f0", "ens5f0"], grown, controls=[("gpu0", "eno1"), ("gpu1", "eno1")])
     assert outcome.passed is passed
     assert passed or "the control network, which is only for logins, carried data of the all-reduce: gpu0 sent" in outcome.says
     assert "gpu1" not in outcome.says
@@ -256,8 +256,8 @@ def test_at_most_two_percent_of_the_data_may_use_the_control_network(control, pa
 def test_a_rendezvous_on_the_control_address_does_not_pass_as_the_right_interface():
     """The cluster file names the control addresses by mistake, so each node's own interface is the control interface."""
     grown = [{"eno1": SENT}, {"eno1": SENT}]
-    assert network.judge(REPORT, ["eno1", "eno1"], grown).passed is True
-    outcome = network.judge(REPORT, ["eno1", "eno1"], grown, controls=[("gpu0", "eno1"), ("gpu1", "eno1")])
+    assert network.judge_network(REPORT, ["eno1", "eno1"], grown).passed is True
+    outcome = network.judge_network(REPORT, ["eno1", "eno1"], grown, controls=[("gpu0", "eno1"), ("gpu1", "eno1")])
     assert outcome.passed is False
     assert "gpu0 sent 10 MB over eno1, gpu1 sent 10 MB over eno1" in outcome.says
 

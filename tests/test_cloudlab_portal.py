@@ -62,24 +62,24 @@ class Asked:
 
     def refused(self, kind=PortalError):
         with self.portal as portal, pytest.raises(kind) as caught:
-            portal.experiment(UUID)
+            portal.find_experiment(UUID)
         return str(caught.value)
 
 
 def test_an_experiment_is_created_read_extended_and_terminated(there):
     with Asked(there.url).portal as portal:
         assert portal.user() == "alice"
-        assert portal.experiment("myproj,bench") is None
+        assert portal.find_experiment("myproj,bench") is None
         made = portal.create(REQUEST)
         assert (made.id, made.name, made.status) == (UUID, "bench", "provisioning")
-        assert [node.lacks for node in portal.experiment(UUID).nodes] == ["", "status booting, rawstate BOOTING"]
-        assert [node.lacks for node in portal.experiment("myproj,bench").nodes] == ["", ""]
+        assert [node.missing_states for node in portal.find_experiment(UUID).nodes] == ["", "status booting, rawstate BOOTING"]
+        assert [node.missing_states for node in portal.find_experiment("myproj,bench").nodes] == ["", ""]
         assert list(portal.manifests(UUID)) == [URN]
         portal.extend(UUID, 5, "a deadline")
-        assert portal.experiment(UUID).expires_at == "2031-05-02T09:00:00+00:00"
+        assert portal.find_experiment(UUID).expires_at == "2031-05-02T09:00:00+00:00"
         portal.terminate(UUID)
-        assert portal.experiment(UUID).status == "terminating"
-        assert portal.experiment(UUID) is None
+        assert portal.find_experiment(UUID).status == "terminating"
+        assert portal.find_experiment(UUID) is None
     assert there.asked("PUT")[0][2] == {"extend_by": 5, "reason": "a deadline"}
 
 
@@ -147,7 +147,7 @@ def test_a_question_is_repeated_visibly_and_a_few_times(there, fault):
     there.fail("GET", UUID, fault, fault)
     asked = Asked(there.url)
     with asked.portal as portal:
-        assert portal.experiment(UUID).id == UUID
+        assert portal.find_experiment(UUID).id == UUID
     assert asked.pauses == [2.0, 4.0]
     assert all("Asking again for the experiment in" in line for line in asked.said)
     there.fail("GET", UUID, *[fault] * (len(client.BACKOFF_S) + 1))
@@ -161,7 +161,7 @@ def test_the_client_waits_as_long_as_the_portal_says_up_to_a_limit(there):
     there.fail("GET", UUID, status(429, Retry_After="7"), status(429, Retry_After="999999"), status(429, Retry_After="soon"))
     asked = Asked(there.url)
     with asked.portal as portal:
-        portal.experiment(UUID)
+        portal.find_experiment(UUID)
     assert asked.pauses == [7.0, client.MOST_RETRY_AFTER_S, 8.0]
 
 
@@ -171,7 +171,7 @@ def test_a_retry_waits_until_the_portals_date_and_at_least_our_own_pause(there):
     there.fail("GET", UUID, status(429, Retry_After="0"), *[status(429, Retry_After=date) for date in dates])
     asked = Asked(there.url)
     with asked.portal as portal:
-        portal.experiment(UUID)
+        portal.find_experiment(UUID)
     assert asked.pauses == [2.0, 45.0, 8.0, 16.0]  # the portal's own clock says 12:00:00
 
 
@@ -313,26 +313,26 @@ def test_a_run_does_not_get_the_token(tmp_path, monkeypatch):
 def test_the_token_is_that_of_the_environment_else_of_the_file(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("CLOUDLAB_TOKEN", raising=False)
-    assert token.read() is None
+    assert token.read_token() is None
     path = tmp_path / ".config/shardlab/cloudlab-token"
     path.parent.mkdir(parents=True)
     path.write_text(f"{TOKEN}\n")
     path.chmod(0o600)
-    assert (token.read().reveal(), token.read().source) == (TOKEN, str(path))
+    assert (token.read_token().reveal(), token.read_token().source) == (TOKEN, str(path))
     monkeypatch.setenv("CLOUDLAB_TOKEN", "other")
-    assert (token.read().reveal(), token.read().source) == ("other", "CLOUDLAB_TOKEN")
+    assert (token.read_token().reveal(), token.read_token().source) == ("other", "CLOUDLAB_TOKEN")
 
 
 def test_a_token_goes_only_to_the_portal_that_it_was_stored_for(tmp_path, monkeypatch):
     path = _file(tmp_path, monkeypatch, TOKEN.encode())
     monkeypatch.setenv("CLOUDLAB_TOKEN", TOKEN)
-    assert token.read("https://stranger.example:43794") is None
-    assert token.read("https://boss.emulab.net.stranger.example:43794") is None
-    assert token.read("https://boss.emulab.net:1") is None
+    assert token.read_token("https://stranger.example:43794") is None
+    assert token.read_token("https://boss.emulab.net.stranger.example:43794") is None
+    assert token.read_token("https://boss.emulab.net:1") is None
     path.with_name(f"{path.name}.stranger.example:43794").write_text("theirs")
     path.with_name(f"{path.name}.stranger.example:43794").chmod(0o600)
-    assert token.read("https://stranger.example:43794/portal").reveal() == "theirs"
-    assert token.read("https://boss.emulab.net:43794/portal").reveal() == TOKEN
+    assert token.read_token("https://stranger.example:43794/portal").reveal() == "theirs"
+    assert token.read_token("https://boss.emulab.net:43794/portal").reveal() == TOKEN
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660, 0o602])
@@ -342,23 +342,23 @@ def test_a_token_that_others_can_read_is_refused(mode, tmp_path, monkeypatch):
     with pytest.raises(
         InputError, match=re.escape(f"has mode {mode:04o}, so others can use the token. Allowed: 0600. Run: chmod 600 {path}")
     ):
-        token.read()
+        token.read_token()
 
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"two\nlines", b"a b", b"caf\xc3\xa9", b"a\0b", b"x" * 20_000])
 def test_an_invalid_token_is_refused_without_showing_its_text(content, tmp_path, monkeypatch):
     _file(tmp_path, monkeypatch, content)
     with pytest.raises(InputError) as caught:
-        token.read()
+        token.read_token()
     assert str(caught.value).startswith(
-        f"{tmp_path / token.FILE}: holds no token. Allowed: one line of visible ASCII characters."
+        f"{tmp_path / token.TOKEN_FILE}: holds no token. Allowed: one line of visible ASCII characters."
     )
 
 
 def _file(home: Path, monkeypatch, content: bytes) -> Path:
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.delenv("CLOUDLAB_TOKEN", raising=False)
-    path = home / token.FILE
+    path = home / token.TOKEN_FILE
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     path.chmod(0o600)

@@ -44,7 +44,7 @@ def described(keys: str, more: str = "") -> Cluster:
 
 
 def planned(keys: str, more: str = "") -> request.ExperimentRequest:
-    return request.plan(described(keys, more))
+    return request.plan_experiment(described(keys, more))
 
 
 def refused(keys: str, more: str = "") -> str:
@@ -82,7 +82,7 @@ def checked(text: str):
 
 
 def test_a_request_names_hardware_image_network_and_disk():
-    root = checked(request.rspec(planned("hardware: d8545, nodes: 2, lan_mbps: 100000, blockstore_gib: 0")))
+    root = checked(request.render_rspec(planned("hardware: d8545, nodes: 2, lan_mbps: 100000, blockstore_gib: 0")))
     nodes = root.findall(f"{RSPEC}node")
     assert [node.get("client_id") for node in nodes] == ["node0", "node1"]
     for place, node in enumerate(nodes, 1):
@@ -103,7 +103,7 @@ def test_a_request_names_hardware_image_network_and_disk():
 
 def test_a_request_is_read_back_by_the_reader_of_manifests():
     """A manifest is a request to which the portal has added logins."""
-    text = request.rspec(planned("hardware: d7525, nodes: 3, blockstore_gib: 100"))
+    text = request.render_rspec(planned("hardware: d7525, nodes: 3, blockstore_gib: 100"))
     login = '<services><login hostname="h.wisc.cloudlab.us" port="22" username="alice"/></services></node>'
     made = cloudlab_manifest.parse([("request", text.replace("</node>", login).encode())])
     assert [(node.name, node.site, node.hardware, node.mounts) for node in made.nodes] == [
@@ -114,10 +114,10 @@ def test_a_request_is_read_back_by_the_reader_of_manifests():
 
 
 def test_one_node_has_no_network_and_a_thousand_have_an_address_each():
-    alone = checked(request.rspec(planned("hardware: d8545, lan_mbps: 1000")))
+    alone = checked(request.render_rspec(planned("hardware: d8545, lan_mbps: 1000")))
     assert [element.tag for element in alone] == [f"{RSPEC}node"]
     assert list(alone.iter(f"{RSPEC}ip")) == list(alone.iter(f"{RSPEC}property")) == []
-    many = checked(request.rspec(planned(LARGE)))
+    many = checked(request.render_rspec(planned(LARGE)))
     addresses = [ipaddress.IPv4Address(ip.get("address")) for ip in many.iter(f"{RSPEC}ip")]
     assert len(set(addresses)) == 1000
     assert all(one in ipaddress.IPv4Network("10.10.0.0/16") and one.packed[3] not in (0, 255) for one in addresses)
@@ -126,7 +126,7 @@ def test_one_node_has_no_network_and_a_thousand_have_an_address_each():
 
 @pytest.mark.parametrize(("gib", "gigabytes"), [(1, "2GB"), (100, "108GB"), (0, "0GB")])
 def test_a_size_in_gib_is_requested_in_units_of_1e9_bytes_and_is_never_smaller(gib, gigabytes):
-    (store,) = checked(request.rspec(planned(f"hardware: d8545, blockstore_gib: {gib}"))).iter(f"{EMULAB}blockstore")
+    (store,) = checked(request.render_rspec(planned(f"hardware: d8545, blockstore_gib: {gib}"))).iter(f"{EMULAB}blockstore")
     assert store.get("size") == gigabytes
 
 
@@ -146,8 +146,8 @@ def test_an_image_of_another_project_keeps_its_name(image, requested):
 @pytest.mark.parametrize("keys", ["hardware: d8545, nodes: 2, lan_mbps: 100000, blockstore_gib: 200", "hardware: d8545", LARGE])
 def test_the_profile_requests_the_same_as_the_rspec(keys, monkeypatch):
     wanted = planned(keys)
-    made = support_geni.run(request.profile(wanted), monkeypatch)
-    root = checked(request.rspec(wanted))
+    made = support_geni.run(request.render_profile(wanted), monkeypatch)
+    root = checked(request.render_rspec(wanted))
     of_rspec = [
         (
             node.get("client_id"),
@@ -177,7 +177,7 @@ def test_the_profile_requests_the_same_as_the_rspec(keys, monkeypatch):
 
 
 def test_the_profile_accepts_the_parameters_of_small_lan(monkeypatch):
-    script = request.profile(planned("hardware: d8545, nodes: 2"))
+    script = request.render_profile(planned("hardware: d8545, nodes: 2"))
     given = {"nodeCount": 3, "phystype": "d7525", "linkSpeed": 25_000_000, "tempFileSystemMax": True}
     made = support_geni.run(script, monkeypatch, **given)
     assert [node.hardware_type for node in made.nodes] == ["d7525"] * 3
@@ -223,16 +223,16 @@ def test_hardware_that_the_catalogue_lacks_is_requested_with_a_note():
 
 
 def test_the_catalogue_is_keyed_by_site_and_type_and_each_entry_has_a_source():
-    types = hardware.catalogue().types
+    types = hardware.load_catalogue().types
     assert len({(one.site, one.type) for one in types}) == len(types)
     known = {generation.name for generation in gpu_generations.GENERATIONS}
     for one in types:
-        assert one.site in hardware.catalogue().sites
+        assert one.site in hardware.load_catalogue().sites
         assert len(one.source) > 10
         assert one.generation is None or one.generation in known
         assert (one.gpu is None) == (one.generation is None)
         assert 0 not in (one.nodes, one.gpus, one.gpu_memory_gib, one.memory_gb)
-    assert (hardware.catalogue().entry("wisc", "c4130").gpu, hardware.catalogue().entry("clemson", "c4130").gpu) == (
+    assert (hardware.load_catalogue().find_type("wisc", "c4130").gpu, hardware.load_catalogue().find_type("clemson", "c4130").gpu) == (
         "V100",
         "K40m",
     )
@@ -271,7 +271,7 @@ def test_the_command_refuses_with_code_2_and_an_empty_standard_output(tmp_path, 
 def test_the_catalogue_is_printed_as_a_table_and_as_json(tmp_path, capsys):
     _, out, _ = run(capsys, "hardware", "--workspace", str(tmp_path))
     lines = out.splitlines()
-    assert len(lines) == 1 + len(hardware.catalogue().types)
+    assert len(lines) == 1 + len(hardware.load_catalogue().types)
     assert lines[0].split()[:4] == ["site", "type", "nodes", "GPUs"]
     assert lines[1].split()[:5] == ["wisc", "d8545", "4", "4", "A100"]
     made = json.loads(run(capsys, "hardware", "--json", "--workspace", str(tmp_path))[1])

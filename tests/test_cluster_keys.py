@@ -218,7 +218,7 @@ def effect(name: str, file: dict[str, Any], folder: Any) -> str:
 def a_machine(monkeypatch):
     """This machine has another release of Debian than all releases that a cluster file may name. The commit and the packages
     of each record of a run are not searched again, which takes long."""
-    monkeypatch.setattr(base, "os_release", lambda: {"ID": "debian", "VERSION_CODENAME": "other"})
+    monkeypatch.setattr(base, "read_os_release", lambda: {"ID": "debian", "VERSION_CODENAME": "other"})
     monkeypatch.setattr(host, "git_commit", lambda: None)
     monkeypatch.setattr(host, "packages", dict)
 

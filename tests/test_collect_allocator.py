@@ -68,14 +68,14 @@ def write(run_folder, content):
 
 
 def drawn(workspace):
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
     return [module.draw(group) for module in FIGURES]
 
 
 def test_the_history_leads_from_the_state_before_the_step_to_that_of_the_segments(run_folder):
-    seen = snapshot.read(write(run_folder, gzip.compress(json.dumps(DOCUMENT).encode())))
-    found = snapshot.history(seen)
+    seen = snapshot.read_snapshot(write(run_folder, gzip.compress(json.dumps(DOCUMENT).encode())))
+    found = snapshot.replay_history(seen)
     in_mib = {name: [size / MIB for size in sizes] for name, sizes in found.active.items()}
     assert in_mib == {
         "from before the step": [64, 64, 60, 60, 60, 60, 60, 60],

@@ -215,7 +215,7 @@ def test_pseudonyms_are_the_same_everywhere_and_respect_the_borders_of_words():
         [("host", "node1"), ("host", "node1.site.edu"), ("user", "root"), ("path", "/home/ada"), ("user", "ada")]
     )
     text = b'"node1", NODE1-ib0, node1.site.edu, node12, root, -I/home/ada/x, /home/adam, ada, adapter, "canada"'
-    assert named.replaced(text) == (
+    assert named.replace_names(text) == (
         b'"host1", host1-ib0, host1, node12, root, -I/path1/x, /home/adam, user1, adapter, "canada"'
     )
     assert named.left(b"node12 canada") == {"node1"}  # `ada` in `canada` is not reported: it has fewer than five letters
@@ -314,7 +314,7 @@ def test_a_long_file_is_archived_without_reading_it_as_a_whole(tmp_path, pseudon
     source = ArchiveSource(f"runs/a/log/{name}", tmp_path / name, len(content))
     tracemalloc.start()
     try:
-        assert staging.fill(tmp_path / "staged", [source], pseudonyms) == []
+        assert staging.copy_files(tmp_path / "staged", [source], pseudonyms) == []
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -12,7 +12,7 @@ import support_collect as support
 
 from collect import cli
 from collect.archiving import anonymous, contents
-from collect.reading.load import Loaded, load
+from collect.reading.load import Loaded, load_matrix
 from shardlab.cluster import cluster
 from shardlab.errors import InputError
 from shardlab.files import files
@@ -50,7 +50,7 @@ def workspace(tmp_path_factory) -> Workspace:
 
 @pytest.fixture(scope="module")
 def loaded(workspace) -> Loaded:
-    return load(workspace, None)
+    return load_matrix(workspace, None)
 
 
 def archived(workspace, out, capsys):
@@ -84,7 +84,7 @@ def test_an_anonymous_archive_does_not_depend_on_the_login(workspace, tmp_path, 
 
 def test_a_login_equal_to_a_word_of_the_records_changes_no_record(workspace, loaded, monkeypatch):
     """Each word in the records, and each part of such a word, is tried as a login."""
-    sources, _ = contents.chosen(workspace, loaded, 2**30)
+    sources, _ = contents.choose_files(workspace, loaded, 2**30)
     runs = {run.verdict.state: run.folder.path for run in loaded.runs}.values()  # one run of each state
     chosen = [one for one in sources if "json" in one.path.suffix and any(one.path.is_relative_to(run) for run in runs)]
     texts = {one.name: one.path.read_text() for one in chosen}
@@ -98,13 +98,13 @@ def test_a_login_equal_to_a_word_of_the_records_changes_no_record(workspace, loa
     for part in sorted(parts - {"lo"}):
         support.log_in(monkeypatch, part)
         try:
-            pseudonyms = anonymous.of(workspace, loaded, cluster.find(None, workspace.path))
+            pseudonyms = anonymous.make_pseudonyms(workspace, loaded, cluster.find(None, workspace.path))
         except InputError as error:
             refusal = str(error)
             assert re.match(REFUSED, refusal) or refusal.startswith("--anonymous: the name of the matrix"), refusal
             continue
         for name, text in texts.items():
-            replaced = [pseudonyms.replaced(piece.encode()).decode().replace("host1", support.HOST) for piece in (name, text)]
+            replaced = [pseudonyms.replace_names(piece.encode()).decode().replace("host1", support.HOST) for piece in (name, text)]
             if [replaced[0], fixed_words(replaced[1])] != [name, fixed[name]]:
                 changed.append((part, replaced[0], set(fixed_words(replaced[1])) - set(fixed[name])))
     assert changed == []

@@ -13,7 +13,7 @@ def replace(folder, meanwhile):
 
     meanwhile: a function that is called when the new folder is complete, before it replaces the old folder.
     """
-    with atomic_folder.replacing(folder, OURS) as fresh:
+    with atomic_folder.replace_folder(folder, OURS) as fresh:
         (fresh / "index.html").write_text("new")
         meanwhile()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from collect import figure, summary
 from collect.choices import contest as contests
 from collect.choices import standing
-from collect.choices.family import choose
+from collect.choices.family import choose_strategies
 from collect.cli import main
 from collect.figures import head_to_head
 from collect.findings.statistics import Estimate
@@ -47,7 +47,7 @@ def prepare(path, runs, *, failures=(), proofs=None, found=None, rehearsal=False
 
 
 def summarized(*arguments, **more):
-    return summary.summarize(load.load(prepare(*arguments, **more), None), "single")
+    return summary.summarize(load.load_matrix(prepare(*arguments, **more), None), "single")
 
 
 def only(found):
@@ -94,7 +94,7 @@ def test_a_choice_agrees_with_the_verdict_on_the_same_pair(tmp_path, late, word)
     workspace = prepare(tmp_path, [(ZERO1, THRICE), (ZERO2, late)])
     claim = {"id": "c", "says": "So.", "where": "here", "test": f"{SPEED}(strategy='zero1') > {SPEED}(strategy='zero2')"}
     support.keep(workspace, [ZERO1, ZERO2], repeats=0, claims=[claim])
-    found = summary.summarize(load.load(workspace, None), "single")
+    found = summary.summarize(load.load_matrix(workspace, None), "single")
     one, other = found.choices[0].contests[0].standings[0].placed
     assert max(one.value - one.low, other.value - other.low) < one.value - other.value < one.high - other.low
     assert only(found)[2, 8][1][SPEED][0] == word
@@ -118,7 +118,7 @@ def test_out_of_memory_and_timeout_count_as_results_and_other_ends_are_named(tmp
     failures = [(FSDP, OOM, {}), (ZERO1, "stopped", ended), (broken, "ValueError: shapes", {})]
     workspace = prepare(tmp_path, [(DDP, THRICE)], failures=failures)
     support.keep(workspace, [DDP, FSDP, ZERO1, broken, never], repeats=1)
-    found = summary.summarize(load.load(workspace, None), "single")
+    found = summary.summarize(load.load_matrix(workspace, None), "single")
     outcomes, ranked = only(found)[2, 8]
     assert outcomes == {
         "ddp": "measured", "fsdp2": "does not fit", "zero1": "over the limit", "tp": "failed", "zero3": "not measured",
@@ -235,16 +235,16 @@ def test_a_metric_over_profiled_steps_does_not_rank_cells_with_other_instruments
     """
     profiled = msgspec.structs.replace(FSDP, instruments=LOOKED_INTO)
     workspace = prepare(tmp_path, [(DDP, THRICE), (ZERO1, THRICE), (profiled, THRICE)])
-    found = summary.summarize(load.load(workspace, None), "single")
+    found = summary.summarize(load.load_matrix(workspace, None), "single")
     for row in found.rows:
         row.metrics["energy_per_unit_j"] = Estimate(1.0, "J/token", 3, 1.0)
         for run in row.runs:
             run.metrics["energy_per_unit_j"] = 1.0
     rows = {row.cell["strategy"]: row for row in found.rows}
-    measurements = Measurements(load.load(workspace, None), found.rows)
+    measurements = Measurements(load.load_matrix(workspace, None), found.rows)
 
     def ranked(*names):
-        return {one.criterion for one in standing.standings(measurements, [rows[name] for name in names])}
+        return {one.criterion for one in standing.rank_cells(measurements, [rows[name] for name in names])}
 
     assert {SPEED, "energy_per_unit_j"} <= ranked("ddp", "zero1")
     assert SPEED in ranked("ddp", "fsdp2")
@@ -280,7 +280,7 @@ def test_headings_name_their_key_whole(tmp_path):
         ("compile", True): "compile",
         ("compile", False): "",
     }
-    assert {key: contests._said(*key) for key in said} == said
+    assert {key: contests._value_text(*key) for key in said} == said
 
 
 def test_sent_bytes_that_differ_by_a_few_bytes_count_as_equal(tmp_path):
@@ -339,7 +339,7 @@ def several(tmp_path_factory):
     cells = [support.cell(name, ranks) for name in ("ddp", "fsdp2", "zero1") for ranks in (2, 4)]
     cells += [support.cell(), *(support.cell(name, 2, global_batch_size=16, micro_batch_size=8) for name in ("ddp", "zero1"))]
     failures = [(support.cell("fsdp2", 2, global_batch_size=16, micro_batch_size=8), OOM, {})]
-    return load.load(prepare(tmp_path_factory.mktemp("several"), [(one, THRICE) for one in cells], failures=failures), None)
+    return load.load_matrix(prepare(tmp_path_factory.mktemp("several"), [(one, THRICE) for one in cells], failures=failures), None)
 
 
 @pytest.fixture(scope="module")
@@ -351,7 +351,7 @@ def rows(several):
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_cells_does_not_matter(several, rows, chance):
     shuffled = chance.sample(rows, len(rows))
-    assert choose(Measurements(several, shuffled)) == choose(Measurements(several, rows))
+    assert choose_strategies(Measurements(several, shuffled)) == choose_strategies(Measurements(several, rows))
 
 
 @settings(deadline=None, max_examples=25)
@@ -366,7 +366,7 @@ def test_another_unit_changes_no_choice_and_no_margin(several, rows, scale, metr
         standings = [one for family in found for contest in family.contests for one in contest.standings]
         return [(one.criterion, one.word, one.best, one.margin_pct and pytest.approx(one.margin_pct)) for one in standings]
 
-    assert told(choose(Measurements(several, scaled))) == told(choose(Measurements(several, rows)))
+    assert told(choose_strategies(Measurements(several, scaled))) == told(choose_strategies(Measurements(several, rows)))
 
 
 @settings(deadline=None, max_examples=40)
@@ -380,7 +380,7 @@ def test_a_cell_without_a_metric_is_not_ranked_by_the_metric(several, rows, data
             if metric in row.metrics and data.draw(st.booleans()):
                 del row.metrics[metric]
                 dropped.add((row.id, metric))
-    for family in choose(Measurements(several, kept)):
+    for family in choose_strategies(Measurements(several, kept)):
         for contest in family.contests:
             for one in contest.standings:
                 assert not {(placed.cell, one.criterion) for placed in one.placed} & dropped
@@ -405,7 +405,7 @@ def test_equal_cells_are_rarely_distinguished(several, rows):
             for run in row.runs:
                 run.metrics = {SPEED: chance.gauss(100, 1)}
             row.metrics = {SPEED: row.metrics[SPEED]}
-        (ranked,) = standing.standings(Measurements(several, pair), pair)
+        (ranked,) = standing.rank_cells(Measurements(several, pair), pair)
         wrong += ranked.word == "best"
     assert 0 < wrong / rounds < 0.07
 
@@ -413,7 +413,7 @@ def test_equal_cells_are_rarely_distinguished(several, rows):
 def test_the_pareto_front_has_the_points_that_no_point_dominates():
     """`front` gives the Pareto front of points (cost, gain), where a lower cost and a higher gain are better."""
     points = [(4.0, 10.0), (2.0, 5.0), (3.0, 4.0), (2.0, 3.0), (5.0, 10.0), (1.0, 1.0)]
-    assert [points[place] for place in head_to_head.front(points)] == [(1.0, 1.0), (2.0, 5.0), (4.0, 10.0)]
+    assert [points[place] for place in head_to_head.pareto_front(points)] == [(1.0, 1.0), (2.0, 5.0), (4.0, 10.0)]
 
 
 def test_head_to_head_shows_the_contest_with_most_cells(several):
@@ -428,7 +428,7 @@ def test_head_to_head_shows_the_contest_with_most_cells(several):
 
 def test_the_first_figure_and_the_first_choice_show_the_same_numbers_of_nodes(tmp_path):
     cells = [support.cell(name, 2, nnodes=nodes) for nodes in (2, 1) for name in ("ddp", "fsdp2")]
-    loaded = load.load(prepare(tmp_path, [(one, THRICE) for one in cells]), None)
+    loaded = load.load_matrix(prepare(tmp_path, [(one, THRICE) for one in cells]), None)
     found = summary.summarize(loaded, "ddp")
     (group,) = figure.groups(loaded, found)
     drawn = head_to_head.draw(group)

@@ -196,7 +196,7 @@ class Counting(Source):
 
 def run_sampler(path: Path, monkeypatch: pytest.MonkeyPatch, source: Counting) -> loop.TickTally:
     monkeypatch.setattr(loop.signal, "sigtimedwait", lambda *_: None if source.left > 0 else 1)
-    return loop.run(path, 50, None, [source])
+    return loop.run_sampler(path, 50, None, [source])
 
 
 def test_the_loop_of_the_sampler_writes_columns_and_goes_on_after_a_restart(tmp_path, monkeypatch):

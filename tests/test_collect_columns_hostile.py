@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("small_segments")
 def samples_of(path):
     """The times of all samples of a file, read with its columns. Checks that each sample comes once and in order."""
     times = []
-    for _, piece in reader.read([str(path)], segment_frames.checked):
+    for _, piece in reader.read([str(path)], segment_frames.check_segment):
         if isinstance(piece, RecordLines):
             times += [each.wall_s for each in piece.records]
         elif isinstance(piece, reader.BuiltSegment):
@@ -49,7 +49,7 @@ def test_columns_that_are_cut_anywhere_lose_at_most_their_last_segment(tmp_path)
     with columns.open("rb+") as handle:
         for cut in range(len(content), -1, -1):
             handle.truncate(cut)
-            assert len(list(reader.segments(handle.fileno(), cut))) == sum(cut >= end for end in ends), cut
+            assert len(list(reader.read_segments(handle.fileno(), cut))) == sum(cut >= end for end in ends), cut
             if cut % 97 == 0:
                 assert samples_of(path) == expected, cut
 

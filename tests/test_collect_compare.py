@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from collect.cli import main
 from collect.comparison import ratio
-from collect.comparison.match import match
+from collect.comparison.match import match_cells
 from collect.comparison.ratio import Mean
 from collect.findings import comparability
 from collect.reading.load import LoadedCell
@@ -269,28 +269,28 @@ def paired(found):
 def test_cells_that_differ_in_time_limit_or_proof_are_matched():
     """Two cells that differ only in time limit, proof and expected ends are paired."""
     other = support.cell(time_limit_s=60, prove="auto", expect=["oom"])
-    assert paired(match(loaded(SINGLE), loaded(other))) == [(SINGLE.name(), other.name())]
+    assert paired(match_cells(loaded(SINGLE), loaded(other))) == [(SINGLE.name(), other.name())]
 
 
 def test_cells_that_differ_in_the_trained_work_are_never_matched():
     for changed in ({"seq_len": 128}, {"global_batch_size": 16}, {"seed": 7}, {"steps": 11}):
-        found = match(loaded(SINGLE), loaded(support.cell(**changed)))
+        found = match_cells(loaded(SINGLE), loaded(support.cell(**changed)))
         assert (found.pairs, found.differs, len(found.only_a), len(found.only_b)) == ([], [], 1, 1)
 
 
 def test_a_precision_that_differs_throughout_is_another_computation():
     cast, autocast = support.cell(precision="bf16"), support.cell(precision="bf16-autocast")
-    found = match(loaded(cast), loaded(autocast))
+    found = match_cells(loaded(cast), loaded(autocast))
     assert paired(found) == [(cast.name(), autocast.name())]
     assert [(one.key, one.a, one.b) for one in found.differs] == [("precision", "bf16", "bf16-autocast")]
-    assert comparability.different_computation([cast, autocast]) == "different computation: precision bf16 and bf16-autocast"
-    assert comparability.different_computation([cast, support.cell("ddp", 2, precision="bf16")]) is None
+    assert comparability.precision_remark([cast, autocast]) == "different computation: precision bf16 and bf16-autocast"
+    assert comparability.precision_remark([cast, support.cell("ddp", 2, precision="bf16")]) is None
 
 
 def test_cells_on_two_gpu_types_are_compared_and_never_merged():
     a, b = (support.cell("ddp", 2, gpu_type=name) for name in ("a100", "h100"))
     assert a.hash() != b.hash() != support.cell("ddp", 2).hash()
-    matches = match(loaded(a), loaded(b))
+    matches = match_cells(loaded(a), loaded(b))
     assert [(one.key, one.a, one.b) for one in matches.differs] == [("gpu_type", "a100", "h100")]
     assert len(matches.pairs) == 1
     assert not comparability.same_work(a, b)
@@ -300,7 +300,7 @@ def test_a_key_that_differs_in_opposite_directions_matches_no_cells():
     """`compile` differs between A and B, but in opposite directions for the two cells. So no cell is paired."""
     one, other = support.cell(compile=True), support.cell("ddp", 2, compile=False)
     there = support.cell(compile=False), support.cell("ddp", 2, compile=True)
-    assert match(loaded(one, other), loaded(*there)).pairs == []
+    assert match_cells(loaded(one, other), loaded(*there)).pairs == []
 
 
 def test_a_cell_with_two_possible_matches_is_not_matched():
@@ -311,14 +311,14 @@ def test_a_cell_with_two_possible_matches_is_not_matched():
     """
     a = support.cell("ddp", 2, "fork")
     b = support.cell("ddp", 2, nnodes=2), support.cell("ddp", 2, nnodes=2, time_limit_s=60)
-    assert match(loaded(a), loaded(*b)).pairs == []
-    assert paired(match(loaded(a), loaded(b[0]))) == [(a.name(), b[0].name())]
+    assert match_cells(loaded(a), loaded(*b)).pairs == []
+    assert paired(match_cells(loaded(a), loaded(b[0]))) == [(a.name(), b[0].name())]
 
 
 @given(st.permutations([SINGLE, DDP, support.cell("fsdp2", 2), support.cell("zero3", 2)]), st.integers(0, 4), st.integers(0, 4))
 def test_each_cell_is_matched_or_listed_once_for_every_order(cells, cut_a, cut_b):
     a, b = cells[:cut_a], cells[cut_b:]
-    there, back = match(loaded(*a), loaded(*b)), match(loaded(*b), loaded(*a))
+    there, back = match_cells(loaded(*a), loaded(*b)), match_cells(loaded(*b), loaded(*a))
     assert sorted(paired(there)) == sorted((other, one) for one, other in paired(back))
     assert sorted([one for one, _ in paired(there)] + [cell.id for cell in there.only_a]) == sorted(cell.name() for cell in a)
     assert {cell.name() for cell in a} & {cell.name() for cell in b} <= {one for one, _ in paired(there)}
@@ -333,23 +333,23 @@ MEANS = st.builds(
 
 @given(MEANS, MEANS)
 def test_a_ratio_turned_round_is_its_inverse(a, b):
-    there, back = ratio.ratio(a, b), ratio.ratio(b, a)
+    there, back = ratio.mean_ratio(a, b), ratio.mean_ratio(b, a)
     assert there[0] * back[0] == pytest.approx(1)
     assert (there[1] is None) == (back[1] is None)
     if there[1] is not None:
         assert back[1:] == pytest.approx((1 / there[2], 1 / there[1]))
     for unit in ("ms", "s", "tokens/s", "bytes"):
-        word = ratio.verdict(a, b, unit)
-        assert ratio.verdict(b, a, unit) == OPPOSITE.get(word, word)
+        word = ratio.difference_word(a, b, unit)
+        assert ratio.difference_word(b, a, unit) == OPPOSITE.get(word, word)
 
 
 @given(MEANS, MEANS, st.floats(1e-3, 1e3))
 def test_another_unit_changes_no_verdict(a, b, factor):
     scaled = [Mean(one.value * factor, None if one.error is None else one.error * factor, one.degrees) for one in (a, b)]
-    assert ratio.ratio(*scaled)[0] == pytest.approx(ratio.ratio(a, b)[0])
-    ends = ratio.ratio(a, b)[1:]
+    assert ratio.mean_ratio(*scaled)[0] == pytest.approx(ratio.mean_ratio(a, b)[0])
+    ends = ratio.mean_ratio(a, b)[1:]
     if None not in ends and 1 not in [pytest.approx(end) for end in ends]:
-        assert ratio.verdict(*scaled, "bytes") == ratio.verdict(a, b, "bytes")
+        assert ratio.difference_word(*scaled, "bytes") == ratio.difference_word(a, b, "bytes")
 
 
 def test_the_interval_is_that_of_welch_by_hand():
@@ -358,23 +358,23 @@ def test_the_interval_is_that_of_welch_by_hand():
     parts = [(mean.error / mean.value) ** 2 for mean in means]
     # Welch's formula gives 2.80 degrees of freedom, which are rounded down to 2. Student's t then has the quantile 4.303.
     assert sum(parts) ** 2 / sum(part**2 / 2 for part in parts) == pytest.approx(2.80, abs=0.01)
-    value, low, high = ratio.ratio(*means)
+    value, low, high = ratio.mean_ratio(*means)
     assert value == pytest.approx(111 / 102)
     assert (low, high) == pytest.approx((1.0314, 1.1482), abs=1e-4)
-    assert ratio.verdict(*means, "ms") == "slower"
+    assert ratio.difference_word(*means, "ms") == "slower"
 
 
 def test_exact_numbers_are_equal_or_distinguished():
     seven, eight = Mean(7, 0, 1), Mean(8, 0, 1)
-    assert ratio.verdict(seven, seven, "bytes") == "equal"
-    assert ratio.verdict(seven, eight, "bytes") == "higher"
+    assert ratio.difference_word(seven, seven, "bytes") == "equal"
+    assert ratio.difference_word(seven, eight, "bytes") == "higher"
     zero = Mean(0, 0, 1)
-    assert ratio.ratio(zero, seven) == (None, None, None)
-    assert ratio.verdict(zero, seven, "bytes") == "higher"
-    assert ratio.verdict(zero, zero, "bytes") == "equal"
-    assert ratio.ratio(Mean(1, 2, 5), seven) == (7, None, None)  # no interval: the denominator may be 0
-    assert ratio.verdict(Mean(1, 2, 5), seven, "x") == "higher"
-    assert ratio.verdict(Mean(-1, 0.1, 5), Mean(1, 0.1, 5), "x") == "higher"
+    assert ratio.mean_ratio(zero, seven) == (None, None, None)
+    assert ratio.difference_word(zero, seven, "bytes") == "higher"
+    assert ratio.difference_word(zero, zero, "bytes") == "equal"
+    assert ratio.mean_ratio(Mean(1, 2, 5), seven) == (7, None, None)  # no interval: the denominator may be 0
+    assert ratio.difference_word(Mean(1, 2, 5), seven, "x") == "higher"
+    assert ratio.difference_word(Mean(-1, 0.1, 5), Mean(1, 0.1, 5), "x") == "higher"
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
@@ -383,5 +383,5 @@ def test_equal_cells_differ_at_most_as_often_as_a_95_percent_interval_allows(n):
     for _ in range(2000):
         sides = [[chance.gauss(100, 2) for _ in range(n)] for _ in "ab"]
         a, b = (Mean(statistics.fmean(x), statistics.stdev(x) / n**0.5, n - 1) for x in sides)
-        apart += ratio.verdict(a, b, "ms") != "not to be told apart"
+        apart += ratio.difference_word(a, b, "ms") != "not to be told apart"
     assert 0 < apart / 2000 < 0.05

@@ -6,7 +6,7 @@ import pytest
 import support_collect as support
 
 from collect import cli
-from collect.explain.read_files import spans
+from collect.explain.read_files import spans_text
 
 
 @pytest.fixture(scope="module")
@@ -146,5 +146,5 @@ def test_a_metric_of_the_workspace_names_its_file(tmp_path, capsys):
 
 
 def test_lines_are_written_as_spans():
-    assert spans([3, 4, 5, 7, 9, 10]) == "3-5, 7, 9-10"
-    assert spans([]) is None
+    assert spans_text([3, 4, 5, 7, 9, 10]) == "3-5, 7, 9-10"
+    assert spans_text([]) is None

@@ -13,7 +13,7 @@ from test_collect_trace_details import rank_of
 
 from collect import cli
 from collect.explain import noted_run, read_files
-from collect.metric import menu
+from collect.metric import all_metrics
 from collect.reading import load
 from shardlab.files import files
 from shardlab.hardware.nvml import Gpu
@@ -175,7 +175,7 @@ class OnCpu(support_traces.Rank):
 
 @pytest.fixture(scope="module")
 def runs(workspace):
-    return [run for cell in load.load(workspace, None).cells for run in cell.runs if run.completed]
+    return [run for cell in load.load_matrix(workspace, None).cells for run in cell.runs if run.completed]
 
 
 def value_at(document, key):
@@ -215,10 +215,10 @@ def check(workspace, file):
 
 def test_every_metric_of_a_run_ends_in_a_file_with_a_place(workspace, runs):
     nowhere = []
-    for metric in (metric for metric in menu() if metric.of_run):
+    for metric in (metric for metric in all_metrics() if metric.of_run):
         known = [run for run in runs if metric.of_run(run) is not None]
         for run in known[:2]:
-            again, noted, notes = noted_run.of_run(metric.of_run, run)
+            again, noted, notes = noted_run.compute_noted(metric.of_run, run)
             assert again == metric.of_run(run), metric.name
             found = read_files.read_files(noted, notes)
             assert found, metric.name
@@ -231,9 +231,9 @@ def test_every_metric_of_a_run_ends_in_a_file_with_a_place(workspace, runs):
 
 def test_changing_a_named_key_of_the_result_changes_the_value(workspace, runs):
     checked = set()
-    for metric in (metric for metric in menu() if metric.of_run):
+    for metric in (metric for metric in all_metrics() if metric.of_run):
         for run in [run for run in runs if metric.of_run(run) is not None][:1]:
-            _, noted, notes = noted_run.of_run(metric.of_run, run)
+            _, noted, notes = noted_run.compute_noted(metric.of_run, run)
             keys = [
                 key for file in read_files.read_files(noted, notes) if file.file.endswith("/result.json") for key in file.keys
             ]
@@ -285,9 +285,9 @@ def test_the_events_of_a_rank_without_a_gpu_are_operators_and_spans_of_gloo(work
 
 
 def test_samples_of_the_power_before_the_training_are_named(workspace, runs):
-    (metric,) = [metric for metric in menu() if metric.name == "idle_power_w"]
+    (metric,) = [metric for metric in all_metrics() if metric.name == "idle_power_w"]
     (run,) = [run for run in runs if metric.of_run(run) is not None]
-    _, noted, notes = noted_run.of_run(metric.of_run, run)
+    _, noted, notes = noted_run.compute_noted(metric.of_run, run)
     (samples,) = [file for file in read_files.read_files(noted, notes) if "/samples/" in file.file]
     assert samples.lines == "1-10"  # a process uses the GPU from the eleventh sample on
 

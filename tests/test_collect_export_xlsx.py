@@ -39,7 +39,7 @@ def written(tmp_path_factory):
             support.completed(workspace, what, repeat)
     support.failed(workspace, cells[2], 1, "=cmd|' /C calc'!A1")
     assert main(["export", "--to", "xlsx", "--workspace", str(workspace.path)]) == 0
-    return summary.summarize(load.load(workspace, None), "single"), workspace.path / "export" / "xlsx"
+    return summary.summarize(load.load_matrix(workspace, None), "single"), workspace.path / "export" / "xlsx"
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +113,8 @@ def test_a_text_is_never_a_formula(workbook, written):
 
 
 def test_a_missing_or_infinite_number_is_an_empty_field():
-    assert [xlsx._cell(None, value) for value in (None, "", float("nan"), float("inf"))] == [None] * 4
-    assert [xlsx._cell(None, value) for value in (0, 0.0, False)] == [0, 0.0, False]
+    assert [xlsx._make_cell(None, value) for value in (None, "", float("nan"), float("inf"))] == [None] * 4
+    assert [xlsx._make_cell(None, value) for value in (0, 0.0, False)] == [0, 0.0, False]
 
 
 def test_without_openpyxl_a_sentence_says_what_to_install_and_nothing_is_written(tmp_path, monkeypatch, capsys):

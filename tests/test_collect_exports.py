@@ -43,7 +43,7 @@ def hostile(tmp_path_factory):
     for what in cells:
         for repeat in (1, 2, 3):
             support.completed(workspace, what, repeat)
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     return loaded, summary.summarize(loaded, "single")
 
 
@@ -81,8 +81,8 @@ def test_an_unknown_format_prints_the_menu_with_a_line_each(workspace, tmp_path,
     exported(workspace, "markdwon", tmp_path / "out", code=2)
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "error: unknown export format 'markdwon'. Did you mean 'markdown'? Allowed:"
-    assert [line.split()[0] for line in said[1:]] == sorted(export.exports())
-    assert all(format_.summary in line for format_, line in zip(export.exports().values(), said[1:], strict=True))
+    assert [line.split()[0] for line in said[1:]] == sorted(export.export_formats())
+    assert all(format_.summary in line for format_, line in zip(export.export_formats().values(), said[1:], strict=True))
     assert not (tmp_path / "out").exists()
 
 
@@ -154,7 +154,7 @@ SEEN = st.text(alphabet=st.characters(exclude_categories=("C", "Z"), include_cha
 @settings(max_examples=40)
 @given(st.lists(st.lists(SEEN, min_size=2, max_size=2), min_size=1, max_size=4))
 def test_markdown_escapes_every_text(texts):
-    drawn = markdown._drawn(text_tables.TextTable("t", "", ["a", "b"], texts))
+    drawn = markdown._render_table(text_tables.TextTable("t", "", ["a", "b"], texts))
     assert rows_of(drawn)[1:] == [[flat(text) for text in row] for row in texts]
 
 
@@ -169,7 +169,7 @@ def test_markdown_holds_the_summary_the_claims_and_the_reported_numbers(hostile,
     assert any(row[0] == "c1" and row[1] == "undecided (rehearsal)" and HOSTILE in row[2] for row in rows)
     assert any(row[0] == "table 1" and row[3] == "102 ms" for row in rows)
     assert f"- {REHEARSAL}" in text
-    for table in text_tables.tables(found):
+    for table in text_tables.make_text_tables(found):
         assert len({len(row) for row in (table.headings, *table.rows)}) == 1
 
 
@@ -221,7 +221,7 @@ def set_by_tex(text: str) -> str:
 @given(SEEN | st.text(alphabet="\\{}$&#_%~^<>|`\"'[]*-, ?!±×²µ"))
 @example("\\textbackslash{} {\\char34}--,,''``?`!`")
 def test_latex_escapes_every_text(text):
-    escaped = latex.escape(text)
+    escaped = latex.escape_latex(text)
     assert set_by_tex(escaped) == flat(text)
     assert not re.match(r"[*\[]", escaped), "after the \\\\ of the row before, TeX would read these as its options"
 
@@ -257,7 +257,7 @@ def test_pdflatex_typesets_special_characters_as_they_are(tmp_path):
     texts = [*(char * 3 for char in marks), *(f"{char}a" for char in marks), HOSTILE.replace("©", "")]
     # The font encoding T1 is needed, because it has straight quotes.
     head = r"\documentclass{article}\usepackage[T1]{fontenc}\pagestyle{empty}\begin{document}"
-    rows = "\n\n".join(latex.escape(text) for text in texts)
+    rows = "\n\n".join(latex.escape_latex(text) for text in texts)
     (tmp_path / "a.tex").write_text(f"{head}\n\\hyphenchar\\font=-1\n{rows}\n\\end{{document}}\n")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "a.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -67,7 +67,7 @@ def summarized(tmp_path):
     train(workspace, free, (1, 10, 30, 9), (1, 10, 30, 9), **counts(0, 2))
     train(workspace, free_slowed, (1, 10, 30, 9), (51, 10, 30, 9), **counts(1, 5))
     train(workspace, free_lost, (1, 10, 30, 9), (1, 10, 30, 9), steps=(10, 3), events=[(ENDED, why)], **counts(0, 1))
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     return loaded, summarize(loaded, "ps-sync")
 
 
@@ -106,14 +106,14 @@ def test_a_lost_worker_costs_the_rest_of_its_units_or_the_rest_of_the_run(summar
 
 def test_a_cell_with_a_fault_is_marked_in_labels_and_remarks(summarized):
     _, summary = summarized
-    labels = columns.labels(summary.rows)
+    labels = columns.row_labels(summary.rows)
     assert [label.partition(", ")[2] for label in labels] == ["", "rank 1 slowed by 50 ms", "rank 1 lost at step 4"] * 2
     (remark,) = [said for said in summary.remarks if "not those of an ordinary run" in said]
     assert all(label in remark for label in labels if ", " in label)
     assert labels[0] not in remark.split(": ")[1].split("; ")
     only = [row for row in summary.rows if "slowed" in str(row.flat.get("fault"))]
-    assert [column.name for column in columns.table(only).columns][:3] == ["strategy", "gpus", "fault"]
-    assert all("slowed" in label for label in columns.labels(only)), "also if all cells have the fault"
+    assert [column.name for column in columns.make_table(only).columns][:3] == ["strategy", "gpus", "fault"]
+    assert all("slowed" in label for label in columns.row_labels(only)), "also if all cells have the fault"
 
 
 def test_a_cell_with_a_fault_is_only_compared_with_its_like(summarized):
@@ -145,10 +145,10 @@ def test_a_matrix_without_faults_has_neither_tables_nor_figure(tmp_path):
     workspace, cell = Workspace(tmp_path), server("ps-sync")
     support.keep(workspace, [cell], repeats=1)
     train(workspace, cell, (1, 10, 30, 9), (1, 10, 30, 9))
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     summary = summarize(loaded, "ps-sync")
     assert fault_text.tables(summary) == []
-    assert injected_faults.remarks(summary.rows) == []
+    assert injected_faults.fault_remarks(summary.rows) == []
     (group,) = figure.groups(loaded, summary)
     assert stragglers.draw(group) is None
     assert pull_interval.draw(group) is None
@@ -165,7 +165,7 @@ def test_the_interval_of_pulls_is_an_axis_of_a_figure(tmp_path):
             "communication_bytes": {"counted": sent},
         }
         train(workspace, cell, (1, 10, 30, 9), (1, 10, 30, 9), **counts(staleness), **found)
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summarize(loaded, "ps-sync"))
     drawn = pull_interval.draw(group)
     assert [trace["x"] for trace in drawn.data] == [[1, 4]] * 4
@@ -180,6 +180,6 @@ def test_hostile_text_of_a_state_is_escaped(tmp_path):
     workspace, cell = Workspace(tmp_path), server("ps-sync", LOST)
     support.keep(workspace, [cell], repeats=1, title="<script>alert(1)</script>")
     train(workspace, cell, (1, 10, 30, 9), (1, 10, 30, 9), steps=(3, 3), code=1, events=[(ENDED, "<img src=x>")])
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     text = page.draw(loaded, summarize(loaded, "ps-sync"), tmp_path / "report", tmp_path / "runs")
     assert "<img src=x>" not in text

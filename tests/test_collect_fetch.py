@@ -122,14 +122,14 @@ def test_no_content_is_sent_from_storage_that_both_machines_see(cluster, fetch, 
 def test_a_shared_file_that_vanishes_during_its_copy_is_reported(cluster, fetch, there, here, monkeypatch):
     """The cluster has hashed a file, and the file vanishes before this machine copies it."""
     (cluster.there.path / remote_workspace.MARK).write_text("far:/ws\n")
-    opened = arrival._opened
+    opened = arrival._open_file
 
     def vanishes(path, how):
         if path.endswith(SUBJECT):
             (there / SUBJECT).unlink()
         return opened(path, how)
 
-    monkeypatch.setattr(arrival, "_opened", vanishes)
+    monkeypatch.setattr(arrival, "_open_file", vanishes)
     (found,) = fetch(code=1)[1]
     assert found["problems"] == [f"{SUBJECT}: the file that arrived is not the file in the cluster's manifest"]
     assert not here.exists()

@@ -2,7 +2,7 @@
 
 import io
 
-from collect.fetching.progress import MIB, TransferProgress, shown
+from collect.fetching.progress import MIB, TransferProgress, show_progress
 from shardlab.remote import rsync
 from shardlab.terminal.console import Output
 from shardlab.terminal.rich_console import CleanConsole
@@ -60,7 +60,7 @@ def test_a_terminal_has_a_line_instead_of_remarks():
     output, stream = Output(), io.StringIO()
     output.remarks.console = CleanConsole(file=stream, force_terminal=True, width=80, soft_wrap=True)
     output.remarks.is_terminal = True
-    with shown(output) as progress:
+    with show_progress(output) as progress:
         assert stream.getvalue() == ""  # no progress line before the first transfer: the login may still ask for a code
         report = progress.begin(10 * MIB)
         report(5 * MIB)

@@ -45,7 +45,7 @@ def drawn(path, of):
     folder.samples_file(support.HOST).unlink()
     for number, host in enumerate(HOSTS):
         sampled(folder, host, lambda place, t, number=number: of(uuids[8 * number + place], 8 * number + place, t))
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, "ddp"))
     return gpus.draw(group), telemetry.draw(group)
 
@@ -129,7 +129,7 @@ def test_without_gpus_the_figure_of_gpus_is_not_drawn(tmp_path):
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell()], repeats=1)
     support.completed(workspace, support.cell())
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
     assert gpus.draw(group) is None
 

@@ -30,7 +30,7 @@ def test_the_bars_are_the_predicted_memory_and_the_predicted_bytes(tmp_path):
         memory = {"parameter": exactly(parameter * GIB), "activation": exactly(9 * GIB), "cuda_context": exactly(GIB)}
         predicted = Prediction(memory_by_category=memory, exchanges=exchanges)
         path_in(workspace.run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
     drawn = theory.draw(group)
     bars = {
@@ -51,7 +51,7 @@ def test_the_bars_are_the_predicted_memory_and_the_predicted_bytes(tmp_path):
 
 
 def test_without_predictions_there_is_no_figure(tmp_path):
-    loaded = load.load(support.matrix(tmp_path), None)
+    loaded = load.load_matrix(support.matrix(tmp_path), None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
     assert theory.draw(group) is None
 
@@ -63,7 +63,7 @@ def test_a_panel_without_values_is_left_out(tmp_path):
     support.completed(workspace, what)
     predicted = Prediction(memory_by_category={"parameter": exactly(GIB)})
     path_in(workspace.run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
     drawn = theory.draw(group)
     assert [entry["name"] for entry in drawn.data if entry["type"] == "bar"] == ["parameter"]

@@ -38,7 +38,7 @@ ESTIMATES = {
 
 
 def drawn(workspace, draw, baseline="single"):
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, baseline))
     found = draw(group)
     assert found is None or {*found.cells} & {mark.row.id for mark in group.marks}, "a figure names the cells that it shows"
@@ -155,7 +155,7 @@ def test_operators_are_held_against_the_baseline(gpu):
     assert bars["name"] == "ddp ×2"
     assert {"ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclDevKernel_AllGather_RING_LL"} <= set(names)
     assert [abs(value) for value in bars["x"]] == sorted((abs(value) for value in bars["x"]), reverse=True)
-    uses = operator_differences.uses(group.marks[1])
+    uses = operator_differences.mean_uses(group.marks[1])
     assert bars["x"][names.index("ncclDevKernel_AllGather_RING_LL")] == pytest.approx(uses[traces.ALL_GATHER].ms)
     assert "single ×1: not called" in bars["customdata"][names.index("ncclDevKernel_AllGather_RING_LL")]
     low, high = found.layout["xaxis"]["range"]
@@ -166,7 +166,7 @@ def test_operators_are_held_against_the_baseline(gpu):
 def test_the_operators_are_the_ten_that_differ_most():
     spread = {f"kernel {number}": operator_differences.Use(1, number) for number in range(30)}
     there = {"kernel 29": operator_differences.Use(3, 29), "gone": operator_differences.Use(1, 100)}
-    assert operator_differences.largest([operator_differences.BaselinePair(None, spread, None, there)]) == [
+    assert operator_differences.most_different_names([operator_differences.BaselinePair(None, spread, None, there)]) == [
         "gone",
         *(f"kernel {number}" for number in range(28, 19, -1)),
     ]
@@ -183,13 +183,13 @@ def test_the_operators_are_the_ten_that_differ_most():
     ],
 )
 def test_kernels_are_named_shortly(name, short):
-    assert operator_differences.short([name, "another"]) == [short, "another"]
+    assert operator_differences.shorten_names([name, "another"]) == [short, "another"]
     assert len(short) <= operator_differences.NAME_LENGTH
 
 
 def test_kernels_of_one_name_are_told_apart_by_their_arguments():
     kernel = "void at::native::vectorized_elementwise_kernel<4, at::native::{}<float>, std::array<char*, 3ul> >(int)"
-    names = operator_differences.short([kernel.format("FillFunctor"), kernel.format("CUDAFunctor_add"), "aten::mm"])
+    names = operator_differences.shorten_names([kernel.format("FillFunctor"), kernel.format("CUDAFunctor_add"), "aten::mm"])
     assert names == [
         "vectorized_el…kernel<4, FillFunctor<float>,…",
         "vectorized_el…kernel<4, CUDAFunctor_add<flo…",
@@ -274,7 +274,7 @@ def test_a_bubble_is_drawn_over_its_micro_batches_beside_theory(tmp_path):
     assert curve["x"][-1] > 16
     for mark in group.marks[1:]:
         theory = mark.row.metrics["bubble_theory_pct"].value
-        assert bubble.theory_pct(2, mark.cell.cell.gradient_accumulation_steps) == theory
+        assert bubble.bubble_theory_pct(2, mark.cell.cell.gradient_accumulation_steps) == theory
     assert curve["y"] == pytest.approx([100 / (count + 1) for count in curve["x"]])
     assert "micro-batches" in found.layout["xaxis"]["title"]["text"]
     assert "%" in found.layout["yaxis"]["title"]["text"]
@@ -332,7 +332,7 @@ def test_names_of_kernels_are_text_and_never_markup(tmp_path):
 
 
 def test_the_page_holds_every_figure_of_traces(gpu):
-    loaded = load.load(gpu, None)
+    loaded = load.load_matrix(gpu, None)
     html = page.draw(loaded, summary.summarize(loaded, "single"), gpu.report, gpu.runs)
     for title in ("Where a step", "Overlap", "Collectives", "Operators against the baseline"):
         assert f">{title}" in html

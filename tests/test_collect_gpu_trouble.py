@@ -6,7 +6,7 @@ import support_collect as support
 from test_collect_choices import PROVEN
 
 from collect import summary
-from collect.comparison.compare import ComparedMatrix, compare
+from collect.comparison.compare import ComparedMatrix, compare_matrices
 from collect.reading import load
 from shardlab.files import files
 from shardlab.workspace.workspace import Workspace
@@ -26,7 +26,7 @@ def summarized(path, gpu, uuids):
     support.keep(workspace, [DDP, FSDP2, ZERO2], repeats=0)
     for what, says in ((DDP, ALONE), (FSDP2, gpu), (ZERO2, ALONE)):
         support.completed(workspace, what, rehearsal=False, gpu=says, found={"gpus": uuids, "same_work": PROVEN})
-    return summary.summarize(load.load(workspace, None), "ddp")
+    return summary.summarize(load.load_matrix(workspace, None), "ddp")
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_a_run_on_a_shared_gpu_has_no_ratio_in_a_comparison(tmp_path):
         workspace = Workspace(tmp_path / name)
         support.keep(workspace, [DDP], repeats=0)
         support.completed(workspace, DDP, rehearsal=False, gpu=says, found={"gpus": ["GPU-0", "GPU-1"], "same_work": PROVEN})
-        loaded = load.load(workspace, None)
+        loaded = load.load_matrix(workspace, None)
         sides.append(ComparedMatrix(name, workspace, loaded, summary.summarize(loaded, "ddp")))
-    (pair,) = compare(*sides).pairs
+    (pair,) = compare_matrices(*sides).pairs
     assert "other processes used the GPUs" in pair.different_work
     assert pair.metrics == []
 
@@ -92,6 +92,6 @@ def test_a_run_on_nodes_that_other_jobs_may_use_is_named(tmp_path):
     folders = [support.completed(workspace, DDP, repeat=repeat) for repeat in (1, 2)]
     frozen = folders[0].read_run()
     files.write_json(folders[0].run_json, msgspec.structs.replace(frozen, shares_nodes=True))
-    (remark,) = [said for said in summary.summarize(load.load(workspace, None), "ddp").remarks if "other jobs" in said]
+    (remark,) = [said for said in summary.summarize(load.load_matrix(workspace, None), "ddp").remarks if "other jobs" in said]
     assert folders[0].run_id in remark
     assert folders[1].run_id not in remark

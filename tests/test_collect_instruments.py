@@ -36,7 +36,7 @@ def test_the_report_says_how_much_the_profiler_slows_steps(tmp_path, capsys):
     result = json.loads(folder.result.read_text())
     result["instruments"] = {"profile": {"cost_s": 1.5, "watched_steps": [2, 3]}, "checkpoints": {"cost_s": 0.5}}
     folder.result.write_text(json.dumps(result))
-    summarized = summary.summarize(load.load(workspace, None), "single")
+    summarized = summary.summarize(load.load_matrix(workspace, None), "single")
     profile, checkpoints = summarized.instruments
     assert (profile.instrument, profile.cost_s, profile.watched_steps, profile.n) == ("profile", 1.5, 2, 1)
     assert profile.step_ratio == pytest.approx(3.0)
@@ -64,9 +64,9 @@ def test_each_profiled_cell_is_named_also_behind_an_unprofiled_family(tmp_path):
     result = json.loads(looked.result.read_text())
     result["instruments"] = {"profile": {"cost_s": 1.0, "watched_steps": [3, 4]}}
     looked.result.write_text(json.dumps(result))
-    found = {cell.id: cell for cell in load.load(workspace, None).cells}
+    found = {cell.id: cell for cell in load.load_matrix(workspace, None).cells}
     loaded = [[found[cell.name()] for cell in family] for family in families]
-    assert instrument_cost.differences(loaded) == [f"{cells[-1].name()} (profile: steps 3 and 4)"]
+    assert instrument_cost.instrument_differences(loaded) == [f"{cells[-1].name()} (profile: steps 3 and 4)"]
 
 
 def test_metrics_that_hold_all_steps_say_so():
@@ -75,7 +75,7 @@ def test_metrics_that_hold_all_steps_say_so():
         "train_time_s", "epoch_time_s", "epoch_time_median_s", "time_to_accuracy_s", "cpu_pct", "gpu_pct", "energy_j",
         "energy_per_unit_j", "energy_over_prediction", "rank_cpu_pct", "rank_read_bytes", "rank_written_bytes",
     }  # fmt: skip
-    assert {one.name for one in metric.menu() if one.of_all_steps} == whole
+    assert {one.name for one in metric.all_metrics() if one.of_all_steps} == whole
 
 
 def test_memory_over_a_step_is_drawn_by_category_and_adds_up(tmp_path):
@@ -88,7 +88,7 @@ def test_memory_over_a_step_is_drawn_by_category_and_adds_up(tmp_path):
     points = {"parameter": [4 * support.MIB] * moments, "activation": [support.MIB * (n % 100) for n in range(moments)]}
     files.make_folder(folder.memory_file(0).parent)
     files.write_json(folder.memory_file(0), {"schema": 1, "rank": 0, "step": 2, "t_ms": list(range(moments)), "points": points})
-    found = load.load(workspace, None)
+    found = load.load_matrix(workspace, None)
     (drawn,) = [memory_timeline.draw(group) for group in figure.groups(found, summary.summarize(found, "single"))]
     assert [trace["name"] for trace in drawn.data] == ["parameter", "activation"]
     assert max(drawn.data[0]["y"]) == 4.0
@@ -106,7 +106,7 @@ def test_memory_over_several_steps_has_a_panel_per_category_and_a_line_per_cell(
         files.make_folder(folder.memory_file(0).parent)
         curves = {"schema": 1, "rank": 0, "step": 2, "steps": steps, "t_ms": [0, 500, 1500], "points": points}
         files.write_json(folder.memory_file(0), curves)
-    found = load.load(workspace, None)
+    found = load.load_matrix(workspace, None)
     (drawn,) = [memory_of_categories.draw(group) for group in figure.groups(found, summary.summarize(found, "single"))]
     assert [note["text"] for note in drawn.layout["annotations"]] == ["Parameter (MiB)", "Gradient (MiB)"]
     of_gradient = {trace["name"]: (trace["x"], trace["y"]) for trace in drawn.data if trace["yaxis"] == "y2"}
@@ -125,7 +125,7 @@ def test_a_category_that_only_one_cell_has_is_drawn_for_that_cell(tmp_path):
         points = {"parameter": [support.MIB] * 3, category: [support.MIB] * 3}
         files.make_folder(folder.memory_file(0).parent)
         files.write_json(folder.memory_file(0), {"schema": 1, "rank": 0, "step": 2, "t_ms": [0, 1, 2], "points": points})
-    found = load.load(workspace, None)
+    found = load.load_matrix(workspace, None)
     (drawn,) = [memory_timeline.draw(group) for group in figure.groups(found, summary.summarize(found, "single"))]
     shown = {(trace["name"], trace["yaxis"]) for trace in drawn.data}
     assert {name for name, axis in shown if axis == "y"} == {"parameter", "activation"}
@@ -136,4 +136,4 @@ def test_a_category_that_only_one_cell_has_is_drawn_for_that_cell(tmp_path):
 def test_damaged_curves_are_no_curves(tmp_path, damage):
     path = tmp_path / "rank-00000.json"
     path.write_text(damage)
-    assert memory.read(path) is None
+    assert memory.read_memory_curves(path) is None

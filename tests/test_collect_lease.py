@@ -8,7 +8,7 @@ import pytest
 import support_collect as support
 
 from collect import cli
-from collect.reading.load import load
+from collect.reading.load import load_matrix
 from shardlab.cluster.lease import Lease
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
@@ -38,7 +38,7 @@ def lend(workspace, ends):
 
 
 def states(workspace):
-    return {cell.cell.strategy: run.verdict.state for cell in load(workspace, None).cells for run in cell.runs}
+    return {cell.cell.strategy: run.verdict.state for cell in load_matrix(workspace, None).cells for run in cell.runs}
 
 
 def after_start(seconds):

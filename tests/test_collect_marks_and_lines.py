@@ -17,12 +17,12 @@ from shardlab.workspace.workspace import Workspace
 def test_a_thinned_line_with_gaps_has_as_many_points_as_are_allowed():
     """`figure.thin` keeps three points of each interval of a line: its smallest value, its largest value and a gap."""
     y = [None if place % 10 == 5 else float(place * 7919 % 3000) for place in range(3000)]
-    x, _ = figure.thin(range(3000), y, 100)
+    x, _ = figure.thin_points(range(3000), y, 100)
     assert 97 <= len(x) <= 102
 
 
 def test_a_thinned_line_without_gaps_has_as_many_points_as_are_allowed():
-    x, _ = figure.thin(range(3000), [float(place * 7919 % 3000) for place in range(3000)], 100)
+    x, _ = figure.thin_points(range(3000), [float(place * 7919 % 3000) for place in range(3000)], 100)
     assert 97 <= len(x) <= 100
 
 
@@ -93,4 +93,4 @@ def test_time_that_a_hypervisor_took_is_busy_time():
 
 @pytest.mark.parametrize(("text", "value"), [("1.5 billion", 1.5e9), ("2 million", 2e6), ("7 thousand", 7e3)])
 def test_a_printed_number_word_such_as_million_is_parsed_exactly(text, value):
-    assert printed_number.parse(text, None, "parameters").value == value
+    assert printed_number.parse_printed_number(text, None, "parameters").value == value

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from support_long import LONG
 
 from collect import notation
-from collect.figure import thin
+from collect.figure import thin_points
 from collect.findings import statistics
 from collect.loading import telemetry
 from collect.loading.loaded_run import Quantity
-from collect.metric import Compared, menu
+from collect.metric import Compared, all_metrics
 from collect.metrics import (
     bubble,
     checkpoints,
@@ -36,9 +36,9 @@ from collect.metrics import (
 )
 from collect.metrics.accuracy import final_accuracy, time_to_accuracy
 from collect.metrics.loss import final_loss
-from collect.metrics.parameters import parameters
-from collect.metrics.step_time import percentile
-from collect.metrics.training_time import epoch_time, train_time
+from collect.metrics.parameters import parameter_count
+from collect.metrics.step_time import make_percentile_function
+from collect.metrics.training_time import make_epoch_function, train_time
 from collect.sources import steps
 from collect.traces.breakdown import Breakdown, EventTally
 from shardlab.hardware.host import Gpu, Host
@@ -67,7 +67,7 @@ def measured(ranks, telemetry_of=(), gpus=None, *, result=RESULT, hosts_of=(), v
     world = gpus or max(len(ranks), 1)
     cell = msgspec.structs.replace(support.cell("ddp", world), **keys)
     run = support.loaded(cell, sample_records=hosts, result=result, hosts=list(hosts_of), validation=list(validation))
-    run.step_frames = steps.frames(steps.Recorded(ranks, world, world))
+    run.step_frames = steps.build_step_frames(steps.Recorded(ranks, world, world))
     return run
 
 
@@ -109,7 +109,7 @@ def test_a_watched_step_counts_for_its_loss_and_for_no_time():
     """A step that an instrument observed counts for the loss, but not for throughput and step time."""
     ranks = {0: [step(1, 100.0), step(2, 9000.0, watched=True, loss=3.0)]}
     assert throughput.throughput(measured(ranks)).value == pytest.approx(80.0)
-    assert percentile(0.95)(measured(ranks)).value == pytest.approx(100.0)
+    assert make_percentile_function(0.95)(measured(ranks)).value == pytest.approx(100.0)
     assert final_loss(measured(ranks)).value == 3.0
 
 
@@ -136,9 +136,9 @@ def test_times_of_training_and_epochs_are_the_results():
     assert train_time(found_in(train_time_s=58.3)) == Quantity(58.3, "s")
     assert train_time(measured(TWO_RANKS)) is None
     epochs = found_in(epoch_time_s=[9.0, 1.0, 2.0])
-    assert (epoch_time(fmean)(epochs).value, epoch_time(median)(epochs).value) == (4, 2)
-    assert epoch_time(max)(measured(TWO_RANKS)) is None
-    assert parameters(found_in(parameters=124_439_808)) == Quantity(124_439_808, "parameters")
+    assert (make_epoch_function(fmean)(epochs).value, make_epoch_function(median)(epochs).value) == (4, 2)
+    assert make_epoch_function(max)(measured(TWO_RANKS)) is None
+    assert parameter_count(found_in(parameters=124_439_808)) == Quantity(124_439_808, "parameters")
 
 
 def test_memory_by_category_is_each_ones_own_largest():
@@ -149,13 +149,13 @@ def test_memory_by_category_is_each_ones_own_largest():
         "estimate_bytes": {"parameter": 400, "gradient": 400, "optimizer_state": 200},
     }
     found = found_in(instruments={"memory": looked})
-    assert memory_categories.largest("activation")(found) == Quantity(1000, "bytes")
-    assert memory_categories.largest("gradient")(found) == Quantity(400, "bytes")
-    assert memory_categories.largest("buffer")(found) is None
-    assert memory_categories.estimated(found) == Quantity(1000, "bytes")
-    assert memory_categories.over_estimate(found) == Quantity(1.4, "x")
-    assert memory_categories.over_estimate(found_in(instruments={"memory": looked | {"estimate_bytes": None}})) is None
-    assert memory_categories.estimated(measured(TWO_RANKS)) is None
+    assert memory_categories.make_largest_function("activation")(found) == Quantity(1000, "bytes")
+    assert memory_categories.make_largest_function("gradient")(found) == Quantity(400, "bytes")
+    assert memory_categories.make_largest_function("buffer")(found) is None
+    assert memory_categories.estimated_memory(found) == Quantity(1000, "bytes")
+    assert memory_categories.peak_over_estimate(found) == Quantity(1.4, "x")
+    assert memory_categories.peak_over_estimate(found_in(instruments={"memory": looked | {"estimate_bytes": None}})) is None
+    assert memory_categories.estimated_memory(measured(TWO_RANKS)) is None
 
 
 def test_categories_are_those_of_the_instrument():
@@ -166,8 +166,8 @@ def test_categories_are_those_of_the_instrument():
 
 def test_reserved_memory_is_the_allocators_own():
     gpu = {0: [step(1, 1.0, reserved_bytes=50), step(2, 1.0, reserved_bytes=40)], 1: [step(1, 1.0, reserved_bytes=60)]}
-    assert memory.reserved(measured(gpu, gpus=1)) == Quantity(50, "bytes")
-    assert memory.reserved(measured({0: [step(1, 1.0)]})) is None
+    assert memory.reserved_memory(measured(gpu, gpus=1)) == Quantity(50, "bytes")
+    assert memory.reserved_memory(measured({0: [step(1, 1.0)]})) is None
 
 
 def power(wall_s, *watts):
@@ -225,16 +225,16 @@ def test_gpu_memory_is_the_highest_share_of_any_gpu():
     seen = [
         sample(t, gpus=[GpuSample(uuid="0", memory_used_bytes=used)]) for t, used in ((5, 99), (12, 40), (15, 45), (21, 90))
     ]
-    assert utilization.gpu_memory(measured(WINDOW, seen, hosts_of=hosts)) == Quantity(45, "%")
-    assert utilization.gpu_memory(measured(WINDOW, seen)) is None
+    assert utilization.peak_gpu_memory(measured(WINDOW, seen, hosts_of=hosts)) == Quantity(45, "%")
+    assert utilization.peak_gpu_memory(measured(WINDOW, seen)) is None
 
 
 def test_the_size_of_a_gpu_comes_from_its_host_or_else_from_the_samples():
     hosts = [msgspec.structs.replace(host_with("A"), gpus=[Gpu(uuid="0", name="A", memory_bytes=100)])]
     first = sample(5, started_hz=2.0, gpus=[GpuSample(uuid="0", memory_used_bytes=80, memory_total_bytes=90)])
     seen = [first, sample(12, gpus=[GpuSample(uuid="0", memory_used_bytes=45)])]
-    assert utilization.gpu_memory(measured(WINDOW, seen, hosts_of=hosts)) == Quantity(45, "%")
-    assert utilization.gpu_memory(measured(WINDOW, seen)) == Quantity(50, "%")
+    assert utilization.peak_gpu_memory(measured(WINDOW, seen, hosts_of=hosts)) == Quantity(45, "%")
+    assert utilization.peak_gpu_memory(measured(WINDOW, seen)) == Quantity(50, "%")
 
 
 def test_checkpoints_have_the_times_and_the_size_that_their_instrument_reports():
@@ -252,9 +252,9 @@ def test_checkpoints_have_the_times_and_the_size_that_their_instrument_reports()
 def test_staleness_is_of_all_pushes():
     """The mean and the largest staleness are over all pushes: staleness_counts maps a staleness to a number of pushes."""
     found = found_in(knobs={"effective": {"staleness_counts": {"0": 1, "1": 2, "3": 1}}})
-    assert (staleness.mean(found), staleness.largest(found)) == (Quantity(1.25, "updates"), Quantity(3, "updates"))
-    assert staleness.mean(measured(TWO_RANKS)) is None
-    assert staleness.largest(found_in(knobs={"effective": {"staleness_counts": {}}})) is None
+    assert (staleness.mean_staleness(found), staleness.largest_staleness(found)) == (Quantity(1.25, "updates"), Quantity(3, "updates"))
+    assert staleness.mean_staleness(measured(TWO_RANKS)) is None
+    assert staleness.largest_staleness(found_in(knobs={"effective": {"staleness_counts": {}}})) is None
 
 
 def piped(first, last, **more):
@@ -269,18 +269,18 @@ def test_a_bubble_is_the_time_of_passes_beyond_the_compute_of_stages():
     # With 4 micro-batches, 10 ms for forward and 20 ms for backward on each of 2 stages, a step takes (4 + 1) x 30 ms, of which
     # each stage computes 120 ms. The bubble is the rest: 20 %.
     found = piped((40.0, 110.0), (50.0, 100.0))
-    assert bubble.seen(piped((40.0, 110.0), (70.0, 80.0))).value == pytest.approx(20)
-    assert bubble.theory(found) == Quantity(20, "%")
-    assert bubble.seen(piped((40.0, 110.0), (0.0, 150.0))) is None  # None: the stages differ too much
-    assert bubble.seen(piped((40.0, 110.0), (70.0, 80.0), options={"stages_per_rank": 2})) is None
-    assert bubble.theory(piped((1.0, 1.0), (1.0, 1.0), options={"stages_per_rank": 2})).value == pytest.approx(100 / 9)
-    assert bubble.theory(measured(TWO_RANKS)) is bubble.seen(measured(TWO_RANKS)) is None
+    assert bubble.measured_bubble(piped((40.0, 110.0), (70.0, 80.0))).value == pytest.approx(20)
+    assert bubble.bubble_theory(found) == Quantity(20, "%")
+    assert bubble.measured_bubble(piped((40.0, 110.0), (0.0, 150.0))) is None  # None: the stages differ too much
+    assert bubble.measured_bubble(piped((40.0, 110.0), (70.0, 80.0), options={"stages_per_rank": 2})) is None
+    assert bubble.bubble_theory(piped((1.0, 1.0), (1.0, 1.0), options={"stages_per_rank": 2})).value == pytest.approx(100 / 9)
+    assert bubble.bubble_theory(measured(TWO_RANKS)) is bubble.measured_bubble(measured(TWO_RANKS)) is None
 
 
 @pytest.mark.parametrize(("stages", "passes", "pct"), [(2, 4, 20.0), (4, 4, 42.9), (4, 16, 15.8), (8, 32, 17.9), (8, 64, 9.9)])
 def test_bubbles_by_theory_are_those_that_study_4_simulates(stages, passes, pct):
     ranks = {rank: [step(1, 1.0)] for rank in range(stages)}
-    found = bubble.theory(measured(ranks, pp=stages, dp=1, gradient_accumulation_steps=passes))
+    found = bubble.bubble_theory(measured(ranks, pp=stages, dp=1, gradient_accumulation_steps=passes))
     assert found.value == pytest.approx(pct, abs=0.05)
 
 
@@ -321,13 +321,13 @@ def test_without_checkpointing_hardware_and_model_flops_are_the_same():
 
 
 def test_step_time_is_of_the_slowest_rank_with_linear_percentiles():
-    found = {share: percentile(share)(measured(TWO_RANKS)).value for share in (0.05, 0.5, 0.95)}
+    found = {share: make_percentile_function(share)(measured(TWO_RANKS)).value for share in (0.05, 0.5, 0.95)}
     assert found == {0.05: pytest.approx(205.0), 0.5: pytest.approx(250.0), 0.95: pytest.approx(295.0)}
 
 
 def test_the_loss_of_the_world_weighs_ranks_by_their_units():
     assert final_loss(measured(TWO_RANKS)).value == pytest.approx(2.0)
-    assert steps.of_world(measured(TWO_RANKS).timed)["loss"].to_list() == pytest.approx([2.5, 2.0])
+    assert steps.join_world_steps(measured(TWO_RANKS).timed)["loss"].to_list() == pytest.approx([2.5, 2.0])
 
 
 def test_a_step_that_a_rank_did_not_record_is_in_no_metric():
@@ -338,7 +338,7 @@ def test_a_step_that_a_rank_did_not_record_is_in_no_metric():
 
 def test_a_run_without_records_has_no_value_of_any_metric():
     empty = measured({})
-    assert [metric.name for metric in menu() if metric.of_run and metric.of_run(empty) is not None] == []
+    assert [metric.name for metric in all_metrics() if metric.of_run and metric.of_run(empty) is not None] == []
 
 
 def test_peak_memory_is_the_gpu_allocators_else_the_process_and_says_which():
@@ -356,23 +356,23 @@ WINDOW = {0: [step(1, 1.0, wall_s=10.0), step(2, 1.0, wall_s=20.0)]}
 def test_processors_are_averaged_over_the_timed_window_and_hosts():
     seen = [sample(5, cpu_pct=100), sample(10, cpu_pct=20), sample(20, cpu_pct=40), sample(21, cpu_pct=100)]
     other = [sample(12, host="b", cpu_pct=50), sample(13, host="b")]
-    assert utilization.cpu(measured(WINDOW, seen)).value == pytest.approx(30)
-    assert utilization.cpu(measured(WINDOW, seen + other)).value == pytest.approx(40)
-    assert utilization.cpu(measured(WINDOW, [sample(12)])) is None
+    assert utilization.cpu_utilization(measured(WINDOW, seen)).value == pytest.approx(30)
+    assert utilization.cpu_utilization(measured(WINDOW, seen + other)).value == pytest.approx(40)
+    assert utilization.cpu_utilization(measured(WINDOW, [sample(12)])) is None
 
 
 def test_utilization_is_averaged_over_gpus_and_absent_without_a_gpu():
     seen = [sample(12, gpus=[GpuSample(uuid="x", utilization_pct=80.0), GpuSample(uuid="y", utilization_pct=40.0)])]
-    assert utilization.gpu(measured(WINDOW, seen)).value == pytest.approx(60)
-    assert utilization.gpu(measured(WINDOW, [sample(12, cpu_pct=1)])) is None
+    assert utilization.gpu_utilization(measured(WINDOW, seen)).value == pytest.approx(60)
+    assert utilization.gpu_utilization(measured(WINDOW, [sample(12, cpu_pct=1)])) is None
 
 
 def test_bytes_are_counted_between_the_first_and_the_last_timed_step():
     seen = [sample(t, nics=[nic(1000 + 100 * t), nic(7 * t, "lo", "loopback")]) for t in (0, 9, 11, 13, 15, 17, 19, 21, 40)]
     found = measured(WINDOW, seen)
     # The counter grows by 100 bytes per second. Its values at 10 s and at 20 s are interpolated between samples.
-    assert network.network(found).value == pytest.approx(1000)
-    assert network.loopback(found).value == pytest.approx(70)
+    assert network.network_bytes(found).value == pytest.approx(1000)
+    assert network.loopback_bytes(found).value == pytest.approx(70)
 
 
 def gloo(*steps_ended_s, sent, seen, backend="gloo", **result):
@@ -392,23 +392,23 @@ def test_counters_are_compared_with_the_bytes_of_collectives_over_gloo():
     both = [sample(t, nics=[nic(round(100 * t)), nic(round(7 * t), "lo", "loopback")]) for t in moments]
     alone = [sample(t, nics=[nic(round(107 * t), "lo", "loopback")]) for t in moments]
     for seen in (both, alone):
-        assert wire.difference(gloo(10, 15, 20, sent=500, seen=seen)).value == pytest.approx(7)  # 1070 and not 1000 bytes
-        assert wire.difference(gloo(10, 15, 20, sent=535, seen=seen)).value == pytest.approx(0)
-    assert wire.difference(gloo(10, 15, 20, sent=500, seen=both, backend="nccl")) is None
-    assert wire.difference(gloo(10, 15, 20, sent=0, seen=both)) is None
-    assert wire.difference(gloo(10, 15, 20, sent=500, seen=both, instruments={"validation": {}})) is None
+        assert wire.wire_difference(gloo(10, 15, 20, sent=500, seen=seen)).value == pytest.approx(7)  # 1070 and not 1000 bytes
+        assert wire.wire_difference(gloo(10, 15, 20, sent=535, seen=seen)).value == pytest.approx(0)
+    assert wire.wire_difference(gloo(10, 15, 20, sent=500, seen=both, backend="nccl")) is None
+    assert wire.wire_difference(gloo(10, 15, 20, sent=0, seen=both)) is None
+    assert wire.wire_difference(gloo(10, 15, 20, sent=500, seen=both, instruments={"validation": {}})) is None
     unknown = [sample(t, nics=[nic(round(100 * t))]) for t in moments]
-    assert wire.difference(gloo(10, 15, 20, sent=500, seen=unknown)) is None
+    assert wire.wire_difference(gloo(10, 15, 20, sent=500, seen=unknown)) is None
     rare = both[::100]
     # The samples are 5 s apart, so the counter's values at the ends of the steps are too uncertain.
-    assert wire.difference(gloo(10, 15, 20, sent=500, seen=rare)) is None
+    assert wire.wire_difference(gloo(10, 15, 20, sent=500, seen=rare)) is None
 
 
 def test_virtual_interfaces_count_only_where_a_host_has_no_physical_one():
     both = [sample(t, nics=[nic(100 * t), nic(100 * t, "docker0", "virtual")]) for t in (9, 21)]
     only = [sample(t, host="b", nics=[nic(10 * t, "veth0", "virtual")]) for t in (9, 21)]
-    assert network.network(measured(WINDOW, both)).value == pytest.approx(1000)
-    assert network.network(measured(WINDOW, both + only)).value == pytest.approx(1100)
+    assert network.network_bytes(measured(WINDOW, both)).value == pytest.approx(1000)
+    assert network.network_bytes(measured(WINDOW, both + only)).value == pytest.approx(1100)
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_virtual_interfaces_count_only_where_a_host_has_no_physical_one():
     ids=["backwards", "another boot", "one sample", "a third covered", "no interface", "no telemetry"],
 )
 def test_a_counter_that_cannot_be_trusted_gives_no_number(seen):
-    assert network.network(measured(WINDOW, seen)) is None
+    assert network.network_bytes(measured(WINDOW, seen)) is None
 
 
 CARD, OTHER_CARD = {"mac": "02:00:00:00:00:01", "pci": "0000:c5:00.0"}, {"mac": "02:00:00:00:00:02", "pci": "0000:c5:00.1"}
@@ -458,10 +458,10 @@ NO_DEVICE = {"kind": "virtual", "mac": "02:00:00:00:00:03"}
 def test_an_interface_is_identified_by_device_and_mac_address(moments, sent):
     """An interface is identified by its device and MAC address, so that its counter continues under another name."""
     seen = [sample(at, nics=nics) for at, nics in zip((9, 15, 21), moments, strict=True)]
-    found = network.network(measured(WINDOW, seen))
+    found = network.network_bytes(measured(WINDOW, seen))
     assert (found and found.value) == (None if sent is None else pytest.approx(sent))
     alike = [sample(at, host="b", nics=[nic(100 * at)]) for at in (9, 21)]  # an interface of another host with the same name
-    found = network.network(measured(WINDOW, seen + alike))
+    found = network.network_bytes(measured(WINDOW, seen + alike))
     assert (found and found.value) == (None if sent is None else pytest.approx(sent + 1000))
 
 
@@ -472,19 +472,19 @@ def test_scaling_is_strong_with_the_global_batch_and_weak_with_the_batch_per_ran
     for what, kind in ((strong, "strong"), (weak, "weak")):
         compared = Compared(what, 300.0, single, 100.0)
         assert (scaling.speed_up(compared).value, scaling.speed_up(compared).kind) == (pytest.approx(3), kind)
-        assert (scaling.efficiency(compared).value, scaling.efficiency(compared).unit) == (pytest.approx(75), "%")
+        assert (scaling.scaling_efficiency(compared).value, scaling.scaling_efficiency(compared).unit) == (pytest.approx(75), "%")
     assert scaling.speed_up(Compared(other, 300.0, single, 100.0)) is None
-    assert scaling.efficiency(Compared(strong, 300.0, single, 0.0)) is None
+    assert scaling.scaling_efficiency(Compared(strong, 300.0, single, 0.0)) is None
 
 
 def test_the_interval_is_students():
     """The confidence interval of repeats is the interval of Student's t distribution."""
-    found = statistics.estimate([10.0, 12.0, 14.0], "ms")  # half width: t(2) x s / sqrt(3) = 4.303 x 2 / sqrt(3) = 4.969
+    found = statistics.estimate_mean([10.0, 12.0, 14.0], "ms")  # half width: t(2) x s / sqrt(3) = 4.303 x 2 / sqrt(3) = 4.969
     assert (found.value, found.median, found.n) == (12.0, 12.0, 3)
     assert (found.low, found.high) == (pytest.approx(12 - 4.969, abs=1e-3), pytest.approx(12 + 4.969, abs=1e-3))
-    alone = statistics.estimate([5.0], "ms")
+    alone = statistics.estimate_mean([5.0], "ms")
     assert (alone.value, alone.low, alone.high) == (5.0, None, None)
-    pair = statistics.estimate([1.0, 3.0], "ms")
+    pair = statistics.estimate_mean([1.0, 3.0], "ms")
     assert pair.high == pytest.approx(2 + 12.706)
 
 
@@ -512,23 +512,23 @@ def test_no_degree_of_freedom_has_no_quantile():
 )
 def test_a_host_whose_sampler_ended_early_is_reported_to_lack_samples(times, incomplete, coverage_pct):
     seen = measured(WINDOW, [sample(9, host="b"), sample(10, host="b"), *(sample(time) for time in times)])
-    found = {entry.host: entry for entry in telemetry.coverage("r", seen.timed, seen.samples, ["a"], {}, {}, {})}
+    found = {entry.host: entry for entry in telemetry.compute_coverage("r", seen.timed, seen.samples, ["a"], {}, {}, {})}
     entry = found["a"]
     assert (entry.samples, entry.incomplete, entry.coverage_pct) == (len(times), incomplete, pytest.approx(coverage_pct))
     assert found["b"].incomplete == "no samples in the last 10.0 s"  # b has samples, but ["a"] does not list it
-    nothing_timed = telemetry.coverage("r", seen.timed.clear(), seen.samples, ["a"], {}, {}, {})
+    nothing_timed = telemetry.compute_coverage("r", seen.timed.clear(), seen.samples, ["a"], {}, {}, {})
     assert [entry.incomplete for entry in nothing_timed] == ["", ""]
 
 
 def test_coverage_counts_gaps_out_and_names_the_largest():
-    share, gap = telemetry.covered([9, 10, 11, 12, 16, 17, 18, 19, 20, 21], (10.0, 20.0))
+    share, gap = telemetry.measure_coverage([9, 10, 11, 12, 16, 17, 18, 19, 20, 21], (10.0, 20.0))
     assert (share, gap) == (pytest.approx(60), pytest.approx(4))
-    assert telemetry.covered([], (10.0, 20.0)) == (0, 10)
+    assert telemetry.measure_coverage([], (10.0, 20.0)) == (0, 10)
 
 
 def test_the_early_last_sample_of_a_short_run_makes_no_gap_of_the_usual_distance():
-    assert telemetry.covered([9.8, 10.3, 10.4], (10.0, 10.4))[0] == pytest.approx(100)
-    assert telemetry.covered([9.8, 10.5, 10.6], (10.0, 10.6))[0] == pytest.approx(100 / 6)  # 0.7 s is a gap
+    assert telemetry.measure_coverage([9.8, 10.3, 10.4], (10.0, 10.4))[0] == pytest.approx(100)
+    assert telemetry.measure_coverage([9.8, 10.5, 10.6], (10.0, 10.6))[0] == pytest.approx(100 / 6)  # 0.7 s is a gap
 
 
 POSITIVE = st.floats(0.1, 1e4, allow_nan=False)
@@ -548,7 +548,7 @@ def test_the_order_of_records_changes_nothing(times, random):
     ranks = ranks_of(times)
     shuffled = {rank: random.sample(records, len(records)) for rank, records in reversed(ranks.items())}
     in_order, out_of_order = measured(ranks), measured(shuffled)
-    for metric in menu():
+    for metric in all_metrics():
         if metric.of_run:
             one, other = metric.of_run(in_order), metric.of_run(out_of_order)
             assert one == other or one.value == pytest.approx(other.value), metric.name
@@ -559,7 +559,7 @@ def test_the_order_of_records_changes_nothing(times, random):
 def test_slower_steps_scale_times_up_and_throughput_down(times, scale):
     one, other = measured(ranks_of(times)), measured(ranks_of(times, scale))
     assert throughput.throughput(other).value == pytest.approx(throughput.throughput(one).value / scale)
-    assert percentile(0.95)(other).value == pytest.approx(percentile(0.95)(one).value * scale)
+    assert make_percentile_function(0.95)(other).value == pytest.approx(make_percentile_function(0.95)(one).value * scale)
 
 
 @settings(deadline=None)
@@ -601,21 +601,21 @@ def test_a_counter_that_only_grows_never_gives_a_negative_number(increments):
     for index, increment in enumerate(increments):
         total += increment
         seen.append(sample(5 + 25 * index / (len(increments) - 1), nics=[nic(total)]))
-    found = network.network(measured(WINDOW, seen))
+    found = network.network_bytes(measured(WINDOW, seen))
     assert found is not None
     assert 0 <= found.value <= total
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=2, max_size=40))
 def test_the_interval_holds_the_mean_and_the_mean_the_values(values):
-    found = statistics.estimate(values, "")
+    found = statistics.estimate_mean(values, "")
     assert found.low <= found.value <= found.high
     assert min(values) - 1e-3 <= found.value <= max(values) + 1e-3
 
 
 @given(st.lists(st.floats(0, 1), max_size=3000))
 def test_fewer_points_keep_every_extreme(values):
-    x, y = thin(list(range(len(values))), values, most=100)
+    x, y = thin_points(list(range(len(values))), values, max_points=100)
     assert len(y) <= max(102, 0)
     assert x == sorted(x)
     if values:
@@ -627,31 +627,31 @@ def test_fewer_points_keep_every_extreme(values):
     [(1234567.0, "1,234,567"), (102.24, "102.2"), (2.79871, "2.799"), (0.00012344, "0.0001234"), (1.2e-9, "1.200e-09")],
 )
 def test_numbers_have_digits_enough_to_compare(value, text):
-    assert notation.number(value) == text
+    assert notation.format_number(value) == text
 
 
 def test_nan_and_zero_are_printed_as_such():
     """NaN is printed as `nan`, and 0 as `0`."""
-    assert notation.number(math.nan) == "nan"
-    assert notation.number(0.0) == "0"
+    assert notation.format_number(math.nan) == "nan"
+    assert notation.format_number(0.0) == "0"
 
 
 def test_every_metric_has_a_description():
-    names = [metric.name for metric in menu()]
+    names = [metric.name for metric in all_metrics()]
     assert len(names) == len(set(names))
     assert {"throughput_per_s", "step_time_ms", "peak_memory_bytes", "speed_up", "final_loss", "network_bytes"} <= set(names)
-    for metric in menu():
+    for metric in all_metrics():
         assert metric.definition.endswith(".")
         assert sum(ask is not None for ask in (metric.of_run, metric.of_run_at, metric.of_cells)) == 1
         assert bool(metric.compares) == (metric.of_cells is not None)
-        of = {other.name: other for other in menu()}.get(metric.compares, metric)
+        of = {other.name: other for other in all_metrics()}.get(metric.compares, metric)
         assert of.of_cells is None
         assert (metric.argument, type(metric.example)) == (of.argument, type(of.example))
         assert bool(of.argument) == (of.of_run_at is not None) == (of.example is not None)
 
 
 def test_a_frame_of_no_records_has_its_columns():
-    assert steps.frame({}).schema == pl.Schema(steps.SCHEMA)
+    assert steps.build_step_frame({}).schema == pl.Schema(steps.SCHEMA)
 
 
 def test_ranks_that_share_a_model_count_their_units_once():
@@ -662,6 +662,6 @@ def test_ranks_that_share_a_model_count_their_units_once():
     records = {
         rank: [StepRecord(schema=1, step=1, t_s=1.0, wall_s=2.0, loss=1.0, units=64, step_ms=500.0)] for rank in range(4)
     }
-    shared = steps.timed(steps.frame(records), 4, 2)
+    shared = steps.select_timed(steps.build_step_frame(records), 4, 2)
     assert shared["units"].sum() == 128
-    assert steps.of_world(shared)["loss"].to_list() == [1.0]
+    assert steps.join_world_steps(shared)["loss"].to_list() == [1.0]

@@ -109,10 +109,10 @@ def test_traces_and_memory_curves_behind_a_link_are_not_read(workspace, run, tmp
             folder.mkdir()
             for file in outside.iterdir():
                 (folder / file.name).symlink_to(file)
-    assert memory.read(run.memory_file(0)) is None
-    assert run_traces.read(run.path, "exact").exact == []
+    assert memory.read_memory_curves(run.memory_file(0)) is None
+    assert run_traces.read_run_traces(run.path, "exact").exact == []
     with pytest.raises(InputError, match="no traces"):
-        command.files(workspace, run.run_id)
+        command.find_trace_files(workspace, run.run_id)
     assert sorted(path.name for path in outside.iterdir()) == ["rank-00000.json", "rank-00000.json.gz"]
 
 

@@ -23,8 +23,8 @@ def workspace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def figures(workspace):
-    loaded = load.load(workspace, None)
-    return page.drawings(loaded, summary.summarize(loaded, "single"))
+    loaded = load.load_matrix(workspace, None)
+    return page.draw_figures(loaded, summary.summarize(loaded, "single"))
 
 
 @support_browser.needed
@@ -52,7 +52,7 @@ def test_figures_are_exported_without_a_report(workspace, figures, tmp_path):
 
 
 def test_every_figure_names_the_cells_that_it_shows(workspace, figures):
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     ids = {cell.id for cell in loaded.cells}
     completed = {cell.id for cell in loaded.cells if cell.completed}
     for one in figures:
@@ -71,8 +71,8 @@ def test_names_are_unique_and_fit_for_files(tmp_path):
     support.keep(workspace, cells, repeats=1)
     for what in cells:
         support.completed(workspace, what)
-    loaded = load.load(workspace, None)
-    names = [one.name for one in page.drawings(loaded, summary.summarize(loaded, "single"))]
+    loaded = load.load_matrix(workspace, None)
+    names = [one.name for one in page.draw_figures(loaded, summary.summarize(loaded, "single"))]
     assert len(names) == len(set(names))
     assert names[0] == "throughput-per-s-gpt2-tiny"
     assert names.index("telemetry-gpt2-tiny") < names.index("throughput-per-s-vit-tiny")
@@ -98,7 +98,7 @@ def test_a_picture_has_its_title_where_there_is_room():
     lines = [{"name": str(number), "visible": "legendonly" if number > 3 else True} for number in range(9)]
     told = figure.Figure("a", "A <b>", "", 100, lines, figure.layout({}, {}, **legend))
     with_legend, alone = (
-        figure.picture(one, one.title, False) for one in (told, figure.Figure("a", "A <b>", "", 100, [], figure.layout({}, {})))
+        figure.image_layout(one, one.title, False) for one in (told, figure.Figure("a", "A <b>", "", 100, [], figure.layout({}, {})))
     )
     assert with_legend["legend"]["title"]["text"] == alone["title"]["text"] == "A &lt;b&gt;"
     assert with_legend["height"] == alone["height"] + 2 * figure.LINE_PX  # the four names of the legend take two lines

@@ -69,7 +69,7 @@ def workspace(tmp_path_factory):
 
 
 def scores(workspace):
-    return {(one.strategy, one.category): one for one in summary.summarize(load.load(workspace, None), "ddp").predictions}
+    return {(one.strategy, one.category): one for one in summary.summarize(load.load_matrix(workspace, None), "ddp").predictions}
 
 
 def test_step_times_are_scored_by_strategy(workspace):
@@ -101,10 +101,10 @@ def test_traffic_is_that_of_all_ranks_and_not_scored_for_a_pipeline(workspace):
 
 def test_energy_is_that_of_a_step(workspace):
     """The GPU draws 300 W. The expected energy of a step is computed from the times of the step records (about 59 ms)."""
-    run = load.load(workspace, None).cells[0].completed[0]
+    run = load.load_matrix(workspace, None).cells[0].completed[0]
     first, last = run.window
     measured = WATTS * (last - first) / (run.world.height - 1)
-    both = [one.metrics["energy_over_prediction"] for one in summary.summarize(load.load(workspace, None), "ddp").rows[0].runs]
+    both = [one.metrics["energy_over_prediction"] for one in summary.summarize(load.load_matrix(workspace, None), "ddp").rows[0].runs]
     assert both[0] == pytest.approx(measured / 100)
     assert scores(workspace)["ddp", "energy"].unit == "J"
 
@@ -171,9 +171,9 @@ def test_without_predictions_there_is_no_table(tmp_path):
     workspace, cell = Workspace(tmp_path), support.cell()
     support.keep(workspace, [cell], repeats=1)
     support.completed(workspace, cell)
-    found = summary.summarize(load.load(workspace, None), "single")
+    found = summary.summarize(load.load_matrix(workspace, None), "single")
     assert found.predictions == []
-    assert "predictions" not in {table.name for table in text_tables.tables(found)}
+    assert "predictions" not in {table.name for table in text_tables.make_text_tables(found)}
 
 
 @pytest.mark.parametrize(("measured", "within"), [(0.999, 1), (1.001, 1), (0.998, 0), (1.002, 0)])

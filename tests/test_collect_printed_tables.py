@@ -46,7 +46,7 @@ def loaded(tmp_path_factory):
     for what in (DDP, FSDP):
         for repeat in (1, 2, 3):
             support.completed(workspace, what, repeat, found={"same_work": SameWork(verdict="proven", why="")})
-    return load.load(workspace, None)
+    return load.load_matrix(workspace, None)
 
 
 def test_a_row_has_the_values_of_its_cell_and_how_often_it_is_the_best(loaded):

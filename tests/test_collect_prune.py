@@ -170,9 +170,9 @@ def test_files_are_not_collected_from_a_node_that_cannot_have_them(tmp_path, nam
     listed = [InventoryNode("gpu0", "10.0.0.1", python="/opt/python"), InventoryNode("gpu1", "10.0.0.2")]
     files.make_folder(workspace.own)
     files.write_json(inventory.path_of(workspace), Inventory(1, "bench", listed))
-    assert gather.node_of(workspace, "bench", "gpu0") == listed[0]
+    assert gather.find_node(workspace, "bench", "gpu0") == listed[0]
     with pytest.raises(InputError) as caught:
-        gather.node_of(workspace, cluster, name)
+        gather.find_node(workspace, cluster, name)
     assert str(caught.value) == f"{workspace.own}/{why}"
 
 

@@ -9,14 +9,14 @@ import support_collect as support
 
 from collect.loading import loaded_run
 from collect.loading.loaded_run import LoadedRun
-from collect.metric import quantities
+from collect.metric import compute_quantities
 from collect.reading import load, read_many
 from shardlab.runs.record import GpuSample, LineWriter, NicSample, Sample
 from shardlab.workspace.workspace import Workspace
 
 
 def every(workspace) -> list[LoadedRun]:
-    return [run for cell in load.load(workspace, None).cells for run in (*cell.runs, *cell.earlier)]
+    return [run for cell in load.load_matrix(workspace, None).cells for run in (*cell.runs, *cell.earlier)]
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def answers(monkeypatch):
         received.append(unpack(packed))
         return received[-1]
 
-    unpack = read_many._unpacked
-    monkeypatch.setattr(read_many, "_unpacked", unpacked)
+    unpack = read_many._unpack
+    monkeypatch.setattr(read_many, "_unpack", unpacked)
     monkeypatch.setattr(read_many, "MANY", 2)
     monkeypatch.setattr(read_many, "PART", 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
@@ -50,7 +50,7 @@ def assert_same(alone: list[LoadedRun], together: list[LoadedRun]) -> None:
         for name in (*set(LoadedRun.__struct_fields__) - {"folder", "quantities"}, "run_id", "coverage"):
             assert getattr(one, name) == getattr(other, name)
         if one.completed:
-            assert quantities(one) == quantities(other)
+            assert compute_quantities(one) == compute_quantities(other)
         frames = [(*run.step_frames, *run.samples) for run in (one, other)]
         for mine, theirs in zip(*frames, strict=True):
             assert mine.schema == theirs.schema
@@ -108,7 +108,7 @@ def test_samples_that_become_frames_file_by_file_are_the_same_as_all_at_once(tmp
     found = {}
     for size in (1, 4, 1000):
         monkeypatch.setattr(loaded_run, "PART", size)
-        (run,) = read_many.read(folder.path.parent, [folder.run_id])
+        (run,) = read_many.read_runs(folder.path.parent, [folder.run_id])
         assert run.samples.hosts.height >= sum(count for _, count in HOSTS.values())
         found[size] = (*run.samples, *LoadedRun.read(folder).samples)
     for frames in zip(*found.values(), strict=True):

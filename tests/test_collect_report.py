@@ -19,7 +19,7 @@ from collect import atomic_folder, figure, flat_tables, summary
 from collect.cli import main
 from collect.figures import accuracy, epoch_histogram, epoch_time, scaling, throughput
 from collect.findings import columns, comparability
-from collect.findings.equal_losses import compare
+from collect.findings.equal_losses import compare_losses
 from collect.reading import load
 from collect.report import page, provenance, truncation
 from collect.verdicts.reported import ReportedResult
@@ -36,7 +36,7 @@ def workspace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def loaded(workspace):
-    return load.load(workspace, None)
+    return load.load_matrix(workspace, None)
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +98,11 @@ def test_a_baseline_on_several_rank_counts_uses_the_fewest_ranks(loaded):
     few = load.LoadedCell("few", support.cell("ddp", 1, global_batch_size=4, micro_batch_size=4), ddp.runs, [])
     many = load.LoadedCell("many", support.cell("ddp", 2, global_batch_size=8), ddp.runs, [])
     assert few.cell.gpu_batch_size == many.cell.gpu_batch_size
-    assert comparability.baseline_of(many, [many, few], "ddp") is few
-    assert comparability.baseline_of(few, [many, few], "ddp") is few
+    assert comparability.find_baseline(many, [many, few], "ddp") is few
+    assert comparability.find_baseline(few, [many, few], "ddp") is few
     passes = load.LoadedCell("passes", support.cell("ddp", 1, global_batch_size=4, gradient_accumulation_steps=4), ddp.runs, [])
     for cells in ([few, passes], [passes, few]):  # each is its own baseline, so its speed-up is 1
-        assert [comparability.baseline_of(cell, cells, "ddp") for cell in cells] == cells
+        assert [comparability.find_baseline(cell, cells, "ddp") for cell in cells] == cells
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_cell_of_other_work_is_not_used_as_a_baseline(loaded, other):
     single, ddp = loaded.cells[:2]
     changed = load.LoadedCell(single.id, support.cell(**({"options": {"n_layer": 4}} | other)), single.runs, [])
     mine = load.LoadedCell(ddp.id, support.cell("ddp", 2, options={"n_layer": 4, "bucket_mb": 25}), ddp.runs, [])
-    assert comparability.baseline_of(mine, [changed, mine], "single") is None
+    assert comparability.find_baseline(mine, [changed, mine], "single") is None
 
 
 def test_the_latest_attempt_counts_and_the_earlier_is_history(summarized):
@@ -136,7 +136,7 @@ def test_damage_is_counted_and_named_and_stops_nothing(summarized):
 
 
 def test_losses_are_compared_through_launchers_and_strategies(loaded):
-    found = {(entry.differ, entry.other.split("-gpt2")[0], "fork" in entry.other): entry for entry in compare(loaded, "single")}
+    found = {(entry.differ, entry.other.split("-gpt2")[0], "fork" in entry.other): entry for entry in compare_losses(loaded, "single")}
     assert found[("launcher", "ddp", True)].max_difference == pytest.approx(1e-6)
     assert found[("launcher", "ddp", True)].steps == 30
     assert found[("strategy", "ddp", False)].max_difference < 1e-12
@@ -161,7 +161,7 @@ def test_a_run_whose_sampler_died_is_named(tmp_path):
     samples.write_bytes(b"".join(samples.read_bytes().splitlines(keepends=True)[:30]))  # 1.5 s of 3.5 s of telemetry
     for run in (never_ran, failed):
         workspace.run(run).samples_file(support.HOST).unlink()
-    found = summary.summarize(load.load(workspace, None), "single")
+    found = summary.summarize(load.load_matrix(workspace, None), "single")
     said = {entry.run: entry.incomplete for entry in found.telemetry if entry.incomplete}
     assert said.keys() == {died, never_ran, failed}
     assert said[never_ran] == "no samples"
@@ -182,7 +182,7 @@ def test_a_damaged_run_folder_is_listed_with_its_reason(tmp_path):
     run = workspace.run(run_id(support.cell(), 1))
     run.run_json.write_text("{")
     workspace.run(run_id(support.cell(), 2)).result.write_text("[]")
-    found = row_of(summary.summarize(load.load(workspace, None), "single"), "single")
+    found = row_of(summary.summarize(load.load_matrix(workspace, None), "single"), "single")
     assert found.states == {"completed": 1, "unknown": 2}
     assert "is not a run of this version" in found.runs[0].why
     assert "is not a result of this version" in found.runs[1].why
@@ -245,13 +245,13 @@ def test_several_rank_counts_and_gpus_have_their_figures_and_columns(tmp_path):
     support.keep(workspace, cells, repeats=1)
     for what in cells:
         support.completed(workspace, what, gpu=True)
-    found = load.load(workspace, None)
+    found = load.load_matrix(workspace, None)
     summarized = summary.summarize(found, "single")
-    table = {column.name: column for column in columns.table(summarized.rows).columns}
+    table = {column.name: column for column in columns.make_table(summarized.rows).columns}
     assert (table["peak_memory_bytes"].heading, table["peak_memory_bytes"].unit) == ("Peak GPU memory", "GiB")
     assert float(table["gpu_pct"].cells[0].value) == pytest.approx(81, abs=0.3)
     assert [str(cell).split()[-1] for cell in table["speed_up"].cells] == ["strong", "strong", "strong", "weak"]
-    assert columns.labels(summarized.rows) == ["single ×1", "ddp ×2", "ddp ×4", "fsdp2 ×4"]
+    assert columns.row_labels(summarized.rows) == ["single ×1", "ddp ×2", "ddp ×4", "fsdp2 ×4"]
     (group,) = figure.groups(found, summarized)
     lines = {line["name"]: (line["x"], line["y"]) for line in scaling.draw(group).data}
     assert lines["ddp"][0] == [2, 4]
@@ -269,7 +269,7 @@ def test_the_axes_of_the_throughput_figure_hold_every_cell_and_interval(tmp_path
     for what in cells:
         for repeat in (1, 2, 3):
             support.completed(workspace, what, repeat)
-    found = load.load(workspace, None)
+    found = load.load_matrix(workspace, None)
     summarized = summary.summarize(found, "single")
     (group,) = figure.groups(found, summarized)
     drawn = throughput.draw(group)
@@ -284,9 +284,9 @@ def test_a_throughput_is_shown_with_half_of_its_interval(tmp_path):
     support.keep(workspace, [support.cell()], repeats=3)
     for repeat in (1, 2, 3):
         support.completed(workspace, support.cell(), repeat)
-    (row,) = summary.summarize(load.load(workspace, None), "single").rows
+    (row,) = summary.summarize(load.load_matrix(workspace, None), "single").rows
     estimate = row.metrics["throughput_per_s"]
-    (column,) = [one for one in columns.table([row]).columns if one.name == "throughput_per_s"]
+    (column,) = [one for one in columns.make_table([row]).columns if one.name == "throughput_per_s"]
     half = float(column.cells[0].spread.replace(",", ""))
     assert half == pytest.approx((estimate.high - estimate.low) / 2, rel=0.05)  # the table rounds to two digits
 
@@ -298,8 +298,8 @@ def test_differing_units_are_shown_beside_each_number(tmp_path):
     support.completed(workspace, support.cell())
     run = support.completed(workspace, image)
     run.result.write_text(run.result.read_text().replace('"tokens"', '"images"'))
-    summarized = summary.summarize(load.load(workspace, None), "single")
-    table = {column.name: column for column in columns.table(summarized.rows).columns}
+    summarized = summary.summarize(load.load_matrix(workspace, None), "single")
+    table = {column.name: column for column in columns.make_table(summarized.rows).columns}
     assert table["throughput_per_s"].unit == ""
     assert [str(cell).split()[-1] for cell in table["throughput_per_s"].cells] == ["tokens/s", "images/s"]
     assert "seq_len" not in table
@@ -312,7 +312,7 @@ def test_a_baseline_of_several_units_gives_no_ideal(tmp_path):
     support.keep(workspace, [support.cell(), ddp], repeats=2)
     runs = [support.completed(workspace, what, repeat) for what in (support.cell(), ddp) for repeat in (1, 2)]
     runs[0].result.write_text(runs[0].result.read_text().replace('"tokens"', '"images"'))
-    found = load.load(workspace, None)
+    found = load.load_matrix(workspace, None)
     (group,) = figure.groups(found, summary.summarize(found, "single"))
     drawn = throughput.draw(group)
     assert drawn.data[1]["x"] == []
@@ -391,10 +391,10 @@ def test_one_environment_is_shown_once_though_failed_runs_name_other_packages(tm
         text = folder.run_json.read_text()
         folder.run_json.write_text(text.replace('"torch": "2.13.0"', '"python": "3.11.2", "torch": "2.13.0"'))
         assert "python" in folder.read_run().versions
-    versions = dict(provenance.made_with(load.load(workspace, None)))["Versions"]
+    versions = dict(provenance.run_properties(load.load_matrix(workspace, None)))["Versions"]
     assert versions == ["python 3.11.2, shardlab 0.1.0, torch 2.13.0"]
     runs[1].run_json.write_text(runs[1].run_json.read_text().replace("2.13.0", "2.12.1"))
-    versions = dict(provenance.made_with(load.load(workspace, None)))["Versions"]
+    versions = dict(provenance.run_properties(load.load_matrix(workspace, None)))["Versions"]
     assert versions == ["python 3.11.2, shardlab 0.1.0, torch 2.13.0", "python 3.11.2, shardlab 0.1.0, torch 2.12.1"]
 
 
@@ -402,7 +402,7 @@ HOSTILE = "</script><script>alert(1)</script>\"'&{{ 7*7 }}<img src=x onerror=ale
 
 
 def test_of_more_cells_than_a_page_holds_some_are_shown_and_the_files_have_all(workspace, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(truncation, "MOST", 2)
+    monkeypatch.setattr(truncation, "MAX_ENTRIES", 2)
     assert main(["summarize", "--workspace", str(workspace.path), "--out", str(tmp_path / "report")]) == 0
     said = "shown here: 2 of 6 cells, 2 of 3 loss comparisons, 2 of 4 runs that did not complete"
     told = capsys.readouterr().out
@@ -419,7 +419,7 @@ def test_of_more_cells_than_a_page_holds_some_are_shown_and_the_files_have_all(w
 
 
 def test_a_cell_whose_baseline_is_not_shown_names_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(truncation, "MOST", 2)
+    monkeypatch.setattr(truncation, "MAX_ENTRIES", 2)
     workspace = support.matrix(tmp_path)
     expansion = workspace.expansion(None)
     workspace.keep_expansion(msgspec.structs.replace(expansion, cells=[*expansion.cells[1:], expansion.cells[0]]))
@@ -428,14 +428,14 @@ def test_a_cell_whose_baseline_is_not_shown_names_it(tmp_path, monkeypatch):
 
 
 def test_cells_that_claims_name_are_shown_before_others(summarized, monkeypatch):
-    monkeypatch.setattr(truncation, "MOST", 3)
-    assert truncation.of(summarized).rows == summarized.rows[:3]
+    monkeypatch.setattr(truncation, "MAX_ENTRIES", 3)
+    assert truncation.truncate_summary(summarized).rows == summarized.rows[:3]
     last = summarized.rows[-1].id
     named = ReportedResult(where="table 1", metric="state", cell={}, printed="oom", kind="measured", row=last)
-    cut = truncation.of(msgspec.structs.replace(summarized, reported=[named]))
+    cut = truncation.truncate_summary(msgspec.structs.replace(summarized, reported=[named]))
     assert [row.id for row in cut.rows] == [*(row.id for row in summarized.rows[:2]), last]
-    monkeypatch.setattr(truncation, "MOST", 6)
-    assert truncation.of(summarized) == summarized
+    monkeypatch.setattr(truncation, "MAX_ENTRIES", 6)
+    assert truncation.truncate_summary(summarized) == summarized
 
 
 def test_hostile_names_are_text(tmp_path):
@@ -534,7 +534,7 @@ def test_a_kill_leaves_the_complete_old_or_new_report(reported_twice, tmp_path, 
     assert found.keys() == old.keys()
     assert (found == old) is (title == "the old title")
     os.utime(left, (0, 0))
-    with atomic_folder.replacing(workspace.report, frozenset({"index.html", "summary.json", "tables"})) as fresh:
+    with atomic_folder.replace_folder(workspace.report, frozenset({"index.html", "summary.json", "tables"})) as fresh:
         (fresh / "index.html").write_text("next")
     assert not list(workspace.path.glob(".report*")), "the next report removes what a killed one left, once it is old"
     assert [path.name for path in workspace.report.iterdir()] == ["index.html"]
@@ -543,7 +543,7 @@ def test_a_kill_leaves_the_complete_old_or_new_report(reported_twice, tmp_path, 
 def test_a_young_temporary_folder_of_another_command_is_not_removed(tmp_path):
     young = tmp_path / ".report.0a1b2c3d.tmp"
     young.mkdir()
-    with atomic_folder.replacing(tmp_path / "report", frozenset()):
+    with atomic_folder.replace_folder(tmp_path / "report", frozenset()):
         pass
     assert young.exists()
 
@@ -554,7 +554,7 @@ def test_a_file_added_to_the_folder_during_its_replacement_is_kept(tmp_path):
     (folder / "index.html").write_text("old")
 
     def replace():
-        with atomic_folder.replacing(folder, frozenset({"index.html"})) as fresh:
+        with atomic_folder.replace_folder(folder, frozenset({"index.html"})) as fresh:
             (fresh / "index.html").write_text("new")
             (folder / "notes.txt").write_text("of a person")
 
@@ -567,7 +567,7 @@ def test_a_file_added_to_the_folder_during_its_replacement_is_kept(tmp_path):
 def test_folders_are_renamed_if_they_cannot_be_exchanged(tmp_path, monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
     for content in ("old", "new"):
-        with atomic_folder.replacing(tmp_path / "report", frozenset({"a"})) as fresh:
+        with atomic_folder.replace_folder(tmp_path / "report", frozenset({"a"})) as fresh:
             (fresh / "a").write_text(content)
         assert (tmp_path / "report" / "a").read_text() == content
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
@@ -576,7 +576,7 @@ def test_folders_are_renamed_if_they_cannot_be_exchanged(tmp_path, monkeypatch):
 def test_a_link_in_the_reports_place_is_refused(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "report").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match="is not a folder"), atomic_folder.replacing(tmp_path / "report", frozenset()):
+    with pytest.raises(InputError, match="is not a folder"), atomic_folder.replace_folder(tmp_path / "report", frozenset()):
         raise AssertionError("the block must not run")
 
 
@@ -600,8 +600,8 @@ def test_the_shape_of_the_table_does_not_depend_on_what_was_measured(loaded, tmp
     """The exported table has the same columns for a workspace without runs."""
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell()])
-    empty = flat_tables.summary(summary.summarize(load.load(workspace, None), "single"))
-    assert empty.schema == flat_tables.summary(summary.summarize(loaded, "single")).schema
+    empty = flat_tables.summary_frame(summary.summarize(load.load_matrix(workspace, None), "single"))
+    assert empty.schema == flat_tables.summary_frame(summary.summarize(loaded, "single")).schema
 
 
 def test_accuracy_is_drawn_over_the_seconds_of_training(tmp_path):
@@ -613,7 +613,7 @@ def test_accuracy_is_drawn_over_the_seconds_of_training(tmp_path):
     with LineWriter(folder.validation_file) as lines:
         for step, share in ((5, 0.5), (10, 0.75)):
             lines.write(ValidationRecord(schema=1, step=step, t_s=0.0, wall_s=0.0, loss=1.0, accuracy=share, items=8))
-    found = load.load(workspace, None)
+    found = load.load_matrix(workspace, None)
     drawn = [accuracy.draw(group) for group in figure.groups(found, summary.summarize(found, "single"))]
     (line,) = drawn[0].data
     assert line["y"] == [50.0, 75.0]
@@ -627,7 +627,7 @@ def test_epochs_are_drawn_with_their_running_average_and_spread(tmp_path):
     for repeat in (1, 2):
         support.completed(workspace, with_epochs, repeat, found={"epoch_time_s": [4.0, 2.0, 3.0]})
         support.completed(workspace, without, repeat)
-    found = load.load(workspace, None)
+    found = load.load_matrix(workspace, None)
     (group,) = figure.groups(found, summary.summarize(found, "single"))
     dots, line = epoch_time.draw(group).data
     assert (dots["x"], dots["y"]) == ([1, 2, 3], [4, 2, 3])

@@ -56,7 +56,7 @@ def workspace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def summarized(workspace):
-    return summary.summarize(load.load(workspace, None), "single")
+    return summary.summarize(load.load_matrix(workspace, None), "single")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def drawn(workspace):
 
 
 def line(summarized, name):
-    return next(report_start.claim(verdict, summarized) for verdict in summarized.verdicts if verdict.id == name)
+    return next(report_start.write_claim_line(verdict, summarized) for verdict in summarized.verdicts if verdict.id == name)
 
 
 def test_a_ratio_is_shown_with_its_interval_beside_the_bound_of_the_test(summarized):
@@ -89,8 +89,8 @@ def test_two_measured_numbers_of_a_claim_are_shown_side_by_side(summarized):
 
 @pytest.mark.parametrize("test", [f"{T2} < 0.8 * {T1}", f"{T1} * 0.8 > {T2}"])
 def test_a_number_that_a_claim_multiplies_is_shown_with_its_factor(tmp_path, test):
-    (verdict,) = summary.summarize(load.load(study(tmp_path, {"part": test}), None), "single").verdicts
-    found = report_start.claim(verdict, summary.summarize(load.load(Workspace(tmp_path), None), "single"))
+    (verdict,) = summary.summarize(load.load_matrix(study(tmp_path, {"part": test}), None), "single").verdicts
+    found = report_start.write_claim_line(verdict, summary.summarize(load.load_matrix(Workspace(tmp_path), None), "single"))
     assert verdict.verdict == "reproduced"
     assert {found.measured, found.against.partition(" (")[0]} == {"50.5 s", "0.8 × 101 s"}
 
@@ -117,11 +117,11 @@ def test_a_measured_number_is_shown_beside_the_printed_number_of_its_cell(summar
 
 def test_a_claim_on_single_runs_is_undecided_and_names_the_next_command(tmp_path):
     workspace = study(tmp_path, {"faster": CLAIMS["faster"]}, repeats=1)
-    (verdict,) = (found := summary.summarize(load.load(workspace, None), "single")).verdicts
+    (verdict,) = (found := summary.summarize(load.load_matrix(workspace, None), "single")).verdicts
     command = "jobs submit --matrix quickstart --repeats 3"
     assert (verdict.verdict, verdict.helps.partition(" --where ")[0]) == ("undecided", command)
     *_, where = shlex.split(verdict.helps)
-    known = {cell.id: cell.cell for cell in load.load(workspace, None).cells}
+    known = {cell.id: cell.cell for cell in load.load_matrix(workspace, None).cells}
     assert {name for name, cell in known.items() if select.is_true_for_cell(select.parse_condition(where), cell)} == {
         entered.cell for entered in verdict.numbers
     }
@@ -138,7 +138,7 @@ def test_a_claim_on_single_runs_is_undecided_and_names_the_next_command(tmp_path
 )
 def test_the_suggested_command_spells_the_matrix_as_the_user_did(name, path, scale, n, command):
     expansion = Expansion(schema=1, name=name, title="", path=path, cells=[], excluded=[], scale=scale)
-    assert claims.more_repeats(expansion, n, []) == command
+    assert claims.repeat_command(expansion, n, []) == command
 
 
 def test_the_start_of_the_report_describes_the_comparison_in_words(summarized):

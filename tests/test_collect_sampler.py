@@ -69,7 +69,7 @@ def test_the_schedule_does_not_drift_and_skips_what_it_missed(tmp_path, monkeypa
 
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
     monkeypatch.setattr(loop.signal, "sigtimedwait", wait)
-    tally = loop.run(tmp_path / "node.jsonl", 10, None, [Slow()])
+    tally = loop.run_sampler(tmp_path / "node.jsonl", 10, None, [Slow()])
     times = [sample.t_s for sample in read_lines(tmp_path / "node.jsonl", Sample).records]
     assert times == pytest.approx([1000.0, 1000.1, 1000.2, 1000.5, 1000.6, 1000.7])  # the last at SIGTERM
     assert (tally.samples, tally.missed) == (6, 2)
@@ -124,7 +124,7 @@ def test_the_sampler_does_not_import_large_libraries():
 def test_kernel_files_are_read_as_documented():
     assert host.processor_ticks(STAT) == [(160, 1000), (8, 20)]
     assert host.pressure_s(b"some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\nfull avg10=0.00 total=7\n") == 1.5
-    assert host.memory(MEMINFO) == (1500 * 1024, 2000 * 1024)
+    assert host.parse_memory(MEMINFO) == (1500 * 1024, 2000 * 1024)
     assert host.disk_bytes(DISKSTATS, frozenset([b"sda"])) == (100 * 512, 50 * 512)
     assert host.disk_bytes(DISKSTATS, frozenset()) == (None, None)
 

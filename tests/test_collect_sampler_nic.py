@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from collect.sampler.ethtool import COUNTERS, chosen
+from collect.sampler.ethtool import COUNTERS, find_counters
 from collect.sampler.nic import NicSource, RdmaSource
 from shardlab.runs.record import NicSample, Sample
 
@@ -59,14 +59,14 @@ def test_the_counters_of_a_driver_are_found_by_its_names():
         "tx_vport_rdma_unicast_bytes", "rx_prio3_pause", "rx_prio3_pause_duration", "rx_discards_phy", "rx_pause_ctrl_phy",
         "rx_prio4_pause",
     ]  # fmt: skip
-    assert chosen(mlx5) == {
+    assert find_counters(mlx5) == {
         "wire_rx_bytes": [3], "wire_tx_bytes": [2], "rdma_rx_bytes": [5], "rdma_tx_bytes": [6],
         "rx_pauses": [10], "rx_discards": [9], "rx_priority_pauses": [7, 11],
     }  # fmt: skip
-    assert chosen(["rx_total_discard_pkts", "rx_pause_frames", "tx_pause_frames"]) == {  # counters of the driver bnxt_en
+    assert find_counters(["rx_total_discard_pkts", "rx_pause_frames", "tx_pause_frames"]) == {  # counters of the driver bnxt_en
         "rx_pauses": [1], "tx_pauses": [2], "rx_discards": [0],
     }  # fmt: skip
-    assert chosen(["\x1b[2J", "", "rx_bytes"]) == {}
+    assert find_counters(["\x1b[2J", "", "rx_bytes"]) == {}
     kept = {*COUNTERS, "rx_priority_pauses", "tx_priority_pauses"}
     assert kept <= set(NicSample.__struct_fields__)
 

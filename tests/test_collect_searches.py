@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from support_collect import cell, completed, failed, keep, run_file
 
-from collect.findings.searches import results
-from collect.reading.load import load
+from collect.findings.searches import search_results
+from collect.reading.load import load_matrix
 from collect.report import text_tables
 from collect.summary import summarize
 from collect.write_report import write
@@ -51,7 +51,7 @@ def column(summary, name):
 def test_each_try_of_a_search_is_a_row_and_one_row_has_the_largest_batch(workspace):
     """Each tried size has a row. The row of the largest size that fits has the metric largest_batch."""
     searched(workspace, repeats=2)
-    summary = summarize(load(workspace, None), "single")
+    summary = summarize(load_matrix(workspace, None), "single")
     found = column(summary, "largest_batch")
     # fsdp2 has no largest batch: even the largest size that the search may try fits.
     assert {key: value for key, value in found.items() if value} == {("ddp", 5): "5"}
@@ -62,8 +62,8 @@ def test_each_try_of_a_search_is_a_row_and_one_row_has_the_largest_batch(workspa
 
 def test_the_report_lists_the_tries_of_a_search_in_order(workspace):
     searched(workspace)
-    loaded = load(workspace, None)
-    ddp, fsdp2 = results(loaded.searches)
+    loaded = load_matrix(workspace, None)
+    ddp, fsdp2 = search_results(loaded.searches)
     ends = "1 completed → 2 completed → 4 completed → 8 oom → 6 oom → 5 completed"
     assert ddp.texts == ["ddp ×2", "gpu_batch_size, the largest that fits", "1", "the largest that fits is 5", ends]
     assert ddp.best == 5
@@ -73,7 +73,7 @@ def test_the_report_lists_the_tries_of_a_search_in_order(workspace):
 
 def test_an_unfinished_search_has_no_result(workspace):
     searched(workspace, only=(1, 2, 4, 8))
-    summary = summarize(load(workspace, None), "single")
+    summary = summarize(load_matrix(workspace, None), "single")
     ddp = summary.searches[0]
     assert (ddp.best, ddp.says, ddp.path) == (None, "has not ended", "1 completed → 2 completed → 4 completed → 8 oom")
     assert not any("largest_batch" in row.metrics for row in summary.rows)
@@ -81,20 +81,20 @@ def test_an_unfinished_search_has_no_result(workspace):
 
 def test_a_search_without_tries_is_a_cell_without_runs(workspace):
     searched(workspace, only=(99,))
-    summary = summarize(load(workspace, None), "single")
+    summary = summarize(load_matrix(workspace, None), "single")
     assert (summary.searches, len(summary.rows)) == ([], 2)
 
 
 def test_the_page_and_the_tables_show_the_result_of_a_search(workspace):
     searched(workspace)
-    loaded = load(workspace, None)
+    loaded = load_matrix(workspace, None)
     summary = summarize(loaded, "single")
     write(workspace.report, workspace, loaded, summary)
     page = (workspace.report / "index.html").read_text()
     section = page[page.index('<section id="searches">') :].partition("</section>")[0]
     assert "the largest that fits is 5" in section
     assert section.count('href="#runs-') == 6 + 4
-    (table,) = [table for table in text_tables.tables(summary) if table.name == "searches"]
+    (table,) = [table for table in text_tables.make_text_tables(summary) if table.name == "searches"]
     assert len(table.rows) == 2
 
 

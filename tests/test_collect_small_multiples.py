@@ -121,7 +121,7 @@ def test_rows_are_in_the_panel_of_their_strategy_with_their_values(group, module
     (state,) = [trace for trace in drawn.data if trace.get("mode") == "text" and trace["text"]]
     assert (state["y"], state["text"]) == (["batch 64"], ["  oom"])
     assert of[state["xaxis"], state["yaxis"]] == "ddp"
-    assert drawn.height_px < figure.by_cell_height(group)
+    assert drawn.height_px < figure.cell_rows_height_px(group)
 
 
 def test_a_row_is_named_by_its_whole_cell_where_the_reader_points(group):
@@ -132,8 +132,8 @@ def test_a_row_is_named_by_its_whole_cell_where_the_reader_points(group):
 
 def test_up_to_the_limit_lines_and_rows_stay_in_one_plot(group):
     few = group.marks[: figure.MOST_SHOWN]
-    assert small_multiples.of_cells(few) == {}
-    more = small_multiples.of_cells(group.marks[: figure.MOST_SHOWN + 1])
+    assert small_multiples.divide_cells(few) == {}
+    more = small_multiples.divide_cells(group.marks[: figure.MOST_SHOWN + 1])
     assert {one.panel for one in more.values()} == {"single", "ddp"}
     one_plot = figure.Figure("a", "", "", 100, [], figure.layout({}, {}))
     assert panel_rows.rows(one_plot, group.marks[: figure.MOST_ROWS]) is one_plot
@@ -148,15 +148,15 @@ def test_cells_of_one_strategy_have_panels_by_their_ranks(tmp_path):
         for size in range(1, 9)
     ]
     support.keep(workspace, cells, repeats=1)
-    found = small_multiples.of_cells(group_of(workspace).marks)
-    assert {(one.panel, one.by) for one in found.values()} == {("ranks 1", "number of ranks"), ("ranks 2", "number of ranks")}
+    found = small_multiples.divide_cells(group_of(workspace).marks)
+    assert {(one.panel, one.key_name) for one in found.values()} == {("ranks 1", "number of ranks"), ("ranks 2", "number of ranks")}
     assert [one.variant for one in found.values()] == [f"batch {2 * size}" for size in range(1, 9)] * 2
 
 
 def test_cells_that_no_key_divides_stay_in_one_plot(tmp_path):
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell(seed=seed) for seed in range(20)], repeats=1)
-    assert small_multiples.of_cells(group_of(workspace).marks) == {}
+    assert small_multiples.divide_cells(group_of(workspace).marks) == {}
 
 
 def test_lines_through_cells_are_divided_too(tmp_path):
@@ -181,7 +181,7 @@ def test_bars_are_divided_with_all_their_parts(group):
     parts = [stacked_bars.BarPart("a", "red", values), stacked_bars.BarPart("b", "blue", [2 * value for value in values])]
     panel = stacked_bars.BarPanel("ms", "ms", parts, [f"{3 * value:.0f}" for value in values])
     for count in (1, 2):
-        drawn = stacked_bars.draw("bars", "Bars", "", group, [panel] * count)
+        drawn = stacked_bars.draw_stacked_bars("bars", "Bars", "", group, [panel] * count)
         of = panels(drawn)
         found = {}
         for trace in drawn.data:
@@ -195,10 +195,10 @@ def test_bars_are_divided_with_all_their_parts(group):
 
 def test_ticks_that_would_lie_on_each_other_are_left_out():
     log = figure.axis("", type="log", tickvals=[1, 2, 3, 4, 8, 16, 32, 64], ticktext=list("abcdefgh"))
-    kept = figure.with_few_ticks(log, 4)
+    kept = figure.thin_ticks(log, 4)
     assert kept["tickvals"] == [1, 3, 16, 64]
     assert kept["ticktext"] == ["1", "3", "16", "64"]
-    assert figure.with_few_ticks(figure.axis("")) == figure.axis("")
+    assert figure.thin_ticks(figure.axis("")) == figure.axis("")
 
 
 @support_browser.needed
@@ -217,7 +217,7 @@ def test_texts_of_a_divided_figure_do_not_overlap_on_a_desktop_or_a_phone(crowde
 
 def test_the_picture_of_a_divided_figure_has_room_for_its_legend(group, crowded):
     drawn = loss.draw(group)
-    added = figure.picture(drawn, "Loss", False)
+    added = figure.image_layout(drawn, "Loss", False)
     assert added["height"] > drawn.height_px + figure.TITLE_PX
     assert "xaxis10" in (drawn.layout | added)
     assert "loss" not in page.WIDE

@@ -13,10 +13,10 @@ from shardlab.matrix.expression import Expression, ExpressionError
 
 
 def test_noise_is_pooled_over_the_cells_that_were_repeated():
-    found = statistics.noise([[10.0, 12.0, 14.0], [100.0], [50.0, 50.0]])  # relative variance: (2 (2/12)² + 0) / 3
+    found = statistics.pooled_noise([[10.0, 12.0, 14.0], [100.0], [50.0, 50.0]])  # relative variance: (2 (2/12)² + 0) / 3
     assert (found.degrees, found.cells) == (3, 2)
     assert found.relative == pytest.approx((2 * (2 / 12) ** 2 / 3) ** 0.5)
-    assert statistics.noise([[1.0], [2.0]]) is None
+    assert statistics.pooled_noise([[1.0], [2.0]]) is None
     assert statistics.standard_error([100.0], found) == (pytest.approx(100 * found.relative), 3)
     assert statistics.standard_error([10.0, 12.0, 14.0], found) == (pytest.approx(2 / 3**0.5), 2)
     assert statistics.standard_error([100.0], None) is None
@@ -28,14 +28,14 @@ def test_noise_is_pooled_over_the_cells_that_were_repeated():
 
 
 def test_outliers_are_reported_and_kept():
-    assert statistics.outliers([10.0, 10.1, 9.9, 10.05, 13.0]) == [4]
-    assert statistics.outliers([10.0, 10.1, 13.0]) == []
-    assert statistics.outliers([]) == []
+    assert statistics.outlier_indexes([10.0, 10.1, 9.9, 10.05, 13.0]) == [4]
+    assert statistics.outlier_indexes([10.0, 10.1, 13.0]) == []
+    assert statistics.outlier_indexes([]) == []
     times = (10.0, 10.1, 9.9, 10.05, 13.0)
     runs = [RunRow(f"r{place}", place, 1, "completed", "", {"train_time_s": time}) for place, time in enumerate(times)]
     values = [run.metrics["train_time_s"] for run in runs]
-    row = CellRow("c", {}, 5, {"completed": 5}, True, None, None, {"train_time_s": statistics.estimate(values, "s")}, runs)
-    (found,) = summary._outliers(row)
+    row = CellRow("c", {}, 5, {"completed": 5}, True, None, None, {"train_time_s": statistics.estimate_mean(values, "s")}, runs)
+    (found,) = summary._find_outliers(row)
     assert (found.run, found.value, found.median) == ("r4", 13.0, 10.05)
     assert row.metrics["train_time_s"].value == pytest.approx(sum(values) / 5)
 
@@ -52,9 +52,9 @@ def test_two_cells_that_are_the_same_are_rarely_distinguished(n):
         values = {}
         for name in ("a()", "b()"):
             drawn = [luck.gauss(100, 1) for _ in range(n)]
-            error, degrees = statistics.standard_error(drawn, statistics.noise([drawn]))
-            values[name] = draws.draws(sum(drawn) / n, error, degrees, f"{name} {trial}")
-        wrong += not 0.025 < draws.share(test, values) < 0.975
+            error, degrees = statistics.standard_error(drawn, statistics.pooled_noise([drawn]))
+            values[name] = draws.draw_mean(sum(drawn) / n, error, degrees, f"{name} {trial}")
+        wrong += not 0.025 < draws.share_of_draws(test, values) < 0.975
     assert wrong <= 400 * 0.05 + 13  # 5 % of 400 pairs, plus three standard deviations of this count
 
 
@@ -71,15 +71,15 @@ def test_two_cells_that_differ_by_ten_standard_deviations_are_distinguished(n, l
         values = {}
         for name, mean in (("a()", 100), ("b()", 110)):
             drawn = [luck.gauss(mean, 1) for _ in range(n)]
-            error, degrees = statistics.standard_error(drawn, statistics.noise([drawn]))
-            values[name] = draws.draws(sum(drawn) / n, error, degrees, f"{name} {trial}")
-        right += draws.share(test, values) > 0.975
+            error, degrees = statistics.standard_error(drawn, statistics.pooled_noise([drawn]))
+            values[name] = draws.draw_mean(sum(drawn) / n, error, degrees, f"{name} {trial}")
+        right += draws.share_of_draws(test, values) > 0.975
     assert right >= least
 
 
 def test_draws_of_one_name_are_the_same_and_of_two_independent():
     """Random draws depend on a name only: one name gives the same draws each time, two names independent draws."""
-    one, again, other = (draws.draws(1.0, 1.0, 5, name) for name in ("a", "a", "b"))
+    one, again, other = (draws.draw_mean(1.0, 1.0, 5, name) for name in ("a", "a", "b"))
     assert (one == again).all()
     joint = sum(abs(a - 1) < 1 and abs(b - 1) < 1 for a, b in zip(one, other)) / draws.DRAWS
     alone = sum(abs(a - 1) < 1 for a in one) / draws.DRAWS
@@ -89,9 +89,9 @@ def test_draws_of_one_name_are_the_same_and_of_two_independent():
 def test_a_claim_is_split_at_its_ands():
     """A claim is split into its parts at `and` and at chained comparisons."""
     tree = Expression("1 < a() < 2 and (b() > 1 and c() > 1) and (a() > 3 or b() > 3)").tree
-    assert [ast.unparse(part) for part in draws.parts(tree)] == [
+    assert [ast.unparse(part) for part in draws.split_test(tree)] == [
         "1 < a()", "a() < 2", "b() > 1", "c() > 1", "a() > 3 or b() > 3",
     ]  # fmt: skip
-    assert list(draws.calls(tree)) == ["a()", "b()", "c()"]
+    assert list(draws.find_calls(tree)) == ["a()", "b()", "c()"]
     with pytest.raises(ExpressionError, match="neither true nor false"):
-        draws.share(Expression("a()").tree, {"a()": 1.0})
+        draws.share_of_draws(Expression("a()").tree, {"a()": 1.0})

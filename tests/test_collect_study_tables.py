@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collect.report.study_tables import heading, redraw, remarks
+from collect.report.study_tables import metric_heading, redraw, make_footnotes
 from collect.verdicts.reported import ReportedResult
 
 MATRICES = Path(__file__).parent.parent / "matrices"
@@ -119,9 +119,9 @@ def test_entries_with_the_same_remark_share_a_footnote():
     """Entries with the same remark get the same footnote; a remark about all entries is shown once for the table."""
     entries = [entry("table 1", "x_s", "1"), entry("table 1", "x_s", "2"), entry("table 1", "x_s", "3")]
     entries[0].notes = entries[1].notes = ["odd"]
-    found = remarks(entries, ["late", "", "late"], [0, 1, 2])
+    found = make_footnotes(entries, ["late", "", "late"], [0, 1, 2])
     assert (found.numbers, found.texts, found.common, found.doubts) == ({0: 1, 2: 1}, ["late"], [], ["odd"])
-    found = remarks(entries, ["late", "late", "late"], [0, 1, 2])
+    found = make_footnotes(entries, ["late", "late", "late"], [0, 1, 2])
     assert (found.numbers, found.texts, found.common) == ({}, [], ["late"])
 
 
@@ -131,4 +131,4 @@ def test_entries_with_the_same_remark_share_a_footnote():
      ("state", ("State", "")), ("energy_per_unit_j", ("Energy", "J per unit"))],
 )  # fmt: skip
 def test_a_metric_has_a_heading_and_its_unit(name, told):
-    assert heading(name) == told
+    assert metric_heading(name) == told

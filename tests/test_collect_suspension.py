@@ -4,10 +4,10 @@ import msgspec
 import pytest
 import support_collect as support
 
-from collect.metric import quantities
+from collect.metric import compute_quantities
 from collect.metrics.accuracy import time_to_accuracy
 from collect.metrics.energy import energy
-from collect.reading.load import load
+from collect.reading.load import load_matrix
 from collect.summary import summarize
 from shardlab.runs.record import LineWriter, ValidationRecord
 from shardlab.runs.rundir import VALIDATION
@@ -33,7 +33,7 @@ def paused(workspace, at):
 
     at: which timed step, from 1. Returns the numbers of the timed steps that are still used.
     """
-    folder = load(workspace, None).cells[0].runs[1].folder
+    folder = load_matrix(workspace, None).cells[0].runs[1].folder
     end_s = folder.steps(0).records[CELL.warmup_steps + at - 1].wall_s - 0.05
     support.event(folder, "stood_still", end_s - support.START_S, seconds=0.25)
     return [record.step for record in folder.steps(0).records if not record.warmup and record.step not in range(at - 2, at + 1)]
@@ -42,7 +42,7 @@ def paused(workspace, at):
 def test_suspended_steps_are_not_counted_and_times_over_them_are_unknown(workspace):
     """Steps during a suspension do not count. The training time, which includes the suspension, has no value."""
     left = paused(workspace, 5)
-    summary = summarize(load(workspace, None), "single")
+    summary = summarize(load_matrix(workspace, None), "single")
     assert f"suspended or stopped during timed steps; times that include the pause do not count: {CELL.name()}-r2" in (
         summary.remarks
     )
@@ -58,7 +58,7 @@ def test_a_suspended_run_has_no_metric_that_spans_several_steps(workspace):
     """A suspended run has no value for time to accuracy and energy, which cover several steps."""
 
     def found(number):
-        (cell,) = load(workspace, None).cells
+        (cell,) = load_matrix(workspace, None).cells
         run = cell.runs[number]
         return time_to_accuracy(run, 50), energy(run)
 
@@ -74,7 +74,7 @@ def test_a_suspended_run_has_no_metric_that_spans_several_steps(workspace):
 
 def test_a_suspension_between_two_steps_removes_no_step(workspace):
     """A suspension between two steps removes no step, but the training time has no value."""
-    folder = load(workspace, None).cells[0].runs[1].folder
+    folder = load_matrix(workspace, None).cells[0].runs[1].folder
     path = folder.steps_file(0)
     records = folder.steps(0).records
     path.unlink()
@@ -82,14 +82,14 @@ def test_a_suspension_between_two_steps_removes_no_step(workspace):
         for record in records:
             lines.write(msgspec.structs.replace(record, wall_s=record.wall_s + 60 * (record.step > 5 and not record.warmup)))
     support.event(folder, "stood_still", records[6].wall_s - support.START_S + 59, seconds=58)
-    (cell,) = load(workspace, None).cells
+    (cell,) = load_matrix(workspace, None).cells
     assert not cell.runs[1].timed["watched"].any()
-    assert not {"train_time_s", "epoch_time_s"} & set(quantities(cell.runs[1]))
+    assert not {"train_time_s", "epoch_time_s"} & set(compute_quantities(cell.runs[1]))
 
 
 def test_a_suspension_before_the_first_step_removes_no_step(workspace):
-    folder = load(workspace, None).cells[0].runs[1].folder
+    folder = load_matrix(workspace, None).cells[0].runs[1].folder
     support.event(folder, "stood_still", -1.0, seconds=0.25)  # the run was suspended before the first step
-    summary = summarize(load(workspace, None), "single")
+    summary = summarize(load_matrix(workspace, None), "single")
     assert "train_time_s" in summary.rows[0].runs[1].metrics
     assert not any("suspended or stopped" in remark for remark in summary.remarks)

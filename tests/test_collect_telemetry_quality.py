@@ -17,7 +17,7 @@ TIMES = (9, 11, 13, 15, 17, 19, 21)
 
 
 def covered(run, ends=None, clocks=None):
-    (entry,) = telemetry.coverage("r", run.timed, run.samples, [], ends or {}, clocks or {}, run.clock_steps)
+    (entry,) = telemetry.compute_coverage("r", run.timed, run.samples, [], ends or {}, clocks or {}, run.clock_steps)
     return entry
 
 
@@ -44,10 +44,10 @@ def test_a_wall_clock_set_during_a_run_is_reported_and_blanks_energy_and_traffic
     run = measured(WINDOW, restepped(15, by))
     assert said in covered(run).trouble
     assert energy.energy(run) is None
-    assert network.network(run) is None
+    assert network.network_bytes(run) is None
     kept = measured(WINDOW, restepped(99, by))
     assert covered(kept).trouble == ""
-    assert (energy.energy(kept).value, network.network(kept).value) == (pytest.approx(100), pytest.approx(1000))
+    assert (energy.energy(kept).value, network.network_bytes(kept).value) == (pytest.approx(100), pytest.approx(1000))
 
 
 def test_a_pause_between_reading_the_two_clocks_is_no_step():
@@ -59,20 +59,20 @@ def test_a_pause_between_reading_the_two_clocks_is_no_step():
 def test_a_counter_that_was_reset_or_wrapped_gives_no_number():
     for values in ((100, 200, 300, 10, 110, 210, 310), (2**32 - 9, 2**32 - 5, 2**32 - 1, 3, 7, 11, 15)):
         seen = [sample(at, nics=[nic(value)]) for at, value in zip(TIMES, values, strict=True)]
-        assert network.network(measured(WINDOW, seen)) is None
+        assert network.network_bytes(measured(WINDOW, seen)) is None
 
 
 def test_traffic_is_refused_where_the_samples_have_a_gap():
     """The samples have a gap of 8.5 s, so they do not show whether the counter of the interface was reset in the gap."""
     seen = [sample(at, nics=[nic(int(100 * at))]) for at in (9, 9.5, 10, 10.5, 11, 19.5, 20, 20.5, 21)]
-    assert network.network(measured(WINDOW, seen)) is None
+    assert network.network_bytes(measured(WINDOW, seen)) is None
 
 
 def test_a_restarted_sampler_counts_on():
     """A restart of the sampler does not reset the counters, so traffic still has a value."""
     seen = [sample(at, nics=[nic(100 * at)], started_hz=0.5 if at in (9, 15) else None) for at in TIMES]
     run = measured(WINDOW, seen)
-    assert network.network(run).value == pytest.approx(1000)
+    assert network.network_bytes(run).value == pytest.approx(1000)
     assert covered(run, {"a": 1}).trouble == "its sampler ended 1 time while the run went on"
 
 
@@ -84,15 +84,15 @@ def test_received_bytes_and_faults_are_shown():
     faulty = {"rx_errors": 1, "tx_errors": 2, "tx_dropped": 3}
     seen = [sample(at, nics=[both(at, rx_dropped=4 * at, **faulty)]) for at in TIMES]
     run = measured(WINDOW, seen)
-    assert (network.received(run).value, network.received(run).unit) == (pytest.approx(500), "bytes")
-    assert (network.faults(run).value, network.faults(run).unit) == (40, "packets")
-    assert network.faults(measured(WINDOW, [sample(at, nics=[nic(at)]) for at in TIMES])) is None
+    assert (network.received_bytes(run).value, network.received_bytes(run).unit) == (pytest.approx(500), "bytes")
+    assert (network.network_faults(run).value, network.network_faults(run).unit) == (40, "packets")
+    assert network.network_faults(measured(WINDOW, [sample(at, nics=[nic(at)]) for at in TIMES])) is None
 
 
 def test_pause_frames_and_faults_of_rdma_are_counted():
     """A driver may have only some of the counters. A metric has no value if no sample has one of its counters."""
     some = [sample(at, nics=[both(at, rx_pauses=3 * at, tx_priority_pauses=2 * at)]) for at in TIMES]
-    found = network.pauses(measured(WINDOW, some))
+    found = network.pause_frames(measured(WINDOW, some))
     assert (found.value, found.unit) == (50, "frames")
     faulty = [
         sample(at, rdma=[RdmaSample(device="m", port=n, rx_errors=at * n, link_downed=1) for n in (1, 2)]) for at in TIMES
@@ -100,7 +100,7 @@ def test_pause_frames_and_faults_of_rdma_are_counted():
     found = network.rdma_faults(measured(WINDOW, faulty))
     assert (found.value, found.unit) == (30, "faults")
     neither = measured(WINDOW, [sample(at, nics=[both(at)], rdma=[port(at)]) for at in TIMES])
-    assert network.pauses(neither) is network.rdma_faults(neither) is None
+    assert network.pause_frames(neither) is network.rdma_faults(neither) is None
 
 
 def linked(at, *sent, **more):
@@ -124,14 +124,14 @@ def port(at, layer="InfiniBand", device="mlx5_0"):
 
 def test_rdma_is_counted_by_the_driver_or_by_the_port_and_never_by_both():
     by_port = [sample(at, nics=[both(at)], rdma=[port(at), port(at, device="mlx5_1")]) for at in TIMES]
-    assert network.rdma(measured(WINDOW, by_port)).value == pytest.approx(20_000)
+    assert network.rdma_bytes(measured(WINDOW, by_port)).value == pytest.approx(20_000)
     by_both = [sample(at, nics=[both(at, rdma_tx_bytes=7 * at)], rdma=[port(at, "Ethernet")]) for at in TIMES]
-    assert network.rdma(measured(WINDOW, by_both)).value == pytest.approx(70)
+    assert network.rdma_bytes(measured(WINDOW, by_both)).value == pytest.approx(70)
     mixed = [
         sample(at, nics=[both(at, rdma_tx_bytes=7 * at)], rdma=[port(at, "Ethernet"), port(at, device="ib0")]) for at in TIMES
     ]
-    assert network.rdma(measured(WINDOW, mixed)).value == pytest.approx(10_070)
-    assert network.rdma(measured(WINDOW, [sample(at, nics=[both(at)]) for at in TIMES])) is None
+    assert network.rdma_bytes(measured(WINDOW, mixed)).value == pytest.approx(10_070)
+    assert network.rdma_bytes(measured(WINDOW, [sample(at, nics=[both(at)]) for at in TIMES])) is None
 
 
 def idle(at, *watts, processes=0):
@@ -160,7 +160,7 @@ def test_the_summary_names_a_lost_gpu_and_a_sampler_that_died(tmp_path):
         gpus = [GpuSample(uuid="GPU-0", xids=[79]), GpuSample(uuid="GPU-7", lost=True)]
         lines.write(Sample(schema=1, t_s=2.5, wall_s=at, host=support.HOST, boot_id="boot", gpus=gpus))
     support.event(folder, SAMPLER_ENDED, 1, code=-9)
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     found = summary.summarize(loaded, "ddp")
     (trouble,) = [remark for remark in found.remarks if remark.startswith("trouble of telemetry")]
     assert trouble.endswith("(its sampler ended 1 time while the run went on; GPUs were lost: GPU-7)")
@@ -189,19 +189,19 @@ def test_clock_offsets_come_from_events_of_ranks_and_damaged_events_give_none(tm
     support.event(folder, CLOCK, 0, when="start", offset_s=0.5, within_s=0.01)
     support.event(folder, CLOCK, 9, when="end", offset_s="much", within_s=0.01)
     support.event(folder, CLOCK, 9, when=["end"], offset_s=1.0, within_s=0.01)
-    (entry,) = summary.summarize(load.load(workspace, None), "ddp").telemetry
+    (entry,) = summary.summarize(load.load_matrix(workspace, None), "ddp").telemetry
     assert (entry.clock_start_s, entry.clock_end_s, entry.clock_within_s) == (0.5, None, 0.01)
 
 
 def test_the_processor_time_of_ranks_is_computed_from_their_step_records():
     ranks = {rank: [step(n, 1.0, wall_s=10.0 * n, cpu_s=5.0 + n * (4 + 4 * rank)) for n in (1, 2, 3)] for rank in (0, 1)}
-    found = utilization.rank_cpu(measured(ranks))  # the ranks used 4 s and 8 s of processor time per 10 s
+    found = utilization.rank_cpu_utilization(measured(ranks))  # the ranks used 4 s and 8 s of processor time per 10 s
     assert (found.value, found.unit) == (pytest.approx(60), "%")
     ranks[1] = [msgspec.structs.replace(record, cpu_s=None) for record in ranks[1]]
-    assert utilization.rank_cpu(measured(ranks)) is None
+    assert utilization.rank_cpu_utilization(measured(ranks)) is None
     again = {0: [step(n, 1.0, wall_s=10.0 * n, cpu_s=cpu_s) for n, cpu_s in ((1, 50.0), (2, 60.0), (3, 2.0))]}
-    assert utilization.rank_cpu(measured(again)) is None
-    assert utilization.rank_cpu(measured({0: [step(1, 1.0, cpu_s=1.0)]})) is None
+    assert utilization.rank_cpu_utilization(measured(again)) is None
+    assert utilization.rank_cpu_utilization(measured({0: [step(1, 1.0, cpu_s=1.0)]})) is None
 
 
 def test_bytes_read_and_written_are_summed_over_ranks():

@@ -69,7 +69,7 @@ def by(host, true_s):
 
 def test_steps_that_end_together_on_two_hosts_have_equal_corrected_times(run):
     """After the correction of clocks, steps that ended together on two hosts have equal times."""
-    found = timeline.of_run(LoadedRun.read(run))
+    found = timeline.build_timeline(LoadedRun.read(run))
     assert not found.uncorrected
     assert [(spans.host, spans.row) for spans in found.steps] == [
         ("node0", "rank 0"), ("node0", "rank 1"), ("node1", "rank 2"), ("node1", "rank 3"),
@@ -87,13 +87,13 @@ def test_a_played_gpu_is_marked_in_the_timeline(run):
     with LineWriter(run.samples_file("node0")) as lines:
         gpu = GpuSample(uuid="GPU-1", played=True, power_w=300.0)
         lines.write(Sample(schema=SCHEMA, t_s=1.0, wall_s=START_S + 101, host="node0", boot_id="boot", gpus=[gpu]))
-    found = timeline.of_run(LoadedRun.read(run))
+    found = timeline.build_timeline(LoadedRun.read(run))
     assert [counter.name for counter in found.counters if "GPU" in counter.name] == ["GPU-1 (played) power"]
 
 
 def test_a_host_without_a_clock_comparison_is_reported(run):
     run.events_file("rank-00002").unlink()
-    found = timeline.of_run(LoadedRun.read(run))
+    found = timeline.build_timeline(LoadedRun.read(run))
     assert found.uncorrected == ["node1"]
 
 
@@ -108,7 +108,7 @@ def test_ranks_are_on_the_host_whose_first_rank_is_nearest_below():
     assert [found.host_of(rank) for rank in range(4)] == ["node0", "node0", "node1", "node1"]
     assert Clocks([], ["only"]).host_of(7) == "only"
     assert Clocks([], ["a", "b"]).host_of(0) is None
-    assert found.of_host["node1"].drift_s == pytest.approx(0.2)
+    assert found.by_host["node1"].drift_s == pytest.approx(0.2)
 
 
 def timed(*ranks):
@@ -123,7 +123,7 @@ def timed(*ranks):
         ]
         for rank, parts in enumerate(ranks)
     }  # fmt: skip
-    return steps.frames(steps.Recorded(records, len(ranks), len(ranks))).timed
+    return steps.build_step_frames(steps.Recorded(records, len(ranks), len(ranks))).timed
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def timed(*ranks):
     ],
 )
 def test_the_straggler_is_late_in_the_first_phase_that_differs(ranks, rank, phase):
-    found = straggler.by_phases(timed(*ranks))
+    found = straggler.straggler_by_phases(timed(*ranks))
     assert (found.rank, found.phase, found.late_ms) == (rank, phase, pytest.approx(15))
     assert found.share_pct == pytest.approx(15)
 
@@ -143,7 +143,7 @@ def test_the_straggler_is_late_in_the_first_phase_that_differs(ranks, rank, phas
 @pytest.mark.parametrize("ranks", [[(1, 30, 60, 9)] * 3, [(1, 30, 60, 9)], [(1, 32, 58, 9), (1, 30, 60, 9)]])
 def test_small_differences_and_a_single_rank_make_no_straggler(ranks):
     """No rank is a straggler if it is late by less than 5 % of a step, or if there is only one rank."""
-    assert straggler.by_phases(timed(*ranks)) is None
+    assert straggler.straggler_by_phases(timed(*ranks)) is None
 
 
 def profiled(rank, communication_ms, span_ms=100):
@@ -154,10 +154,10 @@ def profiled(rank, communication_ms, span_ms=100):
 
 
 def test_the_rank_that_waits_least_in_collectives_is_the_straggler():
-    found = straggler.by_traces([profiled(0, 40), profiled(1, 41), profiled(2, 10), profiled(3, 40)])
+    found = straggler.straggler_by_traces([profiled(0, 40), profiled(1, 41), profiled(2, 10), profiled(3, 40)])
     assert (found.rank, found.late_ms) == (2, pytest.approx(30))
-    assert straggler.by_traces([profiled(0, 40), profiled(1, 41)]) is None
-    assert straggler.by_traces([profiled(0, 40)]) is None
+    assert straggler.straggler_by_traces([profiled(0, 40), profiled(1, 41)]) is None
+    assert straggler.straggler_by_traces([profiled(0, 40)]) is None
 
 
 @pytest.mark.parametrize("name", ["timeline.json", "timeline.json.gz"])
@@ -190,10 +190,10 @@ def test_profiled_events_are_on_the_same_clock(run, tmp_path):
     head = {"distributedInfo": {"rank": 2}, "baseTimeNanoseconds": int(by("node1", START_S) * 1e9)}
     with gzip.open(run.path / "trace" / "rank-00002.json.gz", "wt") as handle:
         json.dump(head | {"traceEvents": [event]}, handle)
-    (spans,) = timeline.profiled(LoadedRun.read(run))
+    (spans,) = timeline.trace_spans(LoadedRun.read(run))
     assert (spans.host, spans.row, spans.names) == ("node1", "rank 2 profiled: 7", ["gemm"])
     assert spans.start_s == pytest.approx([START_S + 7], abs=0.02)
-    found = timeline.of_run(LoadedRun.read(run))
+    found = timeline.build_timeline(LoadedRun.read(run))
     perfetto.write(tmp_path / "t.json", found, [spans])
     (written,) = [event for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if event["name"] == "gemm"]
     assert written["dur"] == pytest.approx(1000, abs=3)  # in us; the clock of node1 runs 0.2 % too fast
@@ -213,7 +213,7 @@ def test_checkpoints_are_spans_on_the_corrected_clock(run, tmp_path, capsys):
             lines.write(saved(rank, host, START_S + 31, seconds))
             for damage in ({"when": "during"}, {"step": None}, {"name": "x" * 65}):
                 lines.write(saved(rank, host, START_S + 41, 0.5, damage=damage))
-    found = timeline.of_run(LoadedRun.read(run))
+    found = timeline.build_timeline(LoadedRun.read(run))
     assert [(spans.host, spans.row, spans.names) for spans in found.instruments] == [
         ("node0", "rank 0 instruments", ["checkpoint after step 3"]),
         ("node1", "rank 2 instruments", ["checkpoint after step 3"]),
@@ -254,7 +254,7 @@ def drawn(tmp_path, *ranks, acts=()):
             lines.write(act)
     support.environment(folder)
     support.finish(folder, 3.0)
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summarize(loaded, "ddp"))
     return step_timeline.draw(group)
 
@@ -300,7 +300,7 @@ def test_a_whole_run_is_drawn_on_the_corrected_clock(run):
     workspace = Workspace(run.path.parent.parent)
     cell = run.read_run().cell
     support.keep(workspace, [cell], repeats=1)
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summarize(loaded, "ddp"))
     found = run_timeline.draw(group)
     bars = {trace["name"]: trace for trace in found.data if trace["type"] == "bar"}
@@ -319,7 +319,7 @@ def test_many_steps_are_drawn_as_stretches(monkeypatch):
     monkeypatch.setattr(run_timeline, "MOST_BARS", 4)
     names = ["warm-up step 1", *(f"step {number}" for number in range(1, 5)), "step 5 (with an instrument)", "step 6"]
     start_s = np.arange(7.0)
-    bars = run_timeline._steps(timeline.Spans("h", "rank 0", names, start_s, start_s + 0.5), 0.0)
+    bars = run_timeline._step_bars(timeline.Spans("h", "rank 0", names, start_s, start_s + 0.5), 0.0)
     assert [(bar.text, bar.start_s, bar.took_s) for bar in bars] == [
         ("warm-up step 1", 0, 0.5), ("step 1 to step 2", 1, 1.5), ("step 3 to step 4", 3, 1.5),
         ("step 5 (with an instrument)", 5, 0.5), ("step 6", 6, 0.5),

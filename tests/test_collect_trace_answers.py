@@ -11,7 +11,7 @@ from collect import figure, summary
 from collect.cli import main
 from collect.figures import bandwidth, idle_causes, phases, slow_ranks, why_slower
 from collect.findings import trace_answers
-from collect.metric import menu
+from collect.metric import all_metrics
 from collect.reading import load
 from shardlab.workspace.workspace import Workspace
 
@@ -42,7 +42,7 @@ def workspace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(workspace):
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     told = summary.summarize(loaded, "single")
     (group,) = figure.groups(loaded, told)
     return loaded, told, group
@@ -57,9 +57,9 @@ def values(run):
 
     Metrics with the argument `of` are computed for all_reduce.
     """
-    found = {metric.name: metric.of_run(run) for metric in menu() if metric.of_run}
+    found = {metric.name: metric.of_run(run) for metric in all_metrics() if metric.of_run}
     return found | {
-        metric.name: metric.of_run_at(run, "all_reduce") for metric in menu() if metric.argument == "of" and metric.of_run_at
+        metric.name: metric.of_run_at(run, "all_reduce") for metric in all_metrics() if metric.argument == "of" and metric.of_run_at
     }
 
 
@@ -106,7 +106,7 @@ def test_the_figures_show_the_metrics(results):
         assert part(drawn, label) == [metrics[cell][name].value for cell in ("single ×1", "ddp ×2")]
     slow = slow_ranks.draw(group)
     assert [note["text"] for note in slow.layout["annotations"]] == ["ddp ×2"]
-    runs = slow_ranks.matched(group.marks[1])
+    runs = slow_ranks.matched_runs(group.marks[1])
     matched = [run.ranks[place].calls[call].duration_ns for run in runs for place, call in run.waits.waited]
     assert sum(part(slow, name)[0] for name in slow_ranks.PARTS) == pytest.approx(sum(matched) / 8e6)
     assert part(slow, "waiting, lost")[0] == pytest.approx(metrics["ddp ×2"]["waiting_ms"].value)
@@ -148,11 +148,11 @@ def test_tables_of_the_report_are_per_step_and_rank(results):
     assert [row.rank for row in rows] == [0, 1]
     assert [row.waited_ms for row in rows] == pytest.approx([sum(each) / 4e6 for each in waited])
     assert {row.n for row in rows} == {2}
-    assert trace_answers.of_cells(loaded.cells[2], loaded.cells[0]) is None
+    assert trace_answers.step_difference(loaded.cells[2], loaded.cells[0]) is None
 
 
 def test_the_command_gives_the_answers_as_json(workspace, tmp_path, capsys):
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     single, ddp = (cell.completed[0].run_id for cell in loaded.cells[:2])
     assert main(["trace", ddp, "--against", single, "--json", "--workspace", str(workspace.path)]) == 0
     found = json.loads(capsys.readouterr().out)

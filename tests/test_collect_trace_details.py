@@ -10,7 +10,7 @@ import support_ranks as support
 from collect import figure, summary, write_report
 from collect.cli import main
 from collect.figures import attention, layers, matrix_products, profiled_memory
-from collect.metric import menu
+from collect.metric import all_metrics
 from collect.reading import load
 from shardlab.workspace.workspace import Workspace
 
@@ -60,7 +60,7 @@ def workspace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(workspace):
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     told = summary.summarize(loaded, "single")
     (group,) = figure.groups(loaded, told)
     return loaded, told, group
@@ -102,7 +102,7 @@ def test_the_tables_are_per_step_and_rank(results):
 
 def test_the_metrics_of_trace_details_have_their_values(results):
     loaded, _, _ = results
-    metrics = {metric.name: metric for metric in menu()}
+    metrics = {metric.name: metric for metric in all_metrics()}
     run, without = loaded.cells[1].completed[0], loaded.cells[2].completed[0]
     for name, of, value, unit in (
         ("layer_ms", "Linear_1", (23 + 43) / 1e6, "ms"),

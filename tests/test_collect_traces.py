@@ -12,7 +12,7 @@ from test_traces_hta import CASES, GOLDEN, HTA, said_by_hta
 
 from collect import summary
 from collect.cli import main
-from collect.metric import Compared, menu
+from collect.metric import Compared, all_metrics
 from collect.metrics import operators
 from collect.reading import load
 from collect.traces.breakdown import Breakdown, EventTally
@@ -25,7 +25,7 @@ from shardlab.workspace.workspace import Workspace
 PROVEN = SameWork(verdict="proven", why="against one process")
 SINGLE, DDP = support.cell(), support.cell("ddp", 2)
 CELLS = {cell.strategy: cell for cell in (SINGLE, DDP)}
-METRICS = {metric.name: metric for metric in menu()}
+METRICS = {metric.name: metric for metric in all_metrics()}
 SHOWN = ("idle_pct", "overlap_pct", "exposed_communication_ms")
 
 
@@ -48,7 +48,7 @@ def profiled(path, ranks_of, *, traces="like-hta", proofs=None, **study):
 
 
 def summarized(workspace):
-    return summary.summarize(load.load(workspace, None), "single")
+    return summary.summarize(load.load_matrix(workspace, None), "single")
 
 
 class Steps(support_traces.Rank):
@@ -114,7 +114,7 @@ def check_like_hta(path, keys, said):
     found = summarized(profiled(path, {"ddp": [ranks]}))
     (row,) = found.rows
     hta = by_hta(said)
-    (run,) = load.load(Workspace(path), None).runs
+    (run,) = load.load_matrix(Workspace(path), None).runs
     of_idle, of_overlap, of_span = sort_may_change(run.traces.like_hta)
     assert of_idle < 1  # the allowed difference is small enough for a useful check
     assert row.metrics["idle_pct"].value == pytest.approx(hta[0], abs=of_idle + 1e-12)
@@ -182,7 +182,7 @@ def test_a_damaged_rank_is_left_out_of_exact_and_of_hta_figures(tmp_path):
     workspace = profiled(tmp_path, {"ddp": [[support_traces.Rank(rank, seed=2) for rank in range(2)]]})
     (path,) = workspace.runs.glob("*/trace/rank-00001.json.gz")
     path.write_bytes(path.read_bytes()[:-200])
-    (run,) = load.load(workspace, None).runs
+    (run,) = load.load_matrix(workspace, None).runs
     assert ([one.rank for one in run.traces.exact], [one.rank for one in run.traces.like_hta]) == ([0], [0])
 
 
@@ -240,20 +240,20 @@ def seen(*ranks):
 
 def test_a_named_kernel_is_counted_and_timed_a_step_and_rank():
     ranks = [told(0, {"a_gemm<1>": (4, 8_000_000), "a_gemm<2>": (2, 1_000_000)}), told(1, {"b": (1, 1)})]
-    assert operators.calls(seen(*ranks), "GEMM").value == (4 + 2) / 2 / 2
-    assert operators.time(seen(*ranks), "GEMM").value == pytest.approx(9 / 2 / 2)
-    assert operators.calls(seen(*ranks), "a_gemm").value == 1.5
-    assert (operators.calls(seen(*ranks), "absent").value, operators.calls(seen(*ranks), "absent").unit) == (0, "calls")
+    assert operators.operator_count(seen(*ranks), "GEMM").value == (4 + 2) / 2 / 2
+    assert operators.operator_time(seen(*ranks), "GEMM").value == pytest.approx(9 / 2 / 2)
+    assert operators.operator_count(seen(*ranks), "a_gemm").value == 1.5
+    assert (operators.operator_count(seen(*ranks), "absent").value, operators.operator_count(seen(*ranks), "absent").unit) == (0, "calls")
 
 
 def test_a_name_that_the_trace_lacks_has_no_count_and_no_time():
     mm = told(0, {"aten::mm": (4, 8)}, source="gloo")
-    assert operators.calls(seen(mm), "aten::mm").value == 2
+    assert operators.operator_count(seen(mm), "aten::mm").value == 2
     # This trace of a CPU has operators only, so the name of a kernel has no number of calls.
-    assert operators.calls(seen(mm), "ncclDevKernel_AllGather_RING_LL") is None
-    assert operators.time(seen(mm), "vectorized kernels") is None
-    assert operators.time(seen(told(0, {"a": (1, 1)}, steps=0)), "a") is None
-    assert operators.time(seen(), "a") is None
+    assert operators.operator_count(seen(mm), "ncclDevKernel_AllGather_RING_LL") is None
+    assert operators.operator_time(seen(mm), "vectorized kernels") is None
+    assert operators.operator_time(seen(told(0, {"a": (1, 1)}, steps=0)), "a") is None
+    assert operators.operator_time(seen(), "a") is None
 
 
 TALLIES = st.dictionaries(
@@ -268,18 +268,18 @@ def test_the_order_of_ranks_and_kernels_changes_nothing_and_time_scales(ranks, s
     random.shuffle(shuffled)
     longer = [told(rank, {name: (n, scale * ns) for name, (n, ns) in each.items()}) for rank, each in enumerate(ranks)]
     for of in ("GEMM", "memory copies", "other"):
-        found = operators.time(seen(*before), of)
-        assert operators.time(seen(*shuffled), of).value == pytest.approx(found.value)
-        assert operators.time(seen(*longer), of).value == pytest.approx(scale * found.value)
-        assert operators.calls(seen(*longer), of).value == operators.calls(seen(*before), of).value
+        found = operators.operator_time(seen(*before), of)
+        assert operators.operator_time(seen(*shuffled), of).value == pytest.approx(found.value)
+        assert operators.operator_time(seen(*longer), of).value == pytest.approx(scale * found.value)
+        assert operators.operator_count(seen(*longer), of).value == operators.operator_count(seen(*before), of).value
     one_less = [told(rank, tallies, steps=0) for rank, tallies in enumerate(ranks)]
-    assert operators.time(seen(*one_less, *before), "GEMM") == operators.time(seen(*before), "GEMM")
+    assert operators.operator_time(seen(*one_less, *before), "GEMM") == operators.operator_time(seen(*before), "GEMM")
 
 
 # The tests below compare the traces of two cells.
 
 RATIOS = ("scaling_efficiency_pct", "memory_share_pct", "memory_efficiency_pct")  # 100 if both cells are the same
-OF_CELLS = [metric for metric in menu() if metric.of_cells]
+OF_CELLS = [metric for metric in all_metrics() if metric.of_cells]
 POSITIVE = st.floats(1e-3, 1e6)
 
 

@@ -69,8 +69,8 @@ def following(workspace, folder, tracker, *more, **environment):
 
 
 def as_exported(workspace):
-    loaded = load.load(workspace, None)
-    return {run.id: run for run in tracked_run.runs(loaded, summary.summarize(loaded, "single"))}
+    loaded = load.load_matrix(workspace, None)
+    return {run.id: run for run in tracked_run.tracked_runs(loaded, summary.summarize(loaded, "single"))}
 
 
 def events_of(workspace, run_id):
@@ -159,9 +159,9 @@ def test_points_are_those_of_the_export_however_records_come(workspace, whole):
     found = []
     for share in range(1, 40):
         played.play(share / 40)
-        found += points.new()
+        found += points.read_new()
     played.end()
-    found += points.new()
+    found += points.read_new()
     assert [point.step for point in found] == sorted(point.step for point in found)
     steps = {}
     for point in found:

@@ -38,8 +38,8 @@ def workspace(tmp_path_factory) -> Workspace:
 
 @pytest.fixture(scope="module")
 def runs(workspace):
-    loaded = load.load(workspace, None)
-    return {run.id: run for run in tracked_run.runs(loaded, summary.summarize(loaded, "single"))}
+    loaded = load.load_matrix(workspace, None)
+    return {run.id: run for run in tracked_run.tracked_runs(loaded, summary.summarize(loaded, "single"))}
 
 
 @pytest.fixture

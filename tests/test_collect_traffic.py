@@ -29,7 +29,7 @@ PLUGIN = b"gpu0:41:61 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/A
 def told(*logs):
     found = nccl_log.NcclTransports()
     for log in logs:
-        nccl_log.add(found, log)
+        nccl_log.add_log(found, log)
     return found
 
 
@@ -78,7 +78,7 @@ def summarized(path, backend, logs):
     folder.log.mkdir(exist_ok=True)
     for rank, log in enumerate(logs):
         folder.rank_log(rank).write_bytes(log)
-    return folder, summary.summarize(load.load(workspace, None), "ddp")
+    return folder, summary.summarize(load.load_matrix(workspace, None), "ddp")
 
 
 def test_a_run_says_its_interface_and_its_rdma(tmp_path):
@@ -95,6 +95,6 @@ def test_gloo_uses_no_rdma_and_a_log_that_is_no_file_says_nothing(tmp_path):
     assert (found.traffic[0].rdma, found.traffic[0].why) == (False, "gloo sends over TCP")
     folder, _ = summarized(tmp_path / "nccl", "nccl", [])
     os.mkfifo(folder.rank_log(0))
-    found = summary.summarize(load.load(Workspace(tmp_path / "nccl"), None), "ddp")
+    found = summary.summarize(load.load_matrix(Workspace(tmp_path / "nccl"), None), "ddp")
     assert found.traffic[0].rdma is None
     assert "NCCL_DEBUG=INFO" in found.traffic[0].why

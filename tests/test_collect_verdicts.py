@@ -57,7 +57,7 @@ def study(path, times, *, claims=(), proofs=None, rehearsal=False, repeats=3, st
 def judged(tmp_path, times, claim, **more):
     """The verdict on a claim about cells with these training times. times: as in `study`."""
     workspace = study(tmp_path, times, claims=[claim], **more)
-    return summary.summarize(load.load(workspace, None), "single").verdicts[0]
+    return summary.summarize(load.load_matrix(workspace, None), "single").verdicts[0]
 
 
 T1, T2, TF = (f"train_time_s(strategy='{name}')" for name in ("single", "ddp", "fsdp2"))
@@ -237,7 +237,7 @@ def test_time_to_an_accuracy_takes_the_accuracy_from_the_claim(tmp_path):
         with LineWriter(folder.validation_file) as lines:
             for step, share in ((5, 0.5), (10, 0.75)):
                 lines.write(ValidationRecord(schema=1, step=step, t_s=0.0, wall_s=0.0, loss=1.0, accuracy=share, items=8))
-    (found,) = summary.summarize(load.load(workspace, None), "single").verdicts
+    (found,) = summary.summarize(load.load_matrix(workspace, None), "single").verdicts
     seconds = [sum(support.step_ms(CELLS[DDP], 1, step, repeat) for step in range(1, 11)) / 1000 for repeat in (1, 2, 3)]
     assert found.numbers[0].value == pytest.approx(sum(seconds) / 3)
     assert found.verdict == "reproduced"
@@ -246,18 +246,18 @@ def test_time_to_an_accuracy_takes_the_accuracy_from_the_claim(tmp_path):
 def test_each_verdict_names_a_rehearsal_whose_numbers_are_not_compared(tmp_path):
     reported = [{"where": "table 1", "metric": "train_time_s", "cell": {"strategy": "ddp"}, "printed": "58.3s", "unit": None}]
     workspace = study(tmp_path, CLOSE, claims=[f"{T1} / {T2} >= 3"], rehearsal=True, reported=reported)
-    found = summary.summarize(load.load(workspace, None), "single")
+    found = summary.summarize(load.load_matrix(workspace, None), "single")
     assert (found.verdicts[0].verdict, found.verdicts[0].rehearsal) == ("contradicted", True)
     (beside,) = found.reported
     assert (beside.measured, beside.comparable, beside.ratio, beside.agrees) == (pytest.approx(50.5), False, None, None)
     assert "absolute numbers are not comparable" in beside.reasons[0]
-    assert verdict_text.word(found.verdicts[0]) == "contradicted (rehearsal)"
+    assert verdict_text.verdict_label(found.verdicts[0]) == "contradicted (rehearsal)"
 
 
 def beside(tmp_path, entry, times=CLOSE, **more):
     entry = {"where": "table 1", "cell": {"strategy": "ddp"}, "unit": None, "kind": "measured"} | entry
     workspace = study(tmp_path, times, reported=[entry], **more)
-    return summary.summarize(load.load(workspace, None), "single").reported[0]
+    return summary.summarize(load.load_matrix(workspace, None), "single").reported[0]
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_a_number_of_a_tiny_twin_names_the_cell_of_the_study(tmp_path):
     entry = {"where": "t", "metric": "train_time_s", "cell": {"workload": "gpt2-large", "strategy": "ddp"}, "printed": "58.3s"}
     support.keep(workspace, [what], repeats=1, reported=[entry], scale="tiny")
     support.completed(workspace, what, found={"train_time_s": 1.0})
-    (found,) = summary.summarize(load.load(workspace, None), "single").reported
+    (found,) = summary.summarize(load.load_matrix(workspace, None), "single").reported
     changed = "workload gpt2-tiny instead of gpt2-large, steps 10 instead of 20"
     assert found.reasons == [f"rehearsal: a tiny twin on CPU ({changed}): absolute numbers are not comparable"]
     assert found.measured == 1.0
@@ -353,7 +353,7 @@ def test_a_claim_about_a_network_is_not_judged_by_ranks_on_one_host(tmp_path):
     support.keep(workspace, [*twins.values()], repeats=1, claims=[claim], scale="tiny")
     for twin in twins.values():
         support.completed(workspace, twin)
-    (found,) = summary.summarize(load.load(workspace, None), "single").verdicts
+    (found,) = summary.summarize(load.load_matrix(workspace, None), "single").verdicts
     assert (found.verdict, found.helps) == ("undecided", "")
     assert found.why == "all ranks ran on one host here (2 nodes in the study), so no bytes crossed a network"
 
@@ -406,10 +406,10 @@ def test_a_study_that_measured_nothing_is_marked(tmp_path):
 
 
 def test_notes_are_found_by_their_place():
-    assert reasons.places("sections 3.1 and 4.1.2") == {"section 3.1", "section 4.1.2"}
-    assert reasons.places("table 4.1.2, effective throughput") == {"table 4.1.2", "effective throughput"}
-    assert reasons.places("section 5.1.3 and table 1") == {"section 5.1.3", "table 1"}
-    assert not reasons.places("table 4") & reasons.places("section 4")
+    assert reasons.named_places("sections 3.1 and 4.1.2") == {"section 3.1", "section 4.1.2"}
+    assert reasons.named_places("table 4.1.2, effective throughput") == {"table 4.1.2", "effective throughput"}
+    assert reasons.named_places("section 5.1.3 and table 1") == {"section 5.1.3", "table 1"}
+    assert not reasons.named_places("table 4") & reasons.named_places("section 4")
 
 
 def test_a_matrix_may_give_an_accuracy_and_no_other_argument(tmp_path):
@@ -446,7 +446,7 @@ def whole(path):
 
 
 def test_the_summary_of_recorded_runs_is_the_golden_document(tmp_path):
-    found = summary.summarize(load.load(whole(tmp_path), None), "single")
+    found = summary.summarize(load.load_matrix(whole(tmp_path), None), "single")
     found.created_s = 0.0
     text = msgspec.json.format(msgspec.json.encode(support.ten_digits(msgspec.to_builtins(found))), indent=1).decode() + "\n"
     same_as_golden("summary.json", text)

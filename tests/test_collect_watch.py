@@ -51,36 +51,36 @@ def test_only_what_was_appended_is_read(workspace):
     folder = running(workspace, done=3)
     path = folder.steps_file(0)
     followed = FollowedRecords(str(path), StepRecord)
-    assert [record.step for record in followed.new()] == [1, 2, 1, 2, 3]
-    assert followed.new() == []
+    assert [record.step for record in followed.read_new()] == [1, 2, 1, 2, 3]
+    assert followed.read_new() == []
     size = path.stat().st_size
     with path.open("r+b") as handle:  # damages records that were already read
         handle.write(b"x" * (size - 1))
     step(folder, 4, 1.0, rank=0)
-    assert [record.step for record in followed.new()] == [4]
+    assert [record.step for record in followed.read_new()] == [4]
 
 
 def test_an_unfinished_line_is_read_once_complete_and_a_damaged_line_never(workspace):
     folder = running(workspace, done=1)
     path = folder.steps_file(0)
     followed = FollowedRecords(str(path), StepRecord)
-    followed.new()
+    followed.read_new()
     line = path.read_bytes().splitlines()[-1]
     with path.open("ab") as handle:
         handle.write(b"no record\n" + line[:20])
-    assert followed.new() == []
+    assert followed.read_new() == []
     with path.open("ab") as handle:
         handle.write(line[20:] + b"\n")
-    assert [record.step for record in followed.new()] == [1]
+    assert [record.step for record in followed.read_new()] == [1]
 
 
 @pytest.mark.parametrize("content", [b"", b"another file, which is longer\n" * 200], ids=["shorter", "another"])
 def test_a_file_that_was_replaced_is_noticed(workspace, content):
     folder = running(workspace, done=3)
     followed = FollowedRecords(str(folder.steps_file(0)), StepRecord)
-    followed.new()
+    followed.read_new()
     support_watch.replaced(folder.steps_file(0), content)
-    assert followed.new() is None
+    assert followed.read_new() is None
 
 
 def test_a_link_and_a_pipe_are_not_read(workspace, tmp_path):
@@ -88,7 +88,7 @@ def test_a_link_and_a_pipe_are_not_read(workspace, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(folder.steps_file(0))
     for name in ("pipe", "link", "absent"):
-        assert FollowedRecords(str(tmp_path / name), StepRecord).new() == []
+        assert FollowedRecords(str(tmp_path / name), StepRecord).read_new() == []
     folder.steps_file(0).parent.rename(tmp_path / "elsewhere")
     folder.steps_file(0).parent.symlink_to(tmp_path / "elsewhere")
     found = series(folder)
@@ -100,7 +100,7 @@ def test_loss_and_step_time_are_those_of_the_report(workspace):
     folder = running(workspace, done=20)
     found = series(folder)
     found.read_new()
-    world = steps.of_world(LoadedRun.read(folder).timed)
+    world = steps.join_world_steps(LoadedRun.read(folder).timed)
     numbers, losses = found.curves[LOSS][""].points()
     assert numbers == world["step"].to_list()
     assert losses == pytest.approx(world["loss"].to_list())
@@ -155,12 +155,12 @@ def test_telemetry_is_grouped_by_host_and_gpu(workspace):
 def test_a_suspension_is_in_no_step_time(workspace):
     folder = running(workspace, done=20)
     run = QueuedRun(folder)
-    run.look()
-    run.follow()
+    run.refresh()
+    run.update_series()
     every = len(run.series.curves[STEP_TIME][""].points()[0])
     support.event(folder, suspension.EVENT, 2.0, seconds=0.1)
-    run.look()
-    run.follow()
+    run.refresh()
+    run.update_series()
     assert len(run.series.curves[STEP_TIME][""].points()[0]) < every
     assert len(run.series.curves[LOSS][""].points()[0]) == every
 
@@ -190,20 +190,20 @@ def test_a_state_is_judged_again_only_if_its_files_changed(workspace):
     """The queue reads the events of a run again only if the run's files have changed."""
     folder = running(workspace)
     queue = Queue(workspace)
-    (run,) = queue.look()
+    (run,) = queue.refresh()
     assert run.verdict.state == "running"
     events = run.events
-    (run,) = queue.look()
+    (run,) = queue.refresh()
     assert run.events is events
     support.event(folder, "exited", 9, code=1)
-    (run,) = queue.look()
+    (run,) = queue.refresh()
     assert run.verdict.state == "failed"
 
 
 def test_the_queue_shows_last_attempts_with_running_runs_first(matrix):
     """The queue on the page lists the last attempt of each repeat; running runs are at the top."""
     workspace, _ = matrix
-    runs = Queue(workspace).look()
+    runs = Queue(workspace).refresh()
     ids = [run.run_id for run in runs]
     assert [run for run in ids if run.endswith("-a2")]
     assert not [run for run in ids if f"{run}-a2" in ids]

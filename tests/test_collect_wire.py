@@ -96,19 +96,19 @@ def loaded(period_s, *, sent_per_s=1000.0, nnodes=1, **records):
 
 
 def test_bytes_are_compared_if_samples_decide():
-    assert wire.difference(loaded(0.03125)).value == pytest.approx(0)
-    assert wire.difference(loaded(0.03125, sent_per_s=800)).value == pytest.approx(-20)
+    assert wire.wire_difference(loaded(0.03125)).value == pytest.approx(0)
+    assert wire.wire_difference(loaded(0.03125, sent_per_s=800)).value == pytest.approx(-20)
 
 
 def test_no_difference_is_reported_if_samples_are_too_far_apart():
     """With a sample every 0.5 s, the bytes of up to 3 s of the 10 s are uncertain, so no difference is reported."""
-    assert wire.difference(loaded(0.5)) is None
+    assert wire.wire_difference(loaded(0.5)) is None
 
 
 def test_uncertain_clocks_of_several_hosts_widen_the_bounds():
     """With two hosts, a difference is reported only if their clock offsets are known and small."""
     near = ClockOffset(0.001, 0.0005)
     far = ClockOffset(0.4, 0.0005)
-    assert wire.difference(loaded(0.03125, nnodes=2)) is None
-    assert wire.difference(loaded(0.03125, nnodes=2, clocks={"h": {"start": near, "end": near}})).value == pytest.approx(0)
-    assert wire.difference(loaded(0.03125, nnodes=2, clocks={"h": {"start": near, "end": far}})) is None
+    assert wire.wire_difference(loaded(0.03125, nnodes=2)) is None
+    assert wire.wire_difference(loaded(0.03125, nnodes=2, clocks={"h": {"start": near, "end": near}})).value == pytest.approx(0)
+    assert wire.wire_difference(loaded(0.03125, nnodes=2, clocks={"h": {"start": near, "end": far}})) is None

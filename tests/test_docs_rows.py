@@ -10,7 +10,7 @@ import pytest
 from support_golden import same_as_golden
 
 from collect import metric
-from collect.export import exports
+from collect.export import export_formats
 from jobs.launcher import launchers
 from trainers import menu
 from trainers.data import data_sets
@@ -20,7 +20,7 @@ BY_HAND = {
     "strategies.md": menu.strategies(),
     "launchers.md": launchers(),
     "data.md": {*data_sets.IMAGES, *data_sets.TOKENS},
-    "exports.md": exports(),
+    "exports.md": export_formats(),
 }
 MENUS = """# Workloads and metrics
 
@@ -45,5 +45,5 @@ def test_each_name_is_in_a_row_of_its_page(page):
 
 def test_workloads_and_metrics_are_on_a_page_of_their_own():
     workloads = [f"| `{w.name}` | {w.summary} | {w.parameters:,} | {w.unit} |" for w in menu.workloads().values()]
-    of_metrics = [f"| `{m.name}` | {m.unit} | {m.direction} | {m.definition} |" for m in metric.menu()]
+    of_metrics = [f"| `{m.name}` | {m.unit} | {m.direction} | {m.definition} |" for m in metric.all_metrics()]
     same_as_golden("../../docs/menus.md", MENUS.format(workloads="\n".join(workloads), metrics="\n".join(of_metrics)))

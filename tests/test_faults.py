@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from support_cells import CELL
 
-from collect.findings.row import flat
+from collect.findings.row import flatten_cell
 from jobs.planning import tiny_twin
 from jobs.planning.resolve import resolve_cells
 from shardlab.errors import InputError
@@ -50,8 +50,8 @@ def test_faults_are_named_for_filters_and_for_readers():
     plain = [msgspec.to_builtins(cell) for cell in (CELL, faulty(straggler=SLOWED), faulty(lost_worker=LOST))]
     assert [names(cell)["fault"] for cell in plain] == ["none", "straggler", "lost_worker"]
     assert [said(cell["instruments"]) for cell in plain] == ["", "rank 1 slowed by 50 ms", "rank 1 lost at step 4"]
-    assert [flat(cell).get("fault") for cell in plain] == [None, "rank 1 slowed by 50 ms", "rank 1 lost at step 4"]
-    assert not [key for cell in plain for key in flat(cell) if key in ("instruments.straggler", "instruments.lost_worker")]
+    assert [flatten_cell(cell).get("fault") for cell in plain] == [None, "rank 1 slowed by 50 ms", "rank 1 lost at step 4"]
+    assert not [key for cell in plain for key in flatten_cell(cell) if key in ("instruments.straggler", "instruments.lost_worker")]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ FILES = [
 LISTINGS = {
     "the digest of shardlab's source": lambda _: source_digest.source(),
     "the digest of the installed packages": lambda _: source_digest.packages(),
-    "shardlab's source as a tar file": lambda _: members(software.source.__wrapped__()),
+    "shardlab's source as a tar file": lambda _: members(software.source_archive.__wrapped__()),
     "the shipped matrices": lambda _: list(matrix.shipped()),
     "the plug-ins of a folder": lambda _: registry.modules.__wrapped__("jobs.launchers"),
     "the runs": lambda workspace: workspace.run_ids(),
@@ -58,15 +58,15 @@ LISTINGS = {
     "the code of a run": lambda workspace: run_queue.list_code_files(run(workspace)),
     "the files of a manifest": lambda workspace: list(manifest.list_files(run(workspace).path).regular),
     "the checkpoints": lambda workspace: checkpoint.whole(run(workspace).path),
-    "the traces of a run": lambda workspace: run_traces.regular((run(workspace).path / "trace").glob("*")),
-    "the traces of a folder": lambda workspace: traces.files(workspace, f"{run(workspace).path}/trace"),
+    "the traces of a run": lambda workspace: run_traces.select_regular_files((run(workspace).path / "trace").glob("*")),
+    "the traces of a folder": lambda workspace: traces.find_trace_files(workspace, f"{run(workspace).path}/trace"),
     "the traces for jobs": lambda workspace: trace_runs._find_traces(run(workspace).path / "trace"),
     "the numbers of ImageNet's classes": lambda workspace: image_list.class_names(workspace.path / "imagenet"),
     "a list of images": lambda workspace: image_digest(workspace, None),
     "a drawn subset of images": lambda workspace: image_digest(workspace, 4),
     "the classes of a data set": lambda workspace: formats.FORMATS["imagenet"].summary(workspace.path / "imagenet"),
     "the sizes of a data set": lambda workspace: list(formats.FORMATS["mnist"].summary(workspace.path / "workloads").items()),
-    "the texts of the standard library": lambda workspace: token_sets.sources(workspace.path),
+    "the texts of the standard library": lambda workspace: token_sets.source_files(workspace.path),
 }  # fmt: skip
 
 
@@ -82,8 +82,8 @@ def members(tar):
 def image_digest(workspace, subset):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "images.list")
-        image_list._make(workspace.path / "imagenet", "train", subset, 7, path)
-        return image_list.read(path, "train", subset).sha256
+        image_list._write_list(workspace.path / "imagenet", "train", subset, 7, path)
+        return image_list.read_list(path, "train", subset).sha256
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_an_archive_has_the_same_files_in_the_same_order(tmp_path, monkeypatch):
     for descending in (False, True):
         with monkeypatch.context() as patched:
             support_folder_order.reverse(patched, descending=descending)
-            sources, left_out = contents.chosen(made, load.load(made, None), 1 << 30)
+            sources, left_out = contents.choose_files(made, load.load_matrix(made, None), 1 << 30)
         chosen.append([one.name for one in sources] + [one.name for one in left_out])
     assert chosen[0] == chosen[1]
     assert len(chosen[0]) > 20

@@ -46,7 +46,7 @@ def test_a_script_runs_in_a_folder_with_a_hostile_name_and_does_nothing_else(tmp
 
 def test_the_summary_of_a_recorded_workspace_is_the_golden_document(tmp_path):
     shutil.copytree(GOLDEN / "recorded", tmp_path, dirs_exist_ok=True)
-    found = summary.summarize(load.load(Workspace(tmp_path), None), "single")
+    found = summary.summarize(load.load_matrix(Workspace(tmp_path), None), "single")
     found.created_s = 0.0
     assert [row.states for row in found.rows] == [{"completed": 2}, {"completed": 2}, {"oom": 2}]
     text = msgspec.json.format(msgspec.json.encode(ten_digits(msgspec.to_builtins(found))), indent=1).decode() + "\n"

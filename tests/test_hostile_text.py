@@ -29,7 +29,7 @@ def workspace(tmp_path_factory) -> Workspace:
 
 @pytest.fixture(scope="module")
 def loaded(workspace):
-    found = load.load(workspace, None)
+    found = load.load_matrix(workspace, None)
     return found, summary.summarize(found, "single")
 
 
@@ -93,12 +93,12 @@ def test_the_report_contains_no_terminal_sequence(workspace, loaded, tmp_path):
     assert steering(text, allowed="\n\t") == []
     figures = re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)
     assert figures
-    for figure in [*map(json.loads, figures), *(drawn.spec for drawn in page.drawings(*loaded))]:
+    for figure in [*map(json.loads, figures), *(drawn.spec for drawn in page.draw_figures(*loaded))]:
         assert _steering_in(figure) == []
 
 
 @pytest.mark.parametrize(
-    "name", sorted(export.exports().keys() - {"png", "svg"})
+    "name", sorted(export.export_formats().keys() - {"png", "svg"})
 )  # without png and svg, which draw the same figures as the report of the test above
 def test_no_export_contains_a_terminal_sequence(workspace, tmp_path, name):
     out = tmp_path / "out"
@@ -126,9 +126,9 @@ def test_json_output_has_the_text_that_the_node_wrote(workspace, tmp_path):
 @pytest.mark.parametrize("begin", ["=", "+", "-", "@", " =", "\t=", "\n@"])
 def test_a_spreadsheet_takes_no_text_of_a_csv_for_a_formula(workspace, tmp_path, begin):
     formula = f"{begin}HYPERLINK(1)"
-    found = load.load(workspace, None)
+    found = load.load_matrix(workspace, None)
     found = msgspec.structs.replace(found, expansion=msgspec.structs.replace(found.expansion, name=formula))
-    export.write(export.export("csv"), found, summary.summarize(found, "single"), tmp_path / "out")
+    export.write(export.find_export_format("csv"), found, summary.summarize(found, "single"), tmp_path / "out")
     (matrix, *_) = pl.read_csv(tmp_path / "out" / "summary.csv")["matrix"].unique()
     assert matrix[0] == "'"
     assert matrix.endswith("HYPERLINK(1)")

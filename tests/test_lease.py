@@ -131,18 +131,18 @@ def site(folder):
 
 
 def test_the_inventory_with_the_lease_is_rewritten_only_if_the_lease_is_read_again(experiment):
-    content = operation.render(site(experiment))
+    content = operation.render_inventory(site(experiment))
     written = msgspec.json.decode(content)["lease"]
     assert written == {"expires": "2031-05-02T18:00:00Z", "read": "2031-05-02T11:00:00Z", "source": "manifest"}
-    assert operation.render(site(experiment)) == content
+    assert operation.render_inventory(site(experiment)) == content
     from_portal(experiment)
-    assert operation.render(site(experiment)) != content
+    assert operation.render_inventory(site(experiment)) != content
 
 
 def test_an_extension_is_written_although_a_node_is_away(experiment):
     path = inventory.path_of(Workspace(experiment))
     path.parent.mkdir()
-    path.write_bytes(operation.render(site(experiment)))
+    path.write_bytes(operation.render_inventory(site(experiment)))
     from_portal(experiment)
     away = msgspec.structs.replace(site(experiment), skipped={"gpu0": "it is away"})
     before = msgspec.json.decode(path.read_bytes())

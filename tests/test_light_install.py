@@ -18,7 +18,7 @@ from support_releases import OTHERS
 from support_skips import CI
 
 from provision.practice import base
-from provision.practice.base import NoBase
+from provision.practice.base import PracticeNodeError
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ("hypothesis", "jsonschema", "pytest", "pytest-xdist")
@@ -36,9 +36,9 @@ def root(request, tmp_path_factory):
         pytest.skip("only in the long form")
     made = tmp_path_factory.mktemp(request.param) / "root"
     try:
-        base.check(request.param)
+        base.check_machine(request.param)
         packages = "--include=python3,python3-venv"
-        base.run(["debootstrap", "--variant=minbase", packages, request.param, str(made), base.mirror()])
+        base.run(["debootstrap", "--variant=minbase", packages, request.param, str(made), base.find_mirror()])
         base.run(["chroot", str(made), "useradd", "--create-home", "--shell", "/bin/bash", "alice"])
         checkout = copied(made / "home/alice/shardlab")
         for name in ("LICENSE", "README.md", "constraints.txt"):
@@ -46,7 +46,7 @@ def root(request, tmp_path_factory):
         base.run(["chroot", str(made), "chown", "--recursive", "alice:", "/home/alice"])
         python = as_alice(made, "python3 -c 'import sys; print(sys.version_info.major, sys.version_info.minor, sep=\".\")'")
         download_wheels(made / "wheels", python.stdout.strip())
-    except NoBase as error:
+    except PracticeNodeError as error:
         if CI or not are_archives_away(f"error: {error}"):
             raise
         pytest.skip(f"no package archives here: {error}")

@@ -198,7 +198,7 @@ def login(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
     monkeypatch.setattr(of_site, "GRACE_S", 0.5)
-    return of_site.LoginNode(of_site.address("login1"))
+    return of_site.LoginNode(of_site.login_address("login1"))
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_images_in_class_folders_are_read(tmp_path):
 
 def test_sequences_of_a_token_file_are_read(tmp_path):
     (tmp_path / "text.txt").write_text("abcdefghij" * 20)
-    tokenizing.make([tmp_path / "text.txt"], tmp_path / "text.tokens", "bytes")
+    tokenizing.tokenize_texts([tmp_path / "text.txt"], tmp_path / "text.tokens", "bytes")
     data = own_data.token_file(str(tmp_path / "text.tokens"), 10)
     inputs, targets = data.batch(torch.tensor([0]))
     assert bytes(inputs[0].tolist()) == b"abcdefghij"

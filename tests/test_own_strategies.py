@@ -79,7 +79,7 @@ def described(folder, text, helper=""):
     (folder / "alone.py").write_text(text)
     if helper:
         (folder / "_engine.py").write_text(helper)
-    return own_strategy.describe(folder / "alone.py")
+    return own_strategy.describe_strategies(folder / "alone.py")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def described(folder, text, helper=""):
 def test_the_fault_of_a_file_is_a_sentence_that_names_it(tmp_path, text, said):
     (tmp_path / "strategies").mkdir()
     (tmp_path / "strategies" / "alone.py").write_bytes(text.encode("utf-8", "surrogateescape"))
-    found = own_strategy.describe(tmp_path / "strategies" / "alone.py")
+    found = own_strategy.describe_strategies(tmp_path / "strategies" / "alone.py")
     assert said in found.fault
     assert found.strategies == []
 
@@ -130,23 +130,23 @@ def test_helpers_are_executed_from_the_digested_content_and_not_from_bytecode(tm
     source = plugin_source.read(tmp_path / "strategies" / "alone.py")
     (tmp_path / "strategies" / "_engine.py").write_text("1 / 0\n")
     sys.modules.pop("_engine")
-    (strategy,) = own_strategy.load(source)
-    own_strategy._must_build("", strategy)  # the engine is built from the content of _engine.py before the change above
-    assert own_strategy.describe(source.file).fault.startswith(f"{tmp_path}/strategies/_engine.py:1: ZeroDivisionError")
+    (strategy,) = own_strategy.load_strategy_file(source)
+    own_strategy._check_engine("", strategy)  # the engine is built from the content of _engine.py before the change above
+    assert own_strategy.describe_strategies(source.file).fault.startswith(f"{tmp_path}/strategies/_engine.py:1: ZeroDivisionError")
     assert not (tmp_path / "strategies" / "__pycache__").exists()
 
 
 def test_a_rank_refuses_a_file_with_another_digest(tmp_path):
     (tmp_path / "alone.py").write_text(text_of())
     code = plugin_source.read(tmp_path / "alone.py").digest
-    own_strategy.add(tmp_path / "alone.py", code)
+    own_strategy.add_strategies(tmp_path / "alone.py", code)
     cell = msgspec.structs.replace(CELL, strategy="alone", strategy_code=code, options={"wait": 1})
     assert menu.strategy_of(cell).engine == "trainers.engines.single"
     with pytest.raises(InputError, match="is not known here"):
         menu.strategy_of(msgspec.structs.replace(cell, strategy_code="0" * 16))
     (tmp_path / "alone.py").write_text(text_of() + "\n")
     with pytest.raises(InputError, match=f"has the digest .*, the run was submitted with {code}"):
-        own_strategy.add(tmp_path / "alone.py", code)
+        own_strategy.add_strategies(tmp_path / "alone.py", code)
 
 
 def test_faulty_files_are_named_with_their_line_and_the_others_work(tmp_path, capsys):
@@ -350,9 +350,9 @@ def test_the_example_of_the_docs_uses_only_the_interface(tmp_path):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
     source = plugin_source.read(tmp_path / "strategies" / "average.py")
-    found = own_strategy.describe(source.file)
+    found = own_strategy.describe_strategies(source.file)
     assert [one.name for one in found.strategies] == ["average", "average-rarely"]
-    _, rarely = own_strategy.load(source)
+    _, rarely = own_strategy.load_strategy_file(source)
     cell = msgspec.structs.replace(CELL, strategy="average-rarely", steps=5, options={"every": 2})
     assert rarely.refuse(cell) == "every: found 2. Allowed: a divisor of the 5 steps."
     assert rarely.communication_period(cell) == 2

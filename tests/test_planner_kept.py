@@ -65,7 +65,7 @@ def measured(folder):
 def test_the_score_is_measured_over_predicted(tmp_path):
     run, result = measured(tmp_path)
     loaded = LoadedRun(run, run=run.read_run(), result=result)
-    time, memory = (prediction_score.measured_over_predicted(one) for one in ("step time", "memory"))
+    time, memory = (prediction_score.make_ratio_function(one) for one in ("step time", "memory"))
     assert time(loaded).value == 0.6 / 0.4
     assert memory(loaded).value == 20 / 25
     prediction.path_in(run.path).write_text("{damaged")

@@ -126,7 +126,7 @@ def _saved(workload, precision, micro, **options):
         held = [v for m in model.modules() for v in (*m._parameters.values(), *m._buffers.values()) if v is not None]
         weights |= {value.untyped_storage()._cdata for value in held}
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            outputs = task.outputs(model, Batch(inputs=dtypes.as_inputs(inputs, precision), targets=targets))
+            outputs = task.outputs(model, Batch(inputs=dtypes.cast_inputs(inputs, precision), targets=targets))
             if model_device.type == "cpu":
                 task.criterion(outputs, targets)
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())

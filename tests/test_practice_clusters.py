@@ -8,14 +8,14 @@ from provision.practice import machine
 
 def test_the_control_group_of_all_clusters_stays_until_the_last_cluster_leaves(tmp_path, monkeypatch):
     """A cluster whose last node ends must not remove the group: another cluster may be making the group of its first node."""
-    monkeypatch.setattr(machine, "_cgroup_roots", lambda: [tmp_path / "groups"])
+    monkeypatch.setattr(machine, "_list_cgroup_roots", lambda: [tmp_path / "groups"])
     monkeypatch.setattr(machine, "STATE", tmp_path / "state")
     (tmp_path / "state/another-cluster").mkdir(parents=True)  # so `leave` removes no mount
     (group,) = machine.make_cgroups("one", "head")
     machine.remove_cgroups("one", "head")
     assert not group.parent.exists()
     assert group.parent.parent.is_dir()
-    machine.leave()
+    machine.remove_unused_folders()
     assert not group.parent.parent.exists()
 
 

@@ -21,8 +21,8 @@ from provision.checks.clock import CLOCK
 from provision.fact import Facts
 from provision.facts.services import SERVICES
 from provision.facts.system import SYSTEM
-from provision.operation import Change, Nothing, Operation, Site, Target, shell
-from provision.operations.reboot import Reboot, boot_of
+from provision.operation import Change, Nothing, Operation, Site, Target, shell_change
+from provision.operations.reboot import Reboot, read_boot_id
 from provision.plan import converge
 from provision.practice import base, python
 from provision.providers import virtual
@@ -83,7 +83,7 @@ def test_ranks_use_the_same_python_on_each_release(practice):
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     told = [practice.run("work1", f"{node['python']} --version", root=False) for node in inventory["nodes"]]
     assert all(one.startswith(f"Python {version}.") for one in told)
-    if base.is_other(practice.cluster.release):
+    if base.is_other_release(practice.cluster.release):
         for node in inventory["nodes"]:
             command = f"bash -lc 'module load python/{version} && command -v python3 && python3 --version'"
             said = practice.run(node["name"], command)
@@ -178,9 +178,9 @@ def test_an_operation_reboots_a_node_once_and_its_services_start_again(practice)
         return [Reboot("it is tried", pause_s=0.2)] if target.facts[SYSTEM].boot_id == before else Nothing("it was")
 
     site = Site(practice.cluster, Workspace(practice.folder), [target])
-    (step,) = converge(site, [Operation("reboot", plan)], targets=[target], chosen={"reboot"}, dry=False)
+    (step,) = converge(site, [Operation("reboot", plan)], targets=[target], chosen_names={"reboot"}, dry=False)
     assert (step.state, step.changes) == ("changed", 1), step.says
-    assert target.facts[SYSTEM].boot_id == boot_of(node) != before
+    assert target.facts[SYSTEM].boot_id == read_boot_id(node) != before
     assert practice.provision()["verified"] is True
 
 
@@ -439,4 +439,4 @@ def test_the_user_goes_from_node_to_node_without_a_question(practice):
 
 def test_a_change_that_fails_says_why(practice):
     with pytest.raises(Exception, match=r"work1: try it: .*nonesuch"):
-        shell("try it", "nonesuch").make(practice.nodes["work1"])
+        shell_change("try it", "nonesuch").make(practice.nodes["work1"])

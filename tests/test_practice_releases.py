@@ -10,7 +10,7 @@ from support_releases import OTHERS
 
 from provision.operations import packages
 from provision.practice import base, python
-from provision.practice.base import NoBase
+from provision.practice.base import PracticeNodeError
 from provision.providers import virtual
 from shardlab.cluster import cluster
 from shardlab.workspace.workspace import Workspace
@@ -30,7 +30,7 @@ try:
 except base.NoBase as error:
     print(error)
 """
-DEBIAN = WHY is None and base.os_release().get("ID") == "debian"
+DEBIAN = WHY is None and base.read_os_release().get("ID") == "debian"
 
 
 @pytest.mark.skipif(not DEBIAN, reason=WHY or "other releases need Debian on this machine")
@@ -46,8 +46,8 @@ def test_without_cgroups_v2_only_the_release_of_this_machine_is_allowed(release)
 
 
 def test_another_release_needs_debian_whose_archive_has_it(tmp_path):
-    with pytest.raises(NoBase, match=r"Debian trixie need Debian on this machine, .*; this is Ubuntu 24\.04\.1 LTS\."):
-        base._check_other("practice nodes of Debian trixie", own={"ID": "ubuntu", "PRETTY_NAME": "Ubuntu 24.04.1 LTS"})
+    with pytest.raises(PracticeNodeError, match=r"Debian trixie need Debian on this machine, .*; this is Ubuntu 24\.04\.1 LTS\."):
+        base._check_other_release("practice nodes of Debian trixie", release_variables={"ID": "ubuntu", "PRETTY_NAME": "Ubuntu 24.04.1 LTS"})
 
 
 def test_each_release_has_a_base_and_an_environment_of_its_own(tmp_path):
@@ -56,7 +56,7 @@ def test_each_release_has_a_base_and_an_environment_of_its_own(tmp_path):
         file.write_text(FILE.replace("SHARED", str(tmp_path / "shared")) + more)
         made = cluster.load(file)
         node = virtual.nodes(made, Workspace(tmp_path))[0]
-        return base.folder(packages.ALL, made.release), node.python, node.venv_python
+        return base.base_folder(packages.ALL, made.release), node.python, node.venv_python
 
     own = of("")
     assert own[2] == "python3"
@@ -64,6 +64,6 @@ def test_each_release_has_a_base_and_an_environment_of_its_own(tmp_path):
     assert len({folder for folder, _, _ in [own, *found]}) == 1 + len(OTHERS)
     assert {interpreter for _, _, interpreter in found} == {python.INTERPRETER}
     assert all(environment not in ("", own[1]) for _, environment, _ in found)
-    codename = base.os_release().get("VERSION_CODENAME")
+    codename = base.read_os_release().get("VERSION_CODENAME")
     if codename in ("bookworm", "trixie", "sid"):
         assert of(f"release: {codename}\n") == own

@@ -5,7 +5,7 @@ import pytest
 from support_practice import FILE
 
 from provision.practice import base
-from provision.practice.base import NoBase
+from provision.practice.base import PracticeNodeError
 from provision.practice.machine import PracticeMachine
 from provision.providers import virtual
 from shardlab.cluster import cluster
@@ -18,8 +18,8 @@ def three(tmp_path, monkeypatch):
     monkeypatch.setattr(virtual, "STATE", tmp_path / "state")
     monkeypatch.setattr("provision.practice.machine.STATE", tmp_path / "state")
     # Other checks of practice nodes depend on the operating system of this machine, so stand-ins replace them.
-    monkeypatch.setattr(base, "check", lambda _release=None: None)
-    monkeypatch.setattr(base, "folder", lambda _packages, _release: tmp_path / "base")
+    monkeypatch.setattr(base, "check_machine", lambda _release=None: None)
+    monkeypatch.setattr(base, "base_folder", lambda _packages, _release: tmp_path / "base")
     (tmp_path / "state").mkdir(mode=0o700)
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE.replace("SHARED", str(tmp_path / "shared")))
@@ -29,7 +29,7 @@ def three(tmp_path, monkeypatch):
 def changes(three, tmp_path):
     """Returns descriptions of the changes that would bring up the first of the three nodes. No change is carried out."""
     workspace = Workspace(tmp_path)
-    return [change.says for change in virtual.bring_up(three, workspace, virtual.nodes(three, workspace)[0])]
+    return [change.description for change in virtual.bring_up(three, workspace, virtual.nodes(three, workspace)[0])]
 
 
 def test_a_node_that_was_made_from_another_base_is_refused_before_it_is_booted(three, tmp_path):
@@ -38,10 +38,10 @@ def test_a_node_that_was_made_from_another_base_is_refused_before_it_is_booted(t
     (machine.folder / "upper").mkdir()
     machine._check_base()
     other = msgspec.structs.replace(machine, base=tmp_path / "base-2")
-    with pytest.raises(NoBase, match="head: this practice node was made by another version of shardlab, or for another"):
+    with pytest.raises(PracticeNodeError, match="head: this practice node was made by another version of shardlab, or for another"):
         other._check_base()
     (machine.folder / "base").unlink()  # older versions of shardlab did not write the file `base`
-    with pytest.raises(NoBase, match="made by another version"):
+    with pytest.raises(PracticeNodeError, match="made by another version"):
         machine._check_base()
 
 
@@ -55,5 +55,5 @@ def test_the_nodes_of_all_clusters_count(three, tmp_path):
         "4 practice nodes on this machine need 48 inotify instances, but its limit is 41; "
         "run: sysctl -w fs.inotify.max_user_instances="
     )
-    with pytest.raises(NoBase, match=f"^{said}96$"):
+    with pytest.raises(PracticeNodeError, match=f"^{said}96$"):
         changes(three, tmp_path)

@@ -10,7 +10,7 @@ from support_aside import why_not
 from support_practice import FILE
 
 from provision.practice import shared
-from provision.practice.base import UID, NoBase
+from provision.practice.base import UID, PracticeNodeError
 from provision.providers import virtual
 from shardlab.cluster import cluster
 
@@ -80,7 +80,7 @@ def test_a_note_of_another_boot_unmounts_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(shared, "run", lambda argv: pytest.fail(f"ran {argv}"))
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "shared").write_text(f"another-boot {tmp_path}\n")
-    shared.release(tmp_path / "one")
+    shared.release_folder(tmp_path / "one")
     assert not (tmp_path / "one" / "shared").exists()
 
 
@@ -95,23 +95,23 @@ def test_the_folder_of_nodes_is_made_for_root_alone_and_an_older_one_is_closed(s
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE.replace("SHARED", str(tmp_path / "not-there")))
     described = cluster.load(file)
-    assert virtual._protections(described) == []
+    assert virtual._plan_protections(described) == []
     state.mkdir(mode=0o755)
-    (change,) = virtual._protections(described)
-    assert change.says == f"close {state} to other users of this machine"
+    (change,) = virtual._plan_protections(described)
+    assert change.description == f"close {state} to other users of this machine"
     change.do()
     assert state.stat().st_mode & 0o777 == 0o700
-    assert virtual._protections(described) == []
+    assert virtual._plan_protections(described) == []
     state.rmdir()
-    virtual._close()
+    virtual._close_state_folder()
     assert state.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_folder_of_nodes_that_is_another_users_is_refused(state):
     state.mkdir()
     os.chown(state, 1000, 1000)
-    with pytest.raises(NoBase, match="owned by the user 1000, who could change the files of practice nodes"):
-        virtual._close()
+    with pytest.raises(PracticeNodeError, match="owned by the user 1000, who could change the files of practice nodes"):
+        virtual._close_state_folder()
 
 
 def test_nodes_of_a_former_version_get_their_shared_folder_protected(state, tmp_path):
@@ -121,8 +121,8 @@ def test_nodes_of_a_former_version_get_their_shared_folder_protected(state, tmp_
     described = cluster.load(file)
     folder.mkdir()
     state.mkdir(mode=0o700)
-    assert virtual._protections(described) == []  # no node of this cluster exists on this machine
+    assert virtual._plan_protections(described) == []  # no node of this cluster exists on this machine
     (state / described.name).mkdir()
     if not shared.is_protected(folder):  # if /tmp itself is mounted with nosuid and nodev, nothing has to be done
-        (change,) = virtual._protections(described)
-        assert change.says == f"mount {folder} with nosuid,nodev"
+        (change,) = virtual._plan_protections(described)
+        assert change.description == f"mount {folder} with nosuid,nodev"

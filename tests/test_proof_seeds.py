@@ -30,7 +30,7 @@ def test_other_seeds_are_used_only_if_a_model_whose_gradients_jump_looks_differe
         found = left.pop(0)
         return SameWork(**{name: getattr(found, name) for name in found.__struct_fields__}), jumps
 
-    found = proof_seeds.proven_once(compare, 7)
+    found = proof_seeds.prove_with_seeds(compare, 7)
     assert (found.verdict, used) == (expected, seeds)
     told = f"; with seed {seeds[-1]}: with seed 7, the gradient norm differs by 2.8e-04 and the parameters by 3.0e-03"
     assert (told in found.why) == (expected == "proven" and len(seeds) > 1)

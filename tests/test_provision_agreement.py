@@ -34,12 +34,12 @@ def test_chrony_alone_sets_the_clock():
         "systemd-timesyncd": Service("active", True, 1.0),
         "ntpsec": Service("inactive", False, None),
     }
-    assert commands(time_operation.plan_daemon(one, w1)) == [
+    assert commands(time_operation.plan_chrony(one, w1)) == [
         "systemctl disable --quiet --now systemd-timesyncd",
         "systemctl enable --quiet chrony",
         "systemctl restart chrony",
     ]
-    assert time_operation.plan_daemon(one, w2) == Nothing("only chrony sets its clock")
+    assert time_operation.plan_chrony(one, w2) == Nothing("only chrony sets its clock")
 
 
 class Skewed(LocalNode):
@@ -59,17 +59,17 @@ class Skewed(LocalNode):
 def test_a_container_shares_the_clock_of_its_host_which_alone_can_set_it():
     one = site(system=A_CONTAINER)
     facts = one.targets[2].facts
-    assert time_operation.plan_daemon(one, one.targets[2]) == Nothing("it is a container, which uses the clock of its host")
-    assert isinstance(time_operation.plan_offset(one, Target(Skewed(ahead=0.1, helped=False), facts)), Nothing)
+    assert time_operation.plan_chrony(one, one.targets[2]) == Nothing("it is a container, which uses the clock of its host")
+    assert isinstance(time_operation.plan_clock_offset(one, Target(Skewed(ahead=0.1, helped=False), facts)), Nothing)
     with pytest.raises(Unanswered, match=r"its clock is \+3\.00.*uses the clock of its host: set that clock"):
-        time_operation.plan_offset(one, Target(Skewed(ahead=3.0, helped=False), facts))
+        time_operation.plan_clock_offset(one, Target(Skewed(ahead=3.0, helped=False), facts))
 
 
 @pytest.mark.parametrize("ahead", [-0.4, 0.0, 0.4])
 def test_a_clock_within_a_second_is_left_as_it_is(ahead):
     one = site()
     target = Target(Skewed(ahead=ahead, helped=False), one.targets[0].facts)
-    assert isinstance(time_operation.plan_offset(one, target), Nothing)
+    assert isinstance(time_operation.plan_clock_offset(one, target), Nothing)
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, -1.5, 1.5, 86400.0])
@@ -78,12 +78,12 @@ def test_a_wrong_clock_is_stepped_once_and_stops_its_node_if_still_wrong(ahead):
     for helped in (True, False):
         node = Skewed(ahead=ahead, helped=helped)
         target = Target(node, one.targets[0].facts)
-        step, again = time_operation.plan_offset(one, target)
+        step, again = time_operation.plan_clock_offset(one, target)
         assert step.command.count("chronyc makestep") == 1
         step.make(node)
         if helped:
             again.make(node)
-            assert isinstance(time_operation.plan_offset(one, target), Nothing)
+            assert isinstance(time_operation.plan_clock_offset(one, target), Nothing)
         else:
             with pytest.raises(Unanswered, match="also after chronyc makestep, so munge and Slurm would refuse it"):
                 again.make(node)
@@ -109,7 +109,7 @@ def test_a_slow_answer_is_measured_again_because_it_says_nothing_about_the_clock
             return CommandOutput(0, f"{now - took / 2 + 0.25}", "")
 
     monkeypatch.setattr(clock.time, "time", lambda: now)
-    offset = clock.measure(Busy(ahead=0.0, helped=False))
+    offset = clock.measure_offset(Busy(ahead=0.0, helped=False))
     assert (offset.seconds, offset.unsure_s) == (0.25, 0.25)
 
 
@@ -145,23 +145,23 @@ def test_the_users_of_a_machine_are_read():
 def test_munge_gets_the_numbers_that_another_node_gave_it():
     one = site()
     w2 = with_users(one, Users("alice", {}))
-    (make,) = users_operation.plan_made(one, w2)
-    assert make.says == "make the user munge, 499:499 on all nodes"
+    (make,) = users_operation.plan_munge_user(one, w2)
+    assert make.description == "make the user munge, 499:499 on all nodes"
     one = site()
     w2 = with_users(one, Users("alice", {}), Users("alice", {"munge": User(113, 120)}))
-    (make,) = users_operation.plan_made(one, w2)
+    (make,) = users_operation.plan_munge_user(one, w2)
     assert "--gid 120 munge" in make.command
     assert "--uid 113" in make.command
     with_users(one)
-    assert users_operation.plan_made(one, w2) == Nothing("the user munge exists")
-    assert users_operation.plan_made(site(slurm_=False), w2) == Nothing("the cluster has no Slurm")
+    assert users_operation.plan_munge_user(one, w2) == Nothing("the user munge exists")
+    assert users_operation.plan_munge_user(site(slurm_=False), w2) == Nothing("the cluster has no Slurm")
 
 
 def test_equal_users_on_all_nodes_need_no_change():
     one = site()
     with_users(one)
     for target in one.targets:
-        assert isinstance(users_operation.plan_agree(one, target), Nothing)
+        assert isinstance(users_operation.plan_same_users(one, target), Nothing)
 
 
 @pytest.mark.parametrize(("name", "other"), [("slurm", User(64031, 64030)), ("slurm", User(64030, 1)), ("munge", User(1, 499))])
@@ -169,7 +169,7 @@ def test_users_of_slurm_that_differ_stop_the_node_and_are_not_changed(name, othe
     one = site()
     w2 = with_users(one, Users("alice", {**THERE.known, name: other}))
     with pytest.raises(Unanswered, match=rf"w2: the user {name} is {other.uid}:{other.gid} there and .* on head") as caught:
-        users_operation.plan_agree(one, w2)
+        users_operation.plan_same_users(one, w2)
     assert f"usermod -u {THERE.known[name].uid} -g {THERE.known[name].gid} {name}" in str(caught.value)
 
 
@@ -183,11 +183,11 @@ def test_users_of_slurm_that_differ_stop_the_node_and_are_not_changed(name, othe
 def test_the_login_user_may_differ_between_nodes_without_shared_storage(found, says):
     one = site()
     w2 = with_users(one, found)
-    assert users_operation.plan_agree(one, w2) == Nothing(f"{says}; this is no problem without shared storage")
+    assert users_operation.plan_same_users(one, w2) == Nothing(f"{says}; this is no problem without shared storage")
     shared = site(shared="/mydata")
     w2 = with_users(shared, found)
     with pytest.raises(Unanswered, match=f"w2: {says}; on shared storage"):
-        users_operation.plan_agree(shared, w2)
+        users_operation.plan_same_users(shared, w2)
 
 
 # Tests of keys.
@@ -212,19 +212,19 @@ def with_keys(one: Site, **of_node: Keys) -> None:
 def test_keys_between_nodes_are_made_only_if_the_cluster_file_asks():
     """Keys between nodes are made only if the cluster file has `ssh.between_nodes`."""
     one = site()
-    for plan in (keys_operation.plan_key, keys_operation.plan_trust):
+    for plan in (keys_operation.plan_ssh_key, keys_operation.plan_ssh_trust):
         assert plan(one, one.targets[0]) == Nothing("ssh.between_nodes is not set in cluster.yaml")
 
 
 def test_each_node_makes_its_own_key_and_no_private_one_is_read():
     one = with_keys_between()
     with_keys(one, w1=Keys("alice", "/home/alice", None, ()))
-    (make,) = commands(keys_operation.plan_key(one, one.targets[1]))
+    (make,) = commands(keys_operation.plan_ssh_key(one, one.targets[1]))
     assert make.startswith("runuser -u alice -- env HOME=/home/alice")
     assert make.endswith(" make alice@w1")
-    assert keys_operation.plan_key(one, one.targets[0]) == Nothing("alice has a key")
+    assert keys_operation.plan_ssh_key(one, one.targets[0]) == Nothing("alice has a key")
     assert "cat" not in keys.PROGRAM
-    (later,) = keys_operation.plan_trust(one, one.targets[0])
+    (later,) = keys_operation.plan_ssh_trust(one, one.targets[0])
     with pytest.raises(Unanswered, match="w1: the user who logs in has no SSH key"):
         later.make(one.targets[0].node)
 
@@ -234,23 +234,23 @@ def test_every_node_knows_the_keys_of_all_nodes_and_then_nothing_changes():
     with_keys(one)
     w1 = one.targets[1]
     own = w1.facts[KEYS]
-    changes = keys_operation.plan_trust(one, w1)
+    changes = keys_operation.plan_ssh_trust(one, w1)
     authorized, known = (tuple(change.stdin.decode().splitlines()) for change in changes)
     assert authorized[0] == "# begin shardlab bench"
     assert authorized[1:4] == tuple(f"{a_key(name)} alice@{name}" for name in ("head", "w1", "w2"))
     assert f"w2,10.0.0.3 {a_key('w2 host')}" in known
     assert changes[0].argv[-2:] == ["alice:", "600"]
     w1.facts.answers[KEYS.name] = msgspec.structs.replace(own, authorized=("theirs", *authorized), known=(*known, "theirs"))
-    assert keys_operation.plan_trust(one, w1) == Nothing("3 nodes know one another")
+    assert keys_operation.plan_ssh_trust(one, w1) == Nothing("3 nodes know one another")
     one.skipped["w2"] = "machine failed"  # the keys of w2 are kept while w2 is unreachable
-    assert keys_operation.plan_trust(one, w1) == Nothing("not changed: w2 cannot be asked")
+    assert keys_operation.plan_ssh_trust(one, w1) == Nothing("not changed: w2 cannot be asked")
 
 
 def test_a_nonstandard_ssh_port_is_part_of_the_known_host():
     one = with_keys_between()
     with_keys(one)
     one.targets[2].node.port = 2222
-    lines = keys_operation.known([(target, target.facts[KEYS]) for target in one.targets])
+    lines = keys_operation.known_hosts_lines([(target, target.facts[KEYS]) for target in one.targets])
     assert lines[2].startswith("w2,10.0.0.3,[w2]:2222,[10.0.0.3]:2222 ssh-ed25519 ")
 
 
@@ -259,7 +259,7 @@ def test_a_text_that_is_no_ssh_key_is_refused(key):
     one = with_keys_between()
     with_keys(one, w2=Keys("alice", "/home/alice", key, ()))
     with pytest.raises(Unanswered, match="is not a public key"):
-        keys_operation.plan_trust(one, one.targets[0])
+        keys_operation.plan_ssh_trust(one, one.targets[0])
 
 
 def test_the_keys_of_a_machine_are_read():
@@ -278,7 +278,7 @@ def test_a_node_that_vanishes_stops_itself_alone():
     for fact in (USERS, KEYS):
         one.targets[0].facts.answers[fact.name] = Unanswered("head: it is gone")
     w1 = one.targets[1]
-    assert users_operation.plan_agree(one, w1) == Nothing("the other nodes are compared with this node")
-    assert "10.0.0.1" not in keys_operation.plan_trust(one, w1)[1].stdin.decode()
+    assert users_operation.plan_same_users(one, w1) == Nothing("the other nodes are compared with this node")
+    assert "10.0.0.1" not in keys_operation.plan_ssh_trust(one, w1)[1].stdin.decode()
     with pytest.raises(Unanswered, match="head: it is gone"):
-        users_operation.plan_agree(one, one.targets[0])
+        users_operation.plan_same_users(one, one.targets[0])

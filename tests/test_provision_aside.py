@@ -13,7 +13,7 @@ from provision.fact import Unanswered
 from provision.facts import disk as disk_fact
 from provision.facts.keys import KEYS
 from provision.facts.users import USERS, User
-from provision.facts.write_test import WriteTest, write_test
+from provision.facts.write_test import WriteTest, write_test_fact
 from provision.operation import Nothing, Site
 from provision.operations import disks
 from provision.operations.keys import SSH_KEYS, SSH_TRUST
@@ -237,7 +237,7 @@ def test_a_user_writes_a_file_to_find_out_whether_this_is_possible(nodes, prepar
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # other users may enter it, unlike the folders of pytest
         Path(folder).chmod(0o755)
         nodes[0].run(["sh", "-euc", prepare.format(folder)], timeout_s=HANG_S)
-        fact = write_test(f"{folder}{'' if why_not else '/not/there/yet'}")
+        fact = write_test_fact(f"{folder}{'' if why_not else '/not/there/yet'}")
         answer = nodes[0].run([*nobody, *fact.command("python3")], timeout_s=HANG_S)
         assert fact.parse(answer.stdout) == WriteTest(folder, why_not)
         assert nodes[0].run(["ls", "-A", folder], timeout_s=HANG_S).stdout == ""

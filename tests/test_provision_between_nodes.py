@@ -17,7 +17,7 @@ from provision.facts.slurm_here import SLURM_HERE, SlurmHere
 from provision.operation import Site, Target
 from provision.operations import munge
 from provision.practice import base
-from provision.practice.base import NoBase
+from provision.practice.base import PracticeNodeError
 from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.cluster_keys import NodeEntry
 from shardlab.cluster.slurm_keys import Slurm
@@ -108,7 +108,7 @@ def shared_key(controller_answer, worker_answer):
     running = {"munge": Service("active", True, 200.0)}
     found = site(head, worker, roles=("controller", "worker"), **{FILES.name: {}, SERVICES.name: running})
     found.targets[0].facts.answers[FILES.name] = {munge.PATH: NodeFile(0o400, "munge:munge", 100.0, "a" * 64)}
-    return munge.plan_shared(found, found.targets[1])[0], head, worker
+    return munge.plan_munge_key_copy(found, found.targets[1])[0], head, worker
 
 
 def test_the_munge_key_crosses_as_standard_input_and_in_no_command_line():
@@ -135,9 +135,9 @@ def test_a_munge_key_that_cannot_be_read_names_the_controller(code):
 
 
 def test_a_failed_command_on_this_machine_is_named_with_its_last_words():
-    with pytest.raises(NoBase, match=r"^sh failed: no space$"):
+    with pytest.raises(PracticeNodeError, match=r"^sh failed: no space$"):
         base.run(["sh", "-c", "echo first >&2; echo no space >&2; echo >&2; exit 3"])
-    with pytest.raises(NoBase, match=r"^sh failed: exit status 3$"):
+    with pytest.raises(PracticeNodeError, match=r"^sh failed: exit status 3$"):
         base.run(["sh", "-c", "exit 3"])
     assert base.run(["sh", "-c", "echo fine"]) == "fine\n"
 
@@ -180,12 +180,12 @@ def pauses(monkeypatch):
 @pytest.mark.parametrize("status", [400, 403, 404, 410])
 def test_a_server_that_has_no_such_file_is_asked_once(status, tmp_path, pauses):
     with Failing(status) as server, pytest.raises(InputError, match=f"the server says {status} "):
-        download.fetch(server.url, tmp_path / "part", "0" * 64, 1000)
+        download.download_file(server.url, tmp_path / "part", "0" * 64, 1000)
     assert (server.requests, pauses) == (1, [])
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
 def test_a_server_that_is_busy_is_asked_again_after_longer_and_longer_pauses(status, tmp_path, pauses):
     with Failing(status) as server, pytest.raises(ShardlabError, match=f"the server says {status} .*, after 0 bytes"):
-        download.fetch(server.url, tmp_path / "part", "0" * 64, 1000)
+        download.download_file(server.url, tmp_path / "part", "0" * 64, 1000)
     assert (server.requests, pauses) == (5, [1.0, 2.0, 4.0, 8.0])

@@ -9,7 +9,7 @@ from provision.facts.addresses import ADDRESSES
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
 from provision.facts.services import SERVICES
 from provision.facts.system import SYSTEM
-from provision.operation import Here, Nothing, Operation, RunCommand, Site, Target
+from provision.operation import LocalCall, Nothing, Operation, RunCommand, Site, Target
 from provision.operations import munge, slurm
 from provision.operations.inventory import INVENTORY
 from provision.plan import PlanObserver, converge
@@ -41,7 +41,7 @@ def states(steps):
 
 def run(one, *operations):
     names = {operation.name for operation in operations}
-    return converge(one, operations, targets=one.targets, chosen=names, dry=False)
+    return converge(one, operations, targets=one.targets, chosen_names=names, dry=False)
 
 
 def test_a_worker_unreachable_for_the_inventory_fails_and_not_the_controller(tmp_path):
@@ -82,7 +82,7 @@ def test_a_worker_whose_facts_fail_during_the_controllers_change_fails_itself():
     head.facts.answers[SERVICES.name] = RUNNING
     why = "w2: the fact 'system' cannot be read: x"
     w2.facts.answers[SYSTEM.name] = Unanswered(why, {"w2": why})
-    steps = converge(one, [slurm.CONTROLLER], targets=one.targets, chosen={"slurm-controller"}, dry=True)
+    steps = converge(one, [slurm.CONTROLLER], targets=one.targets, chosen_names={"slurm-controller"}, dry=True)
     assert states(steps) == {
         ("head", "slurm-controller"): "would change",
         ("w1", "slurm-controller"): "nothing to do",
@@ -111,7 +111,7 @@ def test_a_node_with_a_failed_operation_gets_no_later_operation():
 
     def after(site, target):
         asked.append(target.node.name)
-        return [Here("go on", lambda: asked.append(f"{target.node.name} changed"))]
+        return [LocalCall("go on", lambda: asked.append(f"{target.node.name} changed"))]
 
     one, first = two(fails)
     steps = run(one, first, Operation("after", after))
@@ -131,8 +131,8 @@ def test_changes_made_before_another_node_failed_are_reported_and_the_rest_made(
         if target.node.name == "b":
             return Nothing("b has nothing to do")
         if "b" in site.skipped:
-            return [Here("third", lambda: made.append(3))] if made == [1] else Nothing("all is done")
-        return [Here("first", lambda: made.append(1)), Here("second", fails_elsewhere)]
+            return [LocalCall("third", lambda: made.append(3))] if made == [1] else Nothing("all is done")
+        return [LocalCall("first", lambda: made.append(1)), LocalCall("second", fails_elsewhere)]
 
     one, operation = two(plan)
     steps = run(one, operation)
@@ -170,7 +170,7 @@ def test_a_node_blamed_by_another_node_is_reported_as_failed():
     told = []
 
     class Told(PlanObserver):
-        def ends(self, step):
+        def record_end(self, step):
             told.append((step.node, step.state))
 
     def plan(site, target):
@@ -179,6 +179,6 @@ def test_a_node_blamed_by_another_node_is_reported_as_failed():
         return Nothing("fine")
 
     one, _ = two(plan)
-    steps = converge(one, [Operation("try", plan, once=True)], targets=one.targets, chosen={"try"}, dry=False, watch=Told())
+    steps = converge(one, [Operation("try", plan, once=True)], targets=one.targets, chosen_names={"try"}, dry=False, observer=Told())
     assert ("b", "failed") in told
     assert states(steps) == {("a", "try"): "nothing to do", ("b", "try"): "failed"}

@@ -31,9 +31,9 @@ from support_e2e import HANG_S
 
 from provision.cli import main
 from provision.datasets import archive, download, stage
-from provision.datasets.stage import Wanted
+from provision.datasets.stage import StageRequest
 from provision.fact import Facts, Unanswered
-from provision.nodes.login_node import LoginNodeHere
+from provision.nodes.login_node import LocalLoginNode
 from provision.operation import Site, Target
 from provision.operations import datasets
 from shardlab.cluster import cluster as cluster_file
@@ -48,7 +48,7 @@ from shardlab.workspace.workspace import Workspace
 
 
 def wanted(folder, name="cifar10", source=None, sha256=None):
-    return Wanted(str(folder / "data"), name, None if source is None else str(source), sha256)
+    return StageRequest(str(folder / "data"), name, None if source is None else str(source), sha256)
 
 
 def tree(folder):
@@ -69,13 +69,13 @@ def tree(folder):
 def test_an_archive_becomes_the_set_and_a_second_time_there_is_nothing_to_do(tmp_path, name, members, kept, zipped):
     made = tar(tmp_path / "set.tar", members, zipped=zipped)
     want = wanted(tmp_path, name, made, sha256(made))
-    assert stage.look(want).says.startswith("unpack ")
+    assert stage.inspect_data_set(want).says.startswith("unpack ")
     assert not (tmp_path / "data").exists()
-    assert stage.stage(want).ready
+    assert stage.stage_data_set(want).ready
     folder = tmp_path / "data" / {"cifar10": CIFAR}.get(name, name)
     assert tree(folder) == {path.removeprefix(kept): content for path, content in members.items()}
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
-    assert stage.stage(want) == stage.look(want) == stage.DataSetState(True, True, f"{folder} is staged")
+    assert stage.stage_data_set(want) == stage.inspect_data_set(want) == stage.DataSetState(True, True, f"{folder} is staged")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")} == before
     assert {path.name for path in (tmp_path / "data" / ".staging").iterdir()} == {f"{name}.lock", f"{name}.json"}
 
@@ -110,7 +110,7 @@ HOSTILE = [
 def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path, more, why):
     made = tar(tmp_path / "bad.tar.gz", cifar_members(), *more)
     with pytest.raises(InputError) as refusal:
-        stage.stage(wanted(tmp_path, source=made))
+        stage.stage_data_set(wanted(tmp_path, source=made))
     assert str(refusal.value).startswith(f"{made}: ")
     assert why in str(refusal.value)
     assert {path.name for path in (tmp_path / "data").rglob("*")} == {".staging", "cifar10.lock"}
@@ -123,7 +123,7 @@ def test_an_archive_member_larger_than_its_header_says_is_stopped(tmp_path):
     header = member(f"{CIFAR}/readme.html", tarfile.XHDTYPE, size=2**33).tobuf(tarfile.GNU_FORMAT)
     made.write_bytes(gzip.compress(header + bytes(2**23)))
     with pytest.raises(InputError, match="header of more than 1 MiB"):
-        archive.unpack(made, stage.FORMATS["cifar10"], tmp_path / "folder")
+        archive.unpack_archive(made, stage.FORMATS["cifar10"], tmp_path / "folder")
 
 
 DAMAGED = [
@@ -153,7 +153,7 @@ def test_a_damaged_set_is_refused_and_leaves_nothing(tmp_path, name, changed, wh
     members = {key: content for key, content in (MEMBERS[name] | changed).items() if content is not None}
     made = tar(tmp_path / "bad.tar.gz", members)
     with pytest.raises(InputError) as refusal:
-        stage.stage(wanted(tmp_path, name, made))
+        stage.stage_data_set(wanted(tmp_path, name, made))
     assert why in str(refusal.value)
     assert {path.name for path in (tmp_path / "data").rglob("*")} == {".staging", f"{name}.lock"}
 
@@ -170,7 +170,7 @@ def test_a_damaged_set_is_refused_and_leaves_nothing(tmp_path, name, changed, wh
 def test_a_file_that_is_no_archive_is_refused(tmp_path, content, why):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(InputError, match=why):
-        stage.stage(wanted(tmp_path, source=tmp_path / "x"))
+        stage.stage_data_set(wanted(tmp_path, source=tmp_path / "x"))
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -178,24 +178,24 @@ def test_a_truncated_archive_is_refused(tmp_path, zipped):
     made = tar(tmp_path / "x", cifar_members(), zipped=zipped)
     made.write_bytes(made.read_bytes()[: made.stat().st_size // 2])
     with pytest.raises(InputError, match=r"not a whole tar file|truncated"):
-        stage.stage(wanted(tmp_path, source=made))
+        stage.stage_data_set(wanted(tmp_path, source=made))
     assert not (tmp_path / "data" / CIFAR).exists()
 
 
 def test_a_wrong_checksum_is_refused(tmp_path):
     made = tar(tmp_path / "x", cifar_members())
     with pytest.raises(InputError, match=rf"its SHA-256 is {sha256(made)}\. Allowed: 0000"):
-        stage.stage(wanted(tmp_path, source=made, sha256="0" * 64))
+        stage.stage_data_set(wanted(tmp_path, source=made, sha256="0" * 64))
 
 
 def test_folders_are_copied_linked_or_unpacked(tmp_path):
     small = put(tmp_path / "four files", mnist_members() | {"notes.txt": b"mine"})
-    assert stage.stage(wanted(tmp_path, "mnist", small)).ready
+    assert stage.stage_data_set(wanted(tmp_path, "mnist", small)).ready
     assert tree(tmp_path / "data" / "mnist") == mnist_members()
     large = put(tmp_path / "unpacked", imagenet_members())
-    assert stage.stage(wanted(tmp_path, "imagenet", large)).ready
+    assert stage.stage_data_set(wanted(tmp_path, "imagenet", large)).ready
     assert (tmp_path / "data" / "imagenet").readlink() == large
-    assert stage.look(wanted(tmp_path, "imagenet", large)).ready
+    assert stage.inspect_data_set(wanted(tmp_path, "imagenet", large)).ready
     parts = tmp_path / "parts"
     parts.mkdir()
     for split in ("train", "val"):
@@ -203,34 +203,34 @@ def test_folders_are_copied_linked_or_unpacked(tmp_path):
         # the members of one archive have paths that begin with the name of the split, those of the other archive do not
         cut = f"{split}/" if split == "val" else ""
         tar(parts / f"{split}.tar", {name.removeprefix(cut): content for name, content in of_split.items()})
-    assert stage.stage(Wanted(str(tmp_path / "third"), "imagenet", str(parts))).ready
+    assert stage.stage_data_set(StageRequest(str(tmp_path / "third"), "imagenet", str(parts))).ready
     assert tree(tmp_path / "third" / "imagenet") == imagenet_members()
     with pytest.raises(InputError, match="is a folder, which has no SHA-256"):
-        stage.stage(Wanted(str(tmp_path / "fourth"), "imagenet", str(parts), "0" * 64))
+        stage.stage_data_set(StageRequest(str(tmp_path / "fourth"), "imagenet", str(parts), "0" * 64))
     bad = put(tmp_path / "bad", {"val/flat.JPEG": b"", "train/a/x.JPEG": b""})
     with pytest.raises(InputError, match="found 1 class folders"):
-        stage.stage(Wanted(str(tmp_path / "other"), "imagenet", str(bad)))
+        stage.stage_data_set(StageRequest(str(tmp_path / "other"), "imagenet", str(bad)))
 
 
 def test_an_existing_data_set_is_verified_once_and_a_changed_one_reported(tmp_path):
     folder = put(tmp_path / "data", cifar_members()) / CIFAR
-    assert stage.look(wanted(tmp_path)) == stage.DataSetState(False, True, f"verify {folder}, which already exists")
-    assert stage.stage(wanted(tmp_path)).ready
-    assert stage.look(wanted(tmp_path)).ready
+    assert stage.inspect_data_set(wanted(tmp_path)) == stage.DataSetState(False, True, f"verify {folder}, which already exists")
+    assert stage.stage_data_set(wanted(tmp_path)).ready
+    assert stage.inspect_data_set(wanted(tmp_path)).ready
     (folder / "test_batch.bin").write_bytes(b"")
-    assert stage.look(wanted(tmp_path)).says == f"{folder} has changed since it was staged; remove it to stage it again"
+    assert stage.inspect_data_set(wanted(tmp_path)).says == f"{folder} has changed since it was staged; remove it to stage it again"
     with pytest.raises(InputError, match="has changed since it was staged"):
-        stage.stage(wanted(tmp_path))
-    assert "names no archive for mnist" in stage.look(wanted(tmp_path, "mnist")).says
+        stage.stage_data_set(wanted(tmp_path))
+    assert "names no archive for mnist" in stage.inspect_data_set(wanted(tmp_path, "mnist")).says
     (tmp_path / "data" / "mnist").mkdir()
     with pytest.raises(InputError, match=r"train-images-idx3-ubyte\.gz: no such file"):
-        stage.stage(wanted(tmp_path, "mnist"))
+        stage.stage_data_set(wanted(tmp_path, "mnist"))
 
 
 def test_another_archive_does_not_replace_a_staged_data_set(tmp_path):
     made = tar(tmp_path / "x", cifar_members())
-    stage.stage(wanted(tmp_path, source=made))
-    found = stage.look(wanted(tmp_path, source=made, sha256="0" * 64))
+    stage.stage_data_set(wanted(tmp_path, source=made))
+    found = stage.inspect_data_set(wanted(tmp_path, source=made, sha256="0" * 64))
     assert (found.ready, found.can) == (False, False)
     assert f"was made from an archive with the SHA-256 {sha256(made)}" in found.says
 
@@ -240,10 +240,10 @@ def test_a_broken_download_continues_where_it_stopped(tmp_path, monkeypatch):
     made = tar(tmp_path / "x", cifar_members())
     whole = made.stat().st_size
     with Server(made.read_bytes(), cuts=[1000, 5000]) as server:
-        assert stage.stage(wanted(tmp_path, source=server.url, sha256=sha256(made))).ready
+        assert stage.stage_data_set(wanted(tmp_path, source=server.url, sha256=sha256(made))).ready
         assert server.asked == [None, "bytes=1000-", "bytes=6000-"]
         assert sum(server.sent) == whole
-        assert stage.stage(wanted(tmp_path, source=server.url, sha256=sha256(made))).ready
+        assert stage.stage_data_set(wanted(tmp_path, source=server.url, sha256=sha256(made))).ready
         assert len(server.asked) == 3
     assert {path.name for path in (tmp_path / "data" / ".staging").iterdir()} == {"cifar10.lock", "cifar10.json"}
 
@@ -254,9 +254,9 @@ def test_a_download_continues_where_the_last_command_stopped(tmp_path, monkeypat
     with Server(made.read_bytes(), cuts=[100] * download.ATTEMPTS) as server:
         want = wanted(tmp_path, source=server.url, sha256=sha256(made))
         with pytest.raises(ShardlabError, match="the connection ended early, after 500 bytes; run the same command again"):
-            stage.stage(want)
+            stage.stage_data_set(want)
         assert not (tmp_path / "data" / CIFAR).exists()
-        assert stage.stage(want).ready
+        assert stage.stage_data_set(want).ready
         assert server.asked[-1] == "bytes=500-"
 
 
@@ -267,22 +267,22 @@ def test_a_partial_download_of_another_file_is_not_continued(tmp_path, monkeypat
     with Server(made.read_bytes()[::-1], cuts=[100]) as server:
         want = wanted(tmp_path, source=server.url, sha256=sha256(made))
         with pytest.raises(ShardlabError, match="after 100 bytes"):
-            stage.stage(want)
+            stage.stage_data_set(want)
         server.content = made.read_bytes()
         if other_tag:
             server.etag = '"two"'
-            assert stage.stage(want).ready
+            assert stage.stage_data_set(want).ready
         else:
             with pytest.raises(InputError, match=r"its SHA-256 is .* The download was deleted\."):
-                stage.stage(want)
-            assert stage.stage(want).ready
+                stage.stage_data_set(want)
+            assert stage.stage_data_set(want).ready
 
 
 def test_a_server_without_ranges_sends_all_again(tmp_path, monkeypatch):
     monkeypatch.setattr(download, "PAUSE_S", 0.0)
     made = tar(tmp_path / "x", cifar_members())
     with Server(made.read_bytes(), cuts=[1000], ranges=False) as server:
-        assert stage.stage(wanted(tmp_path, source=server.url, sha256=sha256(made))).ready
+        assert stage.stage_data_set(wanted(tmp_path, source=server.url, sha256=sha256(made))).ready
         assert server.sent == [1000, made.stat().st_size]
 
 
@@ -291,17 +291,17 @@ def test_a_server_that_sends_too_much_or_nothing_is_left(tmp_path, monkeypatch):
     with Server(bytes(1000)) as server:
         for most in (999, 0):
             with pytest.raises(InputError, match=rf"has 1000 bytes\. Allowed: at most {most} for this set"):
-                download.fetch(server.url, tmp_path / "x", "0" * 64, most)
-        assert download.fetch(
+                download.download_file(server.url, tmp_path / "x", "0" * 64, most)
+        assert download.download_file(
             server.url, tmp_path / "x", "541b3e9daa09b20bf85fa273e5cbd3e80185aa4ec298e765db87742b70138a53", 1000
         )
     with pytest.raises(ShardlabError, match="Connection refused, after 1000 bytes"):
-        download.fetch(server.url, tmp_path / "x", "0" * 64, 1000)
+        download.download_file(server.url, tmp_path / "x", "0" * 64, 1000)
 
 
 def _stage_in_turn(want, start, results):
     start.wait()
-    results.put(stage.stage(want).ready)
+    results.put(stage.stage_data_set(want).ready)
 
 
 def test_of_two_processes_one_fetches_and_the_other_waits(tmp_path):
@@ -323,7 +323,7 @@ def test_of_two_processes_one_fetches_and_the_other_waits(tmp_path):
 def test_files_of_a_killed_process_are_removed_before_staging(tmp_path):
     put(tmp_path / "data" / ".staging" / "cifar10.unpacking", {"half": b"x"})
     made = tar(tmp_path / "x", cifar_members())
-    stage.stage(wanted(tmp_path, source=made))
+    stage.stage_data_set(wanted(tmp_path, source=made))
     assert set(tree(tmp_path / "data" / CIFAR)) == {name.removeprefix(f"{CIFAR}/") for name in cifar_members()}
 
 
@@ -334,7 +334,7 @@ def cluster(folder, sets):
 
 
 def test_provision_stages_a_data_set_once_and_reports_a_missing_archive(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("provision.roles.CHECKS", [])  # skips the acceptance tests
+    monkeypatch.setattr("provision.roles.TORCH_CHECKS", [])  # skips the acceptance tests
     made = tar(tmp_path / "it's; x.tar.gz", cifar_members())
     file = cluster(tmp_path, f'[{{name: cifar10, archive: "{made.name}", sha256: {sha256(made)}}}]')
     words = [file, "--only", "datasets", "--json", "--workspace", str(tmp_path)]
@@ -361,7 +361,7 @@ def test_provision_stages_a_data_set_once_and_reports_a_missing_archive(tmp_path
 
 @pytest.mark.parametrize("python", ["missing", "without provision"])
 def test_data_sets_of_a_node_without_an_environment_are_planned_but_not_staged(tmp_path, python):
-    node = LoginNodeHere(name="w1", python=str(tmp_path / "python"))
+    node = LocalLoginNode(name="w1", python=str(tmp_path / "python"))
     if python != "missing":
         # the node's Python is replaced by a Python that sees no installed package
         Path(node.python).write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
@@ -376,7 +376,7 @@ def test_data_sets_of_a_node_without_an_environment_are_planned_but_not_staged(t
 
 
 def test_a_refused_archive_fails_the_operation_with_its_sentence(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("provision.roles.CHECKS", [])
+    monkeypatch.setattr("provision.roles.TORCH_CHECKS", [])
     tar(tmp_path / "bad", cifar_members(), member("/etc/passwd"))
     file = cluster(tmp_path, "[{name: cifar10, archive: bad}]")
     assert main([file, "--only", "datasets", "--json", "--workspace", str(tmp_path)]) == 1
@@ -430,7 +430,7 @@ def test_a_copy_that_cannot_be_written_is_verified_in_place(as_nobody):
     put(data, {f"{CIFAR}/{name.rpartition('/')[2]}": content for name, content in cifar_members().items()})
     data.chmod(0o755)
     before = {path: path.stat().st_mtime_ns for path in [data, *data.rglob("*")]}
-    request = Wanted(str(data), "cifar10", "/nowhere.tar", "a" * 64)
+    request = StageRequest(str(data), "cifar10", "/nowhere.tar", "a" * 64)
     looked = as_nobody("look", request)
     assert (
         looked["says"] == f"verify {data / CIFAR}, which already exists, and is read in place, as its folder cannot be written"
@@ -440,7 +440,7 @@ def test_a_copy_that_cannot_be_written_is_verified_in_place(as_nobody):
     assert {path: path.stat().st_mtime_ns for path in [data, *data.rglob("*")]} == before
     (data / CIFAR / "test_batch.bin").write_bytes(b"\x0b" + bytes(3072) * 2)
     assert "has changed since it was staged" in as_nobody("look", request)["says"]
-    other = Wanted(str(data), "mnist", "/nowhere.tar", None)
+    other = StageRequest(str(data), "mnist", "/nowhere.tar", None)
     assert as_nobody("look", other)["says"].endswith("cannot be staged there; set data.path to a folder of yours")
 
 
@@ -449,8 +449,8 @@ def test_all_paths_of_a_copy_use_the_same_folder_for_notes_and_runs(as_nobody):
     put(data, {f"{CIFAR}/{name.rpartition('/')[2]}": content for name, content in cifar_members().items()})
     data.chmod(0o755)
     link.symlink_to(data)
-    assert as_nobody("stage", Wanted(str(link), "cifar10"))["ready"]
-    assert as_nobody("look", Wanted(str(data), "cifar10"))["ready"]
+    assert as_nobody("stage", StageRequest(str(link), "cifar10"))["ready"]
+    assert as_nobody("look", StageRequest(str(data), "cifar10"))["ready"]
     program = (
         "import sys; from pathlib import Path; from trainers.data.made_once import writable; print(writable(Path(sys.argv[1])))"
     )
@@ -465,7 +465,7 @@ def test_a_damaged_copy_that_cannot_be_written_is_refused(as_nobody):
     members = {f"{CIFAR}/{name.rpartition('/')[2]}": content for name, content in cifar_members().items()}
     put(data, members | {f"{CIFAR}/data_batch_1.bin": b"123"})
     data.chmod(0o755)
-    assert "a multiple of 3073" in as_nobody("stage", Wanted(str(data), "cifar10"), code=2)
+    assert "a multiple of 3073" in as_nobody("stage", StageRequest(str(data), "cifar10"), code=2)
 
 
 def test_a_downloaded_archive_is_unpacked_without_a_network(tmp_path):
@@ -474,7 +474,7 @@ def test_a_downloaded_archive_is_unpacked_without_a_network(tmp_path):
         want = wanted(tmp_path, "cifar10", server.url, sha256(archive_))
         assert "downloaded" in stage.download_archive(want).says
     assert not (tmp_path / "data" / CIFAR).exists()
-    assert stage.stage(want).ready
+    assert stage.stage_data_set(want).ready
     assert {path.name for path in (tmp_path / "data" / ".staging").iterdir()} == {"cifar10.lock", "cifar10.json"}
 
 
@@ -497,7 +497,7 @@ def managed(tmp_path, monkeypatch):
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(Path(stage.__file__).parents[2]))
-    node = LoginNodeHere(name="login", python=sys.executable)
+    node = LocalLoginNode(name="login", python=sys.executable)
 
     def planned(archive_, digest=None, build="auto"):
         described = Cluster(
@@ -536,7 +536,7 @@ def test_data_sets_are_staged_where_the_runs_of_the_cluster_read_them(tmp_path, 
     described = cluster_file.load(file)
     asked = []
 
-    class AskedNode(LoginNodeHere, eq=False):
+    class AskedNode(LocalLoginNode, eq=False):
         def run(self, argv, *, stdin, **_):
             asked.append(stdin)
             return CommandOutput(1, "", "")
@@ -552,7 +552,7 @@ def test_data_sets_are_staged_where_the_runs_of_the_cluster_read_them(tmp_path, 
         (workspace.own / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "c", "nodes": nodes}))
         stored = Workspace(Path(remote_workspace.of(workspace, described).workspace))
     given = None if path == "null" else path
-    assert msgspec.json.decode(asked[0], type=Wanted).data_path == str(stored.data(given))
+    assert msgspec.json.decode(asked[0], type=StageRequest).data_path == str(stored.data(given))
 
 
 def test_at_a_managed_site_an_archive_is_unpacked_in_a_job(tmp_path, managed):
@@ -602,13 +602,13 @@ SIGNATURE = "0123456789abcdef" * 4
 @pytest.mark.parametrize("build", ["login", "job"])
 def test_a_signed_url_is_not_visible_to_other_users(tmp_path, monkeypatch, managed, build):
     arguments = []
-    run = LoginNodeHere.run
+    run = LocalLoginNode.run
 
     def recorded(node, argv, **options):
         arguments.extend(argv)
         return run(node, argv, **options)
 
-    monkeypatch.setattr(LoginNodeHere, "run", recorded)
+    monkeypatch.setattr(LocalLoginNode, "run", recorded)
     archive_ = tar(tmp_path / "set.tar", cifar_members(), zipped=True)
     mask = os.umask(0)
     try:
@@ -634,7 +634,7 @@ def test_no_error_and_no_note_of_a_download_has_the_signature_of_the_url(tmp_pat
     def fail(server, sha256_="0" * 64, most=1000, host=None):
         url = f"{host or server.url}?X-Amz-Signature={SIGNATURE}"
         with pytest.raises(ShardlabError) as error:
-            download.fetch(url, partial, sha256_, most)
+            download.download_file(url, partial, sha256_, most)
         said.append(str(error.value))
         assert SIGNATURE not in "".join(path.read_text(errors="replace") for path in tmp_path.iterdir())
 

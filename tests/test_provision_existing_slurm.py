@@ -37,12 +37,12 @@ def test_an_existing_slurm_is_neither_installed_nor_overwritten():
     one = with_slurm()
     head, w1, _ = one.targets
     for target in (head, w1):
-        assert packages.wanted(one, target) == ["chrony", "python3-venv", "rsync"]
-        assert users.plan_made(one, target) == USES
+        assert packages.list_needed_packages(one, target) == ["chrony", "python3-venv", "rsync"]
+        assert users.plan_munge_user(one, target) == USES
         assert isinstance(hosts.plan(one, target), Nothing)
-    for plan in (munge.plan_key, slurm.plan_accounts, slurm.plan_controller):
+    for plan in (munge.plan_munge_key, slurm.plan_accounts, slurm.plan_controller):
         assert plan(one, head) == USES
-    for plan in (munge.plan_shared, slurm.plan_worker):
+    for plan in (munge.plan_munge_key_copy, slurm.plan_worker):
         assert plan(one, w1) == USES
     assert slurm.plan_nodes(one, head) == Nothing(
         "the Slurm that is there (cluster campus) knows 2 workers, in the partition batch"
@@ -54,8 +54,8 @@ def test_our_own_slurm_is_kept_up_as_before_but_only_with_root():
     one = with_slurm(ours)
     head = one.targets[0]
     head.facts.answers[SERVICES.name] = RUNNING
-    with_files(head, dict.fromkeys(slurm_files.files(one), (b"old", 0o644, "root:root")))
-    assert any(change.says == "write /etc/slurm/slurm.conf" for change in slurm.plan_controller(one, head))
+    with_files(head, dict.fromkeys(slurm_files.render_slurm_files(one), (b"old", 0o644, "root:root")))
+    assert any(change.description == "write /etc/slurm/slurm.conf" for change in slurm.plan_controller(one, head))
     assert slurm.plan_controller(with_slurm(ours, sudo=False), head) == USES
 
 
@@ -112,7 +112,7 @@ def test_a_node_that_gets_jobs_is_no_fault(state):
 )
 def test_a_slurm_that_cannot_be_used_stops_before_anything_is_changed(there, says):
     one = with_slurm(there)
-    for plan in (users.plan_made, munge.plan_key, slurm.plan_controller):
+    for plan in (users.plan_munge_user, munge.plan_munge_key, slurm.plan_controller):
         with pytest.raises(Unanswered, match=says):
             plan(one, one.targets[0])
 
@@ -121,7 +121,7 @@ def test_without_root_and_slurm_missing_tools_of_packages_are_reported():
     one = with_slurm(SlurmHere(), sudo=False)
     head = one.targets[0]
     head.facts.answers[TOOLS.name] = tools.parse("python3-venv\nrsync\nmunge\nsomething else\n")
-    assert packages.lacking(one, head, packages.wanted(one, head)) == [
+    assert packages.find_missing_packages(one, head, packages.list_needed_packages(one, head)) == [
         "mariadb-server",
         "slurm-client",
         "slurmctld",
@@ -137,7 +137,7 @@ def test_the_inventory_says_which_slurm_and_partition_jobs_use():
             ADDRESSES.name: {},
             ENVIRONMENT.name: InstalledEnvironment(source="x"),
         }
-    assert json.loads(inventory.render(one))["slurm"] == {
+    assert json.loads(inventory.render_inventory(one))["slurm"] == {
         "cluster": "campus",
         "version": "23.11.4",
         "conf": "/etc/slurm/slurm.conf",
@@ -162,7 +162,7 @@ esac
 @pytest.mark.parametrize("is_ours", [False, True])
 def test_the_fact_about_an_existing_slurm_is_read(tmp_path, is_ours):
     conf = tmp_path / "slurm.conf"
-    conf.write_text(f"{slurm_here.OURS} for the cluster x\nClusterName=x\n" if is_ours else "ClusterName=campus\n")
+    conf.write_text(f"{slurm_here.SHARDLAB_HEADER} for the cluster x\nClusterName=x\n" if is_ours else "ClusterName=campus\n")
     (tmp_path / "scontrol").write_text(SCONTROL.replace("FILE", str(conf)))
     (tmp_path / "scontrol").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -191,4 +191,4 @@ def test_a_machine_without_slurm_says_so_at_once(tmp_path):
 
 def test_provision_recognizes_its_own_slurm_by_the_first_line_of_slurm_conf():
     """`provision` recognizes its own Slurm by the first line of slurm.conf, so both texts must be equal."""
-    assert slurm_files.files(site())["/etc/slurm/slurm.conf"].decode().startswith(slurm_here.OURS)
+    assert slurm_files.render_slurm_files(site())["/etc/slurm/slurm.conf"].decode().startswith(slurm_here.SHARDLAB_HEADER)

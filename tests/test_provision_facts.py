@@ -21,7 +21,7 @@ from provision.facts.host import parse as parse_host
 from provision.facts.torch import TORCH, Torch
 from provision.facts.torch import parse as parse_torch
 from provision.operation import Site, Target
-from provision.operations.inventory import render
+from provision.operations.inventory import render_inventory
 from shardlab import extras
 from shardlab.cluster.cluster import THIS_MACHINE
 from shardlab.remote.remote import CommandOutput
@@ -135,7 +135,7 @@ def test_the_inventory_holds_nothing_that_changes_by_itself(tmp_path):
 
     def of(host):
         asked = target({"shardlab.hardware.host": CommandOutput(0, host, ""), "psutil": CommandOutput(0, ADDRESSES, "")})
-        return render(Site(THIS_MACHINE, Workspace(tmp_path), [asked]))
+        return render_inventory(Site(THIS_MACHINE, Workspace(tmp_path), [asked]))
 
     later = A100S.replace("0b7e3c1a", "ffffffff").replace('"cpus_allowed":96', '"cpus_allowed":4').replace("veth1", "veth2")
     assert of(A100S) == of(later)
@@ -161,17 +161,17 @@ def test_the_inventory_holds_nothing_that_changes_by_itself(tmp_path):
 )
 def test_the_check_gpus_compares_nvml_with_torch(host, torch, passed, says):
     """The check `gpus` compares the GPUs that NVML sees with the GPUs that torch sees."""
-    outcome = gpus.judge(host, torch)
+    outcome = gpus.judge_gpus(host, torch)
     assert outcome.passed is passed
     assert re.search(says, f"{outcome.says} {outcome.advice}")
 
 
 def test_a_missing_torch_names_the_command_that_installs_it():
-    outcome = torch_check.judge(parse_torch(TORCH_ABSENT), here=True)
+    outcome = torch_check.judge_torch(parse_torch(TORCH_ABSENT), is_this_machine=True)
     assert outcome.passed is False
     assert "No module named 'torch'" in outcome.says
     assert outcome.advice == f"install an official build: {extras.install_command('trainers')}"
-    elsewhere = torch_check.judge(parse_torch(TORCH_ABSENT))
+    elsewhere = torch_check.judge_torch(parse_torch(TORCH_ABSENT))
     assert "pip" not in elsewhere.advice  # a path of this machine says nothing about another node
 
 
@@ -186,7 +186,7 @@ def test_a_missing_torch_names_the_command_that_installs_it():
     ],
 )
 def test_an_untested_torch_is_named_and_a_too_old_torch_fails(version, passed, says):
-    outcome = torch_check.judge(Torch(version=version, backends=["gloo"]))
+    outcome = torch_check.judge_torch(Torch(version=version, backends=["gloo"]))
     assert (outcome.passed, outcome.says) == (passed, says)
 
 
@@ -230,7 +230,7 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
     ],
 )
 def test_the_all_reduce_is_judged(answer, passed, says):
-    outcome = all_reduce.judge(answer, cores=2)
+    outcome = all_reduce.judge_all_reduce(answer, cores=2)
     assert outcome.passed is passed
     assert says in outcome.says
     assert bool(outcome.advice) is not passed
@@ -242,7 +242,7 @@ def test_one_start_of_torch_answers_all_its_checks():
     summed = msgspec.json.encode(CommandOutput(0, REPORT % 0, "")).decode()
     said = f'{{"torch": {TORCH_CPU.splitlines()[1]}, "all_reduce": {summed}}}\n'
     asked = target({"shardlab.hardware.host": CommandOutput(0, NO_GPU, ""), "_trial": CommandOutput(0, said, "")})
-    outcomes = [check.run(None, asked).passed for check in roles.CHECKS]
+    outcomes = [check.run(None, asked).passed for check in roles.TORCH_CHECKS]
     assert outcomes == [True, None, True, None]
     assert [words[-1] for words in asked.node.asked].count("provision.checks._trial") == 1
     assert asked.facts[TORCH].version == "2.13.0+cpu"
@@ -255,9 +255,9 @@ def test_a_child_that_fails_or_hangs_leaves_the_others_and_says_why():
     def crash():
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assert _trial.together([lambda: os.write(1, b"one\n"), lambda: os.write(1, b"two\n")], 30) == CommandOutput(0, "one\n", "")
+    assert _trial.run_in_children([lambda: os.write(1, b"one\n"), lambda: os.write(1, b"two\n")], 30) == CommandOutput(0, "one\n", "")
     hangs = functools.partial(time.sleep, 600)
-    failed = _trial.together([hangs, fail], 30)
+    failed = _trial.run_in_children([hangs, fail], 30)
     assert (failed.code, "RuntimeError: it breaks" in failed.stderr) == (1, True)
-    assert _trial.together([crash], 30).code == -signal.SIGKILL
-    assert _trial.together([hangs], 0.05).code is None
+    assert _trial.run_in_children([crash], 30).code == -signal.SIGKILL
+    assert _trial.run_in_children([hangs], 0.05).code is None

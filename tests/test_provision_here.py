@@ -18,9 +18,9 @@ from provision.check import Outcome
 from provision.cli import main
 from provision.fact import Facts
 from provision.nodes.local_node import LocalNode
-from provision.operation import Here, Operation
+from provision.operation import LocalCall, Operation
 from provision.plan import converge
-from provision.verify import Finding, verified
+from provision.verify import Finding, is_verified
 from shardlab import extras
 
 ROOT = Path(__file__).parent.parent
@@ -285,12 +285,12 @@ def test_provision_facts_prints_the_facts_of_the_machine(workspace, capsys):
 def test_a_dry_run_reports_the_changes_of_the_real_run(tmp_path):
     """A dry run and a real run report the same changes; only the real run makes them."""
     made = []
-    operation = Operation("two", lambda site, target: [Here(f"step {n}", lambda: made.append(1)) for n in (1, 2)])
+    operation = Operation("two", lambda site, target: [LocalCall(f"step {n}", lambda: made.append(1)) for n in (1, 2)])
     site = cli.Site(None, None, [])
     target = cli.Target(LocalNode(), Facts(LocalNode()))
-    (dry,) = converge(site, [operation], targets=[target], chosen={"two"}, dry=True)
+    (dry,) = converge(site, [operation], targets=[target], chosen_names={"two"}, dry=True)
     assert (dry.state, dry.changes, made) == ("would change", 2, [])
-    (done,) = converge(site, [operation], targets=[target], chosen={"two"}, dry=False)
+    (done,) = converge(site, [operation], targets=[target], chosen_names={"two"}, dry=False)
     assert (done.says, done.state, made) == (dry.says, "changed", [1, 1])
 
 
@@ -298,7 +298,7 @@ def test_verified_needs_a_passed_check_and_no_failed_check():
     """`verified` is true if at least one check passed and none failed, and None if there was no check."""
 
     def of(*outcomes):
-        return verified([Finding("n", "c", Outcome(passed, "")) for passed in outcomes])
+        return is_verified([Finding("n", "c", Outcome(passed, "")) for passed in outcomes])
 
     assert (of(), of(True, None), of(True, False), of(None)) == (None, True, False, False)
 

@@ -8,7 +8,7 @@ import pytest
 from support_datasets import imagenet_members, jpeg, put, tar
 
 from provision.datasets import archive, stage
-from provision.datasets.stage import Wanted
+from provision.datasets.stage import StageRequest
 from shardlab.errors import InputError
 
 TRAIN, VALIDATION, KIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"
@@ -49,7 +49,7 @@ def official(folder, *, train=None, validation=None, kit=None):
 
 
 def wanted(tmp_path, source):
-    return Wanted(str(tmp_path / "data"), "imagenet", str(source))
+    return StageRequest(str(tmp_path / "data"), "imagenet", str(source))
 
 
 def tree(folder):
@@ -58,20 +58,20 @@ def tree(folder):
 
 def test_the_official_archives_become_class_folders(tmp_path):
     source = official(tmp_path / "official")
-    assert stage.look(wanted(tmp_path, source)).says.startswith(f"unpack the official archives in {source} as ")
-    assert stage.stage(wanted(tmp_path, source)).ready
+    assert stage.inspect_data_set(wanted(tmp_path, source)).says.startswith(f"unpack the official archives in {source} as ")
+    assert stage.stage_data_set(wanted(tmp_path, source)).ready
     expected = {name: content for name, content in imagenet_members(WNIDS).items() if name.startswith("train/")}
     for number, place in enumerate((1, 2, 0, 1), 1):  # TRUTH, as positions in WNIDS
         name = f"ILSVRC2012_val_{number:08d}.JPEG"
         expected[f"val/{WNIDS[place]}/{name}"] = jpeg(30 + number)
     assert tree(tmp_path / "data" / "imagenet") == expected
     assert {path.name for path in (tmp_path / "data" / ".staging").iterdir()} == {"imagenet.lock", "imagenet.json"}
-    assert stage.look(wanted(tmp_path, source)).ready
+    assert stage.inspect_data_set(wanted(tmp_path, source)).ready
 
 
 def test_an_interrupted_call_continues_after_the_last_complete_class(tmp_path, monkeypatch):
     source = official(tmp_path / "official")
-    real, written = archive.write, []
+    real, written = archive.write_member, []
 
     def until_the_disk_is_full(where, member, path, *, image):
         if len(written) == 6:
@@ -81,14 +81,14 @@ def test_an_interrupted_call_continues_after_the_last_complete_class(tmp_path, m
 
     monkeypatch.setattr("provision.datasets.imagenet_archives.write", until_the_disk_is_full)
     with pytest.raises(OSError, match="No space left"):
-        stage.stage(wanted(tmp_path, source))
+        stage.stage_data_set(wanted(tmp_path, source))
     assert not (tmp_path / "data" / "imagenet").exists()
     again = []
     monkeypatch.setattr(
         "provision.datasets.imagenet_archives.write",
         lambda where, member, path, *, image: (again.append(path.name), real(where, member, path, image=image)),
     )
-    assert stage.stage(wanted(tmp_path, source)).ready
+    assert stage.stage_data_set(wanted(tmp_path, source)).ready
     assert not {name for name in again if name.startswith(WNIDS[0])}  # the first class of the archive was complete
     assert {name for name in again if name.startswith(WNIDS[1])} == {f"{WNIDS[1]}_{number}.JPEG" for number in range(4)}
     assert len(tree(tmp_path / "data" / "imagenet")) == 16
@@ -98,7 +98,7 @@ def test_classes_unpacked_from_other_archives_are_not_used(tmp_path):
     source = official(tmp_path / "official")
     left = put(tmp_path / "data" / ".staging" / "imagenet.unpacking", {f"train/{WNIDS[0]}/{WNIDS[0]}_9.JPEG": jpeg()})
     left.with_name("imagenet.unpacking.json").write_text("[]")
-    assert stage.stage(wanted(tmp_path, source)).ready
+    assert stage.stage_data_set(wanted(tmp_path, source)).ready
     assert not (tmp_path / "data" / "imagenet" / "train" / WNIDS[0] / f"{WNIDS[0]}_9.JPEG").exists()
 
 
@@ -131,7 +131,7 @@ REFUSED = [
 def test_a_wrong_archive_is_refused_and_leaves_nothing(tmp_path, changed, why):
     source = official(tmp_path / "official", **changed)
     with pytest.raises(InputError) as refusal:
-        stage.stage(wanted(tmp_path, source))
+        stage.stage_data_set(wanted(tmp_path, source))
     assert str(refusal.value).startswith(f"{source}/")
     assert why in str(refusal.value)
     assert {path.name for path in (tmp_path / "data").rglob("*")} == {".staging", "imagenet.lock"}
@@ -141,4 +141,4 @@ def test_the_development_kit_must_be_beside_the_images(tmp_path):
     source = official(tmp_path / "official")
     (source / KIT).unlink()
     with pytest.raises(InputError, match=f"{KIT}: no such file. Allowed: the official archives {TRAIN}, {VALIDATION}, {KIT}"):
-        stage.stage(wanted(tmp_path, source))
+        stage.stage_data_set(wanted(tmp_path, source))

@@ -11,7 +11,7 @@ from provision.command import command_line, init
 from provision.facts import associations, modules, node_types, partitions, pythons, quotas, shared_folders, slurm_settings
 from provision.facts.node_types import GpuGres
 from provision.facts.quotas import Quota, Quotas
-from provision.facts.slurm_text import duration_s
+from provision.facts.slurm_text import parse_duration_s
 from provision.site import proposal
 from provision.site.survey import Survey
 from shardlab.cluster import cluster
@@ -61,7 +61,7 @@ def site(**changes: object) -> Survey:
 
 def described(tmp_path, survey: Survey, rejected: dict[str, str | None], login: Login | None = None):
     """Returns the text of the cluster file, and the cluster read from this text."""
-    text = init.site_text(login, survey, proposal.propose(survey), rejected)
+    text = init.render_site_file(login, survey, proposal.propose(survey), rejected)
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
     return text, cluster.load(path)
@@ -102,7 +102,7 @@ def test_the_first_request_that_slurm_accepts_is_proposed(tmp_path):
     _, made = described(tmp_path, site(), {"gpus-per-node": "Invalid generic resource", "gres": None, "gpus": None})
     assert made.slurm is not None
     assert made.slurm.gpu_request == "gres"
-    asked = proposal.requests(proposal.propose(site()))
+    asked = proposal.propose_gpu_requests(proposal.propose(site()))
     assert asked["gres"] == ["--partition=gpu-a100", "--account=abc_g", "--gres=gpu:a100:1"]
     assert list(asked) == ["gpus-per-node", "gres", "gpus"]
 
@@ -112,7 +112,7 @@ def test_a_partition_that_accepts_none_of_the_users_accounts_is_not_proposed():
     made = proposal.propose(only_others)
     assert made.partition is not None
     assert made.partition.name == "cpu"
-    assert proposal.requests(made) == {}
+    assert proposal.propose_gpu_requests(made) == {}
 
 
 def test_an_account_that_the_partition_denies_is_not_proposed(tmp_path):
@@ -122,7 +122,7 @@ def test_an_account_that_the_partition_denies_is_not_proposed(tmp_path):
     assert (made.slurm.partition, made.slurm.account) == ("gpu-a100", "abc")
     assert "abc_g" not in text
     all_denied = denies.replace("DenyAccounts=abc_g,visitors", "DenyAccounts=abc,abc_g")
-    assert proposal.accounts_in(site(), partitions.parse(all_denied)[1]) is None
+    assert proposal.find_valid_accounts(site(), partitions.parse(all_denied)[1]) is None
 
 
 def test_names_that_are_no_plain_words_are_left_out():
@@ -158,7 +158,7 @@ def test_gpus_are_counted_by_type(gres, gpus):
     ],
 )
 def test_times_are_read_as_slurm_writes_them(text, seconds):
-    assert duration_s(text) == seconds
+    assert parse_duration_s(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_this_machine_is_described_and_nothing_is_written(tmp_path, monkeypatch,
 )
 def test_hosts_are_separated_by_spaces_or_commas_and_a_verb_is_no_host(words, hosts):
     arguments = command_line.parser().parse_intermixed_args(words.split())
-    assert (command_line.file_and_verb(arguments), arguments.ssh) == ((None, "init"), hosts)
+    assert (command_line.read_file_and_verb(arguments), arguments.ssh) == ((None, "init"), hosts)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_the_holder_of_a_lock_is_read_as_untrusted_text(workspace, hold):
         path.write_bytes(text)
         with (
             pytest.raises(InputError, match="process, which the lock file does not name"),
-            lock.held([(path, "it")], []),
+            lock.hold_locks([(path, "it")], []),
         ):
             pass
 
@@ -138,10 +138,10 @@ def test_a_killed_process_is_not_named_as_the_holder_of_the_lock(workspace, hold
     # the number of the old process now belongs to another process
     for entry in (old, old | {"pid": os.getpid(), "created": 1.0}):
         path.write_text(json.dumps(entry))
-        with pytest.raises(InputError, match="which the lock file does not name"), lock.held([(path, "it")], []):
+        with pytest.raises(InputError, match="which the lock file does not name"), lock.hold_locks([(path, "it")], []):
             pass
     path.write_text(written)
-    with pytest.raises(InputError, match="by process"), lock.held([(path, "it")], []):
+    with pytest.raises(InputError, match="by process"), lock.hold_locks([(path, "it")], []):
         pass
 
 
@@ -151,7 +151,7 @@ def test_a_link_or_a_pipe_in_the_place_of_the_lock_is_refused_and_left_alone(wor
     (workspace / "link").symlink_to(victim)
     os.mkfifo(workspace / "pipe")
     for name in ("link", "pipe"):
-        with pytest.raises(WorkspaceError, match="cannot lock"), lock.held([(workspace / name, "it")], []):
+        with pytest.raises(WorkspaceError, match="cannot lock"), lock.hold_locks([(workspace / name, "it")], []):
             pass
     assert victim.read_text() == "theirs"
 
@@ -159,7 +159,7 @@ def test_a_link_or_a_pipe_in_the_place_of_the_lock_is_refused_and_left_alone(wor
 def test_a_lock_is_free_again_after_its_block(workspace):
     path = workspace / "lock"
     for _ in range(2):
-        with lock.held([(path, "it")], ["provision"]):
+        with lock.hold_locks([(path, "it")], ["provision"]):
             pass
 
 
@@ -170,5 +170,5 @@ def test_no_other_user_can_open_the_lock_of_a_practice_cluster_and_hold_it(works
     monkeypatch.setattr(virtual, "LOCKS", folder)
     (workspace / "cluster.yaml").write_text(FILE.replace("SHARED", "/srv/x"))
     (path,) = virtual.locks(cluster.load(workspace / "cluster.yaml"))
-    with lock.held([(path, "it")], []):
+    with lock.hold_locks([(path, "it")], []):
         assert [one.stat().st_mode & 0o777 for one in (folder, path, folder / "older.lock")] == [0o700, 0o600, 0o600]

@@ -115,14 +115,14 @@ def plan(found, **more):
 def done(found, **more):
     """Returns the plan for the same machine after all changes: its packages are on hold."""
     packages = more.pop("packages", DRIVEN)
-    held = [name for name in packages if re.match(nvidia.KEPT, name)]
+    held = [name for name in packages if re.match(nvidia.HELD_PACKAGES, name)]
     found = msgspec.structs.replace(found, held=held)
     return plan(found, packages=packages, files=WRITTEN, services=RUNNING, **more)
 
 
 @pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="needs Debian or Ubuntu")
 def test_the_list_of_held_packages_has_full_names():
-    listed = subprocess.run(["sh", "-euc", nvidia.LIST], capture_output=True, text=True, check=True).stdout.splitlines()
+    listed = subprocess.run(["sh", "-euc", nvidia.LIST_PACKAGES], capture_output=True, text=True, check=True).stdout.splitlines()
     assert "dpkg" in listed
     assert all(re.fullmatch(r"[a-z0-9][a-z0-9.+-]+", name) for name in listed)
 
@@ -163,7 +163,7 @@ def test_the_facts_of_a_broken_nvidia_machine_are_parsed():
      (0x2B85, "Blackwell"), (0x31C2, "Blackwell")],
 )  # fmt: skip
 def test_the_generation_of_a_gpu_follows_from_its_device_number(device, name):
-    assert gpu_generations.of(device).name == name
+    assert gpu_generations.find_generation(device).name == name
 
 
 def test_generations_do_not_overlap_and_are_of_the_pinned_torch():
@@ -171,20 +171,20 @@ def test_generations_do_not_overlap_and_are_of_the_pinned_torch():
     ranges = sorted(pair for one in gpu_generations.GENERATIONS for pair in one.ids)
     assert all(before[1] < after[0] for before, after in itertools.pairwise(ranges))
     constraints = (Path(__file__).parent.parent / "constraints.txt").read_text().splitlines()
-    assert f"torch=={gpu_generations.TORCH}" in constraints  # if the version of torch changes, read PyTorch's RELEASE.md again
+    assert f"torch=={gpu_generations.TORCH_VERSION}" in constraints  # if the version of torch changes, read PyTorch's RELEASE.md again
 
 
 def test_the_gpus_of_a_machine_decide_the_kernel_module_and_driver_branch():
     """Which kernel module (open or proprietary) and which driver branch the GPUs of a machine need."""
-    of = gpu_generations.of
-    assert gpu_generations.flavour([of(V100)]) == "proprietary"
-    assert gpu_generations.flavour([of(A100_SXM)]) == "open"
-    assert gpu_generations.flavour([of(P100), of(A100_SXM)]) == "proprietary"
-    mixed = [{"Volta", "Blackwell"} <= names for names in gpu_generations.SERVED.values()]
+    of = gpu_generations.find_generation
+    assert gpu_generations.kernel_module_kind([of(V100)]) == "proprietary"
+    assert gpu_generations.kernel_module_kind([of(A100_SXM)]) == "open"
+    assert gpu_generations.kernel_module_kind([of(P100), of(A100_SXM)]) == "proprietary"
+    mixed = [{"Volta", "Blackwell"} <= names for names in gpu_generations.SUPPORTED_GENERATIONS.values()]
     assert not any(mixed)
-    assert gpu_generations.branch([of(A100_SXM)], "13.0", 595) == 595
-    assert gpu_generations.branch([of(A100_SXM)], "13.0", 535) == 580
-    assert gpu_generations.branch([of(V100)], "12.6", 595) == 580
+    assert gpu_generations.choose_driver_branch([of(A100_SXM)], "13.0", 595) == 595
+    assert gpu_generations.choose_driver_branch([of(A100_SXM)], "13.0", 535) == 580
+    assert gpu_generations.choose_driver_branch([of(V100)], "12.6", 595) == 580
 
 
 @pytest.mark.parametrize("device", [A100_SXM, A100_PCIE])
@@ -203,7 +203,7 @@ def test_a_fresh_machine_gets_the_open_driver_and_one_reboot(device):
 
 
 def test_after_the_reboot_persistence_is_set_and_then_nothing_changes():
-    held = {"held": [name for name in DRIVEN if re.match(nvidia.KEPT, name)]}
+    held = {"held": [name for name in DRIVEN if re.match(nvidia.HELD_PACKAGES, name)]}
     rest = plan(working(A100_SXM, 4, **held), packages=DRIVEN, files={nvidia.NOUVEAU: WRITTEN[nvidia.NOUVEAU]})
     assert [one.rpartition("/")[2] for one in commands(rest)][2:] == [
         "systemctl daemon-reload", "systemctl enable --quiet nvidia-persistenced", "systemctl restart nvidia-persistenced",
@@ -220,8 +220,8 @@ def test_held_packages_count_as_installed_and_driver_and_kernel_are_held():
         "linux-image-generic",
         "linux-generic-hwe-22.04",
     ]
-    assert all(re.match(nvidia.KEPT, name) for name in kept)
-    assert not any(re.match(nvidia.KEPT, name) for name in ("nvidia-container-toolkit", "linux-libc-dev", "linux-firmware"))
+    assert all(re.match(nvidia.HELD_PACKAGES, name) for name in kept)
+    assert not any(re.match(nvidia.HELD_PACKAGES, name) for name in ("nvidia-container-toolkit", "linux-libc-dev", "linux-firmware"))
     (hold,) = commands(plan(working(A100_SXM, 4), packages=DRIVEN, files=WRITTEN, services=RUNNING))
     assert "apt-mark hold" in hold
 
@@ -288,7 +288,7 @@ def test_gpus_that_torch_no_longer_serves_are_named_before_anything_is_installed
 
 
 def test_older_gpus_get_the_proprietary_driver_with_a_torch_that_serves_them():
-    wheel = wheels.torch_of("/srv/wheels").name
+    wheel = wheels.torch_build_fact("/srv/wheels").name
     packages = commands(plan(said(V100, 4), wheelhouse="/srv/wheels", answers={wheel: "12.6"}))[1]
     assert " nvidia-headless-580-server nvidia-utils-580-server " in packages
     with pytest.raises(Unanswered, match="is built without CUDA"):
@@ -340,10 +340,10 @@ def test_switches_get_a_fabric_manager_of_the_drivers_version():
 
 
 def test_the_driver_check_compares_the_gpus_of_pci_driver_and_cluster_file():
-    assert driver_check.judge(working(A100_SXM, 4), 4) is None
-    fewer = driver_check.judge(working(A100_SXM, 3), 4)
+    assert driver_check.judge_driver(working(A100_SXM, 4), 4) is None
+    fewer = driver_check.judge_driver(working(A100_SXM, 3), 4)
     assert fewer.says == "the cluster file requests 4 GPUs, the PCI bus has 3, the driver sees 3"
-    half = driver_check.judge(said(A100_SXM, 4, module="580.105.08", why=MISMATCH), 4)
+    half = driver_check.judge_driver(said(A100_SXM, 4, module="580.105.08", why=MISMATCH), 4)
     assert half.says.endswith(f"NVML none); nvidia-smi: {MISMATCH}")
     right = driver_check.judge_product(CommandOutput(0, '{"wrong": [0, 0, 0, 0]}\n', ""), working(A100_SXM, 4))
     assert right.passed
@@ -360,7 +360,7 @@ def test_the_driver_check_compares_the_gpus_of_pci_driver_and_cluster_file():
 
 
 def test_the_compile_check_judges_the_compiled_function():
-    right = compiled_check.judge(CommandOutput(0, '{"difference": 2.4e-07}\n', ""))
+    right = compiled_check.judge_compiled(CommandOutput(0, '{"difference": 2.4e-07}\n', ""))
     assert right.passed
     assert right.measured == {"largest_difference": 2.4e-07}
     for answer, says in [
@@ -372,7 +372,7 @@ def test_the_compile_check_judges_the_compiled_function():
         ),
         (CommandOutput(None, "", ""), "did not end within 120 s"),
     ]:
-        outcome = compiled_check.judge(answer)
+        outcome = compiled_check.judge_compiled(answer)
         assert outcome.passed is False
         assert says in outcome.says
 
@@ -382,16 +382,16 @@ def test_the_compile_check_judges_the_compiled_function():
 def test_a_compiled_function_with_other_results_is_noticed(monkeypatch):
     """The CPU stands in for a GPU. A compiled function with a wrong result must be detected."""
     cpu = _compiled.torch.device("cpu")
-    assert _compiled.difference(cpu) <= compiled_check.LARGEST
+    assert _compiled.largest_difference(cpu) <= compiled_check.MOST_DIFFERENCE
     monkeypatch.setattr(_compiled.torch, "compile", lambda function, **_: lambda numbers: function(numbers) + 1e-3)
-    assert _compiled.difference(cpu) > compiled_check.LARGEST
+    assert _compiled.largest_difference(cpu) > compiled_check.MOST_DIFFERENCE
 
 
 def test_wrong_elements_of_a_matrix_product_on_a_device_are_counted(monkeypatch, capsys):
     """The CPU stands in for a GPU. `faulty` adds an error that is smaller than a rounding error of float32 may be."""
     assert _matmul.SIDE * (_matmul.TOP - 1) ** 2 < 2**24  # integers that float32 represents exactly
     cpu = _matmul.torch.device("cpu")
-    assert _matmul.wrong_elements(cpu) == 0
+    assert _matmul.count_wrong_elements(cpu) == 0
     multiply = _matmul.torch.Tensor.__matmul__
 
     def faulty(left, right):
@@ -402,7 +402,7 @@ def test_wrong_elements_of_a_matrix_product_on_a_device_are_counted(monkeypatch,
         return product
 
     monkeypatch.setattr(_matmul.torch.Tensor, "__matmul__", faulty)
-    assert _matmul.wrong_elements(cpu) == 2
+    assert _matmul.count_wrong_elements(cpu) == 2
     monkeypatch.undo()
     _matmul.main()
     found = msgspec.json.decode(capsys.readouterr().out)["wrong"]
@@ -432,13 +432,13 @@ def test_rdma_libraries_where_a_card_is_and_nothing_the_second_time():
 
 
 def test_the_rdma_check_judges_the_links():
-    assert rdma_check.judge(parse_rdma(CX6), "ens5f0").passed
-    down = rdma_check.judge(parse_rdma(CX6), "ens5f1")
+    assert rdma_check.judge_links(parse_rdma(CX6), "ens5f0").passed
+    down = rdma_check.judge_links(parse_rdma(CX6), "ens5f1")
     assert (down.passed, "cable of ens5f1" in down.advice) == (False, True)
-    assert rdma_check.judge(parse_rdma(HDR.format("4: ACTIVE")), "eno1").passed
+    assert rdma_check.judge_links(parse_rdma(HDR.format("4: ACTIVE")), "eno1").passed
     for nic in ("eno1", None):
-        assert "subnet manager" in rdma_check.judge(parse_rdma(HDR.format("2: INIT")), nic).advice
-    assert rdma_check.judge(parse_rdma(HDR.format("1: DOWN")), "eno1").passed is False
-    assert "RoCE v2" in rdma_check.judge(parse_rdma(CX6.replace("RoCE v2,", "")), "ens5f0").says
+        assert "subnet manager" in rdma_check.judge_links(parse_rdma(HDR.format("2: INIT")), nic).advice
+    assert rdma_check.judge_links(parse_rdma(HDR.format("1: DOWN")), "eno1").passed is False
+    assert "RoCE v2" in rdma_check.judge_links(parse_rdma(CX6.replace("RoCE v2,", "")), "ens5f0").says
     one = site(None, answers={ADDRESSES.name: {"ens5f0": ["10.0.0.2"]}}, links=parse_rdma(CX6))
     assert rdma_check.run(one, one.targets[1]).passed

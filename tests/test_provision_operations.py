@@ -78,7 +78,7 @@ def with_files(target: Target, wanted: dict[str, tuple[bytes, int, str]], at: fl
 
 def test_packages_depend_on_the_role_of_a_node():
     head, w1, _ = site().targets
-    assert packages.wanted(site(), head) == [
+    assert packages.list_needed_packages(site(), head) == [
         "chrony",
         "mariadb-server",
         "munge",
@@ -88,12 +88,12 @@ def test_packages_depend_on_the_role_of_a_node():
         "slurmctld",
         "slurmdbd",
     ]
-    assert packages.wanted(site(), w1) == ["chrony", "munge", "python3-venv", "rsync", "slurm-client", "slurmd"]
+    assert packages.list_needed_packages(site(), w1) == ["chrony", "munge", "python3-venv", "rsync", "slurm-client", "slurmd"]
     bare = site(slurm_=False)
-    assert packages.wanted(bare, w1) == ["chrony", "python3-venv", "rsync"]
+    assert packages.list_needed_packages(bare, w1) == ["chrony", "python3-venv", "rsync"]
     from_node_to_node = msgspec.structs.replace(bare.cluster, ssh=Ssh(between_nodes=True))
     between = msgspec.structs.replace(bare, cluster=from_node_to_node)
-    assert packages.wanted(between, w1) == ["chrony", "openssh-client", "python3-venv", "rsync"]
+    assert packages.list_needed_packages(between, w1) == ["chrony", "openssh-client", "python3-venv", "rsync"]
 
 
 def test_packages_are_installed_with_the_lock_waited_for_and_nothing_asked():
@@ -119,7 +119,7 @@ def test_etc_hosts_has_the_names_of_all_nodes_and_none_for_loopback():
     """/etc/hosts gets the names of all nodes, and no line with 127.0.1.1."""
     one = site()
     changes = hosts.plan(one, one.targets[1])
-    assert [change.says for change in changes] == [
+    assert [change.description for change in changes] == [
         "set the hostname w1 (now x)",
         "write the names of all 3 nodes into /etc/hosts",
     ]
@@ -130,22 +130,22 @@ def test_etc_hosts_has_the_names_of_all_nodes_and_none_for_loopback():
 
 def test_correct_names_in_etc_hosts_need_no_change():
     one = site(system=msgspec.structs.replace(A_MACHINE, hostname="w2"))
-    with_files(one.targets[2], {hosts.PATH: (hosts.content(one), 0o644, "root:root")})
+    with_files(one.targets[2], {hosts.PATH: (hosts.render_hosts(one), 0o644, "root:root")})
     assert isinstance(hosts.plan(one, one.targets[2]), Nothing)
 
 
 def test_the_key_is_random_and_readable_by_munge_alone():
     one = site()
     head, w1, _ = one.targets
-    make, enable, start = commands(munge.plan_key(one, head))
+    make, enable, start = commands(munge.plan_munge_key(one, head))
     assert "/dev/urandom" in make
     assert "umask 077" in make
     assert "chmod 400" in make
     assert (enable, start) == ("systemctl enable --quiet munge", "systemctl restart munge")
-    assert munge.plan_shared(one, w1)[0].says == "copy the munge key from head"  # head makes the key first
+    assert munge.plan_munge_key_copy(one, w1)[0].description == "copy the munge key from head"  # head makes the key first
     head.facts.answers[FILES.name] = {munge.PATH: KEY}
-    changes = munge.plan_shared(one, w1)
-    assert changes[0].says == "copy the munge key from head"
+    changes = munge.plan_munge_key_copy(one, w1)
+    assert changes[0].description == "copy the munge key from head"
     assert changes[0].command == ""  # the key is never part of a command
 
 
@@ -156,8 +156,8 @@ def test_a_key_that_others_could_read_is_made_anew(found):
     one = site()
     head = one.targets[0]
     head.facts.answers |= {FILES.name: {munge.PATH: found}, SERVICES.name: RUNNING}
-    changes = munge.plan_key(one, head)
-    assert changes[0].says.startswith("make a new munge key")
+    changes = munge.plan_munge_key(one, head)
+    assert changes[0].description.startswith("make a new munge key")
     assert changes[-1].command == "systemctl restart munge"
 
 
@@ -165,8 +165,8 @@ def test_a_munge_key_equal_to_the_controllers_needs_no_change():
     one = site(files={munge.PATH: KEY}, services=RUNNING)
     head, _, w2 = one.targets
     head.facts.answers |= {FILES.name: {munge.PATH: KEY}, SERVICES.name: RUNNING}
-    assert isinstance(munge.plan_key(one, head), Nothing)
-    assert isinstance(munge.plan_shared(one, w2), Nothing)
+    assert isinstance(munge.plan_munge_key(one, head), Nothing)
+    assert isinstance(munge.plan_munge_key_copy(one, w2), Nothing)
 
 
 def test_accounts_need_no_password():
@@ -176,7 +176,7 @@ def test_accounts_need_no_password():
     assert "IDENTIFIED VIA unix_socket" in text
     assert "StoragePass" not in text
     assert "-m 600 -o slurm -g slurm" in text
-    with_files(one.targets[0], {slurm.DBD: (slurm_files.accounts(one), 0o600, "slurm:slurm")})
+    with_files(one.targets[0], {slurm.DBD_CONF: (slurm_files.render_slurmdbd_conf(one), 0o600, "slurm:slurm")})
     one.targets[0].facts.answers[SERVICES.name] = RUNNING
     assert isinstance(slurm.plan_accounts(one, one.targets[0]), Nothing)
 
@@ -204,7 +204,7 @@ def test_slurm_conf_has_processors_memory_and_gpus_of_each_worker():
 def test_nodes_that_share_a_kernel_get_a_slurm_without_cgroups():
     """Nodes that share a kernel and have no control groups get a configuration of Slurm that does not use control groups."""
     one = site(system=msgspec.structs.replace(A_MACHINE, virt="systemd-nspawn", cgroup="tmpfs"))
-    written = slurm_files.files(one)
+    written = slurm_files.render_slurm_files(one)
     assert b"ProctrackType=proctrack/linuxproc" in written["/etc/slurm/slurm.conf"]
     assert b"CgroupPlugin=cgroup/v1" in written["/etc/slurm/cgroup.conf"]
     assert b"Constrain" not in written["/etc/slurm/cgroup.conf"]
@@ -226,19 +226,19 @@ def test_containers_with_only_cgroups_v2_disable_the_cgroup_plugin_if_possible(s
     for target in containers.targets:
         target.facts.answers[SYSTEM.name] = msgspec.structs.replace(A_MACHINE, virt="systemd-nspawn")
     containers.targets[0].facts.answers[PACKAGES.name] = Packages({"slurmctld": slurmctld}, interrupted=False)
-    assert f"CgroupPlugin={plugin}\n".encode() in slurm_files.files(containers)["/etc/slurm/cgroup.conf"]
+    assert f"CgroupPlugin={plugin}\n".encode() in slurm_files.render_slurm_files(containers)["/etc/slurm/cgroup.conf"]
     machines = site()
     machines.targets[0].facts.answers[PACKAGES.name] = Packages({"slurmctld": slurmctld}, interrupted=False)
-    assert b"CgroupPlugin=cgroup/v2\n" in slurm_files.files(machines)["/etc/slurm/cgroup.conf"]
+    assert b"CgroupPlugin=cgroup/v2\n" in slurm_files.render_slurm_files(machines)["/etc/slurm/cgroup.conf"]
 
 
 def test_a_correct_controller_needs_no_change_but_a_missed_start():
     one = site()
     head = one.targets[0]
-    with_files(head, {path: (content, 0o644, "root:root") for path, content in slurm_files.files(one).items()})
+    with_files(head, {path: (content, 0o644, "root:root") for path, content in slurm_files.render_slurm_files(one).items()})
     head.facts.answers[SERVICES.name] = RUNNING
     assert isinstance(slurm.plan_controller(one, head), Nothing)
-    with_files(head, {path: (content, 0o644, "root:root") for path, content in slurm_files.files(one).items()}, at=300.0)
+    with_files(head, {path: (content, 0o644, "root:root") for path, content in slurm_files.render_slurm_files(one).items()}, at=300.0)
     assert commands(slurm.plan_controller(one, head)) == ["systemctl restart slurmctld"]
 
 
@@ -273,7 +273,7 @@ def test_workers_that_are_ready_are_not_waited_for():
     assert slurm.plan_nodes(one, head) == Nothing("2 workers are ready")
     head.facts.answers[NODES.name] = parse_nodes("w1|idle|root|none\nw2|down*|slurm|Not responding\n")
     (wait,) = slurm.plan_nodes(one, head)
-    assert wait.says == "wait until all workers are ready (w2: down)"
+    assert wait.description == "wait until all workers are ready (w2: down)"
 
 
 def test_the_environment_has_a_digest_as_name_and_is_made_once():
@@ -283,10 +283,10 @@ def test_the_environment_has_a_digest_as_name_and_is_made_once():
     assert "-c /opt/shardlab/python-x/constraints.txt" in text
     assert re.search(r"'torch[<>=]+2\.", text)
     assert "runuser -u alice" in text
-    there = InstalledEnvironment(packages=software.digest(), source=software.source_digest(), version="3.11")
+    there = InstalledEnvironment(packages=software.packages_digest(), source=software.source_digest(), version="3.11")
     made = site(environment=there)
     assert isinstance(environment.plan(made, made.targets[2]), Nothing)
-    old = site(environment=InstalledEnvironment(packages=software.digest(), source="0" * 12, version="3.11"))
+    old = site(environment=InstalledEnvironment(packages=software.packages_digest(), source="0" * 12, version="3.11"))
     assert len(environment.plan(old, old.targets[2])) == 2  # only the source is installed again
     shared = site(shared="/mydata")
     assert environment.plan(shared, shared.targets[1]) == Nothing(
@@ -304,13 +304,13 @@ def test_the_environment_is_made_from_the_interpreter_that_the_node_names():
 
 
 def test_the_source_is_the_same_bytes_each_time():
-    first = software.source()
-    software.source.cache_clear()
-    assert software.source() == first
+    first = software.source_archive()
+    software.source_archive.cache_clear()
+    assert software.source_archive() == first
 
 
 def test_the_source_can_be_read_by_every_user_of_a_node_and_names_no_user_or_time():
-    with tarfile.open(fileobj=io.BytesIO(software.source())) as archive:
+    with tarfile.open(fileobj=io.BytesIO(software.source_archive())) as archive:
         assert {(entry.mode, entry.uid, entry.gid, entry.mtime) for entry in archive} == {(0o644, 0, 0, 0)}
 
 
@@ -319,7 +319,7 @@ def test_a_name_that_could_end_a_line_is_refused(word):
     one = site()
     one.targets[1].node.host = word
     with pytest.raises(Unanswered, match=r"is not allowed in slurm\.conf"):
-        slurm_files.files(one)
+        slurm_files.render_slurm_files(one)
 
 
 def test_the_marker_of_a_complete_configuration_is_written_last():
@@ -335,7 +335,7 @@ def test_slurm_nfs_and_names_use_the_address_of_the_training_network():
         Target(msgspec.structs.replace(target.node, own_address=f"172.16.0.{number}"), target.facts, target.entry)
         for number, target in enumerate(one.targets, start=1)
     ]
-    texts = [hosts.content(one), nfs.content(one, one.targets[0]), *slurm_files.files(one).values()]
+    texts = [hosts.render_hosts(one), nfs.render_exports(one, one.targets[0]), *slurm_files.render_slurm_files(one).values()]
     assert b"172.16.0.2 w1\n" in texts[0]
     assert b"172.16.0.3(" in texts[1]
     assert any(b"NodeAddr=172.16.0.2 " in text for text in texts)

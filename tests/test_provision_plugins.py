@@ -54,7 +54,7 @@ def test_every_operation_has_its_place_in_the_order():
 
 
 def test_every_check_has_its_place_in_the_order():
-    stages = [stage for name in ("ssh", "slurm", "cloudlab") for stage in roles.checks(provider.provider(name))]
+    stages = [stage for name in ("ssh", "slurm", "cloudlab") for stage in roles.select_checks(provider.find_provider(name))]
     assert {id(one) for one in defined("checks", Check).values()} == {id(check) for stage in stages for check in stage}
 
 

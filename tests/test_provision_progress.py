@@ -12,7 +12,7 @@ from provision.cli import main
 from provision.command import progress
 from provision.fact import Facts
 from provision.nodes.local_node import LocalNode
-from provision.operation import Here, Nothing, Operation, Site, Target
+from provision.operation import LocalCall, Nothing, Operation, Site, Target
 from provision.plan import OperationStep, PlanObserver, converge
 from shardlab.terminal.console import Output
 
@@ -41,12 +41,12 @@ def test_the_progress_has_a_row_per_node_and_a_letter_per_operation():
     """The progress table has one row for each node and one letter for the state of each operation."""
     seconds = iter([10.0, 20.0, 31.0, 31.0, 31.0])
     table = progress.ProgressTable(["head", "w1", "[red]"], 4, lambda: next(seconds))
-    table.begins("head", "space")
-    table.ends(step("head", "space", "nothing to do"))
-    table.ends(step("head", "packages", "changed", 2))
-    table.begins("head", "hosts")
-    table.ends(step("w1", "space", "failed"))
-    table.ends(step("w1", "packages", "not reached"))
+    table.record_start("head", "space")
+    table.record_end(step("head", "space", "nothing to do"))
+    table.record_end(step("head", "packages", "changed", 2))
+    table.record_start("head", "hosts")
+    table.record_end(step("w1", "space", "failed"))
+    table.record_end(step("w1", "packages", "not reached"))
     assert drawn(table) == [
         "node   operations  changes  now",
         "head   =+..              2  hosts  11 s",
@@ -59,9 +59,9 @@ def test_the_progress_has_a_row_per_node_and_a_letter_per_operation():
 def test_the_progress_table_on_a_terminal_is_erased_at_the_end():
     """On a terminal, the progress table is drawn while `provision` works and erased at the end."""
     said = output(terminal=True)
-    with progress.shown(said, ["head"], 1) as watch:
-        watch.begins("head", "space")
-        watch.ends(step("head", "space", "changed", 1))
+    with progress.show_progress(said, ["head"], 1) as watch:
+        watch.record_start("head", "space")
+        watch.record_end(step("head", "space", "changed", 1))
     text = said.remarks.file.getvalue()
     assert "operations" in text
     assert text.endswith("\x1b[2K")  # the last line of the table is erased again
@@ -69,10 +69,10 @@ def test_the_progress_table_on_a_terminal_is_erased_at_the_end():
 
 def test_the_progress_in_a_pipe_is_printed_as_lines():
     said = output(terminal=False)
-    with progress.shown(said, ["head"], 3) as watch:
-        watch.begins("head", "space")
+    with progress.show_progress(said, ["head"], 3) as watch:
+        watch.record_start("head", "space")
         for operation, state in (("space", "nothing to do"), ("packages", "changed"), ("hosts", "failed")):
-            watch.ends(step("head", operation, state))
+            watch.record_end(step("head", operation, state))
     assert said.remarks.file.getvalue() == "head: packages: changed\nhead: hosts: failed\n"
 
 
@@ -84,8 +84,8 @@ def targets(count):
 def test_by_default_all_nodes_are_changed_at_once():
     nodes = targets(20)
     all_there = threading.Barrier(20, timeout=HANG_S)
-    operation = Operation("meet", lambda site, target: [Here("meet the others", all_there.wait)])
-    steps = converge(Site(None, None, nodes), [operation], targets=nodes, chosen={"meet"}, dry=False)
+    operation = Operation("meet", lambda site, target: [LocalCall("meet the others", all_there.wait)])
+    steps = converge(Site(None, None, nodes), [operation], targets=nodes, chosen_names={"meet"}, dry=False)
     assert {one.state for one in steps} == {"changed"}
 
 
@@ -93,18 +93,18 @@ def test_parallel_limits_the_nodes_that_are_changed_at_once():
     class Seen(PlanObserver):
         now, most, lock = 0, 0, threading.Lock()
 
-        def begins(self, node, operation):
+        def record_start(self, node, operation):
             with self.lock:
                 self.now += 1
                 self.most = max(self.most, self.now)
 
-        def ends(self, step):
+        def record_end(self, step):
             with self.lock:
                 self.now -= 1
 
     nodes, seen, pair = targets(8), Seen(), threading.Barrier(2, timeout=HANG_S)
     operation = Operation("meet", lambda site, target: Nothing(str(pair.wait())))
-    converge(Site(None, None, nodes), [operation], targets=nodes, chosen={"meet"}, dry=False, parallel=2, watch=seen)
+    converge(Site(None, None, nodes), [operation], targets=nodes, chosen_names={"meet"}, dry=False, parallel=2, observer=seen)
     assert seen.most == 2
 
 

@@ -8,7 +8,7 @@ import pytest
 from provision import roles
 from provision.operation import Nothing
 from provision.plan import MACHINE
-from provision.provider import NOTHING_TO_DO, Provider, provider
+from provision.provider import NOTHING_TO_DO, Provider, find_provider
 from shardlab import registry
 from shardlab.cluster.cluster import Cluster
 from shardlab.errors import ShardlabError, UnknownName
@@ -21,11 +21,11 @@ CLUSTER = Cluster(schema=1, name="bench", provider="ssh")
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_provider_has_the_name_of_its_file_and_existing_operations_and_checks(name):
-    made = provider(name)
+    made = find_provider(name)
     assert made.name == name
     operations = {MACHINE, *(operation.name for operation in roles.OPERATIONS)}
     assert (made.operations or set()) <= operations
-    checks = {check.name for stage in roles.checks(LEAST) for check in stage} | roles.ONLY_NAMED
+    checks = {check.name for stage in roles.select_checks(LEAST) for check in stage} | roles.ONLY_NAMED
     assert (made.checks or set()) <= checks
 
 
@@ -36,7 +36,7 @@ def test_a_provider_without_a_function_for_a_verb_says_why_there_is_nothing_to_d
 
 
 def test_a_provider_with_only_nodes_gets_every_root_operation_and_one_lock(tmp_path):
-    names = [operation.name for operation in roles.operations(LEAST)]
+    names = [operation.name for operation in roles.select_operations(LEAST)]
     assert names == [operation.name for operation in roles.OPERATIONS if operation.name not in roles.ONLY_NAMED]
     assert {"site-environment", "extra-disks"} <= roles.ONLY_NAMED
     assert LEAST.bring_up(CLUSTER, Workspace(tmp_path), None) == Nothing("this machine already exists")
@@ -47,8 +47,8 @@ def test_a_provider_chooses_its_operations_and_checks_and_not_their_order():
     some = Provider(
         "site", "a site runs them", list, operations=frozenset({"inventory", "environment"}), checks=frozenset({"gpus"})
     )
-    assert [operation.name for operation in roles.operations(some)] == ["environment", "inventory"]
-    assert [[check.name for check in stage] for stage in roles.checks(some)] == [[], ["gpus"], [], []]
+    assert [operation.name for operation in roles.select_operations(some)] == ["environment", "inventory"]
+    assert [[check.name for check in stage] for stage in roles.select_checks(some)] == [[], ["gpus"], [], []]
 
 
 def test_a_function_of_a_provider_is_called_with_the_cluster_and_the_workspace(tmp_path):
@@ -60,16 +60,16 @@ def test_a_function_of_a_provider_is_called_with_the_cluster_and_the_workspace(t
 
 
 def test_operations_of_a_single_provider_keep_the_common_order():
-    cloudlab = provider("cloudlab")
-    names = [operation.name for operation in roles.operations(cloudlab)]
+    cloudlab = find_provider("cloudlab")
+    names = [operation.name for operation in roles.select_operations(cloudlab)]
     assert names.index("disks") < names.index("extra-disks") < names.index("nfs-server")
-    assert "experiment_network" in [check.name for stage in roles.checks(cloudlab) for check in stage]
-    assert "experiment_network" not in [check.name for stage in roles.checks(LEAST) for check in stage]
+    assert "experiment_network" in [check.name for stage in roles.select_checks(cloudlab) for check in stage]
+    assert "experiment_network" not in [check.name for stage in roles.select_checks(LEAST) for check in stage]
 
 
 def test_an_unknown_provider_is_refused_with_the_menu():
     with pytest.raises(UnknownName, match="cloudlab, local, slurm, ssh, virtual"):
-        provider("cloud")
+        find_provider("cloud")
     assert issubclass(UnknownName, ShardlabError)
 
 
@@ -86,11 +86,11 @@ PROVIDERS = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_provider_has_its_functions_operations_and_checks(name):
-    made = provider(name)
+    made = find_provider(name)
     functions = {field for field in ALL if getattr(made, field) is not getattr(LEAST, field)}
     assert (functions, made.operations, made.checks, made.own) == PROVIDERS[name]
 
 
 def test_provider_local_locks_no_cluster_and_practice_nodes_lock_theirs():
-    assert provider("local").locks(CLUSTER) == []
-    assert len(provider("virtual").locks(CLUSTER)) > 0
+    assert find_provider("local").locks(CLUSTER) == []
+    assert len(find_provider("virtual").locks(CLUSTER)) > 0

@@ -4,7 +4,7 @@ again. test_practice_e2e.py tests a real reboot."""
 import pytest
 
 from provision.fact import Facts, Unanswered
-from provision.operation import Nothing, Operation, Site, Target, shell
+from provision.operation import Nothing, Operation, Site, Target, shell_change
 from provision.operations.reboot import BOOT_ID, Reboot
 from provision.plan import converge
 from shardlab.cluster.cluster import Cluster
@@ -54,12 +54,12 @@ def restarted(wanted):
     target = Target(machine, Facts(machine), NodeEntry(name="w1"))
     operation = Operation("it", lambda site, target: wanted[target.node.boot])
     one = Site(Cluster(schema=1, name="bench", provider="ssh"), None, [target])
-    (step,) = converge(one, [operation], targets=[target], chosen={"it"}, dry=False)
+    (step,) = converge(one, [operation], targets=[target], chosen_names={"it"}, dry=False)
     return machine, step
 
 
 def test_the_remaining_changes_are_planned_and_made_after_a_reboot():
-    machine, step = restarted({"boot-1": [Reboot("of it", pause_s=0)], "boot-2": [shell("go on", "true")]})
+    machine, step = restarted({"boot-1": [Reboot("of it", pause_s=0)], "boot-2": [shell_change("go on", "true")]})
     assert (step.state, step.changes, step.says[-1]) == ("changed", 2, "go on")
     assert machine.ran[-1] == "sh -euc true"
     _, step = restarted({"boot-1": [Reboot("of it", pause_s=0)], "boot-2": Nothing("done")})
@@ -67,7 +67,7 @@ def test_the_remaining_changes_are_planned_and_made_after_a_reboot():
 
 
 def test_no_machine_is_rebooted_twice():
-    again = [shell("never", "false"), Reboot("nouveau drives its GPUs", pause_s=0)]
+    again = [shell_change("never", "false"), Reboot("nouveau drives its GPUs", pause_s=0)]
     machine, step = restarted({"boot-1": [Reboot("nouveau drives its GPUs", pause_s=0)], "boot-2": again})
     assert (step.state, step.changes) == ("failed", 1)
     assert step.says[-1] == "w1: it was rebooted once, but still nouveau drives its GPUs; inspect this node by hand"

@@ -23,7 +23,7 @@ def with_worker(line, *, services=RUNNING, conf=True):
     for target in one.targets:
         target.facts.answers[SERVICES.name] = services
     if conf:
-        with_files(head, {path: (content, 0o644, "root:root") for path, content in slurm_files.files(one).items()})
+        with_files(head, {path: (content, 0o644, "root:root") for path, content in slurm_files.render_slurm_files(one).items()})
     head.facts.answers[NODES.name] = parse(f"w1|idle|root|none\n{line}\n")
     return one
 
@@ -43,9 +43,9 @@ def test_a_worker_is_resumed_if_we_drained_it_or_if_the_reason_no_longer_holds(l
     one = with_worker(line)
     resume, wait = slurm.plan_nodes(one, one.targets[0])
     assert "scontrol update nodename=w2 state=resume" in resume.command
-    assert line.rpartition("|")[2] in resume.says
+    assert line.rpartition("|")[2] in resume.description
     assert resume.node is one.targets[0].node
-    assert wait.says.startswith("wait until all workers are ready (w2: dr")
+    assert wait.description.startswith("wait until all workers are ready (w2: dr")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_low_memory_is_not_compared_while_another_worker_is_away():
 def test_a_worker_that_is_down_is_waited_for():
     one = with_worker("w2|down*|slurm|Not responding")
     (wait,) = slurm.plan_nodes(one, one.targets[0])
-    assert wait.says == "wait until all workers are ready (w2: down)"
+    assert wait.description == "wait until all workers are ready (w2: down)"
 
 
 class Controller:

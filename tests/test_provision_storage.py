@@ -19,12 +19,12 @@ from provision.facts.exports import parse as parse_exports
 from provision.facts.files import FILES
 from provision.facts.mounts import NFS_MOUNTS, Mount, MountPlace
 from provision.facts.packages import PACKAGES, Packages
-from provision.facts.room import Room, room
+from provision.facts.room import Room, room_fact
 from provision.facts.room import parse as parse_room
 from provision.facts.services import SERVICES, Service
 from provision.facts.write_test import WriteTest
 from provision.nodes.local_node import LocalNode
-from provision.operation import Nothing, Site, Target, reason
+from provision.operation import Nothing, Site, Target, failure_reason
 from provision.operations import disks, environment, fstab, nfs, packages, space, workspaces
 from shardlab.cluster.cluster_keys import Storage
 from shardlab.remote.remote import CommandOutput
@@ -155,10 +155,10 @@ def test_the_kernels_exports_are_read():
 def test_nfs_packages_differ_between_server_and_clients():
     one = with_storage(SHARES)
     head, w1, _ = one.targets
-    assert "nfs-kernel-server" in packages.wanted(one, head)
-    assert "nfs-common" not in packages.wanted(one, head)
-    assert "nfs-common" in packages.wanted(one, w1)
-    assert not [name for name in packages.wanted(with_storage(SHARES, "virtual"), w1) if "nfs" in name]
+    assert "nfs-kernel-server" in packages.list_needed_packages(one, head)
+    assert "nfs-common" not in packages.list_needed_packages(one, head)
+    assert "nfs-common" in packages.list_needed_packages(one, w1)
+    assert not [name for name in packages.list_needed_packages(with_storage(SHARES, "virtual"), w1) if "nfs" in name]
 
 
 def test_the_server_exports_only_to_the_other_nodes_and_then_nothing_changes():
@@ -166,8 +166,8 @@ def test_the_server_exports_only_to_the_other_nodes_and_then_nothing_changes():
     head = one.targets[0]
     with_place(head, SHARED, MountPlace(there=False))
     head.facts.answers[EXPORTS.name] = {}
-    changes = nfs.plan_server(one, head)
-    assert [change.says for change in changes] == [
+    changes = nfs.plan_nfs_server(one, head)
+    assert [change.description for change in changes] == [
         "make the folder /mydata/bench",
         "start the NFS server, now and at every boot",
         "make the folder for our exports",
@@ -178,12 +178,12 @@ def test_the_server_exports_only_to_the_other_nodes_and_then_nothing_changes():
     assert changes[3].content.decode().splitlines()[1] == f"/mydata/bench 10.0.0.2{options} 10.0.0.3{options}"
     with_place(head, SHARED, MountPlace())
     head.facts.answers |= {EXPORTS.name: {SHARED: ["10.0.0.2", "10.0.0.3"]}, SERVICES.name: SERVES}
-    with_files(head, {nfs.EXPORTED: (nfs.content(one, head), 0o644, "root:root")})
-    assert nfs.plan_server(one, head) == Nothing("/mydata/bench is exported to 2 nodes")
+    with_files(head, {nfs.EXPORTED: (nfs.render_exports(one, head), 0o644, "root:root")})
+    assert nfs.plan_nfs_server(one, head) == Nothing("/mydata/bench is exported to 2 nodes")
     # the state is now as if `provision` had been killed after it wrote the file and before NFS read the file
     head.facts.answers[EXPORTS.name] = {}
-    assert commands(nfs.plan_server(one, head)) == ["exportfs -ra"]
-    assert nfs.plan_server(one, one.targets[1]) == Nothing("it is not storage.server")
+    assert commands(nfs.plan_nfs_server(one, head)) == ["exportfs -ra"]
+    assert nfs.plan_nfs_server(one, one.targets[1]) == Nothing("it is not storage.server")
 
 
 def test_the_folder_is_made_on_its_mount_or_not_at_all():
@@ -192,8 +192,8 @@ def test_the_folder_is_made_on_its_mount_or_not_at_all():
     head = one.targets[0]
     with_place(head, SHARED, MountPlace(there=False))
     head.facts.answers[EXPORTS.name] = {}
-    guard, make, *_ = nfs.plan_server(one, head)
-    assert guard.says == "check that /mydata is mounted"
+    guard, make, *_ = nfs.plan_nfs_server(one, head)
+    assert guard.description == "check that /mydata is mounted"
     assert "install -d -o alice -- /mydata/bench" in make.command
     answer = LocalNode().run(["sh", "-euc", guard.argv[-1].replace(MOUNT, "/proc")], timeout_s=HANG_S)
     assert answer.code == 0
@@ -205,8 +205,8 @@ def test_the_folder_is_made_on_its_mount_or_not_at_all():
 def test_the_environment_is_not_made_below_a_mount_that_is_missing():
     one = with_storage(Storage(shared=SHARED, server="w1"))
     first = environment.plan(one, one.targets[0])[0]
-    assert first.says == "check that /mydata/bench is mounted"
-    assert fstab.guard(with_storage(Storage(shared=SHARED), "virtual"), one.targets[0]) == []
+    assert first.description == "check that /mydata/bench is mounted"
+    assert fstab.mount_guards(with_storage(Storage(shared=SHARED), "virtual"), one.targets[0]) == []
 
 
 @pytest.mark.parametrize("may_sudo", [True, False])
@@ -214,7 +214,7 @@ def test_the_node_says_whether_root_checks_its_mounts(may_sudo):
     """`may_sudo` of the node decides, and not the key `ssh.sudo`: on the login node of a site, the user never has sudo."""
     one = with_storage(Storage(shared=SHARED, server="w1"))
     one.targets[0].node.may_sudo = may_sudo
-    (check,) = fstab.guard(one, one.targets[0])
+    (check,) = fstab.mount_guards(one, one.targets[0])
     assert (check.root, bool(check.script)) == (may_sudo, may_sudo)
 
 
@@ -225,7 +225,7 @@ def test_nodes_that_share_no_folder_each_get_a_folder_of_workspaces():
     for target in one.targets:
         with_place(target, "/mydata/workspaces", MountPlace(there=False))
         guard, make = workspaces.plan(one, target)
-        assert guard.says == "check that /mydata is mounted"
+        assert guard.description == "check that /mydata is mounted"
         assert make.command == "install -d -o alice -- /mydata/workspaces"
         with_place(target, "/mydata/workspaces", MountPlace())
         with_write_test(target, "/mydata/workspaces", WriteTest("/mydata/workspaces"))
@@ -299,7 +299,7 @@ def test_the_second_look_at_a_disk_finds_data_at_its_end(tmp_path):
         handle.truncate(8 * 2**20)
 
     def looks_empty() -> bool:
-        look = ["sh", "-euc", disks.EMPTY.format(disk=image)]
+        look = ["sh", "-euc", disks.CHECK_EMPTY.format(disk=image)]
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}:/usr/sbin:/sbin"}
         return subprocess.run(look, env=environment, check=False, capture_output=True).returncode == 0
 
@@ -315,19 +315,19 @@ def test_workers_mount_the_servers_folder_and_then_nothing_changes():
     one = with_storage(SHARES)
     head, w1, _ = one.targets
     with_place(w1, SHARED, MountPlace(there=False))
-    entry, folder, mount = commands(nfs.plan_client(one, w1))
+    entry, folder, mount = commands(nfs.plan_nfs_mount(one, w1))
     assert "head:/mydata/bench /mydata/bench nfs hard,vers=4.2,_netdev 0 0" in entry
     assert (folder, mount) == ("mkdir -p -- /mydata/bench", "mount -- /mydata/bench")
     source = "head:/mydata/bench"
     wanted = Mount(source, "nfs", ("hard", "vers=4.2", "_netdev"))
     there = Mount(source, "nfs4", ("rw", "relatime", "vers=4.2", "hard", "proto=tcp"))
     with_place(w1, SHARED, MountPlace(mount=there, fstab=wanted, empty=False))
-    assert nfs.plan_client(one, w1) == Nothing("head:/mydata/bench is mounted")
+    assert nfs.plan_nfs_mount(one, w1) == Nothing("head:/mydata/bench is mounted")
     with_place(w1, SHARED, MountPlace(fstab=wanted))
-    assert commands(nfs.plan_client(one, w1))[-1] == "mount -- /mydata/bench"
-    assert nfs.plan_client(one, head) == Nothing("it is the server of the folder")
+    assert commands(nfs.plan_nfs_mount(one, w1))[-1] == "mount -- /mydata/bench"
+    assert nfs.plan_nfs_mount(one, head) == Nothing("it is the server of the folder")
     one.skipped["head"] = "packages failed"
-    assert "cannot be asked" in nfs.plan_client(one, w1).why
+    assert "cannot be asked" in nfs.plan_nfs_mount(one, w1).why
 
 
 @pytest.mark.parametrize(
@@ -347,23 +347,23 @@ def test_a_wrong_mount_is_reported_with_its_node(place, says):
     one = with_storage(SHARES)
     with_place(one.targets[1], SHARED, place)
     with pytest.raises(Unanswered, match=says):
-        nfs.plan_client(one, one.targets[1])
+        nfs.plan_nfs_mount(one, one.targets[1])
 
 
 def test_without_an_nfs_server_the_shared_folder_is_expected_with_a_remark():
     one = with_storage(Storage(shared=SHARED))
     w1 = one.targets[1]
     with_place(w1, SHARED, MountPlace())
-    assert nfs.plan_client(one, w1) == Nothing("/mydata/bench exists, as required without storage.server")
+    assert nfs.plan_nfs_mount(one, w1) == Nothing("/mydata/bench exists, as required without storage.server")
     with_place(w1, SHARED, MountPlace(there=False))
     with pytest.raises(Unanswered, match=r"w1: /mydata/bench does not exist: without storage\.server"):
-        nfs.plan_client(one, w1)
+        nfs.plan_nfs_mount(one, w1)
 
 
 def test_practice_nodes_have_the_shared_folder_without_a_change():
     one = with_storage(SHARES, "virtual")
     for target in one.targets:
-        for plan in (nfs.plan_server, nfs.plan_client):
+        for plan in (nfs.plan_nfs_server, nfs.plan_nfs_mount):
             assert plan(one, target) == Nothing("practice nodes share the folder of this machine")
 
 
@@ -371,12 +371,12 @@ def test_a_client_that_could_end_a_line_is_refused():
     one = with_storage(SHARES)
     one.targets[1].node.host = "10.0.0.2(rw) *"
     with pytest.raises(Unanswered, match=r"is not allowed in /etc/exports\.d"):
-        nfs.content(one, one.targets[0])
+        nfs.render_exports(one, one.targets[0])
 
 
 def test_the_mount_at_a_path_of_this_machine_is_read(tmp_path):
     def asked(path: str) -> MountPlace:
-        answer = LocalNode().run(mounts.place(path).command(""), timeout_s=HANG_S)
+        answer = LocalNode().run(mounts.mount_fact(path).command(""), timeout_s=HANG_S)
         assert answer.code == 0, answer.stderr
         return mounts.parse(answer.stdout)
 
@@ -401,26 +401,26 @@ def test_an_obsolete_export_is_withdrawn_once_no_node_mounts_it():
         target.facts.answers[NFS_MOUNTS.name] = {}
     w2.facts.answers[NFS_MOUNTS.name] = NFS_MOUNTS.parse("nas:/home /home\nw1:/old /mnt/old\n")
     with pytest.raises(Unanswered, match=r"w1: it exports /old, which .* names, .* mounted on w2 at /mnt/old: unmount"):
-        nfs.plan_server(one, w1)
+        nfs.plan_nfs_server(one, w1)
     w2.facts.answers[NFS_MOUNTS.name] = NFS_MOUNTS.parse("nas:/home /home\n")
-    (withdraw,) = nfs.plan_server(one, w1)
-    assert withdraw.says == "withdraw the export of /old, which the cluster file no longer names"
+    (withdraw,) = nfs.plan_nfs_server(one, w1)
+    assert withdraw.description == "withdraw the export of /old, which the cluster file no longer names"
     assert f"rm -f -- {nfs.EXPORTED}" in withdraw.command
     assert "exportfs -ra" in withdraw.command
     w1.facts.answers[FILES.name] = {}
-    assert nfs.plan_server(one, w1) == Nothing("it is not storage.server")
+    assert nfs.plan_nfs_server(one, w1) == Nothing("it is not storage.server")
     without = with_storage(Storage())  # the same is done if the cluster file names no storage any more
     with_files(without.targets[0], {nfs.EXPORTED: (b"", 0o644, "root:root")})
     for target in without.targets:
         target.facts.answers |= {EXPORTED_BY_US.name: ["/old"], NFS_MOUNTS.name: {}}
-    assert len(nfs.plan_server(without, without.targets[0])) == 1
+    assert len(nfs.plan_nfs_server(without, without.targets[0])) == 1
     practice = msgspec.structs.replace(without.cluster, provider="virtual")
-    assert isinstance(nfs.plan_server(Site(practice, None, without.targets), without.targets[0]), Nothing)
+    assert isinstance(nfs.plan_nfs_server(Site(practice, None, without.targets), without.targets[0]), Nothing)
 
 
 def test_our_nfs_exports_are_read_from_our_exports_file(tmp_path):
     file = tmp_path / "exports"
-    file.write_bytes(nfs.content(with_storage(SHARES), with_storage(SHARES).targets[0]))
+    file.write_bytes(nfs.render_exports(with_storage(SHARES), with_storage(SHARES).targets[0]))
     answer = LocalNode().run([*EXPORTED_BY_US.command("")[:-1], str(file)], timeout_s=HANG_S)
     assert EXPORTED_BY_US.parse(answer.stdout) == [SHARED]
     assert NFS_MOUNTS.parse(LocalNode().run(NFS_MOUNTS.command(""), timeout_s=HANG_S).stdout) == {}
@@ -430,7 +430,7 @@ def test_our_nfs_exports_are_read_from_our_exports_file(tmp_path):
 
 DONE = {
     PACKAGES.name: Packages(dict.fromkeys(packages.ALL, "1"), interrupted=False),
-    ENVIRONMENT.name: InstalledEnvironment(packages=software.digest()),
+    ENVIRONMENT.name: InstalledEnvironment(packages=software.packages_digest()),
 }
 LARGE = Room(10**12, 10**7, "/")
 HERE = "/opt/shardlab/python-x"  # the folder of the nodes' Python environment
@@ -440,8 +440,8 @@ def with_room(one: Site, **rooms: Room) -> Site:
     """Sets the free space of / and of the file system for the Python environment, on all nodes."""
     for target in one.targets:
         target.facts.answers |= {
-            room("/").name: rooms.get("root", LARGE),
-            room(HERE).name: rooms.get("environment", rooms.get("root", LARGE)),
+            room_fact("/").name: rooms.get("root", LARGE),
+            room_fact(HERE).name: rooms.get("environment", rooms.get("root", LARGE)),
         }
     return one
 
@@ -517,7 +517,7 @@ def test_free_space_of_shared_storage_is_checked_on_the_server():
 
 
 def test_the_free_space_of_a_future_folder_is_read_from_its_parent(tmp_path):
-    answer = LocalNode().run(room(str(tmp_path / "not" / "yet")).command(""), timeout_s=HANG_S)
+    answer = LocalNode().run(room_fact(str(tmp_path / "not" / "yet")).command(""), timeout_s=HANG_S)
     found = parse_room(answer.stdout)
     usage = os.statvfs(tmp_path)
     assert found.free_bytes == pytest.approx(usage.f_bavail * usage.f_frsize, rel=0.1)
@@ -533,7 +533,7 @@ def test_the_free_space_of_a_future_folder_is_read_from_its_parent(tmp_path):
     ],
 )
 def test_a_full_disk_is_reported_for_every_last_line_of_the_output(said):
-    found = reason(CommandOutput(100, "", f"{said}E: Sub-process /usr/bin/dpkg returned an error code (1)\n"))
+    found = failure_reason(CommandOutput(100, "", f"{said}E: Sub-process /usr/bin/dpkg returned an error code (1)\n"))
     assert found.startswith("a disk is full: ")
     assert found.endswith("; free some space on it and run the same command again")
-    assert reason(CommandOutput(1, "", "one\ntwo\n")) == "two"
+    assert failure_reason(CommandOutput(1, "", "one\ntwo\n")) == "two"

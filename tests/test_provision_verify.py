@@ -6,11 +6,11 @@ import threading
 import pytest
 from support_e2e import HANG_S
 
-from provision.check import Check, Outcome, each, without
+from provision.check import Check, Outcome, map_targets, absent_nodes_note
 from provision.command import display
 from provision.fact import Fact, Facts
 from provision.operation import Site, Target
-from provision.verify import Finding, verified, verify
+from provision.verify import Finding, is_verified, verify_targets
 from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.cluster_keys import NodeEntry
 from shardlab.remote.remote import CommandOutput, Unreachable
@@ -38,7 +38,7 @@ def site(*nodes):
 
 
 def passes(says="good"):
-    return lambda site, target: Outcome(True, f"{says}{without(site)}")
+    return lambda site, target: Outcome(True, f"{says}{absent_nodes_note(site)}")
 
 
 def test_the_checks_of_a_stage_run_at_the_same_time():
@@ -52,7 +52,7 @@ def test_the_checks_of_a_stage_run_at_the_same_time():
 
     stages = [[Check("a", run), Check("b", run), Check("c", run, once=True)], [Check("d", passes())]]
     begun = []
-    findings = verify(one, one.targets, stages, begun.append)
+    findings = verify_targets(one, one.targets, stages, begun.append)
     assert begun == ["checking a, b, c", "checking d"]
     told = [(f.node, f.check) for f in findings]
     assert told == [("w1", "a"), ("w2", "a"), ("w1", "b"), ("w2", "b"), ("w1", "c"), ("w1", "d"), ("w2", "d")]
@@ -61,7 +61,7 @@ def test_the_checks_of_a_stage_run_at_the_same_time():
 def test_a_node_that_is_away_is_named_once_and_the_others_are_proven_without_it():
     dead, hung = Node("w1", Unreachable("w1: cannot be reached: no route.")), Node("w2", CommandOutput(None, "", ""))
     one = site(dead, hung, Node("w3"))
-    findings = verify(
+    findings = verify_targets(
         one, one.targets, [[Check("a", passes()), Check("b", passes(), once=True)], [Check("c", passes())]], print
     )
     assert [(f.node, f.check, f.outcome.passed) for f in findings] == [
@@ -74,7 +74,7 @@ def test_a_node_that_is_away_is_named_once_and_the_others_are_proven_without_it(
     assert findings[0].outcome.says == "w1: cannot be reached: no route."
     assert "does not answer within 10 s" in findings[1].outcome.says
     assert findings[3].outcome.says == "good; without w1, w2"
-    assert verified(findings) is False
+    assert is_verified(findings) is False
     assert len(dead.asked) == len(hung.asked) == 1
 
 
@@ -88,7 +88,7 @@ def test_a_node_that_failed_is_not_asked_again():
         going.answer = Unreachable("w2: cannot be reached.")
         return Outcome(True, "")
 
-    findings = verify(one, one.targets, [[Check("a", end)], [Check("b", passes())]], print)
+    findings = verify_targets(one, one.targets, [[Check("a", end)], [Check("b", passes())]], print)
     assert [(f.node, f.check) for f in findings] == [("w2", "a"), ("w3", "a"), ("w2", "answers"), ("w3", "b")]
     assert left.asked == []
 
@@ -96,7 +96,7 @@ def test_a_node_that_failed_is_not_asked_again():
 def test_an_unreachable_node_outside_of_the_selection_is_no_failure():
     """w1 is unreachable, but only w2 is verified: the check passes without w1."""
     one = site(Node("w1", Unreachable("w1: cannot be reached.")), Node("w2"))
-    findings = verify(one, one.targets[1:], [[Check("a", passes())]], print)
+    findings = verify_targets(one, one.targets[1:], [[Check("a", passes())]], print)
     assert [(f.node, f.outcome.passed, f.outcome.says) for f in findings] == [("w2", True, "good; without w1")]
 
 
@@ -108,13 +108,13 @@ def test_a_fact_that_two_threads_read_at_once_is_asked_once():
         both.wait()
         return facts[fact]
 
-    assert each([1, 2], ask) == [5, 5]
+    assert map_targets([1, 2], ask) == [5, 5]
     assert node.asked == [["five"]]
 
 
 @pytest.mark.parametrize("advice", ["run it again", "is the disk full?"])
 def test_an_advice_ends_with_a_period_or_a_question_mark(capsys, advice):
     """A period is added to the advice of a failed check unless the advice ends with a question mark."""
-    display.checks(Output(), [Finding("n1", "gpus", Outcome(False, "NVML sees no GPU.", advice))])
+    display.show_checks(Output(), [Finding("n1", "gpus", Outcome(False, "NVML sees no GPU.", advice))])
     said = f"n1: gpus: NVML sees no GPU. Advice: {advice}{'' if advice.endswith('?') else '.'}\n"
     assert said in capsys.readouterr().out

@@ -13,7 +13,7 @@ from support_e2e import HANG_S
 from provision import cli
 from provision.command import display
 from provision.facts import tools
-from provision.operation import RunCommand, Write, shell
+from provision.operation import RunCommand, Write, shell_change
 from provision.plan import OperationStep
 from provision.providers import ssh
 from shardlab.cluster import cluster
@@ -152,7 +152,7 @@ def test_the_scripts_for_an_administrator_do_what_the_changes_do(tmp_path):
     path = tmp_path / "etc" / "x.conf"
     scripts = [
         Write("write it", str(path), b"$HOME `id` 'x'\nlast line", 0o640, f"{os.getuid()}:{os.getgid()}").script,
-        shell("two steps", f"test -f {quote(str(path))}\nfalse || exit 0\necho never").script,
+        shell_change("two steps", f"test -f {quote(str(path))}\nfalse || exit 0\necho never").script,
         RunCommand("input", ["tee", f"{path}.2"], stdin=b"a\nb\n").script,
     ]
     done = subprocess.run(["bash"], input="\n".join(scripts), capture_output=True, text=True, check=True)
@@ -166,7 +166,7 @@ LONG = f"printf '%s\\n' 'a\tb' '{'x' * 5000}'"  # a tab and a very long line, wh
 
 
 def shown(capsys, script) -> str:
-    display.administrator(Output(), [OperationStep("n1", "hosts", "administrator", ["write /etc/hosts"], commands=[script])])
+    display.show_administrator_commands(Output(), [OperationStep("n1", "hosts", "administrator", ["write /etc/hosts"], commands=[script])])
     return capsys.readouterr().out
 
 

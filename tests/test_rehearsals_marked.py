@@ -16,8 +16,8 @@ import support_traces
 
 from collect import cli as collect
 from collect import tracked_run
-from collect.export import exports
-from collect.reading.load import load
+from collect.export import export_formats
+from collect.reading.load import load_matrix
 from collect.report import page
 from collect.summary import summarize
 from collect.watch.live_page import LivePage
@@ -171,7 +171,7 @@ OF_TRACKERS = {"mlflow", "tensorboard", "wandb"}
 PICTURES = {"png", "svg"}
 
 
-@pytest.mark.parametrize("name", sorted(exports().keys() - PICTURES - OF_TRACKERS))
+@pytest.mark.parametrize("name", sorted(export_formats().keys() - PICTURES - OF_TRACKERS))
 def test_every_file_of_an_export_marks_a_rehearsal(call, tmp_path, name):
     call("collect export", "--to", name, "--out", "OUT")
     written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
@@ -188,8 +188,8 @@ def test_every_run_in_a_tracker_marks_a_rehearsal(call, tmp_path, name):
 
 
 def test_the_data_that_trackers_get_mark_a_rehearsal(workspace):
-    loaded = load(workspace, None)
-    tracked = [*tracked_run.runs(loaded, summarize(loaded, "single")), tracked_run.one(workspace, workspace.run(RUN))[1]]
+    loaded = load_matrix(workspace, None)
+    tracked = [*tracked_run.tracked_runs(loaded, summarize(loaded, "single")), tracked_run.read_tracked_run(workspace, workspace.run(RUN))[1]]
     assert [(run.config["rehearsal"], run.tags[-1]) for run in tracked] == [(True, "rehearsal")] * 5
 
 
@@ -209,8 +209,8 @@ def test_a_planned_rehearsal_is_compared_with_an_unplanned_rehearsal(call, tmp_p
 
 
 def test_every_figure_marks_a_rehearsal_in_its_picture(workspace):
-    loaded = load(workspace, None)
-    drawn = page.drawings(loaded, summarize(loaded, "single"))
+    loaded = load_matrix(workspace, None)
+    drawn = page.draw_figures(loaded, summarize(loaded, "single"))
     assert drawn
     assert all("(rehearsal)" in json.dumps(figure.spec["picture"]) for figure in drawn)
 

@@ -95,8 +95,8 @@ def summarized_of(tmp_path):
     def summarized(cells):
         workspace = Workspace(tmp_path)
         support.keep(workspace, cells, repeats=1)
-        rows = summary.summarize(load.load(workspace, None), "ddp").rows
-        return columns.table(rows).columns, rows
+        rows = summary.summarize(load.load_matrix(workspace, None), "ddp").rows
+        return columns.make_table(rows).columns, rows
 
     return summarized
 

@@ -22,7 +22,7 @@ from provision.checks import node_types
 from provision.fact import Facts, Unanswered
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
 from provision.facts.node_types import GpuGres, NodeType
-from provision.nodes.login_node import LoginNodeHere
+from provision.nodes.login_node import LocalLoginNode
 from provision.operation import Nothing, Site, Target
 from provision.operations import site_environment
 from provision.providers import slurm
@@ -84,7 +84,7 @@ def folder():
 @pytest.mark.parametrize("runtime", ["apptainer", "charliecloud", "pyxis"])
 def test_the_scripts_of_a_site_with_a_container(tmp_path, runtime):
     site = described(tmp_path, TEXT.replace("RUNTIME", runtime))
-    for write in python.scripts(site, FOLDER, "ba9876543210"):
+    for write in python.write_scripts(site, FOLDER, "ba9876543210"):
         same_as_golden(f"site/{runtime}-{Path(write.path).name}.sh", write.content.decode())
 
 
@@ -118,7 +118,7 @@ def test_the_script_of_a_run_starts_its_ranks_in_the_container(tmp_path, monkeyp
     same_as_golden(f"site/{runtime}-{launcher}.sbatch", render.render_script(run, folder, site, None))
 
 
-class LoginThatRecords(LoginNodeHere, eq=False):
+class LoginThatRecords(LocalLoginNode, eq=False):
     """A login node that only records which files would be written."""
 
     written: ClassVar[dict[str, str]] = {}
@@ -138,7 +138,7 @@ def test_a_node_is_proven_in_the_container(tmp_path, runtime):
     node = LoginThatRecords(name="login", python=f"{FOLDER}/bin/python")
     kind = NodeType("gpu", 2, 64, 1000, (GpuGres("a100", 4),), ())
     folder = "/scratch/alice/shardlab/proofs/0"
-    assert node_types._submit(site, Target(node, Facts(node)), folder, kind, "") is None
+    assert node_types._submit_proof_job(site, Target(node, Facts(node)), folder, kind, "") is None
     same_as_golden(f"site/{runtime}-prove.sh", node.written[f"{folder}/prove.sh"])
 
 
@@ -161,7 +161,7 @@ def test_bash_can_read_a_script(path):
 
 def test_all_variables_of_a_job_script_arrive_in_the_container(tmp_path):
     """The scripts save these variables, because an image may set variables of the same names."""
-    script = python.script(described(tmp_path, TEXT.replace("RUNTIME", "pyxis")), FOLDER, "0").decode()
+    script = python.render_script(described(tmp_path, TEXT.replace("RUNTIME", "pyxis")), FOLDER, "0").decode()
     saved = set(re.search(r"for name in ([A-Z_ \\\n]+)", script)[1].replace("\\", "").split())
     for path in (templates.FOLDER / "launch").glob("slurm.sbatch.j2"):
         set_there = set(re.findall(r"^export ([A-Z_]+)=", path.read_text(), re.MULTILINE))
@@ -176,7 +176,7 @@ def test_the_folder_of_the_environment_is_another_one_for_another_container(tmp_
     name = key.partition(":")[0]
     changed = re.sub(rf"{name}: (\{{[^}}]*\}}|[^,}}\n]*)", key, text, count=1)
     assert changed != text
-    assert slurm.environment(described(tmp_path, text)) != slurm.environment(described(tmp_path, changed))
+    assert slurm.environment_folder(described(tmp_path, text)) != slurm.environment_folder(described(tmp_path, changed))
 
 
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -193,7 +193,7 @@ def test_a_rank_runs_in_a_container_of_charliecloud(folder):
     site = described(folder, text.replace("/scratch/alice/shardlab", str(shared)).replace("/project/data", str(data)))
     environment = shared / "python-0"
     (environment / "bin").mkdir(parents=True)
-    for write in python.scripts(site, PurePosixPath(environment), "0"):
+    for write in python.write_scripts(site, PurePosixPath(environment), "0"):
         Path(write.path).write_bytes(write.content)
         Path(write.path).chmod(0o755)
     rank_python = str(environment / "bin/rank-python")
@@ -241,11 +241,11 @@ def test_the_packages_of_an_image_are_checked_before_anything_is_sent_to_slurm(f
         .replace("/project/torch.sif", str(image))
     )
     site = described(folder, text.replace("/scratch/alice/shardlab", str(shared)).replace("/project/data", "/opt"))
-    node = LoginWithoutJobs(name="login", python=f"{slurm.environment(site)}/bin/python")
+    node = LoginWithoutJobs(name="login", python=f"{slurm.environment_folder(site)}/bin/python")
     target = Target(node, Facts(node))
     target.facts.answers[ENVIRONMENT.name] = InstalledEnvironment()
     changes = site_environment.plan(Site(site, None, [target]), target)
-    says = [change.says for change in changes]
+    says = [change.description for change in changes]
     place = says.index(f"check the packages of environment.container: {image}")
     assert not any("job" in sentence for sentence in says[: place + 1])
     for change in changes[:place]:
@@ -259,15 +259,15 @@ def test_the_packages_of_an_image_are_checked_before_anything_is_sent_to_slurm(f
     shutil.copytree(record, record.with_name("deepspeed-0.1.dist-info"))
     (record.with_name("deepspeed-0.1.dist-info") / "METADATA").write_text("Name: deepspeed\nVersion: 0.1\n")
     changes[place].make(node)
-    assert "torch 1.4.0 (tested: " in changes[place].says
-    assert "outside of the range" in changes[place].says
+    assert "torch 1.4.0 (tested: " in changes[place].description
+    assert "outside of the range" in changes[place].description
     answer = node.run(ENVIRONMENT.command(node.python), timeout_s=HANG_S)
     there = ENVIRONMENT.parse(answer.stdout)
     assert there.differences is not None
     assert "torch 1.4.0" in there.differences
-    extras = python.extras(site)
+    extras = python.installed_extras(site)
     target.facts.answers[ENVIRONMENT.name] = msgspec.structs.replace(
-        there, packages=software.digest(extras), source=software.source_digest(), version="3.11"
+        there, packages=software.packages_digest(extras), source=software.source_digest(), version="3.11"
     )
     done = site_environment.plan(Site(site, None, [target]), target)
     assert isinstance(done, Nothing)

@@ -17,7 +17,7 @@ from provision.facts.partitions import PARTITIONS
 from provision.facts.partitions import parse as parse_partitions
 from provision.facts.rdma import RdmaLink
 from provision.facts.torch import Torch
-from provision.nodes.login_node import LoginNodeHere
+from provision.nodes.login_node import LocalLoginNode
 from provision.operation import Site, Target
 from shardlab.cluster import cluster
 from shardlab.hardware.host import Host
@@ -65,7 +65,7 @@ def proof(name: str = "g1", **changes: object) -> NodeProof:
 
 
 def judged(*nodes: NodeProof, state: str = "ENDED", wanted: int = 2) -> Outcome:
-    return judged_proof.judge(KIND, Proofs(list(nodes), "7", state), "/s/proofs/0", wanted)
+    return judged_proof.judge_proofs(KIND, Proofs(list(nodes), "7", state), "/s/proofs/0", wanted)
 
 
 def test_nodes_with_successful_checks_pass():
@@ -169,7 +169,7 @@ other|1|64|512000|gpu:a100:2|a100|o1
 DEFAULT = "PartitionName=cpu Default={} State=UP\nPartitionName=gpu Default={} State=UP\n"
 
 
-class LoginHere(LoginNodeHere, eq=False):
+class LoginHere(LocalLoginNode, eq=False):
     """The login node. Commands on it run as the user of this process."""
 
 
@@ -188,8 +188,8 @@ def at(tmp_path, sinfo: str = SINFO, partition: str = "gpu", constraint: str = "
 
 def types(site: Site, target: Target) -> dict[str, str]:
     """Maps the nodes of each type that gets a proof job to the nodes that this job must avoid."""
-    partition = node_types._partition(site.cluster, target)
-    known = node_types._types(site.cluster, target.facts[NODE_TYPES], partition)
+    partition = node_types._choose_partition(site.cluster, target)
+    known = node_types._select_types(site.cluster, target.facts[NODE_TYPES], partition)
     return {kind.names: others for kind, others in known.items()}
 
 

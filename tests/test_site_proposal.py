@@ -31,7 +31,7 @@ def test_a_partition_that_does_not_allow_the_default_qos_gets_one_that_it_allows
     text, made = described(tmp_path, site(partitions=with_qos), {})
     assert made.slurm is not None
     assert (made.slurm.partition, made.slurm.account, made.slurm.qos) == ("gpu-a100", "abc_g", "high")
-    asked = proposal.requests(proposal.propose(site(partitions=with_qos)))
+    asked = proposal.propose_gpu_requests(proposal.propose(site(partitions=with_qos)))
     assert asked["gres"] == ["--partition=gpu-a100", "--account=abc_g", "--qos=high", "--gres=gpu:a100:1"]
     assert "the partition does not allow the default QOS of the account; it allows: high\n" in text
     denies = changed(GPU_PARTITION, "AllowQos=ALL DenyQos=normal Default=NO")
@@ -40,7 +40,7 @@ def test_a_partition_that_does_not_allow_the_default_qos_gets_one_that_it_allows
 
 def test_accounts_without_an_allowed_qos_are_not_proposed(tmp_path):
     only_high = changed(GPU_PARTITION, "AllowQos=high Default=NO")
-    assert proposal.accounts_in(site(partitions=only_high), only_high[1]) == ("abc_g",)
+    assert proposal.find_valid_accounts(site(partitions=only_high), only_high[1]) == ("abc_g",)
     urgent = site(partitions=changed(GPU_PARTITION, "AllowQos=urgent Default=NO"))
     assert proposal.propose(urgent).partition.name == "cpu"
 
@@ -98,7 +98,7 @@ def test_the_words_of_a_submit_plugin_are_found_between_its_lines_and_those_of_s
         def run(self, argv, *, timeout_s):
             return CommandOutput(1, "", said)
 
-    assert survey.rejections(Login(), {"gpus": []}) == {"gpus": "jobs need --gpus-per-node; see the ?[1mdocs"}
+    assert survey.find_rejections(Login(), {"gpus": []}) == {"gpus": "jobs need --gpus-per-node; see the ?[1mdocs"}
 
 
 def test_a_long_list_of_modules_does_not_hide_those_with_python(tmp_path):

@@ -15,7 +15,7 @@ import pytest
 
 from provision import software
 from provision.fact import Unanswered
-from provision.nodes.login_node import LoginNodeHere
+from provision.nodes.login_node import LocalLoginNode
 from provision.site import wheels
 from provision.site.wheels import InterpreterPlatform, WheelDownload
 
@@ -60,7 +60,7 @@ def add_wheel(index: Path, name: str, tag: str) -> None:
 
 def add_deepspeed(index: Path) -> None:
     """Adds the tested version of deepspeed as a source archive, because the real package index has no wheel of it."""
-    line = next(line for line in software.constraints().decode().splitlines() if line.startswith("deepspeed=="))
+    line = next(line for line in software.read_constraints().decode().splitlines() if line.startswith("deepspeed=="))
     version = line.partition("==")[2]
     texts = {
         "backend.py": BACKEND.replace("VERSION", version),
@@ -84,7 +84,7 @@ def test_wheels_are_for_the_sites_python_and_not_newer_than_its_c_library(index,
     add_deepspeed(index)
     folder = tmp_path / "wheels"
     folder.mkdir()
-    names = [path.name for path in wheels.download(folder, SITE, ["compiled", "deepspeed>=0.1"])]
+    names = [path.name for path in wheels.download_wheels(folder, SITE, ["compiled", "deepspeed>=0.1"])]
     assert names[0] == f"compiled-1.0-{this}-{this}-manylinux_2_28_{machine}.whl"
     assert [name.partition("-")[0] for name in names] == ["compiled", "deepspeed", "few"]
 
@@ -93,7 +93,7 @@ def test_wheels_are_for_the_sites_python_and_not_newer_than_its_c_library(index,
     ("libc", "newest"), [(("glibc", "2.31"), 31), (("glibc", ""), 17), (("", ""), 17), (("musl", "1.2"), 17)]
 )
 def test_an_unknown_c_library_gets_the_oldest_wheels(libc, newest):
-    options = wheels.wanted(msgspec.structs.replace(SITE, libc=libc))
+    options = wheels.pip_platform_options(msgspec.structs.replace(SITE, libc=libc))
     assert f"--platform=manylinux_2_{newest}_{SITE.machine}" in options
     assert f"--platform=manylinux_2_{newest + 1}_{SITE.machine}" not in options
     assert f"--platform=manylinux2014_{SITE.machine}" in options
@@ -102,7 +102,7 @@ def test_an_unknown_c_library_gets_the_oldest_wheels(libc, newest):
 @pytest.mark.parametrize("other", [{"system": "darwin"}, {"machine": "riscv64"}])
 def test_wheels_for_another_system_are_not_guessed(tmp_path, other):
     with pytest.raises(Unanswered, match="pip downloads only for its own system"):
-        wheels.download(tmp_path, msgspec.structs.replace(SITE, **other), ["few"])
+        wheels.download_wheels(tmp_path, msgspec.structs.replace(SITE, **other), ["few"])
 
 
 def test_wheels_for_another_version_of_python_are_refused(index, tmp_path):
@@ -112,10 +112,10 @@ def test_wheels_for_another_version_of_python_are_refused(index, tmp_path):
     with pytest.raises(
         Unanswered, match=rf"runs here with Python {HERE}, the site's Python is {OTHER}; .*Run `provision` with"
     ):
-        wheels.download(tmp_path, msgspec.structs.replace(SITE, python=OTHER), ["few"])
+        wheels.download_wheels(tmp_path, msgspec.structs.replace(SITE, python=OTHER), ["few"])
 
 
-class CountingLogin(LoginNodeHere, eq=False):
+class CountingLogin(LocalLoginNode, eq=False):
     """A login node that records the names of the files that are sent to it."""
 
     def put(self, content, path, **options):
@@ -137,7 +137,7 @@ def test_this_machine_sends_what_the_login_node_cannot_download(index, tmp_path)
         add_wheel(index, name, "py3-none-any")
     node, folder = CountingLogin(name="login"), tmp_path / "site/wheels"
     asked = a_download(tmp_path, "sh", "-c", "echo 'ERROR: no index answers' >&2; exit 1")
-    assert asked.says == "download the packages on the login node, or here and send them"
+    assert asked.description == "download the packages on the login node, or here and send them"
     for sent in (["compiled-1.0-py3-none-any.whl", "few-1.0-py3-none-any.whl"], [], ["few-1.0-py3-none-any.whl"]):
         if sent and folder.exists():
             (folder / sent[0]).write_bytes(b"damaged")
@@ -148,7 +148,7 @@ def test_this_machine_sends_what_the_login_node_cannot_download(index, tmp_path)
             path.name: path.read_bytes() for path in index.iterdir()
         }
     says = "download the packages here, as the login node could not (ERROR: no index answers), and send them"
-    assert asked.says == says
+    assert asked.description == says
     assert list((tmp_path / "here").iterdir()) == []
 
 
@@ -176,7 +176,7 @@ def test_a_failure_after_the_download_is_not_called_a_failure_to_download(index,
 
 def listing(**others: str | None) -> str:
     """Returns the listing of an environment with the tested versions. others: replaces versions; None removes a package."""
-    pinned = [line.split() for line in software.constraints().decode().splitlines() if "==" in line and line[0] != "#"]
+    pinned = [line.split() for line in software.read_constraints().decode().splitlines() if "==" in line and line[0] != "#"]
     tested = dict(line[0].split("==") for line in pinned)
     versions = {"python": "3.11.2", **tested, **others}
     return "".join(f"{name}=={version}\n" for name, version in versions.items() if version is not None)
@@ -195,8 +195,8 @@ def listing(**others: str | None) -> str:
 )
 def test_packages_that_we_did_not_install_are_compared_with_the_tested_ones(others, missing, other):
     tested = dict(line.split("==") for line in listing().splitlines())
-    torch = next(word.removeprefix("torch") for word in software.requirements() if re.match("torch[^a-z]", word))
+    torch = next(word.removeprefix("torch") for word in software.required_packages() if re.match("torch[^a-z]", word))
     others = {name: version and version.replace("TESTED", tested[name]) for name, version in others.items()}
-    found = software.differences(listing(**others))
+    found = software.compare_packages(listing(**others))
     filled = [text.replace("TESTED", tested[text.split()[0]]).replace("RANGE", torch) for text in other]
     assert (found.missing, found.other) == (missing, filled)

@@ -90,7 +90,7 @@ HEADINGS = {
 def estimates():
     """An estimate of every metric of the menu; the value of the n-th metric is 100 + n, or 100 + n MiB of bytes."""
     known = {}
-    for number, one in enumerate(metric.menu(), 100):
+    for number, one in enumerate(metric.all_metrics(), 100):
         value = float(number * MIB if one.unit == "bytes" else number)
         known[one.name] = Estimate(value, one.unit, 3, value, value - value / 50, value + value / 50)
     return known
@@ -99,28 +99,28 @@ def estimates():
 @pytest.fixture(scope="module")
 def summarized(tmp_path_factory):
     """The summary of a workspace with runs in many states, whose first row has every metric of the menu."""
-    found = summary.summarize(load.load(support_collect.matrix(tmp_path_factory.mktemp("numbers")), None), "single")
+    found = summary.summarize(load.load_matrix(support_collect.matrix(tmp_path_factory.mktemp("numbers")), None), "single")
     found.rows[0].metrics = estimates()
     return found
 
 
 def test_the_summary_shows_the_known_number_of_each_metric_with_heading_and_unit():
     row = CellRow("cell", {"strategy": "ddp", "gpus": 2}, 3, {"completed": 3}, True, None, None, estimates(), [])
-    table = columns.table([row])
+    table = columns.make_table([row])
     shown = {column.name: column for further in table.further for column in further.columns[1:]}
     shown |= {column.name: column for column in table.columns if column.name in estimates()}
-    assert {name: column.headed for name, column in shown.items()} == HEADINGS
-    for number, one in enumerate(metric.menu(), 100):
+    assert {name: column.heading_with_unit for name, column in shown.items()} == HEADINGS
+    for number, one in enumerate(metric.all_metrics(), 100):
         if one.name in shown:
             assert str(shown[one.name].cells[0]).split()[0] in (str(number), f"{number}.0"), one.name
     interval = str(shown["throughput_per_s"].cells[0]).split(" ± ")[1]
-    number = [one.name for one in metric.menu()].index("throughput_per_s") + 100
+    number = [one.name for one in metric.all_metrics()].index("throughput_per_s") + 100
     assert float(interval) == pytest.approx(number / 50, rel=0.05)  # two digits
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_the_flat_table_holds_the_known_number_of_each_metric_in_its_column(summarized, tmp_path, suffix):
-    frame, path = flat_tables.summary(summarized), tmp_path / f"summary.{suffix}"
+    frame, path = flat_tables.summary_frame(summarized), tmp_path / f"summary.{suffix}"
     if suffix == "csv":
         flat_tables.write_csv(frame, path)
         with path.open(newline="") as lines:
@@ -130,7 +130,7 @@ def test_the_flat_table_holds_the_known_number_of_each_metric_in_its_column(summ
 
         flat_tables.write_parquet(frame, path)
         row = pl.read_parquet(path).row(0, named=True)
-    for number, one in enumerate(metric.menu(), 100):
+    for number, one in enumerate(metric.all_metrics(), 100):
         value = number * MIB if one.unit == "bytes" else number
         found = [float(row[f"{one.name}{end}"]) for end in ("", "_low", "_high")]
         assert found == pytest.approx([value, value * 0.98, value * 1.02]), one.name
@@ -143,7 +143,7 @@ def test_the_flat_table_holds_the_known_number_of_each_metric_in_its_column(summ
 def test_the_workbook_holds_the_known_number_of_each_metric_with_its_unit(summarized):
     of_cells = xlsx.sheets(summarized)[1]
     row = dict(zip(of_cells.headings, of_cells.rows[0], strict=True))
-    for number, one in enumerate(metric.menu(), 100):
+    for number, one in enumerate(metric.all_metrics(), 100):
         units = {estimate.unit for each in summarized.rows if (estimate := each.metrics.get(one.name))}
         name = f"{one.name} ({one.unit})" if len(units) == 1 and one.unit else one.name
         value = number * MIB if one.unit == "bytes" else number
@@ -159,7 +159,7 @@ def test_collect_fetch_shows_the_known_number_in_every_column(tmp_path, monkeypa
     )
     monkeypatch.setattr(fetch_command, "_fetch_runs", lambda *_: [fetched])
     output = support_tables.PrintedTables()
-    fetch_command.show(Workspace(tmp_path), [], output, prunes=False, confirmed=False)
+    fetch_command.fetch_and_print(Workspace(tmp_path), [], output, prunes=False, confirmed=False)
     assert output.rows_of[""] == [
         {
             "Run": "RUN", "State": "completed", "Files (n)": "1,013", "Size (KiB)": "6,835", "Hashed (n)": "17",
@@ -179,7 +179,7 @@ def test_collect_history_shows_the_known_number_in_every_column():
 
     cell = CellHistory("ddp", 0, [period("01", 20.5, 1.0), period("03", 22.55, 1.1)])
     output = support_tables.PrintedTables()
-    history._show(output, history.History(1, [cell], []))
+    history._print_history(output, history.History(1, [cell], []))
     same = {"Workspace": "place", "n": "3", "Throughput": "7,013 tokens/s", "Train time": "13.03 s", "What changed": ""}
     assert output.rows_of[""] == [
         same | {"Cell": "ddp", "Date (UTC)": "2031-05-01", "Step time": "20.50 ms", "Step / first": ""},
@@ -197,7 +197,7 @@ def test_collect_compare_shows_the_known_number_in_every_column():
     pair = ComparedCell(a="x", b="y", label="ddp ×2", state_a="completed", state_b="completed", metrics=figures)
     side = Side("A", "/a", "m", "", False, [])
     output = support_tables.PrintedTables()
-    comparison._pairs(output, Comparison(1, side, side, [pair], [], [], [], [], [], 0.0))
+    comparison._print_pairs(output, Comparison(1, side, side, [pair], [], [], [], [], [], 0.0))
     headings = ("Cell", "Metric", "A", "B", "B / A", "95 % interval", "n", "B is")
     assert output.rows_of[""] == [
         dict(zip(headings, row, strict=True))
@@ -213,14 +213,14 @@ def test_collect_timeline_shows_the_known_number_in_every_column():
         "rank": 3, "host": "node1", "steps": 1_013, "step_ms": 20.5, "data_ms": 1.03, "forward_ms": 5.07, "backward_ms": 11.09,
         "optimizer_ms": 3.01,
     }  # fmt: skip
-    assert timeline._cells(row) == ["3", "node1", "1,013", "20.5", "1.03", "5.07", "11.09", "3.01"]
+    assert timeline._rank_cells(row) == ["3", "node1", "1,013", "20.5", "1.03", "5.07", "11.09", "3.01"]
     clock = ComparedClock(host="node1", first_rank=2, at_s=[1.0, 9.0], offset_s=[0.0503, 0.0576], within_s=0.00017)
-    assert timeline._clock(clock) == ["node1", "2", "50.300", "0.170", "7.300"]
+    assert timeline._clock_cells(clock) == ["node1", "2", "50.300", "0.170", "7.300"]
     spans = [
         InstrumentSpan(rank, "node0", 9.0, InstrumentAct("checkpoints", "after", step, seconds))
         for rank, step, seconds in ((0, 3, 0.0103), (1, 5, 0.0509), (0, 7, 0.0207))
     ]
-    ((name, count, median, longest, where, when),) = timeline._acts(spans)
+    ((name, count, median, longest, where, when),) = timeline._instrument_rows(spans)
     assert (name, count, median, longest, where) == ("checkpoints", "3", "20.7", "50.9", "rank 1, node0")
     assert "5" in when
 
@@ -230,9 +230,9 @@ def test_collect_explain_shows_the_known_numbers():
         "RUN", "cell", 1, 1, "completed", 7_013.0, "tokens/s", "", "", {"steps": 31.0, "step_ms": 1_013.0, "units": 5_120.0},
         None, [],
     )  # fmt: skip
-    assert explain._value(run) == "7,013 tokens/s"
-    assert explain._inputs(run) == "31 steps, 1,013 ms, 5,120 units"
-    assert explain._event(EventPlace("gemm", 1_234_007, 17)) == "gemm at ts 1234.007"
+    assert explain._value_text(run) == "7,013 tokens/s"
+    assert explain._inputs_text(run) == "31 steps, 1,013 ms, 5,120 units"
+    assert explain._event_text(EventPlace("gemm", 1_234_007, 17)) == "gemm at ts 1234.007"
 
 
 def test_the_scores_of_predictions_show_the_known_number_in_every_column():
@@ -262,7 +262,7 @@ def test_the_tables_of_faults_show_the_known_number_in_every_column(summarized):
         )
     ]  # fmt: skip
     slowed, lost = fault_text.tables(summarized)
-    label = summarized.label_of[cell]
+    label = summarized.labels_by_cell[cell]
     assert dict(zip(slowed.headings, slowed.rows[0], strict=True)) == {
         "Cell": label, "n": "3", "Delay of a step (ms)": "53.0", "Found": "rank 1",
         "Throughput by the slowest rank (units/s)": "7,013 (9,007)", "By each rank's own time (units/s)": "8,011 (9,109)",
@@ -281,11 +281,11 @@ def test_the_reported_numbers_of_a_study_show_the_known_number_in_every_column(s
     )  # fmt: skip
     summarized.verdicts, summarized.reported = [], [printed]
     output = support_tables.PrintedTables()
-    terminal.verdicts(output, summarized)
+    terminal.print_verdicts(output, summarized)
     title = "reported numbers: 1 printed, 1 measured here, 1 to compare: 1 differ"
     assert output.rows_of[title] == [
         {
-            "Where": "Table 2", "Cell": summarized.label_of[summarized.rows[0].id], "Metric": "train_time_s",
+            "Where": "Table 2", "Cell": summarized.labels_by_cell[summarized.rows[0].id], "Metric": "train_time_s",
             "Reported": "55.9 s", "Measured": "58.03 s", "95 % interval": "57.01 to 59.07 s", "n": "3", "Ratio": "1.04",
             "": "differs", "Why": "",
         }
@@ -293,6 +293,6 @@ def test_the_reported_numbers_of_a_study_show_the_known_number_in_every_column(s
 
 
 def test_the_hosts_of_a_report_show_the_known_numbers(tmp_path):
-    (host,) = provenance.hosts(load.load(support_collect.matrix(tmp_path), None))
+    (host,) = provenance.host_descriptions(load.load_matrix(support_collect.matrix(tmp_path), None))
     assert dict(host[1])["Memory"] == "16.0 GiB"
     assert dict(host[1])["Network"] == "lo (loopback), eth0 (virtual, 10000 Mbit/s)"

@@ -136,7 +136,7 @@ def test_the_facts_of_a_machine_show_the_known_number_in_every_row():
     answers = {HOST.name: host, ADDRESSES.name: {"eth0": ("10.0.0.7",)}, TORCH.name: Torch("2.13.0", backends=["gloo", "nccl"])}
     output = support_tables.PrintedTables()
     target = SimpleNamespace(node=SimpleNamespace(name="node0"), facts=SimpleNamespace(answers=answers))
-    display.machines(output, [target])
+    display.show_machines(output, [target])
     assert {row["what"]: row["found"] for row in output.rows_of["node0"]} == {
         "system": "Debian 12, kernel 6.1.0", "CPU": "EPYC, 7 of 31 usable", "memory": "47.5 GiB",
         "GPUs": "3 x NVIDIA A100 (40 GiB), driver 580.95", "NICs": "eth0 10.0.0.7", "Python": "3.11.2",
@@ -146,7 +146,7 @@ def test_the_facts_of_a_machine_show_the_known_number_in_every_row():
 
 def test_the_catalogue_of_hardware_shows_each_value_under_its_heading():
     (shown,) = (
-        row for row in (dict(zip(hardware.COLUMNS, row, strict=True)) for row in hardware.rows()) if row["type"] == "d8545"
+        row for row in (dict(zip(hardware.COLUMNS, row, strict=True)) for row in hardware.catalogue_rows()) if row["type"] == "d8545"
     )
     assert shown.pop("source").startswith("CloudLab manual")
     assert "13.0" in shown.pop("torch for CUDA")

@@ -79,14 +79,14 @@ def coverage(host, samples, share_pct, gap_s, incomplete):
 def tables(tmp_path_factory):
     """The tables of the page: maps the headings of a table, joined by |, to its rows."""
     workspace = support_collect.matrix(tmp_path_factory.mktemp("page"))
-    loaded = load.load(workspace, None)
+    loaded = load.load_matrix(workspace, None)
     found = summary.summarize(loaded, "single")
     cell, baseline = found.rows[1].id, found.rows[0].id
     one = SimpleNamespace(cells=[profiled(cell)])
-    found.collectives, found.groups = trace_tables.collectives(one), trace_answers.group_traffic(one)
+    found.collectives, found.groups = trace_tables.list_collectives(one), trace_answers.group_traffic(one)
     found.waiting, found.phases = trace_answers.rank_waiting(one), trace_details.phase_times(one)
-    found.layers, found.device_memory = trace_details.layer_times(one), trace_details.device_memory(one)
-    found.matrix_products, found.attention = trace_details.matrix_products(one), trace_details.attention(one)
+    found.layers, found.device_memory = trace_details.layer_times(one), trace_details.device_memories(one)
+    found.matrix_products, found.attention = trace_details.matrix_products(one), trace_details.attention_uses(one)
     idle = {"idle_host_ms": 5.003, "idle_communication_ms": 3.011, "idle_other_ms": 1.959, "launch_delay_us": 17.03}
     metrics = {name: SimpleNamespace(value=value, n=3) for name, value in idle.items()}
     found.idle = trace_details.idle_times([SimpleNamespace(id=cell, metrics=metrics)])

@@ -27,7 +27,7 @@ def test_the_answers_of_collect_trace_show_the_known_number_in_every_column():
     ]
     ranks = [analysis(0, (2_004_000, 3_611_000), phases=phases), analysis(1, (3_012_000, 3_010_000))]
     output = support_tables.PrintedTables()
-    answer_tables.show(output, RunAnswers(ranks))
+    answer_tables.print_answer_tables(output, RunAnswers(ranks))
     idle = {
         "Idle (ms)": "9.973", "Host launched nothing (ms)": "5.003", "Waiting for communication (ms)": "3.011",
         "Other (ms)": "1.959", "Launch delay, median (us)": "17.00", "longest (us)": "29.00",
@@ -68,7 +68,7 @@ def test_a_group_of_four_ranks_has_the_factors_of_nccl_tests():
     group = [ProcessGroup("3", (0, 1, 2, 3), 4)]
     calls = [CollectiveCall(name, 0, 5, 2_000_000, 64_000_000, 0, []) for name in ("all_reduce", "all_gather")]
     output = support_tables.PrintedTables()
-    answer_tables.show(output, RunAnswers([analysis(0, (), groups=group, calls=calls, idle=None, idle_ns=0)]))
+    answer_tables.print_answer_tables(output, RunAnswers([analysis(0, (), groups=group, calls=calls, idle=None, idle_ns=0)]))
     rows = output.rows_of["collectives by process group, all ranks together"]
     columns = ("Collective", "Message (MiB)", "Sent (MiB)", "Algorithm (GB/s)", "Bus (GB/s)")
     assert sorted(tuple(row[name] for name in columns) for row in rows) == [
@@ -96,7 +96,7 @@ def test_the_details_of_collect_trace_show_the_known_number_in_every_column():
         backend="flash", backward=True, name="aten::_flash", by="operator", calls=19, total_ns=2_011_000, kernels=["bwd"]
     )
     output = support_tables.PrintedTables()
-    detail_tables.show(output, [analysis(3, (), layers=[layer], memory=[use], products=[product], attention=[attention])])
+    detail_tables.print_detail_tables(output, [analysis(3, (), layers=[layer], memory=[use], products=[product], attention=[attention])])
     assert output.rows_of == {
         "modules with all that they call, all ranks together": [
             {
@@ -132,10 +132,10 @@ def test_the_breakdown_of_collect_trace_shows_the_known_number_in_every_column()
     )  # fmt: skip
     tallies = [EventTally("gemm", 7, 5_011_000), EventTally("gemm", 6, 2_006_000), EventTally("copy", 3, 1_009_000)]
     output = support_tables.PrintedTables()
-    command._tables(output, "RUN", [told], like_hta=False)
-    command._tallies(output, "kernels", "Kernel", tallies)
+    command._print_breakdowns(output, "RUN", [told], like_hta=False)
+    command._print_tallies(output, "kernels", "Kernel", tallies)
     changed = OperatorDifference("aten::mm", "cpu_op", "changed", 1.5, 0.25, 7_001_000, 2_003_000)
-    command._operators(output, "RUN", "OTHER", [changed])
+    command._print_operators(output, "RUN", "OTHER", [changed])
     assert output.rows_of == {
         "RUN (exact)": [
             {
@@ -164,7 +164,7 @@ def test_the_reasons_for_a_slower_step_show_the_known_number_in_every_column():
     ]
     whole = StepDifference(per="step", time_ns=13_006_000, against_ns=9_007_000, difference_ns=3_999_000, parts=parts)
     output = support_tables.PrintedTables()
-    answer_tables.why(output, "RUN", "OTHER", whole)
+    answer_tables.print_step_difference(output, "RUN", "OTHER", whole)
     columns = ("Part", "Time (ms)", "Against (ms)", "Difference (ms)", "Share (%)")
     cells = [
         ("compute", "11.00", "5.002", "+6.001", "150"),

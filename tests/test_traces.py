@@ -21,21 +21,21 @@ from msgspec import Raw
 
 from collect.metrics import trace as metrics
 from collect.traces import figure_cache, intervals, trace
-from collect.traces.breakdown import EventTally, breakdown
-from collect.traces.event import UNKNOWN, integers, of_numbers, of_texts
-from collect.traces.operators import differences
-from collect.traces.rank_analysis import analyse
+from collect.traces.breakdown import EventTally, compute_breakdown
+from collect.traces.event import UNKNOWN, to_integers, numbers_to_ns, texts_to_ns
+from collect.traces.operators import compare_trace_operators
+from collect.traces.rank_analysis import analyse_rank
 
 EXACT = ("span_ns", "compute_ns", "communication_ns", "memory_ns", "idle_ns", "non_compute_ns", "overlap_ns")
 
 
 def read(path, content: bytes) -> trace.Trace:
     path.write_bytes(content)
-    return trace.read(path)
+    return trace.read_trace(path)
 
 
 def figures(found: trace.Trace) -> dict:
-    told = breakdown(found)
+    told = compute_breakdown(found)
     return {name: getattr(told, name) for name in EXACT}
 
 
@@ -53,7 +53,7 @@ def rows(found: trace.Trace) -> list[tuple]:
 def test_the_figures_equal_the_generated_trace_to_the_nanosecond(tmp_path, start, gz, pretty):
     for number in range(3):
         rank = support.Rank(number, seed=1, kernels=60, start=start)
-        found = trace.read(rank.write(tmp_path, pretty=pretty, gz=gz))
+        found = trace.read_trace(rank.write(tmp_path, pretty=pretty, gz=gz))
         assert (found.rank, found.lost, found.cut) == (number, {}, "")
         assert figures(found) == support.truth(rank.events)
         assert len(found.name) == sum(event["ph"] == "X" for event in rank.events)
@@ -61,12 +61,12 @@ def test_the_figures_equal_the_generated_trace_to_the_nanosecond(tmp_path, start
 
 def test_figures_are_kept_until_the_trace_or_the_code_that_reads_it_changes(tmp_path, monkeypatch):
     path = support.Rank(0, kernels=40).write(tmp_path, gz=True)
-    found = trace.read(path)
-    told = figure_cache.TraceFigures(breakdown(found), analyse(found))
-    assert figure_cache.figures(path) == told
+    found = trace.read_trace(path)
+    told = figure_cache.TraceFigures(compute_breakdown(found), analyse_rank(found))
+    assert figure_cache.load_figures(path) == told
     with monkeypatch.context() as patched:
-        patched.setattr(trace, "read", None)
-        assert figure_cache.figures(path) == told
+        patched.setattr(trace, "read_trace", None)
+        assert figure_cache.load_figures(path) == told
     (beside,) = tmp_path.glob(".*")
     whole = beside.read_bytes()
     digest = json.loads(whole)["code"]
@@ -74,19 +74,19 @@ def test_figures_are_kept_until_the_trace_or_the_code_that_reads_it_changes(tmp_
     made_by_other_code = whole.replace(digest.encode(), b"other code")
     for damaged in (b"", whole[:-9], b"[]", made_by_other_code):
         beside.write_bytes(damaged)
-        assert figure_cache.figures(path) == told
+        assert figure_cache.load_figures(path) == told
         assert beside.read_bytes() == whole
     # A truncated gzip file gives no figures, not even the cached figures of the whole file.
     path.write_bytes(path.read_bytes()[:-20])
-    assert figure_cache.figures(path) is None
-    assert figure_cache.figures(path) is None
+    assert figure_cache.load_figures(path) is None
+    assert figure_cache.load_figures(path) is None
     support.Rank(0, kernels=10).write(tmp_path, gz=True)
-    assert figure_cache.figures(path).breakdown == breakdown(trace.read(path)) != told.breakdown
+    assert figure_cache.load_figures(path).breakdown == compute_breakdown(trace.read_trace(path)) != told.breakdown
 
 
 def test_kernels_and_collectives_are_counted_by_name(tmp_path):
     rank = support.Rank(0, kernels=40)
-    told = breakdown(trace.read(rank.write(tmp_path)))
+    told = compute_breakdown(trace.read_trace(rank.write(tmp_path)))
     kernels = [event for event in rank.events if support.kind(event)]
     by_hand = {
         name: EventTally(name, len(found), sum(found))
@@ -111,8 +111,8 @@ def test_a_block_may_end_at_any_byte(tmp_path, monkeypatch, pretty):
     whole = rows(read(tmp_path / "t.json", content))
     assert len(whole) == sum(event["ph"] == "X" for event in events)
     for at in range(1, len(content)):
-        monkeypatch.setattr(trace, "blocks", lambda path, at=at: iter((content[:at], content[at:])))
-        found = trace.read(tmp_path / "t.json")
+        monkeypatch.setattr(trace, "read_blocks", lambda path, at=at: iter((content[:at], content[at:])))
+        found = trace.read_trace(tmp_path / "t.json")
         assert (rows(found), found.lost, found.cut) == (whole, {}, ""), at
 
 
@@ -134,9 +134,9 @@ def test_blocks_of_any_size_and_gzip_change_nothing(tmp_path_factory, size, pret
 def test_the_order_of_events_means_nothing(tmp_path_factory, seed):
     events = list(support.Rank(0, seed=seed, steps=2).events)
     path = tmp_path_factory.mktemp("traces") / "t.json"
-    before = breakdown(read(path, support.text(events)))
+    before = compute_breakdown(read(path, support.text(events)))
     random.Random(seed).shuffle(events)
-    assert breakdown(read(path, support.text(events))) == before
+    assert compute_breakdown(read(path, support.text(events))) == before
 
 
 @given(st.lists(st.tuples(st.integers(0, 2 * 10**18), st.integers(0, 6)), min_size=1, max_size=20), st.booleans())
@@ -148,7 +148,7 @@ def test_times_are_exact_however_many_digits_they_have(times, signed):
         whole, rest = divmod(ns, 1000)
         texts.append(f"{'-' if signed else ''}{whole}" + (f".{rest:03d}{'5' * digits}"[: digits + 1] if digits else ""))
     expected = [round(Fraction(text) * 1000) for text in texts]
-    assert of_texts([Raw(text.encode()) for text in texts]).tolist() == expected
+    assert texts_to_ns([Raw(text.encode()) for text in texts]).tolist() == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, (1000 << 43) - 1000), st.integers(0, 3)), min_size=1, max_size=20), st.booleans())
@@ -157,14 +157,14 @@ def test_numbers_below_101_days_have_the_times_of_their_texts(times, signed):
         f"{'-' if signed else ''}{ns // 1000}.{ns % 1000:03d}"[: None if digits == 3 else digits - 3] for ns, digits in times
     ]
     numbers = [float(text) for text in texts]
-    assert of_numbers(numbers).tolist() == [round(Fraction(text) * 1000) for text in texts]
+    assert numbers_to_ns(numbers).tolist() == [round(Fraction(text) * 1000) for text in texts]
 
 
 def test_numbers_that_do_not_determine_the_time_give_no_times():
     """If a floating-point number does not determine a whole number of nanoseconds, the reader must use the text of the time
     instead. For example, 1.0005 us is 1000.5 ns."""
-    assert of_numbers([1669783687700739, 22]).tolist() == [1669783687700739000, 22000]
-    assert of_numbers([5000000000000, 0.5, -3]).tolist() == [5000000000000000, 500, -3000]
+    assert numbers_to_ns([1669783687700739, 22]).tolist() == [1669783687700739000, 22000]
+    assert numbers_to_ns([5000000000000, 0.5, -3]).tolist() == [5000000000000000, 500, -3000]
     for numbers in (
         [1669783687700739.25, 2],
         [1.0005],
@@ -174,7 +174,7 @@ def test_numbers_that_do_not_determine_the_time_give_no_times():
         [1.5, 10**400],
         [1.5, math.nan],
     ):
-        assert of_numbers(numbers) is None, numbers
+        assert numbers_to_ns(numbers) is None, numbers
 
 
 @pytest.mark.parametrize("base", ["", "5000000000", "1669783687700"])
@@ -196,16 +196,16 @@ def test_a_file_has_the_times_of_its_texts(tmp_path, base, digits):
 def test_invalid_times_are_unknown():
     texts = [b"12.345", b"", b'"7.000"', b"null", b"1e3", b"1e400", b"-0.001", b"\xff"]
     expected = [12345, UNKNOWN, UNKNOWN, UNKNOWN, 1_000_000, UNKNOWN, -1, UNKNOWN]
-    assert of_texts([Raw(text) for text in texts]).tolist() == expected
-    assert of_texts([]).tolist() == of_numbers([]).tolist() == []
+    assert texts_to_ns([Raw(text) for text in texts]).tolist() == expected
+    assert texts_to_ns([]).tolist() == numbers_to_ns([]).tolist() == []
 
 
 def test_numbers_of_events_are_integers_or_minus_one_whatever_the_other_values_are():
     values = [7, True, "8", 9.75, "seven", None, [4], {}, 1 << 63, -(1 << 63), math.nan, 1e300, "9" * 5000]
     expected = [7, 1, 8, 9, -1, -1, -1, -1, -1, -(1 << 63), -1, -1, -1]
-    assert integers(values).tolist() == expected
-    assert [integers([value]).tolist() for value in values] == [[one] for one in expected]
-    assert integers([]).tolist() == []
+    assert to_integers(values).tolist() == expected
+    assert [to_integers([value]).tolist() for value in values] == [[one] for one in expected]
+    assert to_integers([]).tolist() == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the threads of a process are listed in /proc on Linux only")
@@ -221,7 +221,7 @@ _spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12
 
 
 def _union(spans) -> intervals.Intervals:
-    return intervals.union(np.array([a for a, _ in spans], np.int64), np.array([b for _, b in spans], np.int64))
+    return intervals.merge_overlapping(np.array([a for a, _ in spans], np.int64), np.array([b for _, b in spans], np.int64))
 
 
 def _points(spans) -> set[int]:
@@ -233,17 +233,17 @@ def test_operations_on_intervals_equal_those_on_sets_of_points(one, other):
     """Operations on intervals give the same as set operations on all their points."""
     a, b, points, others = _union(one), _union(other), _points(one), _points(other)
     assert a.length == len(points)
-    assert intervals.both(a, b) == len(points & others)
-    assert intervals.either(a, b).length == len(points | others)
-    assert _points(zip(*(column.tolist() for column in intervals.without(a, b)))) == points - others
-    assert intervals.within(a, 10, 30).length == len(points & set(range(10, 30)))
+    assert intervals.intersection_length(a, b) == len(points & others)
+    assert intervals.unite_intervals(a, b).length == len(points | others)
+    assert _points(zip(*(column.tolist() for column in intervals.subtract_intervals(a, b)))) == points - others
+    assert intervals.clip_intervals(a, 10, 30).length == len(points & set(range(10, 30)))
     assert np.all(a.end > a.start)
     assert np.all(a.start[1:] > a.end[:-1])
 
 
 def test_metrics_are_ms_a_step_and_mean_over_ranks(tmp_path):
     ranks = [support.Rank(rank, steps=4) for rank in range(2)]
-    told = [breakdown(trace.read(rank.write(tmp_path))) for rank in ranks]
+    told = [compute_breakdown(trace.read_trace(rank.write(tmp_path))) for rank in ranks]
     truths = [support.truth(rank.events) for rank in ranks]
     run = support_collect.loaded(support_collect.cell())
     found = {metric.name: metric.of_run(run.with_breakdowns(told)) for metric in metrics.METRICS}
@@ -277,7 +277,7 @@ def test_operators_are_new_gone_or_changed_per_step_and_rank(tmp_path):
         _op("mul", 5, 2),
     )
     against = one(1, _op("aten::mm", 0, 50), _op("aten::sum", 60, 5), _op("mul", 1, 3, "kernel"))
-    found = {(each.kind, each.name): each for each in differences(run, against)}
+    found = {(each.kind, each.name): each for each in compare_trace_operators(run, against)}
     assert {key: each.change for key, each in found.items()} == {
         ("cpu_op", "aten::mm"): "same",
         ("cpu_op", "aten::cat"): "new",

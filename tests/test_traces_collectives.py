@@ -6,9 +6,9 @@ import json
 import pytest
 
 from collect.traces import trace
-from collect.traces.breakdown import EventTally, breakdown
-from collect.traces.collective import CollectiveOperation, meaning, of_kernel
-from collect.traces.communication import kernel_communication
+from collect.traces.breakdown import EventTally, compute_breakdown
+from collect.traces.collective import CollectiveOperation, find_torch_name, find_kernel_collective
+from collect.traces.communication import find_communication
 
 RCCL = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
 ARGUMENTS = {
@@ -45,7 +45,7 @@ def read(folder, events: list[dict], damage: str = "") -> trace.Trace:
     read the events one by one."""
     path = folder / "rank-0.json"
     path.write_text('{"traceEvents": [' + ", ".join([*map(json.dumps, events), *([damage] if damage else [])]) + "]}")
-    return trace.read(path)
+    return trace.read_trace(path)
 
 
 @pytest.mark.parametrize("damage", ["", '{"ph": "X" "name"}'], ids=["whole", "read one by one"])
@@ -56,7 +56,7 @@ def test_the_arguments_of_an_event_decide_the_collective(tmp_path, damage):
     assert found.collective.tolist() == [0, 0, -1]
     assert found.sequence.tolist() == [17, 18, -1]
     assert (MEANT.in_bytes, MEANT.out_bytes) == (2 * 25136, 2 * 201088)
-    assert breakdown(found).collectives == [EventTally("all_gather", 2, 12_000)]
+    assert compute_breakdown(found).collectives == [EventTally("all_gather", 2, 12_000)]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_without_a_name_among_the_arguments_the_kernel_names_the_collective(tmp_
         tmp_path, [kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)", 10, 5, ARGUMENTS | {"Collective name": name})]
     )
     assert found.collective.tolist() == [-1]
-    assert breakdown(found).collectives == [EventTally("all_reduce", 1, 5000)]
+    assert compute_breakdown(found).collectives == [EventTally("all_reduce", 1, 5000)]
 
 
 def test_an_rccl_kernel_is_named_by_its_arguments_and_otherwise_generic(tmp_path):
@@ -95,10 +95,10 @@ def test_an_rccl_kernel_is_named_by_its_arguments_and_otherwise_generic(tmp_path
         kernel(RCCL, 10 * index, 5, ARGUMENTS | {"Collective name": name}) for index, name in enumerate(("allreduce",) * 2)
     ]
     found = read(tmp_path, [*events, kernel(RCCL, 50, 3), kernel("gemm", 60, 40)])
-    told = breakdown(found)
+    told = compute_breakdown(found)
     assert {one.name: one.count for one in told.collectives} == {"all_reduce": 2, "generic": 1}
     assert (told.communication_ns, told.compute_ns) == (13_000, 40_000)
-    communication = kernel_communication(found, found.of_category("kernel"))
+    communication = find_communication(found, found.has_category("kernel"))
     assert communication.rows.tolist() == [True, True, True, False]
     assert [communication.operations[index].group for index in communication.operation[:3]] == ["3", "3", None]
 
@@ -127,7 +127,7 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kernel_name_says_whether_the_kernel_communicates(name):
-    assert of_kernel(name) == NAMES[name]
+    assert find_kernel_collective(name) == NAMES[name]
 
 
 @pytest.mark.parametrize(
@@ -145,4 +145,4 @@ def test_a_kernel_name_says_whether_the_kernel_communicates(name):
     ],
 )
 def test_names_of_c10d_mean_those_of_torch_distributed(said, meant):
-    assert meaning(said) == meant
+    assert find_torch_name(said) == meant

@@ -26,7 +26,7 @@ def complete(count: int = 8) -> list[dict]:
 
 def read(path, content: bytes) -> trace.Trace:
     path.write_bytes(content)
-    return trace.read(path)
+    return trace.read_trace(path)
 
 
 def names(found: trace.Trace) -> list[str]:
@@ -194,7 +194,7 @@ def test_a_file_that_is_no_trace_holds_nothing_and_says_so(tmp_path, content):
     found = read(tmp_path / "t.json", content)
     assert len(found.name) == 0
     assert found.cut
-    assert file_figures.damages(found) == [f"cut short: {found.cut}"]
+    assert file_figures.describe_damage(found) == [f"cut short: {found.cut}"]
 
 
 def test_a_bare_list_of_events_is_a_trace_too(tmp_path):

@@ -20,10 +20,10 @@ import support_ranks as support
 from support_e2e import HANG_S
 
 from collect.traces import rank_sums, trace
-from collect.traces.matrix_products import product_sizes
+from collect.traces.matrix_products import parse_product_sizes
 from collect.traces.memory_use import MOST_POINTS
-from collect.traces.nesting import DEEPEST
-from collect.traces.rank_analysis import analyse
+from collect.traces.nesting import MOST_LEVELS
+from collect.traces.rank_analysis import analyse_rank
 
 HERE = Path(__file__).parent
 MODULE = "nn.Module: "
@@ -37,9 +37,9 @@ def recorded(tmp_path_factory):
     command = [sys.executable, "-W", "ignore", HERE / "support_detailed_torch.py", path]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, timeout=HANG_S, env=environment, capture_output=True)
-    found = trace.read(path)
+    found = trace.read_trace(path)
     assert (found.lost, found.cut) == ({}, "")
-    return analyse(found), json.loads(gzip.decompress(path.read_bytes()), parse_float=Fraction)["traceEvents"]
+    return analyse_rank(found), json.loads(gzip.decompress(path.read_bytes()), parse_float=Fraction)["traceEvents"]
 
 
 def span(event) -> tuple[int, int]:
@@ -238,7 +238,7 @@ def gpu_rank(seed: int) -> tuple[support.RankOfRun, dict]:
 @pytest.mark.parametrize("seed", range(40))
 def test_modules_on_a_gpu_are_counted_nanosecond_by_nanosecond(tmp_path, seed):
     rank, truth = gpu_rank(seed)
-    analysis = analyse(trace.read(rank.write(tmp_path)))
+    analysis = analyse_rank(trace.read_trace(rank.write(tmp_path)))
     assert analysis.source == "gpu"
     found = {one.name: one for one in analysis.layers}
     assert found.keys() == truth["calls"].keys()
@@ -257,19 +257,19 @@ def test_without_numbers_of_autograd_backward_is_not_known(tmp_path):
     rank.annotate("ProfilerStep#0", 0, 100)
     rank.annotate(f"{MODULE}Linear_0", 10, 40, cat="python_function")
     rank.launch("kernel", support.GEMM, 7, 12, 20, 50)
-    (one,) = analyse(trace.read(rank.write(tmp_path))).layers
+    (one,) = analyse_rank(trace.read_trace(rank.write(tmp_path))).layers
     assert (one.forward_ns, one.backward_ns, one.backward_host_ns) == (30, None, None)
-    assert rank_sums.layers([analyse(trace.read(rank.write(tmp_path)))] * 2)[0].forward_ns == 60
+    assert rank_sums.sum_layers([analyse_rank(trace.read_trace(rank.write(tmp_path)))] * 2)[0].forward_ns == 60
 
 
 def test_modules_that_are_nested_too_deep_are_left_out(tmp_path):
     rank = support.RankOfRun(0)
-    for depth in range(DEEPEST + 10):
+    for depth in range(MOST_LEVELS + 10):
         rank.annotate(f"{MODULE}M_{depth}", depth, 1000 - depth, cat="python_function")
     rank.launch("kernel", support.GEMM, 7, 500, 510, 520)
-    layers = analyse(trace.read(rank.write(tmp_path))).layers
-    assert [one.depth for one in layers[:DEEPEST]] == list(range(DEEPEST))
-    assert {one.forward_ns for one in layers[:DEEPEST]} == {10}
+    layers = analyse_rank(trace.read_trace(rank.write(tmp_path))).layers
+    assert [one.depth for one in layers[:MOST_LEVELS]] == list(range(MOST_LEVELS))
+    assert {one.forward_ns for one in layers[:MOST_LEVELS]} == {10}
 
 
 def test_the_memory_of_a_gpu_is_read_from_its_events(tmp_path):
@@ -287,7 +287,7 @@ def test_the_memory_of_a_gpu_is_read_from_its_events(tmp_path):
             {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": at, "dur": 0, "args": args}
         )
     rank.annotate("ProfilerStep#0", 100, 200)
-    one, other = analyse(trace.read(rank.write(tmp_path))).memory
+    one, other = analyse_rank(trace.read_trace(rank.write(tmp_path))).memory
     assert (one.device, one.start_bytes, one.end_bytes, one.peak_bytes, one.peak_reserved_bytes) == (
         "cuda:0",
         110,
@@ -317,7 +317,7 @@ def test_products_on_a_gpu_take_the_time_of_the_kernels_that_they_launched(tmp_p
     rank.launch("kernel", "gemm", 7, 410, 420, 430)
     rank.annotate("aten::mm", 500, 510, cat="cpu_op", **{"Input Dims": [[2, 3], [3, 5]]})  # no recorded kernel
     rank.annotate("aten::mm", 1500, 1510, cat="cpu_op", **{"Input Dims": [[2, 3], [3, 5]]})  # after the step
-    products = analyse(trace.read(rank.write(tmp_path))).products
+    products = analyse_rank(trace.read_trace(rank.write(tmp_path))).products
     found = {one.operator: (one.m, one.n, one.k, one.calls, one.total_ns, one.untimed, one.flops) for one in products}
     assert found == {
         "aten::addmm": (6, 4, 8, 2, 70, 0, 2 * 2 * 6 * 4 * 8),
@@ -338,7 +338,7 @@ NO_SHAPES = [
 @pytest.mark.parametrize("shapes", NO_SHAPES)
 def test_invalid_shapes_of_a_matrix_product_give_no_size(shapes):
     for operator in ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear"):
-        assert product_sizes(operator, shapes) is None
+        assert parse_product_sizes(operator, shapes) is None
 
 
 def test_attention_by_operators_and_kernels(tmp_path):
@@ -365,8 +365,8 @@ def test_attention_by_operators_and_kernels(tmp_path):
         for place, kernel in enumerate(kernels, 1):
             rank.launch("kernel", kernel, 7, at + 10 * place, at + 20 * place, at + 20 * place + 3 * place)
         at += 100
-    found = {(one.backend, one.backward, one.by): (one.name, one.calls, one.total_ns) for one in analyse(
-        trace.read(rank.write(tmp_path))
+    found = {(one.backend, one.backward, one.by): (one.name, one.calls, one.total_ns) for one in analyse_rank(
+        trace.read_trace(rank.write(tmp_path))
     ).attention}  # fmt: skip
     assert found == {
         ("flash", False, "operator"): ("aten::_scaled_dot_product_flash_attention", 2, 3),

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collect.traces import trace
-from collect.traces.breakdown import breakdown
-from collect.traces.difference import difference
-from collect.traces.rank_analysis import analyse
+from collect.traces.breakdown import compute_breakdown
+from collect.traces.difference import compute_step_difference
+from collect.traces.rank_analysis import analyse_rank
 from collect.traces.run_answers import RunAnswers
-from collect.traces.step_parts import StepPart, mean, parts
-from collect.traces.stragglers import waits
+from collect.traces.step_parts import StepPart, mean_step, divide_rank_time
+from collect.traces.stragglers import compute_waits
 
 
 def idle_by_hand(events: list[dict]) -> dict[str, int]:
@@ -49,11 +49,11 @@ def idle_by_hand(events: list[dict]) -> dict[str, int]:
 @given(seed=st.integers(0, 100_000))
 def test_idle_causes_are_those_of_each_moment(tmp_path_factory, seed):
     (rank,) = support.run(seed, size=1)
-    found = trace.read(rank.write(tmp_path_factory.mktemp("run")))
-    told = analyse(found)
+    found = trace.read_trace(rank.write(tmp_path_factory.mktemp("run")))
+    told = analyse_rank(found)
     by_hand = idle_by_hand(rank.events)
     assert {name: getattr(told.idle, name) for name in by_hand} == by_hand
-    assert told.idle.total_ns == told.idle_ns == breakdown(found).idle_ns
+    assert told.idle.total_ns == told.idle_ns == compute_breakdown(found).idle_ns
 
 
 def test_the_causes_of_idle_time_in_an_example(tmp_path):
@@ -64,7 +64,7 @@ def test_the_causes_of_idle_time_in_an_example(tmp_path):
     rank.launch("kernel", "gemm", 7, 6, 44, 50)
     # This kernel was launched at 70. The cause of the idle time from 50 to 70 is the host, and from 70 to 75 it is "other".
     rank.launch("kernel", "gemm", 7, 70, 75, 80)
-    told = analyse(trace.read(rank.write(tmp_path)))
+    told = analyse_rank(trace.read_trace(rank.write(tmp_path)))
     assert (told.idle.host_ns, told.idle.communication_ns, told.idle.other_ns) == (20, 4, 15)
     delays = told.launches
     assert (delays.count, delays.total_ns, delays.longest_ns, delays.median_ns) == (4, 7 + 22 + 35 + 2, 35, 7)
@@ -74,9 +74,9 @@ def test_launches_that_are_not_recorded_leave_the_cause_open(tmp_path):
     rank = support.RankOfRun(0)
     rank.launch("kernel", "gemm", 7, None, 10, 20)
     rank.launch("kernel", "gemm", 7, None, 30, 40)
-    told = analyse(trace.read(rank.write(tmp_path)))
+    told = analyse_rank(trace.read_trace(rank.write(tmp_path)))
     assert (told.idle, told.launches, told.idle_ns) == (None, None, 10)
-    (part,) = [part for part in parts(told, 0, waits([told])) if part.kind == "idle"]
+    (part,) = [part for part in divide_rank_time(told, 0, compute_waits([told])) if part.kind == "idle"]
     assert part.label == "idle: cause not recorded"
 
 
@@ -85,12 +85,12 @@ def test_launches_that_are_not_recorded_leave_the_cause_open(tmp_path):
 def test_the_parts_sum_exactly(tmp_path_factory, seed, other, size):
     folder = tmp_path_factory.mktemp("run")
     here, there = (
-        [analyse(trace.read(rank.write(folder))) for rank in support.run(one, size=many, steps=2 + one % 2)]
+        [analyse_rank(trace.read_trace(rank.write(folder))) for rank in support.run(one, size=many, steps=2 + one % 2)]
         for one, many in ((seed, size), (other, 2))
     )
     for place, told in enumerate(here):
-        assert sum(parts(told, place, waits(here)).values()) == told.span_ns
-    found = difference([RunAnswers(here)], [RunAnswers(there)])
+        assert sum(divide_rank_time(told, place, compute_waits(here)).values()) == told.span_ns
+    found = compute_step_difference([RunAnswers(here)], [RunAnswers(there)])
     spans = [sum(one.span_ns for one in ranks) // sum(one.steps for one in ranks) for ranks in (here, there)]
     assert found.per == "step"
     assert [found.time_ns, found.against_ns, found.difference_ns] == [*spans, spans[0] - spans[1]]
@@ -105,7 +105,7 @@ def test_the_parts_sum_exactly(tmp_path_factory, seed, other, size):
     steps=st.integers(1, 1000),
 )
 def test_a_mean_part_is_less_than_a_nanosecond_off(sums, steps):
-    found = mean(sums, steps)
+    found = mean_step(sums, steps)
     assert sum(found.parts.values()) == found.total_ns == sum(sums.values()) // steps
     assert all(abs(found.parts[part] * steps - ns) < steps for part, ns in sums.items())
 
@@ -137,9 +137,9 @@ def test_the_cause_of_a_slower_run_is_named(tmp_path, change, label):
             rank.launch("kernel", "gemm", 7, end + host - 1, end + host, end + host + 9)
             rank.annotate("ProfilerStep#1", 0, end + host + 9)
             found.append(rank)
-        return [analyse(trace.read(rank.write(tmp_path))) for rank in found]
+        return [analyse_rank(trace.read_trace(rank.write(tmp_path))) for rank in found]
 
-    found = difference([RunAnswers(ranks({change: 40}))], [RunAnswers(ranks({}))])
+    found = compute_step_difference([RunAnswers(ranks({change: 40}))], [RunAnswers(ranks({}))])
     assert found.difference_ns == 40
     # Rank 0 waits for 40 ns. Rank 1 is idle for 40 ns while its collective is in the queue. The difference is a mean over both
     # ranks, so each cause counts 20 ns.
@@ -151,9 +151,9 @@ def test_the_cause_of_a_slower_run_is_named(tmp_path, change, label):
 
 def test_a_gpu_and_a_cpu_are_not_compared(tmp_path):
     rank = support_traces.Rank(0)
-    told = analyse(trace.read(rank.write(tmp_path)))
+    told = analyse_rank(trace.read_trace(rank.write(tmp_path)))
     on_cpu = support.RankOfRun(0)
     on_cpu.annotate("aten::mm", 0, 10, cat="cpu_op")
-    gpu, cpu, nothing = (RunAnswers(ranks) for ranks in ([told], [analyse(trace.read(on_cpu.write(tmp_path)))], []))
-    assert difference([gpu], [cpu]) is None
-    assert difference([gpu], [nothing]) is None
+    gpu, cpu, nothing = (RunAnswers(ranks) for ranks in ([told], [analyse_rank(trace.read_trace(on_cpu.write(tmp_path)))], []))
+    assert compute_step_difference([gpu], [cpu]) is None
+    assert compute_step_difference([gpu], [nothing]) is None

@@ -15,8 +15,8 @@ import support_traces as support
 
 from collect.cli import main
 from collect.traces import hta, trace
-from collect.traces.breakdown import breakdown
-from collect.traces.operators import differences
+from collect.traces.breakdown import compute_breakdown
+from collect.traces.operators import compare_trace_operators
 
 HTA = os.environ.get("SHARDLAB_HTA")
 GPU = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"}
@@ -24,7 +24,7 @@ GPU = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"}
 
 def read(path: Path, content: bytes) -> trace.Trace:
     path.write_bytes(content)
-    return trace.read(path)
+    return trace.read_trace(path)
 
 
 def run(capsys, *words: str) -> tuple[int, dict, str]:
@@ -47,7 +47,7 @@ def truth(events: list[dict]) -> dict[str, int]:
 
 
 def figures(found: trace.Trace, names: dict) -> dict[str, int]:
-    told = breakdown(found)
+    told = compute_breakdown(found)
     return {name: getattr(told, name) for name in names}
 
 
@@ -56,8 +56,8 @@ def test_categories_of_old_kineto_are_those_of_today(tmp_path):
     found = read(tmp_path / "t.json", shapes.text(events))
     expected = truth(events)
     assert figures(found, expected) == expected
-    assert {one.name for one in breakdown(found).kernels} == {event["name"] for event in events if event["cat"] in GPU}
-    assert found.of_category("cpu_op").sum() == sum(event["cat"] == "Operator" for event in events)
+    assert {one.name for one in compute_breakdown(found).kernels} == {event["name"] for event in events if event["cat"] in GPU}
+    assert found.has_category("cpu_op").sum() == sum(event["cat"] == "Operator" for event in events)
 
 
 def test_an_accelerator_of_unknown_categories_is_reported_without_figures(tmp_path, capsys):
@@ -78,7 +78,7 @@ def test_kernels_launched_before_the_recording_are_left_out_and_counted(tmp_path
     found = read(tmp_path / "rank-0.json", shapes.text(with_))
     expected = truth(recorded)
     assert figures(found, expected) == expected
-    told = breakdown(found)
+    told = compute_breakdown(found)
     assert (told.before_recording.count, told.before_recording.total_ns) == (3, 46_500)
     everything = sum(round(event["dur"] * 1000) for event in with_ if event["cat"] == "kernel")
     assert told.before_recording.share_pct == pytest.approx(100 * 46_500 / everything)
@@ -88,8 +88,8 @@ def test_kernels_launched_before_the_recording_are_left_out_and_counted(tmp_path
     assert "rank 0: 3 events of the GPU" in remarks
     assert "launched before the recording began" in remarks
     other = read(tmp_path / "rank-1.json", shapes.text(without))
-    assert breakdown(other).before_recording is None
-    assert {one.change for one in differences([found], [other])} == {"same"}
+    assert compute_breakdown(other).before_recording is None
+    assert {one.change for one in compare_trace_operators([found], [other])} == {"same"}
 
 
 def test_figures_of_steps_come_from_what_was_launched_in_a_step(tmp_path):
@@ -100,7 +100,7 @@ def test_figures_of_steps_come_from_what_was_launched_in_a_step(tmp_path):
     events.remove(last)
     found = read(tmp_path / "t.json", shapes.text(events))
     assert figures(found, expected) == expected
-    assert breakdown(found).outside_steps.count == 8
+    assert compute_breakdown(found).outside_steps.count == 8
 
 
 @pytest.mark.parametrize("change", ["a launch in the middle is lost", "no launches at all"])
@@ -112,7 +112,7 @@ def test_a_kernel_whose_launch_is_not_known_counts(tmp_path, change):
     expected = truth(events)
     found = read(tmp_path / "t.json", shapes.text(events))
     assert figures(found, expected) == expected
-    assert breakdown(found).before_recording is breakdown(found).outside_steps is None
+    assert compute_breakdown(found).before_recording is compute_breakdown(found).outside_steps is None
 
 
 def test_operators_with_a_stream_are_kernels_like_hta_and_not_in_exact_figures(tmp_path):
@@ -121,12 +121,12 @@ def test_operators_with_a_stream_are_kernels_like_hta_and_not_in_exact_figures(t
     found = read(tmp_path / "t.json", shapes.text(events))
     expected = truth(events)
     assert figures(found, expected) == expected
-    (rounded,) = hta.breakdowns([found])
+    (rounded,) = hta.compute_hta_breakdowns([found])
     first = [event for event in events if event["ts"] < next(e["ts"] for e in events if e["name"] == "ProfilerStep#1")]
     counted = {event["name"] for event in first if event["args"].get("stream") == 7}
     assert sum(one.count for one in rounded.kernels) == 2 * len(counted)
     text = read(tmp_path / "t.json", shapes.text(shapes.triton(stream="7")))
-    assert hta.breakdowns([text]) == [rounded]
+    assert hta.compute_hta_breakdowns([text]) == [rounded]
 
 
 @pytest.mark.skipif(not HTA, reason="no Python with HolisticTraceAnalysis is named in SHARDLAB_HTA")
@@ -136,7 +136,7 @@ def test_hta_gives_the_same_for_every_shape(tmp_path, shape):
     # 40 kernels, because pandas uses narrower types for few events, and HTA then fails.
     events = shapes.SHAPES[shape.split(",")[0]](kernels=40, **changed)
     path = tmp_path / "rank-00000.json"
-    (ours,) = hta.breakdowns([read(path, shapes.text(events))])
+    (ours,) = hta.compute_hta_breakdowns([read(path, shapes.text(events))])
     done = subprocess.run([HTA, Path(__file__).parent / "record_hta.py", tmp_path], capture_output=True, text=True, check=True)
     theirs = json.loads(done.stdout, parse_constant=lambda _: None)[0]["ranks"]["0"]
     for name in ("span", "compute", "non_compute", "idle"):
@@ -248,7 +248,7 @@ def test_names_of_an_event_read_alone_equal_those_of_the_complete_trace(tmp_path
 
 def test_sums_of_durations_go_beyond_64_bits(tmp_path):
     event = {"ph": "X", "cat": "kernel", "name": "mul", "tid": 7, "ts": 0, "dur": 2.2e15, "args": {"stream": 7}}
-    (one,) = breakdown(read(tmp_path / "t.json", shapes.text([event] * 9))).kernels
+    (one,) = compute_breakdown(read(tmp_path / "t.json", shapes.text([event] * 9))).kernels
     assert one.total_ns == 9 * 2_200_000_000_000_000_000
 
 
@@ -287,9 +287,9 @@ def test_json_that_is_no_trace_is_read_once_and_refused(tmp_path, monkeypatch, s
     """The file has 12 MB and no list of events. If the reader searched the same text again for each block that it reads, this
     would take a hundred times as long."""
     content = shape % b", ".join([row] * (12_000_000 // len(row)))
-    list_, single = Looked(trace._LIST), Looked(trace.salvage)
+    list_, single = Looked(trace._LIST), Looked(trace.salvage_events)
     monkeypatch.setattr(trace, "_LIST", list_)
-    monkeypatch.setattr(trace, "salvage", single)
+    monkeypatch.setattr(trace, "salvage_events", single)
     found = read(tmp_path / "data.json", content)
     assert len(found.name) == 0
     assert "the file has no list of events" in found.cut
@@ -302,7 +302,7 @@ def test_long_text_around_the_events_is_not_searched_again_and_again(tmp_path, m
     """Text before the list of events is read only up to a limit. Text behind it is read to its end, but is searched once."""
     events, text = b'{"traceEvents": [%b]' % shapes.text(shapes.rccl()).partition(b"[")[2].rpartition(b"]")[0], b" " * 8_000_000
     looked, stacks = Looked(trace._LIST), Looked(trace._STACKS)
-    monkeypatch.setattr(trace, "_LONGEST", 1 << 20)
+    monkeypatch.setattr(trace, "_LONGEST_EVENT", 1 << 20)
     monkeypatch.setattr(trace, "_LIST", looked)
     monkeypatch.setattr(trace, "_STACKS", stacks)
     found = read(tmp_path / "t.json", text + events if place == "before" else events + text)

@@ -17,7 +17,7 @@ from support_e2e import HANG_S
 
 from collect.cli import main
 from collect.traces import trace
-from collect.traces.breakdown import breakdown
+from collect.traces.breakdown import compute_breakdown
 from shardlab.workspace.workspace import Workspace
 
 HERE = Path(__file__).parent
@@ -71,9 +71,9 @@ def by_hand(path: Path) -> dict:
 
 def test_the_figures_of_gloo_ranks_are_those_of_the_definition(traces):
     for rank, path in enumerate(traces):
-        found = trace.read(path)
+        found = trace.read_trace(path)
         assert (found.rank, found.lost, found.cut) == (rank, {}, "")
-        told = breakdown(found)
+        told = compute_breakdown(found)
         truth = by_hand(path)
         assert (told.source, told.steps, told.memory_ns) == ("gloo", 2, None)
         assert {name: getattr(told, name) for name in FIGURES} == {name: truth[name] for name in FIGURES}
@@ -85,7 +85,7 @@ def test_a_collective_has_the_name_of_the_requested_operation(traces):
     """gloo may execute a reduce_scatter as an all_reduce, and gloo's own span in the trace is then called all_reduce. shardlab
     must report the collective that the program called."""
     for path, point_to_point in zip(traces, ("send", "recv"), strict=True):
-        counts = {one.name: one.count for one in breakdown(trace.read(path)).collectives}
+        counts = {one.name: one.count for one in compute_breakdown(trace.read_trace(path)).collectives}
         # Each of the two steps has an all-reduce of the gradients, a reduce_scatter and a message. The two broadcasts are those
         # of DDP.
         assert counts == {"all_reduce": 2, "reduce_scatter": 2, "broadcast": 2, point_to_point: 2}
@@ -97,7 +97,7 @@ def test_collect_trace_shows_the_breakdown_of_a_run(workspace, capsys):
     found = json.loads(capsys.readouterr().out)
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
     for rank, path in zip(found["ranks"], sorted((workspace.runs / run / "trace").iterdir()), strict=True):
-        told = breakdown(trace.read(path))
+        told = compute_breakdown(trace.read_trace(path))
         assert (rank["compute_ns"], rank["overlap_pct"]) == (told.compute_ns, told.overlap_pct)
         assert rank["exposed_communication_ns"] == told.exposed_communication_ns
     assert found["damage"] == []

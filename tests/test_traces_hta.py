@@ -27,7 +27,7 @@ from support_e2e import HANG_S
 
 from collect.cli import main
 from collect.traces import hta, trace
-from collect.traces.breakdown import breakdown
+from collect.traces.breakdown import compute_breakdown
 
 HTA = os.environ.get("SHARDLAB_HTA")
 HERE = Path(__file__).parent
@@ -67,7 +67,7 @@ def said_by_hta(*folders: Path, processor: str = "this one") -> list[dict]:
 
 def check_within_bounds(paths: list[Path], said: dict) -> None:
     """Checks that the figures of HTA and of shardlab for these traces both lie in the range that HTA's unstable sort allows."""
-    found = hta.breakdowns([trace.read(path) for path in paths])
+    found = hta.compute_hta_breakdowns([trace.read_trace(path) for path in paths])
     assert [str(ours.rank) for ours in found] == list(said)
     for ours, theirs in zip(found, said.values(), strict=True):
         bounds = ours.hta_bounds
@@ -118,7 +118,7 @@ def test_every_processor_gives_the_same_figures(tmp_path):
         env = environment(sys.executable, processor)
         told[processor] = json.loads(subprocess.run(words, capture_output=True, check=True, env=env).stdout)["ranks"]
     assert told["without AVX-512"] == told["without AVX2 and AVX-512"] == told["this one"]
-    here = hta.breakdowns([trace.read(path) for path in paths])
+    here = hta.compute_hta_breakdowns([trace.read_trace(path) for path in paths])
     assert [one["idle_ns"] for one in told["this one"]] == [one.idle_ns for one in here]
 
 
@@ -172,8 +172,8 @@ def test_bounds_are_the_extremes_over_all_orders_of_equal_starts(pairs):
 def test_figures_like_hta_are_rounded_as_hta_rounds(tmp_path):
     """With --like-hta, times are rounded as HTA rounds them, so the idle share differs from the exact share."""
     (path,) = write(tmp_path, ranks=1, seed=15, kernels=80)
-    found = trace.read(path)
-    (rounded,) = hta.breakdowns([found])
-    exact = breakdown(found)
+    found = trace.read_trace(path)
+    (rounded,) = hta.compute_hta_breakdowns([found])
+    exact = compute_breakdown(found)
     assert rounded.idle_ns / rounded.span_ns > 1.2 * exact.idle_ns / exact.span_ns
     assert rounded.span_ns < exact.span_ns  # HTA does not count the last step

@@ -26,7 +26,7 @@ def test_a_step_whose_number_cannot_be_read_is_no_step(tmp_path, number):
     path = tmp_path / "t.json"
     path.write_bytes(WHOLE["Triton"].replace(b"ProfilerStep#1", b"ProfilerStep#" + number.encode()))
     support_mutants.check(path)
-    assert breakdown.steps(trace.read(path)) == breakdown.steps(trace.read(_whole(tmp_path))) - 1
+    assert breakdown.count_steps(trace.read_trace(path)) == breakdown.count_steps(trace.read_trace(_whole(tmp_path))) - 1
 
 
 def _whole(folder):

@@ -15,13 +15,13 @@ from support_e2e import HANG_S
 
 from collect.traces import trace
 from collect.traces.phases import PhaseTime
-from collect.traces.rank_analysis import analyse
+from collect.traces.rank_analysis import analyse_rank
 
 HERE = Path(__file__).parent
 
 
 def told(folder, rank) -> dict[str, PhaseTime]:
-    return {time.phase: time for time in analyse(trace.read(rank.write(folder))).phases}
+    return {time.phase: time for time in analyse_rank(trace.read_trace(rank.write(folder))).phases}
 
 
 def step(rank, begin: int, *, autograd_thread: int = 2) -> None:
@@ -127,7 +127,7 @@ def test_the_phases_of_a_real_training_agree_with_its_annotations(tmp_path):
     path = tmp_path / "rank-0.json.gz"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-W", "ignore", "-c", TRAIN, path], check=True, timeout=HANG_S, env=environment)
-    found = {time.phase: time.host_ns for time in analyse(trace.read(path)).phases}
+    found = {time.phase: time.host_ns for time in analyse_rank(trace.read_trace(path)).phases}
     loaded = json.loads(gzip.decompress(path.read_bytes()), parse_float=Fraction)
 
     def spans(start: str) -> list[tuple[int, int]]:
@@ -159,7 +159,7 @@ def test_the_metric_is_the_time_on_the_gpu(tmp_path, phase):
     for at in (5, 30, 120, 170):
         rank.launch("kernel", "gemm", 7, at, at + 6, at + 6 + at)
     run = support_collect.loaded(support_collect.cell())
-    run.__dict__["traces"] = RunTraces([], [analyse(trace.read(rank.write(tmp_path)))])
+    run.__dict__["traces"] = RunTraces([], [analyse_rank(trace.read_trace(rank.write(tmp_path)))])
     launched = {"data": 5, "forward": 30, "backward": 120, "optimizer": 170}
     assert phase_time(run, phase).value == pytest.approx(launched[phase] / 1e6)
     assert phase_time(run, "nothing") is None

@@ -16,8 +16,8 @@ from collect.metrics import traced_bytes
 from collect.reading import load
 from collect.summary import summarize
 from collect.traces import sent_bytes, trace
-from collect.traces.collective import of_gloo
-from collect.traces.rank_analysis import analyse
+from collect.traces.collective import parse_gloo_span
+from collect.traces.rank_analysis import analyse_rank
 from collect.traces.run_answers import RunAnswers
 from collect.traces.run_traces import RunTraces
 from shardlab.files import files
@@ -35,8 +35,8 @@ SHAPES = Profile(first_step=2, steps=2, ranks=list(range(RANKS)), shapes=True)
 def test_traces_of_a_run_have_the_bytes_of_its_theory(bench, strategy):
     run_dir = bench.complete(strategy=strategy, gpus=RANKS, steps=3, instruments=Instruments(profile=SHAPES))
     run = LoadedRun.read(run_dir)
-    assert traced_bytes.traced(run).value > 5e6
-    assert traced_bytes.difference(run).value == pytest.approx(0, abs=traced_bytes.TOLERANCE_PCT)
+    assert traced_bytes.traced_sent_bytes(run).value > 5e6
+    assert traced_bytes.traced_difference(run).value == pytest.approx(0, abs=traced_bytes.TOLERANCE_PCT)
 
 
 @pytest.mark.parametrize(
@@ -56,15 +56,15 @@ def test_traces_of_a_run_have_the_bytes_of_its_theory(bench, strategy):
     ],
 )
 def test_the_bytes_that_a_rank_sends_follow_from_the_message_size(collective, sent):
-    assert sent_bytes.of_message(collective, 1200, 4) == sent
-    assert sent_bytes.of_message(collective, 1200, None) == (0 if collective == "barrier" else None)
+    assert sent_bytes.bytes_sent_for_message(collective, 1200, 4) == sent
+    assert sent_bytes.bytes_sent_for_message(collective, 1200, None) == (0 if collective == "barrier" else None)
 
 
 @pytest.mark.parametrize("ranks", range(2, 10))
 def test_theory_and_traces_count_each_collective_alike(ranks):
-    """The trainers' factors (`communication.FACTORS`) and those for traces (`sent_bytes.of_message`) do not share code."""
+    """The trainers' factors (`communication.FACTORS`) and those for traces (`bytes_sent_for_message`) do not share code."""
     for collective, factor in communication.FACTORS.items():
-        assert sent_bytes.of_message(collective, 840, ranks) == pytest.approx(840 * factor(ranks))
+        assert sent_bytes.bytes_sent_for_message(collective, 840, ranks) == pytest.approx(840 * factor(ranks))
 
 
 def span(name, at, dims, types=("float",), **more):
@@ -83,9 +83,9 @@ def analysed(folder, *events, rank=0, groups=(4,), steps=2):
     head = {"distributedInfo": {"backend": "gloo", "rank": rank, "pg_config": listed}}
     path = folder / f"rank-{rank:05d}.json"
     path.write_text(json.dumps(head | {"traceEvents": [*begins, *events]}))
-    found = trace.read(path)
+    found = trace.read_trace(path)
     assert (found.lost, found.cut) == ({}, "")
-    return analyse(found)
+    return analyse_rank(found)
 
 
 def test_bytes_of_a_step_are_the_mean_over_steps_and_the_sum_over_ranks(tmp_path):
@@ -96,8 +96,8 @@ def test_bytes_of_a_step_are_the_mean_over_steps_and_the_sum_over_ranks(tmp_path
         launched("broadcast_", 1960), span("gloo:broadcast", 1965, [[1000]]),  # between the steps: not counted
     ]  # fmt: skip
     one = analysed(tmp_path, *events, rank=0)
-    assert sent_bytes.of_step([one]) == (900 + 600) / 2
-    assert sent_bytes.of_step([one, analysed(tmp_path, *events[:2], rank=1)]) == (900 + 600) / 2 + 900 / 2
+    assert sent_bytes.bytes_sent_in_step([one]) == (900 + 600) / 2
+    assert sent_bytes.bytes_sent_in_step([one, analysed(tmp_path, *events[:2], rank=1)]) == (900 + 600) / 2 + 900 / 2
     uses = {use["collective"]: use["sent_bytes"] for use in RunAnswers([one]).document()["collectives"]}
     assert uses == {"all_reduce": 900, "all_gather": 600, "broadcast": 3000}
 
@@ -106,9 +106,9 @@ def test_a_reduce_scatter_that_gloo_executes_as_all_reduce_counts_as_requested(t
     """gloo executes a reduce_scatter as an all_reduce. The operator that launched it shows what the program called."""
     launches = [launched("_reduce_scatter_base_", 1100), launched("allreduce_", 1200)]
     spans = [span("gloo:all_reduce", 1110, [[100]]), span("gloo:all_reduce", 1210, [[100]])]
-    assert sent_bytes.of_step([analysed(tmp_path, *launches, *spans, steps=1)]) == 300 + 600
+    assert sent_bytes.bytes_sent_in_step([analysed(tmp_path, *launches, *spans, steps=1)]) == 300 + 600
     # One of two launches has no span. Which launch the other span belongs to is unknown, and so are the bytes.
-    assert sent_bytes.of_step([analysed(tmp_path, *launches, *spans[1:], steps=1)]) is None
+    assert sent_bytes.bytes_sent_in_step([analysed(tmp_path, *launches, *spans[1:], steps=1)]) is None
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_a_reduce_scatter_that_gloo_executes_as_all_reduce_counts_as_requested(t
     ],
 )
 def test_unknown_sizes_give_no_bytes(tmp_path, event, groups):
-    assert sent_bytes.of_step([analysed(tmp_path, event, groups=groups)]) is None
+    assert sent_bytes.bytes_sent_in_step([analysed(tmp_path, event, groups=groups)]) is None
 
 
 def test_groups_of_one_size_need_not_be_distinguished(tmp_path):
     found = analysed(tmp_path, span("gloo:all_reduce", 1110, [[100]]), groups=(4, 4), steps=1)
-    assert sent_bytes.of_step([found]) == 600
+    assert sent_bytes.bytes_sent_in_step([found]) == 600
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_groups_of_one_size_need_not_be_distinguished(tmp_path):
     ],
 )
 def test_inputs_that_are_not_tensors_of_one_known_type_have_no_size(dimensions, types):
-    assert of_gloo("gloo:all_reduce", dimensions, types) is None
-    assert of_gloo("gloo:all_reduce", b"[[100], []]", b'["float", "float"]').in_bytes == 404  # [] is a scalar
+    assert parse_gloo_span("gloo:all_reduce", dimensions, types) is None
+    assert parse_gloo_span("gloo:all_reduce", b"[[100], []]", b'["float", "float"]').in_bytes == 404  # [] is a scalar
 
 
 def compared(folder, theory, ranks=(0, 1), verdict="proven"):
@@ -160,7 +160,7 @@ def compared(folder, theory, ranks=(0, 1), verdict="proven"):
     )  # fmt: skip
     run = msgspec.structs.replace(support.loaded(support.cell("ddp", gpus=2)), result=result)
     run.__dict__["traces"] = RunTraces(analyses=analyses)
-    return traced_bytes.traced(run), traced_bytes.difference(run)
+    return traced_bytes.traced_sent_bytes(run), traced_bytes.traced_difference(run)
 
 
 def test_the_difference_is_relative_to_the_theory(tmp_path):
@@ -184,7 +184,7 @@ def test_a_theory_that_the_traces_contradict_is_reported(tmp_path, theory, said)
         )
         name = folder.trace_file(rank).name
         (folder.path / "trace" / name).write_bytes((tmp_path / name.removesuffix(".gz")).read_bytes())
-    found = summarize(load.load(workspace, None), "ddp")
+    found = summarize(load.load_matrix(workspace, None), "ddp")
     assert found.rows[0].metrics["sent_traced_bytes"].value == 800
     remarks = [remark for remark in found.remarks if remark.startswith("bytes that were measured differ")]
     assert bool(remarks) == (said is not None)

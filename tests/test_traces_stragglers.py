@@ -10,13 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from collect.traces import trace
-from collect.traces.rank_analysis import RankAnalysis, analyse
+from collect.traces.rank_analysis import RankAnalysis, analyse_rank
 from collect.traces.run_answers import RunAnswers
-from collect.traces.stragglers import SYNCHRONIZING, waits
+from collect.traces.stragglers import SYNCHRONIZING, compute_waits
 
 
 def analyses(folder, ranks, **said) -> list[RankAnalysis]:
-    return [analyse(trace.read(rank.write(folder, **said))) for rank in ranks]
+    return [analyse_rank(trace.read_trace(rank.write(folder, **said))) for rank in ranks]
 
 
 def exposed(rank: support.RankOfRun) -> list[set[int]]:
@@ -38,7 +38,7 @@ def synchronizes(ranks):
 
 def test_ranks_without_a_collective_in_which_all_wait_have_no_waiting_time(tmp_path):
     ranks = next(run for run in map(support.run, range(100_000)) if not synchronizes(run))
-    found = waits(analyses(tmp_path, ranks))
+    found = compute_waits(analyses(tmp_path, ranks))
     assert (found.ranks, found.why) == ([], "the ranks called no collective that all of them wait in")
 
 
@@ -47,7 +47,7 @@ def test_ranks_without_a_collective_in_which_all_wait_have_no_waiting_time(tmp_p
 def test_waiting_and_lost_time_equal_those_of_the_generator(tmp_path_factory, seed, size):
     ranks = support.run(seed, size=size)
     assume(synchronizes(ranks))
-    found = waits(analyses(tmp_path_factory.mktemp("run"), ranks))
+    found = compute_waits(analyses(tmp_path_factory.mktemp("run"), ranks))
     assert found.unmatched == 0
     last = {rank.rank: 0 for rank in ranks}
     caused = {rank.rank: 0 for rank in ranks}
@@ -122,7 +122,7 @@ def test_calls_that_differ_between_ranks_are_not_matched_in_that_step_alone(tmp_
             start = 1000 * number + 100 + 50 * rank.rank
             args = support.arguments("allreduce", elements, 2, "[0, 1]")
             rank.launch("kernel", support.NCCL, 20, start - 20, start, 1000 * number + 300, **args)
-    found = waits(analyses(tmp_path, ranks))
+    found = compute_waits(analyses(tmp_path, ranks))
     assert [(one.rank, one.calls, one.last, one.waited_ns, one.caused_ns) for one in found.ranks] == [
         (0, 1, 0, 50, 0),
         (1, 1, 1, 0, 50),
@@ -134,8 +134,8 @@ def test_calls_that_differ_between_ranks_are_not_matched_in_that_step_alone(tmp_
 def test_one_rank_and_ranks_that_are_not_told_apart_have_no_waiting(tmp_path):
     ranks = support.run(1)
     told = analyses(tmp_path, ranks)
-    assert waits(told[:1]).why == "only one rank was profiled"
-    assert waits([told[0], told[0]]).why.startswith("the traces do not say which rank")
+    assert compute_waits(told[:1]).why == "only one rank was profiled"
+    assert compute_waits([told[0], told[0]]).why.startswith("the traces do not say which rank")
     answers = RunAnswers(told[:1])
     assert answers.document()["stragglers"]["rank"] is None
     assert all(use.transfer_ns is None and use.matched == 0 for use in answers.collectives)
@@ -143,7 +143,7 @@ def test_one_rank_and_ranks_that_are_not_told_apart_have_no_waiting(tmp_path):
 
 def test_calls_without_arguments_have_no_bytes_and_no_bandwidth(tmp_path):
     ranks = [support_traces.Rank(number, seed=number) for number in range(2)]
-    uses = RunAnswers([analyse(trace.read(rank.write(tmp_path))) for rank in ranks]).collectives
+    uses = RunAnswers([analyse_rank(trace.read_trace(rank.write(tmp_path))) for rank in ranks]).collectives
     assert uses
     for use in uses:
         assert use.group.label in ("not named", "")

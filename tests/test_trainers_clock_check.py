@@ -46,7 +46,7 @@ def test_an_offset_is_found_within_its_bound(ahead_s):
 
     def rank(number):
         clock = time.monotonic if number != 2 else lambda: time.monotonic() + ahead_s
-        found[number] = clock_check.offset(meeting.of(number), clock)
+        found[number] = clock_check.measure_offset(meeting.of(number), clock)
 
     at_once(rank, 3)
     for number, true_s in ((0, 0.0), (1, 0.0), (2, ahead_s)):
@@ -60,9 +60,9 @@ def test_a_clock_that_is_set_meanwhile_has_no_offset():
     def rank(number):
         asked = iter(range(1000))
         clock = (
-            time.monotonic if number == 0 else lambda: time.monotonic() + (3600 if next(asked) > clock_check.MEETINGS else 0)
+            time.monotonic if number == 0 else lambda: time.monotonic() + (3600 if next(asked) > clock_check.ROUNDS else 0)
         )
-        found[number] = clock_check.offset(meeting.of(number), clock)
+        found[number] = clock_check.measure_offset(meeting.of(number), clock)
 
     at_once(rank, 2)
     assert found[1] is None

@@ -209,7 +209,7 @@ def test_the_digest_of_masked_data_depends_on_the_mask_token(models):
     task = task_of(known)
     digests = []
     for token in (3, 5, 5):
-        made = copy.copy(task.made)
+        made = copy.copy(task.config)
         made.mask_token_id = token
         cell = cell_of(known, options={option.name: option.default for option in known.options})
         digests.append(configured.MaskedTask(cell, Path(), task._architecture, made).source.sha256)

@@ -23,10 +23,10 @@ def token_file(tmp_path):
 
 def test_tokens_come_back_as_samples_that_share_one_token(token_file):
     text = tokens.TokenFile(token_file)
-    assert text.sequences(11) == 9
-    assert text.sample(np.array([0, 8]), 11).tolist() == [list(range(12)), list(range(88, 100))]
+    assert text.count_sequences(11) == 9
+    assert text.read_sequences(np.array([0, 8]), 11).tolist() == [list(range(12)), list(range(88, 100))]
     assert text.sha256 == hashlib.sha256(np.arange(100, dtype="<u2").tobytes()).hexdigest()
-    assert tokens.TokenFile(token_file).sequences(100) == 0
+    assert tokens.TokenFile(token_file).count_sequences(100) == 0
 
 
 def test_wide_tokens_keep_their_width(tmp_path):
@@ -72,11 +72,11 @@ def test_a_token_file_that_cannot_be_read_says_so(tmp_path):
 
 
 def test_the_stdlib_is_the_same_text_each_time_and_without_tests(tmp_path):
-    one, two = (tokens.TokenFile(token_sets.stdlib_text(tmp_path / name)) for name in ("one", "two"))
+    one, two = (tokens.TokenFile(token_sets.ensure_stdlib_text(tmp_path / name)) for name in ("one", "two"))
     assert one.sha256 == two.sha256
     assert len(one.tokens) == token_sets.MOST_BYTES
     start = bytes(one.tokens[:2000].astype(np.uint8))
-    assert start in token_sets.sources(token_sets.Path(token_sets.sysconfig.get_path("stdlib")))[0].read_bytes()
+    assert start in token_sets.source_files(token_sets.Path(token_sets.sysconfig.get_path("stdlib")))[0].read_bytes()
 
 
 def test_the_stdlib_text_has_only_its_own_modules_in_order(tmp_path):
@@ -92,7 +92,7 @@ def test_the_stdlib_text_has_only_its_own_modules_in_order(tmp_path):
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert [str(path.relative_to(tmp_path)) for path in token_sets.sources(tmp_path)] == ["a.py", "a/z.py", "b.py"]
+    assert [str(path.relative_to(tmp_path)) for path in token_sets.source_files(tmp_path)] == ["a.py", "a/z.py", "b.py"]
 
 
 def _make_slowly(path, made):

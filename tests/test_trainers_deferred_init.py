@@ -71,7 +71,7 @@ def test_sharding_frees_the_full_weights_and_keeps_tied_weights_tied(alone):
     model["block"].weight = nn.Parameter(torch.zeros(1, 4))  # replaces the weight, as code that shards a module does
     gc.collect()
     assert whole() is None
-    deferred.fill_own(model["embedding"], keep=False)
+    deferred.fill_direct(model["embedding"], keep=False)
     assert model["embedding"].weight.is_meta
     deferred.fill(model)
     assert model["head"].weight is model["embedding"].weight

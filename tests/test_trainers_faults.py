@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from collect.loading.loaded_run import LoadedRun
-from collect.timeline.timeline import straggler_of
+from collect.timeline.timeline import find_straggler
 from shardlab.matrix.cell import Instruments, Optimizer, Validation
 from shardlab.matrix.faults import LostWorker, SlowedRank
 
@@ -21,7 +21,7 @@ LOST = Instruments(lost_worker=LostWorker(rank=1, step=4))
 def test_the_slowed_rank_is_the_straggler_that_is_found(bench, strategy, more):
     run_dir = bench.complete(strategy=strategy, instruments=SLOWED, warmup_steps=1, **KEYS, **more)
     run = LoadedRun.read(run_dir)
-    found = straggler_of(run)
+    found = find_straggler(run)
     assert (found.rank, found.phase) == (1, "data")
     delayed = [record.data_ms for record in run_dir.steps(1).records]
     assert len(delayed) == 7

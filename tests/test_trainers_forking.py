@@ -27,10 +27,10 @@ def runtime(short, monkeypatch):
 
 
 def test_only_this_user_can_enter_the_folder_of_sockets(runtime):
-    folder = address.folder()
+    folder = address.socket_folder()
     assert folder == runtime / f"shardlab-{os.getuid()}"
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert address.folder() == folder
+    assert address.socket_folder() == folder
 
 
 @pytest.mark.parametrize("kind", ["open", "link", "file"])
@@ -46,11 +46,11 @@ def test_a_folder_that_others_could_have_prepared_is_not_used(short, monkeypatch
     else:
         path.mkdir()
         path.chmod(0o755)
-    folder = address.folder()
+    folder = address.socket_folder()
     assert folder.parent == short
     assert folder.name.startswith(f"{path.name}-")
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert address.folder() == folder, "the next command finds the same folder"
+    assert address.socket_folder() == folder, "the next command finds the same folder"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
@@ -61,10 +61,10 @@ def test_a_folder_made_first_by_another_user_does_not_stop_this_user(monkeypatch
         monkeypatch.setattr(tempfile, "tempdir", shared)
         make = f"mkdir -m 0700 {shared}/shardlab-0 {shared}/shardlab-0-aaaaaaaa && touch {shared}/shardlab-0/mine"
         subprocess.run(["sh", "-c", make], user=65534, group=65534, extra_groups=[], cwd="/", check=True)
-        folder = address.folder()
+        folder = address.socket_folder()
         found = folder.stat()
         assert (found.st_uid, found.st_mode & 0o777) == (0, 0o700)
-        assert address.folder() == folder
+        assert address.socket_folder() == folder
         look = subprocess.run(["ls", str(folder)], user=65534, group=65534, extra_groups=[], cwd="/", capture_output=True)
         assert look.returncode != 0
         assert [path.name for path in Path(shared, "shardlab-0").iterdir()] == ["mine"]
@@ -75,14 +75,14 @@ def test_a_runtime_folder_that_others_can_write_into_is_not_used(short, monkeypa
     (short / "runtime").chmod(0o777)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short / "runtime"))
     monkeypatch.setattr(tempfile, "tempdir", str(short))
-    assert address.folder() == short / f"shardlab-{os.getuid()}"
+    assert address.socket_folder() == short / f"shardlab-{os.getuid()}"
 
 
 def test_a_temporary_folder_in_which_nothing_can_be_made_is_one_sentence(short, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(short / "missing"))
     with pytest.raises(ShardlabError, match="Set XDG_RUNTIME_DIR to a folder of your own with mode 0700"):
-        address.folder()
+        address.socket_folder()
 
 
 def test_a_folder_whose_path_is_too_long_for_a_socket_is_not_used(tmp_path, monkeypatch):

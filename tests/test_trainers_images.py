@@ -11,7 +11,7 @@ from support_datasets import CIFAR, cifar_members, cifar_records, idx, imagenet_
 from shardlab.errors import InputError, UnknownName, WorkspaceError
 from trainers.data import image_list, imagenet, mnist
 from trainers.data.image_sets import open_images
-from trainers.data.images import resized
+from trainers.data.images import resize_images
 
 ALL = np.arange(3)
 
@@ -95,7 +95,7 @@ def test_cifar_is_read_plane_by_plane_and_split_as_published(tmp_path):
 @pytest.mark.parametrize(("size", "source"), [(64, 32), (50, 32), (20, 32), (28, 28), (224, 32)])
 def test_images_are_resized_as_pillow_does(size, source):
     planes = np.random.default_rng(0).uniform(0, 255, (2, 1, source, source)).astype(np.float32)
-    for plane, ours in zip(planes[:, 0], resized(planes, size)[:, 0], strict=True):
+    for plane, ours in zip(planes[:, 0], resize_images(planes, size)[:, 0], strict=True):
         theirs = Image.fromarray(plane, mode=None).resize((size, size), Image.Resampling.BILINEAR)
         assert np.allclose(np.asarray(theirs), ours, atol=1e-2)
 
@@ -234,7 +234,7 @@ def test_a_subset_of_imagenet_is_written_down_once_and_keeps_the_classes(imagene
 def test_a_class_that_a_subset_leaves_out_shifts_no_label(imagenet_path):
     for seed in range(5):
         one = opened(imagenet_path, "imagenet", subset=1, subset_seed=seed)
-        (entry,) = image_list.read(imagenet_path / f"imagenet-train-1-seed-{seed}.list", "train", 1).entries
+        (entry,) = image_list.read_list(imagenet_path / f"imagenet-train-1-seed-{seed}.list", "train", 1).entries
         assert one.read(np.array([0]))[1].tolist() == [int(entry.path.split("/")[1][1:]) - 1]
 
 
@@ -247,7 +247,7 @@ def test_scaling_the_square_is_scaling_all_and_cutting(tmp_path, width, height, 
     handle = io.BytesIO()
     picture.save(handle, "JPEG", quality=95)
     ours = np.empty((3, size, size), np.float32)
-    imagenet.decode(handle.getvalue(), tmp_path, size, ours)
+    imagenet.decode_image(handle.getvalue(), tmp_path, size, ours)
     scale = size * 256 / 224 / min(width, height)
     whole = Image.open(io.BytesIO(handle.getvalue())).resize(
         (round(width * scale), round(height * scale)), Image.Resampling.BILINEAR
@@ -269,7 +269,7 @@ def test_scaling_the_square_is_scaling_all_and_cutting(tmp_path, width, height, 
 )
 def test_other_colours_become_red_green_and_blue(tmp_path, mode, colour, red_green_blue):
     image = np.full((3, 8, 8), np.nan, np.float32)
-    imagenet.decode(jpeg(colour=colour, mode=mode), tmp_path, 8, image)
+    imagenet.decode_image(jpeg(colour=colour, mode=mode), tmp_path, 8, image)
     # The mean and the standard deviation of ImageNet's three colours, with which torchvision normalises images.
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     seen = 255 * (image * std.reshape(3, 1, 1) + mean.reshape(3, 1, 1))
@@ -303,7 +303,7 @@ def test_a_damaged_image_is_refused_by_name(imagenet_path, content, why):
 def test_an_image_of_absurd_size_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(imagenet, "MOST_PIXELS", 1000)
     with pytest.raises(InputError, match=r"found 40 x 30 pixels\. Allowed: at most 1000"):
-        imagenet.decode(jpeg(), tmp_path, 8, np.empty((3, 8, 8), np.float32))
+        imagenet.decode_image(jpeg(), tmp_path, 8, np.empty((3, 8, 8), np.float32))
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from support_document_keys import wrong
 from shardlab.matrix.cell import Instruments, Optimizer, Profile
 from trainers.engine import Accounted
 from trainers.instruments import environment, observed_steps
-from trainers.instruments.memory_categories import estimate
-from trainers.instruments.memory_timeline import POINTS, timeline
+from trainers.instruments.memory_categories import estimate_memory
+from trainers.instruments.memory_timeline import POINTS, compute_timeline
 from trainers.instruments.step_memory import StepMemory
 
 pytest_plugins = ["support_trainers"]
@@ -166,7 +166,7 @@ def test_instruments_that_do_not_fit_the_run_are_refused_before_training(bench, 
 def test_the_estimate_is_that_of_the_study():
     """The study says that the model is GPT-2 Large in FP16, but its figures are those of GPT-2 (124,439,808 parameters) with 4
     bytes per parameter."""
-    found = estimate(124_439_808, "fp32", ADAM)
+    found = estimate_memory(124_439_808, "fp32", ADAM)
     assert [round(nbytes / 2**20, 2) for nbytes in found.values()] == [474.70, 474.70, 949.40]
     assert round(sum(found.values()) / 2**20, 2) == 1898.80
 
@@ -174,9 +174,9 @@ def test_the_estimate_is_that_of_the_study():
 def test_the_estimate_follows_rule_precision_and_cut():
     """The estimated memory depends on the optimizer, the precision, and the number of ranks that share a category (`cut`)."""
     plain = Optimizer(name="sgd", lr=0.1, momentum=0.0)
-    assert estimate(10, "fp32", plain) == {"parameter": 40, "gradient": 40, "optimizer_state": 0}
-    assert estimate(10, "bf16", Optimizer(name="sgd", lr=0.1))["optimizer_state"] == 40
-    cut = estimate(10, "bf16-pure", ADAM, cut={"optimizer_state": 3})
+    assert estimate_memory(10, "fp32", plain) == {"parameter": 40, "gradient": 40, "optimizer_state": 0}
+    assert estimate_memory(10, "bf16", Optimizer(name="sgd", lr=0.1))["optimizer_state"] == 40
+    cut = estimate_memory(10, "bf16-pure", ADAM, ranks_by_category={"optimizer_state": 3})
     assert cut == {"parameter": 20, "gradient": 20, "optimizer_state": 14}
 
 
@@ -185,7 +185,7 @@ def test_a_memory_timeline_equals_a_computation_by_hand():
     at 1 s and freed at 3 s. Storage 2 is a gradient of 7 bytes that is allocated at 2 s. So the peak is 10 + 5 + 7 bytes at 2
     s."""
     changes = [(0.0, "outside", 0, 10), (1.0, "forward", 1, 5), (2.0, "backward", 2, 7), (3.0, "backward", 1, -5)]
-    found = timeline(changes, lambda number: ("parameter", "activation", "gradient")[number])
+    found = compute_timeline(changes, lambda number: ("parameter", "activation", "gradient")[number])
     assert (found.peak_t_ms, found.peak_phase, sum(found.peak.values())) == (2000.0, "backward", 22)
     assert (found.start["parameter"], found.end["gradient"], found.most["activation"]) == (10, 7, 5)
     assert found.t_ms == [0.0, 1000.0, 2000.0, 3000.0]
@@ -195,7 +195,7 @@ def test_a_memory_timeline_equals_a_computation_by_hand():
 def test_long_curves_keep_their_peak():
     changes = [(index / 1000, "forward", index, 100 if index == 5001 else index % 7) for index in range(20_000)]
     changes += [(index / 1000 + 0.0005, "forward", index, -nbytes) for index, (_, _, _, nbytes) in enumerate(changes)]
-    found = timeline(changes, lambda _: "temporary")
+    found = compute_timeline(changes, lambda _: "temporary")
     assert len(found.t_ms) <= POINTS
     assert max(found.points["temporary"]) == found.peak["temporary"] == 100
     assert found.end["temporary"] == 0
@@ -273,4 +273,4 @@ def test_a_socket_is_found_on_its_interface():
     names = {"10.0.0.7": "eth0", "fe80::1%eth1": "eth1"}
     asked = ("127.0.1.1", "::1", "::ffff:10.0.0.7", "fe80::1%eth1", "192.0.2.1")
     expected = ["lo (loopback)", "lo (loopback)", "eth0", "eth1", "unknown (192.0.2.1)"]
-    assert [environment.interface(address, names) for address in asked] == expected
+    assert [environment.interface_of_address(address, names) for address in asked] == expected

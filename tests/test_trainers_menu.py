@@ -73,6 +73,6 @@ def test_each_optimizer_is_that_of_torch_with_the_values_of_the_cell(name):
     import torch
 
     rule = Optimizer(name=name, lr=0.5, momentum=0.8, weight_decay=0.25, beta1=0.7, beta2=0.6, eps=1e-3)
-    group = optimization.make(rule, [torch.nn.Parameter(torch.zeros(1))]).param_groups[0]
+    group = optimization.make_optimizer(rule, [torch.nn.Parameter(torch.zeros(1))]).param_groups[0]
     expected = {"momentum": 0.8} if name == "sgd" else {"betas": (0.7, 0.6), "eps": 1e-3}
     assert {"lr": 0.5, "weight_decay": 0.25, **expected}.items() <= group.items()

@@ -38,21 +38,21 @@ def paths_in_memory(folder: Path) -> int:
 
 def test_only_the_rank_that_copies_lists_the_files_and_no_rank_keeps_them(staged):
     run, run_dir, data = staged
-    with node_copy.opened(run, run_dir) as copy:
+    with node_copy.stage_data(run, run_dir) as copy:
         train = [name for name in imagenet_members() if name.startswith("train")]
         assert all((copy / "imagenet" / name).is_file() for name in train)
         assert paths_in_memory(data / "imagenet") == 0
         shutil.rmtree(data)
-        with node_copy.opened(run, run_dir) as second:
+        with node_copy.stage_data(run, run_dir) as second:
             assert second == copy
     (event,) = [event for event in run_dir.events() if event.event == "data_copied"]
     assert event.data["files"] == len(train) + 1  # the list of the files is a file of the copy too
 
 
 def test_progress_is_reported_while_the_sizes_are_asked_for(staged, monkeypatch):
-    monkeypatch.setattr(node_copy, "SAID_S", 0.0)
+    monkeypatch.setattr(node_copy, "REPORT_S", 0.0)
     run, run_dir, _ = staged
-    with node_copy.opened(run, run_dir):
+    with node_copy.stage_data(run, run_dir):
         pass
     (copied,) = [event for event in run_dir.events() if event.event == "data_copied"]
     before = [event for event in run_dir.events() if event.event == "data_copying" and event.data["bytes"] == 0]
@@ -62,7 +62,7 @@ def test_progress_is_reported_while_the_sizes_are_asked_for(staged, monkeypatch)
 def test_a_missing_data_set_is_a_sentence_and_leaves_no_folder(staged):
     run, run_dir, data = staged
     shutil.rmtree(data / "imagenet")
-    with pytest.raises(InputError, match="imagenet: not found"), node_copy.opened(run, run_dir):
+    with pytest.raises(InputError, match="imagenet: not found"), node_copy.stage_data(run, run_dir):
         pass
     assert not list((data.parent / "node").glob("shardlab-data-*/*"))
 
@@ -70,5 +70,5 @@ def test_a_missing_data_set_is_a_sentence_and_leaves_no_folder(staged):
 def test_all_files_of_several_batches_are_copied(staged, monkeypatch):
     monkeypatch.setattr(node_copy, "BATCH", 2)
     run, run_dir, _ = staged
-    with node_copy.opened(run, run_dir) as copy:
+    with node_copy.stage_data(run, run_dir) as copy:
         assert len(list((copy / "imagenet").rglob("*.JPEG"))) == sum(name.startswith("train") for name in imagenet_members())

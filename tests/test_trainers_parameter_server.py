@@ -18,7 +18,7 @@ from shardlab.matrix import matrix
 from shardlab.matrix.cell import Optimizer
 from trainers.parameter_server.ledger import Ledger, Mode
 from trainers.ranks.rank import Rank
-from trainers.ranks.ranks import devices
+from trainers.ranks.ranks import choose_device
 
 pytest_plugins = ["support_trainers"]
 # How much losses may differ because sums are computed in a different order. The largest difference seen was 1e-6.
@@ -266,15 +266,15 @@ def test_torchrun_gives_what_forked_ranks_give(bench):
 )  # fmt: skip
 def test_servers_take_no_gpu_and_keep_nccl_from_the_world(rank, servers, gpus, expected):
     """Server ranks use the CPU. If a run has servers, all ranks use gloo."""
-    assert devices(Rank(rank, rank, 4), servers, gpus=gpus) == expected
+    assert choose_device(Rank(rank, rank, 4), servers, gpus=gpus) == expected
 
 
 def test_a_slurm_task_that_sees_one_gpu_takes_it_and_other_ranks_need_one_each():
     launched = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4"}
-    assert devices(Rank.of(launched | {"SLURM_LOCALID": "3"}), 0, gpus=1) == ("cuda:0", "nccl")
-    for place, gpus in ((Rank.of(launched | {"SLURM_LOCALID": "0"}), 1), (Rank.of(launched), 1), (Rank.of(launched), 2)):
+    assert choose_device(Rank.from_environment(launched | {"SLURM_LOCALID": "3"}), 0, gpus=1) == ("cuda:0", "nccl")
+    for place, gpus in ((Rank.from_environment(launched | {"SLURM_LOCALID": "0"}), 1), (Rank.from_environment(launched), 1), (Rank.from_environment(launched), 2)):
         with pytest.raises(InputError, match=f"LOCAL_RANK=3, but the process sees {gpus} GPU"):
-            devices(place, 0, gpus=gpus)
+            choose_device(place, 0, gpus=gpus)
 
 
 COUNTING = """
@@ -402,12 +402,12 @@ def test_the_ledger_gives_age_lead_and_weight_of_a_push():
     """The ledger counts how stale each gradient is, how far a worker may be ahead, and the weight of each gradient."""
     ledger = Ledger(3, Mode(staleness_bound=1, staleness_weighted=True))
     for worker, version, weight in ((0, 0, 1.0), (1, 0, 1 / 2), (0, 1, 1 / 2), (1, 0, 1 / 4)):
-        assert ledger.push(worker, version) == weight
+        assert ledger.record_push(worker, version) == weight
         ledger.updates += 1
     assert ledger.staleness == {0: 1, 1: 2, 3: 1}
     # Workers 0 and 1 must wait, because each is two steps ahead of worker 2.
     assert [ledger.may_begin(worker) for worker in range(3)] == [False, False, True]
-    ledger.leave(2, lost=True)
+    ledger.record_leave(2, lost=True)
     assert ledger.may_begin(0)
     assert ledger.may_begin(1)
     assert (ledger.lost, ledger.present) == ({2}, {0, 1})

@@ -243,9 +243,9 @@ def test_the_weights_of_batch_norm_are_rounded_under_every_strategy(bench, strat
 def test_the_scale_grows_after_steps_in_a_row_and_is_halved_by_an_overflow():
     """The loss scale doubles after INTERVAL steps without overflow. An overflow halves it and skips the step."""
     scaler, fine, overflowed = loss_scaling.LossScaler(torch.device("cpu")), torch.tensor(0.0), torch.tensor(2.0)
-    assert all(scaler.settle(fine) for _ in range(loss_scaling.INTERVAL - 1))
-    assert (scaler.settle(overflowed), scaler.scale, scaler.skipped) == (False, 32768, 1)
-    assert all(scaler.settle(fine) for _ in range(loss_scaling.INTERVAL))
+    assert all(scaler.decide_step(fine) for _ in range(loss_scaling.INTERVAL - 1))
+    assert (scaler.decide_step(overflowed), scaler.scale, scaler.skipped) == (False, 32768, 1)
+    assert all(scaler.decide_step(fine) for _ in range(loss_scaling.INTERVAL))
     assert (scaler.scale, scaler.skipped) == (65536, 1)
 
 

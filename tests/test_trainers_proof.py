@@ -156,7 +156,7 @@ def test_the_same_work_in_a_strategy_that_does_not_say_so_is_called_different(be
 def test_a_whole_period_is_walked_and_counted_unless_it_is_too_long(period, walked, counted):
     """After two steps, the proof makes a whole period of communication and counts its bytes, or one step if it is too long."""
     strategy = msgspec.structs.replace(menu.strategy("ddp"), communication_period=lambda _: period)
-    assert (proof._steps_to_make(None, strategy), proof._to_count(None, strategy)) == (walked, counted)
+    assert (proof._count_steps(None, strategy), proof._count_counted_steps(None, strategy)) == (walked, counted)
 
 
 @pytest.mark.parametrize(("ranks", "counted"), [([1.0, 2.0], {"counted": 3.0}), ([1.0, None], {})])
@@ -166,7 +166,7 @@ def test_uncounted_bytes_are_absent_and_not_zero(ranks, counted):
             return np.array([[sent or 0.0, 5.0, 6.0, float(sent is None)] for sent in ranks])
 
     walked = msgspec.structs.replace(trajectory(), sent_bytes=ranks[0])
-    assert proof._sent(CELL, Gathered(), walked) == {"theory": 10.0, "wire": 12.0, **counted}
+    assert proof._sum_sent_bytes(CELL, Gathered(), walked) == {"theory": 10.0, "wire": 12.0, **counted}
 
 
 def trajectory(losses=(1.0,), norms=(1.0,), before=0.0, after=1.0):
@@ -179,15 +179,15 @@ def test_each_of_the_three_differences_decides_alone():
     """The proof fails if one of three differences (loss, gradient norm, parameters) is above its tolerance, infinite or NaN."""
     allowed = proof.TOLERANCES["fp32"]
     right = {"loss": allowed.loss, "norm": allowed.gradient_norm, "parameters": allowed.parameters}
-    assert proof._within(allowed, **right)
+    assert proof._is_within(allowed, **right)
     for name, bound in right.items():
         for wrong in (1.01 * bound, math.inf, math.nan):
-            assert not proof._within(allowed, **{**right, name: wrong}), (name, wrong)
+            assert not proof._is_within(allowed, **{**right, name: wrong}), (name, wrong)
 
 
 @pytest.mark.parametrize("ours", [[1.0, math.nan], [math.nan, 1.0], [1.0, math.inf]])
 def test_a_loss_that_is_not_finite_is_infinitely_far_away(ours):
-    assert proof._furthest(ours, [1.0, 1.0]) == math.inf
+    assert proof._largest_difference(ours, [1.0, 1.0]) == math.inf
 
 
 def test_weights_that_start_elsewhere_and_end_alike_are_not_the_same_work():

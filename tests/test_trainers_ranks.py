@@ -7,7 +7,7 @@ import pytest
 from shardlab.errors import InputError
 from shardlab.hardware.host import usable_processors
 from trainers.ranks.rank import Rank
-from trainers.ranks.ranks import threads
+from trainers.ranks.ranks import count_threads
 
 
 @pytest.mark.parametrize(
@@ -23,17 +23,17 @@ from trainers.ranks.ranks import threads
 )
 def test_a_rank_with_a_gpu_has_its_share_of_the_processors_of_its_node(local_ranks, usable, environment, expected):
     place = Rank(world_size=local_ranks, local_world_size=local_ranks)
-    assert threads(place, environment, usable, gpus=True) == expected
+    assert count_threads(place, environment, usable, gpus=True) == expected
 
 
 @pytest.mark.parametrize(("environment", "expected"), [({}, 1), ({"OMP_NUM_THREADS": "3"}, 3)])
 def test_a_rank_on_a_cpu_has_one_thread_unless_told_otherwise(environment, expected):
-    assert threads(Rank(), environment, 64, gpus=False) == expected
+    assert count_threads(Rank(), environment, 64, gpus=False) == expected
 
 
 def test_no_threads_are_refused():
     with pytest.raises(InputError, match=r"OMP_NUM_THREADS: found 0\. Allowed: a number from 1\."):
-        threads(Rank(), {"OMP_NUM_THREADS": "0"}, 64, gpus=False)
+        count_threads(Rank(), {"OMP_NUM_THREADS": "0"}, 64, gpus=False)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("max 100000\n", 2), ("100000 100000\n", 1), ("10000 100000\n", 1), (None, 2)])

@@ -148,7 +148,7 @@ DEEP_PIPELINE = {**DEEP, "pp": 2, "accumulation": 2, "options": {"n_layer": 32}}
 @pytest.mark.parametrize(("blocks", "pp", "expected"), [(12, 1, None), (13, 1, (4, 6)), (24, 2, None), (26, 2, (8, 12))])
 def test_a_model_of_more_than_twelve_blocks_a_rank_is_rehearsed_at_two_depths(blocks, pp, expected):
     cell = msgspec.structs.replace(CELL, workload="gpt2", pp=pp, options={"n_layer": blocks})
-    assert depths.two_depths(cell) == expected
+    assert depths.choose_depths(cell) == expected
 
 
 @pytest.mark.parametrize(

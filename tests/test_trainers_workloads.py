@@ -324,11 +324,11 @@ def test_batch_norm_bears_weights_in_bf16(name, strategy, bench):
 def test_batch_norm_in_bf16_counts_and_follows_its_batches_as_torchs_own():
     import torch
 
-    from trainers.tasks.convolutional import mix
+    from trainers.tasks.convolutional import mix_batch_norms
 
     torch.manual_seed(0)
     images = torch.randn(4, 3, 5, 5) * 2 + 1
-    whole, mixed = torch.nn.BatchNorm2d(3), mix(torch.nn.BatchNorm2d(3))
+    whole, mixed = torch.nn.BatchNorm2d(3), mix_batch_norms(torch.nn.BatchNorm2d(3))
     mixed.weight.data, mixed.bias.data = mixed.weight.data.bfloat16(), mixed.bias.data.bfloat16()
     for _ in range(2):
         expected, found = whole(images), mixed(images)

@@ -21,8 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|fork|warm|tokenize|describe|refuse|rehearse")
     run = verbs.add_parser("run", help="one rank of a run, by the environment that the launcher sets; else the only rank")
     fork = verbs.add_parser("fork", help="a rehearsal: all ranks of a run on this machine's CPU, forked from the warm parent")
-    for verb in (run, fork):
-        verb.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's folder, which contains run.json")
+    for subparser in (run, fork):
+        subparser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's folder, which contains run.json")
     warm = verbs.add_parser("warm", help="the warm parent: imports torch once and forks ranks; `fork` starts it if needed")
     warm.add_argument("socket", type=Path, metavar="SOCKET", help="path of the Unix socket for requests")
     tokenize = verbs.add_parser("tokenize", help="convert text files into a token file for training")
@@ -48,23 +48,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     rehearse.add_argument("--full-depth", action="store_true", help="rehearse a deep model as it is, without extrapolation")
     rehearse.add_argument("--cache", type=Path, metavar="FOLDER", help="a folder with earlier answers; new ones are added")
-    given = parser.parse_args(arguments)
-    if given.verb == "refuse":
-        return console.run(lambda: _refuse(given.file))
-    if given.verb == "rehearse":
-        file = None if given.request == "-" else Path(given.request)
-        return console.run(lambda: _rehearse(file, given.cache, full_depth=given.full_depth))
-    if given.verb == "describe":
-        return console.run(lambda: _describe(given.file, given.seq_len, given.out))
-    if given.verb == "tokenize":
-        return console.run(lambda: _tokenize(given.texts, given.out, given.tokenizer))
-    return console.run(lambda: _do(given.verb, given.socket if given.verb == "warm" else given.run_dir))
+    args = parser.parse_args(arguments)
+    if args.verb == "refuse":
+        return console.run(lambda: _refuse(args.file))
+    if args.verb == "rehearse":
+        file = None if args.request == "-" else Path(args.request)
+        return console.run(lambda: _rehearse(file, args.cache, full_depth=args.full_depth))
+    if args.verb == "describe":
+        return console.run(lambda: _describe(args.file, args.seq_len, args.out))
+    if args.verb == "tokenize":
+        return console.run(lambda: _tokenize(args.texts, args.out, args.tokenizer))
+    return console.run(lambda: _run_command(args.verb, args.socket if args.verb == "warm" else args.run_dir))
 
 
 def _tokenize(texts: list[Path], out: Path, tokenizer: str) -> int:
     from trainers.data import tokenizing
 
-    print(tokenizing.make(texts, out, tokenizer))
+    print(tokenizing.tokenize_texts(texts, out, tokenizer))
     return 0
 
 
@@ -76,15 +76,15 @@ def _describe(file: Path, seq_len: int | None, out: Path) -> int:
         vision_library.load()  # needed before any model of transformers is imported
         from trainers.description import describe_model
 
-        files.write_json(out, describe_model.describe(file.absolute(), seq_len), sync=False)
+        files.write_json(out, describe_model.describe_configuration(file.absolute(), seq_len), sync=False)
     elif file.absolute().parent.name == own_strategy.FOLDER:
         from trainers.plugins import own_strategy as strategies
 
-        files.write_json(out, strategies.describe(file.absolute()), sync=False)
+        files.write_json(out, strategies.describe_strategies(file.absolute()), sync=False)
     else:
         from trainers.description import describe
 
-        files.write_json(out, describe.describe(file.absolute()), sync=False)
+        files.write_json(out, describe.describe_workload_file(file.absolute()), sync=False)
     return 0
 
 
@@ -94,24 +94,24 @@ def _refuse(file: Path) -> int:
 
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # prints of the user's code go to standard error, so that they do not mix with the answers
-        strategies.answer(file.absolute(), sys.stdin.buffer, answers)
+        strategies.answer_questions(file.absolute(), sys.stdin.buffer, answers)
     return 0
 
 
 def _rehearse(file: Path | None, cache: Path | None, *, full_depth: bool) -> int:
     from trainers.rehearsal import command
 
-    return command.run(file, cache, full_depth=full_depth)
+    return command.run_rehearsal(file, cache, full_depth=full_depth)
 
 
-def _do(verb: str, path: Path) -> int:
+def _run_command(verb: str, path: Path) -> int:
     # Each verb imports only the modules that it needs: `fork`, the client of the warm parent, must start fast, so it must
     # not import torch. The warm parent, which forks the ranks, has already imported torch.
     if verb == "run":
         from trainers.ranks import process_exit
         from trainers.run import process
 
-        if process.run(path) != "nccl":
+        if process.run_rank(path) != "nccl":
             # A thread of gloo may still wait for the interpreter. When Python before 3.14 exits, it ends such a thread, and C++
             # then aborts the process, although the training is complete. With NCCL the process exits as usual, because
             # profilers such as nsys write their data at that time.
@@ -120,7 +120,7 @@ def _do(verb: str, path: Path) -> int:
     if verb == "fork":
         from trainers.forking import client
 
-        return client.run(path)
+        return client.run_forked(path)
     from trainers.forking import fork_server
 
     return fork_server.serve(path)

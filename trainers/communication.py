@@ -87,7 +87,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def counting() -> Iterator[list[Call]]:
+def count_collectives() -> Iterator[list[Call]]:
     """Count the collectives that this rank starts in the `with` block. Yields a list, to which each collective is appended.
 
     All collectives that go through torch's dispatcher are counted: the collectives of DDP's buckets, FSDP, tensor and pipeline
@@ -100,9 +100,9 @@ def counting() -> Iterator[list[Call]]:
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             # DTensor has to run before this counter: it replaces the operator by operators on local tensors and collectives,
             # which the counter then sees.
-            if any(kind.__name__ == "DTensor" for kind in types):
+            if any(tensor_class.__name__ == "DTensor" for tensor_class in types):
                 return NotImplemented
-            if (call := _call(operator, args)) is not None and call.ranks > 1:
+            if (call := _identify_collective(operator, args)) is not None and call.ranks > 1:
                 calls.append(call)
             return operator(*args, **(kwargs or {}))
 
@@ -110,16 +110,16 @@ def counting() -> Iterator[list[Call]]:
         yield calls
 
 
-def _call(operator: Any, args: Any) -> Call | None:
+def _identify_collective(operator: Any, args: Any) -> Call | None:
     """The collective that an operator starts, or None if it is not a collective."""
     namespace, _, name = operator._schema.name.partition("::")
     if namespace == "c10d" and name in _C10D:
-        op, which = _C10D[name]
-        return Call(op, _bytes(args[which]), _group_size(args))
+        collective, argument_index = _C10D[name]
+        return Call(collective, _tensor_bytes(args[argument_index]), _group_size(args))
     if namespace == "_c10d_functional" and name in _FUNCTIONAL:
-        op, grows = _FUNCTIONAL[name]
+        collective, grows_with_ranks = _FUNCTIONAL[name]
         ranks = _named_group_size(args)
-        return Call(op, _bytes(args[0]) * (ranks if grows else 1), ranks)
+        return Call(collective, _tensor_bytes(args[0]) * (ranks if grows_with_ranks else 1), ranks)
     return None
 
 
@@ -153,21 +153,21 @@ _FUNCTIONAL = {
 }
 
 
-def _bytes(value: Any) -> int:
+def _tensor_bytes(value: Any) -> int:
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
-    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
+    return sum(map(_tensor_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
 def _group_size(args: Iterable[Any]) -> int:
-    boxed = next(value for value in args if isinstance(value, torch.ScriptObject))
-    return int(ProcessGroup.unbox(boxed).size())
+    boxed_group = next(value for value in args if isinstance(value, torch.ScriptObject))
+    return int(ProcessGroup.unbox(boxed_group).size())
 
 
 def _named_group_size(args: Iterable[Any]) -> int:
     # The last string is the name of the group; an earlier string is the name of the reduction, such as `sum`.
-    name = [value for value in args if isinstance(value, str)][-1]
-    return int(_resolve_process_group(name).size())  # type: ignore[arg-type]
+    group_name = [value for value in args if isinstance(value, str)][-1]
+    return int(_resolve_process_group(group_name).size())  # type: ignore[arg-type]
 
 
 def bytes_of(tensors: Iterable[torch.Tensor], itemsize: int | None = None) -> int:

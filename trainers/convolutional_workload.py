@@ -17,7 +17,7 @@ OPTIONS = (
     Option("channels_last", True, "on a GPU, images are in channels-last memory format (NHWC), which suits tensor cores"),
     Option("cudnn_benchmark", True, "on a GPU, cuDNN tries its algorithms on the first batch and keeps the fastest"),
 )
-SMALLEST = 32  # the smallest width of images in pixels, because the networks halve an image five times
+SMALLEST_IMAGE = 32  # the smallest width of images in pixels, because the networks halve an image five times
 FLOPS_SOURCE = (
     "per image 6*M - 2*M0: M multiply-adds of all convolutions and linear layers, 2 operations each, once in forward and "
     "twice in backward (Amodei and Hernandez, AI and Compute, 2018, appendix), without the gradient of the image, which is "
@@ -25,7 +25,7 @@ FLOPS_SOURCE = (
 )
 
 
-def variant(
+def convolutional_workload(
     name: str,
     summary: str,
     *,
@@ -36,13 +36,13 @@ def variant(
     task: str,
     optimizer: Optimizer,
     dropout: str | None = None,
-    smallest_alone: int = SMALLEST,
+    smallest_single: int = SMALLEST_IMAGE,
     **settings: Any,
 ) -> Workload:
     """A convolutional workload for the menu.
 
     task: the module that builds the network. settings: further keyword arguments for this module. dropout: the rates of the
-    network's dropout in words; None if it has no dropout. smallest_alone: the smallest image (width in pixels) for which a
+    network's dropout in words; None if it has no dropout. smallest_single: the smallest image (width in pixels) for which a
     micro-batch may consist of a single image; with a smaller image, a BatchNorm would see one value per channel, which torch
     refuses. The other arguments are fields of `Workload`.
     """
@@ -56,16 +56,16 @@ def variant(
         optimizer=optimizer,
         task=task,
         settings={"classes": classes, **settings},
-        options=(*of_images(image_size, dropout, SMALLEST), *OPTIONS),
-        refuse=partial(refuse, smallest_alone=smallest_alone),
+        options=(*of_images(image_size, dropout, SMALLEST_IMAGE), *OPTIONS),
+        refuse=partial(refuse, smallest_single=smallest_single),
     )
 
 
-def refuse(cell: Cell, *, smallest_alone: int) -> str | None:
+def refuse(cell: Cell, *, smallest_single: int) -> str | None:
     size = cast("int", cell.options["image_size"])
-    if cell.micro_batch_size == 1 and size < smallest_alone:
+    if cell.micro_batch_size == 1 and size < smallest_single:
         return (
             f"image_size: found {size} with micro_batch_size 1, which leaves BatchNorm a single value per channel. "
-            f"Allowed: image_size from {smallest_alone}, or micro_batch_size from 2."
+            f"Allowed: image_size from {smallest_single}, or micro_batch_size from 2."
         )
     return None

@@ -27,30 +27,30 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, classes: int | None, with_gradient: bool
     ) -> torch.Tensor:
-        likelihoods = torch.empty(len(logits), 1, dtype=torch.float32, device=logits.device)  # of the targets, as logarithms
+        log_likelihood = torch.empty(len(logits), 1, dtype=torch.float32, device=logits.device)  # of the targets, as logarithms
         gradient = None
         if with_gradient:
             gradient = torch.empty_like(logits) if classes is None else torch.zeros_like(logits)
         ctx.factor = FP16_FACTOR if logits.dtype == torch.float16 else 1.0
-        for rows in _chunks(logits):
+        for rows in _row_slices(logits):
             target = targets[rows, None]
-            logs = torch.log_softmax(logits[rows, :classes].float(), -1)
-            torch.gather(logs, 1, target, out=likelihoods[rows])
+            log_probabilities = torch.log_softmax(logits[rows, :classes].float(), -1)
+            torch.gather(log_probabilities, 1, target, out=log_likelihood[rows])
             if gradient is not None:
                 # softmax - onehot. Backward divides by the number of rows: in fp16, small quotients would be rounded to 0.
-                logs.exp_().scatter_add_(1, target, torch.full_like(likelihoods[rows], -1.0))
-                gradient[rows, :classes] = logs if ctx.factor == 1 else logs.mul_(ctx.factor)
-            del logs  # before the next chunk is cast
+                log_probabilities.exp_().scatter_add_(1, target, torch.full_like(log_likelihood[rows], -1.0))
+                gradient[rows, :classes] = log_probabilities if ctx.factor == 1 else log_probabilities.mul_(ctx.factor)
+            del log_probabilities  # before the next chunk is cast
         if gradient is not None:
             ctx.save_for_backward(gradient)
-        return -likelihoods.mean()
+        return -log_likelihood.mean()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, incoming: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, loss_gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
         # In place, because a copy would have the size of all logits. torch refuses a second backward pass of the same loss.
-        _multiply(gradient, incoming.float() / (len(gradient) * ctx.factor))
+        _multiply(gradient, loss_gradient.float() / (len(gradient) * ctx.factor))
         return gradient, None, None, None
 
 
@@ -61,7 +61,7 @@ def _multiply(tensor: torch.Tensor, factor: torch.Tensor) -> None:
     above 65504. A factor with dimensions is not rounded: both are cast to fp32. A CPU makes a copy in fp32 for this, of one
     chunk at a time.
     """
-    for rows in _chunks(tensor):
+    for rows in _row_slices(tensor):
         tensor[rows].mul_(factor.reshape(1, 1))
 
 
@@ -76,10 +76,10 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, classes: int | No
     are padding and are ignored; None: all n columns are classes.
     """
     with_gradient = torch.is_grad_enabled() and logits.requires_grad
-    found: torch.Tensor = _CrossEntropy.apply(logits, targets, classes, with_gradient)  # type: ignore[no-untyped-call]
-    return found
+    loss: torch.Tensor = _CrossEntropy.apply(logits, targets, classes, with_gradient)  # type: ignore[no-untyped-call]
+    return loss
 
 
-def _chunks(logits: torch.Tensor) -> Iterator[slice]:
+def _row_slices(logits: torch.Tensor) -> Iterator[slice]:
     size = max(1, CHUNK // logits.shape[1])
     return (slice(begin, begin + size) for begin in range(0, len(logits), size))

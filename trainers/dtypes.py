@@ -24,7 +24,7 @@ def stream_dtype(precision: str) -> torch.dtype:
     return cast_dtype(precision) or weight_dtype(precision)
 
 
-def as_inputs(inputs: torch.Tensor, precision: str) -> torch.Tensor:
+def cast_inputs(inputs: torch.Tensor, precision: str) -> torch.Tensor:
     """Cast the inputs of a model to the dtype of its first layer, because a layer needs inputs and weights of one dtype. Inputs
     that are indices (tokens) stay as they are."""
     return inputs.to(stream_dtype(precision)) if inputs.is_floating_point() else inputs

@@ -78,7 +78,7 @@ class Trained(ABC):
         """Bring the parameters of this rank up to date before they are evaluated. No collective: ranks need not call it
         together."""
 
-    def company(self, ranks: Ranks) -> Peers:
+    def training_peers(self, ranks: Ranks) -> Peers:
         """The ranks that wait for each other before the timed steps and gather the result."""
         return ranks
 
@@ -130,7 +130,7 @@ class Accounted(ABC):
         """
         return None
 
-    def sent_by_all(self) -> dict[str, float] | None:
+    def total_sent_bytes(self) -> dict[str, float] | None:
         """The bytes that all ranks together send in a step, with parameter servers, by kind as in `SameWork`; None if only
         the terms of all ranks (`theory`) give this number."""
         return None
@@ -139,17 +139,17 @@ class Accounted(ABC):
         """The number of trainable parameters of the whole model; tied weights count once."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
-    def keeps(self) -> dict[str, list[torch.Tensor]]:
+    def tensors_by_category(self) -> dict[str, list[torch.Tensor]]:
         """The tensors that are now in this rank's memory, by category: `parameter`, `gradient`, `optimizer_state` and
         `master_parameter`. The last category has the copies of parameters that the optimizer updates, if it updates copies.
         Called between passes, never during a pass."""
         parameters = list(self.model.parameters())
         updated = [p for group in self.optimizer.param_groups for p in group["params"]]
-        entries = [value for entry in self.optimizer.state.values() for value in entry.values()]
+        state_values = [value for parameter_state in self.optimizer.state.values() for value in parameter_state.values()]
         return {
             "parameter": parameters,
             "gradient": [p.grad for p in (*parameters, *updated) if p.grad is not None],
-            "optimizer_state": [value for value in entries if hasattr(value, "untyped_storage")],
+            "optimizer_state": [value for value in state_values if hasattr(value, "untyped_storage")],
             "master_parameter": updated,  # tensors that share their memory with a parameter are counted as `parameter`
         }
 
@@ -166,28 +166,28 @@ class Saved(ABC):
 
         A collective, called between steps. To load a checkpoint, write into the memory of the parts and then call `restored`.
         """
-        named = [(model_options.plain_name(name), parameter) for name, parameter in self.model.named_parameters()]
-        return {**state_parts.of_parameters(named, self.optimizer), **state_parts.of_buffers(self.model)}
+        named_parameters = [(model_options.plain_name(name), parameter) for name, parameter in self.model.named_parameters()]
+        return {**state_parts.parameter_parts(named_parameters, self.optimizer), **state_parts.buffer_parts(self.model)}
 
     def numbers(self) -> dict[str, float]:
         """Further state for a checkpoint, such as the loss scale: numbers by name, equal on all ranks."""
         return {}
 
-    def make_room(self, numbers: dict[str, float]) -> None:
+    def allocate_optimizer_state(self, numbers: dict[str, float]) -> None:
         """Allocate the optimizer state that otherwise the first step would allocate. Called before a checkpoint is loaded.
 
         numbers: the numbers that the method `numbers` returned when the checkpoint was saved.
         """
-        state_parts.make_room(self.optimizer)
+        state_parts.allocate_optimizer_state(self.optimizer)
 
-    def restored(self, numbers: dict[str, float]) -> None:  # noqa: B027 - most engines have nothing to do here
+    def finish_loading(self, numbers: dict[str, float]) -> None:  # noqa: B027 - most engines have nothing to do here
         """Update everything that depends on the parts of `state`. A collective, called after a checkpoint was
         loaded into the parts.
 
         numbers: the numbers that the method `numbers` returned when the checkpoint was saved.
         """
 
-    def reordered(self, name: str, shape: torch.Size) -> torch.Tensor | None:
+    def element_order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
         """The order of a gathered tensor's elements in `Task.model`; None if order and shape are already the same.
 
         name: the name of the tensor in `state`. shape: the shape of the tensor after its parts were gathered from all ranks.

@@ -39,11 +39,11 @@ class Instrument(ABC):
     def after(self, step: int) -> None:
         """Called after a step and its optimizer update, if `due` is true for the step."""
 
-    def ends(self, step: int) -> bool:
+    def ends_run(self, step: int) -> bool:
         """Whether the instrument ends the run early, after this step. All ranks return the same value."""
         return False
 
-    def end(self, step: int) -> Exception:
+    def end_run(self, step: int) -> Exception:
         """Prepare for the end of the run and return the exception with which the rank ends. Called if `ends` is true."""
         raise NotImplementedError
 
@@ -64,7 +64,7 @@ class TrainTime:
         """Start to measure the time. Called when the first timed step starts."""
         self._started, self._left_out_s = time.perf_counter(), 0.0
 
-    def leave_out(self, seconds: float) -> None:
+    def exclude(self, seconds: float) -> None:
         """Subtract the time that an instrument took between steps."""
         self._left_out_s += seconds
 
@@ -87,8 +87,8 @@ class RunInstruments:
         self._instruments, self._device, self._note = instruments, device, note
         self.train_time = train_time or TrainTime()
         self.cost_s = {instrument.name: 0.0 for instrument in instruments}
-        self._ending: list[Instrument] = []
-        self._watched: dict[str, list[int]] = {instrument.name: [] for instrument in instruments}
+        self._ending_instruments: list[Instrument] = []
+        self._watched_steps: dict[str, list[int]] = {instrument.name: [] for instrument in instruments}
 
     def watches(self, step: int) -> bool:
         """Whether any instrument measures inside this step."""
@@ -97,8 +97,8 @@ class RunInstruments:
     def before(self, step: int) -> None:
         for instrument in self._instruments:
             if instrument.watches(step):
-                self._watched[instrument.name].append(step)
-                self._timed(instrument, "before", step)
+                self._watched_steps[instrument.name].append(step)
+                self._call_timed(instrument, "before", step)
 
     def due(self, step: int) -> bool:
         """Whether any instrument has something to do after this step."""
@@ -107,44 +107,44 @@ class RunInstruments:
     def after(self, step: int) -> None:
         for instrument in self._instruments:
             if instrument.due(step):
-                self._timed(instrument, "after", step)
+                self._call_timed(instrument, "after", step)
 
-    def ends(self, step: int) -> bool:
+    def ends_run(self, step: int) -> bool:
         """Whether any instrument ends the run after this step."""
-        self._ending = [instrument for instrument in self._instruments if instrument.ends(step)]
-        return bool(self._ending)
+        self._ending_instruments = [instrument for instrument in self._instruments if instrument.ends_run(step)]
+        return bool(self._ending_instruments)
 
-    def end(self, step: int) -> Exception:
+    def end_run(self, step: int) -> Exception:
         """The exception with which the rank ends after this step."""
         started = time.perf_counter()
-        ended = self._ending[0].end(step)
-        self._noted(self._ending[0], "after", step, time.perf_counter() - started)
-        return ended
+        exception = self._ending_instruments[0].end_run(step)
+        self._report_act(self._ending_instruments[0], "after", step, time.perf_counter() - started)
+        return exception
 
     def found(self) -> dict[str, dict[str, Any]]:
         """The results of each instrument, by its name. Added to them are `cost_s`, the seconds that the instrument took on this
         rank between steps, and `watched_steps`, the steps that the instrument slowed down, if there are any."""
-        found = {}
+        results = {}
         for instrument in self._instruments:
-            watched = self._watched[instrument.name]
-            cost = {"cost_s": round(self.cost_s[instrument.name], 6), **({"watched_steps": watched} if watched else {})}
-            found[instrument.name] = {**cost, **instrument.found()}
-        return found
+            watched_steps = self._watched_steps[instrument.name]
+            costs = {"cost_s": round(self.cost_s[instrument.name], 6), **({"watched_steps": watched_steps} if watched_steps else {})}
+            results[instrument.name] = {**costs, **instrument.found()}
+        return results
 
-    def _timed(self, instrument: Instrument, when: Literal["before", "after"], step: int) -> None:
-        self._wait()  # work that is still queued on the device belongs to the step and not to the instrument
+    def _call_timed(self, instrument: Instrument, when: Literal["before", "after"], step: int) -> None:
+        self._synchronize()  # work that is still queued on the device belongs to the step and not to the instrument
         started = time.perf_counter()
         (instrument.before if when == "before" else instrument.after)(step)
-        self._wait()
-        self._noted(instrument, when, step, time.perf_counter() - started)
+        self._synchronize()
+        self._report_act(instrument, when, step, time.perf_counter() - started)
         took_s = time.perf_counter() - started
         self.cost_s[instrument.name] += took_s
-        self.train_time.leave_out(took_s)
+        self.train_time.exclude(took_s)
 
-    def _noted(self, instrument: Instrument, when: Literal["before", "after"], step: int, took_s: float) -> None:
+    def _report_act(self, instrument: Instrument, when: Literal["before", "after"], step: int, took_s: float) -> None:
         if self._note is not None:
             self._note(InstrumentAct(instrument.name, when, step, round(took_s, 6)))
 
-    def _wait(self) -> None:
+    def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

@@ -21,28 +21,28 @@ from trainers.workload_options import refuse_tokens
 # The number of blocks to which the same-work proof shortens a model that a configuration file defines, if the whole model does
 # not fit into one process.
 LAYERS_OF_PROOF = 2
-_own: dict[tuple[str, str], Workload] = {}  # workloads of workspaces, by (name, digest of the code)
+_own_workloads: dict[tuple[str, str], Workload] = {}  # workloads of workspaces, by (name, digest of the code)
 _own_strategies: dict[tuple[str, str], Strategy] = {}  # strategies of workspaces, by (name, digest of the code)
 
 
 def strategies() -> dict[str, Strategy]:
     """Every strategy of the menu by name, in the order of the files in trainers/strategies."""
-    return {s.name: s for module in registry.load_all("trainers.strategies") for s in module.VARIANTS}
+    return {variant.name: variant for module in registry.load_all("trainers.strategies") for variant in module.VARIANTS}
 
 
 def workloads() -> dict[str, Workload]:
     """Every workload of the menu by name, in the order of the files in trainers/workloads."""
-    return {w.name: w for module in registry.load_all("trainers.workloads") for w in module.VARIANTS}
+    return {variant.name: variant for module in registry.load_all("trainers.workloads") for variant in module.VARIANTS}
 
 
 def refuse(cell: Cell) -> str | None:
     """Why a resolved cell cannot be trained, as a sentence; None if it can be trained. `jobs` makes the same check when it
     reads a matrix."""
-    of_strategy, of_workload = strategy_of(cell), workload_of(cell)
-    for option in (*of_strategy.options, *of_workload.options):
+    cell_strategy, cell_workload = strategy_of(cell), workload_of(cell)
+    for option in (*cell_strategy.options, *cell_workload.options):
         if (why := option.refuse(cell.options.get(option.name, option.default))) is not None:
             return f"{option.name}: {why}"
-    return of_strategy.refuse_precision(cell.precision) or of_workload.refuse(cell) or of_strategy.refuse(cell)
+    return cell_strategy.refuse_precision(cell.precision) or cell_workload.refuse(cell) or cell_strategy.refuse(cell)
 
 
 def strategy(name: str) -> Strategy:
@@ -61,10 +61,10 @@ def workload(name: str) -> Workload:
     return menu[name]
 
 
-def add_own_strategy(made: Strategy) -> None:
+def add_own_strategy(own_strategy: Strategy) -> None:
     """Add a strategy of a workspace's own file, so that `strategy_of` finds it."""
-    assert made.code is not None
-    _own_strategies[made.name, made.code] = made
+    assert own_strategy.code is not None
+    _own_strategies[own_strategy.name, own_strategy.code] = own_strategy
 
 
 def strategy_of(cell: Cell) -> Strategy:
@@ -72,43 +72,43 @@ def strategy_of(cell: Cell) -> Strategy:
     added."""
     if cell.strategy_code is None:
         return strategy(cell.strategy)
-    found = _own_strategies.get((cell.strategy, cell.strategy_code))
-    if found is None:
+    own_strategy = _own_strategies.get((cell.strategy, cell.strategy_code))
+    if own_strategy is None:
         raise InputError(f"the code {cell.strategy_code} of the strategy {cell.strategy} is not known here.")
-    return found
+    return own_strategy
 
 
-def add_own_workload(known: OwnWorkload, file: Path) -> Workload:
+def add_own_workload(description: OwnWorkload, file: Path) -> Workload:
     """Add a workload of a workspace's own file, so that `workload_of` finds it, and return it.
 
-    known: the description of the workload. file: the file that a rank executes, or the configuration that it reads.
+    description: the description of the workload. file: the file that a rank executes, or the configuration that it reads.
     """
-    options = [option.name for option in known.options]
-    made = Workload(
-        name=known.name,
-        summary=known.summary,
-        parameters=known.parameters,
-        unit=known.unit,
-        flops_per_unit=known.flops_per_unit,
-        flops_source=known.flops_source,
-        optimizer=known.optimizer,
-        task="trainers.tasks.configured" if known.is_data else "trainers.tasks.own",
-        settings={"file": file, "twin": known.twin} if known.is_data else {"file": file},
-        seq_len=known.seq_len,
-        options=known.options,
-        proof_options={name: LAYERS_OF_PROOF for name in ("n_layer",) if known.is_data and name in options},
-        refuse=partial(_refuse_data, longest=known.longest) if known.is_data else lambda _: None,
-        tensor_degrees=known.tensor_degrees,
-        most_stages=known.most_stages,
-        block_parameters=known.block_parameters,
-        code=known.code,
-        file=known.file,
+    option_names = [option.name for option in description.options]
+    own_workload = Workload(
+        name=description.name,
+        summary=description.summary,
+        parameters=description.parameters,
+        unit=description.unit,
+        flops_per_unit=description.flops_per_unit,
+        flops_source=description.flops_source,
+        optimizer=description.optimizer,
+        task="trainers.tasks.configured" if description.is_data else "trainers.tasks.own",
+        settings={"file": file, "twin": description.twin} if description.is_data else {"file": file},
+        seq_len=description.seq_len,
+        options=description.options,
+        proof_options={name: LAYERS_OF_PROOF for name in ("n_layer",) if description.is_data and name in option_names},
+        refuse=partial(_refuse_sequence_or_data, longest=description.longest) if description.is_data else lambda _: None,
+        tensor_degrees=description.tensor_degrees,
+        most_stages=description.most_stages,
+        block_parameters=description.block_parameters,
+        code=description.code,
+        file=description.file,
     )
-    _own[known.name, known.code] = made
-    return made
+    _own_workloads[description.name, description.code] = own_workload
+    return own_workload
 
 
-def _refuse_data(cell: Cell, *, longest: int | None) -> str | None:
+def _refuse_sequence_or_data(cell: Cell, *, longest: int | None) -> str | None:
     """Why a model that a configuration file defines cannot be trained with a cell's seq_len or data, as a sentence; None if it
     can be trained.
 
@@ -124,7 +124,7 @@ def workload_of(cell: Cell) -> Workload:
     added."""
     if cell.workload_code is None:
         return workload(cell.workload)
-    found = _own.get((cell.workload, cell.workload_code))
-    if found is None:
+    own_workload = _own_workloads.get((cell.workload, cell.workload_code))
+    if own_workload is None:
         raise InputError(f"the code {cell.workload_code} of the workload {cell.workload} is not known here.")
-    return found
+    return own_workload

@@ -28,9 +28,9 @@ _WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrap
 def checkpoint_and_compile(cell: Cell, task: Task, model: nn.Module) -> nn.Module:
     """Apply the cell's activation checkpointing and compilation, block by block, in place. Call it before sharding or DDP."""
     if cell.activation_checkpointing != "none":
-        activation_checkpointing.checkpoint(cell.activation_checkpointing, task, model)
+        activation_checkpointing.checkpoint_blocks(cell.activation_checkpointing, task, model)
     if cell.compile:
-        for block in activation_checkpointing.units(task, model):
+        for block in activation_checkpointing.list_units(task, model):
             block.compile()
     return model
 
@@ -38,7 +38,7 @@ def checkpoint_and_compile(cell: Cell, task: Task, model: nn.Module) -> nn.Modul
 def effective(model: nn.Module) -> dict[str, Any]:
     """How many blocks of the model are recomputed in backward, and how many are compiled."""
     return {
-        "checkpointed_blocks": activation_checkpointing.count(model),
+        "checkpointed_blocks": activation_checkpointing.count_checkpointed(model),
         "compiled_blocks": sum(module._compiled_call_impl is not None for module in model.modules()),
     }
 
@@ -75,17 +75,17 @@ def free_gathered(model: nn.Module) -> None:
 def whole_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     """A model's parameters in fp32 on the CPU, by names without the prefixes of wrappers. Sharded parameters (DTensor) are
     gathered, so with them this is a collective."""
-    found = {}
+    weights = {}
     for name, parameter in model.named_parameters():
-        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        found[plain_name(name)] = whole.detach().float().cpu().clone()
-    return found
+        weight = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        weights[plain_name(name)] = weight.detach().float().cpu().clone()
+    return weights
 
 
 def plain_name(name: str) -> str:
     """The name that a parameter has in the model without wrappers. name: its name in the wrapped model."""
     for wrapper in _WRAPPERS:
         name = name.removeprefix(wrapper) if wrapper == "module." else name.replace(wrapper, "")
-    if (chained := _IN_CHAIN.search(name)) is not None:
-        name = chained[1].replace(":", ".") + name[chained.end() :]
+    if (chained_match := _IN_CHAIN.search(name)) is not None:
+        name = chained_match[1].replace(":", ".") + name[chained_match.end() :]
     return name

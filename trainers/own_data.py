@@ -42,7 +42,7 @@ def token_file(path: str, seq_len: int) -> OwnData:
     """
     if seq_len < 1:
         raise InputError(f"{path}: found the sequence length {seq_len}. Allowed: from 1.")
-    tokens = FileTokens(_absolute(path), "train", seq_len, None)
+    tokens = FileTokens(_absolute_path(path), "train", seq_len, None)
 
     def batch(items: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         sequences = torch.from_numpy(tokens.read(items.numpy()))
@@ -60,7 +60,7 @@ def image_folder(path: str, size: int) -> OwnData:
     """
     if size < 1:
         raise InputError(f"{path}: found the size {size}. Allowed: from 1.")
-    root = _absolute(path)
+    root = _absolute_path(path)
     images = ImageFolders(root, "train", size, None, 0)
 
     def batch(items: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,30 +76,30 @@ def tensors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], name: str = "ten
 
     All inputs must have the same shape, and all targets too. name: the name of the data set in results. Raises InputError.
     """
-    both = list(pairs)
-    if not both or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in both):
+    pair_list = list(pairs)
+    if not pair_list or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pair_list):
         raise InputError(
             f"{name}: found no item, or an item that is no pair. Needed: (input, target), two tensors for each item."
         )
     try:
-        inputs, targets = (torch.stack(list(part)).detach().cpu().contiguous() for part in zip(*both, strict=True))
+        inputs, targets = (torch.stack(list(part)).detach().cpu().contiguous() for part in zip(*pair_list, strict=True))
     except (RuntimeError, TypeError) as error:
         raise InputError(f"{name}: the items are not tensors of one shape: {str(error).splitlines()[0]}") from None
     sha256 = hashlib.sha256()
     for part in (inputs, targets):
         sha256.update(f"{part.dtype} {tuple(part.shape)}\n".encode())
         sha256.update(part.reshape(-1).view(torch.uint8).numpy().data)  # as bytes: numpy has no bfloat16
-    source = DataSource(name=name, sha256=sha256.hexdigest(), synthetic=False, items=len(both))
-    whole = not targets.is_floating_point() and targets.dtype != torch.bool
-    classes = int(targets.max()) + 1 if whole and targets.numel() else None
+    source = DataSource(name=name, sha256=sha256.hexdigest(), synthetic=False, items=len(pair_list))
+    is_class_number = not targets.is_floating_point() and targets.dtype != torch.bool
+    classes = int(targets.max()) + 1 if is_class_number and targets.numel() else None
     return OwnData(source, lambda items: (inputs[items], targets[items]), classes, 1)
 
 
-def _absolute(path: str) -> Path:
-    found = Path(path).expanduser()
-    if not found.is_absolute():
+def _absolute_path(path: str) -> Path:
+    absolute_path = Path(path).expanduser()
+    if not absolute_path.is_absolute():
         raise InputError(
             f"{path}: the path of data has to be absolute, because ranks read it from other folders. Allowed: a path that "
             "begins with / or ~."
         )
-    return found
+    return absolute_path

@@ -36,7 +36,7 @@ class ReplicatedEngine(Engine):
         self.device = ranks.device
         self.data_rank, self.data_ranks = ranks.rank, ranks.world_size
         self.model = model
-        self.optimizer = optimization.make(cell.optimizer, model.parameters())
+        self.optimizer = optimization.make_optimizer(cell.optimizer, model.parameters())
         self.scaler = LossScaler(ranks.device) if precision.scales_loss(cell.precision) else None
         self._output_dtype: torch.dtype | None = None
 
@@ -45,24 +45,24 @@ class ReplicatedEngine(Engine):
         gradients."""
         raise NotImplementedError
 
-    def weights(self) -> AbstractContextManager[object]:
+    def cast_context(self) -> AbstractContextManager[object]:
         """The context of forward and backward passes: in it, the model's weights are cast to the cell's precision."""
         return cast_weights(self.model, None if self.casts_itself else dtypes.cast_dtype(self.cell.precision))
 
-    def computing(self) -> AbstractContextManager[object]:
+    def autocast(self) -> AbstractContextManager[object]:
         """The context of a forward pass: torch's autocast, if the cell's precision uses autocast."""
         return dtypes.autocast(self.cell.precision, self.device)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Run backward and accumulate the gradients. loss: already divided by the number of micro-batches."""
-        (loss if self.scaler is None else self.scaler.scaled(loss)).backward()  # type: ignore[no-untyped-call]
+        (loss if self.scaler is None else self.scaler.scale_loss(loss)).backward()  # type: ignore[no-untyped-call]
 
     def unscale(self) -> None:
         """Divide the gradients of a step by the loss scale, after all ranks have exchanged gradients."""
         if self.scaler is not None:
             self.scaler.unscale(p.grad for p in self.model.parameters() if p.grad is not None)
 
-    def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
+    def sum_overflow(self, overflowed: torch.Tensor) -> torch.Tensor:
         """The overflow flag (0-dim), summed over ranks with different gradients.
 
         This default is for engines in which every rank has the same, whole gradient, so it returns the flag unchanged.
@@ -71,33 +71,33 @@ class ReplicatedEngine(Engine):
 
     def may_step(self) -> bool:
         """Whether to apply the gradients of the step. A collective, with the same answer on all ranks."""
-        return self.scaler is None or self.scaler.settle(self.everywhere(self.scaler.overflowed))
+        return self.scaler is None or self.scaler.decide_step(self.sum_overflow(self.scaler.overflowed))
 
     def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
-        total = torch.zeros((), device=self.device)
-        for index, given in enumerate(micro_batches, start=1):
-            batch = self._cast(given)
-            with self.one_pass(last=index == len(micro_batches)), self.weights():
-                with self.computing():
+        total_loss = torch.zeros((), device=self.device)
+        for index, micro_batch in enumerate(micro_batches, start=1):
+            batch = self._cast_inputs(micro_batch)
+            with self.one_pass(last=index == len(micro_batches)), self.cast_context():
+                with self.autocast():
                     outputs = self.task.outputs(self.model, batch)
                     loss = self.task.criterion(outputs, batch.targets) / len(micro_batches)
                 clock.mark(FORWARD)
                 self.backward(loss)
                 clock.mark(BACKWARD)
             self._output_dtype = outputs.dtype
-            total += loss.detach()
+            total_loss += loss.detach()
         self.unscale()
-        return total
+        return total_loss
 
-    def _cast(self, batch: Batch) -> Batch:
-        return msgspec.structs.replace(batch, inputs=dtypes.as_inputs(batch.inputs, self.cell.precision))
+    def _cast_inputs(self, batch: Batch) -> Batch:
+        return msgspec.structs.replace(batch, inputs=dtypes.cast_inputs(batch.inputs, self.cell.precision))
 
     def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.no_grad(), self.weights(), self.computing():
-            outputs = self.task.outputs(self.model, self._cast(batch))
-            found = self.task.criterion(outputs, batch.targets), self.task.correct(outputs, batch.targets)
+        with torch.no_grad(), self.cast_context(), self.autocast():
+            outputs = self.task.outputs(self.model, self._cast_inputs(batch))
+            loss_and_correct = self.task.criterion(outputs, batch.targets), self.task.correct(outputs, batch.targets)
         model_options.free_gathered(self.model)
-        return found
+        return loss_and_correct
 
     def update(self) -> None:
         if self.may_step():
@@ -117,13 +117,13 @@ class ReplicatedEngine(Engine):
     def numbers(self) -> dict[str, float]:
         return {} if self.scaler is None else self.scaler.numbers()
 
-    def restored(self, numbers: dict[str, float]) -> None:
+    def finish_loading(self, numbers: dict[str, float]) -> None:
         if self.scaler is not None:
-            self.scaler.restored(numbers)
+            self.scaler.load_numbers(numbers)
 
     def effective(self) -> dict[str, Any]:
-        weights = {p.dtype for p in self.model.parameters()}
-        state = {
+        weight_dtypes = {p.dtype for p in self.model.parameters()}
+        state_dtypes = {
             value.dtype
             for entry in self.optimizer.state.values()
             for value in entry.values()
@@ -134,9 +134,9 @@ class ReplicatedEngine(Engine):
             "optimizer": type(self.optimizer).__name__,
             "weight_decay": group["weight_decay"],
             "last_lr": group["lr"],
-            "weights_dtype": _names(weights),
-            "optimizer_state_dtype": _names(state),
-            "output_dtype": _names({self._output_dtype} - {None}),
+            "weights_dtype": _dtype_names(weight_dtypes),
+            "optimizer_state_dtype": _dtype_names(state_dtypes),
+            "output_dtype": _dtype_names({self._output_dtype} - {None}),
             **model_options.effective(self.model),
             "max_grad_norm": self.cell.max_grad_norm,
             "tf32": dtypes.tf32_in_effect(self.device),
@@ -144,5 +144,5 @@ class ReplicatedEngine(Engine):
         }
 
 
-def _names(kinds: set[Any]) -> str | None:
-    return ", ".join(sorted(dtypes.dtype_name(dtype) for dtype in kinds)) or None
+def _dtype_names(kinds_of_tensors: set[Any]) -> str | None:
+    return ", ".join(sorted(dtypes.dtype_name(dtype) for dtype in kinds_of_tensors)) or None

@@ -44,11 +44,11 @@ def of_tokens(data: str) -> tuple[Option, ...]:
 
 def refuse_tokens(cell: Cell) -> str | None:
     """Why the data options of a cell with a language workload contradict each other, as a sentence, or None if they do not."""
-    file, data = cell.options["tokens_file"], cell.options["data"]
-    if data == "tokens" and not file:
+    tokens_file, data = cell.options["tokens_file"], cell.options["data"]
+    if data == "tokens" and not tokens_file:
         return "tokens_file: data: tokens needs a file. Allowed: the path of a file that `python -m trainers tokenize` wrote."
-    if data != "tokens" and file is not None:
-        return f"tokens_file: found {file} with data: {data}. Allowed: null, or data: tokens."
+    if data != "tokens" and tokens_file is not None:
+        return f"tokens_file: found {tokens_file} with data: {data}. Allowed: null, or data: tokens."
     return None
 
 

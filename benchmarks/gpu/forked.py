@@ -97,7 +97,7 @@ def ranks(run: Path, world_size: int, limit_s: float, prepare: Callable[[int], N
                 "LOCAL_WORLD_SIZE": str(world_size), "SHARDLAB_STORE": f"{meeting}/store",
             })  # fmt: skip
             prepare(number)
-            process.run(run)
+            process.run_rank(run)
 
         log = run / "log" / "forked.log"
         log.parent.mkdir(exist_ok=True)

@@ -67,7 +67,7 @@ def train(
         engine.forward_backward = counted  # type: ignore[method-assign]
         with LineWriter(Path(folder) / "steps.jsonl") as lines:
             recorder, watch = loop.Recorder(lines), RunInstruments([], ranks.device)
-            took_s = loop._steps(cell, task, order, engine, ranks.device, ranks, recorder, watch)
+            took_s = loop._run_steps(cell, task, order, engine, ranks.device, ranks, recorder, watch)
         at_last()
         engine.close()
     return took_s, recorder.step_ms

@@ -72,7 +72,7 @@ def beside_a_plain_loop(batch: int, steps: int, rounds: int, plain: type[PlainLo
         def ours() -> float:
             with LineWriter(Path(folder) / "steps.jsonl") as lines:
                 recorder, watch = loop.Recorder(lines), RunInstruments([], ranks.device)
-                return loop._steps(cell, task, order, engine, ranks.device, ranks, recorder, watch)
+                return loop._run_steps(cell, task, order, engine, ranks.device, ranks, recorder, watch)
 
         def theirs() -> float:
             torch.cuda.synchronize()

@@ -39,12 +39,12 @@ from shardlab.runs.state import STATES
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
 
-PART = 2**16  # bytes that are searched at a time
+BLOCK_BYTES = 2**16  # bytes that are searched at a time
 MOST_UNZIPPED = 2**30  # a gzip file whose content, or a file in which one line, has more bytes than this is not archived
-SHORTEST = 2  # the fewest characters of a name that is replaced: a name of one character occurs in most texts
+SHORTEST_NAME = 2  # the fewest characters of a name that is replaced: a name of one character occurs in most texts
 LEAST_INSIDE = 5  # the fewest bytes of a name that is searched within words: shorter names occur by chance (`vm` in NVML)
 # Paths that are not replaced by pseudonyms: they are usual on Linux systems, so they identify nobody.
-SYSTEM = (
+SYSTEM_PATHS = (
     "/",
     "/tmp",
     "/usr",
@@ -60,8 +60,8 @@ SYSTEM = (
     "/scratch",
     "/dev/shm",
 )
-COMMON = {"root", "localhost", "local", "localhost.localdomain", "127.0.0.1", "0.0.0.0", "::1"}  # noqa: S104
-BY_FORM = {
+COMMON_NAMES = {"root", "localhost", "local", "localhost.localdomain", "127.0.0.1", "0.0.0.0", "::1"}  # noqa: S104
+FORM_PATTERNS = {
     "gpu": re.compile(rb"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
     "uuid": re.compile(rb"(?<![0-9A-Za-z-])[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![0-9A-Za-z-])"),
     "mac": re.compile(rb"(?<![0-9A-Fa-f:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![0-9A-Fa-f:])"),
@@ -84,86 +84,86 @@ class Pseudonyms:
         addition to the keys of records (WORDS). A word that only has a name as one of its parts is kept as it is.
         """
         self.counts: dict[str, int] = {}
-        self._of: dict[bytes, bytes] = {}
-        spelled: dict[bytes, bytes] = {}
+        self._pseudonym_of: dict[bytes, bytes] = {}
+        pseudonym_of_spelling: dict[bytes, bytes] = {}
         # Names with a domain come first, so that a host gets one pseudonym for its full and its short name.
-        for kind, name in sorted(dict.fromkeys(names), key=lambda one: not _domain(one[1])):
-            if len(name) < SHORTEST or name.lower() in COMMON or name in SYSTEM:
+        for kind, name in sorted(dict.fromkeys(names), key=lambda kind_and_name: not _domain_of_host(kind_and_name[1])):
+            if len(name) < SHORTEST_NAME or name.lower() in COMMON_NAMES or name in SYSTEM_PATHS:
                 continue
             if name in WORDS or name in words:
                 raise InputError(
                     f"--anonymous: the {kind} {name!r} has the same name as a key or value in the records, so it cannot be "
                     "replaced. Allowed: other names, or an archive without --anonymous."
                 )
-            if name.lower().encode() in spelled:
+            if name.lower().encode() in pseudonym_of_spelling:
                 continue
-            pseudonym = self._new(kind)
-            short = name.partition(".")[0] if kind == "host" and _domain(name) else name
-            for spelling in _spellings(name) | _spellings(short):
-                spelled.setdefault(spelling.lower(), pseudonym)
-        self._spelled = spelled
-        ours = {word.encode() for word in (*KEYS, *words)}
-        alone = {text: _alone(text) for text in spelled}
-        parted = _any_of(alone)
-        kept = {word: _alone(word) for word in ours if word.lower() not in spelled and parted and parted.search(word)}
-        kept |= {b'"%b"' % word: b'"%b"(?=\\s*:)' % re.escape(word) for word in ours if word.lower() in spelled}
-        self._names = _any_of(alone | kept)
-        self._inside = _any_of({text: re.escape(text) for text in spelled if len(text) >= LEAST_INSIDE} | kept)
+            pseudonym = self._next_pseudonym(kind)
+            short_name = name.partition(".")[0] if kind == "host" and _domain_of_host(name) else name
+            for spelling in _list_spellings(name) | _list_spellings(short_name):
+                pseudonym_of_spelling.setdefault(spelling.lower(), pseudonym)
+        self._spelled = pseudonym_of_spelling
+        kept_words = {word.encode() for word in (*KEYS, *words)}
+        standalone = {text: _standalone_pattern(text) for text in pseudonym_of_spelling}
+        standalone_pattern = _join_patterns(standalone)
+        kept_patterns = {word: _standalone_pattern(word) for word in kept_words if word.lower() not in pseudonym_of_spelling and standalone_pattern and standalone_pattern.search(word)}
+        kept_patterns |= {b'"%b"' % word: b'"%b"(?=\\s*:)' % re.escape(word) for word in kept_words if word.lower() in pseudonym_of_spelling}
+        self._names = _join_patterns(standalone | kept_patterns)
+        self._inside = _join_patterns({text: re.escape(text) for text in pseudonym_of_spelling if len(text) >= LEAST_INSIDE} | kept_patterns)
 
-    def _new(self, kind: str) -> bytes:
+    def _next_pseudonym(self, kind: str) -> bytes:
         number = self.counts[kind] = self.counts.get(kind, 0) + 1
         return f"/{kind}{number}".encode() if kind == "path" else f"{kind}{number}".encode()
 
-    def replaced(self, content: bytes, *, is_log: bool = False) -> bytes:
+    def replace_names(self, content: bytes, *, is_log: bool = False) -> bytes:
         """The text `content` with pseudonyms in place of names. is_log: whether all IPv4 addresses are replaced, too."""
         if self._names is not None:
             content = self._names.sub(lambda match: self._spelled.get(match[0].lower(), match[0]), content)
-        for kind, pattern in (*BY_FORM.items(), *([("address", IPV4)] if is_log else [])):
-            content = pattern.sub(lambda match, kind=kind: self._by_form(kind, match[0]), content)  # type: ignore[misc]
+        for kind, pattern in (*FORM_PATTERNS.items(), *([("address", IPV4)] if is_log else [])):
+            content = pattern.sub(lambda match, kind=kind: self._pseudonym_of_form(kind, match[0]), content)  # type: ignore[misc]
         return content
 
-    def replaced_text(self, text: str) -> str:
-        """As `replaced`, for a text in memory, such as the name of a file."""
-        return self.replaced(text.encode()).decode()
+    def replace_names_in_text(self, text: str) -> str:
+        """As `replace_names`, for a text in memory, such as the name of a file."""
+        return self.replace_names(text.encode()).decode()
 
-    def _by_form(self, kind: str, text: bytes) -> bytes:
-        if text.decode() in COMMON:
+    def _pseudonym_of_form(self, kind: str, text: bytes) -> bytes:
+        if text.decode() in COMMON_NAMES:
             return text
-        if text.lower() not in self._of:
-            self._of[text.lower()] = self._new(kind)
-        return self._of[text.lower()]
+        if text.lower() not in self._pseudonym_of:
+            self._pseudonym_of[text.lower()] = self._next_pseudonym(kind)
+        return self._pseudonym_of[text.lower()]
 
-    def left(self, content: bytes) -> set[str]:
+    def find_remaining(self, content: bytes) -> set[str]:
         """Names that should be replaced, but still stand in `content` inside longer words. Returned in lower case."""
         matches = self._inside.finditer(content) if self._inside is not None else ()
         return {match[0].decode("utf-8", "replace").lower() for match in matches if match[0].lower() in self._spelled}
 
 
-def _alone(text: bytes) -> bytes:
+def _standalone_pattern(text: bytes) -> bytes:
     """A pattern that finds a text that has no letter and no digit beside it; `_` and `-` may be beside it, as in gpu1-ib."""
     return b"(?<![A-Za-z0-9])" * (text[:1] != b"/") + re.escape(text) + b"(?![A-Za-z0-9])"
 
 
-def _any_of(patterns: dict[bytes, bytes]) -> re.Pattern[bytes] | None:
+def _join_patterns(patterns: dict[bytes, bytes]) -> re.Pattern[bytes] | None:
     """A pattern that finds each text, the longest first; None if there are none. patterns: text -> the pattern of this text."""
-    longest = [patterns[text] for text in sorted(patterns, key=len, reverse=True)]
-    return re.compile(b"|".join(longest), re.IGNORECASE) if longest else None
+    longest_first = [patterns[text] for text in sorted(patterns, key=len, reverse=True)]
+    return re.compile(b"|".join(longest_first), re.IGNORECASE) if longest_first else None
 
 
-def of(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> Pseudonyms:
+def make_pseudonyms(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> Pseudonyms:
     """Make the pseudonyms for an archive. Raises InputError if a name equals a key or value of the records that must stay
     readable, or is a part of the name of the matrix."""
-    found = [*_paths(workspace, loaded, cluster), *_of_cluster(cluster), *_of_runs(loaded), *_of_here(workspace)]
-    cells = msgspec.json.encode([[one.cell for one in loaded.cells], [one.cell for one in loaded.expansion.excluded]])
+    names = [*_list_paths(workspace, loaded, cluster), *_list_cluster_names(cluster), *_list_run_names(loaded), *_list_machine_names(workspace)]
+    cells = msgspec.json.encode([[loaded_cell.cell for loaded_cell in loaded.cells], [loaded_cell.cell for loaded_cell in loaded.expansion.excluded]])
     values = {text.decode() for text in re.findall(rb'"([^"\\]+)"', cells)}
-    own = {one.cell.workload for one in loaded.cells if one.cell.workload_code is not None}
-    own |= {one.cell.strategy for one in loaded.cells if one.cell.strategy_code is not None}
-    values |= {text for one in loaded.runs for event in one.events for text in (event.event, event.writer)}
-    values |= {text for one in loaded.runs for text in (one.run_id, one.result.unit if one.result is not None else "")}
-    pseudonyms = Pseudonyms(found, {*STATES, *(text for text in values if not any(name in text for name in own))})
-    if pseudonyms.replaced_text(loaded.expansion.name) != loaded.expansion.name:
-        why = f"--anonymous: the name of the matrix {loaded.expansion.name!r} contains a name that must be replaced"
-        raise InputError(f"{why}. Allowed: a matrix with another name, or an archive without --anonymous.")
+    own_names = {loaded_cell.cell.workload for loaded_cell in loaded.cells if loaded_cell.cell.workload_code is not None}
+    own_names |= {loaded_cell.cell.strategy for loaded_cell in loaded.cells if loaded_cell.cell.strategy_code is not None}
+    values |= {text for loaded_run in loaded.runs for event in loaded_run.events for text in (event.event, event.writer)}
+    values |= {text for loaded_run in loaded.runs for text in (loaded_run.run_id, loaded_run.result.unit if loaded_run.result is not None else "")}
+    pseudonyms = Pseudonyms(names, {*STATES, *(text for text in values if not any(own_name in text for own_name in own_names))})
+    if pseudonyms.replace_names_in_text(loaded.expansion.name) != loaded.expansion.name:
+        reason = f"--anonymous: the name of the matrix {loaded.expansion.name!r} contains a name that must be replaced"
+        raise InputError(f"{reason}. Allowed: a matrix with another name, or an archive without --anonymous.")
     return pseudonyms
 
 
@@ -180,45 +180,45 @@ def copy_changed(name: str, source: IO[bytes], target: IO[bytes], pseudonyms: Ps
         raise Unsearchable("it only repeats telemetry samples, in a form in which names cannot be replaced")
     is_log = "/log/" in name or "/events." in name
     try:
-        with contextlib.ExitStack() as opened:
+        with contextlib.ExitStack() as zip_files:
             if is_zipped := name.endswith(".gz"):
-                source = cast("IO[bytes]", opened.enter_context(gzip.GzipFile(fileobj=source)))
-                target = cast("IO[bytes]", opened.enter_context(gzip.GzipFile("", "wb", 6, target, mtime=0)))
-            for lines in whole_lines(source):
+                source = cast("IO[bytes]", zip_files.enter_context(gzip.GzipFile(fileobj=source)))
+                target = cast("IO[bytes]", zip_files.enter_context(gzip.GzipFile("", "wb", 6, target, mtime=0)))
+            for lines in read_whole_lines(source):
                 if is_zipped and source.tell() > MOST_UNZIPPED:
                     raise Unsearchable(f"it has more than {MOST_UNZIPPED / 2**30:g} GiB when it is unzipped")
                 lines.decode()
-                target.write(pseudonyms.replaced(lines, is_log=is_log))
+                target.write(pseudonyms.replace_names(lines, is_log=is_log))
     except UnicodeDecodeError:
         raise Unsearchable("it is not text, so names in it cannot be found") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise Unsearchable(f"it cannot be unzipped: {error}") from None
 
 
-def whole_lines(source: IO[bytes]) -> Iterator[bytes]:
+def read_whole_lines(source: IO[bytes]) -> Iterator[bytes]:
     """The content of a file in parts of whole lines, so that a name is never in two parts and few lines are in memory.
 
     Raises Unsearchable if a line is longer than MOST_UNZIPPED.
     """
-    while lines := source.read(PART):
+    while lines := source.read(BLOCK_BYTES):
         lines += source.readline(MOST_UNZIPPED)
         if len(lines) > MOST_UNZIPPED:
             raise Unsearchable(f"it has a line of more than {MOST_UNZIPPED / 2**30:g} GiB")
         yield lines
 
 
-def _spellings(name: str) -> set[bytes]:
+def _list_spellings(name: str) -> set[bytes]:
     """All ways in which files write a name: as plain text, and with characters escaped as in JSON, shell scripts and HTML."""
     ascii_, unicode_ = json.dumps(name)[1:-1], json.dumps(name, ensure_ascii=False)[1:-1]
     return {text.encode() for text in (name, ascii_, unicode_, shlex.quote(name), html.escape(name))}
 
 
-def _paths(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> list[tuple[str, str]]:
-    paths = {str(workspace.path), str(workspace.real_path), str(Path(loaded.expansion.path).parent), sys.prefix, _home()}
-    for one in loaded.runs:
-        described = one.folder.read_run()
-        paths |= {described.data_path, described.proofs_path or "", described.source or ""}
-        paths |= {value for value in described.cluster.values() if value.startswith("/")}
+def _list_paths(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> list[tuple[str, str]]:
+    paths = {str(workspace.path), str(workspace.real_path), str(Path(loaded.expansion.path).parent), sys.prefix, _home_folder()}
+    for loaded_run in loaded.runs:
+        run_file = loaded_run.folder.read_run()
+        paths |= {run_file.data_path, run_file.proofs_path or "", run_file.source or ""}
+        paths |= {value for value in run_file.cluster.values() if value.startswith("/")}
     environment, storage = cluster.environment, cluster.storage
     paths |= {storage.shared or "", storage.mount or "", cluster.data.path or "", cluster.ssh.identity or ""}
     paths |= {environment.python or "", environment.use or "", environment.container or "", environment.wheelhouse or ""}
@@ -226,7 +226,7 @@ def _paths(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> list[tuple
     return [("path", path) for path in sorted(absolute, key=lambda path: (-len(path), path))]
 
 
-def _of_cluster(cluster: Cluster) -> list[tuple[str, str]]:
+def _list_cluster_names(cluster: Cluster) -> list[tuple[str, str]]:
     hosts: set[str | None] = set()
     users: set[str | None] = {cluster.ssh.user}
     accounts: set[str | None] = set()
@@ -244,18 +244,18 @@ def _of_cluster(cluster: Cluster) -> list[tuple[str, str]]:
     if cluster.cloudlab is not None:
         accounts.add(cluster.cloudlab.project)
         sites.add(cluster.cloudlab.site)
-    sites |= {_domain(name) for name in hosts if name}
+    sites |= {_domain_of_host(name) for name in hosts if name}
     kinds = (("host", hosts), ("user", users), ("account", accounts), ("site", sites))
     return [(kind, name) for kind, names in kinds for name in sorted(filter(None, names))]
 
 
-def _of_runs(loaded: Loaded) -> list[tuple[str, str]]:
-    hosts = {name for one in loaded.runs for name in one.folder.hosts()}
-    sites = {_domain(name) for name in hosts}
+def _list_run_names(loaded: Loaded) -> list[tuple[str, str]]:
+    hosts = {name for loaded_run in loaded.runs for name in loaded_run.folder.hosts()}
+    sites = {_domain_of_host(name) for name in hosts}
     return [("host", name) for name in sorted(hosts)] + [("site", name) for name in sorted(filter(None, sites))]
 
 
-def _of_here(workspace: Workspace) -> list[tuple[str, str]]:
+def _list_machine_names(workspace: Workspace) -> list[tuple[str, str]]:
     users = {os.environ.get("USER", ""), os.environ.get("LOGNAME", ""), os.environ.get("SUDO_USER", "")}
     for uid in (os.geteuid(), workspace.real_path.stat().st_uid):
         try:
@@ -263,36 +263,36 @@ def _of_here(workspace: Workspace) -> list[tuple[str, str]]:
         except KeyError:
             continue
     hosts = {gethostname(), getfqdn()}
-    known = inventory.of_workspace(workspace)
-    for node in known.nodes if known is not None else ():
+    known_inventory = inventory.of_workspace(workspace)
+    for node in known_inventory.nodes if known_inventory is not None else ():
         hosts |= {text for text in (node.name, node.host, node.address) if text}
-    found = [("user", name) for name in sorted(users - {""})] + [("host", name) for name in sorted(hosts)]
-    return found + [("site", name) for name in sorted(filter(None, map(_domain, hosts)))]
+    names = [("user", name) for name in sorted(users - {""})] + [("host", name) for name in sorted(hosts)]
+    return names + [("site", name) for name in sorted(filter(None, map(_domain_of_host, hosts)))]
 
 
-def _domain(name: str) -> str:
+def _domain_of_host(name: str) -> str:
     """The domain of a host name, such as `cluster.edu` of `gpu1.cluster.edu`; "" for an address or a name without a domain."""
     domain = name.partition(".")[2]
     return domain if "." in domain and not domain.replace(".", "").isdecimal() else ""
 
 
-def _home() -> str:
+def _home_folder() -> str:
     return str(Path.home()) if "HOME" in os.environ else ""
 
 
-def _keys(*modules: ModuleType) -> frozenset[str]:
+def _list_keys(*modules: ModuleType) -> frozenset[str]:
     """The keys of all types that are read from files and that these modules define or import."""
-    members = [one for module in modules for one in vars(module).values()]
-    structs = {one for one in members if isinstance(one, type) and issubclass(one, msgspec.Struct)}
-    return frozenset(field.encode_name for one in structs for field in msgspec.structs.fields(one))
+    members = [member for module in modules for member in vars(module).values()]
+    structs = {member for member in members if isinstance(member, type) and issubclass(member, msgspec.Struct)}
+    return frozenset(field.encode_name for member in structs for field in msgspec.structs.fields(member))
 
 
 # Words in the paths of a run's files, and values for which commands look.
-OTHERS = frozenset((
+OTHER_WORDS = frozenset((
     "env", "events", "exact", "full", "job", "json", "jsonl", "log", "loopback", "matrix", "memory", "physical", "rank",
     "result", "run", "samples", "shardlab", "tiny", "trace", "traceEvents", "virtual",
 ))  # fmt: skip
 # A name that equals one of these words is refused, because texts and expressions contain these words too.
-WORDS = _keys(expansion, host, record, run, study, matrix) | {one.name for one in metric.menu()} | OTHERS
+WORDS = _list_keys(expansion, host, record, run, study, matrix) | {known_metric.name for known_metric in metric.all_metrics()} | OTHER_WORDS
 # Further keys of JSON files. A name may equal such a key, which stays in place.
-KEYS = WORDS | _keys(cluster_file, event)
+KEYS = WORDS | _list_keys(cluster_file, event)

@@ -15,7 +15,7 @@ import msgspec
 from collect import atomic_folder
 from collect.archiving import anonymous, contents, pack, secret_scan, staging
 from collect.archiving.anonymous import Pseudonyms
-from collect.reading.load import load
+from collect.reading.load import load_matrix
 from shardlab.cluster import cluster
 from shardlab.errors import InputError
 from shardlab.files import files, plugin_source
@@ -61,45 +61,45 @@ class OpenedArchive(msgspec.Struct, frozen=True, kw_only=True):
     """Whether summary.json of the report that `collect open` wrote equals summary.json of the report in the archive."""
 
 
-def write(workspace: Workspace, matrix: str | None, out: str | None, most_gib: float, output: Output, *, hidden: bool) -> int:
+def write_archive(workspace: Workspace, matrix: str | None, out: str | None, most_gib: float, output: Output, *, anonymize: bool) -> int:
     """Write an archive of a matrix, and print what it contains. Returns the exit code: 1 if names are left that should be
     replaced.
 
     matrix: name of the matrix; None: the last matrix. out: path of the archive; None: in the workspace, named after the matrix.
-    most_gib: the limit of the size in GiB. hidden: whether to replace names by pseudonyms (--anonymous).
+    most_gib: the limit of the size in GiB. anonymize: whether to replace names by pseudonyms (--anonymous).
 
     Raises InputError if the file `out` exists and is not an archive, if a name cannot be replaced, or if a file contains what
     looks like a secret; ShardlabError if the files that an archive needs are larger than `most_gib` GiB.
     """
     if not 0 < most_gib <= 2**20:
         raise InputError(f"--max-gib: found {most_gib:g}. Allowed: more than 0, up to {2**20}.")
-    loaded = load(workspace, matrix)
+    loaded = load_matrix(workspace, matrix)
     name = loaded.expansion.name
     target = Path(out).absolute() if out else workspace.path / f"{name}{archive.SUFFIX}"
     pack.must_be_replaceable(target)
-    described = cluster.find(None, workspace.path)
-    sources, left_out = contents.chosen(workspace, loaded, int(most_gib * 2**30))
-    pseudonyms = anonymous.of(workspace, loaded, described) if hidden else None
+    cluster_config = cluster.find(None, workspace.path)
+    sources, left_out = contents.choose_files(workspace, loaded, int(most_gib * 2**30))
+    pseudonyms = anonymous.make_pseudonyms(workspace, loaded, cluster_config) if anonymize else None
     with files.as_workspace_error("write"):
         nearest = next(parent for parent in target.parents if parent.is_dir())
         staged = tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=nearest)
     with staged as name_of_folder:
         folder = Path(name_of_folder)
-        left_out += staging.fill(folder, sources, pseudonyms)
-        left_out += staging.describe(folder, loaded, described, pseudonyms)
-        staging.finish(folder, name, workspace)
+        left_out += staging.copy_files(folder, sources, pseudonyms)
+        left_out += staging.write_descriptions(folder, loaded, cluster_config, pseudonyms)
+        staging.finish_workspace(folder, name, workspace)
         runs = Workspace(folder).run_ids()
         if pseudonyms is not None:
-            replaced_text = pseudonyms.replaced_text
-            left_out = [LeftOutFile(replaced_text(one.name), one.bytes, replaced_text(one.why)) for one in left_out]
-        index = pack.index(folder, name, runs, left_out, anonymous=hidden)
+            replaced_text = pseudonyms.replace_names_in_text
+            left_out = [LeftOutFile(replaced_text(left_out_file.name), left_out_file.bytes, replaced_text(left_out_file.why)) for left_out_file in left_out]
+        index = pack.build_index(folder, name, runs, left_out, anonymous=anonymize)
         secret_scan.must_contain_no_secret(folder, index)
-        remaining = _remaining(folder, index, pseudonyms) if pseudonyms is not None else {}
+        remaining = _find_remaining(folder, index, pseudonyms) if pseudonyms is not None else {}
         with files.as_workspace_error("write"):
             target.parent.mkdir(parents=True, exist_ok=True)
-        size = pack.write(target, folder, index)
+        size = pack.write_zip(target, folder, index)
     replaced = pseudonyms.counts if pseudonyms is not None else {}
-    _show_written(output, target, size, index, replaced, remaining)
+    _print_written(output, target, size, index, replaced, remaining)
     output.document(
         WrittenArchive(
             schema=1, file=str(target), bytes=size, matrix=name, runs=len(runs), files=len(index.files), left_out=left_out,
@@ -109,7 +109,7 @@ def write(workspace: Workspace, matrix: str | None, out: str | None, most_gib: f
     return 1 if remaining else 0
 
 
-def open_(file: str, out: str | None, output: Output, *, trusted: bool) -> int:
+def open_archive(file: str, out: str | None, output: Output, *, trusted: bool) -> int:
     """Check an archive, unpack it into a new workspace, and write the report in this workspace. Returns the exit code.
 
     file: the archive. out: the folder of the new workspace; None: a folder in the current folder, named after the archive.
@@ -120,28 +120,28 @@ def open_(file: str, out: str | None, output: Output, *, trusted: bool) -> int:
     folder = Path(out or stem).absolute()
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder}: is there already. Allowed with --out: a folder that does not exist.")
-    with atomic_folder.replacing(folder, frozenset(), "an archive") as fresh:
-        index = _unpack(path, fresh, _is_not_page)
+    with atomic_folder.replace_folder(folder, frozenset(), "an archive") as fresh:
+        index = _unpack(path, fresh, _is_unpacked)
         archived = files.read(fresh / SUMMARY) if (fresh / SUMMARY).exists() else b""
         shutil.rmtree(fresh / "report", ignore_errors=True)
-    opened = Workspace(folder)
-    code = [one for name in workspace_trust.CODE for one in plugin_source.python_files(opened.path / name)]
-    if trusted and code:
-        workspace_trust.consent(opened, output.remark)
-    staging.report(opened, index.matrix, opened)
-    same = _numbers(archived) == _numbers(files.read(opened.path / SUMMARY))
-    _show_opened(output, opened, index, same=same, code=[] if trusted else code)
+    opened_workspace = Workspace(folder)
+    code_files = [source_file for name in workspace_trust.CODE for source_file in plugin_source.python_files(opened_workspace.path / name)]
+    if trusted and code_files:
+        workspace_trust.consent(opened_workspace, output.remark)
+    staging.write_matrix_report(opened_workspace, index.matrix, opened_workspace)
+    is_same = _read_numbers(archived) == _read_numbers(files.read(opened_workspace.path / SUMMARY))
+    _print_opened(output, opened_workspace, index, is_same=is_same, code=[] if trusted else code_files)
     output.document(
         OpenedArchive(
             schema=1, folder=str(folder), matrix=index.matrix, runs=len(index.runs), created=index.created,
-            shardlab=index.shardlab, anonymous=index.anonymous, left_out=index.left_out, same_report=same,
+            shardlab=index.shardlab, anonymous=index.anonymous, left_out=index.left_out, same_report=is_same,
         )
     )  # fmt: skip
     return 0
 
 
 @contextmanager
-def as_workspace(file: Path) -> Iterator[Workspace]:
+def unpack_as_workspace(file: Path) -> Iterator[Workspace]:
     """Unpack an archive into a temporary folder, and provide the workspace in it. The folder is removed at the end of the
     block."""
     with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as folder:
@@ -149,17 +149,17 @@ def as_workspace(file: Path) -> Iterator[Workspace]:
         yield Workspace(Path(folder))
 
 
-def _unpack(file: Path, folder: Path, wanted: Callable[[str], bool]) -> ArchiveIndex:
+def _unpack(file: Path, folder: Path, is_wanted: Callable[[str], bool]) -> ArchiveIndex:
     """Unpack an archive into an empty folder. The folder becomes a workspace whose last matrix is the matrix of the archive.
 
-    wanted: a function that says, for the name of each file in the archive, whether the file is unpacked.
+    is_wanted: a function that says, for the name of each file in the archive, whether the file is unpacked.
     """
-    index = archive.unpack(file, folder, wanted)
+    index = archive.unpack(file, folder, is_wanted)
     files.write_json(folder / ".shardlab" / LAST_MATRIX, LastMatrix(schema=1, name=index.matrix))
     return index
 
 
-def _numbers(summary: bytes) -> dict[str, Any] | None:
+def _read_numbers(summary: bytes) -> dict[str, Any] | None:
     """The content of a summary.json, without the time at which it was written. None if the content cannot be read."""
     try:
         content = msgspec.json.decode(summary, type=dict[str, Any])
@@ -168,7 +168,7 @@ def _numbers(summary: bytes) -> dict[str, Any] | None:
     return {name: value for name, value in content.items() if name != "created_s"}
 
 
-def _is_not_page(name: str) -> bool:
+def _is_unpacked(name: str) -> bool:
     """Whether the file `name` of an archive is unpacked when the archive is opened.
 
     Of the report in the archive, only summary.json is unpacked, to compare its numbers with the new report. The other files of
@@ -177,41 +177,41 @@ def _is_not_page(name: str) -> bool:
     return not name.startswith("report/") or name == SUMMARY
 
 
-def _remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -> dict[str, list[str]]:
+def _find_remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -> dict[str, list[str]]:
     """Search the files of an archive for names that should be replaced, but still stand within longer words.
 
     Compressed files are not searched. The pages of the report are not searched either: their words stand in its tables too, or
     are shardlab's own, such as `aliceblue` in plotly's script. Returns {name: the files that contain it}.
     """
-    found: dict[str, list[str]] = {}
+    files_of_name: dict[str, list[str]] = {}
     for name in index.files:
         if not name.endswith((*pack.STORED, ".html")):
             with files.open_regular(folder / name.removeprefix(archive.INSIDE)) as source:
-                left = {text for lines in anonymous.whole_lines(source) for text in pseudonyms.left(lines)}
-            for text in sorted(left):
-                found.setdefault(text, []).append(name)
-    return found
+                remaining_names = {text for lines in anonymous.read_whole_lines(source) for text in pseudonyms.find_remaining(lines)}
+            for text in sorted(remaining_names):
+                files_of_name.setdefault(text, []).append(name)
+    return files_of_name
 
 
-def _show_written(
+def _print_written(
     output: Output, target: Path, size: int, index: ArchiveIndex, replaced: dict[str, int], remaining: dict[str, list[str]]
 ) -> None:
     output.line(f"archive: {target}")
     output.line(f"{index.matrix}: {len(index.runs)} run(s), {len(index.files)} files, {size / 2**20:.1f} MiB")
-    _show_left_out(output, index.left_out)
+    _print_left_out(output, index.left_out)
     if index.anonymous:
         kinds = ", ".join(f"{count} {kind}(s)" for kind, count in replaced.items()) or "none was found"
         output.line(f"replaced names: {kinds}. Look into the file before you publish it.")
-    for name, places in remaining.items():
-        output.remark(f"{name!r} still stands within longer words in {len(places)} file(s), such as {places[0]}", style="red")
+    for name, file_names in remaining.items():
+        output.remark(f"{name!r} still stands within longer words in {len(file_names)} file(s), such as {file_names[0]}", style="red")
 
 
-def _show_opened(output: Output, opened: Workspace, index: ArchiveIndex, *, same: bool, code: Sequence[Path]) -> None:
-    output.line(f"workspace: {opened.path}")
+def _print_opened(output: Output, workspace: Workspace, index: ArchiveIndex, *, is_same: bool, code: Sequence[Path]) -> None:
+    output.line(f"workspace: {workspace.path}")
     output.line(f"{index.matrix}: {len(index.runs)} run(s), archived {index.created} by shardlab {index.shardlab}")
-    _show_left_out(output, index.left_out)
-    output.line(f"report: {opened.report / 'index.html'}")
-    if same:
+    _print_left_out(output, index.left_out)
+    output.line(f"report: {workspace.report / 'index.html'}")
+    if is_same:
         output.line("The numbers of this report equal those of the report in the archive.")
     else:
         output.remark(
@@ -225,8 +225,8 @@ def _show_opened(output: Output, opened: Workspace, index: ArchiveIndex, *, same
         )
 
 
-def _show_left_out(output: Output, left_out: Sequence[LeftOutFile]) -> None:
-    for why, count in Counter(one.why for one in left_out).items():
+def _print_left_out(output: Output, left_out: Sequence[LeftOutFile]) -> None:
+    for why, count in Counter(left_out_file.why for left_out_file in left_out).items():
         output.line(f"left out: {count} file(s): {why}")
-    for one in left_out:
-        output.detail(f"left out: {one.name}")
+    for left_out_file in left_out:
+        output.detail(f"left out: {left_out_file.name}")

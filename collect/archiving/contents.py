@@ -22,7 +22,7 @@ from shardlab.workspace.workspace_trust import CODE
 
 MATRIX = "matrix"
 # Files of a run that never go into an archive: checkpoints are large, and no comparison of runs needs them.
-NEVER = ("checkpoints/*",)
+NEVER_ARCHIVED = ("checkpoints/*",)
 # (name of a group, patterns of its files). If the archive would be larger than its limit, the files of the first group are left
 # out; if it is still too large, also those of the second group, and so on. The first groups have the largest files, and no
 # metric needs them. Telemetry is the last group, because metrics of memory, energy and network need telemetry.
@@ -45,37 +45,37 @@ class ArchiveSource(msgspec.Struct, frozen=True):
     bytes: int
 
 
-def chosen(workspace: Workspace, loaded: Loaded, most_bytes: int) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
+def choose_files(workspace: Workspace, loaded: Loaded, most_bytes: int) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
     """Choose the files of an archive. Returns (files that go into the archive, files that are left out with the reasons).
 
     most_bytes: the limit of the sum of the sizes of all files, uncompressed. Raises ShardlabError if the files that every
     archive needs are together larger than the limit.
     """
-    sources, left_out = _runs(loaded)
-    sources += _matrix(loaded, left_out)
-    sources += _code(workspace)
+    sources, left_out = _choose_run_files(loaded)
+    sources += _choose_matrix_files(loaded, left_out)
+    sources += _choose_code_files(workspace)
     for group, patterns in GROUPS:
-        if sum(one.bytes for one in sources) <= most_bytes:
+        if sum(source.bytes for source in sources) <= most_bytes:
             break
         why = f"{group} were left out to keep the archive below its limit"
-        left_out += [LeftOutFile(one.name, one.bytes, why) for one in sources if _in_run(one.name, patterns)]
-        sources = [one for one in sources if not _in_run(one.name, patterns)]
-    needed = sum(one.bytes for one in sources)
-    if needed > most_bytes:
+        left_out += [LeftOutFile(source.name, source.bytes, why) for source in sources if _matches_in_run(source.name, patterns)]
+        sources = [source for source in sources if not _matches_in_run(source.name, patterns)]
+    needed_bytes = sum(source.bytes for source in sources)
+    if needed_bytes > most_bytes:
         raise ShardlabError(
-            f"the records of the runs have {needed / 2**30:.3g} GiB without traces, logs and telemetry, and the limit is "
+            f"the records of the runs have {needed_bytes / 2**30:.3g} GiB without traces, logs and telemetry, and the limit is "
             f"{most_bytes / 2**30:.3g} GiB. Set a higher limit with --max-gib, or choose another matrix with --matrix."
         )
     return sources, left_out
 
 
-def _in_run(name: str, patterns: Sequence[str]) -> bool:
+def _matches_in_run(name: str, patterns: Sequence[str]) -> bool:
     """Whether a path, such as `runs/ID/trace/rank-00000.json.gz`, is a file of a run that matches a pattern."""
     top, _, rest = name.partition("/")
     return top == "runs" and any(fnmatchcase(rest.partition("/")[2], pattern) for pattern in patterns)
 
 
-def _runs(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
+def _choose_run_files(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
     """Choose the files of all runs that have ended. Returns (files that go into the archive, files that are left out).
 
     manifest.json of a run is in neither list, because the archive gets a new manifest for each run.
@@ -83,46 +83,46 @@ def _runs(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
     sources: list[ArchiveSource] = []
     left_out: list[LeftOutFile] = []
     for run in loaded.runs:
-        top = f"runs/{run.run_id}"
+        run_path = f"runs/{run.run_id}"
         if run.verdict.state not in FINAL:
-            left_out.append(LeftOutFile(f"{top}/", None, f"the run is {run.verdict.state}"))
+            left_out.append(LeftOutFile(f"{run_path}/", None, f"the run is {run.verdict.state}"))
             continue
         listing = manifest.list_files(run.folder.path)
-        left_out += [LeftOutFile(f"{top}/{name}", None, f"it is {kind}") for name, kind in listing.other.items()]
+        left_out += [LeftOutFile(f"{run_path}/{name}", None, f"it is {kind}") for name, kind in listing.other.items()]
         for name, status in listing.regular.items():
-            full = f"{top}/{name}"
-            if _in_run(full, NEVER):
-                left_out.append(LeftOutFile(full, status.st_size, "checkpoints are never archived"))
-            elif not archive.may_contain(full):
-                left_out.append(LeftOutFile(full, status.st_size, "its name is not allowed in an archive"))
+            archive_path = f"{run_path}/{name}"
+            if _matches_in_run(archive_path, NEVER_ARCHIVED):
+                left_out.append(LeftOutFile(archive_path, status.st_size, "checkpoints are never archived"))
+            elif not archive.may_contain(archive_path):
+                left_out.append(LeftOutFile(archive_path, status.st_size, "its name is not allowed in an archive"))
             else:
-                sources.append(ArchiveSource(full, run.folder.path / name, status.st_size))
+                sources.append(ArchiveSource(archive_path, run.folder.path / name, status.st_size))
     return sources, left_out
 
 
-def _matrix(loaded: Loaded, left_out: list[LeftOutFile]) -> list[ArchiveSource]:
+def _choose_matrix_files(loaded: Loaded, left_out: list[LeftOutFile]) -> list[ArchiveSource]:
     """The matrix file, and the model files that it names. If the matrix file cannot be read, the reason is added to
     `left_out`."""
     path = Path(loaded.expansion.path)
     try:
-        asked = matrix_file.load(path)
+        loaded_matrix = matrix_file.load(path)
     except ShardlabError as error:
         left_out.append(LeftOutFile(f"{MATRIX}/{path.name}", None, f"the matrix file cannot be read any more: {error}"))
         return []
-    names = [path.name, *(model.path for model in asked.models.values() if model.path is not None)]
-    return _present(MATRIX, path.parent, dict.fromkeys(names))
+    names = [path.name, *(model.path for model in loaded_matrix.models.values() if model.path is not None)]
+    return _build_sources(MATRIX, path.parent, dict.fromkeys(names))
 
 
-def _code(workspace: Workspace) -> list[ArchiveSource]:
+def _choose_code_files(workspace: Workspace) -> list[ArchiveSource]:
     """The Python files of the workspace that define workloads, strategies and metrics, and the helper files that they
     import."""
-    found = []
+    sources = []
     for folder in CODE:
         paths = plugin_source.python_files(workspace.path / folder)
-        found += _present(folder, workspace.path / folder, [path.name for path in paths])
-    return found
+        sources += _build_sources(folder, workspace.path / folder, [path.name for path in paths])
+    return sources
 
 
-def _present(top: str, folder: Path, names: Iterable[str]) -> list[ArchiveSource]:
+def _build_sources(top: str, folder: Path, names: Iterable[str]) -> list[ArchiveSource]:
     with files.as_workspace_error("read"):
         return [ArchiveSource(f"{top}/{name}", folder / name, (folder / name).stat().st_size) for name in names]

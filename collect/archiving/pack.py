@@ -14,7 +14,7 @@ from shardlab.files import files
 from shardlab.workspace import archive
 from shardlab.workspace.archive import ArchivedFile, ArchiveIndex, LeftOutFile
 
-FIRST = (1980, 1, 1, 0, 0, 0)  # the time that every file gets in the archive: the earliest time that zip can store
+EARLIEST_TIME = (1980, 1, 1, 0, 0, 0)  # the time that every file gets in the archive: the earliest time that zip can store
 STORED = (".gz", ".png", ".parquet")  # suffixes of files that zip does not compress, because they are already compressed
 
 
@@ -30,18 +30,18 @@ def must_be_replaceable(out: Path) -> None:
         ) from None
 
 
-def index(folder: Path, matrix: str, runs: Sequence[str], left_out: Sequence[LeftOutFile], *, anonymous: bool) -> ArchiveIndex:
+def build_index(folder: Path, matrix: str, runs: Sequence[str], left_out: Sequence[LeftOutFile], *, anonymous: bool) -> ArchiveIndex:
     """Make the index (archive.json) of an archive that contains all files in `folder`.
 
     matrix: name of the matrix. runs: ids of the runs in the folder. left_out: files that are not in the archive. anonymous:
     whether names were replaced by pseudonyms.
     """
-    listed = {}
+    archived_files = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and archive.may_contain(name):
-            listed[archive.INSIDE + name] = ArchivedFile(path.stat().st_size, files.sha256(path))
-    matrices = [name.removeprefix(archive.INSIDE) for name in listed if name.startswith(f"{archive.INSIDE}matrix/")]
+            archived_files[archive.INSIDE + name] = ArchivedFile(path.stat().st_size, files.sha256(path))
+    matrices = [name.removeprefix(archive.INSIDE) for name in archived_files if name.startswith(f"{archive.INSIDE}matrix/")]
     return ArchiveIndex(
         schema=archive.SCHEMA,
         shardlab=__version__,
@@ -50,28 +50,28 @@ def index(folder: Path, matrix: str, runs: Sequence[str], left_out: Sequence[Lef
         matrix_file=next((name for name in matrices if name.endswith((".yaml", ".yml"))), None),
         anonymous=anonymous,
         runs=list(runs),
-        files=listed,
+        files=archived_files,
         left_out=list(left_out),
     )
 
 
-def write(out: Path, folder: Path, described: ArchiveIndex) -> int:
+def write_zip(out: Path, folder: Path, archive_index: ArchiveIndex) -> int:
     """Write the files of `folder` as an archive to `out`, completely or not at all. Returns the size of the archive in bytes.
 
-    described: the index of the archive, which names the files. Raises WorkspaceError if `out` cannot be written.
+    archive_index: the index of the archive, which names the files. Raises WorkspaceError if `out` cannot be written.
     """
     with files.writing(out) as handle, zipfile.ZipFile(handle, "w", zipfile.ZIP_DEFLATED) as zipped:
-        with zipped.open(_entry(archive.INDEX), "w") as member:
-            member.write(files.as_json(described))
-        for name in described.files:
+        with zipped.open(_build_entry(archive.INDEX), "w") as member:
+            member.write(files.as_json(archive_index))
+        for name in archive_index.files:
             path = folder / name.removeprefix(archive.INSIDE)
-            with files.open_regular(path) as source, zipped.open(_entry(name), "w", force_zip64=True) as member:
+            with files.open_regular(path) as source, zipped.open(_build_entry(name), "w", force_zip64=True) as member:
                 shutil.copyfileobj(source, member, archive.BLOCK)
     return out.stat().st_size
 
 
-def _entry(name: str) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name, FIRST)
+def _build_entry(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, EARLIEST_TIME)
     entry.compress_type = zipfile.ZIP_STORED if name.endswith(STORED) else zipfile.ZIP_DEFLATED
     entry.external_attr = 0o644 << 16
     return entry

@@ -22,15 +22,15 @@ from shardlab.workspace.archive import ArchiveIndex
 BLOCK = 1 << 20  # bytes that are read at a time
 MOST_BYTES = 1 << 12  # the largest size of a secret, and of the part of a line that names its key
 MOST_SHOWN = 10  # the most files that the message names
-SHORTEST = 16  # the fewest characters of a value, other than a password, that counts as a secret because of its name
-HELP = """
+SHORTEST_SECRET = 16  # the fewest characters of a value, other than a password, that counts as a secret because of its name
+REMOVAL_HELP = """
 Replace each secret in the workspace by the word REMOVED, and run the command again. Let jobs read their secrets from a
 file that only you can read, which a line of slurm.setup may source."""
 # The beginning of a word, also after an escape of JSON, such as \n, and after a color of a terminal.
 _START = r"(?:(?<!\w)|(?<=\\[nrt])|(?<=\dm))"
 _QUOTE = r"(?:\\*[\"']|&quot;|&#(?:34|39|x27);)?"
-_KEYS_OF = ("api", "access", "secret", "private", "auth", "account", "license", "kaggle")
-_KEY = "".join(f"|(?<={of})key|(?<={of}[_-])key" for of in _KEYS_OF)
+_KEY_PREFIXES = ("api", "access", "secret", "private", "auth", "account", "license", "kaggle")
+_KEY = "".join(f"|(?<={prefix})key|(?<={prefix}[_-])key" for prefix in _KEY_PREFIXES)
 _HEADER = rf"(?i:authorization{_QUOTE}\s{{0,4}}[:=]\s{{0,4}}{_QUOTE}(?:(?:basic|bearer|token)\s+)?|{_START}bearer\s+)"
 # A value that is assigned to a name, as in YAML, JSON, shell scripts and Python, or that follows an option of a command.
 _ASSIGNED = (
@@ -41,8 +41,8 @@ _ASSIGNED = (
 # (what the secret is, texts in lower case with one of which every such secret begins, pattern). A pattern is only compared
 # where one of these texts is, because a search for the patterns themselves takes many times as long.
 FORMS = [
-    (what, clues.encode().split(), re.compile(pattern.encode()))
-    for what, clues, pattern in (
+    (description, clues.encode().split(), re.compile(pattern.encode()))
+    for description, clues, pattern in (
         ("a private key", "begin putty-user-key-file-",
          r"BEGIN (?:[A-Z0-9]+ ){0,4}PRIVATE KEY[A-Z ]{0,6}-{4,5}(?:\\+[nr]|\s)+(?:[A-Za-z0-9+/]{4}|\Z)|PuTTY-User-Key-File-\d"),
         ("a key of AWS", "akia asia", _START + r"A[KS]IA(?!\w*EXAMPLE)[A-Z2-7]{16}(?!\w)"),
@@ -91,16 +91,16 @@ def must_contain_no_secret(folder: Path, index: ArchiveIndex) -> None:
     folder: the folder with the files. index: the content of archive.json, which is searched first, because it has the names of
     all files. Files .gz are unzipped. Parquet files and pictures are not, as they only repeat the content of other files.
     """
-    secrets = list(islice(_secrets([files.as_json(index)], archive.INDEX), 1))
+    secrets = list(islice(_find_secrets([files.as_json(index)], archive.INDEX), 1))
     for name in index.files if not secrets else ():
-        below = name.removeprefix(archive.INSIDE)
-        secrets += islice(_secrets(_blocks(folder / below), below), 1)
+        path = name.removeprefix(archive.INSIDE)
+        secrets += islice(_find_secrets(_read_blocks(folder / path), path), 1)
     if secrets:
-        count = f"no archive was written, because {len(secrets)} file(s) seem to have a secret:"
-        raise InputError("\n  ".join([count, *secrets[:MOST_SHOWN]]) + HELP)
+        summary = f"no archive was written, because {len(secrets)} file(s) seem to have a secret:"
+        raise InputError("\n  ".join([summary, *secrets[:MOST_SHOWN]]) + REMOVAL_HELP)
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def _read_blocks(path: Path) -> Iterator[bytes]:
     """The content of a file in blocks of whole lines, unzipped if it is a .gz file. A longer line is in several blocks, each
     of which repeats the end of the block before. Of a damaged .gz file, the part before the damage."""
     with files.as_workspace_error("read"), files.open_regular(path) as raw:
@@ -114,21 +114,21 @@ def _blocks(path: Path) -> Iterator[bytes]:
         yield rest
 
 
-def _secrets(blocks: Iterable[bytes], name: str) -> Iterator[str]:
+def _find_secrets(blocks: Iterable[bytes], name: str) -> Iterator[str]:
     """The places of secrets in a file, as texts that do not contain the secrets. blocks: the content of the file."""
     line = 1
     for text in blocks:
         lower = text.lower()
-        for what, clue, pattern in ((what, clue, pattern) for what, clues, pattern in FORMS for clue in clues):
-            place = -1
-            while (place := lower.find(clue, place + 1)) >= 0:
-                if (match := pattern.match(text, place)) is not None and (key := _key(text, match)) is not None:
-                    number = line + text.count(b"\n", 0, place)
-                    yield f"{name}: line {number}{key and f', {key}'}: {what}"
+        for kind, clue, pattern in ((kind, clue, pattern) for kind, clues, pattern in FORMS for clue in clues):
+            position = -1
+            while (position := lower.find(clue, position + 1)) >= 0:
+                if (match := pattern.match(text, position)) is not None and (key := _find_key(text, match)) is not None:
+                    line_number = line + text.count(b"\n", 0, position)
+                    yield f"{name}: line {line_number}{key and f', {key}'}: {kind}"
         line += text.count(b"\n")
 
 
-def _key(text: bytes, match: re.Match[bytes]) -> str | None:
+def _find_key(text: bytes, match: re.Match[bytes]) -> str | None:
     """The name or key to which a secret belongs, such as HF_TOKEN; "" if it is not known. None: the value is no secret."""
     line = text[max(text.rfind(b"\n", 0, match.start()) + 1, match.start() - MOST_BYTES) : match.start()]
     if "name" in match.re.groupindex:
@@ -148,4 +148,4 @@ def _is_secret(name: bytes, match: re.Match[bytes]) -> bool:
         return False
     if re.search(rb"(?i)pass|pwd", name):
         return is_quoted or has_digit or not value.isalpha()
-    return len(value) >= SHORTEST and (has_digit or name.isupper())
+    return len(value) >= SHORTEST_SECRET and (has_digit or name.isupper())

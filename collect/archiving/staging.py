@@ -15,7 +15,7 @@ from collect.archiving.anonymous import Pseudonyms
 from collect.archiving.contents import ArchiveSource
 from collect.fetching import manifest
 from collect.reading import own_metrics
-from collect.reading.load import Loaded, load
+from collect.reading.load import Loaded, load_matrix
 from collect.summary import Summary, summarize
 from shardlab import url
 from shardlab.cluster import cluster
@@ -28,7 +28,7 @@ from shardlab.workspace.archive import LeftOutFile
 from shardlab.workspace.workspace import Workspace
 
 # Why cluster.yaml is left out: the values that the archived cluster file lacks, because they may be secret.
-LACKS = (
+MISSING_VALUES = (
     f"{archive.CLUSTER} has its content without ssh.identity, slurm.setup, slurm.extra, the bindings and the portal_url of "
     "cloudlab, and without users, passwords and queries of URLs"
 )
@@ -50,14 +50,14 @@ class ArchivedEnvironment(msgspec.Struct, frozen=True):
     hosts: dict[str, Host]
 
 
-def fill(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms | None) -> list[LeftOutFile]:
+def copy_files(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms | None) -> list[LeftOutFile]:
     """Copy the chosen files into `folder`. Returns the files that were not copied because names in them cannot be replaced.
 
     sources: the files to copy. pseudonyms: replaces names in contents and file names; None: files are copied unchanged.
     """
     left_out = []
     for source in sources:
-        target = folder / (source.name if pseudonyms is None else pseudonyms.replaced_text(source.name))
+        target = folder / (source.name if pseudonyms is None else pseudonyms.replace_names_in_text(source.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with files.as_workspace_error("copy"), files.open_regular(source.path) as original, target.open("xb") as copy:
@@ -71,71 +71,71 @@ def fill(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms 
     return left_out
 
 
-def describe(folder: Path, loaded: Loaded, described: Cluster, pseudonyms: Pseudonyms | None) -> list[LeftOutFile]:
+def write_descriptions(folder: Path, loaded: Loaded, cluster_config: Cluster, pseudonyms: Pseudonyms | None) -> list[LeftOutFile]:
     """Write three files into `folder`: the expansion of the matrix, the cluster without its secrets, and environment.json.
 
     Returns cluster.yaml with the reason why it is left out, if the archived cluster is not the same.
     """
     expansion = loaded.expansion
-    kept = msgspec.structs.replace(expansion, path=f"{contents.MATRIX}/{Path(expansion.path).name}")
-    public = _public_file(described)
+    archived_expansion = msgspec.structs.replace(expansion, path=f"{contents.MATRIX}/{Path(expansion.path).name}")
+    public = _build_public_file(cluster_config)
     documents = {
-        f".shardlab/matrices/{expansion.name}.json": msgspec.json.encode(kept),
-        archive.ENVIRONMENT: msgspec.json.encode(_environment(loaded)),
+        f".shardlab/matrices/{expansion.name}.json": msgspec.json.encode(archived_expansion),
+        archive.ENVIRONMENT: msgspec.json.encode(_collect_environment(loaded)),
         archive.CLUSTER: public,
     }
     for name, content in documents.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        changed = content if pseudonyms is None else pseudonyms.replaced(content)
-        files.write_new(path, msgspec.json.format(changed, indent=2) + b"\n")
-    return [LeftOutFile("cluster.yaml", None, LACKS)] if public != cluster.resolved_file(described) else []
+        published = content if pseudonyms is None else pseudonyms.replace_names(content)
+        files.write_new(path, msgspec.json.format(published, indent=2) + b"\n")
+    return [LeftOutFile("cluster.yaml", None, MISSING_VALUES)] if public != cluster.resolved_file(cluster_config) else []
 
 
-def finish(folder: Path, matrix: str, owner: Workspace) -> Summary:
+def finish_workspace(folder: Path, matrix: str, owner: Workspace) -> Summary:
     """Write the manifests of the runs in `folder` and the report of the matrix. Returns the summary of the report.
 
     owner: the workspace that is archived. If its own metrics may be executed, the report contains them.
     """
-    staged = Workspace(folder)
-    for run in staged.all_runs():
+    staged_workspace = Workspace(folder)
+    for run in staged_workspace.all_runs():
         manifest.write(run, manifest.make(run, manifest.list_files(run.path), complete=True))
-    return report(staged, matrix, owner)
+    return write_matrix_report(staged_workspace, matrix, owner)
 
 
-def report(workspace: Workspace, matrix: str, owner: Workspace) -> Summary:
+def write_matrix_report(workspace: Workspace, matrix: str, owner: Workspace) -> Summary:
     """Write the report of a matrix, and return its summary.
 
-    owner: as in `finish`.
+    owner: as in `finish_workspace`.
     """
-    loaded = load(workspace, matrix)
-    own = own_metrics.of(workspace, matrix, owner=owner)
-    own.add_to(loaded)
+    loaded = load_matrix(workspace, matrix)
+    workspace_metrics = own_metrics.compute_own_metrics(workspace, matrix, owner=owner)
+    workspace_metrics.add_to(loaded)
     summary = summarize(loaded, loaded.expansion.baseline)
-    summary.remarks.extend(own.remarks())
+    summary.remarks.extend(workspace_metrics.remarks())
     write_report.write(workspace.report, workspace, loaded, summary)
     return summary
 
 
-def _environment(loaded: Loaded) -> ArchivedEnvironment:
+def _collect_environment(loaded: Loaded) -> ArchivedEnvironment:
     runs: dict[bytes, tuple[Run, list[str]]] = {}
     hosts: dict[str, Host] = {}
-    for one in loaded.runs:
-        described = one.folder.read_run()
-        key = msgspec.json.encode((described.versions, described.git_commit))
-        runs.setdefault(key, (described, []))[1].append(one.run_id)
-        for host in one.hosts:
+    for loaded_run in loaded.runs:
+        run_file = loaded_run.folder.read_run()
+        key = msgspec.json.encode((run_file.versions, run_file.git_commit))
+        runs.setdefault(key, (run_file, []))[1].append(loaded_run.run_id)
+        for host in loaded_run.hosts:
             hosts.setdefault(host.host, host)
     software = [RunEnvironment(ids, first.versions, first.git_commit) for first, ids in runs.values()]
     return ArchivedEnvironment(1, software, hosts)
 
 
-def _public_file(described: Cluster) -> bytes:
+def _build_public_file(cluster_config: Cluster) -> bytes:
     """The content of the archived cluster file, without the values that LACKS names."""
-    replace, slurm, experiment = msgspec.structs.replace, described.slurm, described.cloudlab
+    replace, slurm, experiment = msgspec.structs.replace, cluster_config.slurm, cluster_config.cloudlab
     public = replace(
-        described,
-        ssh=replace(described.ssh, identity=None),
+        cluster_config,
+        ssh=replace(cluster_config.ssh, identity=None),
         slurm=slurm and replace(slurm, setup=[], extra={}),
         cloudlab=experiment and replace(experiment, bindings={}, portal_url=None),
     )

@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from collect.choices.contest import UNRANKED, Contender, Contest, contenders, grounds, natural
-from collect.choices.standing import CRITERIA, SENT, Standing, Word, standings
+from collect.choices.contest import UNRANKED, Contender, Contest, list_contenders, group_comparable_cells, natural_sort_key
+from collect.choices.standing import CRITERIA, SENT, Standing, Word, rank_cells
 from collect.findings.row import CellRow
 from collect.verdicts.selection import Measurements
 
@@ -57,43 +57,43 @@ class Family(msgspec.Struct):
         return any(contest.open for contest in self.contests)
 
 
-def choose(measurements: Measurements) -> list[Family]:
+def choose_strategies(measurements: Measurements) -> list[Family]:
     """The families of a matrix. A family is a set of cells of one workload that can be compared."""
-    return [_family(measurements, *ground) for ground in grounds(measurements.rows)]
+    return [_build_family(measurements, *ground) for ground in group_comparable_cells(measurements.rows)]
 
 
-def _family(measurements: Measurements, workload: str, about: str, rows: dict[tuple[int, int, int], list[CellRow]]) -> Family:
+def _build_family(measurements: Measurements, workload: str, values_text: str, rows: dict[tuple[int, int, int], list[CellRow]]) -> Family:
     contests = []
     for (ranks, nodes, batch), members in rows.items():
-        known = contenders(members)
-        able = {contender.cell for contender in known if contender.outcome == "measured"}
-        ranked = standings(measurements, [row for row in members if row.id in able])
-        contests.append(Contest(ranks, nodes, batch, known, ranked))
-    alone = [place for place, contest in enumerate(contests) if contest.ranks == 1]
-    shared = [place for place, contest in enumerate(contests) if contest.ranks > 1]
-    asked = [name for name in CRITERIA if any(name == one.criterion for contest in contests for one in contest.standings)]
-    questions = [_question(contests, name) for name in asked]
-    return Family(workload, about, contests, _fits(contests, alone), _fits(contests, shared), questions)
+        entrants = list_contenders(members)
+        measured_ids = {contender.cell for contender in entrants if contender.outcome == "measured"}
+        ranked_standings = rank_cells(measurements, [row for row in members if row.id in measured_ids])
+        contests.append(Contest(ranks, nodes, batch, entrants, ranked_standings))
+    one_rank_indexes = [index for index, contest in enumerate(contests) if contest.ranks == 1]
+    more_ranks_indexes = [index for index, contest in enumerate(contests) if contest.ranks > 1]
+    criteria = [name for name in CRITERIA if any(name == standing.criterion for contest in contests for standing in contest.standings)]
+    questions = [_build_question(contests, name) for name in criteria]
+    return Family(workload, values_text, contests, _group_fits(contests, one_rank_indexes), _group_fits(contests, more_ranks_indexes), questions)
 
 
-def _fits(contests: Sequence[Contest], places: Sequence[int]) -> list[Fit]:
+def _group_fits(contests: Sequence[Contest], indexes: Sequence[int]) -> list[Fit]:
     """Which cells fit into memory in some contests. Contests in which the same cells do not fit, or may not fit, are grouped.
 
-    contests: all contests of a family. places: the indexes in `contests` of the contests that are considered.
+    contests: all contests of a family. indexes: the indexes in `contests` of the contests that are considered.
     """
-    found: dict[Hashable, Fit] = {}
-    for place in places:
+    fits_by_names: dict[Hashable, Fit] = {}
+    for index in indexes:
         fits: list[str] = []
         rest = Fit([], [], [], [], [])
-        for contender in contests[place].contenders:
-            _sort_in(contender, fits, rest)
-        one = found.setdefault((bool(fits), *map(tuple, (rest.does_not_fit, rest.over_the_limit, rest.unknown))), rest)
-        one.contests.append(place)
-        one.fits = sorted({*one.fits, *fits}, key=natural)
-    return list(found.values())
+        for contender in contests[index].contenders:
+            _add_by_outcome(contender, fits, rest)
+        fit = fits_by_names.setdefault((bool(fits), *map(tuple, (rest.does_not_fit, rest.over_the_limit, rest.unknown))), rest)
+        fit.contests.append(index)
+        fit.fits = sorted({*fit.fits, *fits}, key=natural_sort_key)
+    return list(fits_by_names.values())
 
 
-def _sort_in(contender: Contender, fits: list[str], rest: Fit) -> None:
+def _add_by_outcome(contender: Contender, fits: list[str], rest: Fit) -> None:
     """Add the name of a contender to `fits` if it fits into memory, and otherwise to the list of `rest` for its outcome.
 
     A measured cell fits, even if it is not ranked. A cell that ran out of memory in any repeat does not fit.
@@ -110,26 +110,26 @@ def _sort_in(contender: Contender, fits: list[str], rest: Fit) -> None:
         rest.unknown.append(contender.name)
 
 
-def _question(contests: Sequence[Contest], criterion: str) -> CriterionChoice:
-    found: dict[Hashable, Answer] = {}
-    for place, contest in enumerate(contests):
+def _build_question(contests: Sequence[Contest], criterion: str) -> CriterionChoice:
+    answers: dict[Hashable, Answer] = {}
+    for index, contest in enumerate(contests):
         if criterion == SENT and contest.ranks == 1:
             continue  # one rank sends nothing, so no strategy can be chosen by the sent bytes
-        answer = _answer(contest, criterion)
-        alike = found.setdefault((answer.word, () if answer.word in ("only one", "same work") else tuple(answer.best)), answer)
-        alike.contests.append(place)
-        alike.best = sorted({*alike.best, *answer.best}, key=natural)
+        answer = _contest_answer(contest, criterion)
+        same_answer = answers.setdefault((answer.word, () if answer.word in ("only one", "same work") else tuple(answer.best)), answer)
+        same_answer.contests.append(index)
+        same_answer.best = sorted({*same_answer.best, *answer.best}, key=natural_sort_key)
     return CriterionChoice(
-        criterion, sorted(found.values(), key=lambda answer: answer.word in ("only one", "none fits", "not measured"))
+        criterion, sorted(answers.values(), key=lambda answer: answer.word in ("only one", "none fits", "not measured"))
     )
 
 
-def _answer(contest: Contest, criterion: str) -> Answer:
-    standing: Standing | None = next((one for one in contest.standings if one.criterion == criterion), None)
+def _contest_answer(contest: Contest, criterion: str) -> Answer:
+    standing: Standing | None = next((candidate for candidate in contest.standings if candidate.criterion == criterion), None)
     if standing is not None:
         names = {contender.cell: contender.name for contender in contest.contenders}
-        return Answer([], standing.word, sorted((names[cell] for cell in standing.best), key=natural))
-    measured, too_big = contest.named("measured"), contest.named("does not fit")
+        return Answer([], standing.word, sorted((names[cell] for cell in standing.best), key=natural_sort_key))
+    measured, too_big = contest.contender_names("measured"), contest.contender_names("does not fit")
     if len(measured) != 1:
         return Answer([], "none fits" if len(too_big) == len(contest.contenders) else "not measured", [])
     return Answer([], "only one fits" if 0 < len(too_big) == len(contest.contenders) - 1 else "only one", measured)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from collect.choices.contest import Contest, natural
+from collect.choices.contest import Contest, natural_sort_key
 from collect.choices.family import Family
 from collect.choices.standing import Word
 from collect.findings.row import CellRow
@@ -60,7 +60,7 @@ class TableBeside(msgspec.Struct):
     rows: list[RowBeside]  # one for each row of the table in the study
 
 
-def beside(tables: Sequence[PrintedTable], rows: Sequence[CellRow], families: Sequence[Family]) -> list[TableBeside]:
+def fill_tables(tables: Sequence[PrintedTable], rows: Sequence[CellRow], families: Sequence[Family]) -> list[TableBeside]:
     """Fill the tables of a study with measured values and computed choices.
 
     rows: the rows of the summary of a matrix, one per cell. families: the choices that were computed for this matrix, one
@@ -74,43 +74,43 @@ def beside(tables: Sequence[PrintedTable], rows: Sequence[CellRow], families: Se
             table.columns,
             table.measured,
             table.choice,
-            [_row(table, printed.texts, _matching(printed.cell, rows), contests) for printed in table.rows],
+            [_build_row(table, printed.texts, _matching_rows(printed.cell, rows), contests) for printed in table.rows],
         )
         for table in tables
     ]
 
 
-def _matching(wanted: dict[str, object], rows: Sequence[CellRow]) -> list[CellRow]:
-    return [row for row in rows if cell_names.matches(row.cell, wanted)] if wanted else []
+def _matching_rows(cell_filter: dict[str, object], rows: Sequence[CellRow]) -> list[CellRow]:
+    return [row for row in rows if cell_names.matches(row.cell, cell_filter)] if cell_filter else []
 
 
-def _row(table: PrintedTable, texts: list[str], matching: Sequence[CellRow], contests: Sequence[Contest]) -> RowBeside:
-    one = matching[0] if len(matching) == 1 else None
-    values = [one.metrics.get(name) if one else None for name in table.measured]
-    found = RowBeside(texts, one.id if one else None, values)
+def _build_row(table: PrintedTable, texts: list[str], matching: Sequence[CellRow], contests: Sequence[Contest]) -> RowBeside:
+    matched_row = matching[0] if len(matching) == 1 else None
+    values = [matched_row.metrics.get(name) if matched_row else None for name in table.measured]
+    row_beside = RowBeside(texts, matched_row.id if matched_row else None, values)
     ids = {row.id for row in matching}
     if table.choice == "wins":
-        found.wins = [won for name in CRITERIA if (won := _won(name, ids, contests)).of]
+        row_beside.wins = [won for name in CRITERIA if (won := _count_wins(name, ids, contests)).of]
     elif table.choice == "best":
-        found.best = [best for name in CRITERIA if (best := _best(name, ids, contests))]
-    return found
+        row_beside.best = [best for name in CRITERIA if (best := _best_of_most_ranks(name, ids, contests))]
+    return row_beside
 
 
-def _won(criterion: str, ids: set[str], contests: Sequence[Contest]) -> ComparisonsWon:
-    bests = [best for contest in contests for best in _bests(contest, criterion, ids)]
+def _count_wins(criterion: str, ids: set[str], contests: Sequence[Contest]) -> ComparisonsWon:
+    bests = [best for contest in contests for best in _best_cell_ids(contest, criterion, ids)]
     return ComparisonsWon(criterion, sum(not ids.isdisjoint(best) for best in bests), len(bests))
 
 
-def _best(criterion: str, ids: set[str], contests: Sequence[Contest]) -> BestOfRanks | None:
-    found = [(contest, best) for contest in contests for best in _bests(contest, criterion, ids)]
-    if not found:
+def _best_of_most_ranks(criterion: str, ids: set[str], contests: Sequence[Contest]) -> BestOfRanks | None:
+    candidates = [(contest, best) for contest in contests for best in _best_cell_ids(contest, criterion, ids)]
+    if not candidates:
         return None
-    contest, best = max(found, key=lambda pair: pair[0].ranks)
+    contest, best = max(candidates, key=lambda pair: pair[0].ranks)
     names = {contender.cell: contender.name for contender in contest.contenders}
-    return BestOfRanks(criterion, contest.ranks, sorted((names[cell] for cell in best), key=natural))
+    return BestOfRanks(criterion, contest.ranks, sorted((names[cell] for cell in best), key=natural_sort_key))
 
 
-def _bests(contest: Contest, criterion: str, ids: set[str]) -> list[list[str]]:
+def _best_cell_ids(contest: Contest, criterion: str, ids: set[str]) -> list[list[str]]:
     """The ids of the best cells of a contest by a criterion, as a list with one element.
 
     The list is empty if no cell of `ids` is ranked by this criterion, or if no cell of the contest is ahead of the others.

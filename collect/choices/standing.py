@@ -14,7 +14,7 @@ from collect.findings.row import CellRow
 from collect.findings.statistics import standard_error, t_975
 from collect.metric import Metric
 from collect.verdicts.claims import LEVEL
-from collect.verdicts.draws import DRAWS, Drawn, draws, half_width
+from collect.verdicts.draws import DRAWS, Drawn, draw_mean, half_width
 from collect.verdicts.selection import Measurements
 
 ACCURACY = "final_accuracy_pct"
@@ -22,11 +22,11 @@ SENT = "sent_counted_bytes"
 CRITERIA = ("throughput_per_s", "peak_memory_bytes", SENT, ACCURACY, "energy_per_unit_j")
 # Two counts (e.g. of sent bytes) are called equal up to this relative difference, because a strategy may send a few more bytes
 # than another, e.g. to sum one number over all ranks.
-ALIKE = 1e-3
+EQUAL_TOLERANCE = 1e-3
 Word = Literal["best", "not told apart", "equal", "same work", "as measured"]
 
 
-class Placed(msgspec.Struct, omit_defaults=True):
+class RankedCell(msgspec.Struct, omit_defaults=True):
     """A cell and its mean of the criterion."""
 
     cell: str  # the id of the cell
@@ -51,7 +51,7 @@ class Standing(msgspec.Struct, omit_defaults=True):
     unit: str
     word: Word  # how certain the order is: one of the words above
     best: list[str]  # ids of the first cell and of the cells that are not significantly worse
-    placed: list[Placed]  # all cells, best first
+    placed: list[RankedCell]  # all cells, best first
     kind: str = ""  # how the metric was measured, if there are several ways
     margin_pct: float | None = None  # by how many percent the first cell differs from the best cell that is not in `best`
 
@@ -67,26 +67,26 @@ class _Mean:
         self.metric = metric
         self.row = row
         self.value = statistics.fmean(values)
-        counted = metric.exact and len(set(values)) == 1
-        self.known = (0.0, 1) if counted else standard_error(values, measurements.noise(metric))
+        is_exact = metric.exact and len(set(values)) == 1
+        self.error_and_degrees = (0.0, 1) if is_exact else standard_error(values, measurements.noise(metric))
 
     @property
     def interval(self) -> tuple[float, float] | tuple[None, None]:
         """The 95 % interval of the mean as (lower end, upper end), or (None, None) if the error of the mean is not known."""
-        if self.known is None:
+        if self.error_and_degrees is None:
             return None, None
-        half = t_975(self.known[1]) * self.known[0]
-        return self.value - half, self.value + half
+        half_interval = t_975(self.error_and_degrees[1]) * self.error_and_degrees[0]
+        return self.value - half_interval, self.value + half_interval
 
     def draws(self) -> Drawn:
         """Random draws of the mean. A claim of a study about the same metric and cell uses the same draws. The error must be
         known."""
-        assert self.known is not None
-        drawn = draws(self.value, *self.known, f"{self.metric.name} {self.row.id}")
+        assert self.error_and_degrees is not None
+        drawn = draw_mean(self.value, *self.error_and_degrees, f"{self.metric.name} {self.row.id}")
         return drawn if isinstance(drawn, np.ndarray) else np.full(DRAWS, drawn)
 
 
-def standings(measurements: Measurements, rows: Sequence[CellRow]) -> list[Standing]:
+def rank_cells(measurements: Measurements, rows: Sequence[CellRow]) -> list[Standing]:
     """Rank the cells of a contest by each criterion for which two or more of the cells have values in the same unit.
 
     rows: the cells of one contest that may be ranked. Returns one standing per criterion.
@@ -95,45 +95,45 @@ def standings(measurements: Measurements, rows: Sequence[CellRow]) -> list[Stand
     because all of them have to hold (Berger, 1982). If no cell is the best, a cell is excluded from the best cells only if it
     is behind the first cell in all but 2.5 % / (number of other cells) of draws (Bonferroni).
     """
-    found = (_standing(measurements, name, [row for row in rows if name in row.metrics]) for name in CRITERIA)
-    return [standing for standing in found if standing is not None]
+    candidates = (_rank_by_criterion(measurements, name, [row for row in rows if name in row.metrics]) for name in CRITERIA)
+    return [standing for standing in candidates if standing is not None]
 
 
-def _standing(measurements: Measurements, name: str, rows: Sequence[CellRow]) -> Standing | None:
+def _rank_by_criterion(measurements: Measurements, name: str, rows: Sequence[CellRow]) -> Standing | None:
     estimates = [row.metrics[name] for row in rows]
     if len(rows) < 2 or len({(estimate.unit, estimate.kind) for estimate in estimates}) > 1:
         return None
     metric = measurements.metrics[name]
     if metric.of_all_steps and comparability.instruments_differ(row.cell for row in rows):
         return None
-    higher = metric.direction == "higher is better"
+    higher_is_better = metric.direction == "higher is better"
     numbers = [_Mean(measurements, metric, row) for row in rows]
     if metric.exact and not any(number.value for number in numbers):
         return None  # nothing to rank: all values are 0, for example the bytes sent on one rank
-    numbers.sort(key=lambda number: (-number.value if higher else number.value, number.row.id))
-    first, others = numbers[0], numbers[1:]
+    numbers.sort(key=lambda number: (-number.value if higher_is_better else number.value, number.row.id))
+    first, other_numbers = numbers[0], numbers[1:]
     word: Word
-    apart = [_is_ahead(first, other, LEVEL) for other in others]
+    first_is_ahead = [_is_ahead(first, other, LEVEL) for other in other_numbers]
     best, word = [first], "best"
-    if not all(apart):
-        level = LEVEL / len(others)
-        best += [other for other, told in zip(others, apart) if not (told and _is_ahead(first, other, level))]
-        counted = all(number.known is not None and number.known[0] == 0 for number in best)
-        word = "equal" if counted and (metric.exact or best[-1].value == first.value) else "not told apart"
-        if name == ACCURACY and all(_proven(number) for number in best):
+    if not all(first_is_ahead):
+        level = LEVEL / len(other_numbers)
+        best += [other for other, is_ahead in zip(other_numbers, first_is_ahead) if not (is_ahead and _is_ahead(first, other, level))]
+        have_no_scatter = all(number.error_and_degrees is not None and number.error_and_degrees[0] == 0 for number in best)
+        word = "equal" if have_no_scatter and (metric.exact or best[-1].value == first.value) else "not told apart"
+        if name == ACCURACY and all(_is_proven(number) for number in best):
             word = "same work"
-    if None in apart:
+    if None in first_is_ahead:
         best, word = [number for number in numbers if number.value == first.value], "as measured"
-    behind = next((number for number in others if number not in best), None)
+    runner_up = next((number for number in other_numbers if number not in best), None)
     margin = None
-    if behind is not None and behind.value and word != "not told apart":
-        margin = 100 * abs(first.value - behind.value) / abs(behind.value)
+    if runner_up is not None and runner_up.value and word != "not told apart":
+        margin = 100 * abs(first.value - runner_up.value) / abs(runner_up.value)
     return Standing(
         criterion=name,
         unit=estimates[0].unit,
         word=word,
         best=[number.row.id for number in best],
-        placed=[Placed(number.row.id, number.value, *number.interval) for number in numbers],
+        placed=[RankedCell(number.row.id, number.value, *number.interval) for number in numbers],
         kind=estimates[0].kind,
         margin_pct=margin,
     )
@@ -148,23 +148,23 @@ def _is_ahead(best: _Mean, other: _Mean, level: float) -> bool | None:
     one interval contains the mean of the other cell, `best` is not ahead: adding a second symmetric unimodal variable can only
     widen the distribution (Birnbaum, 1948).
     """
-    if best.metric.name == ACCURACY and _proven(best) and _proven(other):
+    if best.metric.name == ACCURACY and _is_proven(best) and _is_proven(other):
         return False
-    if best.known is None or other.known is None:
+    if best.error_and_degrees is None or other.error_and_degrees is None:
         return None
     distance = abs(best.value - other.value)
-    if best.metric.exact and distance <= ALIKE * abs(best.value):
+    if best.metric.exact and distance <= EQUAL_TOLERANCE * abs(best.value):
         return False
-    halves = [error * half_width(degrees, level) for error, degrees in (best.known, other.known)]
-    if distance == 0 or distance < max(halves):
+    half_widths = [error * half_width(degrees, level) for error, degrees in (best.error_and_degrees, other.error_and_degrees)]
+    if distance == 0 or distance < max(half_widths):
         return False
-    if distance >= sum(halves):
+    if distance >= sum(half_widths):
         return True
-    one, two = best.draws(), other.draws()
-    ahead = int((one > two if best.value > other.value else one < two).sum())
-    return ahead >= (1 - level) * DRAWS
+    draws_of_best, draws_of_other = best.draws(), other.draws()
+    ahead_count = int((draws_of_best > draws_of_other if best.value > other.value else draws_of_best < draws_of_other).sum())
+    return ahead_count >= (1 - level) * DRAWS
 
 
-def _proven(number: _Mean) -> bool:
+def _is_proven(number: _Mean) -> bool:
     proof = number.row.same_work
     return proof is not None and proof.verdict == "proven"

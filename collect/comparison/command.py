@@ -9,8 +9,8 @@ from typing import Any
 
 from collect import notation
 from collect.archiving import command as archiving
-from collect.comparison.compare import ComparedMatrix, Comparison, MetricComparison, Side, compare, distinguished
-from collect.reading.load import load
+from collect.comparison.compare import ComparedMatrix, Comparison, MetricComparison, Side, compare_matrices, differing_metrics
+from collect.reading.load import load_matrix
 from collect.report import verdict_text
 from collect.summary import summarize
 from shardlab.errors import InputError
@@ -18,7 +18,7 @@ from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
 MOST_VALUES = 6  # the most values of a key that a sentence lists
-SHOWN = ("throughput_per_s", "step_time_ms", "peak_memory_bytes", "final_loss", "final_accuracy_pct")
+SHOWN_METRICS = ("throughput_per_s", "step_time_ms", "peak_memory_bytes", "final_loss", "final_accuracy_pct")
 # Verdict on B, compared with A -> colour of the row.
 STYLES = {"faster": "green", "slower": "red", "higher": "yellow", "lower": "yellow"}
 
@@ -30,125 +30,125 @@ def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Outpu
     matrix: which matrix of the other workspaces is compared; None: their last matrix. Raises InputError if `a` or `b` is
     neither a matrix nor a folder nor an archive.
     """
-    with contextlib.ExitStack() as opened:
-        sides = [_open(workspace, name, matrix, opened) for name in (a, b)]
-        compared = []
-        for name, (place, wanted) in zip((a, b), sides, strict=True):
-            loaded = load(place, wanted)
-            compared.append(ComparedMatrix(name, place, loaded, summarize(loaded, loaded.expansion.baseline)))
-        comparison = compare(*compared)
-    _show(output, comparison)
+    with contextlib.ExitStack() as open_archives:
+        sides = [_find_side(workspace, name, matrix, open_archives) for name in (a, b)]
+        matrices = []
+        for name, (side_workspace, side_matrix) in zip((a, b), sides, strict=True):
+            loaded = load_matrix(side_workspace, side_matrix)
+            matrices.append(ComparedMatrix(name, side_workspace, loaded, summarize(loaded, loaded.expansion.baseline)))
+        comparison = compare_matrices(*matrices)
+    _print_comparison(output, comparison)
     output.document(comparison)
     return 0
 
 
-def _open(workspace: Workspace, name: str, matrix: str | None, opened: contextlib.ExitStack) -> tuple[Workspace, str | None]:
+def _find_side(workspace: Workspace, name: str, matrix: str | None, open_archives: contextlib.ExitStack) -> tuple[Workspace, str | None]:
     """Find the workspace that contains one of the two sets of results. Returns (workspace, name of the matrix; None: the last
     one).
 
-    name: the name of a matrix of `workspace`, the folder of a workspace, or an archive. opened: if `name` is an archive, its
-    files stay unpacked in a temporary folder until `opened` is closed.
+    name: the name of a matrix of `workspace`, the folder of a workspace, or an archive. open_archives: if `name` is an archive, its
+    files stay unpacked in a temporary folder until `open_archives` is closed.
     """
     if name in workspace.expansions():
         if matrix is not None:
             raise InputError(f"--matrix: {name} is itself a matrix. Allowed: --matrix only if A and B are both workspaces.")
         return workspace, name
     if Path(name).is_file():
-        return opened.enter_context(archiving.as_workspace(Path(name))), matrix
+        return open_archives.enter_context(archiving.unpack_as_workspace(Path(name))), matrix
     if not Path(name).is_dir():
-        known = ", ".join(workspace.expansions()) or "none here"
+        matrix_names = ", ".join(workspace.expansions()) or "none here"
         raise InputError(
             f"{name}: is neither a matrix of this workspace nor a folder nor a file. Allowed: a folder, an archive, or "
-            f"a matrix ({known})."
+            f"a matrix ({matrix_names})."
         )
     return Workspace(Path(name)), matrix
 
 
-def _show(output: Output, found: Comparison) -> None:
-    for letter, side in (("A", found.a), ("B", found.b)):
-        output.line(f"{letter}: {_named(side)}")
-    for remark in dict.fromkeys((*found.a.remarks, *found.b.remarks)):
-        of = [letter for letter, side in (("A", found.a), ("B", found.b)) if remark in side.remarks]
-        output.line(f"{' and '.join(of)}: {remark}", style="yellow")
-    _pairs(output, found)
-    for one in found.differs:
-        said = [verdict_text.plain(value) for value in (one.a, one.b)]
-        output.line(f"cells were matched although {one.key} differs: {said[0]} in A, {said[1]} in B", style="yellow")
-    for letter, labels in (("A", found.only_a), ("B", found.only_b)):
+def _print_comparison(output: Output, comparison: Comparison) -> None:
+    for letter, side in (("A", comparison.a), ("B", comparison.b)):
+        output.line(f"{letter}: {_side_title(side)}")
+    for remark in dict.fromkeys((*comparison.a.remarks, *comparison.b.remarks)):
+        letters = [letter for letter, side in (("A", comparison.a), ("B", comparison.b)) if remark in side.remarks]
+        output.line(f"{' and '.join(letters)}: {remark}", style="yellow")
+    _print_pairs(output, comparison)
+    for entry in comparison.differs:
+        texts = [verdict_text.plain(value) for value in (entry.a, entry.b)]
+        output.line(f"cells were matched although {entry.key} differs: {texts[0]} in A, {texts[1]} in B", style="yellow")
+    for letter, labels in (("A", comparison.only_a), ("B", comparison.only_b)):
         if labels:
             output.line(f"only in {letter}: {'; '.join(labels)}")
-    if found.environment:
-        rows = [[one.what, ", ".join(one.a), ", ".join(one.b)] for one in found.environment]
+    if comparison.environment:
+        rows = [[entry.what, ", ".join(entry.a), ", ".join(entry.b)] for entry in comparison.environment]
         output.table("what else differs (possible reasons; it is not proven that they are the cause)", ["", "A", "B"], rows)
-    elif found.pairs:
+    elif comparison.pairs:
         output.line("as far as it is known, the common cells ran on equal machines, with the same software and commit")
 
 
-def _pairs(output: Output, found: Comparison) -> None:
-    if not found.pairs:
-        output.line(f"no cell is in both A and B{_why_none(found)}.", style="yellow")
+def _print_pairs(output: Output, comparison: Comparison) -> None:
+    if not comparison.pairs:
+        output.line(f"no cell is in both A and B{_no_pairs_reason(comparison)}.", style="yellow")
         return
-    rows, styles, more = [], [], []
-    for pair in found.pairs:
+    rows, styles, other_metrics = [], [], []
+    for pair in comparison.pairs:
         if pair.different_work:
             rows.append([pair.label, "", "", "", "", "", "", "different work"])
             styles.append("yellow")
             continue
-        order = {one.metric: one for one in pair.metrics}
-        shown = [order[name] for name in (*SHOWN, *(order if output.verbose else ())) if name in order]
-        shown = list(dict.fromkeys(shown))
-        more += [f"{pair.label}: {one.metric} {one.verdict}" for one in distinguished(pair.metrics) if one not in shown]
-        rows += [[pair.label, *_row(one)] for one in shown]
-        styles += [STYLES.get(one.verdict, "") for one in shown]
+        metric_by_name = {metric.metric: metric for metric in pair.metrics}
+        shown_metrics = [metric_by_name[name] for name in (*SHOWN_METRICS, *(metric_by_name if output.verbose else ())) if name in metric_by_name]
+        shown_metrics = list(dict.fromkeys(shown_metrics))
+        other_metrics += [f"{pair.label}: {metric.metric} {metric.verdict}" for metric in differing_metrics(pair.metrics) if metric not in shown_metrics]
+        rows += [[pair.label, *_metric_row(metric)] for metric in shown_metrics]
+        styles += [STYLES.get(metric.verdict, "") for metric in shown_metrics]
         if not pair.metrics:
             rows.append([pair.label, "", pair.state_a, pair.state_b, "", "", "", "no metric in both"])
             styles.append("dim")
     output.table("", ["Cell", "Metric", "A", "B", "B / A", "95 % interval", "n", "B is"], rows, styles)
     remarks: dict[str, list[str]] = {}
-    for pair in found.pairs:
-        for said in filter(None, (pair.different_work, *pair.remarks)):
-            remarks.setdefault(said, []).append(pair.label)
-    for said, labels in remarks.items():
-        output.line(f"{said}: {'all cells' if len(labels) == len(found.pairs) > 1 else '; '.join(labels)}", style="yellow")
-    for why in dict.fromkeys(one.why for pair in found.pairs for one in pair.metrics if one.why):
-        output.line(f"no interval: {why}")
-    if more:
-        output.line(f"other metrics that differ (--verbose shows all metrics): {'; '.join(more)}")
-    if found.by_chance:
-        told = sum(len(distinguished(pair.metrics)) for pair in found.pairs)
-        expected = notation.number(found.by_chance, 2)
-        output.line(f"{told} of all metrics differ at the 95 % level; about {expected} would differ by chance alone")
+    for pair in comparison.pairs:
+        for remark in filter(None, (pair.different_work, *pair.remarks)):
+            remarks.setdefault(remark, []).append(pair.label)
+    for remark, labels in remarks.items():
+        output.line(f"{remark}: {'all cells' if len(labels) == len(comparison.pairs) > 1 else '; '.join(labels)}", style="yellow")
+    for reason in dict.fromkeys(metric.why for pair in comparison.pairs for metric in pair.metrics if metric.why):
+        output.line(f"no interval: {reason}")
+    if other_metrics:
+        output.line(f"other metrics that differ (--verbose shows all metrics): {'; '.join(other_metrics)}")
+    if comparison.by_chance:
+        differing_count = sum(len(differing_metrics(pair.metrics)) for pair in comparison.pairs)
+        expected = notation.format_number(comparison.by_chance, 2)
+        output.line(f"{differing_count} of all metrics differ at the 95 % level; about {expected} would differ by chance alone")
 
 
-def _why_none(found: Comparison) -> str:
+def _no_pairs_reason(comparison: Comparison) -> str:
     """The reason why no cell is in both A and B, such as `: steps is 5 in A and 10 in B`; '' if the reason is not known."""
 
     def said(values: Sequence[Any]) -> str:
-        few = [verdict_text.plain(value) or "none" for value in values[:MOST_VALUES]]
-        return ", ".join([*few, *(["..."] if len(values) > MOST_VALUES else [])])
+        texts = [verdict_text.plain(value) or "none" for value in values[:MOST_VALUES]]
+        return ", ".join([*texts, *(["..."] if len(values) > MOST_VALUES else [])])
 
-    keys = [f"{one.key} is {said(one.a)} in A and {said(one.b)} in B" for one in found.apart]
+    keys = [f"{entry.key} is {said(entry.a)} in A and {said(entry.b)} in B" for entry in comparison.apart]
     if not keys:
-        return ": no single key explains the difference" if found.only_a and found.only_b else ""
+        return ": no single key explains the difference" if comparison.only_a and comparison.only_b else ""
     return f": {'; '.join(keys)}"
 
 
-def _row(figure: MetricComparison) -> list[str]:
+def _metric_row(metric: MetricComparison) -> list[str]:
     interval = "none"
-    if 1 in (figure.n_a, figure.n_b) and figure.verdict == "undecided":
+    if 1 in (metric.n_a, metric.n_b) and metric.verdict == "undecided":
         interval = "none: n = 1"
-    if figure.low is not None and figure.high is not None:
-        interval = f"{notation.number(figure.low)} to {notation.number(figure.high)}"
+    if metric.low is not None and metric.high is not None:
+        interval = f"{notation.format_number(metric.low)} to {notation.format_number(metric.high)}"
     return [
-        figure.metric,
-        verdict_text.quantity(figure.a, figure.unit),
-        verdict_text.quantity(figure.b, figure.unit),
-        notation.number(figure.ratio) if figure.ratio is not None else "",
+        metric.metric,
+        verdict_text.format_quantity(metric.a, metric.unit),
+        verdict_text.format_quantity(metric.b, metric.unit),
+        notation.format_number(metric.ratio) if metric.ratio is not None else "",
         interval,
-        f"{figure.n_a}, {figure.n_b}",
-        figure.verdict,
+        f"{metric.n_a}, {metric.n_b}",
+        metric.verdict,
     ]
 
 
-def _named(side: Side) -> str:
+def _side_title(side: Side) -> str:
     return f"{side.name}: {side.matrix}{': ' + side.title if side.title else ''}"

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 import msgspec
 
 from collect.comparison import environment, ratio
-from collect.comparison.match import Apart, Differs, Matches, apart, match
+from collect.comparison.match import DisjointKey, KeyDifference, Matches, find_disjoint_keys, match_cells
 from collect.comparison.ratio import Mean, Word
 from collect.findings import comparability
 from collect.findings.row import CellRow
 from collect.findings.statistics import standard_error
-from collect.metric import Metric, menu
+from collect.metric import Metric, all_metrics
 from collect.reading.load import Loaded, LoadedCell
 from collect.summary import Summary
 from collect.verdicts.selection import Measurements
@@ -22,7 +22,7 @@ from shardlab.workspace.workspace import Workspace
 SCHEMA = 1
 ALONE = "n = 1 in {}, and no cell of that matrix was repeated, so the scatter is not known"
 NO_RATIO = "a ratio needs means that are greater than 0"
-MAY_BE_NOTHING = "the repeats do not exclude a mean of 0, so the ratio has no bounds"
+MAY_BE_ZERO = "the repeats do not exclude a mean of 0, so the ratio has no bounds"
 CHANCE = 0.05  # the share of two-sided 95 % tests that find a difference by chance
 
 
@@ -83,8 +83,8 @@ class Comparison(msgspec.Struct, frozen=True):
     pairs: list[ComparedCell]  # the cells that are in both
     only_a: list[str]  # labels of the cells of A without a match
     only_b: list[str]  # labels of the cells of B without a match
-    differs: list[Differs]  # keys in which cells differ although they were matched
-    apart: list[Apart]  # if no cell is in both: the keys for which A and B have no value in common
+    differs: list[KeyDifference]  # keys in which cells differ although they were matched
+    find_disjoint_keys: list[DisjointKey]  # if no cell is in both: the keys for which A and B have no value in common
     environment: list[EnvironmentDifference]  # how the machines and the software of matched cells differ
     by_chance: float  # expected number of metrics that would differ by chance even if A and B were equal
 
@@ -104,126 +104,126 @@ class ComparedMatrix(msgspec.Struct, frozen=True):
         return Side(self.name, place, summary.matrix, summary.title, summary.rehearsal, summary.remarks)
 
 
-def compare(a: ComparedMatrix, b: ComparedMatrix) -> Comparison:
+def compare_matrices(a: ComparedMatrix, b: ComparedMatrix) -> Comparison:
     """Match the cells of matrix A with those of matrix B, and compare the metrics of each matched pair."""
-    found = match(a.loaded.cells, b.loaded.cells)
-    measured = [Measurements(one.loaded, one.summary.rows) for one in (a, b)]
-    rows = [{row.id: row for row in one.summary.rows} for one in (a, b)]
-    labels = a.summary.label_of
+    matches = match_cells(a.loaded.cells, b.loaded.cells)
+    measurements = [Measurements(entry.loaded, entry.summary.rows) for entry in (a, b)]
+    rows = [{row.id: row for row in entry.summary.rows} for entry in (a, b)]
+    labels = a.summary.labels_by_cell
     pairs = [
-        _pair(labels[one.id], (one, rows[0][one.id], measured[0]), (other, rows[1][other.id], measured[1]))
-        for one, other in found.pairs
+        _compare_pair(labels[entry.id], (entry, rows[0][entry.id], measurements[0]), (other, rows[1][other.id], measurements[1]))
+        for entry, other in matches.pairs
     ]
-    figures = [figure for pair in pairs for figure in pair.metrics if figure.verdict not in ("equal", "undecided")]
+    judged_metrics = [metric for pair in pairs for metric in pair.metrics if metric.verdict not in ("equal", "undecided")]
     return Comparison(
         schema=SCHEMA,
         a=a.side(),
         b=b.side(),
         pairs=pairs,
-        only_a=[labels[cell.id] for cell in found.only_a],
-        only_b=[b.summary.label_of[cell.id] for cell in found.only_b],
-        differs=found.differs,
-        apart=apart(found) if not pairs else [],
-        environment=_environment(found),
-        by_chance=round(CHANCE * len(figures), 2),
+        only_a=[labels[cell.id] for cell in matches.only_a],
+        only_b=[b.summary.labels_by_cell[cell.id] for cell in matches.only_b],
+        differs=matches.differs,
+        apart=find_disjoint_keys(matches) if not pairs else [],
+        environment=_environment_differences(matches),
+        by_chance=round(CHANCE * len(judged_metrics), 2),
     )
 
 
-def _environment(matches: Matches) -> list[EnvironmentDifference]:
+def _environment_differences(matches: Matches) -> list[EnvironmentDifference]:
     """The known properties of machines and software that differ between the runs of A and B: possible reasons for other
     results."""
     sides = zip(*matches.pairs, strict=True) if matches.pairs else ((), ())
-    a, b = (environment.known(run for cell in cells for run in cell.runs) for cells in sides)
-    return [EnvironmentDifference(*difference) for difference in environment.differences(a, b)]
+    a, b = (environment.collect_properties(run for cell in cells for run in cell.runs) for cells in sides)
+    return [EnvironmentDifference(*difference) for difference in environment.property_differences(a, b)]
 
 
-_Known = tuple[LoadedCell, CellRow, Measurements]
+_CellResults = tuple[LoadedCell, CellRow, Measurements]
 
 
-def _pair(label: str, a: _Known, b: _Known) -> ComparedCell:
-    different = _different_work(a, b)
+def _compare_pair(label: str, a: _CellResults, b: _CellResults) -> ComparedCell:
+    different_work = _different_work_reason(a, b)
     return ComparedCell(
         a=a[1].id,
         b=b[1].id,
         label=label,
         state_a=a[1].state or "planned",
         state_b=b[1].state or "planned",
-        different_work=different,
-        remarks=_remarks(a, b),
-        metrics=[] if different else _figures(a, b),
+        different_work=different_work,
+        remarks=_pair_remarks(a, b),
+        metrics=[] if different_work else _compare_metrics(a, b),
     )
 
 
-def _different_work(a: _Known, b: _Known) -> str:
+def _different_work_reason(a: _CellResults, b: _CellResults) -> str:
     """The reason why a cell in A and its match in B are not compared; '' if they are compared."""
     proofs = [side[1].same_work for side in (a, b)]
     if any(proof and proof.verdict == "different" for proof in proofs) or (
         proofs[0] and proofs[1] and proofs[0].verdict != proofs[1].verdict
     ):
-        said = [f"{name}: {proof.verdict} ({proof.why})" if proof else f"{name}: no proof" for name, proof in zip("AB", proofs)]
-        return f"the same-work proofs found: {'; '.join(said)}"
+        proof_texts = [f"{name}: {proof.verdict} ({proof.why})" if proof else f"{name}: no proof" for name, proof in zip("AB", proofs)]
+        return f"the same-work proofs found: {'; '.join(proof_texts)}"
     data = [{str(run.result.data.get("sha256")) for run in side[0].completed if run.result} for side in (a, b)]
     if data[0] and data[1] and data[0] != data[1]:
         return f"different data: SHA-256 {' and '.join(sorted(data[0]))} in A, {' and '.join(sorted(data[1]))} in B"
-    rehearsed = [any(run.is_rehearsal for run in side[0].completed) for side in (a, b)]
-    if a[1].n and b[1].n and rehearsed[0] != rehearsed[1]:
-        return f"{'AB'[rehearsed[1]]} is a rehearsal"
+    is_rehearsal = [any(run.is_rehearsal for run in side[0].completed) for side in (a, b)]
+    if a[1].n and b[1].n and is_rehearsal[0] != is_rehearsal[1]:
+        return f"{'AB'[is_rehearsal[1]]} is a rehearsal"
     if trouble := "; ".join(side[1].gpu_trouble for side in (a, b) if side[1].gpu_trouble):
         return f"other processes used the GPUs, or the GPUs were throttled, while steps were timed ({trouble})"
     return ""
 
 
-def _remarks(a: _Known, b: _Known) -> list[str]:
+def _pair_remarks(a: _CellResults, b: _CellResults) -> list[str]:
     folders = [{run.run_id: run.run.created for run in side[0].runs if run.run} for side in (a, b)]
-    found = ["the same runs in both"] if folders[0] and folders[0] == folders[1] else []
+    remarks = ["the same runs in both"] if folders[0] and folders[0] == folders[1] else []
     proof = a[1].same_work
     if proof and proof.verdict == "other work":  # as in B, because other pairs are not compared
-        found.append(f"by design, not the same work as one process ({proof.why})")
-    if (said := comparability.different_computation([a[0].cell, b[0].cell])) is not None:
-        found.append(said)
+        remarks.append(f"by design, not the same work as one process ({proof.why})")
+    if (remark := comparability.precision_remark([a[0].cell, b[0].cell])) is not None:
+        remarks.append(remark)
     if not (proof and b[1].same_work):
-        found.append("A, B or both have no same-work proof")
-    return found
+        remarks.append("A, B or both have no same-work proof")
+    return remarks
 
 
-def _figures(a: _Known, b: _Known) -> list[MetricComparison]:
-    found = (_figure(metric, a, b) for metric in menu() if metric.of_run)
-    return [figure for figure in found if figure]
+def _compare_metrics(a: _CellResults, b: _CellResults) -> list[MetricComparison]:
+    comparisons = (_compare_metric(metric, a, b) for metric in all_metrics() if metric.of_run)
+    return [comparison for comparison in comparisons if comparison]
 
 
-def _figure(metric: Metric, a: _Known, b: _Known) -> MetricComparison | None:
+def _compare_metric(metric: Metric, a: _CellResults, b: _CellResults) -> MetricComparison | None:
     """Compare one metric of two cells.
 
     None if A or B has no value of the metric, or if the values have different kinds, such as GPU memory and process memory.
     """
-    one, other = a[1].metrics.get(metric.name), b[1].metrics.get(metric.name)
-    if one is None or other is None or (one.unit, one.kind) != (other.unit, other.kind):
+    estimate_a, estimate_b = a[1].metrics.get(metric.name), b[1].metrics.get(metric.name)
+    if estimate_a is None or estimate_b is None or (estimate_a.unit, estimate_a.kind) != (estimate_b.unit, estimate_b.kind):
         return None
-    means = [_mean(metric, side) for side in (a, b)]
-    value, low, high = ratio.ratio(*means)
+    means = [_mean_with_error(metric, side) for side in (a, b)]
+    value, low, high = ratio.mean_ratio(*means)
     return MetricComparison(
         metric=metric.name,
-        unit=one.unit,
-        a=one.value,
-        b=other.value,
-        n_a=one.n,
-        n_b=other.n,
-        verdict=ratio.verdict(means[0], means[1], one.unit),
+        unit=estimate_a.unit,
+        a=estimate_a.value,
+        b=estimate_b.value,
+        n_a=estimate_a.n,
+        n_b=estimate_b.n,
+        verdict=ratio.difference_word(means[0], means[1], estimate_a.unit),
         ratio=value,
         low=low,
         high=high,
-        why="" if low is not None else _why_no_interval(value, means),
+        why="" if low is not None else _no_interval_reason(value, means),
     )
 
 
-def _why_no_interval(value: float | None, means: list[Mean]) -> str:
+def _no_interval_reason(value: float | None, means: list[Mean]) -> str:
     unknown = [name for name, mean in zip("AB", means, strict=True) if mean.error is None]
     if unknown:
         return ALONE.format(" and ".join(unknown))
-    return NO_RATIO if value is None else MAY_BE_NOTHING
+    return NO_RATIO if value is None else MAY_BE_ZERO
 
 
-def _mean(metric: Metric, side: _Known) -> Mean:
+def _mean_with_error(metric: Metric, side: _CellResults) -> Mean:
     """The mean of a metric of a cell, with the error of the mean.
 
     The error is computed from the repeats of the cell if there are three or more, else from all repeated cells of the matrix.
@@ -233,11 +233,11 @@ def _mean(metric: Metric, side: _Known) -> Mean:
     value = row.metrics[metric.name].value
     if metric.exact and len(set(values)) == 1:
         return Mean(value, 0, 1)
-    known = standard_error(values, measurements.noise(metric))
-    return Mean(value, known[0], known[1]) if known else Mean(value, None, 0)
+    error_and_degrees = standard_error(values, measurements.noise(metric))
+    return Mean(value, error_and_degrees[0], error_and_degrees[1]) if error_and_degrees else Mean(value, None, 0)
 
 
-def distinguished(figures: Iterable[MetricComparison]) -> list[MetricComparison]:
-    """The metrics whose values in A and B differ by more than the scatter of repeats explains. figures: the compared
+def differing_metrics(metrics: Iterable[MetricComparison]) -> list[MetricComparison]:
+    """The metrics whose values in A and B differ by more than the scatter of repeats explains. metrics: the compared
     metrics."""
-    return [figure for figure in figures if figure.verdict not in ("equal", "not to be told apart", "undecided")]
+    return [metric for metric in metrics if metric.verdict not in ("equal", "not to be told apart", "undecided")]

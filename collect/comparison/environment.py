@@ -8,16 +8,16 @@ from collect import notation
 from collect.loading.loaded_run import LoadedRun
 
 
-def known(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:
+def collect_properties(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:
     """The properties of machines and software of some runs: {name of a property: its sorted values over all runs}.
 
     Host names are left out, because another machine of the same kind is no reason for different results.
     """
-    values_of: dict[str, set[str]] = {}
+    values_by_property: dict[str, set[str]] = {}
 
-    def add(what: str, value: str | None) -> None:
+    def add(label: str, value: str | None) -> None:
         if value:
-            values_of.setdefault(what, set()).add(value)
+            values_by_property.setdefault(label, set()).add(value)
 
     for run in runs:
         for host in run.hosts:
@@ -26,7 +26,7 @@ def known(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:
             add("GPU driver", host.gpu_driver)
             add("processor", host.cpu_model)
             add("processors allowed", str(host.cpus_allowed))
-            add("memory", f"{notation.number(host.memory_bytes / notation.GIB, 3)} GiB")
+            add("memory", f"{notation.format_number(host.memory_bytes / notation.GIB, 3)} GiB")
             speeds = [nic.speed_mbps for nic in host.nics if nic.kind != "loopback" and nic.speed_mbps]
             add("network", f"{max(speeds)} Mbit/s" if speeds else None)
             add("system", host.system)
@@ -38,12 +38,12 @@ def known(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:
             versions = (run.result.versions if run.result else {}) or run.run.versions
             for package, version in versions.items():
                 add(package, version)
-    return {what: sorted(values) for what, values in values_of.items()}
+    return {property_name: sorted(values) for property_name, values in values_by_property.items()}
 
 
-def differences(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> list[tuple[str, list[str], list[str]]]:
+def property_differences(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> list[tuple[str, list[str], list[str]]]:
     """Compare properties of two sets of runs. before, after: the properties of each set, from `known`.
 
     Returns (property, its values in `before`, its values in `after`) for each property that is known in both and differs.
     """
-    return [(what, before[what], after[what]) for what in before if what in after and before[what] != after[what]]
+    return [(property_name, before[property_name], after[property_name]) for property_name in before if property_name in after and before[property_name] != after[property_name]]

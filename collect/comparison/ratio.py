@@ -20,7 +20,7 @@ class Mean(msgspec.Struct, frozen=True):
     degrees: int  # degrees of freedom of the standard error
 
 
-def ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
+def mean_ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
     """The ratio of two means, b / a. Returns (ratio, lower end, upper end of the 95 % interval of the ratio).
 
     The ratio is None if a mean is not greater than 0. The ends are None if the error of a mean is not known, or if the error is
@@ -32,17 +32,17 @@ def ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
     """
     if a.value <= 0 or b.value <= 0:
         return None, None, None
-    found = b.value / a.value
+    quotient = b.value / a.value
     if a.error is None or b.error is None:
-        return found, None, None
-    parts = [(a.error / a.value) ** 2, (b.error / b.value) ** 2]
+        return quotient, None, None
+    variances = [(a.error / a.value) ** 2, (b.error / b.value) ** 2]
     if any(mean.error and mean.error * t_975(mean.degrees) >= mean.value for mean in (a, b)):
-        return found, None, None
-    spread = _quantile(parts, [a.degrees, b.degrees]) * math.sqrt(sum(parts))
-    return found, found * math.exp(-spread), found * math.exp(spread)
+        return quotient, None, None
+    half_width = _welch_quantile(variances, [a.degrees, b.degrees]) * math.sqrt(sum(variances))
+    return quotient, quotient * math.exp(-half_width), quotient * math.exp(half_width)
 
 
-def verdict(a: Mean, b: Mean, unit: str) -> Word:
+def difference_word(a: Mean, b: Mean, unit: str) -> Word:
     """The word that says how the mean b differs from the mean a, such as `faster` or `equal`. unit: the unit of both means.
 
     Times and rates are `faster` or `slower`. Other metrics are `higher` or `lower`, which does not say whether the change is
@@ -50,30 +50,30 @@ def verdict(a: Mean, b: Mean, unit: str) -> Word:
     """
     if a.error is None or b.error is None:
         return "undecided"
-    _, low, high = ratio(a, b)
+    _, low, high = mean_ratio(a, b)
     if low is None or high is None:  # the ratio has no interval, so Welch's test of the difference b - a is used
-        parts = [a.error**2, b.error**2]
-        half = _quantile(parts, [a.degrees, b.degrees]) * math.sqrt(sum(parts))
-        low, high, same = b.value - a.value - half, b.value - a.value + half, 0.0
+        variances = [a.error**2, b.error**2]
+        half_width = _welch_quantile(variances, [a.degrees, b.degrees]) * math.sqrt(sum(variances))
+        low, high, equal_value = b.value - a.value - half_width, b.value - a.value + half_width, 0.0
     else:
-        same = 1.0
-    if low == high == same:
+        equal_value = 1.0
+    if low == high == equal_value:
         return "equal"
-    if low <= same <= high:
+    if low <= equal_value <= high:
         return "not to be told apart"
-    above = low > same
+    is_higher = low > equal_value
     if unit.endswith("/s"):
-        return "faster" if above else "slower"
+        return "faster" if is_higher else "slower"
     if unit in ("s", "ms"):
-        return "slower" if above else "faster"
-    return "higher" if above else "lower"
+        return "slower" if is_higher else "faster"
+    return "higher" if is_higher else "lower"
 
 
-def _quantile(parts: list[float], degrees: list[int]) -> float:
+def _welch_quantile(variances: list[float], degrees: list[int]) -> float:
     """The 97.5 % quantile of Student's t for a sum of variances (Welch, Biometrika 34, 1947).
 
-    parts: the variances. degrees: the degrees of freedom of each variance. The degrees of freedom of the sum are rounded down,
+    variances: the variances. degrees: the degrees of freedom of each variance. The degrees of freedom of the sum are rounded down,
     so that an interval may be too wide, but never too narrow.
     """
-    below = sum(part**2 / free for part, free in zip(parts, degrees, strict=True) if part)
-    return t_975(max(int(sum(parts) ** 2 / below), 1)) if below else 0.0
+    denominator = sum(variance**2 / degree for variance, degree in zip(variances, degrees, strict=True) if variance)
+    return t_975(max(int(sum(variances) ** 2 / denominator), 1)) if denominator else 0.0

@@ -19,7 +19,7 @@ from collect.loading.telemetry import GAP_PERIODS
 from collect.metrics.network import LEAST_COVERAGE
 
 STRETCHES = 200  # the most stretches of a run: a screen cannot show more points per line if there are a dozen lines
-Together = Literal["mean", "sum", "max"]
+Combination = Literal["mean", "sum", "max"]
 
 
 class Curve(NamedTuple):
@@ -30,7 +30,7 @@ class Curve(NamedTuple):
     values: list[float | None]  # the value of each stretch in the order of time; None: the value of this stretch is not known
 
 
-def levels(samples: pl.DataFrame, device: str, column: str) -> pl.DataFrame:
+def level_readings(samples: pl.DataFrame, device: str, column: str) -> pl.DataFrame:
     """The readings of one quantity of all devices, as a frame with the columns run, device, since_s, until_s, value.
 
     A reading is valid from the time of the device's previous sample (since_s) to the time of its own sample (until_s).
@@ -43,7 +43,7 @@ def levels(samples: pl.DataFrame, device: str, column: str) -> pl.DataFrame:
     return rows.select("run", device=device, since_s=since, until_s="wall_s", value=pl.col(column).cast(pl.Float64))
 
 
-def rates(samples: pl.DataFrame, counter: str, *device: str) -> pl.DataFrame:
+def rate_readings(samples: pl.DataFrame, counter: str, *device: str) -> pl.DataFrame:
     """The growth of a counter per second, as a frame with the same columns as the result of `levels`.
 
     The value is null if the counter went backwards, or if the host was booted between the two samples.
@@ -53,15 +53,15 @@ def rates(samples: pl.DataFrame, counter: str, *device: str) -> pl.DataFrame:
     """
     names = pl.concat_str(*(device or ("host", "name")), separator=" ")
     rows = samples.drop_nulls(counter).with_columns(device=names)
-    before = pl.col("wall_s", counter, "boot_id").shift().over("run", "device").name.prefix("before_")
-    rows = rows.sort("run", "device", "wall_s").with_columns(before)
-    grown, passed = pl.col(counter) - pl.col(f"before_{counter}"), pl.col("wall_s") - pl.col("before_wall_s")
-    sound = (grown >= 0) & (passed > 0) & (pl.col("boot_id") == pl.col("before_boot_id"))
-    value = pl.when(sound).then(grown / passed)
+    previous = pl.col("wall_s", counter, "boot_id").shift().over("run", "device").name.prefix("before_")
+    rows = rows.sort("run", "device", "wall_s").with_columns(previous)
+    increase, elapsed_s = pl.col(counter) - pl.col(f"before_{counter}"), pl.col("wall_s") - pl.col("before_wall_s")
+    is_valid = (increase >= 0) & (elapsed_s > 0) & (pl.col("boot_id") == pl.col("before_boot_id"))
+    value = pl.when(is_valid).then(increase / elapsed_s)
     return rows.select("run", "device", since_s="before_wall_s", until_s="wall_s", value=value)
 
 
-def growth(samples: pl.DataFrame, counter: str) -> pl.DataFrame:
+def growth_readings(samples: pl.DataFrame, counter: str) -> pl.DataFrame:
     """The growth of a counter of network interfaces since 0 s, with the same columns as `levels`.
 
     The value is unknown from the moment when the counter went backwards or the host was booted again. counter: the name of the
@@ -70,41 +70,41 @@ def growth(samples: pl.DataFrame, counter: str) -> pl.DataFrame:
     names = pl.concat_str("host", "name", separator=" ")
     rows = samples.drop_nulls(counter).filter(pl.col("wall_s") >= 0).with_columns(device=names).sort("run", "device", "wall_s")
     same_boot = pl.col("boot_id") == pl.col("boot_id").first()
-    sound = ((pl.col(counter).diff().fill_null(0) >= 0) & same_boot).cast(pl.Int8).cum_min().over("run", "device")
-    grown = pl.when(sound == 1).then(pl.col(counter) - pl.col(counter).first().over("run", "device"))
-    return levels(rows.with_columns(grown=grown), "device", "grown")
+    is_valid = ((pl.col(counter).diff().fill_null(0) >= 0) & same_boot).cast(pl.Int8).cum_min().over("run", "device")
+    grown = pl.when(is_valid == 1).then(pl.col(counter) - pl.col(counter).first().over("run", "device"))
+    return level_readings(rows.with_columns(grown=grown), "device", "grown")
 
 
-def together(readings: pl.DataFrame, how: Together) -> dict[str, Curve]:
+def combine_devices(readings: pl.DataFrame, combination: Combination) -> dict[str, Curve]:
     """One curve per run, which combines the readings of all devices of the run. Returns {run: curve}.
 
     For each stretch, the readings of each device are first combined into one value: their mean, or with `max` the highest
-    reading. Then the values of all devices are combined as `how` says. Runs whose samples cover no stretch are left out.
+    reading. Then the values of all devices are combined as `combination` says. Runs whose samples cover no stretch are left out.
     """
-    if (seen := _seen(readings)).is_empty():
+    if (valid := _valid_readings(readings)).is_empty():
         return {}
-    known = _of_devices(_pieces(seen), how).filter(pl.len().over("run", "stretch") == pl.col("devices"))
-    over = {"mean": pl.col("value").mean(), "sum": pl.col("value").sum(), "max": pl.col("value").max()}[how]
-    found = known.group_by("run", "stretch").agg(over, pl.first("width_s")).sort("run", "stretch")
-    return {str(run): _curve(rows) for (run,), rows in found.group_by("run", maintain_order=True)}
+    covered = _combine_pieces(_cut_at_stretches(valid), combination).filter(pl.len().over("run", "stretch") == pl.col("devices"))
+    aggregation = {"mean": pl.col("value").mean(), "sum": pl.col("value").sum(), "max": pl.col("value").max()}[combination]
+    combined = covered.group_by("run", "stretch").agg(aggregation, pl.first("width_s")).sort("run", "stretch")
+    return {str(run): _build_curve(rows) for (run,), rows in combined.group_by("run", maintain_order=True)}
 
 
-def _seen(rows: pl.DataFrame) -> pl.DataFrame:
+def _valid_readings(rows: pl.DataFrame) -> pl.DataFrame:
     """The readings that have a value and no gap before them, with two more columns: the number of devices and the width of a
     stretch.
 
     Both columns are computed for each run. A gap is a distance between two samples that is much longer than usual
     (GAP_PERIODS).
     """
-    passed = pl.col("until_s") - pl.col("since_s")
-    usual = passed.quantile(0.5, "higher").over("run", "device")
-    rows = rows.with_columns(devices=pl.col("device").n_unique().over("run"), usual_s=usual)
-    rows = rows.filter(pl.col("value").is_not_null(), passed > 0, passed <= GAP_PERIODS * pl.col("usual_s"))
-    whole = (pl.col("until_s").max() - pl.col("since_s").min()).over("run")
-    return rows.with_columns(width_s=pl.max_horizontal(whole / STRETCHES, pl.col("usual_s").max().over("run")))
+    elapsed_s = pl.col("until_s") - pl.col("since_s")
+    usual_period = elapsed_s.quantile(0.5, "higher").over("run", "device")
+    rows = rows.with_columns(devices=pl.col("device").n_unique().over("run"), usual_s=usual_period)
+    rows = rows.filter(pl.col("value").is_not_null(), elapsed_s > 0, elapsed_s <= GAP_PERIODS * pl.col("usual_s"))
+    total_s = (pl.col("until_s").max() - pl.col("since_s").min()).over("run")
+    return rows.with_columns(width_s=pl.max_horizontal(total_s / STRETCHES, pl.col("usual_s").max().over("run")))
 
 
-def _pieces(rows: pl.DataFrame) -> pl.DataFrame:
+def _cut_at_stretches(rows: pl.DataFrame) -> pl.DataFrame:
     """Cut each reading at the edges of stretches, so that each piece lies in one stretch. Stretch 0 begins at 0 s."""
     width = pl.col("width_s")
     first, last = ((pl.col(edge) / width).floor().cast(pl.Int64) for edge in ("since_s", "until_s"))
@@ -114,17 +114,17 @@ def _pieces(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(seconds=seconds).filter(pl.col("seconds") > 0)
 
 
-def _of_devices(pieces: pl.DataFrame, how: Together) -> pl.DataFrame:
+def _combine_pieces(pieces: pl.DataFrame, combination: Combination) -> pl.DataFrame:
     """Combine the pieces of readings into one row for each device and each stretch that the samples of the device cover."""
     mean = (pl.col("value") * pl.col("seconds")).sum() / pl.col("seconds").sum()
-    value = pl.col("value").max() if how == "max" else mean
+    value = pl.col("value").max() if combination == "max" else mean
     rows = pieces.group_by("run", "device", "stretch").agg(value, pl.sum("seconds"), pl.first("width_s", "devices"))
     return rows.filter(pl.col("seconds") >= LEAST_COVERAGE * pl.col("width_s"))
 
 
-def _curve(rows: pl.DataFrame) -> Curve:
+def _build_curve(rows: pl.DataFrame) -> Curve:
     stretches: Sequence[int] = rows["stretch"].to_list()
-    known = dict(zip(stretches, rows["value"].to_list(), strict=True))
+    value_by_stretch = dict(zip(stretches, rows["value"].to_list(), strict=True))
     width_s = float(rows["width_s"][0])
-    values = [known.get(stretch) for stretch in range(stretches[0], stretches[-1] + 1)]
+    values = [value_by_stretch.get(stretch) for stretch in range(stretches[0], stretches[-1] + 1)]
     return Curve((stretches[0] + 0.5) * width_s, width_s, values)

@@ -12,7 +12,7 @@ PANEL_PX = 150
 GAP = 0.24  # share of the height of a panel that its title needs
 
 
-def scaled(curve: Curve, scale: float) -> Curve:
+def scale_curve(curve: Curve, scale: float) -> Curve:
     """The curve with values in the unit of the panel, rounded to the digits that a reader can see.
 
     scale: the size of the panel's unit, by which the values are divided.
@@ -25,15 +25,15 @@ def is_a_line(curve: Curve) -> bool:
     return sum(value is not None for value in curve.values) > 1
 
 
-def stacked(titles: list[str], time: str = "s since the end of the first timed step") -> dict[str, Any]:
+def stacked_layout(titles: list[str], time_title: str = "s since the end of the first timed step") -> dict[str, Any]:
     """The layout of panels one below the other with one time axis, and a dotted line at the start of the time.
 
-    titles: the title of each panel, which is drawn above the panel. time: the title of the time axis.
+    titles: the title of each panel, which is drawn above the panel. time_title: the title of the time axis.
     """
-    x = axis(time, anchor=y_axis(len(titles)), showgrid=False)
-    shape = layout(x, {}, showlegend=True)
-    shape["annotations"] = []
-    start = {
+    x = axis(time_title, anchor=y_axis_name(len(titles)), showgrid=False)
+    figure_layout = layout(x, {}, showlegend=True)
+    figure_layout["annotations"] = []
+    zero_line = {
         "type": "line",
         "xref": "x",
         "x0": 0,
@@ -42,14 +42,14 @@ def stacked(titles: list[str], time: str = "s since the end of the first timed s
         "y1": 1,
         "line": {"color": MUTED, "width": 1, "dash": "dot"},
     }
-    shape["shapes"] = [start | {"yref": f"{y_axis(number)} domain"} for number in range(1, len(titles) + 1)]
+    figure_layout["shapes"] = [zero_line | {"yref": f"{y_axis_name(number)} domain"} for number in range(1, len(titles) + 1)]
     for number, title in enumerate(titles, 1):
         top, bottom = 1 - (number - 1 + GAP) / len(titles), 1 - number / len(titles)
         panel = axis("", domain=[bottom, top], rangemode="tozero", nticks=4, tickformat=",.3~r", anchor="x")
-        shape[y_axis(number).replace("y", "yaxis")] = panel
-        at = {"xref": "paper", "yref": "paper", "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom", "yshift": 4}
-        shape["annotations"].append(at | {"text": title, "showarrow": False, "font": {"size": 12, "color": MUTED}})
-    return shape
+        figure_layout[y_axis_name(number).replace("y", "yaxis")] = panel
+        anchor = {"xref": "paper", "yref": "paper", "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom", "yshift": 4}
+        figure_layout["annotations"].append(anchor | {"text": title, "showarrow": False, "font": {"size": 12, "color": MUTED}})
+    return figure_layout
 
 
 def invisible_lines(data: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -59,11 +59,11 @@ def invisible_lines(data: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     data: the traces of all panels.
     """
     axes = dict.fromkeys(trace["yaxis"] for trace in data)
-    shown = {trace["yaxis"] for trace in data if trace.get("visible") != "legendonly"}
-    nothing = {"type": "scatter", "mode": "lines", "x": [None], "y": [None], "showlegend": False, "hoverinfo": "skip"}
-    return [nothing | {"yaxis": name} for name in axes if name not in shown]
+    visible_axes = {trace["yaxis"] for trace in data if trace.get("visible") != "legendonly"}
+    empty_trace = {"type": "scatter", "mode": "lines", "x": [None], "y": [None], "showlegend": False, "hoverinfo": "skip"}
+    return [empty_trace | {"yaxis": name} for name in axes if name not in visible_axes]
 
 
-def y_axis(number: int) -> str:
+def y_axis_name(number: int) -> str:
     """Plotly's name of a y axis. number: the number of the axis, from 1."""
     return "y" if number == 1 else f"y{number}"

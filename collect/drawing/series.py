@@ -14,38 +14,38 @@ from collect.findings.row import CellRow
 from shardlab.matrix.cell import Role, keys_of
 
 
-def alike(marks: Sequence[CellMark], but: Collection[str]) -> list[list[CellMark]]:
-    """Group cells that differ only in the keys `but`. Groups and cells keep the order of `marks`."""
-    found: dict[bytes, list[CellMark]] = {}
+def group_alike(marks: Sequence[CellMark], ignored_keys: Collection[str]) -> list[list[CellMark]]:
+    """Group cells that differ only in the keys `ignored_keys`. Groups and cells keep the order of `marks`."""
+    groups: dict[bytes, list[CellMark]] = {}
     for mark in marks:
-        rest = _without(msgspec.to_builtins(mark.cell.cell), but)
-        found.setdefault(msgspec.json.encode(rest, order="sorted"), []).append(mark)
-    return list(found.values())
+        rest = _drop_keys(msgspec.to_builtins(mark.cell.cell), ignored_keys)
+        groups.setdefault(msgspec.json.encode(rest, order="sorted"), []).append(mark)
+    return list(groups.values())
 
 
-def names(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], but: Collection[str]) -> list[str]:
+def line_labels(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_keys: Collection[str]) -> list[str]:
     """A unique label for each line, HTML-escaped.
 
-    lines: for each line, one of its cells, and additional keys with values that its label shows. but: keys of the cell that no
+    lines: for each line, one of its cells, and additional keys with values that its label shows. ignored_keys: keys of the cell that no
     label shows.
     """
-    return [html.escape(label, quote=False) for label in columns.labels(_rows(lines, but))]
+    return [html.escape(label, quote=False) for label in columns.row_labels(_label_rows(lines, ignored_keys))]
 
 
-def variants(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], but: Collection[str]) -> list[str]:
-    """For each line a name, HTML-escaped, that tells it apart from the lines of its strategy. lines, but: as in `names`."""
-    return [html.escape(name, quote=False) for name in columns.variants(_rows(lines, but), "strategy")]
+def line_variants(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_keys: Collection[str]) -> list[str]:
+    """For each line a name, HTML-escaped, that tells it apart from the lines of its strategy. lines, ignored_keys: as in `names`."""
+    return [html.escape(name, quote=False) for name in columns.row_variants(_label_rows(lines, ignored_keys), "strategy")]
 
 
-def _rows(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], but: Collection[str]) -> list[CellRow]:
-    cells = [_without(mark.row.cell, but) | {"gpus": mark.row.cell["gpus"]} | dict(said) for mark, said in lines]
+def _label_rows(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_keys: Collection[str]) -> list[CellRow]:
+    cells = [_drop_keys(mark.row.cell, ignored_keys) | {"gpus": mark.row.cell["gpus"]} | dict(extra_keys) for mark, extra_keys in lines]
     return [msgspec.structs.replace(mark.row, cell=cell) for (mark, _), cell in zip(lines, cells, strict=True)]
 
 
-def _without(cell: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+def _drop_keys(cell: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """The cell without the keys of bookkeeping and without `keys`, which may be options (`options.NAME`)."""
-    left_out = keys_of(Role.BOOKKEEPING).union(keys)
-    kept = {key: value for key, value in cell.items() if key not in left_out}
-    if "options" in kept:
-        kept["options"] = {name: value for name, value in kept["options"].items() if f"options.{name}" not in left_out}
-    return kept
+    dropped = keys_of(Role.BOOKKEEPING).union(keys)
+    remaining = {key: value for key, value in cell.items() if key not in dropped}
+    if "options" in remaining:
+        remaining["options"] = {name: value for name, value in remaining["options"].items() if f"options.{name}" not in dropped}
+    return remaining

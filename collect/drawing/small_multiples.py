@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from collect.drawing.panel_grid import HEAD_PX, MARGINS_PX, grid, numbered, shape
-from collect.figure import LEGEND_HEIGHT_PX, MOST_SHOWN, MUTED, CellMark, Figure, thin, with_few_ticks
+from collect.drawing.panel_grid import HEAD_PX, MARGINS_PX, arrange_panels, axis_name, grid_layout
+from collect.figure import LEGEND_HEIGHT_PX, MOST_SHOWN, MUTED, CellMark, Figure, thin_points, thin_ticks
 from collect.findings import columns
-from collect.strategy_style import MOST_STRATEGIES, Look, look
+from collect.strategy_style import MOST_STRATEGIES, Look, strategy_look
 
 KEYS = {"strategy": "strategy", "gpus": "number of ranks", "global_batch_size": "batch size"}  # a panel for each value of one
 MOST_PANELS = 24
@@ -26,35 +26,35 @@ GREY = {"color": MUTED, "width": 1}
 GREY_OPACITY = 0.3
 
 
-class Series(NamedTuple):
+class PanelPlace(NamedTuple):
     """Where a line or a row of a crowded figure is drawn."""
 
     panel: str  # the title of its panel, HTML-escaped
     variant: str  # its name inside the panel, HTML-escaped; equal variants look the same in all panels
-    by: str  # the key that gives the panels, in words
+    key_name: str  # the key that gives the panels, in words
 
 
-def of_cells(marks: Sequence[CellMark], most: int = MOST_SHOWN, fewest: int = 1) -> dict[str, Series]:
+def divide_cells(marks: Sequence[CellMark], max_cells: int = MOST_SHOWN, min_cells: int = 1) -> dict[str, PanelPlace]:
     """Divide cells into panels. Returns {label of a cell: its place}; empty if `marks` are not crowded or if no key divides
     them into readable panels.
 
-    most: the most cells of a panel that is readable. fewest: the fewest cells that panels must have on average.
+    max_cells: the most cells of a panel that is readable. min_cells: the fewest cells that panels must have on average.
     """
-    if len(marks) <= most:
+    if len(marks) <= max_cells:
         return {}
-    for key, by in KEYS.items():
+    for key, key_name in KEYS.items():
         sizes = Counter(mark.row.cell[key] for mark in marks)
-        if 1 < len(sizes) <= min(MOST_PANELS, len(marks) // fewest) and max(sizes.values()) <= most:
-            variants = columns.variants([mark.row for mark in marks], key)
-            titles = [columns.named(key, mark.row.cell[key]) for mark in marks]
+        if 1 < len(sizes) <= min(MOST_PANELS, len(marks) // min_cells) and max(sizes.values()) <= max_cells:
+            variants = columns.row_variants([mark.row for mark in marks], key)
+            titles = [columns.value_label(key, mark.row.cell[key]) for mark in marks]
             return {
-                mark.label: Series(html.escape(title, quote=False), html.escape(variant, quote=False), by)
+                mark.label: PanelPlace(html.escape(title, quote=False), html.escape(variant, quote=False), key_name)
                 for mark, title, variant in zip(marks, titles, variants, strict=True)
             }
     return {}
 
 
-def of_lines(marks: Sequence[CellMark], names: Sequence[str], variants: Sequence[str]) -> dict[str, Series]:
+def divide_lines(marks: Sequence[CellMark], names: Sequence[str], variants: Sequence[str]) -> dict[str, PanelPlace]:
     """Divide lines that connect cells into a panel per strategy. Returns {name of a line: its place}; empty if there are not
     more than MOST_SHOWN lines, or if they are of one strategy.
 
@@ -64,73 +64,73 @@ def of_lines(marks: Sequence[CellMark], names: Sequence[str], variants: Sequence
     if len(names) <= MOST_SHOWN or not 1 < len(set(strategies)) <= MOST_PANELS:
         return {}
     return {
-        name: Series(strategy, variant, KEYS["strategy"])
+        name: PanelPlace(strategy, variant, KEYS["strategy"])
         for name, strategy, variant in zip(names, strategies, variants, strict=True)
     }
 
 
-def lines(found: Figure, series: Mapping[str, Series]) -> Figure:
+def lines(figure: Figure, series: Mapping[str, PanelPlace]) -> Figure:
     """Divide the lines of a figure into panels. A panel has its own lines in colour, and all other lines in grey behind them.
 
     series: the place of each line, by the `legendgroup` of its traces, or by their `name` if they have no group. Empty: the
     figure is returned as it is. Traces of no line, such as an ideal, are drawn in every panel.
     """
     if not series:
-        return found
-    titles = list(dict.fromkeys(one.panel for one in series.values()))
-    variants = list(dict.fromkeys(one.variant for one in series.values()))
-    looks = {name: look(place % MOST_STRATEGIES, place // MOST_STRATEGIES) for place, name in enumerate(variants)}
-    y_axes = [found.layout[name] for name in sorted(found.layout) if name.startswith("yaxis")]
-    panels = grid([PLOT_PX] * len(titles), COLUMNS, len(y_axes), head_px=HEAD_PX)
+        return figure
+    titles = list(dict.fromkeys(entry.panel for entry in series.values()))
+    variants = list(dict.fromkeys(entry.variant for entry in series.values()))
+    looks = {name: strategy_look(position % MOST_STRATEGIES, position // MOST_STRATEGIES) for position, name in enumerate(variants)}
+    y_axes = [figure.layout[name] for name in sorted(figure.layout) if name.startswith("yaxis")]
+    panels = arrange_panels([PLOT_PX] * len(titles), COLUMNS, len(y_axes), head_px=HEAD_PX)
     data: list[dict[str, Any]] = []
-    named: set[str] = set()
-    for place in panels.places:
-        traces = [trace for trace in found.data if trace.get("yaxis", "y") == numbered("y", place.plot + 1)]
-        places = [series.get(trace.get("legendgroup", trace.get("name", ""))) for trace in traces]
-        pairs = list(zip(traces, places, strict=True))
-        others = [trace for trace, one in pairs if one is not None and one.panel != titles[place.panel]]
-        drawn = [_grey(others, len(series)), *(trace for trace, one in pairs if one is None)]
-        own = [(trace, one) for trace, one in pairs if one is not None and one.panel == titles[place.panel]]
-        own.sort(key=lambda pair: variants.index(pair[1].variant))  # so that the legend has the order of the summary
-        drawn += [_coloured(trace, one, looks) for trace, one in own]
+    legend_names: set[str] = set()
+    for position in panels.positions:
+        traces = [trace for trace in figure.data if trace.get("yaxis", "y") == axis_name("y", position.plot + 1)]
+        trace_entries = [series.get(trace.get("legendgroup", trace.get("name", ""))) for trace in traces]
+        pairs = list(zip(traces, trace_entries, strict=True))
+        others = [trace for trace, entry in pairs if entry is not None and entry.panel != titles[position.panel]]
+        drawn = [_grey_trace(others, len(series)), *(trace for trace, entry in pairs if entry is None)]
+        own_lines = [(trace, entry) for trace, entry in pairs if entry is not None and entry.panel == titles[position.panel]]
+        own_lines.sort(key=lambda pair: variants.index(pair[1].variant))  # so that the legend has the order of the summary
+        drawn += [_colour_trace(trace, entry, looks) for trace, entry in own_lines]
         for trace in drawn:
-            is_new = trace.get("showlegend", True) and trace.get("name", "") not in {"", *named}
-            named |= {trace["name"]} if is_new else set()
-            data.append(trace | {"showlegend": is_new, **place.axes})
-    y_title = ", below: ".join(one["title"]["text"] for one in y_axes)
-    y_axes = [one | {"nticks": 4} for one in y_axes]
-    made = shape(panels, titles, [with_few_ticks(found.layout["xaxis"], MOST_TICKS)], y_axes, y_title, own_y=False)
-    made["margin"] |= {"l": 48}
-    height_px = MARGINS_PX + min(LEGEND_LINE_PX * -(-len(named) // COLUMNS), LEGEND_HEIGHT_PX) + panels.height_px
-    by = next(iter(series.values())).by
-    told = f" A panel per {by}, all with the same axes; grey: the lines of the other panels."
-    return Figure(found.name, found.title, found.caption + told, height_px, data, made)
+            is_new = trace.get("showlegend", True) and trace.get("name", "") not in {"", *legend_names}
+            legend_names |= {trace["name"]} if is_new else set()
+            data.append(trace | {"showlegend": is_new, **position.axes})
+    y_title = ", below: ".join(entry["title"]["text"] for entry in y_axes)
+    y_axes = [entry | {"nticks": 4} for entry in y_axes]
+    figure_layout = grid_layout(panels, titles, [thin_ticks(figure.layout["xaxis"], MOST_TICKS)], y_axes, y_title, y_per_panel=False)
+    figure_layout["margin"] |= {"l": 48}
+    height_px = MARGINS_PX + min(LEGEND_LINE_PX * -(-len(legend_names) // COLUMNS), LEGEND_HEIGHT_PX) + panels.height_px
+    key_name = next(iter(series.values())).key_name
+    panel_note = f" A panel per {key_name}, all with the same axes; grey: the lines of the other panels."
+    return Figure(figure.name, figure.title, figure.caption + panel_note, height_px, data, figure_layout)
 
 
-def _coloured(trace: dict[str, Any], place: Series, looks: Mapping[str, Look]) -> dict[str, Any]:
+def _colour_trace(trace: dict[str, Any], entry: PanelPlace, looks: Mapping[str, Look]) -> dict[str, Any]:
     """A trace in the look of its variant. Its label is shown where the reader points at a line."""
-    made = trace | {"name": place.variant, "legendgroup": place.variant, "visible": True}
+    new_trace = trace | {"name": entry.variant, "legendgroup": entry.variant, "visible": True}
     if "hovertemplate" in trace:
         template = trace["hovertemplate"].partition("<extra>")[0]
-        made |= {"text": trace["name"], "hovertemplate": f"{template}<extra>%{{text}}</extra>"}
+        new_trace |= {"text": trace["name"], "hovertemplate": f"{template}<extra>%{{text}}</extra>"}
     if len(looks) > 1:  # with one variant, each strategy keeps its own look
-        own = looks[place.variant]
-        made |= {"line": trace.get("line", {}) | own.line}
+        variant_look = looks[entry.variant]
+        new_trace |= {"line": trace.get("line", {}) | variant_look.line}
         if "marker" in trace:
-            made["marker"] = trace["marker"] | own.marks(min(trace["marker"]["size"], MARK_PX))
+            new_trace["marker"] = trace["marker"] | variant_look.marks(min(trace["marker"]["size"], MARK_PX))
         if "error_y" in trace:
-            made["error_y"] = trace["error_y"] | {"color": own.colour}
-    return made
+            new_trace["error_y"] = trace["error_y"] | {"color": variant_look.colour}
+    return new_trace
 
 
-def _grey(others: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
-    """One trace that draws the lines of all `others` in grey. count: number of lines of the figure."""
+def _grey_trace(others: Sequence[dict[str, Any]], line_count: int) -> dict[str, Any]:
+    """One trace that draws the lines of all `others` in grey. line_count: number of lines of the figure."""
     x: list[Any] = []
     y: list[float | None] = []
     for trace in others:
         if "lines" in trace["mode"]:
-            some_x, some_y = thin(trace["x"], trace["y"], max(GREY_POINTS // count, 8))
-            x += [*some_x, None]
-            y += [*some_y, None]
+            thinned_x, thinned_y = thin_points(trace["x"], trace["y"], max(GREY_POINTS // line_count, 8))
+            x += [*thinned_x, None]
+            y += [*thinned_y, None]
     shared = {"name": "other panels", "legendgroup": "other panels", "line": GREY, "opacity": GREY_OPACITY}
     return {"type": "scatter", "mode": "lines", "x": x, "y": y, **shared, "connectgaps": False, "hoverinfo": "skip"}

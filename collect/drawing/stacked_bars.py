@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from collect import notation
-from collect.drawing.panel_rows import FEWEST, rows
-from collect.drawing.small_multiples import of_cells
+from collect.drawing.panel_rows import MIN_ROWS_PER_PANEL, rows
+from collect.drawing.small_multiples import divide_cells
 from collect.figure import INK, MOST_ROWS, CellMark, Figure, Group, axis, layout
 
 MOST_BARS = 60  # the most cells that a figure draws in one plot: nobody compares more cells at once
@@ -35,31 +35,31 @@ class BarPanel(NamedTuple):
     x_title: str
     unit: str  # the unit of the values, which is shown when the reader points at a bar
     parts: Sequence[BarPart]
-    ends: Sequence[str]  # for each cell, the text at the end of its bar
+    end_texts: Sequence[str]  # for each cell, the text at the end of its bar
     estimates: Sequence[float | None] = ()  # for each cell, the estimate, which is drawn as a vertical mark; None: no mark
 
 
-def some(group: Group, has: Callable[[CellMark], bool]) -> tuple[Group, str]:
-    """Select the cells that a figure draws: those for which `has` is true; if no panels divide them, the first MOST_BARS.
+def select_cells(group: Group, is_drawn: Callable[[CellMark], bool]) -> tuple[Group, str]:
+    """Select the cells that a figure draws: those for which `is_drawn` is true; if no panels divide them, the first MOST_BARS.
 
     Returns (a group of the selected cells, a sentence for the caption about the number of cells that are not drawn). The
-    sentence is '' if all cells for which `has` is true are drawn.
+    sentence is '' if all cells for which `is_drawn` is true are drawn.
     """
-    marks, left_out = bounded([mark for mark in group.marks if has(mark)], lambda mark: mark)
-    return msgspec.structs.replace(group, marks=marks), left_out
+    marks, left_out_note = limit_entries([mark for mark in group.marks if is_drawn(mark)], lambda mark: mark)
+    return msgspec.structs.replace(group, marks=marks), left_out_note
 
 
-def bounded(entries: list[Entry], mark_of: Callable[[Entry], CellMark]) -> tuple[list[Entry], str]:
+def limit_entries(entries: list[Entry], get_mark: Callable[[Entry], CellMark]) -> tuple[list[Entry], str]:
     """The entries of the rows of a figure that are drawn, and the sentence about the others, as in `some`.
 
-    mark_of: gives the cell of an entry.
+    get_mark: gives the cell of an entry.
     """
-    if len(entries) <= MOST_BARS or of_cells([mark_of(entry) for entry in entries], MOST_ROWS, FEWEST):
+    if len(entries) <= MOST_BARS or divide_cells([get_mark(entry) for entry in entries], MOST_ROWS, MIN_ROWS_PER_PANEL):
         return entries, ""
     return entries[:MOST_BARS], f" {len(entries) - MOST_BARS} more cells are not drawn."
 
 
-def lines(labels: Sequence[str], label_px: int, line_px: int) -> dict[str, Any]:
+def labelled_rows_layout(labels: Sequence[str], label_px: int, line_px: int) -> dict[str, Any]:
     """The layout of a figure with one row per label, from top to bottom. Row n, counted from 0, reaches from y = n to y = n +
     1.
 
@@ -68,16 +68,16 @@ def lines(labels: Sequence[str], label_px: int, line_px: int) -> dict[str, Any]:
     label_px: the height of a label; line_px: the height of a row.
     """
     y = axis("", range=[len(labels), 0], showticklabels=False, showgrid=False, ticks="")
-    shape = layout({}, y, showlegend=True)
-    at = {"xref": "paper", "x": 0, "xanchor": "left", "xshift": -4, "yref": "y", "yanchor": "middle", "showarrow": False}
-    shape["annotations"] = [
-        at | {"y": line + label_px / line_px / 2, "text": label, "font": {"size": 12, "color": INK}}
-        for line, label in enumerate(labels)
+    figure_layout = layout({}, y, showlegend=True)
+    anchor = {"xref": "paper", "x": 0, "xanchor": "left", "xshift": -4, "yref": "y", "yanchor": "middle", "showarrow": False}
+    figure_layout["annotations"] = [
+        anchor | {"y": row + label_px / line_px / 2, "text": label, "font": {"size": 12, "color": INK}}
+        for row, label in enumerate(labels)
     ]
-    return shape
+    return figure_layout
 
 
-def draw(name: str, title: str, caption: str, group: Group, panels: Sequence[BarPanel]) -> Figure:
+def draw_stacked_bars(name: str, title: str, caption: str, group: Group, panels: Sequence[BarPanel]) -> Figure:
     """Draw panels of stacked bars side by side. All panels have the same rows, one per cell of the group; too many rows become
     small multiples.
 
@@ -85,56 +85,56 @@ def draw(name: str, title: str, caption: str, group: Group, panels: Sequence[Bar
     """
     panels = [panel for panel in panels if panel.parts]
     line_px = LABEL_PX + BAR_PX + GAP_PX
-    shape = lines(group.labels, LABEL_PX, line_px)
-    shape |= {"barmode": "stack", "uniformtext": {"mode": "hide", "minsize": 10}}
-    shape["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
-    shape["margin"]["r"] = END_PX * max(len(end) + 3 for panel in panels for end in panel.ends)
+    figure_layout = labelled_rows_layout(group.labels, LABEL_PX, line_px)
+    figure_layout |= {"barmode": "stack", "uniformtext": {"mode": "hide", "minsize": 10}}
+    figure_layout["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
+    figure_layout["margin"]["r"] = END_PX * max(len(end) + 3 for panel in panels for end in panel.end_texts)
     data: list[dict[str, Any]] = []
-    named: set[str] = set()
+    legend_names: set[str] = set()
     width = (1 - BETWEEN * (len(panels) - 1)) / len(panels)
-    for place, panel in enumerate(panels):
-        number = str(place + 1) if place else ""
-        start = place * (width + BETWEEN)
+    for index, panel in enumerate(panels):
+        number = str(index + 1) if index else ""
+        start = index * (width + BETWEEN)
         nticks = 5 if len(panels) == 1 else 3
-        over = axis(panel.x_title, rangemode="tozero", nticks=nticks, tickangle=0, domain=[start, start + width], anchor="y")
-        shape[f"xaxis{number}"] = over
+        x_axis = axis(panel.x_title, rangemode="tozero", nticks=nticks, tickangle=0, domain=[start, start + width], anchor="y")
+        figure_layout[f"xaxis{number}"] = x_axis
         totals = [sum(value or 0 for value in bar) for bar in zip(*(part.values for part in panel.parts), strict=True)]
-        drawn = [_part(group, part, panel, totals) for part in panel.parts]
+        traces = [_part_trace(group, part, panel, totals) for part in panel.parts]
         if any(estimate is not None for estimate in panel.estimates):
-            drawn.append(_estimates(group, panel))
-        for entry in drawn:
-            shared = {"legendgroup": entry["name"]} if len(panels) > 1 else {}
-            data.append(entry | shared | {"xaxis": f"x{number}", "showlegend": entry["name"] not in named})
-            named.add(entry["name"])
-        data.append(_ends(panel, totals) | {"xaxis": f"x{number}"})
-    height_px = MARGIN_PX + LEGEND_PX * len(named) + line_px * len(group.marks)
-    return rows(Figure(name, title, caption, height_px, data, shape), group.marks)
+            traces.append(_estimate_trace(group, panel))
+        for trace in traces:
+            legend_group = {"legendgroup": trace["name"]} if len(panels) > 1 else {}
+            data.append(trace | legend_group | {"xaxis": f"x{number}", "showlegend": trace["name"] not in legend_names})
+            legend_names.add(trace["name"])
+        data.append(_end_trace(panel, totals) | {"xaxis": f"x{number}"})
+    height_px = MARGIN_PX + LEGEND_PX * len(legend_names) + line_px * len(group.marks)
+    return rows(Figure(name, title, caption, height_px, data, figure_layout), group.marks)
 
 
-def _middle(line: int) -> float:
+def _bar_middle(row: int) -> float:
     """The y coordinate of the middle of the bar in a row."""
-    return line + (LABEL_PX + BAR_PX / 2) / (LABEL_PX + BAR_PX + GAP_PX)
+    return row + (LABEL_PX + BAR_PX / 2) / (LABEL_PX + BAR_PX + GAP_PX)
 
 
-def _part(group: Group, part: BarPart, panel: BarPanel, totals: Sequence[float]) -> dict[str, Any]:
+def _part_trace(group: Group, part: BarPart, panel: BarPanel, totals: Sequence[float]) -> dict[str, Any]:
     """One part of the bars of all cells. The share of the part in its bar is written inside the part if there is enough room.
 
     totals: the length of the bar of each cell.
     """
-    known = [(line, value) for line, value in enumerate(part.values) if value is not None and totals[line]]
-    shares = [f"{notation.number(100 * value / totals[line], 3)} %" for line, value in known]
-    written = [share if value < totals[line] else "" for share, (line, value) in zip(shares, known, strict=True)]
-    one_of_many = len(panel.parts) > 1
-    share = ", %{customdata[1]} of the bar" if one_of_many else ""
+    known_values = [(row, value) for row, value in enumerate(part.values) if value is not None and totals[row]]
+    shares = [f"{notation.format_number(100 * value / totals[row], 3)} %" for row, value in known_values]
+    bar_texts = [share if value < totals[row] else "" for share, (row, value) in zip(shares, known_values, strict=True)]
+    has_several_parts = len(panel.parts) > 1
+    share = ", %{customdata[1]} of the bar" if has_several_parts else ""
     return {
         "type": "bar",
         "orientation": "h",
         "name": part.name,
-        "x": [value for _, value in known],
-        "y": [_middle(line) for line, _ in known],
-        "meta": [group.marks[line].row.id for line, _ in known],
-        "customdata": [[group.labels[line], share] for share, (line, _) in zip(shares, known, strict=True)],
-        "text": written if one_of_many else "",
+        "x": [value for _, value in known_values],
+        "y": [_bar_middle(row) for row, _ in known_values],
+        "meta": [group.marks[row].row.id for row, _ in known_values],
+        "customdata": [[group.labels[row], share] for share, (row, _) in zip(shares, known_values, strict=True)],
+        "text": bar_texts if has_several_parts else "",
         "textposition": "inside",
         "textangle": 0,
         "insidetextanchor": "middle",
@@ -144,31 +144,31 @@ def _part(group: Group, part: BarPart, panel: BarPanel, totals: Sequence[float])
     }
 
 
-def _estimates(group: Group, panel: BarPanel) -> dict[str, Any]:
-    known = [(line, value) for line, value in enumerate(panel.estimates) if value is not None]
+def _estimate_trace(group: Group, panel: BarPanel) -> dict[str, Any]:
+    known_values = [(row, value) for row, value in enumerate(panel.estimates) if value is not None]
     return {
         "type": "scatter",
         "mode": "markers",
         "name": "estimate",
         "legendrank": 2000,  # the estimate is the last entry of the legend
-        "x": [value for _, value in known],
-        "y": [_middle(line) for line, _ in known],
-        "customdata": [group.labels[line] for line, _ in known],
+        "x": [value for _, value in known_values],
+        "y": [_bar_middle(row) for row, _ in known_values],
+        "customdata": [group.labels[row] for row, _ in known_values],
         "marker": {"symbol": "line-ns", "size": BAR_PX + 2, "line": {"color": INK, "width": 2.5}, "color": INK},
         "hovertemplate": f"estimate: %{{x:,.4~g}} {panel.unit}<extra>%{{customdata}}</extra>",
         "cliponaxis": False,
     }
 
 
-def _ends(panel: BarPanel, totals: Sequence[float]) -> dict[str, Any]:
+def _end_trace(panel: BarPanel, totals: Sequence[float]) -> dict[str, Any]:
     """The text to the right of each bar, or to the right of the estimate if the estimate is larger than the bar."""
     estimates = panel.estimates or [None] * len(totals)
     return {
         "type": "scatter",
         "mode": "text",
         "x": [max(total, estimate or 0) for total, estimate in zip(totals, estimates, strict=True)],
-        "y": [_middle(line) for line in range(len(totals))],
-        "text": [f"  {end}" for end in panel.ends],
+        "y": [_bar_middle(row) for row in range(len(totals))],
+        "text": [f"  {end}" for end in panel.end_texts],
         "textposition": "middle right",
         "textfont": {"color": INK, "size": 12},
         "hoverinfo": "skip",

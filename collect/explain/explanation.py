@@ -9,17 +9,17 @@ import msgspec
 from collect.explain import noted_run, read_files
 from collect.explain.noted_run import NotedRun, Notes
 from collect.explain.read_file import ReadFile
-from collect.findings.comparability import baseline_of, families
+from collect.findings.comparability import find_baseline, group_families
 from collect.findings.row import CellRow, RunRow
 from collect.findings.statistics import Estimate
 from collect.loading.loaded_run import LoadedRun
-from collect.metric import Metric, menu, quantities
+from collect.metric import Metric, all_metrics, compute_quantities
 from collect.reading.load import Loaded
 from collect.report import verdict_text
-from collect.summary import Summary, why_not_compared
+from collect.summary import Summary, reason_not_compared
 from shardlab.errors import InputError, UnknownName
 
-FEWEST = "the run has no two timed steps, so it has no timed window"
+NO_WINDOW = "the run has no two timed steps, so it has no timed window"
 
 
 class UsedWindow(msgspec.Struct, frozen=True):
@@ -79,24 +79,24 @@ class Explanation(msgspec.Struct, frozen=True):
     runs: list[ExplainedRun]  # the latest attempt of each repeat of the row, and of the row that it is compared with
 
 
-def find_row(summary: Summary, asked: str) -> CellRow:
-    """The row that `asked` names: by its label in the tables, its id, the start of its id, or the id of one of its runs.
+def find_row(summary: Summary, row_name: str) -> CellRow:
+    """The row that `row_name` names: by its label in the tables, its id, the start of its id, or the id of one of its runs.
 
     Raises InputError, which lists the allowed names, if no row or more than one row has this name.
     """
-    label_of = summary.label_of
+    label_of = summary.labels_by_cell
     for row in summary.rows:
-        if asked == row.id or _plain(asked) == _plain(label_of[row.id]) or asked in (run.run_id for run in row.runs):
+        if row_name == row.id or _typed_label(row_name) == _typed_label(label_of[row.id]) or row_name in (run.run_id for run in row.runs):
             return row
-    fitting = [row for row in summary.rows if asked and row.id.startswith(asked)]
-    if len(fitting) == 1:
-        return fitting[0]
-    names = "; ".join(f"{label_of[row.id]} ({row.id})" for row in fitting or summary.rows)
-    found = f"{asked!r}, the start of {len(fitting)} rows" if fitting else repr(asked)
-    raise InputError(f"ROW: found {found}. Allowed: {names}.")
+    matching_rows = [row for row in summary.rows if row_name and row.id.startswith(row_name)]
+    if len(matching_rows) == 1:
+        return matching_rows[0]
+    names = "; ".join(f"{label_of[row.id]} ({row.id})" for row in matching_rows or summary.rows)
+    row_text = f"{row_name!r}, the start of {len(matching_rows)} rows" if matching_rows else repr(row_name)
+    raise InputError(f"ROW: found {row_text}. Allowed: {names}.")
 
 
-def _plain(label: str) -> str:
+def _typed_label(label: str) -> str:
     """A label as it can be typed: without upper case, and with the letter x for the multiplication sign."""
     return label.casefold().replace("×", "x")
 
@@ -104,39 +104,39 @@ def _plain(label: str) -> str:
 def find_metric(name: str) -> Metric:
     """The metric of this name. Raises UnknownName, which lists the allowed names, if rows have no such metric."""
     allowed = {
-        metric.name: metric for metric in menu() if metric.of_run_at is None and not (metric.of_cells and metric.argument)
+        metric.name: metric for metric in all_metrics() if metric.of_run_at is None and not (metric.of_cells and metric.argument)
     }
     if name not in allowed:
         raise UnknownName("metric", name, allowed)
     return allowed[name]
 
 
-def explain(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric, own: Mapping[str, str]) -> Explanation:
-    """Explain the value of a metric in a row. own: file of the workspace that defines a metric, by the metric's name."""
+def explain_value(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric, sources: Mapping[str, str]) -> Explanation:
+    """Explain the value of a metric in a row. sources: file of the workspace that defines a metric, by the metric's name."""
     rows, terms, why = [row], [], ""
-    of_runs = metric
+    run_metric = metric
     if metric.of_cells is not None:
-        against, why = _against(loaded, summary, row, metric)
-        rows += [against] if against is not None and against.id != row.id else []
-        of_runs = next(known for known in menu() if known.name == metric.compares)
-        for each in [row, *([against] if against is not None else [])]:
-            found = each.metrics.get(metric.compares)
-            known = (found.value, found.unit) if found else (None, of_runs.unit)
-            terms.append(ExplainedTerm(each.id, summary.label_of[each.id], metric.compares, *known))
+        baseline_row, why = _find_baseline_row(loaded, summary, row, metric)
+        rows += [baseline_row] if baseline_row is not None and baseline_row.id != row.id else []
+        run_metric = next(candidate for candidate in all_metrics() if candidate.name == metric.compares)
+        for compared_row in [row, *([baseline_row] if baseline_row is not None else [])]:
+            mean = compared_row.metrics.get(metric.compares)
+            value_and_unit = (mean.value, mean.unit) if mean else (None, run_metric.unit)
+            terms.append(ExplainedTerm(compared_row.id, summary.labels_by_cell[compared_row.id], metric.compares, *value_and_unit))
     by_id = {run.run_id: run for cell in loaded.cells for run in cell.runs}
-    runs = [_run(each.id, run, by_id[run.run_id], of_runs) for each in rows for run in each.runs]
+    runs = [_explain_run(compared_row.id, run, by_id[run.run_id], run_metric) for compared_row in rows for run in compared_row.runs]
     estimate = row.metrics.get(metric.name)
     if estimate is None:
-        why = why or _why_unknown(row, runs)
+        why = why or _explain_unknown(row, runs)
     return Explanation(
         schema=1,
         matrix=summary.matrix,
         cell=row.id,
-        label=summary.label_of[row.id],
+        label=summary.labels_by_cell[row.id],
         metric=metric.name,
         direction=metric.direction,
         definition=metric.definition,
-        source=own.get(metric.name, "ships"),
+        source=sources.get(metric.name, "ships"),
         rehearsal=summary.rehearsal,
         value=estimate.value if estimate else None,
         unit=estimate.unit if estimate else metric.unit,
@@ -144,88 +144,88 @@ def explain(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric, own:
         high=estimate.high if estimate else None,
         n=row.n,
         why="" if estimate else why,
-        formula=_formula(metric, estimate, terms, [run for run in runs if run.cell == row.id]) if estimate else "",
+        formula=_build_formula(metric, estimate, terms, [run for run in runs if run.cell == row.id]) if estimate else "",
         terms=terms,
         runs=runs,
     )
 
 
-def _against(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric) -> tuple[CellRow | None, str]:
+def _find_baseline_row(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric) -> tuple[CellRow | None, str]:
     """Find the baseline with which the summary compares a row. Returns (row of the baseline, why the two have no ratio)."""
-    for family in families(loaded.cells):
+    for family in group_families(loaded.cells):
         for cell in family:
-            if cell.id == row.id and (baseline := baseline_of(cell, family, summary.baseline)) is not None:
-                against = next(each for each in summary.rows if each.id == baseline.id)
-                why = why_not_compared(metric, row, against)
-                return against, why or "the definition of the metric does not apply to these two rows"
+            if cell.id == row.id and (baseline := find_baseline(cell, family, summary.baseline)) is not None:
+                baseline_row = next(candidate for candidate in summary.rows if candidate.id == baseline.id)
+                why = reason_not_compared(metric, row, baseline_row)
+                return baseline_row, why or "the definition of the metric does not apply to these two rows"
     return None, f"no completed row of the baseline strategy {summary.baseline} does the same work"
 
 
-def _why_unknown(row: CellRow, runs: Sequence[ExplainedRun]) -> str:
+def _explain_unknown(row: CellRow, runs: Sequence[ExplainedRun]) -> str:
     """The reason why a row has no value of a metric that is computed for each run."""
     if not row.n:
         return f"no repeat completed ({row.state})"
-    known = [run for run in runs if run.value is not None]
-    if known:
-        kinds = ", ".join(dict.fromkeys(f"{run.unit} {run.kind}".strip() for run in known))
+    known_runs = [run for run in runs if run.value is not None]
+    if known_runs:
+        kinds = ", ".join(dict.fromkeys(f"{run.unit} {run.kind}".strip() for run in known_runs))
         return f"the repeats have values of different units or kinds ({kinds}), so there is no mean"
     return f"no completed repeat has a value: {'; '.join(dict.fromkeys(run.why for run in runs if run.state == 'completed'))}"
 
 
-def _run(cell_id: str, shown: RunRow, run: LoadedRun, metric: Metric) -> ExplainedRun:
-    quantity = quantities(run).get(metric.name) if run.completed else None
+def _explain_run(cell_id: str, run_row: RunRow, run: LoadedRun, metric: Metric) -> ExplainedRun:
+    quantity = compute_quantities(run).get(metric.name) if run.completed else None
     inputs: dict[str, float] = {}
     window: UsedWindow | None = None
-    found: list[ReadFile] = []
+    files_read: list[ReadFile] = []
     why = ""
     if not run.completed:
-        why = ": ".join(part for part in (shown.state, shown.why) if part)
+        why = ": ".join(part for part in (run_row.state, run_row.why) if part)
     elif metric.of_run is None:
         why = "" if quantity is not None else "the file of the workspace gave no value"
     else:
-        again, noted, notes = noted_run.of_run(metric.of_run, run)
-        found = read_files.read_files(noted, notes)
+        recomputed, noted, notes = noted_run.compute_noted(metric.of_run, run)
+        files_read = read_files.read_files(noted, notes)
         if quantity is None:
-            why = _why_none(noted, notes, found)
-        elif again is None or again != quantity:
+            why = _explain_missing_value(noted, notes, files_read)
+        elif recomputed is None or recomputed != quantity:
             why = "the files of this run changed while the command read them; run the command again"
-        inputs = _inputs(noted, notes)
-        if {"sample_records", "window"} <= notes.every and noted.window is not None:
+        inputs = _sum_inputs(noted, notes)
+        if {"sample_records", "window"} <= notes.all_read and noted.window is not None:
             window = UsedWindow(*noted.window)
     return ExplainedRun(
-        run=shown.run_id,
+        run=run_row.run_id,
         cell=cell_id,
-        repeat=shown.repeat,
-        attempt=shown.attempt,
-        state=shown.state,
+        repeat=run_row.repeat,
+        attempt=run_row.attempt,
+        state=run_row.state,
         value=quantity.value if quantity else None,
         unit=quantity.unit if quantity else metric.unit,
         kind=quantity.kind if quantity else "",
         why=why,
         inputs=inputs,
         window=window,
-        files=found,
+        files=files_read,
     )
 
 
-def _why_none(run: NotedRun, notes: Notes, found: Sequence[ReadFile]) -> str:
+def _explain_missing_value(run: NotedRun, notes: Notes, files_read: Sequence[ReadFile]) -> str:
     """The reason why a completed run has no value of a metric. notes: which attributes of the run the metric read."""
-    if run.resumed and "whole_samples" in notes.every:
+    if run.resumed and "whole_samples" in notes.all_read:
         return "the run resumed from a checkpoint, so telemetry does not cover the whole run"
-    if absent := read_files.missing(run, notes):
-        return f"the run has no {' and no '.join(absent)}"
-    if "window" in notes.every and run.window is None:
-        return FEWEST
-    if "clock_stepped" in notes.every and run.clock_stepped:
+    if missing_patterns := read_files.missing_patterns(run, notes):
+        return f"the run has no {' and no '.join(missing_patterns)}"
+    if "window" in notes.all_read and run.window is None:
+        return NO_WINDOW
+    if "clock_stepped" in notes.all_read and run.clock_stepped:
         return "the clock of a host was set during the run"
-    lacks = read_files.absent_keys(run, notes) or list(dict.fromkeys(file.file.rpartition("/")[2] for file in found))
-    names = "; ".join(lacks)
+    missing_names = read_files.absent_keys(run, notes) or list(dict.fromkeys(file.file.rpartition("/")[2] for file in files_read))
+    names = "; ".join(missing_names)
     return (
         f"its records do not have what the definition needs ({names})" if names else "the definition does not apply to the run"
     )
 
 
-def _inputs(run: NotedRun, notes: Notes) -> dict[str, float]:
+def _sum_inputs(run: NotedRun, notes: Notes) -> dict[str, float]:
     """Sums over the steps that the metric read: their number, the time of the slowest rank in ms, and the units of data."""
     name = next((name for name in ("undisturbed", "world", "timed") if name in notes.direct), None)
     if name is None:
@@ -235,20 +235,20 @@ def _inputs(run: NotedRun, notes: Notes) -> dict[str, float]:
     return sums if world.height else {}
 
 
-def _formula(metric: Metric, estimate: Estimate, terms: Sequence[ExplainedTerm], runs: Sequence[ExplainedRun]) -> str:
-    value = verdict_text.quantity(estimate.value, estimate.unit)
+def _build_formula(metric: Metric, estimate: Estimate, terms: Sequence[ExplainedTerm], runs: Sequence[ExplainedRun]) -> str:
+    value = verdict_text.format_quantity(estimate.value, estimate.unit)
     if terms:
-        told = " and ".join(
-            f"{verdict_text.quantity(one.value, one.unit)} ({one.label})" for one in terms if one.value is not None
+        term_texts = " and ".join(
+            f"{verdict_text.format_quantity(term.value, term.unit)} ({term.label})" for term in terms if term.value is not None
         )
-        return f"{metric.name} = {value}, from the means of {metric.compares}: {told}"
-    known = [run for run in runs if run.value is not None]
-    if len(known) == 1:
+        return f"{metric.name} = {value}, from the means of {metric.compares}: {term_texts}"
+    known_runs = [run for run in runs if run.value is not None]
+    if len(known_runs) == 1:
         return f"{metric.name} = {value}, the value of the only completed repeat"
-    each = estimate.unit if estimate.unit == "bytes" else ""  # other units are only written after the mean
-    values = " + ".join(verdict_text.quantity(run.value, each) for run in known if run.value is not None)
-    mean = f"{metric.name} = ({values}) / {len(known)} = {value}"
+    value_unit = estimate.unit if estimate.unit == "bytes" else ""  # other units are only written after the mean
+    values = " + ".join(verdict_text.format_quantity(run.value, value_unit) for run in known_runs if run.value is not None)
+    mean = f"{metric.name} = ({values}) / {len(known_runs)} = {value}"
     if estimate.low is None or estimate.high is None:
         return mean
-    spread = verdict_text.interval(estimate.low, estimate.high, estimate.unit)
+    spread = verdict_text.format_interval(estimate.low, estimate.high, estimate.unit)
     return f"{mean}; 95 % interval of the mean by Student's t: {spread}"

@@ -24,24 +24,24 @@ class Notes(msgspec.Struct):
     """The attributes of a run that a metric read."""
 
     direct: set[str] = msgspec.field(default_factory=set)  # attributes that the metric itself read
-    every: set[str] = msgspec.field(default_factory=set)  # these attributes, and the attributes from which they are computed
+    all_read: set[str] = msgspec.field(default_factory=set)  # these attributes, and the attributes from which they are computed
     depth: int = 0  # how many attributes are being computed
     # JSON file in the folder of the run -> the paths of the keys that were read; TRACES -> the fields of the figures of ranks.
     keys: dict[str, set[KeyPath]] = msgspec.field(default_factory=dict)
 
-    def of(self, file: str) -> Note:
+    def get_note_function(self, file: str) -> Note:
         """The function that notes a path of this file."""
         return self.keys.setdefault(file, set()).add
 
 
 class NotedRun(LoadedRun, dict=True):
-    """A run that notes the names of the attributes that are read while `of_run` computes a metric."""
+    """A run that notes the names of the attributes that are read while `compute_noted` computes a metric."""
 
     def __getattribute__(self, name: str) -> Any:
         notes = None if name.startswith("_") else super().__getattribute__("__dict__").get(_NOTES)
         if notes is None:
             return super().__getattribute__(name)
-        notes.every.add(name)
+        notes.all_read.add(name)
         if not notes.depth:
             notes.direct.add(name)
         notes.depth += 1
@@ -53,28 +53,28 @@ class NotedRun(LoadedRun, dict=True):
     @cached_property
     def predicted(self) -> Prediction | None:
         """As in `LoadedRun`, with noted keys."""
-        predicted: Prediction | None = noted_values.noted(super().predicted, self.__dict__[_NOTES].of(PREDICTION))
+        predicted: Prediction | None = noted_values.wrap_value(super().predicted, self.__dict__[_NOTES].get_note_function(PREDICTION))
         return predicted
 
     @cached_property
     def traces(self) -> RunTraces:
         """As in `LoadedRun`; the fields of the figures of a rank that are read are noted."""
-        found, note = super().traces, self.__dict__[_NOTES].of(TRACES)
+        plain_traces, note_field = super().traces, self.__dict__[_NOTES].get_note_function(TRACES)
         return RunTraces(
-            *([noted_values.noted(one, note) for one in part] for part in (found.exact, found.analyses, found.like_hta))
+            *([noted_values.wrap_value(figures, note_field) for figures in part] for part in (plain_traces.exact, plain_traces.analyses, plain_traces.like_hta))
         )
 
 
-def of_run(function: Callable[[LoadedRun], Quantity | None], run: LoadedRun) -> tuple[Quantity | None, NotedRun, Notes]:
+def compute_noted(function: Callable[[LoadedRun], Quantity | None], run: LoadedRun) -> tuple[Quantity | None, NotedRun, Notes]:
     """Read the files of a run again and compute a metric. Returns (value, the newly read run, attributes that were read)."""
     noted = NotedRun.read(run.folder)
     noted.verdict, noted.reads_traces = run.verdict, run.reads_traces
     notes = Notes()
-    noted.run = noted_values.noted(noted.run, notes.of(RUN))
-    noted.result = noted_values.noted(noted.result, notes.of(RESULT))
+    noted.run = noted_values.wrap_value(noted.run, notes.get_note_function(RUN))
+    noted.result = noted_values.wrap_value(noted.result, notes.get_note_function(RESULT))
     paths = sorted(run.folder.path.glob(ENVIRONMENT.format("*.json")))
     hosts = {ENVIRONMENT.format(path.name): records.read_host(str(path)) for path in paths}
-    noted.hosts = [noted_values.noted(host, notes.of(file)) for file, host in hosts.items() if host is not None]
+    noted.hosts = [noted_values.wrap_value(host, notes.get_note_function(file)) for file, host in hosts.items() if host is not None]
     noted.__dict__[_NOTES] = notes
     quantity = function(noted)
     del noted.__dict__[_NOTES]

@@ -30,15 +30,15 @@ class NotedDict(dict[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         self._note(path := (*self._path, key))
-        return noted(super().__getitem__(key), self._note, path)
+        return wrap_value(super().__getitem__(key), self._note, path)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key, or `default` if the mapping does not have the key. Both cases note the key."""
-        found = key in self
-        return self[key] if found else default
+        is_present = key in self
+        return self[key] if is_present else default
 
 
-def noted(value: Any, note: Note, path: KeyPath = ()) -> Any:
+def wrap_value(value: Any, note: Note, path: KeyPath = ()) -> Any:
     """A value that behaves like `value` and calls `note` with the path of each key that is read.
 
     value: what was decoded from JSON: a struct, a mapping, a list of them, or a plain value, which is returned unchanged.
@@ -46,18 +46,18 @@ def noted(value: Any, note: Note, path: KeyPath = ()) -> Any:
     """
     if isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__}
-        made = _class(type(value))(**fields)
-        made.__dict__[_NOTING] = (path, note)
-        return made
+        wrapped = _make_noting_class(type(value))(**fields)
+        wrapped.__dict__[_NOTING] = (path, note)
+        return wrapped
     if isinstance(value, dict):
         return NotedDict(value, path, note)
     if isinstance(value, list) and any(isinstance(item, msgspec.Struct) for item in value):
-        return [noted(item, note, (*path, place)) for place, item in enumerate(value)]
+        return [wrap_value(item, note, (*path, index)) for index, item in enumerate(value)]
     return value
 
 
 @cache
-def _class(kind: type[msgspec.Struct]) -> Any:
+def _make_noting_class(kind: type[msgspec.Struct]) -> Any:
     """A subclass of a struct type whose instances note the fields that are read. An instance without a note, such as a changed
     copy, is like an instance of `kind`."""
     names = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
@@ -69,19 +69,19 @@ def _class(kind: type[msgspec.Struct]) -> Any:
             return value
         (path, note), key = noting, names[name]
         note((*path, key))
-        return noted(value, note, (*path, key))
+        return wrap_value(value, note, (*path, key))
 
     return cast(Any, type(kind))(f"Noted{kind.__name__}", (kind,), {"__getattribute__": read}, dict=True)
 
 
-def innermost(paths: Iterable[KeyPath]) -> list[KeyPath]:
+def select_innermost(paths: Iterable[KeyPath]) -> list[KeyPath]:
     """The paths that no other path continues, sorted: of `a`, `a.b` and `c`, the paths `a.b` and `c`."""
-    known = set(paths)
-    outer = {path[:length] for path in known for length in range(len(path))}
-    return sorted(known - outer, key=lambda path: [str(part) for part in path])
+    distinct = set(paths)
+    continued = {path[:length] for path in distinct for length in range(len(path))}
+    return sorted(distinct - continued, key=lambda path: [str(part) for part in path])
 
 
-def value_at(document: Any, path: KeyPath) -> Any:
+def find_value(document: Any, path: KeyPath) -> Any:
     """The value at a path of a JSON document; None if the document has no such key."""
     for part in path:
         try:
@@ -91,7 +91,7 @@ def value_at(document: Any, path: KeyPath) -> Any:
     return document
 
 
-def in_words(path: KeyPath) -> str:
+def path_text(path: KeyPath) -> str:
     """A path as text, such as `instruments.memory.peak_bytes.parameter` or `gpus[0].name`."""
     text = ""
     for part in path:

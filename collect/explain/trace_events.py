@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from collect.explain.read_file import EventPlace, ReadEvents
 from collect.traces import gloo, matrix_products, memory_use, trace
-from collect.traces.activities import Activities, activities
+from collect.traces.activities import Activities, find_activities
 from collect.traces.event_decoder import MEMORY
 from collect.traces.trace import Trace
 
@@ -41,71 +41,71 @@ def read_events(path: Path, fields: Collection[str]) -> list[ReadEvents]:
 
     A kind of which the trace has no event is left out. Raises OSError if the file cannot be opened.
     """
-    wanted = {kind for field in fields for kind in _KINDS.get(field, ())}
-    if not wanted:
+    kinds = {kind for field in fields for kind in _KINDS.get(field, ())}
+    if not kinds:
         return []
-    found = trace.read(path)
-    active = activities(found)
+    loaded_trace = trace.read_trace(path)
+    active = find_activities(loaded_trace)
     if active is None:
         return []
-    every = {kind: _READERS[kind](found, active) for kind in _READERS if kind in wanted}
-    return [ReadEvents(kind, len(events), events[0], events[-1]) for kind, events in every.items() if events]
+    events_of_kind = {kind: _READERS[kind](loaded_trace, active) for kind in _READERS if kind in kinds}
+    return [ReadEvents(kind, len(events), events[0], events[-1]) for kind, events in events_of_kind.items() if events]
 
 
-def _of_rows(found: Trace, rows: NDArray[np.intp]) -> _Events:
+def _list_events_of_rows(loaded_trace: Trace, rows: NDArray[np.intp]) -> _Events:
     """Events with a duration, sorted by start. rows: their indexes in the trace."""
-    return _places(found, found.name[rows], found.start_ns[rows], found.duration_ns[rows])
+    return _list_events(loaded_trace, loaded_trace.name[rows], loaded_trace.start_ns[rows], loaded_trace.duration_ns[rows])
 
 
-def _places(found: Trace, name: NDArray[np.integer], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> _Events:
+def _list_events(loaded_trace: Trace, name: NDArray[np.integer], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> _Events:
     order = np.argsort(start_ns, kind="stable")
     columns = (name[order].tolist(), start_ns[order].tolist(), duration_ns[order].tolist())
-    return [EventPlace(found.labels[label], start, duration) for label, start, duration in zip(*columns, strict=True)]
+    return [EventPlace(loaded_trace.labels[label], start, duration) for label, start, duration in zip(*columns, strict=True)]
 
 
-def _compute(found: Trace, active: Activities) -> _Events:
+def _list_compute(loaded_trace: Trace, active: Activities) -> _Events:
     if active.source == "gpu":
-        return _of_rows(found, active.rows[~active.is_collective & found.of_category("kernel")[active.rows]])
-    on_host = gloo.activity(found)
-    assert on_host is not None  # `activities` has a result without a GPU only if `gloo.activity` has one
-    within = (found.end_ns > on_host.start_ns) & (found.start_ns < on_host.end_ns)
-    return _of_rows(found, np.flatnonzero(on_host.computing & within))
+        return _list_events_of_rows(loaded_trace, active.rows[~active.is_collective & loaded_trace.has_category("kernel")[active.rows]])
+    cpu_activity = gloo.find_activity(loaded_trace)
+    assert cpu_activity is not None  # `find_activities` has a result without a GPU only if `gloo.find_activity` has one
+    is_within = (loaded_trace.end_ns > cpu_activity.start_ns) & (loaded_trace.start_ns < cpu_activity.end_ns)
+    return _list_events_of_rows(loaded_trace, np.flatnonzero(cpu_activity.computing & is_within))
 
 
-def _collectives(found: Trace, active: Activities) -> _Events:
-    return _of_rows(found, active.rows[active.is_collective])
+def _list_collectives(loaded_trace: Trace, active: Activities) -> _Events:
+    return _list_events_of_rows(loaded_trace, active.rows[active.is_collective])
 
 
-def _memory_operations(found: Trace, active: Activities) -> _Events:
-    return _of_rows(found, active.rows[found.of_category("gpu_memcpy", "gpu_memset")[active.rows]])
+def _list_memory_operations(loaded_trace: Trace, active: Activities) -> _Events:
+    return _list_events_of_rows(loaded_trace, active.rows[loaded_trace.has_category("gpu_memcpy", "gpu_memset")[active.rows]])
 
 
-def _launched(found: Trace, active: Activities) -> _Events:
-    return _of_rows(found, active.rows[active.launch_row >= 0])
+def _list_launched_work(loaded_trace: Trace, active: Activities) -> _Events:
+    return _list_events_of_rows(loaded_trace, active.rows[active.launch_row >= 0])
 
 
-def _allocations(found: Trace, active: Activities) -> _Events:
-    devices = memory_use.counted_rows(found)
-    chosen = [device for device in devices if device[0] != memory_use.CPU] or devices  # as `trace_details.peak` chooses
-    every = [row for _, before, inside in chosen for row in (*before, *inside)]
-    return [EventPlace(MEMORY, moment, 0) for moment in np.sort(found.details.memory.at_ns[every]).tolist()]
+def _list_allocations(loaded_trace: Trace, active: Activities) -> _Events:
+    devices = memory_use.select_device_events(loaded_trace)
+    counted_devices = [device for device in devices if device[0] != memory_use.CPU] or devices  # as in `profiled_peak`
+    rows = [row for _, before, inside in counted_devices for row in (*before, *inside)]
+    return [EventPlace(MEMORY, moment, 0) for moment in np.sort(loaded_trace.details.memory.at_ns[rows]).tolist()]
 
 
-def _products(found: Trace, active: Activities) -> _Events:
-    spans = matrix_products.timed_calls(found, active)
-    return _places(found, spans.name, spans.start_ns, spans.end_ns - spans.start_ns)
+def _list_products(loaded_trace: Trace, active: Activities) -> _Events:
+    spans = matrix_products.find_timed_calls(loaded_trace, active)
+    return _list_events(loaded_trace, spans.name, spans.start_ns, spans.end_ns - spans.start_ns)
 
 
-def _steps(found: Trace, active: Activities) -> _Events:
-    return _of_rows(found, np.flatnonzero(gloo.steps_of(found)))
+def _list_steps(loaded_trace: Trace, active: Activities) -> _Events:
+    return _list_events_of_rows(loaded_trace, np.flatnonzero(gloo.find_steps(loaded_trace)))
 
 
 _READERS: dict[str, Callable[[Trace, Activities], _Events]] = {
-    "compute": _compute,
-    "collectives": _collectives,
-    "memory operations": _memory_operations,
-    "launched work": _launched,
-    "allocations": _allocations,
-    "matrix products": _products,
-    "profiler steps": _steps,
+    "compute": _list_compute,
+    "collectives": _list_collectives,
+    "memory operations": _list_memory_operations,
+    "launched work": _list_launched_work,
+    "allocations": _list_allocations,
+    "matrix products": _list_products,
+    "profiler steps": _list_steps,
 }

@@ -10,9 +10,9 @@ from collect.reading.load import Loaded
 from collect.summary import Summary
 
 
-def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
+def write(loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one CSV file for each table."""
-    for name, frame in flat_tables.frames(loaded, summary).items():
+    for name, frame in flat_tables.make_frames(loaded, summary).items():
         flat_tables.write_csv(frame, folder / f"{name}.csv")
 
 

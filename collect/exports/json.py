@@ -10,7 +10,7 @@ from collect.summary import Summary
 from shardlab.files import files
 
 
-def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
+def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one JSON file with the whole summary."""
     files.write_document(folder / "summary.json", summary)
 

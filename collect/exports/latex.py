@@ -33,28 +33,28 @@ _HEAD = "% Needs \\usepackage{array, booktabs, longtable}.\n"
 _PAGE = 40  # the most rows that fit on one page
 # Widths in letters. _LINES: for each font size, the letters that fit on a line of an article. _SENTENCE: the width up to which
 # a column is widened; longer texts wrap. _GAP: the space between two columns, with a reserve for wide letters.
-_LINES = {"footnotesize": 78, "scriptsize": 88, "tiny": 104}
+_LINE_LETTERS = {"footnotesize": 78, "scriptsize": 88, "tiny": 104}
 _SENTENCE, _GAP = 60, 2
 
 
 @lru_cache(maxsize=4096)  # saves time, because many cells of a table have the same text
-def escape(text: str) -> str:
+def escape_latex(text: str) -> str:
     """The text in one line, with special characters escaped so that LaTeX prints them."""
     return _LIGATURE.sub(r"\1{}", _SPACE.sub(" ", printable.one_line(text)).strip().translate(_BY_CODE))
 
 
-def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
+def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one LaTeX file for each table."""
-    for table in text_tables.tables(summary):
-        said = escape(". ".join([text_tables.title(summary), table.title, *text_tables.about(summary)]))
+    for table in text_tables.make_text_tables(summary):
+        description = escape_latex(". ".join([text_tables.report_title(summary), table.title, *text_tables.general_remarks(summary)]))
         label = re.sub(r"[^A-Za-z0-9]+", "-", f"{summary.matrix}-{table.name}")
-        caption = rf"\caption{{{said}.}}\label{{tab:{label}}}"
-        draw = _over_pages if table.long or len(table.rows) > _PAGE else _floating
-        files.write_atomic(folder / f"{table.name}.tex", (_HEAD + draw(table, caption)).encode())
+        caption = rf"\caption{{{description}.}}\label{{tab:{label}}}"
+        render = _multi_page_table if table.long or len(table.rows) > _PAGE else _floating_table
+        files.write_atomic(folder / f"{table.name}.tex", (_HEAD + render(table, caption)).encode())
 
 
-def _floating(table: TextTable, caption: str) -> str:
-    size, columns = _columns(table)
+def _floating_table(table: TextTable, caption: str) -> str:
+    size, columns = _choose_columns(table)
     return "\n".join(
         [
             r"\begin{table}",
@@ -64,9 +64,9 @@ def _floating(table: TextTable, caption: str) -> str:
             *columns,
             "}",
             r"\toprule",
-            _line(table.headings),
+            _table_line(table.headings),
             r"\midrule",
-            *map(_line, table.rows),
+            *map(_table_line, table.rows),
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{table}",
@@ -75,8 +75,8 @@ def _floating(table: TextTable, caption: str) -> str:
     )
 
 
-def _over_pages(table: TextTable, caption: str) -> str:
-    size, columns = _columns(table)
+def _multi_page_table(table: TextTable, caption: str) -> str:
+    size, columns = _choose_columns(table)
     return "\n".join(
         [
             rf"\begingroup\{size}\setlength{{\tabcolsep}}{{2pt}}",
@@ -86,10 +86,10 @@ def _over_pages(table: TextTable, caption: str) -> str:
             "}",
             rf"{caption}\\",
             r"\toprule",
-            _line(table.headings),
+            _table_line(table.headings),
             r"\midrule",
             r"\endhead",
-            *map(_line, table.rows),
+            *map(_table_line, table.rows),
             r"\bottomrule",
             r"\end{longtable}",
             r"\endgroup",
@@ -98,45 +98,45 @@ def _over_pages(table: TextTable, caption: str) -> str:
     )
 
 
-def _columns(table: TextTable) -> tuple[str, list[str]]:
+def _choose_columns(table: TextTable) -> tuple[str, list[str]]:
     """Choose the font size and the widths of the columns of a table. Returns (font size, LaTeX specification of each column).
 
     If the widest cells of all columns together fit on a line, each column is as wide as its widest cell. Otherwise the columns
     together fill the line, and their text wraps.
     """
     columns = list(zip(table.headings, *table.rows, strict=True))
-    widest = [max(map(len, column)) + _GAP for column in columns]
-    if sum(widest) <= _LINES["footnotesize"]:
-        return "footnotesize", ["  r" if place in table.numbers else "  l" for place in range(len(columns))]
-    least = [_longest(column, whole=place in table.numbers) + _GAP for place, column in enumerate(columns)]
-    if sum(least) > _LINES["tiny"]:
-        least = [_longest(column, whole=False) + _GAP for column in columns]
-    asked = [max(min(most, _SENTENCE) - word, 0) for most, word in zip(widest, least, strict=True)]
-    size = next((name for name, line in _LINES.items() if line >= sum(least)), "tiny")
-    room = max(_LINES[size] - sum(least), 0) / max(sum(asked), 1)
-    wide = [word + more * room for word, more in zip(least, asked, strict=True)]
-    return size, [_broken(letters / sum(wide), place in table.numbers) for place, letters in enumerate(wide)]
+    widest_cells = [max(map(len, column)) + _GAP for column in columns]
+    if sum(widest_cells) <= _LINE_LETTERS["footnotesize"]:
+        return "footnotesize", ["  r" if index in table.numbers else "  l" for index in range(len(columns))]
+    least_widths = [_longest_word(column, whole_cells=index in table.numbers) + _GAP for index, column in enumerate(columns)]
+    if sum(least_widths) > _LINE_LETTERS["tiny"]:
+        least_widths = [_longest_word(column, whole_cells=False) + _GAP for column in columns]
+    extra_widths = [max(min(widest_cell, _SENTENCE) - least_width, 0) for widest_cell, least_width in zip(widest_cells, least_widths, strict=True)]
+    size = next((name for name, line in _LINE_LETTERS.items() if line >= sum(least_widths)), "tiny")
+    scale = max(_LINE_LETTERS[size] - sum(least_widths), 0) / max(sum(extra_widths), 1)
+    widths = [least_width + extra_width * scale for least_width, extra_width in zip(least_widths, extra_widths, strict=True)]
+    return size, [_wrapped_column(letters / sum(widths), index in table.numbers) for index, letters in enumerate(widths)]
 
 
-def _longest(column: Sequence[str], *, whole: bool) -> int:
+def _longest_word(column: Sequence[str], *, whole_cells: bool) -> int:
     """The number of letters of the longest word in a column.
 
-    whole: whether a cell counts as one word, so that a number and its interval stay on the same line.
+    whole_cells: whether a cell counts as one word, so that a number and its interval stay on the same line.
     """
     heading, *cells = column
-    words = [*heading.split(), *(cells if whole else (word for cell in cells for word in cell.split()))]
+    words = [*heading.split(), *(cells if whole_cells else (word for cell in cells for word in cell.split()))]
     return max(map(len, words), default=0)
 
 
-def _broken(share: float, is_number: bool) -> str:
+def _wrapped_column(share: float, is_number: bool) -> str:
     """The LaTeX specification of a column that wraps its text. share: the part of the line that the column fills, from 0 to
     1."""
     side = "left" if is_number else "right"
     return rf"  >{{\ragged{side}\arraybackslash}}p{{\dimexpr {share:.4f}\linewidth-2\tabcolsep}}"
 
 
-def _line(cells: list[str]) -> str:
-    return " & ".join(map(escape, cells)) + r" \\"
+def _table_line(cells: list[str]) -> str:
+    return " & ".join(map(escape_latex, cells)) + r" \\"
 
 
 EXPORT = Export(

@@ -22,23 +22,23 @@ _SPACE = re.compile(r" +")
 
 
 @lru_cache(maxsize=4096)  # saves time, because many cells of a table have the same text
-def escape(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """The text in one line, with special characters of Markdown escaped."""
     return _MARKS.sub(r"\\\1", _SPACE.sub(" ", printable.one_line(text)).strip())
 
 
-def write(_loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
+def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one Markdown file with all tables."""
-    parts = [f"# {escape(text_tables.title(summary))}", notation.moment(summary.created_s)]
-    parts += ["\n".join(f"- {escape(remark)}" for remark in text_tables.about(summary))]
-    for table in text_tables.tables(summary):
-        parts += [f"**{escape(table.title)}**", _drawn(table)]
+    parts = [f"# {escape_markdown(text_tables.report_title(summary))}", notation.format_time(summary.created_s)]
+    parts += ["\n".join(f"- {escape_markdown(remark)}" for remark in text_tables.general_remarks(summary))]
+    for table in text_tables.make_text_tables(summary):
+        parts += [f"**{escape_markdown(table.title)}**", _render_table(table)]
     files.write_atomic(folder / "summary.md", ("\n\n".join(parts) + "\n").encode())
 
 
-def _drawn(table: TextTable) -> str:
-    rule = ["---:" if place in table.numbers else "---" for place in range(len(table.headings))]
-    rows = [list(map(escape, table.headings)), rule, *(list(map(escape, row)) for row in table.rows)]
+def _render_table(table: TextTable) -> str:
+    rule = ["---:" if index in table.numbers else "---" for index in range(len(table.headings))]
+    rows = [list(map(escape_markdown, table.headings)), rule, *(list(map(escape_markdown, row)) for row in table.rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from collect import tracked_run
-from collect.export import Export, environment, package
+from collect.export import Export, set_environment, import_package
 from collect.reading.load import Loaded
 from collect.summary import Summary
-from collect.tracked_run import Tracked, TrackedStep
+from collect.tracked_run import TrackedRun, TrackedStep
 from shardlab.files import files
 
 FOLDER = "mlruns"
@@ -25,27 +25,27 @@ STATUS = {"completed": "FINISHED", "planned": "SCHEDULED", "pending": "SCHEDULED
 # packages that are not in the extra. `mlflow migrate-filestore` converts the file store into a database.
 _SETTINGS = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
 _KEY = re.compile(r"[^\w./ -]")  # characters that MLflow does not allow in names
-_LONGEST = 6000  # the most characters of a parameter's value that MLflow stores
+_MAX_VALUE_CHARS = 6000  # the most characters of a parameter's value that MLflow stores
 _METRICS, _PARAMS = 1000, 100  # the most metrics and parameters that MLflow accepts in one request
 
 
-def write(loaded: Loaded, summary: Summary, folder: Path, place: Path) -> None:
+def write(loaded: Loaded, summary: Summary, folder: Path, final_path: Path) -> None:
     """Write a file store of MLflow with one MLflow run for each run of the matrix.
 
-    place: the final path of `folder`, which MLflow writes into its files, because `folder` is renamed when it is complete.
+    final_path: the final path of `folder`, which MLflow writes into its files, because `folder` is renamed when it is complete.
     """
     (folder / FOLDER).mkdir()  # if the folder exists, MLflow does not add its default experiment to it
-    with environment(**_SETTINGS):
-        client = package("mlflow.tracking").MlflowClient((folder / FOLDER).as_uri())
+    with set_environment(**_SETTINGS):
+        client = import_package("mlflow.tracking").MlflowClient((folder / FOLDER).as_uri())
         experiment = client.create_experiment(
-            tracked_run.name(loaded), artifact_location=(place / FOLDER / "artifacts").as_uri()
+            tracked_run.experiment_name(loaded), artifact_location=(final_path / FOLDER / "artifacts").as_uri()
         )
-        for run in tracked_run.runs(loaded, summary):
+        for run in tracked_run.tracked_runs(loaded, summary):
             try:
-                opened = MlflowRun(client, experiment, run)
-                opened.log(run.points)
-                opened.end(run)
-            except package("mlflow.exceptions").MlflowException as error:
+                mlflow_run = MlflowRun(client, experiment, run)
+                mlflow_run.log(run.points)
+                mlflow_run.end(run)
+            except import_package("mlflow.exceptions").MlflowException as error:
                 # If the client could not write, e.g. because the disk is full, its error does not say so; the OSError does.
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from error
@@ -55,8 +55,8 @@ def write(loaded: Loaded, summary: Summary, folder: Path, place: Path) -> None:
 class MlflowRun:
     """An MLflow run that is open, so that values of a run of the matrix can be logged to it."""
 
-    def __init__(self, client: Any, experiment: str, run: Tracked) -> None:
-        self._client, self._entities = client, package("mlflow.entities")
+    def __init__(self, client: Any, experiment: str, run: TrackedRun) -> None:
+        self._client, self._entities = client, import_package("mlflow.entities")
         self._config: dict[str, Any] = {}
         began_ms = None if run.began_s is None else int(1000 * run.began_s)
         self._id = client.create_run(experiment, start_time=began_ms, run_name=run.id, tags=_tags(run)).info.run_id
@@ -71,7 +71,7 @@ class MlflowRun:
             for name, value in point.values.items()
         )
 
-    def end(self, run: Tracked) -> None:
+    def end(self, run: TrackedRun) -> None:
         """Write the metrics, the status, and the tags and parameters that changed since the MLflow run was opened; then
         close it."""
         ended_ms = None if run.ended_s is None else int(1000 * run.ended_s)
@@ -84,33 +84,33 @@ class MlflowRun:
 
     def _configure(self, config: dict[str, Any]) -> None:
         self._config |= config
-        params = [self._entities.Param(_KEY.sub("_", key), str(value)[:_LONGEST]) for key, value in config.items()]
+        params = [self._entities.Param(_KEY.sub("_", key), str(value)[:_MAX_VALUE_CHARS]) for key, value in config.items()]
         for first in range(0, len(params), _PARAMS):
             self._client.log_batch(self._id, params=params[first : first + _PARAMS])
 
     def _log(self, metrics: Iterable[Any]) -> None:
-        every = list(metrics)
-        for first in range(0, len(every), _METRICS):
-            self._client.log_batch(self._id, metrics=every[first : first + _METRICS])
+        metric_list = list(metrics)
+        for first in range(0, len(metric_list), _METRICS):
+            self._client.log_batch(self._id, metrics=metric_list[first : first + _METRICS])
 
 
-def _tags(run: Tracked) -> dict[str, str]:
+def _tags(run: TrackedRun) -> dict[str, str]:
     return {"group": run.group, "state": run.state, "tags": ", ".join(run.tags)}
 
 
-def follow(project: str, run: Tracked, folder: Path) -> MlflowRun:
+def follow(project: str, run: TrackedRun, folder: Path) -> MlflowRun:
     """Open an MLflow run for a run that is still going on, and delete an earlier MLflow run with the same id.
 
     The MLflow run is stored in a file store that all runs share, or in the store that MLFLOW_TRACKING_URI names.
     """
     os.environ |= _SETTINGS
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-    client = package("mlflow.tracking").MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or (folder / FOLDER).as_uri())
+    client = import_package("mlflow.tracking").MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or (folder / FOLDER).as_uri())
     with files.locked(folder / "mlflow.lock"):  # without a lock, two processes could create the same experiment twice
-        known = client.get_experiment_by_name(project)
-        experiment = known.experiment_id if known is not None else client.create_experiment(project)
-    for earlier in client.search_runs([experiment], f"attributes.run_name = '{run.id}'"):
-        client.delete_run(earlier.info.run_id)
+        existing = client.get_experiment_by_name(project)
+        experiment = existing.experiment_id if existing is not None else client.create_experiment(project)
+    for earlier_run in client.search_runs([experiment], f"attributes.run_name = '{run.id}'"):
+        client.delete_run(earlier_run.info.run_id)
     return MlflowRun(client, experiment, run)
 
 

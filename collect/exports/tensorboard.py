@@ -9,32 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from collect import tracked_run
-from collect.export import Export, package
+from collect.export import Export, import_package
 from collect.reading.load import Loaded
 from collect.summary import Summary
-from collect.tracked_run import Tracked, TrackedStep
+from collect.tracked_run import TrackedRun, TrackedStep
 
 VERSION = "brain.Event:2"  # file format; the first event of a file states it (tensorflow/core/util/event.proto)
 
 
-def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
+def write(loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one TensorBoard event file for each run."""
-    for run in tracked_run.runs(loaded, summary):
-        with contextlib.closing(EventFile(run, folder / "runs")) as opened:
-            opened.log(run.points)
-            opened.end(run)
+    for run in tracked_run.tracked_runs(loaded, summary):
+        with contextlib.closing(EventFile(run, folder / "runs")) as event_file:
+            event_file.log(run.points)
+            event_file.end(run)
 
 
 class EventFile:
     """The TensorBoard event file of a run: first the cell as hyper-parameters, then values by step, then final metrics and
     status."""
 
-    def __init__(self, run: Tracked, folder: Path) -> None:
-        self._event = package("tensorboard.compat.proto.event_pb2").Event
+    def __init__(self, run: TrackedRun, folder: Path) -> None:
+        self._event = import_package("tensorboard.compat.proto.event_pb2").Event
         path = folder / run.id / f"events.out.tfevents.{int(run.began_s or 0)}.{run.id}"
         path.parent.mkdir(parents=True)
         self._handle = path.open("xb")
-        self._records = package("tensorboard.summary.writer.record_writer").RecordWriter(self._handle)
+        self._records = import_package("tensorboard.summary.writer.record_writer").RecordWriter(self._handle)
         try:
             self._begin(run)
         except OSError:
@@ -47,11 +47,11 @@ class EventFile:
             self._write(wall_time=point.wall_s, step=point.step, summary=_scalars(point.values))
         self._records.flush()
 
-    def end(self, run: Tracked) -> None:
+    def end(self, run: TrackedRun) -> None:
         """Write the final metrics and whether the run completed, and close the file."""
         ended_s, metrics = run.ended_s or 0.0, {f"metrics/{name}": value for name, value in run.metrics.items()}
         self._write(wall_time=ended_s, step=0, summary=_scalars(metrics))
-        self._write(wall_time=ended_s, summary=_end(run, ended_s))
+        self._write(wall_time=ended_s, summary=_session_end(run, ended_s))
         self._records.flush()
         self.close()
 
@@ -60,19 +60,19 @@ class EventFile:
         with contextlib.suppress(OSError):
             self._handle.close()
 
-    def _begin(self, run: Tracked) -> None:
+    def _begin(self, run: TrackedRun) -> None:
         """Write the version of the file format and the keys of the cell."""
-        began_s, hparams = run.began_s or 0.0, package("tensorboard.plugins.hparams.summary_v2")
+        began_s, hparams = run.began_s or 0.0, import_package("tensorboard.plugins.hparams.summary_v2")
         self._write(wall_time=began_s, file_version=VERSION)
-        known = {key: value for key, value in run.config.items() if isinstance(value, bool | int | float | str)}
-        self._write(wall_time=began_s, summary=hparams.hparams_pb(known, trial_id=run.id, start_time_secs=began_s))
+        simple_values = {key: value for key, value in run.config.items() if isinstance(value, bool | int | float | str)}
+        self._write(wall_time=began_s, summary=hparams.hparams_pb(simple_values, trial_id=run.id, start_time_secs=began_s))
         self._records.flush()
 
     def _write(self, **fields: Any) -> None:
         self._records.write(self._event(**fields).SerializeToString())
 
 
-def follow(_project: str, run: Tracked, folder: Path) -> EventFile:
+def follow(_project: str, run: TrackedRun, folder: Path) -> EventFile:
     """Open a new event file for a run that is still going on. An earlier event file of the run is removed.
 
     folder: the folder for all runs that are followed; the event file lies in its folder `tensorboard/RUN_ID`.
@@ -82,26 +82,26 @@ def follow(_project: str, run: Tracked, folder: Path) -> EventFile:
 
 
 def _scalars(values: dict[str, float]) -> Any:
-    summary = package("tensorboard.compat.proto.summary_pb2").Summary
-    return summary(value=[summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+    summary_type = import_package("tensorboard.compat.proto.summary_pb2").Summary
+    return summary_type(value=[summary_type.Value(tag=name, simple_value=value) for name, value in values.items()])
 
 
-def _end(run: Tracked, ended_s: float) -> Any:
+def _session_end(run: TrackedRun, ended_s: float) -> Any:
     """A message that says how and when a run ended.
 
     It equals the message of tensorboard.plugins.hparams.summary.session_end_pb, which is not called because its module needs
     TensorFlow.
     """
     api, metadata, data = (
-        package(f"tensorboard.plugins.hparams.{name}") for name in ("api_pb2", "metadata", "plugin_data_pb2")
+        import_package(f"tensorboard.plugins.hparams.{name}") for name in ("api_pb2", "metadata", "plugin_data_pb2")
     )
     status = api.STATUS_SUCCESS if run.state == "completed" else api.STATUS_FAILURE
     run_end = data.HParamsPluginData(session_end_info=data.SessionEndInfo(status=status, end_time_secs=ended_s))
-    summary = package("tensorboard.compat.proto.summary_pb2").Summary
-    value = summary.Value(
+    summary_type = import_package("tensorboard.compat.proto.summary_pb2").Summary
+    value = summary_type.Value(
         tag=metadata.SESSION_END_INFO_TAG, metadata=metadata.create_summary_metadata(run_end), tensor=metadata.NULL_TENSOR
     )
-    return summary(value=[value])
+    return summary_type(value=[value])
 
 
 EXPORT = Export(

@@ -12,41 +12,41 @@ from pathlib import Path
 from types import ModuleType
 
 from collect import atomic_folder, tracked_run
-from collect.export import Export, environment, package
+from collect.export import Export, set_environment, import_package
 from collect.reading.load import Loaded
 from collect.summary import Summary
-from collect.tracked_run import Tracked, TrackedStep
+from collect.tracked_run import TrackedRun, TrackedStep
 
 FOLDER = "wandb"  # the folder into which the library wandb writes runs
 
 
-def write(loaded: Loaded, summary: Summary, folder: Path, _place: Path) -> None:
+def write(loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one offline run of Weights & Biases for each run of the matrix."""
     # The library sends reports of its own errors over the network unless this variable is `false` when it is imported.
-    with environment(WANDB_ERROR_REPORTING="false"), _without_complaints_of_logging():
-        wandb = package("wandb")
+    with set_environment(WANDB_ERROR_REPORTING="false"), _silence_logging_errors():
+        wandb = import_package("wandb")
         try:
-            for run in tracked_run.runs(loaded, summary):
-                opened = WandbRun(wandb, tracked_run.name(loaded), run, folder)
-                opened.log(run.points)
-                opened.end(run)
+            for run in tracked_run.tracked_runs(loaded, summary):
+                wandb_run = WandbRun(wandb, tracked_run.experiment_name(loaded), run, folder)
+                wandb_run.log(run.points)
+                wandb_run.end(run)
         finally:
             wandb.teardown()
-    atomic_folder.must_have_room(folder)  # the library's process that writes the runs reports no error if the disk is full
-    _tidy(folder / FOLDER)
+    atomic_folder.check_free_space(folder)  # the library's process that writes the runs reports no error if the disk is full
+    _remove_logs(folder / FOLDER)
 
 
 @contextlib.contextmanager
-def _without_complaints_of_logging() -> Iterator[None]:
+def _silence_logging_errors() -> Iterator[None]:
     """Turn off the error messages of `logging` inside the block.
 
     The library writes a log for each run. If the disk is full, `logging` would print a traceback for each line of this log.
     """
-    before, logging.raiseExceptions = logging.raiseExceptions, False
+    earlier_value, logging.raiseExceptions = logging.raiseExceptions, False
     try:
         yield
     finally:
-        logging.raiseExceptions = before
+        logging.raiseExceptions = earlier_value
 
 
 class WandbRun:
@@ -55,7 +55,7 @@ class WandbRun:
     folder: the folder in which the library writes the run.
     """
 
-    def __init__(self, wandb: ModuleType, project: str, run: Tracked, folder: Path, mode: str = "offline") -> None:
+    def __init__(self, wandb: ModuleType, project: str, run: TrackedRun, folder: Path, mode: str = "offline") -> None:
         settings = wandb.Settings(
             mode=mode,
             root_dir=str(folder),
@@ -95,40 +95,40 @@ class WandbRun:
             times = {"_timestamp": self._wall_s, "_runtime": self._wall_s - self._began_s}
             self._run.log(point.values | times, step=point.step)
 
-    def end(self, run: Tracked) -> None:
+    def end(self, run: TrackedRun) -> None:
         """Write the metrics, and the configuration and tags that changed since the run was opened; then close the run."""
-        if new := {key: value for key, value in run.config.items() if key not in self._config}:
-            self._run.config.update(new)
+        if new_keys := {key: value for key, value in run.config.items() if key not in self._config}:
+            self._run.config.update(new_keys)
         if run.tags != self._tags:
             self._run.tags = tuple(run.tags)
         self._run.summary.update({f"metrics/{name}": value for name, value in run.metrics.items()})
         self._run.finish(exit_code=0 if run.state == "completed" else 1)
 
 
-def follow(project: str, run: Tracked, folder: Path) -> WandbRun:
+def follow(project: str, run: TrackedRun, folder: Path) -> WandbRun:
     """Open a run of Weights & Biases for a run that is still going on. Earlier files of the run are removed.
 
     The run is offline unless the environment variable WANDB_MODE is `online`.
     """
     os.environ["WANDB_ERROR_REPORTING"] = "false"
-    wandb = package("wandb")
-    earlier = re.compile(rf"(offline-)?run-\d{{8}}_\d{{6}}-{re.escape(run.id)}")
+    wandb = import_package("wandb")
+    name_pattern = re.compile(rf"(offline-)?run-\d{{8}}_\d{{6}}-{re.escape(run.id)}")
     for path in (folder / FOLDER).iterdir() if (folder / FOLDER).exists() else ():
-        if earlier.fullmatch(path.name) and not path.is_symlink():
+        if name_pattern.fullmatch(path.name) and not path.is_symlink():
             shutil.rmtree(path)
     folder.mkdir(parents=True, exist_ok=True)
     return WandbRun(wandb, project, run, folder, "online" if os.environ.get("WANDB_MODE") == "online" else "offline")
 
 
-def _tidy(folder: Path) -> None:
+def _remove_logs(folder: Path) -> None:
     """Remove everything except the runs from the library's folder: logs about the export, and links to the temporary folder."""
-    for left in folder.iterdir() if folder.exists() else ():
-        if left.is_symlink() or left.is_file():
-            left.unlink()
+    for entry in folder.iterdir() if folder.exists() else ():
+        if entry.is_symlink() or entry.is_file():
+            entry.unlink()
             continue
-        for inside in left.iterdir():
-            if inside.is_dir():
-                shutil.rmtree(inside)
+        for inner_path in entry.iterdir():
+            if inner_path.is_dir():
+                shutil.rmtree(inner_path)
 
 
 EXPORT = Export(

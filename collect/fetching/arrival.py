@@ -46,13 +46,13 @@ class ArrivedRun(msgspec.Struct):
 class Arrival:
     """Receives the files of runs, one run after the other."""
 
-    def __init__(self, conversation: RemoteConversation, shared: Path | None, has_come: Callable[[int], None]) -> None:
+    def __init__(self, conversation: RemoteConversation, shared_runs: Path | None, report_bytes: Callable[[int], None]) -> None:
         """Prepare to receive runs.
 
-        shared: the folder that contains the runs of the cluster, if this machine sees that folder; the content of files is then
-        read there. has_come: is called from time to time with the number of bytes that have come, over all runs.
+        shared_runs: the folder that contains the runs of the cluster, if this machine sees that folder; the content of files is then
+        read there. report_bytes: is called from time to time with the number of bytes that have come, over all runs.
         """
-        self._conversation, self._shared, self._has_come = conversation, shared, has_come
+        self._conversation, self._shared, self._has_come = conversation, shared_runs, report_bytes
         self._count = self._says_at = 0
         self._buffer = memoryview(bytearray(MOST_BLOCK))
         self._length = memoryview(bytearray(LENGTH.size))
@@ -72,33 +72,33 @@ class Arrival:
                 raise InputError(f"the cluster sends {message.name} from byte {message.begin} on, which was not asked for")
             blocks: Iterable[memoryview | bytes]
             if self._shared:
-                blocks = _of_storage(self._shared / run_id / message.name, message.begin, message.bytes)
+                blocks = _read_blocks(self._shared / run_id / message.name, message.begin, message.bytes)
             elif message.follows is not None:
-                blocks = (self._block(message, message.follows),)
+                blocks = (self._receive_block(message, message.follows),)
             else:
-                blocks = self._of_connection(message)
+                blocks = self._receive_blocks(message)
             path, begins_with = f"{staging}/{message.name}", copy if message.begin else None
             # A file is never written twice into a new folder. Some file systems store `a` and `A` as the same file.
             how = os.O_EXCL if is_alone else os.O_TRUNC if begins_with is None else 0
-            arrived[message.name] = self._write(path, how, begins_with, blocks, message.mtime_ns)
+            arrived[message.name] = self._write_file(path, how, begins_with, blocks, message.mtime_ns)
         self._has_come(self._count)
         return ArrivedRun(message, arrived, is_alone)
 
-    def _write(
-        self, path: str, how: int, begins_with: HeldCopy | None, blocks: Iterable[memoryview | bytes], mtime_ns: int
+    def _write_file(
+        self, path: str, extra_flags: int, held_copy: HeldCopy | None, blocks: Iterable[memoryview | bytes], mtime_ns: int
     ) -> ManifestFile:
         """Write a file. Returns what was written.
 
-        how: further flags of `os.open`. begins_with: the file with whose content it begins, which may be the file itself.
+        extra_flags: further flags of `os.open`. held_copy: the file with whose content it begins, which may be the file itself.
         blocks: the rest of the content. mtime_ns: the time of the last change that the file gets.
         """
         digest = hashlib.sha256()
-        descriptor = _opened(path, how)
+        descriptor = _open_file(path, extra_flags)
         try:
             begin = 0
-            if begins_with is not None:
-                is_same = str(begins_with.path) == path
-                for block in _of_storage(begins_with.path, 0, begins_with.file.bytes):
+            if held_copy is not None:
+                is_same = str(held_copy.path) == path
+                for block in _read_blocks(held_copy.path, 0, held_copy.file.bytes):
                     digest.update(block)
                     files.write_all(descriptor, b"" if is_same else block)
                     begin += len(block)
@@ -111,30 +111,30 @@ class Arrival:
                 if self._count >= self._says_at:
                     self._says_at = self._count + BLOCK
                     self._has_come(self._count)
-            if begins_with is not None:
+            if held_copy is not None:
                 os.ftruncate(descriptor, begin)
             os.utime(descriptor, ns=(mtime_ns, mtime_ns))
         finally:
             os.close(descriptor)
         return ManifestFile(begin, mtime_ns, digest.hexdigest())
 
-    def _of_connection(self, file: FileBegin) -> Iterator[memoryview | bytes]:
+    def _receive_blocks(self, file: FileBegin) -> Iterator[memoryview | bytes]:
         while True:
             self._conversation.receive_into(self._length)
             (length,) = LENGTH.unpack(self._length)
             if not length:
                 return
-            yield self._block(file, length)
+            yield self._receive_block(file, length)
 
-    def _block(self, file: FileBegin, length: int) -> memoryview | bytes:
+    def _receive_block(self, file: FileBegin, length: int) -> memoryview | bytes:
         if length > MOST_BLOCK:
             raise InputError(f"the cluster sends a block of {length:,} bytes; allowed are {MOST_BLOCK:,}")
         block = self._buffer[:length]
         self._conversation.receive_into(block)
-        return _decompressed(block, file.name) if file.is_compressed else block
+        return _decompress(block, file.name) if file.is_compressed else block
 
 
-def _decompressed(block: memoryview, name: str) -> bytes:
+def _decompress(block: memoryview, name: str) -> bytes:
     try:
         size = zstandard.frame_content_size(block)
         if not 0 <= size <= BLOCK:  # zstandard reserves as much memory as the block says; -1: the block does not say a size
@@ -145,9 +145,9 @@ def _decompressed(block: memoryview, name: str) -> bytes:
         raise InputError(f"the cluster sends {name} with a block that zstd cannot decompress ({error})") from None
 
 
-def _opened(path: str, how: int) -> int:
-    """Open a file of the staging folder for writing, and make the folders around it. how: further flags of `os.open`."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | how
+def _open_file(path: str, extra_flags: int) -> int:
+    """Open a file of the staging folder for writing, and make the folders around it. extra_flags: further flags of `os.open`."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | extra_flags
     try:
         return os.open(path, flags, 0o644)
     except FileNotFoundError:
@@ -168,7 +168,7 @@ def _make_folder(folder: Path) -> None:
             raise
 
 
-def _of_storage(path: Path, begin: int, end: int) -> Iterator[memoryview | bytes]:
+def _read_blocks(path: Path, begin: int, end: int) -> Iterator[memoryview | bytes]:
     """The bytes of a regular file from `begin` to `end`, in blocks; fewer bytes if the file is shorter, has vanished or is
     something else now, which the SHA-256 shows."""
     with contextlib.suppress(FileNotFoundError, NotRegular), files.open_regular(path) as file:

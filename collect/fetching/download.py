@@ -23,7 +23,7 @@ from collect.fetching.fetched_run import Downloaded
 from collect.fetching.manifest import ManifestFile, RunManifest
 from collect.fetching.messages import HeldFile, OfferedRun, Offers, Wanted, WantedRun
 from collect.fetching.progress import TransferProgress
-from collect.fetching.transfer import finish_folder, put_in_place, sees
+from collect.fetching.transfer import finish_folder, put_in_place, sees_workspace
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files, gc_pause
 from shardlab.files.files import NotRegular
@@ -79,28 +79,28 @@ def download(
         offers = conversation.receive(Offers)
         offered = [conversation.receive(OfferedRun) for _ in range(offers.runs)]
         conversation.must_stop = progress.is_stopped  # the progress of the transfer now says what the command waits for
-        staging = _staging(workspace)
+        staging = _make_staging_folder(workspace)
         with files.as_workspace_error("read"):
-            found, expected = _compared(workspace, staging, list({run.run: run for run in offered}.values()))
-        is_shared = sees(there)
+            found, expected = _compare_offers(workspace, staging, list({run.run: run for run in offered}.values()))
+        is_shared = sees_workspace(there)
         conversation.send(Wanted([run.message for run in expected], is_shared))
-        report = _begin(there, expected, progress)
+        report = _begin_progress(there, expected, progress)
         left = deque(expected)
         arrival = Arrival(conversation, Path(there.workspace) / "runs" if is_shared else None, report)
         try:
             with files.as_workspace_error("write"):
                 while left:
-                    _receive(workspace, there, arrival, left[0], found[left[0].offered.run])
+                    _receive_run(workspace, there, arrival, left[0], found[left[0].offered.run])
                     left.popleft()
         except ConnectionLost as error:
-            raise ShardlabError(_stopped(there, error.why, found, left)) from None
+            raise ShardlabError(_stopped_text(there, error.why, found, left)) from None
         fetch_matrices.store(workspace, offers.descriptions)
         if not patterns:
             shutil.rmtree(staging, ignore_errors=True)
     return found
 
 
-def _staging(workspace: Workspace) -> Path:
+def _make_staging_folder(workspace: Workspace) -> Path:
     """Make the staging folder, into which files are transferred. Files that an interrupted download left there stay."""
     staging = workspace.runs / STAGING
     with files.as_workspace_error("write"):
@@ -112,7 +112,7 @@ def _staging(workspace: Workspace) -> Path:
     return staging
 
 
-def _compared(
+def _compare_offers(
     workspace: Workspace, staging: Path, offered: Sequence[OfferedRun]
 ) -> tuple[dict[str, Downloaded], list[Expected]]:
     """Compare the runs that the cluster offers with the runs on this machine. Returns ({run id: result so far}, the runs that
@@ -126,9 +126,9 @@ def _compared(
         names = None
         if run.manifest is not None:
             try:
-                missing = _missing(workspace, run.run, run.manifest)
+                missing = _find_missing_files(workspace, run.run, run.manifest)
             except (InputError, NotRegular) as error:
-                so_far.problems = [_why_not(workspace, error), *on_the_cluster]
+                so_far.problems = [_problem_text(workspace, error), *on_the_cluster]
                 continue
             so_far.hashed, names = missing.hashed, missing.names
             if missing.is_here:
@@ -136,18 +136,18 @@ def _compared(
         if run.problems and names != []:
             so_far.problems = on_the_cluster
         elif run.pruned and names:
-            so_far.problems = [_pruned(names)]
+            so_far.problems = [_pruned_text(names)]
         else:
-            expected.append(Expected(run, names, _held(workspace.runs / run.run, staging / "files" / run.run, names)))
+            expected.append(Expected(run, names, _find_held_files(workspace.runs / run.run, staging / "files" / run.run, names)))
     return found, expected
 
 
-def _held(run: Path, staging: Path, names: Sequence[str] | None) -> dict[str, HeldCopy]:
+def _find_held_files(run: Path, staging: Path, names: Sequence[str] | None) -> dict[str, HeldCopy]:
     """Find the files, or the beginnings of files, that are on this machine: in the run folder, or in the staging folder, where
     an interrupted transfer left them. names: the wanted files; None: all files."""
     mine = None
     with contextlib.suppress(InputError, NotRegular):
-        mine = manifest.read(RunDir(run)) if manifest.regular(run, manifest.NAME) else None
+        mine = manifest.read(RunDir(run)) if manifest.regular_file_status(run, manifest.NAME) else None
     held: dict[str, HeldCopy] = {}
     wanted = None if names is None else set(names)
     for folder, known in ((run, mine), (staging, None)):
@@ -156,22 +156,22 @@ def _held(run: Path, staging: Path, names: Sequence[str] | None) -> dict[str, He
         for name, status in manifest.list_files(folder).regular.items():
             if (wanted is None or name in wanted) and status.st_size:
                 before = known.files.get(name) if known else None
-                is_known = before is not None and manifest.is_as_it_was(before, status)
-                file = before if before and is_known else manifest.hashed(folder / name, status)
+                is_known = before is not None and manifest.is_unchanged(before, status)
+                file = before if before and is_known else manifest.hash_file(folder / name, status)
                 held[name] = HeldCopy(folder / name, HeldFile(file.bytes, file.sha256))
     return held
 
 
-def _begin(there: RemoteWorkspace, expected: Sequence[Expected], progress: TransferProgress) -> Callable[[int], None]:
+def _begin_progress(cluster: RemoteWorkspace, expected: Sequence[Expected], progress: TransferProgress) -> Callable[[int], None]:
     """Say how much will be transferred. Returns the function that is called with the number of bytes that have come."""
     size = sum(run.bytes for run in expected)
     if not expected:
         return lambda _count: None
-    progress.say(f"{there.host}: {len(expected):,} run(s), {size / 2**20:,.1f} MiB")
+    progress.say(f"{cluster.host}: {len(expected):,} run(s), {size / 2**20:,.1f} MiB")
     return progress.begin(size)
 
 
-def _receive(workspace: Workspace, there: RemoteWorkspace, arrival: Arrival, run: Expected, result: Downloaded) -> None:
+def _receive_run(workspace: Workspace, cluster: RemoteWorkspace, arrival: Arrival, run: Expected, result: Downloaded) -> None:
     """Receive the files of a run, and move them into the run folder if all of them are as on the cluster. Problems are added to
     `result`. Raises ShardlabError if the cluster sends something that is not allowed, and OSError if a file cannot be
     written."""
@@ -180,7 +180,7 @@ def _receive(workspace: Workspace, there: RemoteWorkspace, arrival: Arrival, run
     try:
         arrived = arrival.receive(run_id, folder, run.held)
     except InputError as error:
-        raise ShardlabError(f"{there.host}: {error}; the run {run_id} on this machine was not changed.") from None
+        raise ShardlabError(f"{cluster.host}: {error}; the run {run_id} on this machine was not changed.") from None
     except (IsADirectoryError, NotADirectoryError, FileExistsError):
         # A file has the name of a folder that an interrupted transfer left. The next command begins this run anew.
         shutil.rmtree(folder, ignore_errors=True)
@@ -192,9 +192,9 @@ def _receive(workspace: Workspace, there: RemoteWorkspace, arrival: Arrival, run
     try:
         if theirs is None:
             raise InputError("the cluster has no manifest of this run")
-        missing = _missing(workspace, run_id, theirs)
+        missing = _find_missing_files(workspace, run_id, theirs)
     except (InputError, NotRegular) as error:
-        result.problems = [_why_not(workspace, error)]
+        result.problems = [_problem_text(workspace, error)]
         return
     result.hashed += len(arrived.files)
     # The cluster sends nothing of a file that an interrupted transfer left complete.
@@ -206,44 +206,44 @@ def _receive(workspace: Workspace, there: RemoteWorkspace, arrival: Arrival, run
         shutil.rmtree(folder, ignore_errors=True)
     elif not missing.is_here:
         is_whole = arrived.is_alone and bool(arrived.files) and arrived.files == theirs.files
-        if _place(workspace, staging, missing, is_whole=is_whole) and is_whole:
+        if _put_run_in_place(workspace, staging, missing, is_whole=is_whole) and is_whole:
             result.written = theirs
 
 
-def _missing(workspace: Workspace, run_id: str, theirs: RunManifest) -> Missing:
+def _find_missing_files(workspace: Workspace, run_id: str, cluster_manifest: RunManifest) -> Missing:
     """Compare a run on this machine with its manifest from the cluster. Returns the files that have to be transferred.
 
     Raises InputError or NotRegular if the run cannot be downloaded.
     """
-    manifest.check_received(theirs, run_id)
+    manifest.check_received(cluster_manifest, run_id)
     run = RunDir(workspace.runs / run_id)
     mine = None
     with contextlib.suppress(InputError, FileNotFoundError):  # if the manifest here is damaged, all files are compared
-        mine = manifest.read(run) if manifest.regular(run.path, manifest.NAME) else None
-    found = Missing(theirs, [], 0)
+        mine = manifest.read(run) if manifest.regular_file_status(run.path, manifest.NAME) else None
+    found = Missing(cluster_manifest, [], 0)
     if not os.path.lexists(run.path):
-        found.names = list(theirs.files)
+        found.names = list(cluster_manifest.files)
         return found
-    for name, file in theirs.files.items():
-        status = manifest.regular(run.path, name)
+    for name, file in cluster_manifest.files.items():
+        status = manifest.regular_file_status(run.path, name)
         if status is None:
             found.names.append(name)
             continue
         here = mine.files.get(name) if mine else None
-        if here is None or not manifest.is_as_it_was(here, status):
-            content = manifest.hashed(run.path / name, status)
+        if here is None or not manifest.is_unchanged(here, status):
+            content = manifest.hash_file(run.path / name, status)
             found.hashed += 1
-            if mine is not None and mine.complete and here is not None and _changed_here(run.path / name, content, here):
+            if mine is not None and mine.complete and here is not None and _was_changed_here(run.path / name, content, here):
                 # The file is not overwritten. `fetch_run` compares the run with its manifest and reports the difference.
                 return Missing(mine, [], found.hashed, True)
             here = content
         if here.sha256 != file.sha256:
             found.names.append(name)
-    found.is_here = not found.names and mine is not None and mine.has_same_content(theirs)
+    found.is_here = not found.names and mine is not None and mine.has_same_content(cluster_manifest)
     return found
 
 
-def _changed_here(path: Path, content: ManifestFile, recorded: ManifestFile) -> bool:
+def _was_changed_here(path: Path, content: ManifestFile, recorded: ManifestFile) -> bool:
     """Whether a file was changed on this machine after it was fetched.
 
     A file that differs from `recorded` (its entry in the manifest) but is not newer was left by an interrupted transfer.
@@ -251,7 +251,7 @@ def _changed_here(path: Path, content: ManifestFile, recorded: ManifestFile) -> 
     return content.sha256 != recorded.sha256 and content.mtime_ns > recorded.mtime_ns and not manifest.only_grew(path, recorded)
 
 
-def _place(workspace: Workspace, staging: Path, missing: Missing, *, is_whole: bool) -> bool:
+def _put_run_in_place(workspace: Workspace, staging: Path, missing: Missing, *, is_whole: bool) -> bool:
     """Move the transferred files of a run into its folder in runs/, then write its manifest.
 
     If the run has no folder in runs/ yet, all files are first put together, and the folder appears in runs/ when it is
@@ -278,7 +278,7 @@ def _place(workspace: Workspace, staging: Path, missing: Missing, *, is_whole: b
     return False
 
 
-def _why_not(workspace: Workspace, error: Exception) -> str:
+def _problem_text(workspace: Workspace, error: Exception) -> str:
     if not isinstance(error, NotRegular):
         return str(error)
     place = Path(error.filename).relative_to(workspace.runs)
@@ -288,12 +288,12 @@ def _why_not(workspace: Workspace, error: Exception) -> str:
     )
 
 
-def _pruned(names: Sequence[str]) -> str:
+def _pruned_text(names: Sequence[str]) -> str:
     more = f" and {len(names) - 1} more files are" if names[1:] else " is"
     return f"{names[0]}{more} not here, and `collect fetch --prune` has removed the files of this run on the cluster"
 
 
-def _stopped(there: RemoteWorkspace, why: str, found: Mapping[str, Downloaded], left: Sequence[Expected]) -> str:
-    done = sum(not run.problems for run in found.values()) - len(left)
-    so_far = f"{done} of {len(found)} runs are on this machine and were checked"
-    return f"{there.host}: the transfer stopped: {why}. {so_far}; run the same command again to continue."
+def _stopped_text(cluster: RemoteWorkspace, reason: str, results: Mapping[str, Downloaded], remaining: Sequence[Expected]) -> str:
+    done = sum(not run.problems for run in results.values()) - len(remaining)
+    so_far = f"{done} of {len(results)} runs are on this machine and were checked"
+    return f"{cluster.host}: the transfer stopped: {reason}. {so_far}; run the same command again to continue."

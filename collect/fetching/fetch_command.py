@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 WAITING = "another collect fetch is transferring files to this workspace; waiting until that command has ended."
 
 
-def show(workspace: Workspace, patterns: Sequence[str], output: Output, *, prunes: bool, confirmed: bool) -> int:
+def fetch_and_print(workspace: Workspace, patterns: Sequence[str], output: Output, *, prunes: bool, confirmed: bool) -> int:
     """Fetch runs, print a table of them, and return the exit code: 1 if a run is damaged or was not fetched completely.
 
     patterns: shell patterns of run ids; if there are none, all runs are fetched. prunes: whether to remove the fetched files on
@@ -38,13 +38,13 @@ def show(workspace: Workspace, patterns: Sequence[str], output: Output, *, prune
     if prunes:
         from collect.fetching import prune
 
-        prune.must_be_elsewhere(workspace)
+        prune.must_be_stored_elsewhere(workspace)
         if not confirmed and not sys.stdin.isatty():
             raise InputError("--prune was not confirmed. Allowed: the option --yes, or the answer `yes` on a terminal.")
     with _ask_for_runs(workspace, patterns, output) as conversation:
         from collect.fetching import progress
 
-        with progress.shown(output) as shown:
+        with progress.show_progress(output) as shown:
             fetched = _fetch_runs(workspace, patterns, conversation, shown)
     columns = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Truncated files (n)", "Corrupt lines (n)"]
     rows = [
@@ -73,7 +73,7 @@ def show(workspace: Workspace, patterns: Sequence[str], output: Output, *, prune
         )
     elif not fetched:
         output.remark(f"{workspace.runs}: no runs yet.")
-    unreadable_runs.show(output, [(RunDir(workspace.runs / run.run), run.unreadable) for run in fetched])
+    unreadable_runs.print_unreadable_runs(output, [(RunDir(workspace.runs / run.run), run.unreadable) for run in fetched])
     is_freed = True
     if prunes:
         is_freed = _remove_fetched(output, workspace, fetched, is_confirmed=confirmed)
@@ -89,7 +89,7 @@ def _remove_fetched(output: Output, workspace: Workspace, fetched: Sequence[Fetc
     """
     from collect.fetching import progress, prune
 
-    with progress.shown(output) as shown:
+    with progress.show_progress(output) as shown:
         places = prune.verify(workspace, fetched, shown)
     for place in places:
         if place.runs:
@@ -100,7 +100,7 @@ def _remove_fetched(output: Output, workspace: Workspace, fetched: Sequence[Fetc
     elif not is_confirmed and output.ask("Remove these files there? Type yes: ") != "yes":
         output.remark("Nothing was removed.")
         return True
-    with progress.shown(output) as shown:
+    with progress.show_progress(output) as shown:
         freed = prune.remove(places, shown)
     for run in fetched:
         run.freed = [removed for removed in freed if removed.run == run.run]
@@ -157,9 +157,9 @@ def _fetch_runs(
     known = sorted({*workspace.run_ids(), *downloaded})
     ids = chosen(known, patterns) if patterns else known
     parts = {run_id: run.parts for run_id, run in downloaded.items()}
-    parts |= node_parts.gathered(workspace, [run_id for run_id in ids if run_id not in downloaded], progress)
+    parts |= node_parts.gather_if_needed(workspace, [run_id for run_id in ids if run_id not in downloaded], progress)
 
     def fetched(run_id: str) -> Fetched:
         return fetched_run.fetch_run(RunDir(workspace.runs / run_id), downloaded.get(run_id), parts.get(run_id, []))
 
-    return list(side_by_side.each(fetched, ids))
+    return list(side_by_side.map_in_threads(fetched, ids))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from collect.fetching.manifest import regular
+from collect.fetching.manifest import regular_file_status
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS, decoder
@@ -31,7 +31,7 @@ def read(workspace: Workspace) -> dict[str, bytes]:
     with files.as_workspace_error("read"):
         for name in [*names, LAST_MATRIX]:
             with contextlib.suppress(NotRegular, TooLarge):
-                if regular(workspace.own, name) is not None:
+                if regular_file_status(workspace.own, name) is not None:
                     contents[name] = files.read(workspace.own / name)
     return contents
 
@@ -52,8 +52,8 @@ def store(workspace: Workspace, received: Mapping[str, bytes]) -> None:
             if name == LAST_MATRIX:
                 decoder(LastMatrix).decode(contents[name])
             else:
-                contents[name] = _with_path_here(workspace, contents[name])
-            regular(workspace.own.resolve(), name)
+                contents[name] = _set_local_path(workspace, contents[name])
+            regular_file_status(workspace.own.resolve(), name)
         except NotRegular as error:
             raise InputError(
                 f"{error.filename} is {error.kind}, and collect fetch writes only to regular files and folders; "
@@ -68,7 +68,7 @@ def store(workspace: Workspace, received: Mapping[str, bytes]) -> None:
             files.write_atomic(target, content)
 
 
-def _with_path_here(workspace: Workspace, content: bytes) -> bytes:
+def _set_local_path(workspace: Workspace, content: bytes) -> bytes:
     """The description of a matrix, with the path of the matrix file on this machine in place of the path on the cluster.
 
     If the path on this machine is not known, the description is not changed.

@@ -102,7 +102,7 @@ def check_run(
         if downloaded.problems:
             return fetched, None
         if (written := downloaded.written) is not None and (written.complete or not fetched.complete):
-            _count(fetched, written)
+            _set_totals(fetched, written)
             return fetched, written
     try:
         listing = manifest.list_files(run.path)
@@ -112,7 +112,7 @@ def check_run(
             if not may_hash_all:
                 fetched.files, fetched.bytes = len(listing.regular), sum(file.st_size for file in listing.regular.values())
                 return fetched, None
-            now = manifest.make(run, listing, complete=fetched.complete, known=old if downloaded else None)
+            now = manifest.make(run, listing, complete=fetched.complete, earlier=old if downloaded else None)
             fetched.hashed += 0 if downloaded else len(now.files)
         else:
             now, difference = manifest.compare(run, listing, old)
@@ -120,7 +120,7 @@ def check_run(
             if fetched.pruned:
                 difference.vanished = [name for name in difference.vanished if pruning.is_kept(name)]
             fetched.added, fetched.problems = difference.added, difference.problems
-        _count(fetched, now)
+        _set_totals(fetched, now)
         if now == old or fetched.problems or fetched.pruned:
             return fetched, old
         manifest.write(run, now)
@@ -130,5 +130,5 @@ def check_run(
         return fetched, None
 
 
-def _count(fetched: Fetched, now: RunManifest) -> None:
-    fetched.files, fetched.bytes = len(now.files), sum(file.bytes for file in now.files.values())
+def _set_totals(fetched: Fetched, run_manifest: RunManifest) -> None:
+    fetched.files, fetched.bytes = len(run_manifest.files), sum(file.bytes for file in run_manifest.files.values())

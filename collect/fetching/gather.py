@@ -20,7 +20,7 @@ from collect.fetching import manifest
 from collect.fetching.manifest import ManifestFile, RunManifest
 from collect.fetching.part_manifest import ListedPart
 from collect.fetching.progress import TransferProgress
-from collect.fetching.transfer import Rsync, put_in_place, those_arrived
+from collect.fetching.transfer import Rsync, put_in_place, find_arrived_files
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files
 from shardlab.files.files import NotRegular
@@ -53,15 +53,15 @@ class NodeParts(msgspec.Struct):
     arrived: set[str] = set()  # the files of `copied` whose copy is equal to the file on the node
     error: str = ""  # the first error message of rsync
 
-    def file(self, full: str) -> ManifestFile:
-        """The size and the digest that a file has on the node. full: RUN_ID/NAME of the file."""
-        run_id, _, name = full.partition("/")
+    def file(self, run_path: str) -> ManifestFile:
+        """The size and the digest that a file has on the node. run_path: RUN_ID/NAME of the file."""
+        run_id, _, name = run_path.partition("/")
         return self.manifests[run_id].files[name]
 
-    def those_arrived(self, staging: Path, names: Sequence[str]) -> set[str]:
+    def find_arrived(self, staging: Path, names: Sequence[str]) -> set[str]:
         """The files, out of `names`, that were copied completely into the staging folder, by this or by an interrupted
         earlier command."""
-        return those_arrived(staging, {full: self.file(full) for full in names})
+        return find_arrived_files(staging, {full: self.file(full) for full in names})
 
 
 def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:
@@ -76,7 +76,7 @@ def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgr
     sentences: dict[str, list[str]] = {}
     elsewhere: dict[str, list[str]] = {}
     for run in (RunDir(workspace.runs / run_id) for run_id in run_ids):
-        if (found := _not_gathered(run)) is None:
+        if (found := _ungathered_placement(run)) is None:
             continue
         cluster, placed = found
         if is_copy or placed.first_node != gethostname():
@@ -90,7 +90,7 @@ def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgr
         return elsewhere
     workspace_trust.must_be_allowed(workspace, f"log in to {', '.join(wanted)}")
     with files.locked(workspace.own / "gather.lock", lambda _descriptor: progress.say(WAITING)) as lock:
-        for run_id, of_run in _from_nodes(workspace, wanted, lock, progress):
+        for run_id, of_run in _gather_from_nodes(workspace, wanted, lock, progress):
             sentences[run_id] += of_run
     for run_id, of_run in sentences.items():
         if not of_run:
@@ -98,8 +98,8 @@ def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgr
     return sentences | elsewhere
 
 
-def _from_nodes(
-    workspace: Workspace, wanted: Mapping[str, tuple[str, list[RunDir]]], lock: int, progress: TransferProgress
+def _gather_from_nodes(
+    workspace: Workspace, runs_by_node: Mapping[str, tuple[str, list[RunDir]]], lock: int, progress: TransferProgress
 ) -> list[tuple[str, list[str]]]:
     """Gather the parts of all nodes, AT_ONCE nodes at a time. Returns (run id, sentences) for each node and run.
 
@@ -109,31 +109,31 @@ def _from_nodes(
     """
 
     def listed(name: str) -> NodeParts:
-        cluster, runs = wanted[name]
+        cluster, runs = runs_by_node[name]
         ids = [run.run_id for run in runs]
         try:
-            return _list_node(workspace, node_of(workspace, cluster, name), ids, progress)
+            return _list_node(workspace, find_node(workspace, cluster, name), ids, progress)
         except ShardlabError as error:
             return NodeParts(name, None, [(run_id, [f"the part of {name} is missing: {error}"]) for run_id in ids])
 
-    with ThreadPoolExecutor(max_workers=min(len(wanted), AT_ONCE)) as pool:
+    with ThreadPoolExecutor(max_workers=min(len(runs_by_node), AT_ONCE)) as pool:
         try:
-            of_nodes = list(pool.map(listed, wanted))
+            of_nodes = list(pool.map(listed, runs_by_node))
             claimed: set[tuple[str, str]] = set()
             for parts in of_nodes:
                 content = {full: (full, parts.file(full).sha256) for full in parts.missing}
                 parts.copied = [full for full in parts.missing if content[full] not in claimed]
                 claimed |= {content[full] for full in parts.copied}
-            list(pool.map(lambda parts: _bring(workspace, parts, lock, progress), of_nodes))
+            list(pool.map(lambda parts: _copy_files(workspace, parts, lock, progress), of_nodes))
         except BaseException:
             progress.stop()  # else the pool would wait until the threads have ended their transfers
             raise
     for parts in of_nodes:
-        _store(workspace, parts)
+        _store_files(workspace, parts)
     return [of_run for parts in of_nodes for of_run in parts.sentences]
 
 
-def _not_gathered(run: RunDir) -> tuple[str, Placement] | None:
+def _ungathered_placement(run: RunDir) -> tuple[str, Placement] | None:
     """(name of the cluster, placement) of a run that has ended and whose parts have not been gathered; None for other runs."""
     try:
         events = run.events()
@@ -145,7 +145,7 @@ def _not_gathered(run: RunDir) -> tuple[str, Placement] | None:
         return None
 
 
-def node_of(workspace: Workspace, cluster: str, name: str) -> InventoryNode:
+def find_node(workspace: Workspace, cluster: str, name: str) -> InventoryNode:
     """The node of this name in the inventory. Raises InputError if the inventory has no node of this name with shardlab
     installed."""
     node = next((node for node in inventory.read(workspace, cluster).nodes if node.name == name), None)
@@ -159,7 +159,7 @@ def _list_node(workspace: Workspace, node: InventoryNode, ids: list[str], progre
 
     Raises ShardlabError if the node does not answer.
     """
-    there = on_node(workspace, node)
+    there = workspace_on_node(workspace, node)
     found = list_parts(there, ids, progress)
     parts = NodeParts(node.name, there, [], {run_id: part.manifest for run_id, part in found.items()})
     for run_id in ids:
@@ -179,28 +179,28 @@ def _list_node(workspace: Workspace, node: InventoryNode, ids: list[str], progre
     return parts
 
 
-def list_parts(there: RemoteWorkspace, ids: Sequence[str], progress: TransferProgress) -> dict[str, ListedPart]:
+def list_parts(node_workspace: RemoteWorkspace, ids: Sequence[str], progress: TransferProgress) -> dict[str, ListedPart]:
     """Ask a node for its parts of these runs, and check the answer. ids: the run ids. Returns {run id: part}.
 
     Raises ShardlabError if the node does not answer or the answer is not valid.
     """
-    must_stop = progress.while_waiting(f"{there.mark}: the node reads the files of its parts of {len(ids):,} run(s).")
+    must_stop = progress.while_waiting(f"{node_workspace.mark}: the node reads the files of its parts of {len(ids):,} run(s).")
     asked = msgspec.json.encode(ids)
-    found = there.ask("collect.fetching.part_manifest", [], list[ListedPart], given=asked, limit_s=ASK_S, must_stop=must_stop)
+    found = node_workspace.ask("collect.fetching.part_manifest", [], list[ListedPart], given=asked, limit_s=ASK_S, must_stop=must_stop)
     listed = {part.manifest.run_id: part for part in found if part.manifest.run_id in ids}
     for run_id, part in listed.items():
         manifest.check_received(part.manifest, run_id)
     return listed
 
 
-def _bring(workspace: Workspace, parts: NodeParts, lock: int, progress: TransferProgress) -> None:
+def _copy_files(workspace: Workspace, parts: NodeParts, lock: int, progress: TransferProgress) -> None:
     """Copy the files in `parts.copied` from a node into a staging folder, and set `parts.arrived` and `parts.error`."""
     if parts.there is None:
         return
-    staging = _staging(workspace, parts.node)
+    staging = _staging_folder(workspace, parts.node)
     with files.as_workspace_error("write"):
         staging.mkdir(parents=True, exist_ok=True, mode=0o700)
-    there = parts.those_arrived(staging, parts.copied)
+    there = parts.find_arrived(staging, parts.copied)
     lacking = [full for full in parts.copied if full not in there]
     report = None
     if lacking:
@@ -208,17 +208,17 @@ def _bring(workspace: Workspace, parts: NodeParts, lock: int, progress: Transfer
         of_runs = f"{len(lacking):,} files of {len({full.partition('/')[0] for full in lacking}):,} run(s)"
         progress.say(f"{parts.node}: {of_runs}, {size / 2**20:,.1f} MiB")
         report = progress.begin(size)
-    parts.error = Rsync(parts.there, lock, progress.is_stopped).bring("runs", staging, lacking, report=report).error
-    parts.arrived = there | parts.those_arrived(staging, lacking)
+    parts.error = Rsync(parts.there, lock, progress.is_stopped).copy_files("runs", staging, lacking, report=report).error
+    parts.arrived = there | parts.find_arrived(staging, lacking)
 
 
-def _store(workspace: Workspace, parts: NodeParts) -> None:
+def _store_files(workspace: Workspace, parts: NodeParts) -> None:
     """Move the files that arrived from a node into the run folders.
 
     Adds a sentence to `parts.sentences` for each file that did not arrive, and for each file that differs from a file on this
     machine.
     """
-    sentences, staging, has_all = dict(parts.sentences), _staging(workspace, parts.node), True
+    sentences, staging, has_all = dict(parts.sentences), _staging_folder(workspace, parts.node), True
     for full in parts.missing:
         run_id, _, name = full.partition("/")
         run, file = RunDir(workspace.runs / run_id), parts.file(full)
@@ -228,13 +228,13 @@ def _store(workspace: Workspace, parts: NodeParts) -> None:
             has_all = False
             why = f" (rsync: {parts.error})" if parts.error else ""
             sentences[run_id].append(f"{name} of {parts.node} did not arrive as the node has it{why}")
-        elif why := _place(run, staging / run_id, name, file):
+        elif why := _put_file_in_place(run, staging / run_id, name, file):
             sentences[run_id].append(f"{name} of {parts.node} {why}")
     if has_all and parts.there is not None:  # if files did not arrive, the next command uses the files that did arrive
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _staging(workspace: Workspace, node: str) -> Path:
+def _staging_folder(workspace: Workspace, node: str) -> Path:
     return workspace.runs / STAGING / node
 
 
@@ -244,20 +244,20 @@ def has_content(run: Path, name: str, file: ManifestFile) -> bool:
     A file that can grow may also be longer, if it begins with this content.
     """
     try:
-        status = manifest.regular(run, name)
+        status = manifest.regular_file_status(run, name)
     except NotRegular:
         return False
     length = file.bytes if part_files.is_growing(name) else None
-    return status is not None and status.st_size >= file.bytes and manifest.digest(run / name, length) == file.sha256
+    return status is not None and status.st_size >= file.bytes and manifest.compute_digest(run / name, length) == file.sha256
 
 
-def _place(run: RunDir, arrived: Path, name: str, file: ManifestFile) -> str:
+def _put_file_in_place(run: RunDir, arrived: Path, name: str, file: ManifestFile) -> str:
     """Move a file that arrived into the run folder.
 
     Returns '', or the reason why the file was not moved, as the rest of a sentence that begins with the name of the file.
     """
     try:
-        status = manifest.regular(run.path, name)
+        status = manifest.regular_file_status(run.path, name)
     except NotRegular as error:
         return f"is not stored: {error.filename} is {error.kind}"
     is_longer = part_files.is_growing(name) and status is not None and part_files.is_beginning(run.path / name, arrived / name)
@@ -268,7 +268,7 @@ def _place(run: RunDir, arrived: Path, name: str, file: ManifestFile) -> str:
     return ""
 
 
-def on_node(workspace: Workspace, node: InventoryNode) -> RemoteWorkspace:
+def workspace_on_node(workspace: Workspace, node: InventoryNode) -> RemoteWorkspace:
     """The workspace on a node. It has the same path as this workspace."""
     assert node.python is not None
     return RemoteWorkspace(

@@ -73,29 +73,29 @@ def read(run: RunDir) -> RunManifest | None:
     return json_file.read(run.path / NAME, RunManifest, "is not a manifest of this version: {}; remove it to make a new one.")
 
 
-def check_received(found: RunManifest, run_id: str) -> None:
+def check_received(received: RunManifest, run_id: str) -> None:
     """Check a manifest that another machine made. Raises InputError if it is the manifest of another run, or if a name in it
     is not an allowed path. The check is strict, because the names will be used as paths on this machine."""
-    if found.schema != SCHEMA or found.run_id != run_id:
+    if received.schema != SCHEMA or received.run_id != run_id:
         raise InputError(
-            f"the cluster's manifest has schema {found.schema} and run id {found.run_id!r}. Expected: {SCHEMA} and {run_id!r}"
+            f"the cluster's manifest has schema {received.schema} and run id {received.run_id!r}. Expected: {SCHEMA} and {run_id!r}"
         )
-    for name in found.files:
+    for name in received.files:
         check_name(name)
-    folders = {name.rpartition("/")[0] for name in found.files}
+    folders = {name.rpartition("/")[0] for name in received.files}
     while folders:
-        if names := sorted(folders & found.files.keys()):  # a file cannot be a folder, too
+        if names := sorted(folders & received.files.keys()):  # a file cannot be a folder, too
             raise InputError(NO_NAME.format(names[0][:100]))
         folders = {folder.rpartition("/")[0] for folder in folders if "/" in folder}
 
 
 def check_name(name: str) -> None:
     """Check the name of a file that another machine sent. Raises InputError if a file of a run may not have this name."""
-    if not _is_name(name):
+    if not _is_valid_name(name):
         raise InputError(NO_NAME.format(name[:100]))
 
 
-def _is_name(name: str) -> bool:
+def _is_valid_name(name: str) -> bool:
     """Whether a file of a run may have this name.
 
     Not allowed: names outside of the run folder, the name of the manifest, and hidden names, because hidden files are temporary
@@ -113,17 +113,17 @@ def write(run: RunDir, manifest: RunManifest) -> None:
     files.write_json(run.path / NAME, manifest)
 
 
-def make(run: RunDir, listing: Listing, *, complete: bool, known: RunManifest | None = None) -> RunManifest:
+def make(run: RunDir, listing: Listing, *, complete: bool, earlier: RunManifest | None = None) -> RunManifest:
     """Make the manifest of a run: hash every file that `listing` contains. Raises WorkspaceError if a file cannot be read.
 
-    known: an earlier manifest. A file that still has the size and the time in this manifest is not hashed again.
+    earlier: an earlier manifest. A file that still has the size and the time in this manifest is not hashed again.
     """
     hashes: dict[str, ManifestFile] = {}
     with files.as_workspace_error("read"):
         for name, status in listing.regular.items():
-            before = known.files.get(name) if known else None
+            before = earlier.files.get(name) if earlier else None
             try:
-                hashes[name] = before if before and is_as_it_was(before, status) else hashed(run.path / name, status)
+                hashes[name] = before if before and is_unchanged(before, status) else hash_file(run.path / name, status)
             except FileNotFoundError:  # the run is still going on and removed the file
                 continue
     return RunManifest(SCHEMA, run.run_id, hashes, complete)
@@ -140,10 +140,10 @@ def compare(run: RunDir, listing: Listing, old: RunManifest) -> tuple[RunManifes
     with files.as_workspace_error("read"):
         for name, status in listing.regular.items():
             before = old.files.get(name)
-            if before and is_as_it_was(before, status):
+            if before and is_unchanged(before, status):
                 now[name] = before
                 continue
-            now[name] = hashed(run.path / name, status)
+            now[name] = hash_file(run.path / name, status)
             difference.hashed += 1
             if before is None:
                 difference.added.append(name)
@@ -160,22 +160,22 @@ def list_files(folder: Path) -> Listing:
     """
     listing = Listing()
     with files.as_workspace_error("read"):
-        _list(folder, "", listing)
+        _list_folder(folder, "", listing)
     return listing
 
 
-def is_as_it_was(file: ManifestFile, status: os.stat_result) -> bool:
+def is_unchanged(file: ManifestFile, status: os.stat_result) -> bool:
     """Whether a file still has the size and the time that it had when it was hashed."""
     return (file.bytes, file.mtime_ns) == (status.st_size, status.st_mtime_ns)
 
 
-def hashed(path: Path, status: os.stat_result) -> ManifestFile:
+def hash_file(path: Path, status: os.stat_result) -> ManifestFile:
     """Hash a file. status: the size and time of the file before it is read, so that a change during the reading will be
     noticed."""
-    return ManifestFile(status.st_size, status.st_mtime_ns, digest(path))
+    return ManifestFile(status.st_size, status.st_mtime_ns, compute_digest(path))
 
 
-def digest(path: Path | str, length: int | None = None) -> str:
+def compute_digest(path: Path | str, length: int | None = None) -> str:
     """The SHA-256 of a regular file, or of its first `length` bytes.
 
     Raises OSError if the file cannot be read, and NotRegular if it is not a regular file.
@@ -199,7 +199,7 @@ def digest(path: Path | str, length: int | None = None) -> str:
         os.close(descriptor)
 
 
-def regular(folder: Path, name: str) -> os.stat_result | None:
+def regular_file_status(folder: Path, name: str) -> os.stat_result | None:
     """The status of the regular file `name` in a folder, or None if there is no entry of this name.
 
     name: a path relative to the folder. Raises NotRegular if the entry is not a regular file, or if `folder` or any folder on
@@ -227,10 +227,10 @@ def only_grew(path: Path, before: ManifestFile) -> bool:
     """Whether a file is an event file that still begins with its earlier content, so that events were only appended."""
     if not (path.name.startswith("events.") and path.suffix == ".jsonl"):
         return False
-    return digest(path, before.bytes) == before.sha256
+    return compute_digest(path, before.bytes) == before.sha256
 
 
-def _list(folder: Path, prefix: str, listing: Listing) -> None:
+def _list_folder(folder: Path, prefix: str, listing: Listing) -> None:
     try:
         with os.scandir(folder) as scanned:
             entries = sorted(scanned, key=lambda entry: entry.name)
@@ -249,6 +249,6 @@ def _list(folder: Path, prefix: str, listing: Listing) -> None:
         elif stat.S_ISREG(status.st_mode):
             listing.regular[name] = status
         elif stat.S_ISDIR(status.st_mode):
-            _list(folder / entry.name, f"{name}/", listing)
+            _list_folder(folder / entry.name, f"{name}/", listing)
         else:
             listing.other[name] = files.kind_of(status.st_mode)

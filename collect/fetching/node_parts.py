@@ -11,7 +11,7 @@ from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
 
 
-def gathered(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:
+def gather_if_needed(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:
     """Do what `gather.gather` does, if any of these runs has parts on other nodes. Returns what `gather.gather` returns."""
     if not any(_has_parts(RunDir(workspace.runs / run_id)) for run_id in run_ids):
         return {}

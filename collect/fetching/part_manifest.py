@@ -43,7 +43,7 @@ def is_in_use(folder: Path) -> bool:
     return False
 
 
-def _listed(part: RunDir) -> ListedPart:
+def _list_part(part: RunDir) -> ListedPart:
     ends = time.monotonic() + ENDS_S
     # The processes are checked before the files are listed, because the records are complete only after the processes have
     # ended. A folder with the folder `claim` is on the first node. It is not checked, because the supervisor of the run may
@@ -59,7 +59,7 @@ def main() -> int:
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     asked = json_file.of_standard_input(sys.stdin.buffer.read(), list[RunId], "a list of run ids")
     parts = [RunDir(workspace.runs / run_id) for run_id in asked]
-    console.Output.of(arguments).document([_listed(part) for part in parts if part.run_json.exists()])
+    console.Output.of(arguments).document([_list_part(part) for part in parts if part.run_json.exists()])
     return 0
 
 

@@ -75,7 +75,7 @@ class TransferProgress:
         if is_first and self._live is not None:
             self._live.update(self)
             self._live.start()
-        return lambda arrived: self._report(number, arrived)
+        return lambda arrived: self._report_arrived(number, arrived)
 
     def while_waiting(self, text: str) -> Callable[[], bool]:
         """Returns a function that a loop calls repeatedly while it waits for an answer.
@@ -95,14 +95,14 @@ class TransferProgress:
     def text(self) -> str:
         """Bytes that arrived, transfer rate and time left, in one line; '' before the first transfer."""
         with self._lock:
-            return self._text(self._clock())
+            return self._progress_text(self._clock())
 
     def __rich__(self) -> Text:
         from rich.text import Text
 
         return Text(self.text())
 
-    def _report(self, number: int, arrived: int) -> None:
+    def _report_arrived(self, number: int, arrived: int) -> None:
         with self._lock:
             now = self._clock()
             self._arrived[number] = arrived
@@ -110,25 +110,25 @@ class TransferProgress:
             while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW_S:
                 self._seen.popleft()
             says = self._live is None and now >= self._says_at and sum(self._arrived) < sum(self._expected)
-            text = self._text(now) if says else ""
+            text = self._progress_text(now) if says else ""
             if says:
                 self._says_at = now + EVERY_S
         if text:
             self.say(text)
 
-    def _text(self, now: float) -> str:
+    def _progress_text(self, time_s: float) -> str:
         if not self._expected:
             return ""
         expected, arrived = sum(self._expected), sum(self._arrived)
         begun, before = self._seen[0]
-        rate = (arrived - before) / (now - begun) if now > begun else 0.0
+        rate = (arrived - before) / (time_s - begun) if time_s > begun else 0.0
         words = f"{arrived / MIB:,.1f} of {expected / MIB:,.1f} MiB"
         if rate <= 0:  # the rate is not known, or nothing arrives, so the time left cannot be computed
             return words
-        return f"{words}, {rate / MIB:,.1f} MiB/s, {_duration(max(expected - arrived, 0) / rate)} left"
+        return f"{words}, {rate / MIB:,.1f} MiB/s, {_format_duration(max(expected - arrived, 0) / rate)} left"
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -138,7 +138,7 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def shown(output: Output) -> Iterator[TransferProgress]:
+def show_progress(output: Output) -> Iterator[TransferProgress]:
     """Provide a TransferProgress that is shown while the block runs.
 
     On a terminal, it is shown as a live line on standard error, which is removed at the end; otherwise as a remark every

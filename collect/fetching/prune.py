@@ -71,7 +71,7 @@ class PrunePlace(msgspec.Struct):
     is_part: bool  # whether the files are a node's parts of runs, and not whole runs on the cluster
 
 
-def must_be_elsewhere(workspace: Workspace) -> None:
+def must_be_stored_elsewhere(workspace: Workspace) -> None:
     """Raise InputError if the runs are stored only in this folder, because then `--prune` would remove the only copy.
 
     The runs are only in this folder if the cluster is local and no run has parts on other nodes, or if this folder is itself
@@ -95,7 +95,7 @@ def verify(workspace: Workspace, fetched: Sequence[Fetched], progress: TransferP
 
     Raises InputError if there is no other place (`must_be_elsewhere`).
     """
-    must_be_elsewhere(workspace)
+    must_be_stored_elsewhere(workspace)
     ids = []
     for run in fetched:
         if run.complete and run.is_sound:
@@ -103,12 +103,12 @@ def verify(workspace: Workspace, fetched: Sequence[Fetched], progress: TransferP
         else:
             why = "it is not whole on this machine" if run.complete or not run.is_sound else f"it has not ended ({run.state})"
             progress.say(f"{run.run}: its files stay: {why}.")
-    places = _places(workspace, ids)
+    places = _find_places(workspace, ids)
     if not places:
         return []
     with ThreadPoolExecutor(max_workers=min(len(places), gather.AT_ONCE)) as pool:
         try:
-            return list(pool.map(lambda place: _verify(workspace, place, progress), places))
+            return list(pool.map(lambda place: _verify_place(workspace, place, progress), places))
         except BaseException:
             progress.stop()
             raise
@@ -123,13 +123,13 @@ def remove(verified: Sequence[VerifiedFiles], progress: TransferProgress) -> lis
         return []
     with ThreadPoolExecutor(max_workers=min(len(verified), gather.AT_ONCE)) as pool:
         try:
-            return [freed for of_place in pool.map(lambda place: _remove(place, progress), verified) for freed in of_place]
+            return [freed for of_place in pool.map(lambda place: _remove_from_place(place, progress), verified) for freed in of_place]
         except BaseException:
             progress.stop()
             raise
 
 
-def _places(workspace: Workspace, ids: Sequence[str]) -> list[PrunePlace]:
+def _find_places(workspace: Workspace, ids: Sequence[str]) -> list[PrunePlace]:
     there = remote_workspace.known(workspace)
     if there is not None:
         return [PrunePlace(there.host, there, list(ids), False)] if ids else []
@@ -141,12 +141,12 @@ def _places(workspace: Workspace, ids: Sequence[str]) -> list[PrunePlace]:
             for name in placed.nodes:
                 wanted.setdefault((run.read_run().cluster["name"], name), []).append(run_id)
     return [
-        PrunePlace(name, gather.on_node(workspace, gather.node_of(workspace, cluster, name)), of_node, True)
+        PrunePlace(name, gather.workspace_on_node(workspace, gather.find_node(workspace, cluster, name)), of_node, True)
         for (cluster, name), of_node in wanted.items()
     ]
 
 
-def _verify(workspace: Workspace, place: PrunePlace, progress: TransferProgress) -> VerifiedFiles:
+def _verify_place(workspace: Workspace, place: PrunePlace, progress: TransferProgress) -> VerifiedFiles:
     verified = VerifiedFiles(place.where, place.there, place.is_part)
     try:
         listed = gather.list_parts(place.there, place.ids, progress)
@@ -172,7 +172,7 @@ def _verify(workspace: Workspace, place: PrunePlace, progress: TransferProgress)
     return verified
 
 
-def _remove(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
+def _remove_from_place(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
     refused = [*place.refused]
     if place.with_parts:  # the parts are removed first, because the cluster compares them with its own files of the runs
         refused += _free_parts(place, progress)

@@ -45,34 +45,34 @@ class RemovedFiles(msgspec.Struct):
     why: str = ""  # the reason, as a clause, if files of the run were not removed; '' if all were removed
 
 
-def _remove(workspace: Workspace, asked: RunManifest, resumed: dict[str, str], *, is_part: bool) -> RemovedFiles:
-    run, removed = RunDir(workspace.runs / asked.run_id), RemovedFiles(asked.run_id)
-    removed.why = _why_not(run, resumed, is_part=is_part)
+def _remove_run_files(workspace: Workspace, verified: RunManifest, resumed: dict[str, str], *, is_part: bool) -> RemovedFiles:
+    run, removed = RunDir(workspace.runs / verified.run_id), RemovedFiles(verified.run_id)
+    removed.why = _refusal_reason(run, resumed, is_part=is_part)
     if removed.why:
         return removed
     with files.as_workspace_error("write"):
         if not is_part:
             # The file MARK is written first. Otherwise, after an interruption, the removed files would look like lost files.
             files.write_atomic(run.path / MARK, b"")
-        for name, file in asked.files.items():
+        for name, file in verified.files.items():
             try:
-                status = manifest.regular(run.path, name)
+                status = manifest.regular_file_status(run.path, name)
             except NotRegular:
                 status = None
             if is_kept(name) and not is_part:
                 continue
-            if status is None or not manifest.is_as_it_was(file, status):
+            if status is None or not manifest.is_unchanged(file, status):
                 removed.why = f"{name} changed after it was verified"
                 continue
             (run.path / name).unlink()
             removed.files, removed.bytes = removed.files + 1, removed.bytes + file.bytes
         if is_part and not manifest.list_files(run.path).regular:
             (run.path / ".part").unlink(missing_ok=True)
-        _remove_empty(run.path, itself=is_part)
+        _remove_empty_folders(run.path, including_root=is_part)
     return removed
 
 
-def _why_not(run: RunDir, resumed: dict[str, str], *, is_part: bool) -> str:
+def _refusal_reason(run: RunDir, resumed: dict[str, str], *, is_part: bool) -> str:
     """The reason, as a clause, why no file of a run may be removed on this machine; '' if files may be removed.
 
     resumed: the result of `_resumed`.
@@ -89,7 +89,7 @@ def _why_not(run: RunDir, resumed: dict[str, str], *, is_part: bool) -> str:
     return f"{resumed[run.run_id]}, which has not ended, resumes from it" if run.run_id in resumed else ""
 
 
-def _resumed(workspace: Workspace) -> dict[str, str]:
+def _find_resumed_runs(workspace: Workspace) -> dict[str, str]:
     """Find the runs from which another run will resume: {id of a run: id of the run that will resume from it}.
 
     A run that has ended does not resume any more, so it is not considered.
@@ -102,12 +102,12 @@ def _resumed(workspace: Workspace) -> dict[str, str]:
     return found
 
 
-def _remove_empty(folder: Path, *, itself: bool) -> None:
+def _remove_empty_folders(folder: Path, *, including_root: bool) -> None:
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink():
             with contextlib.suppress(OSError):  # a folder that still has files stays
                 path.rmdir()
-    if itself:
+    if including_root:
         with contextlib.suppress(OSError):
             folder.rmdir()
 
@@ -119,8 +119,8 @@ def main() -> int:
     request = json_file.of_standard_input(sys.stdin.buffer.read(), RemovalRequest, "a request of this version")
     for asked in request.runs:
         manifest.check_received(asked, asked.run_id)
-    resumed = {} if request.is_part else _resumed(workspace)
-    removed = [_remove(workspace, asked, resumed, is_part=request.is_part) for asked in request.runs]
+    resumed = {} if request.is_part else _find_resumed_runs(workspace)
+    removed = [_remove_run_files(workspace, asked, resumed, is_part=request.is_part) for asked in request.runs]
     console.Output.of(arguments).document(removed)
     return 0
 

@@ -65,40 +65,40 @@ class Sender:
     def serve(self) -> None:
         """Offer runs and send those that are wanted. Raises InputError if a pattern matches no run, or a message is not
         valid."""
-        offered = self._offer(self._receive(Asked).patterns)
-        wanted = self._receive(Wanted)
+        offered = self._offer_runs(self._receive_message(Asked).patterns)
+        wanted = self._receive_message(Wanted)
         for run in wanted.runs:
             if run.run not in offered:
                 raise InputError(f"{run.run!r} was not offered.")
             self.send(offered[run.run], run, is_shared=wanted.is_shared)
         self._flush()
 
-    def _offer(self, patterns: list[str]) -> dict[str, OfferedRun]:
+    def _offer_runs(self, patterns: list[str]) -> dict[str, OfferedRun]:
         ids = chosen(self._workspace.run_ids(), patterns) if patterns else self._workspace.run_ids()
-        parts = node_parts.gathered(self._workspace, ids, TransferProgress())
-        self._say(Offers(len(ids), fetch_matrices.read(self._workspace)))
+        parts = node_parts.gather_if_needed(self._workspace, ids, TransferProgress())
+        self._send_message(Offers(len(ids), fetch_matrices.read(self._workspace)))
 
         def offer(run_id: str) -> OfferedRun:
-            run, of_run = fetched_run.check_run(self._run(run_id), None, parts.get(run_id, []), may_hash_all=False)
+            run, of_run = fetched_run.check_run(self._run_folder(run_id), None, parts.get(run_id, []), may_hash_all=False)
             return OfferedRun(
                 run=run_id, state=run.state, complete=run.complete, bytes=run.bytes, manifest=of_run, problems=run.problems,
                 not_regular=run.not_regular, parts=run.parts, pruned=run.pruned,
             )  # fmt: skip
 
         offered = {}
-        for run in side_by_side.each(offer, ids):
+        for run in side_by_side.map_in_threads(offer, ids):
             offered[run.run] = run
-            self._say(run)
+            self._send_message(run)
         self._flush()
         return offered
 
-    def send(self, offered: OfferedRun, wanted: WantedRun, *, is_shared: bool) -> None:
+    def send(self, offered: OfferedRun, wanted_run: WantedRun, *, is_shared: bool) -> None:
         """Send the wanted files of a run, and write its manifest if it has none. A file that cannot be sent is named in the
         RunEnd message.
 
         is_shared: whether the content of the files is not sent, because the other machine reads it itself.
         """
-        run, problems = self._run(offered.run), list[str]()
+        run, problems = self._run_folder(offered.run), list[str]()
         sent: dict[str, ManifestFile] = {}
         listing = Listing()
         try:
@@ -106,13 +106,13 @@ class Sender:
         except WorkspaceError as error:
             problems.append(str(error))
         problems += [f"{name}: it is {kind}" for name, kind in listing.other.items() if name not in offered.not_regular]
-        for name in listing.regular if wanted.names is None else wanted.names:
+        for name in listing.regular if wanted_run.names is None else wanted_run.names:
             recorded = offered.manifest.files.get(name) if offered.manifest else None
             try:
                 if name not in listing.regular:
                     raise FileNotFoundError
                 sent[name] = file = self._send_file(
-                    run.path, name, listing.regular[name], wanted.held.get(name), is_shared=is_shared
+                    run.path, name, listing.regular[name], wanted_run.held.get(name), is_shared=is_shared
                 )
                 if recorded and recorded.sha256 != file.sha256 and not manifest.only_grew(run.path / name, recorded):
                     problems.append(f"{name}: its content changed")
@@ -126,7 +126,7 @@ class Sender:
             except OSError as error:
                 problems.append(f"{name}: {WorkspaceError.from_os_error(error, 'read')}")
         of_run = None if offered.manifest else RunManifest(manifest.SCHEMA, run.run_id, sent, offered.complete)
-        self._say(RunEnd(of_run, problems))
+        self._send_message(RunEnd(of_run, problems))
         if of_run and not problems and not offered.problems and not offered.pruned:
             self._flush()  # so that the other machine goes on while the cluster waits for its own disk
             with contextlib.suppress(WorkspaceError):  # e.g. the disk is full: the run can be sent without a manifest here
@@ -143,7 +143,7 @@ class Sender:
         try:
             size, begin, digest = status.st_size, 0, hashlib.sha256()
             if held is not None and held.bytes <= size:
-                for block in self._blocks(descriptor, 0, held.bytes):
+                for block in self._read_blocks(descriptor, 0, held.bytes):
                     digest.update(block)
                     begin += len(block)
                 if begin != held.bytes or digest.hexdigest() != held.sha256:
@@ -153,20 +153,20 @@ class Sender:
             is_compressed = name.endswith(TEXT)
             end = begin
             if is_shared:
-                for block in self._blocks(descriptor, begin, size):
+                for block in self._read_blocks(descriptor, begin, size):
                     digest.update(block)
                     end += len(block)
-                self._say(FileBegin(name, begin, end, status.st_mtime_ns))
-            elif size - begin <= BLOCK and len(block := self._block(descriptor, begin, size)) == size - begin:
+                self._send_message(FileBegin(name, begin, end, status.st_mtime_ns))
+            elif size - begin <= BLOCK and len(block := self._read_block(descriptor, begin, size)) == size - begin:
                 digest.update(block)
                 end = size
                 content = self._compressor.compress(block) if is_compressed else bytes(block)
-                self._say(FileBegin(name, begin, size, status.st_mtime_ns, is_compressed, len(content)))
+                self._send_message(FileBegin(name, begin, size, status.st_mtime_ns, is_compressed, len(content)))
                 self._write(content)
             else:
-                self._say(FileBegin(name, begin, size, status.st_mtime_ns, is_compressed))
+                self._send_message(FileBegin(name, begin, size, status.st_mtime_ns, is_compressed))
                 try:
-                    for block in self._blocks(descriptor, begin, size):
+                    for block in self._read_blocks(descriptor, begin, size):
                         digest.update(block)
                         end += len(block)
                         self._send_block(self._compressor.compress(block) if is_compressed else block)
@@ -176,34 +176,34 @@ class Sender:
             os.close(descriptor)
         return ManifestFile(end, status.st_mtime_ns, digest.hexdigest())
 
-    def _blocks(self, descriptor: int, begin: int, end: int) -> Iterator[memoryview]:
+    def _read_blocks(self, descriptor: int, begin: int, end: int) -> Iterator[memoryview]:
         """The bytes of a file from `begin` to `end` in blocks; fewer bytes if the file has become shorter.
 
         A block is valid until the next block is taken: all blocks are read into the same memory, because new memory for each
         block would take longer than reading the block.
         """
-        while begin < end and (block := self._block(descriptor, begin, end)):
+        while begin < end and (block := self._read_block(descriptor, begin, end)):
             begin += len(block)
             yield block
 
-    def _block(self, descriptor: int, begin: int, end: int) -> memoryview:
+    def _read_block(self, descriptor: int, begin: int, end: int) -> memoryview:
         """The bytes of a file from `begin` to `end`, at most one block; fewer bytes if the file has become shorter."""
         return self._memory[: os.preadv(descriptor, [self._memory[: min(BLOCK, end - begin)]], begin)]
 
-    def _run(self, run_id: str) -> RunDir:
+    def _run_folder(self, run_id: str) -> RunDir:
         return RunDir(self._workspace.runs / run_id)
 
-    def _receive(self, shape: type[T]) -> T:
-        return json_file.of_standard_input(self._source.readline(), shape, "a message of this version")
+    def _receive_message(self, message_type: type[T]) -> T:
+        return json_file.of_standard_input(self._source.readline(), message_type, "a message of this version")
 
-    def _say(self, message: object) -> None:
+    def _send_message(self, message: object) -> None:
         self._write(self._encoder.encode(message) + b"\n")
 
     def _send_block(self, block: bytes | memoryview) -> None:
         self._write(LENGTH.pack(len(block)))
         if len(block) > MOST_COPIED:
             self._flush()
-            self._put(block)
+            self._write_through(block)
         else:
             self._write(bytes(block))
 
@@ -214,10 +214,10 @@ class Sender:
             self._flush()
 
     def _flush(self) -> None:
-        self._put(b"".join(self._waiting))
+        self._write_through(b"".join(self._waiting))
         self._waiting, self._waits = [], 0
 
-    def _put(self, content: bytes | memoryview) -> None:
+    def _write_through(self, content: bytes | memoryview) -> None:
         self._target.write(content)
         self._target.flush()
 

@@ -43,7 +43,7 @@ class Transfer(msgspec.Struct):
 class Rsync:
     """Transfers files from the workspace on the cluster with rsync."""
 
-    def __init__(self, there: RemoteWorkspace, lock: int, must_stop: Callable[[], bool]) -> None:
+    def __init__(self, cluster: RemoteWorkspace, lock: int, must_stop: Callable[[], bool]) -> None:
         """Prepare transfers from a workspace. Raises ShardlabError if rsync is not installed.
 
         lock: the file descriptor of a lock, which rsync also holds until it ends. must_stop: returns whether to stop a transfer
@@ -51,12 +51,12 @@ class Rsync:
         """
         rsync.must_be_installed("collect fetch")
         self._lock, self._must_stop = lock, must_stop
-        self._root, self._shell = f"{there.workspace}/", []
-        if not sees(there):
-            host, shell = rsync_words(there.address)
+        self._root, self._shell = f"{cluster.workspace}/", []
+        if not sees_workspace(cluster):
+            host, shell = rsync_words(cluster.address)
             self._root, self._shell = f"{host}:{self._root}", [shell]
 
-    def bring(
+    def copy_files(
         self, source: str, target: Path, names: Sequence[str], *, report: Callable[[int], None] | None = None
     ) -> Transfer:
         """Transfer the files `names` from the folder `source` of the workspace on the cluster into the folder `target`.
@@ -74,7 +74,7 @@ class Rsync:
         return Transfer(end.code != 0 and end.code not in INCOMPLETE, end.error)
 
 
-def those_arrived(folder: Path, expected: Mapping[str, ManifestFile]) -> set[str]:
+def find_arrived_files(folder: Path, expected: Mapping[str, ManifestFile]) -> set[str]:
     """Find the files in a staging folder whose content is complete, that is, equal to the content in a manifest. Returns their
     names.
 
@@ -102,7 +102,7 @@ def _has_content(path: str, size: int, file: ManifestFile) -> bool:
     if size < file.bytes:
         return False
     try:
-        if manifest.digest(path, file.bytes) != file.sha256:
+        if manifest.compute_digest(path, file.bytes) != file.sha256:
             return False
     except (FileNotFoundError, NotRegular):
         return False
@@ -117,15 +117,15 @@ def put_in_place(source: Path, target: Path, file: ManifestFile) -> None:
     rsync.put_in_place(source, target)
 
 
-def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], also: Iterable[str]) -> bool:
+def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], other_names: Iterable[str]) -> bool:
     """Prepare a folder of files that arrived so that the folder as a whole can become a run folder. Raises OSError.
 
     Every file gets the time that the manifest gives for it, and every entry the mode that a new entry of this user has.
 
-    expected: all files that the folder must have. also: names of other files that the folder may have.
+    expected: all files that the folder must have. other_names: names of other files that the folder may have.
 
     Returns False, and leaves the folder unchanged, if an expected file is missing, or if the folder has a file that is
-    neither in `expected` nor in `also`.
+    neither in `expected` nor in `other_names`.
     """
     if not files.is_folder(folder):
         return False
@@ -139,7 +139,7 @@ def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], also: Iter
                 entries += [(entry.path, entry.stat(follow_symlinks=False)) for entry in scanned]
             continue
         name = path[len(str(folder)) + 1 :]
-        if not stat.S_ISREG(status.st_mode) or (name not in expected and name not in also):
+        if not stat.S_ISREG(status.st_mode) or (name not in expected and name not in other_names):
             return False
         found.add(name)
         if name in expected and status.st_mtime_ns != expected[name].mtime_ns:
@@ -154,9 +154,9 @@ def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], also: Iter
     return True
 
 
-def sees(there: RemoteWorkspace) -> bool:
+def sees_workspace(cluster: RemoteWorkspace) -> bool:
     """Whether this machine sees the workspace of the cluster under the same path, e.g. on shared storage."""
     try:
-        return files.read(Path(there.workspace) / remote_workspace.MARK).decode() == there.mark
+        return files.read(Path(cluster.workspace) / remote_workspace.MARK).decode() == cluster.mark
     except (OSError, UnicodeDecodeError):
         return False

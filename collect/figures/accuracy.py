@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from collect.drawing import small_multiples
-from collect.figure import Figure, Group, axis, layout, shown_first
+from collect.figure import Figure, Group, axis, layout, order_by_visibility
 from collect.loading.loaded_run import LoadedRun
 from collect.sources.steps import seconds_until
 
@@ -13,9 +13,9 @@ from collect.sources.steps import seconds_until
 def draw(group: Group) -> Figure | None:
     """Draw one line for each cell that has validation results. The results are those of the cell's first completed repeat."""
     data: list[dict[str, Any]] = []
-    points = {mark.label: _points(mark.cell.completed[0]) for mark in group.marks if mark.cell.completed}
+    points = {mark.label: _validation_points(mark.cell.completed[0]) for mark in group.marks if mark.cell.completed}
     marks = [mark for mark in group.marks if points.get(mark.label)]
-    for mark, visible in shown_first(marks):
+    for mark, visible in order_by_visibility(marks):
         data.append(
             {
                 "type": "scatter",
@@ -34,14 +34,14 @@ def draw(group: Group) -> Figure | None:
         "Share of correct predictions on the validation split, over the training time: the sum of the slowest rank's step "
         "times, without warm-up steps and without the validation itself. First completed repeat of each cell."
     )
-    shape = layout(axis("seconds of training", showgrid=False), axis("accuracy, %", rangemode="tozero"), showlegend=True)
+    figure_layout = layout(axis("seconds of training", showgrid=False), axis("accuracy, %", rangemode="tozero"), showlegend=True)
     if not data:
         return None
-    found = Figure("accuracy", "Validation accuracy", caption, 380, data, shape)
-    return small_multiples.lines(found, small_multiples.of_cells(marks))
+    figure = Figure("accuracy", "Validation accuracy", caption, 380, data, figure_layout)
+    return small_multiples.lines(figure, small_multiples.divide_cells(marks))
 
 
-def _points(run: LoadedRun) -> list[tuple[float, float]]:
+def _validation_points(run: LoadedRun) -> list[tuple[float, float]]:
     """(seconds of training, accuracy in percent) for each validation of a run whose steps up to the validation are all
     recorded.
 

@@ -12,19 +12,19 @@ COLOURS = dict(zip((BEFORE, *SIZES), (f"var(--series-{number})" for number in (1
 
 def draw(group: Group) -> Figure | None:
     """Draw the first cell that has a snapshot: its blocks in use during the observed step, stacked by size."""
-    if (found := allocator.first(group)) is None or (history := found[0].cell.completed[0].allocator_history) is None:
+    if (mark_and_snapshot := allocator.first_snapshot(group)) is None or (history := mark_and_snapshot[0].cell.completed[0].allocator_history) is None:
         return None
-    mark, seen = found
+    mark, snapshot = mark_and_snapshot
     totals = history.in_use
-    places = allocator.picked(totals)
-    unit, size = notation.bytes_unit(list(map(float, totals)))
+    indexes = allocator.pick_indexes(totals)
+    unit, size = notation.choose_bytes_unit(list(map(float, totals)))
     data = [
         {
             "type": "scatter",
             "mode": "lines",
             "name": name,
-            "x": places,
-            "y": [sizes[place] / size for place in places],
+            "x": indexes,
+            "y": [sizes[index] / size for index in indexes],
             "stackgroup": "blocks",
             "line": {"width": 0.5, "color": COLOURS[name], "shape": "hv"},
             "fillcolor": COLOURS[name],
@@ -34,7 +34,7 @@ def draw(group: Group) -> Figure | None:
         if any(sizes)
     ]
     caption = (
-        f"{allocator.about(mark, seen)} Blocks that were in use, stacked by the size of the block; a block counts until "
+        f"{allocator.snapshot_caption(mark, snapshot)} Blocks that were in use, stacked by the size of the block; a block counts until "
         "its memory is free again. Peaks are kept where points are left out."
     )
-    return allocator.over_history("allocator_active", "Blocks of the allocator in use", caption, unit, mark, data)
+    return allocator.history_figure("allocator_active", "Blocks of the allocator in use", caption, unit, mark, data)

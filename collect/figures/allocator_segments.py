@@ -9,27 +9,27 @@ from collect.figure import MUTED, Figure, Group
 
 def draw(group: Group) -> Figure | None:
     """Draw the first cell that has a snapshot: the memory that the allocator had reserved, and how much of it was in use."""
-    if (found := allocator.first(group)) is None or (history := found[0].cell.completed[0].allocator_history) is None:
+    if (mark_and_snapshot := allocator.first_snapshot(group)) is None or (history := mark_and_snapshot[0].cell.completed[0].allocator_history) is None:
         return None
-    mark, seen = found
+    mark, snapshot = mark_and_snapshot
     totals = history.in_use
-    unit, size = notation.bytes_unit(list(map(float, history.reserved)))
+    unit, size = notation.choose_bytes_unit(list(map(float, history.reserved)))
     data = [
         {
             "type": "scatter",
             "mode": "lines",
             "name": name,
-            "x": places,
-            "y": [values[place] / size for place in places],
+            "x": indexes,
+            "y": [values[index] / size for index in indexes],
             "fill": "tozeroy",
             "line": {"width": 1.5, "color": colour, "shape": "hv"},
             "hovertemplate": f"{name}: %{{y:,.4~g}} {unit}<extra></extra>",
         }
         for name, values, colour in (("reserved", history.reserved, MUTED), ("in use", totals, allocator.IN_USE))
-        for places in [allocator.picked(values)]
+        for indexes in [allocator.pick_indexes(values)]
     ]
     caption = (
-        f"{allocator.about(mark, seen)} Reserved: all segments that the allocator took from the GPU. What is "
+        f"{allocator.snapshot_caption(mark, snapshot)} Reserved: all segments that the allocator took from the GPU. What is "
         "reserved and not in use is free for later, or lost to fragmentation."
     )
-    return allocator.over_history("allocator_segments", "Segments of the allocator", caption, unit, mark, data)
+    return allocator.history_figure("allocator_segments", "Segments of the allocator", caption, unit, mark, data)

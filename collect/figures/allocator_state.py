@@ -7,7 +7,7 @@ from typing import Any
 
 from collect import notation
 from collect.drawing import allocator
-from collect.figure import LINE, Figure, Group, axis, layout, of_cell
+from collect.figure import LINE, Figure, Group, axis, layout, add_cell_id
 from collect.sources import snapshot
 from collect.sources.snapshot import AllocatorSegment
 
@@ -17,33 +17,33 @@ USES = {"in use": allocator.IN_USE, "waiting to be freed": "var(--series-5)", "f
 
 def draw(group: Group) -> Figure | None:
     """Draw the first cell that has a snapshot: the blocks of each segment after the observed step."""
-    if (found := allocator.first(group)) is None:
+    if (mark_and_snapshot := allocator.first_snapshot(group)) is None:
         return None
-    mark, seen = found
-    if not seen.segments:
+    mark, rank_snapshot = mark_and_snapshot
+    if not rank_snapshot.segments:
         return None
-    ordered = sorted(seen.segments, key=lambda segment: -segment.total_size)
-    shown = ordered[:MOST_SEGMENTS]
-    unit, size = notation.bytes_unit([float(shown[0].total_size)])
-    data = of_cell(mark, [_blocks(name, shown, unit, size) for name in USES])
-    left = ordered[MOST_SEGMENTS:]
-    left_out = f" {len(left)} smaller segments are not drawn." if left else ""
+    sorted_segments = sorted(rank_snapshot.segments, key=lambda segment: -segment.total_size)
+    drawn_segments = sorted_segments[:MOST_SEGMENTS]
+    unit, size = notation.choose_bytes_unit([float(drawn_segments[0].total_size)])
+    data = add_cell_id(mark, [_block_bars(name, drawn_segments, unit, size) for name in USES])
+    smaller = sorted_segments[MOST_SEGMENTS:]
+    left_out_note = f" {len(smaller)} smaller segments are not drawn." if smaller else ""
     caption = (
-        f"{allocator.about(mark, seen)} After the step: one row per segment, the largest at the top, with its blocks "
-        f"in the order of their addresses. Free blocks between blocks in use are fragments.{left_out}"
+        f"{allocator.snapshot_caption(mark, rank_snapshot)} After the step: one row per segment, the largest at the top, with its blocks "
+        f"in the order of their addresses. Free blocks between blocks in use are fragments.{left_out_note}"
     )
-    y = axis("segment", range=[len(shown) - 0.5, -0.5], showticklabels=False, showgrid=False)
-    shape = layout(axis(unit, rangemode="tozero"), y, showlegend=True, barmode="overlay", bargap=0.15)
-    return Figure("allocator_state", "What the allocator's segments hold", caption, max(180, 100 + 7 * len(shown)), data, shape)
+    y = axis("segment", range=[len(drawn_segments) - 0.5, -0.5], showticklabels=False, showgrid=False)
+    figure_layout = layout(axis(unit, rangemode="tozero"), y, showlegend=True, barmode="overlay", bargap=0.15)
+    return Figure("allocator_state", "What the allocator's segments hold", caption, max(180, 100 + 7 * len(drawn_segments)), data, figure_layout)
 
 
-def _blocks(name: str, shown: Sequence[AllocatorSegment], unit: str, size: float) -> dict[str, Any]:
+def _block_bars(name: str, segments: Sequence[AllocatorSegment], unit: str, size: float) -> dict[str, Any]:
     """The blocks with the use `name` (a key of USES) as bars. A bar reaches from the start to the end of its block."""
     bars = [
         (row, start / size, block.size / size)
-        for row, segment in enumerate(shown)
-        for start, block in zip(_starts(segment), segment.blocks, strict=True)
-        if _use(block.state) == name
+        for row, segment in enumerate(segments)
+        for start, block in zip(_block_starts(segment), segment.blocks, strict=True)
+        if _block_use(block.state) == name
     ]
     return {
         "type": "bar",
@@ -57,7 +57,7 @@ def _blocks(name: str, shown: Sequence[AllocatorSegment], unit: str, size: float
     }
 
 
-def _starts(segment: AllocatorSegment) -> list[int]:
+def _block_starts(segment: AllocatorSegment) -> list[int]:
     starts, start = [], 0
     for block in segment.blocks:
         starts.append(start)
@@ -65,7 +65,7 @@ def _starts(segment: AllocatorSegment) -> list[int]:
     return starts
 
 
-def _use(block_state: str) -> str:
+def _block_use(block_state: str) -> str:
     if block_state == "active_allocated":
         return "in use"
     return "waiting to be freed" if block_state in snapshot.ACTIVE else "free"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, some
-from collect.drawing.stacked_bars import draw as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, select_cells
+from collect.drawing.stacked_bars import draw_stacked_bars as stacked
 from collect.figure import CellMark, Figure, Group
-from collect.findings.trace_details import attention_of
+from collect.findings.trace_details import cell_attention
 
 NAME = "attention"
 PARTS = {  # (implementation of attention, whether this is the backward pass) -> colour of the part
@@ -26,33 +26,33 @@ PARTS = {  # (implementation of attention, whether this is the backward pass) ->
 
 def draw(group: Group) -> Figure | None:
     """Draw one bar for each cell whose traces show attention."""
-    shown, left_out = some(group, lambda mark: bool(times(mark)))
-    if not shown.marks:
+    drawn_group, left_out_note = select_cells(group, lambda mark: bool(attention_ms(mark)))
+    if not drawn_group.marks:
         return None
-    found = [times(mark) for mark in shown.marks]
+    ms_by_cell = [attention_ms(mark) for mark in drawn_group.marks]
     bars = [
         BarPart(
-            f"{backend}, {'backward' if backward else 'forward'}", colour, [time.get((backend, backward)) for time in found]
+            f"{backend}, {'backward' if backward else 'forward'}", colour, [cell_ms.get((backend, backward)) for cell_ms in ms_by_cell]
         )
         for (backend, backward), colour in PARTS.items()
-        if any((backend, backward) in time for time in found)
+        if any((backend, backward) in cell_ms for cell_ms in ms_by_cell)
     ]
     caption = (
         "One profiled step; mean over profiled ranks and repeats. The time of the kernels of each implementation of attention; "
-        f"on a CPU, of its operators. The backward pass of math consists of ordinary operators and is not drawn.{left_out}"
+        f"on a CPU, of its operators. The backward pass of math consists of ordinary operators and is not drawn.{left_out_note}"
     )
-    ends = [notation.number(sum(time.values()), 3) for time in found]
-    return stacked(NAME, "Attention", caption, shown, [BarPanel("ms per step", "ms", bars, ends)])
+    end_texts = [notation.format_number(sum(cell_ms.values()), 3) for cell_ms in ms_by_cell]
+    return stacked(NAME, "Attention", caption, drawn_group, [BarPanel("ms per step", "ms", bars, end_texts)])
 
 
-def times(mark: CellMark) -> dict[tuple[str, bool], float]:
+def attention_ms(mark: CellMark) -> dict[tuple[str, bool], float]:
     """Milliseconds of attention in a profiled step: {(implementation, whether this is the backward pass): milliseconds}.
 
     Kernels whose time is not known are left out.
     """
-    found: dict[tuple[str, bool], float] = {}
-    for use in attention_of(mark.cell):
+    ms_by_kernel: dict[tuple[str, bool], float] = {}
+    for use in cell_attention(mark.cell):
         if use.ms:
             key = (use.backend, use.backward)
-            found[key] = found.get(key, 0) + use.ms
-    return found
+            ms_by_kernel[key] = ms_by_kernel.get(key, 0) + use.ms
+    return ms_by_kernel

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, some
-from collect.drawing.stacked_bars import draw as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, select_cells
+from collect.drawing.stacked_bars import draw_stacked_bars as stacked
 from collect.figure import CellMark, Figure, Group
 
 NAME = "breakdown"
@@ -18,26 +18,26 @@ PARTS = {
 
 def draw(group: Group) -> Figure | None:
     """Draw one bar for each cell that has traces. A bar is as long as a step, from the first kernel to the last."""
-    shown, left_out = some(group, lambda mark: "idle_ms" in mark.row.metrics)
-    if not shown.marks:
+    drawn_group, left_out_note = select_cells(group, lambda mark: "idle_ms" in mark.row.metrics)
+    if not drawn_group.marks:
         return None
-    found = [parts(mark) for mark in shown.marks]
-    bars = [BarPart(name, colour, [part.get(name) for part in found]) for name, colour in PARTS.items()]
+    parts_by_cell = [step_parts(mark) for mark in drawn_group.marks]
+    bars = [BarPart(name, colour, [cell_parts.get(name) for cell_parts in parts_by_cell]) for name, colour in PARTS.items()]
     bars = [bar for bar in bars if any(bar.values)]
-    ends = [notation.number(sum(part.values()), 3) for part in found]
+    end_texts = [notation.format_number(sum(cell_parts.values()), 3) for cell_parts in parts_by_cell]
     caption = (
         "One profiled step; mean over profiled ranks and repeats. Exposed: while nothing computes. Communication that is "
-        f"hidden behind compute counts as compute. Profiling itself makes steps longer.{left_out}"
+        f"hidden behind compute counts as compute. Profiling itself makes steps longer.{left_out_note}"
     )
-    return stacked(NAME, "Where a step's time went", caption, shown, [BarPanel("ms per step", "ms", bars, ends)])
+    return stacked(NAME, "Where a step's time went", caption, drawn_group, [BarPanel("ms per step", "ms", bars, end_texts)])
 
 
-def parts(mark: CellMark) -> dict[str, float]:
+def step_parts(mark: CellMark) -> dict[str, float]:
     """Milliseconds of a profiled step of a cell by part. The parts add up to the time from the first kernel to the last."""
-    found = {name: mark.row.metrics[f"{name}_ms"].value for name in ("compute", "non_compute", "exposed_communication", "idle")}
+    metric_ms = {name: mark.row.metrics[f"{name}_ms"].value for name in ("compute", "non_compute", "exposed_communication", "idle")}
     return {
-        "compute": found["compute"],
-        "exposed communication": found["exposed_communication"],
-        "exposed memory operations": found["non_compute"] - found["exposed_communication"],
-        "idle": found["idle"],
+        "compute": metric_ms["compute"],
+        "exposed communication": metric_ms["exposed_communication"],
+        "exposed memory operations": metric_ms["non_compute"] - metric_ms["exposed_communication"],
+        "idle": metric_ms["idle"],
     }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, some
-from collect.drawing.stacked_bars import draw as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, select_cells
+from collect.drawing.stacked_bars import draw_stacked_bars as stacked
 from collect.figure import CellMark, Figure, Group
 from collect.traces import per_step
-from collect.traces.breakdown import renamed
+from collect.traces.breakdown import rename_tallies
 from collect.traces.per_step import Use
 
 NAME = "collectives"
@@ -29,28 +29,28 @@ def draw(group: Group) -> Figure | None:
 
     Each panel has one bar for each cell that was profiled by steps and has collectives.
     """
-    shown, left_out = some(group, lambda mark: bool(tallies(mark)))
-    if not shown.marks:
+    drawn_group, left_out_note = select_cells(group, lambda mark: bool(collective_tallies(mark)))
+    if not drawn_group.marks:
         return None
-    found = [tallies(mark) for mark in shown.marks]
-    kinds = [(kind, colour) for kind, colour in KINDS.items() if any(kind in tally for tally in found)]
+    cell_tallies = [collective_tallies(mark) for mark in drawn_group.marks]
+    kinds = [(kind, colour) for kind, colour in KINDS.items() if any(kind in tally for tally in cell_tallies)]
     panels = []
-    for place, (title, unit) in enumerate((("calls per step", "calls"), ("ms per step", "ms"))):
-        values = {kind: [tally[kind][place] if kind in tally else None for tally in found] for kind, _ in kinds}
-        ends = [_written(sum(one[place] for one in tally.values())) for tally in found]
-        panels.append(BarPanel(title, unit, [BarPart(kind, colour, values[kind]) for kind, colour in kinds], ends))
+    for field_index, (title, unit) in enumerate((("calls per step", "calls"), ("ms per step", "ms"))):
+        values = {kind: [tally[kind][field_index] if kind in tally else None for tally in cell_tallies] for kind, _ in kinds}
+        end_texts = [_format_count(sum(use[field_index] for use in tally.values())) for tally in cell_tallies]
+        panels.append(BarPanel(title, unit, [BarPart(kind, colour, values[kind]) for kind, colour in kinds], end_texts))
     caption = (
         "One profiled step; mean over profiled ranks and repeats. Times are sums of durations, including the wait for other "
-        f"ranks; if collectives run at the same time, each counts fully.{left_out}"
+        f"ranks; if collectives run at the same time, each counts fully.{left_out_note}"
     )
-    return stacked(NAME, "Collectives", caption, shown, panels)
+    return stacked(NAME, "Collectives", caption, drawn_group, panels)
 
 
-def tallies(mark: CellMark) -> dict[str, Use]:
+def collective_tallies(mark: CellMark) -> dict[str, Use]:
     """The calls and the time of the collectives in a step of a cell, by kind of collective (KINDS)."""
     runs = (run.traces.exact for run in mark.cell.completed)
-    return per_step.uses(runs, lambda one: renamed(one.collectives, lambda name: KIND_OF.get(name, OTHER)))
+    return per_step.compute_uses_per_step(runs, lambda one: rename_tallies(one.collectives, lambda name: KIND_OF.get(name, OTHER)))
 
 
-def _written(value: float) -> str:
-    return f"{value:,.0f}" if value == round(value) else notation.number(value, 3)
+def _format_count(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) else notation.format_number(value, 3)

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from collect.drawing import small_multiples
-from collect.figure import Figure, Group, axis, layout, points_a_line, shown_first, thin
+from collect.figure import Figure, Group, axis, layout, max_points_per_line, order_by_visibility, thin_points
 
 MOST_TICKS = 10
 
@@ -20,13 +20,13 @@ def draw(group: Group) -> Figure | None:
     results = {mark.label: mark.cell.completed[0].result for mark in group.marks if mark.cell.completed}
     epochs = {label: result.epoch_time_s for label, result in results.items() if result and result.epoch_time_s}
     marks = [mark for mark in group.marks if mark.label in epochs]
-    for mark, visible in shown_first(marks):
+    for mark, visible in order_by_visibility(marks):
         times = epochs[mark.label]
-        numbers = [float(number) for number in range(1, len(times) + 1)]
-        averages = [total / number for total, number in zip(accumulate(times), numbers, strict=True)]
+        epoch_numbers = [float(number) for number in range(1, len(times) + 1)]
+        averages = [total / number for total, number in zip(accumulate(times), epoch_numbers, strict=True)]
         shared = {"type": "scatter", "name": mark.label, "legendgroup": mark.label, "meta": mark.row.id, "visible": visible}
         for mode, values in (("markers", times), ("lines", averages)):
-            x, y = thin(numbers, values, points_a_line(2 * len(epochs)))
+            x, y = thin_points(epoch_numbers, values, max_points_per_line(2 * len(epochs)))
             data.append(
                 {
                     **shared,
@@ -44,9 +44,9 @@ def draw(group: Group) -> Figure | None:
         "epochs so far. First completed repeat of each cell."
     )
     longest = max(map(len, epochs.values()), default=1)
-    few = {"dtick": 1} if longest <= MOST_TICKS else {}  # without dtick, plotly would write fractions such as epoch 1.5
-    shape = layout(axis("epoch", showgrid=False, **few), axis("seconds", rangemode="tozero"), showlegend=True)
+    tick_settings = {"dtick": 1} if longest <= MOST_TICKS else {}  # without dtick, plotly would write fractions such as epoch 1.5
+    figure_layout = layout(axis("epoch", showgrid=False, **tick_settings), axis("seconds", rangemode="tozero"), showlegend=True)
     if not data:
         return None
-    found = Figure("epoch_time", "Time of an epoch", caption, 380, data, shape)
-    return small_multiples.lines(found, small_multiples.of_cells(marks))
+    figure = Figure("epoch_time", "Time of an epoch", caption, 380, data, figure_layout)
+    return small_multiples.lines(figure, small_multiples.divide_cells(marks))

@@ -4,8 +4,8 @@ cause."""
 from __future__ import annotations
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, some
-from collect.drawing.stacked_bars import draw as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, select_cells
+from collect.drawing.stacked_bars import draw_stacked_bars as stacked
 from collect.figure import Figure, Group
 
 NAME = "idle_causes"
@@ -18,18 +18,18 @@ PARTS = {
 
 def draw(group: Group) -> Figure | None:
     """Draw one bar for each profiled cell whose idle time has known causes. The length of a bar is the idle time of a step."""
-    shown, left_out = some(group, lambda mark: PARTS.keys() <= mark.row.metrics.keys())
-    if not any(mark.row.metrics[name].value for mark in shown.marks for name in PARTS):
+    drawn_group, left_out_note = select_cells(group, lambda mark: PARTS.keys() <= mark.row.metrics.keys())
+    if not any(mark.row.metrics[name].value for mark in drawn_group.marks for name in PARTS):
         return None
-    found = [[mark.row.metrics[name].value for name in PARTS] for mark in shown.marks]
+    values_by_cell = [[mark.row.metrics[name].value for name in PARTS] for mark in drawn_group.marks]
     bars = [
         BarPart(name, colour, values)
-        for (name, colour), values in zip(PARTS.values(), zip(*found, strict=True), strict=True)
+        for (name, colour), values in zip(PARTS.values(), zip(*values_by_cell, strict=True), strict=True)
         if any(values)
     ]
     caption = (
         "Time of a profiled step in which nothing runs; mean over profiled ranks and repeats. The host launched nothing: no "
-        f"launched work waits to run. Other: launched work does not start yet, such as while a launch takes effect.{left_out}"
+        f"launched work waits to run. Other: launched work does not start yet, such as while a launch takes effect.{left_out_note}"
     )
-    ends = [notation.number(sum(values), 3) for values in found]
-    return stacked(NAME, "Idle time by cause", caption, shown, [BarPanel("ms of idle time per step", "ms", bars, ends)])
+    end_texts = [notation.format_number(sum(values), 3) for values in values_by_cell]
+    return stacked(NAME, "Idle time by cause", caption, drawn_group, [BarPanel("ms of idle time per step", "ms", bars, end_texts)])

@@ -6,10 +6,10 @@ from typing import Any
 
 from collect import notation
 from collect.drawing.panel_rows import rows
-from collect.drawing.stacked_bars import some
-from collect.figure import INK, CellMark, Figure, Group, by_cell, by_cell_height
-from collect.findings.trace_answers import profiled
-from collect.findings.trace_details import ProductOfStep, products_of
+from collect.drawing.stacked_bars import select_cells
+from collect.figure import INK, CellMark, Figure, Group, cell_rows_layout, cell_rows_height_px
+from collect.findings.trace_answers import profiled_runs
+from collect.findings.trace_details import ProductOfStep, cell_products
 from shardlab.hardware.gpu_models import peak_flops
 
 NAME = "matrix_products"
@@ -32,67 +32,67 @@ def draw(group: Group) -> Figure | None:
 
     The larger a mark, the more time of a step the product takes.
     """
-    shown, left_out = some(group, lambda mark: bool(known(mark)))
-    if not shown.marks:
+    drawn_group, left_out_note = select_cells(group, lambda mark: bool(measured_products(mark)))
+    if not drawn_group.marks:
         return None
-    found = [(mark, product) for mark in shown.marks for product in known(mark)]
-    longest = max(product.ms for _, product in found)
+    mark_products = [(mark, product) for mark in drawn_group.marks for product in measured_products(mark)]
+    longest_ms = max(product.ms for _, product in mark_products)
     data = [
-        _marks(operator, colour, [(mark, product) for mark, product in found if product.operator == operator], longest)
+        _mark_trace(operator, colour, [(mark, product) for mark, product in mark_products if product.operator == operator], longest_ms)
         for operator, colour in OPERATORS.items()
-        if any(product.operator == operator for _, product in found)
+        if any(product.operator == operator for _, product in mark_products)
     ]
-    peaks = [(mark.label, flops / TERA, gpu) for mark in shown.marks if (gpu := _gpu(mark)) and (flops := _peak(mark, gpu))]
+    peaks = [(mark.label, flops / TERA, gpu) for mark in drawn_group.marks if (gpu := _gpu_model(mark)) and (flops := _gpu_peak(mark, gpu))]
     if peaks:
-        data.append(_peaks(peaks))
-    shape = by_cell(shown, "TFLOP/s")
-    shape["showlegend"] = True
+        data.append(_peak_trace(peaks))
+    figure_layout = cell_rows_layout(drawn_group, "TFLOP/s")
+    figure_layout["showlegend"] = True
     caption = (
         f"A mark per operator and size, over profiled ranks and repeats; at most {MOST_MARKS} per cell, those that take the "
         "longest. 2 M N K FLOPs a product over the time of the kernels that it launched; on a CPU, of the operator. The area "
         "of a mark is its time in a step. The stroke: the peak of the GPU in the precision of the cell, by the data sheet."
-        f"{left_out}"
+        f"{left_out_note}"
     )
-    return rows(Figure(NAME, "Matrix products", caption, by_cell_height(shown) + LEGEND_PX, data, shape), shown.marks)
+    return rows(Figure(NAME, "Matrix products", caption, cell_rows_height_px(drawn_group) + LEGEND_PX, data, figure_layout), drawn_group.marks)
 
 
-def known(mark: CellMark) -> list[ProductOfStep]:
+def measured_products(mark: CellMark) -> list[ProductOfStep]:
     """The matrix products of a cell whose FLOP/s are known, longest time first; at most MOST_MARKS products."""
-    found = [one for one in products_of(mark.cell) if one.flops_per_s is not None and one.operator in OPERATORS]
-    return found[:MOST_MARKS]
+    products = [product for product in cell_products(mark.cell) if product.flops_per_s is not None and product.operator in OPERATORS]
+    return products[:MOST_MARKS]
 
 
-def _gpu(mark: CellMark) -> str:
+def _gpu_model(mark: CellMark) -> str:
     """The GPU model on which the profiled ranks of a cell ran; "" if there are several models, or if the traces name none."""
-    names = {rank.gpu for run in profiled(mark.cell) for rank in run.ranks}
+    names = {rank.gpu for run in profiled_runs(mark.cell) for rank in run.ranks}
     return names.pop() if len(names) == 1 else ""
 
 
-def _peak(mark: CellMark, gpu: str) -> float | None:
+def _gpu_peak(mark: CellMark, gpu: str) -> float | None:
     return peak_flops(gpu, mark.cell.cell.precision)
 
 
-def _marks(operator: str, colour: str, found: list[tuple[CellMark, ProductOfStep]], longest: float) -> dict[str, Any]:
+def _mark_trace(operator: str, colour: str, mark_products: list[tuple[CellMark, ProductOfStep]], longest_ms: float) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",
         "name": operator,
-        "x": [(product.flops_per_s or 0) / TERA for _, product in found],
-        "y": [mark.label for mark, _ in found],
-        "meta": [mark.row.id for mark, _ in found],
-        "customdata": [[mark.label, _says(product)] for mark, product in found],
-        "marker": {"color": colour, "size": [max(SMALLEST_PX, LARGEST_PX * (one.ms / longest) ** 0.5) for _, one in found]},
+        "x": [(product.flops_per_s or 0) / TERA for _, product in mark_products],
+        "y": [mark.label for mark, _ in mark_products],
+        "meta": [mark.row.id for mark, _ in mark_products],
+        "customdata": [[mark.label, _hover_text(product)] for mark, product in mark_products],
+        "marker": {"color": colour, "size": [max(SMALLEST_PX, LARGEST_PX * (timed_product.ms / longest_ms) ** 0.5) for _, timed_product in mark_products]},
         "hovertemplate": f"{operator}: %{{x:,.4~g}} TFLOP/s<br>%{{customdata[1]}}<extra>%{{customdata[0]}}</extra>",
     }
 
 
-def _says(product: ProductOfStep) -> str:
+def _hover_text(product: ProductOfStep) -> str:
     batch = f"batch {product.batch:,}, " if product.batch > 1 else ""
     sizes = f"{batch}M {product.m:,}, N {product.n:,}, K {product.k:,}"
-    return f"{sizes}: {notation.number(product.ms, 3)} ms in {notation.number(product.calls, 3)} calls per step"
+    return f"{sizes}: {notation.format_number(product.ms, 3)} ms in {notation.format_number(product.calls, 3)} calls per step"
 
 
-def _peaks(peaks: list[tuple[str, float, str]]) -> dict[str, Any]:
+def _peak_trace(peaks: list[tuple[str, float, str]]) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collect import notation
 from collect.drawing.panel_rows import rows
-from collect.figure import INK, Figure, Group, by_cell, by_cell_height, states
+from collect.figure import INK, Figure, Group, cell_rows_layout, cell_rows_height_px, state_trace
 
 NAME = "peak_memory_bytes"
 
 
 def draw(group: Group) -> Figure | None:
     """Draw one bar per cell. The bar starts at 0, and its value is written at its end."""
-    found = [mark.row.metrics.get(NAME) for mark in group.marks]
-    kinds = sorted({estimate.kind for estimate in found if estimate})
+    estimates = [mark.row.metrics.get(NAME) for mark in group.marks]
+    kinds = sorted({estimate.kind for estimate in estimates if estimate})
     if not kinds:
         return None
-    unit, size = notation.bytes_unit([estimate.value for estimate in found if estimate])
-    data = [states(group, [estimate is not None for estimate in found])]
-    for mark, estimate in zip(group.marks, found, strict=True):
+    unit, size = notation.choose_bytes_unit([estimate.value for estimate in estimates if estimate])
+    data = [state_trace(group, [estimate is not None for estimate in estimates])]
+    for mark, estimate in zip(group.marks, estimates, strict=True):
         if estimate:
             value = estimate.value / size
             data.append(
@@ -27,7 +27,7 @@ def draw(group: Group) -> Figure | None:
                     "x": [value],
                     "y": [mark.label],
                     "meta": mark.row.id,
-                    "text": [notation.number(value, 3)],
+                    "text": [notation.format_number(value, 3)],
                     "textposition": "outside",
                     "textfont": {"color": INK, "size": 12},
                     "cliponaxis": False,
@@ -37,6 +37,6 @@ def draw(group: Group) -> Figure | None:
                 }
             )
     caption = f"Highest over ranks and timed steps, mean over repeats: {' or '.join(kinds)}."
-    shape = by_cell(group, unit)
-    shape["margin"]["r"] = 56
-    return rows(Figure(NAME, "Peak memory", caption, by_cell_height(group), data, shape), group.marks)
+    figure_layout = cell_rows_layout(group, unit)
+    figure_layout["margin"]["r"] = 56
+    return rows(Figure(NAME, "Peak memory", caption, cell_rows_height_px(group), data, figure_layout), group.marks)

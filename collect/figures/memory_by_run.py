@@ -8,27 +8,27 @@ import polars as pl
 
 from collect import notation
 from collect.drawing import small_multiples
-from collect.figure import FEW, Figure, Group, axis, layout, points_a_line, shown_first, thin
+from collect.figure import MAX_MARKED_POINTS, Figure, Group, axis, layout, max_points_per_line, order_by_visibility, thin_points
 from collect.loading.loaded_run import LoadedRun
-from collect.metrics.memory import KINDS, column_of
-from collect.sources.steps import unwatched, window
+from collect.metrics.memory import KINDS, find_memory_column
+from collect.sources.steps import select_unwatched, find_timed_window
 
 
 def draw(group: Group) -> Figure | None:
     """Draw one line per cell over its timed steps, from the first completed repeat that did not resume from a checkpoint."""
-    found: dict[str, tuple[str, list[float], list[int | None]]] = {}
+    curves: dict[str, tuple[str, list[float], list[int | None]]] = {}
     for mark in group.marks:
         run = next((run for run in mark.cell.completed if not run.resumed), None)
-        if run is not None and (curve := _curve(run)) is not None:
-            found[mark.label] = curve
-    if not found:
+        if run is not None and (curve := _memory_curve(run)) is not None:
+            curves[mark.label] = curve
+    if not curves:
         return None
-    unit, size = notation.bytes_unit([value for _, _, values in found.values() for value in values if value is not None])
-    marks = [mark for mark in group.marks if mark.label in found]
+    unit, size = notation.choose_bytes_unit([value for _, _, values in curves.values() for value in values if value is not None])
+    marks = [mark for mark in group.marks if mark.label in curves]
     data: list[dict[str, Any]] = []
-    for mark, visible in shown_first(marks):
-        kind, seconds, values = found[mark.label]
-        x, y = thin(seconds, values, points_a_line(len(marks)))
+    for mark, visible in order_by_visibility(marks):
+        kind, seconds, values = curves[mark.label]
+        x, y = thin_points(seconds, values, max_points_per_line(len(marks)))
         data.append(
             {
                 "type": "scatter",
@@ -38,33 +38,33 @@ def draw(group: Group) -> Figure | None:
                 "x": [round(moment, 3) for moment in x],
                 "y": [None if value is None else float(f"{value / size:.5g}") for value in y],
                 "line": mark.look.line,
-                "marker": mark.look.marks(4) if len(x) <= FEW else mark.look.some_marks,
+                "marker": mark.look.marks(4) if len(x) <= MAX_MARKED_POINTS else mark.look.sparse_marks,
                 "connectgaps": False,
                 "visible": visible,
                 "hovertemplate": f"%{{y:.4~g}} {unit} at %{{x:.4~g}} s<extra>%{{fullData.name}}, {kind}</extra>",
             }
         )
-    kinds = " or ".join(sorted({kind for kind, _, _ in found.values()}))
+    kinds = " or ".join(sorted({kind for kind, _, _ in curves.values()}))
     caption = (
         f"The rank with the most memory at each timed step: {kinds}. A line has a gap at steps that an instrument observed. "
         "First completed repeat of each cell."
     )
-    shape = layout(
+    figure_layout = layout(
         axis("s since the end of the first timed step", showgrid=False), axis(unit, rangemode="tozero"), showlegend=True
     )
-    drawn = Figure("memory_by_run", "Memory over time", caption, 380, data, shape)
-    return small_multiples.lines(drawn, small_multiples.of_cells(marks))
+    figure = Figure("memory_by_run", "Memory over time", caption, 380, data, figure_layout)
+    return small_multiples.lines(figure, small_multiples.divide_cells(marks))
 
 
-def _curve(run: LoadedRun) -> tuple[str, list[float], list[int | None]] | None:
+def _memory_curve(run: LoadedRun) -> tuple[str, list[float], list[int | None]] | None:
     """The memory at each timed step of a run, as (kind of memory, times in seconds, sizes in bytes); None if no line can be
     drawn.
 
     The size at a step is the size on the rank with the most memory. It is None at steps that an instrument observed.
     """
-    column, span = column_of(unwatched(run.timed)), window(run.timed)
-    if column is None or span is None:
+    column, timed_window = find_memory_column(select_unwatched(run.timed)), find_timed_window(run.timed)
+    if column is None or timed_window is None:
         return None
     value = pl.when(~pl.col("watched").any()).then(pl.col(column).max())
-    rows = run.timed.group_by("step").agg(pl.max("wall_s") - span[0], value=value).sort("step")
+    rows = run.timed.group_by("step").agg(pl.max("wall_s") - timed_window[0], value=value).sort("step")
     return KINDS[column], rows["wall_s"].to_list(), rows["value"].to_list()

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, some
-from collect.drawing.stacked_bars import draw as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, select_cells
+from collect.drawing.stacked_bars import draw_stacked_bars as stacked
 from collect.figure import CellMark, Figure, Group
-from collect.figures.memory_timeline import CATEGORIES, written
+from collect.figures.memory_timeline import CATEGORIES, category_label
 
 NAME = "memory_categories"
 
 
 def draw(group: Group) -> Figure | None:
     """Draw one bar for each cell whose memory was observed by category, with a vertical mark at the estimate for the cell."""
-    shown, left_out = some(group, lambda mark: bool(peak_bytes(mark)))
-    if not shown.marks:
+    drawn_group, left_out_note = select_cells(group, lambda mark: bool(peak_bytes(mark)))
+    if not drawn_group.marks:
         return None
-    found = [peak_bytes(mark) for mark in shown.marks]
-    unit, size = notation.bytes_unit([sum(peak.values()) for peak in found])
+    peaks = [peak_bytes(mark) for mark in drawn_group.marks]
+    unit, size = notation.choose_bytes_unit([sum(peak.values()) for peak in peaks])
     bars = [
-        BarPart(written(name), colour, [peak[name] / size if name in peak else None for peak in found])
+        BarPart(category_label(name), colour, [peak[name] / size if name in peak else None for peak in peaks])
         for name, colour in CATEGORIES.items()
-        if any(peak.get(name) for peak in found)
+        if any(peak.get(name) for peak in peaks)
     ]
-    ends = [notation.number(sum(peak.values()) / size, 3) for peak in found]
+    end_texts = [notation.format_number(sum(peak.values()) / size, 3) for peak in peaks]
     caption = (
         "Memory at the peak of the observed step, on the rank with the highest peak; mean over repeats. "
-        f"Vertical mark: estimate of parameters, gradients and optimizer state, without activations.{left_out}"
+        f"Vertical mark: estimate of parameters, gradients and optimizer state, without activations.{left_out_note}"
     )
-    estimates = [mark.row.metrics.get("estimated_memory_bytes") for mark in shown.marks]
+    estimates = [mark.row.metrics.get("estimated_memory_bytes") for mark in drawn_group.marks]
     strokes = [estimate.value / size if estimate else None for estimate in estimates]
-    return stacked(NAME, "Memory by category at the peak", caption, shown, [BarPanel(unit, unit, bars, ends, strokes)])
+    return stacked(NAME, "Memory by category at the peak", caption, drawn_group, [BarPanel(unit, unit, bars, end_texts, strokes)])
 
 
 def peak_bytes(mark: CellMark) -> dict[str, float]:
     """Bytes by category at the memory peak of a cell: the mean over completed repeats whose memory was observed by category."""
-    found = [run.result.instruments.get("memory", {}).get("peak_bytes") for run in mark.cell.completed if run.result]
-    known = [peak for peak in found if peak]
-    names = {name for peak in known for name in peak}
-    return {name: sum(peak.get(name, 0) for peak in known) / len(known) for name in names}
+    run_peaks = [run.result.instruments.get("memory", {}).get("peak_bytes") for run in mark.cell.completed if run.result]
+    known_peaks = [peak for peak in run_peaks if peak]
+    names = {name for peak in known_peaks for name in peak}
+    return {name: sum(peak.get(name, 0) for peak in known_peaks) / len(known_peaks) for name in names}

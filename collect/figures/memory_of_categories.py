@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from collect import notation
-from collect.drawing.panels import PANEL_PX, stacked, y_axis
-from collect.figure import Figure, Group, shown_first, thin
-from collect.figures.memory_timeline import CATEGORIES, written
+from collect.drawing.panels import PANEL_PX, stacked_layout, y_axis_name
+from collect.figure import Figure, Group, order_by_visibility, thin_points
+from collect.figures.memory_timeline import CATEGORIES, category_label
 from collect.sources.memory import MemoryCurves
 
 NAME = "memory_of_categories"
@@ -16,21 +16,21 @@ NAME = "memory_of_categories"
 
 def draw(group: Group) -> Figure | None:
     """One line per panel for each cell whose first completed repeat recorded the memory of rank 0 over more than one step."""
-    found: dict[str, MemoryCurves] = {}
+    curves_by_label: dict[str, MemoryCurves] = {}
     for mark in group.marks:
         curves = mark.cell.completed[0].memory if mark.cell.completed else None
         if curves is not None and curves.steps > 1:
-            found[mark.label] = curves
-    panels = [name for name in CATEGORIES if any(any(curves.points.get(name, ())) for curves in found.values())]
+            curves_by_label[mark.label] = curves
+    panels = [name for name in CATEGORIES if any(any(curves.points.get(name, ())) for curves in curves_by_label.values())]
     if not panels:
         return None
-    unit, size = notation.bytes_unit([max(curves.points[name]) for curves in found.values() for name in curves.points])
-    lines = shown_first([mark for mark in group.marks if mark.label in found])
+    unit, size = notation.choose_bytes_unit([max(curves.points[name]) for curves in curves_by_label.values() for name in curves.points])
+    visible_marks = order_by_visibility([mark for mark in group.marks if mark.label in curves_by_label])
     data: list[dict[str, Any]] = []
     for number, name in enumerate(panels, 1):
-        for mark, visible in lines:
-            curves = found[mark.label]
-            x, y = thin([t_ms / 1000 for t_ms in curves.t_ms], curves.points.get(name, [0] * len(curves.t_ms)))
+        for mark, visible in visible_marks:
+            curves = curves_by_label[mark.label]
+            x, y = thin_points([t_ms / 1000 for t_ms in curves.t_ms], curves.points.get(name, [0] * len(curves.t_ms)))
             data.append(
                 {
                     "type": "scatter",
@@ -41,18 +41,18 @@ def draw(group: Group) -> Figure | None:
                     "showlegend": number == 1,
                     "x": [float(f"{moment:.5g}") for moment in x],
                     "y": [None if value is None else float(f"{value / size:.4g}") for value in y],
-                    "yaxis": y_axis(number),
+                    "yaxis": y_axis_name(number),
                     "line": mark.look.line | {"width": 1.5, "shape": "hv"},
                     "visible": visible,
                     "hovertemplate": f"%{{y:.4~g}} {unit} at %{{x:.4~g}} s",
                 }
             )
-    steps = " or ".join(str(steps) for steps in sorted({curves.steps for curves in found.values()}))
+    steps = " or ".join(str(steps) for steps in sorted({curves.steps for curves in curves_by_label.values()}))
     caption = (
         f"{steps} consecutive steps on rank 0, recorded by the instrument `memory: categories` with `memory_steps`. First "
         "completed repeat of each cell. The time between steps is in the curves, and following the memory slows steps down."
     )
-    titles = [f"{written(name).capitalize()} ({unit})" for name in panels]
-    height_px = 60 + 22 * len(lines) + PANEL_PX * len(panels)
-    shape = stacked(titles, "s since the first of these steps began")
-    return Figure(NAME, "Memory of each category over steps", caption, height_px, data, shape)
+    titles = [f"{category_label(name).capitalize()} ({unit})" for name in panels]
+    height_px = 60 + 22 * len(visible_marks) + PANEL_PX * len(panels)
+    figure_layout = stacked_layout(titles, "s since the first of these steps began")
+    return Figure(NAME, "Memory of each category over steps", caption, height_px, data, figure_layout)

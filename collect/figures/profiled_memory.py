@@ -18,25 +18,25 @@ def draw(group: Group) -> Figure | None:
 
     The device is the one with the highest peak of memory in this repeat.
     """
-    found = [(mark, use) for mark in group.marks if (use := highest(mark)) is not None]
-    if not found:
+    mark_uses = [(mark, use) for mark in group.marks if (use := highest_memory_use(mark)) is not None]
+    if not mark_uses:
         return None
-    shown = found[:MOST_LINES]
-    unit, size = notation.bytes_unit([use.peak_bytes for _, use in shown])
-    data = [_line(mark, use, unit, size) for mark, use in shown]
-    left_out = f" {len(found) - len(shown)} more cells are not drawn." if len(found) > len(shown) else ""
+    drawn = mark_uses[:MOST_LINES]
+    unit, size = notation.choose_bytes_unit([use.peak_bytes for _, use in drawn])
+    data = [_memory_trace(mark, use, unit, size) for mark, use in drawn]
+    left_out_note = f" {len(mark_uses) - len(drawn)} more cells are not drawn." if len(mark_uses) > len(drawn) else ""
     caption = (
         "Memory that PyTorch's allocator had allocated, in the profiled steps of the first completed repeat, on the device "
         "with the highest peak. Each point is the highest of its part of the curve. On a GPU: of all tensors; on a CPU: what "
-        f"was allocated since the recording began.{left_out}"
+        f"was allocated since the recording began.{left_out_note}"
     )
-    shape = layout(
+    figure_layout = layout(
         axis("ms since the first profiled step began", showgrid=False), axis(unit, rangemode="tozero"), showlegend=True
     )
-    return Figure(NAME, "Memory of the profiled steps", caption, HEIGHT_PX, data, shape)
+    return Figure(NAME, "Memory of the profiled steps", caption, HEIGHT_PX, data, figure_layout)
 
 
-def highest(mark: CellMark) -> MemoryUse | None:
+def highest_memory_use(mark: CellMark) -> MemoryUse | None:
     """The memory of the device with the highest peak in the first completed repeat of a cell; None if its traces record no
     memory.
 
@@ -48,8 +48,8 @@ def highest(mark: CellMark) -> MemoryUse | None:
     return max(uses, key=lambda use: use.peak_bytes, default=None)
 
 
-def _line(mark: CellMark, use: MemoryUse, unit: str, size: float) -> dict[str, Any]:
-    reserved = "" if use.peak_reserved_bytes is None else f", {notation.number(use.peak_reserved_bytes / size)} {unit} reserved"
+def _memory_trace(mark: CellMark, use: MemoryUse, unit: str, size: float) -> dict[str, Any]:
+    reserved = "" if use.peak_reserved_bytes is None else f", {notation.format_number(use.peak_reserved_bytes / size)} {unit} reserved"
     return {
         "type": "scatter",
         "mode": "lines",
@@ -59,5 +59,5 @@ def _line(mark: CellMark, use: MemoryUse, unit: str, size: float) -> dict[str, A
         "y": [point.allocated / size for point in use.points],
         "line": {"color": mark.look.colour, "dash": mark.look.dash, "shape": "hv", "width": 1.5},
         "hovertemplate": f"{use.device}: %{{y:,.4~g}} {unit} at %{{x:,.4~g}} ms<br>peak: "
-        f"{notation.number(use.peak_bytes / size)} {unit}{reserved}<extra>{mark.label}</extra>",
+        f"{notation.format_number(use.peak_bytes / size)} {unit}{reserved}<extra>{mark.label}</extra>",
     }

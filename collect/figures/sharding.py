@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, some
-from collect.drawing.stacked_bars import draw as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, select_cells
+from collect.drawing.stacked_bars import draw_stacked_bars as stacked
 from collect.figure import CellMark, Figure, Group
-from collect.figures.memory_timeline import CATEGORIES, written
+from collect.figures.memory_timeline import CATEGORIES, category_label
 
 NAME = "sharding"
 # Term of the estimate -> the memory categories that are measured for this term. The estimate of `optimizer_state` does not
@@ -20,45 +20,45 @@ TERMS = {
 
 def draw(group: Group) -> Figure | None:
     """Draw one panel per term of the estimate, with one bar for each cell that has an estimate."""
-    shown, left_out = some(group, lambda mark: bool(estimate_bytes(mark)))
-    if not shown.marks:
+    drawn_group, left_out_note = select_cells(group, lambda mark: bool(estimate_bytes(mark)))
+    if not drawn_group.marks:
         return None
-    estimates = [estimate_bytes(mark) for mark in shown.marks]
-    measured = [{name: _bytes(mark, name) for names in TERMS.values() for name in names} for mark in shown.marks]
-    known = [value for found in measured for value in found.values() if value]
-    unit, size = notation.bytes_unit([*known, *(value for found in estimates for value in found.values())])
+    estimates = [estimate_bytes(mark) for mark in drawn_group.marks]
+    measured = [{name: _measured_bytes(mark, name) for names in TERMS.values() for name in names} for mark in drawn_group.marks]
+    known_sizes = [value for sizes in measured for value in sizes.values() if value]
+    unit, size = notation.choose_bytes_unit([*known_sizes, *(value for sizes in estimates for value in sizes.values())])
     panels = []
     for term, names in TERMS.items():
         parts = [
-            BarPart(written(name), CATEGORIES[name], [_in(size, found[name]) for found in measured])
+            BarPart(category_label(name), CATEGORIES[name], [_scale(size, sizes[name]) for sizes in measured])
             for name in names
-            if any(found[name] for found in measured)
+            if any(sizes[name] for sizes in measured)
         ]
-        ends = [notation.number(sum(found[name] or 0 for name in names) / size, 3) for found in measured]
+        end_texts = [notation.format_number(sum(sizes[name] or 0 for name in names) / size, 3) for sizes in measured]
         panels.append(
             BarPanel(
-                f"{term.removesuffix('_state')}, {unit}", unit, parts, ends, [_in(size, found.get(term)) for found in estimates]
+                f"{term.removesuffix('_state')}, {unit}", unit, parts, end_texts, [_scale(size, sizes.get(term)) for sizes in estimates]
             )
         )
     caption = (
         "The largest size of each during the observed step, on the rank with the highest peak. Vertical mark: estimate, "
         "sharded as in the ZeRO paper (a gradient is as large as its parameter, Adam's state twice as large); the optimizer's "
-        f"own copy of the weights is not in the estimate.{left_out}"
+        f"own copy of the weights is not in the estimate.{left_out_note}"
     )
-    return stacked(NAME, "What sharding leaves on a rank", caption, shown, panels)
+    return stacked(NAME, "What sharding leaves on a rank", caption, drawn_group, panels)
 
 
 def estimate_bytes(mark: CellMark) -> dict[str, int]:
     """The estimate for a cell in bytes, by term (TERMS). It is read from one completed repeat, because it is equal in all
     repeats."""
-    found = [run.result.instruments.get("memory", {}).get("estimate_bytes") for run in mark.cell.completed if run.result]
-    return next((estimate for estimate in found if estimate), {})
+    estimates = [run.result.instruments.get("memory", {}).get("estimate_bytes") for run in mark.cell.completed if run.result]
+    return next((estimate for estimate in estimates if estimate), {})
 
 
-def _bytes(mark: CellMark, category: str) -> float | None:
-    found = mark.row.metrics.get(f"memory_{category}_bytes")
-    return found.value if found else None
+def _measured_bytes(mark: CellMark, category: str) -> float | None:
+    estimate = mark.row.metrics.get(f"memory_{category}_bytes")
+    return estimate.value if estimate else None
 
 
-def _in(size: float, value: float | None) -> float | None:
+def _scale(size: float, value: float | None) -> float | None:
     return None if value is None else value / size

@@ -7,8 +7,8 @@ from typing import Any
 import polars as pl
 
 from collect.drawing.panel_rows import rows
-from collect.figure import Figure, Group, by_cell, by_cell_height, states
-from collect.sources.steps import undisturbed
+from collect.figure import Figure, Group, cell_rows_layout, cell_rows_height_px, state_trace
+from collect.sources.steps import select_undisturbed
 
 SHARES = {"lowerfence": 0.05, "q1": 0.25, "median": 0.5, "q3": 0.75, "upperfence": 0.95}
 
@@ -18,7 +18,7 @@ def draw(group: Group) -> Figure | None:
     data: list[dict[str, Any]] = []
     for mark in group.marks:
         if mark.cell.completed:
-            times = pl.concat(undisturbed(run.timed, run.world) for run in mark.cell.completed)["step_ms"]
+            times = pl.concat(select_undisturbed(run.timed, run.world) for run in mark.cell.completed)["step_ms"]
             data.append(
                 {
                     "type": "box",
@@ -35,6 +35,6 @@ def draw(group: Group) -> Figure | None:
             )
     if not data:
         return None
-    data.append(states(group, [bool(mark.cell.completed) for mark in group.marks]))
+    data.append(state_trace(group, [bool(mark.cell.completed) for mark in group.marks]))
     caption = "The slowest rank in each timed step, all repeats. Box: quartiles and median; whiskers: 5th to 95th percentile."
-    return rows(Figure("step_time", "Step time", caption, by_cell_height(group), data, by_cell(group, "ms")), group.marks)
+    return rows(Figure("step_time", "Step time", caption, cell_rows_height_px(group), data, cell_rows_layout(group, "ms")), group.marks)

@@ -58,75 +58,75 @@ class Panel(NamedTuple):
 
 def draw(group: Group) -> Figure | None:
     """Draw one panel for each cell with several ranks: the steps in the middle of the cell's first completed repeat."""
-    found = [panel for mark in group.marks if (panel := _panel(mark)) is not None]
-    if not found:
+    panels = [panel for mark in group.marks if (panel := _build_panel(mark)) is not None]
+    if not panels:
         return None
-    shown = found[:MOST_PANELS]
-    named: set[str] = set()
-    data = [trace for number, panel in enumerate(shown, 1) for trace in _bars(panel, number, named)]
-    late = [
-        f"{panel.mark.label}: rank {one.rank} on {html.escape(panel.late_host, quote=False)}, {one.phase}"
-        for panel in shown
-        if (one := panel.straggler) is not None
+    drawn_panels = panels[:MOST_PANELS]
+    legend_phases: set[str] = set()
+    data = [trace for number, panel in enumerate(drawn_panels, 1) for trace in _panel_bars(panel, number, legend_phases)]
+    late_ranks = [
+        f"{panel.mark.label}: rank {straggler.rank} on {html.escape(panel.late_host, quote=False)}, {straggler.phase}"
+        for panel in drawn_panels
+        if (straggler := panel.straggler) is not None
     ]
-    around = "" if INSTRUMENT not in named else (
+    instrument_note = "" if INSTRUMENT not in legend_phases else (
         "If an instrument acted between steps, such as a checkpoint that was saved, the steps are those around it. "
     )  # fmt: skip
     caption = (
         f"First completed repeat of each cell on several ranks, up to {MOST_STEPS} timed steps. The phases of a step are drawn "
         "one after the other, also where gradient accumulation repeats them; collectives are within them. "
-        f"{around}Drag along the axis to zoom in, double-click to see all. "
-        + (f"The others wait for: {'; '.join(late)}." if late else "No rank is found for which the others wait.")
+        f"{instrument_note}Drag along the axis to zoom in, double-click to see all. "
+        + (f"The others wait for: {'; '.join(late_ranks)}." if late_ranks else "No rank is found for which the others wait.")
     )
-    if len(found) > len(shown):
-        caption += f" {len(found) - len(shown)} more cells are not drawn."
-    height_px = 80 + sum(HEAD_PX + ROW_PX * len(panel.ranks) for panel in shown)
-    return Figure("step_timeline", "Steps of the ranks on one clock", caption, height_px, data, _panels(shown))
+    if len(panels) > len(drawn_panels):
+        caption += f" {len(panels) - len(drawn_panels)} more cells are not drawn."
+    height_px = 80 + sum(HEAD_PX + ROW_PX * len(panel.ranks) for panel in drawn_panels)
+    return Figure("step_timeline", "Steps of the ranks on one clock", caption, height_px, data, _panel_layout(drawn_panels))
 
 
-def _panel(mark: CellMark) -> Panel | None:
+def _build_panel(mark: CellMark) -> Panel | None:
     run = next((run for run in mark.cell.completed if not run.resumed), None)
     if run is None or run.timed["rank"].n_unique() < 2 or run.undisturbed.is_empty():
         return None
-    phases = _phases(run)
-    ranks, late = sorted({phase.rank for phase in phases}), timeline.straggler_of(run)
-    late_host = "" if late is None else timeline.clocks(run).host_of(late.rank) or timeline.UNKNOWN
-    return Panel(mark, phases, ranks, late, late_host) if len(ranks) > 1 else None
+    phases = _drawn_phases(run)
+    ranks, straggler = sorted({phase.rank for phase in phases}), timeline.find_straggler(run)
+    late_host = "" if straggler is None else timeline.run_clocks(run).host_of(straggler.rank) or timeline.UNKNOWN
+    return Panel(mark, phases, ranks, straggler, late_host) if len(ranks) > 1 else None
 
 
-def _phases(run: LoadedRun) -> list[StepPhase]:
+def _drawn_phases(run: LoadedRun) -> list[StepPhase]:
     """The phases of the steps that are drawn, and what instruments did between these steps, such as saving a checkpoint.
 
     Steps that an instrument slowed down are not drawn. Times are in ms since the first drawn step began.
     """
-    compared, wanted = timeline.clocks(run), _wanted(run)
-    rows = run.timed.filter(pl.col("step").is_in(wanted), pl.col("rank") < MOST_RANKS)
-    spans_of = {int(spans.row.removeprefix("rank ")): spans for spans in timeline.steps(rows, compared)}
-    zero_s = min((float(spans.start_s.min()) for spans in spans_of.values()), default=0.0)
-    between = [one for one in instrument_span.of(run.events) if one.rank in spans_of and _is_between(one.act, wanted)]
+    host_clocks, step_numbers = timeline.run_clocks(run), _drawn_step_numbers(run)
+    rows = run.timed.filter(pl.col("step").is_in(step_numbers), pl.col("rank") < MOST_RANKS)
+    spans_by_rank = {int(spans.row.removeprefix("rank ")): spans for spans in timeline.step_spans(rows, host_clocks)}
+    zero_s = min((float(spans.start_s.min()) for spans in spans_by_rank.values()), default=0.0)
+    acts_between = [span for span in instrument_span.of(run.events) if span.rank in spans_by_rank and _is_between(span.act, step_numbers)]
     acts = []
-    for one in between:
-        end_s = float(compared.corrected(one.host, np.array([one.end_s]))[0])
-        began_ms = 1000 * (end_s - one.act.seconds - zero_s)
-        acts.append(StepPhase(one.rank, INSTRUMENT, timeline.act_label(one.act), began_ms, 1000 * one.act.seconds))
+    for span in acts_between:
+        end_s = float(host_clocks.correct_times(span.host, np.array([span.end_s]))[0])
+        began_ms = 1000 * (end_s - span.act.seconds - zero_s)
+        acts.append(StepPhase(span.rank, INSTRUMENT, timeline.act_label(span.act), began_ms, 1000 * span.act.seconds))
     return [
         phase
-        for rank, spans in spans_of.items()
-        for phase in _of_rank(rank, spans, rows.filter(pl.col("rank") == rank).sort("wall_s"), zero_s)
+        for rank, spans in spans_by_rank.items()
+        for phase in _rank_phases(rank, spans, rows.filter(pl.col("rank") == rank).sort("wall_s"), zero_s)
     ] + acts
 
 
-def _wanted(run: LoadedRun) -> list[int]:
+def _drawn_step_numbers(run: LoadedRun) -> list[int]:
     """The numbers of the steps that are drawn, at most MOST_STEPS.
 
     If an instrument acted between two steps, the steps around the act that is nearest to the middle of the run are drawn;
     otherwise the steps in the middle of the run.
     """
     numbers: list[int] = run.undisturbed["step"].to_list()
-    acted = {(span.act.when, span.act.step) for span in instrument_span.of(run.events)}
+    act_positions = {(span.act.when, span.act.step) for span in instrument_span.of(run.events)}
     pairs = enumerate(itertools.pairwise(numbers), 1)
-    places = [place for place, (one, following) in pairs if ("after", one) in acted or ("before", following) in acted]
-    middle = min(places, key=lambda place: abs(place - len(numbers) // 2), default=len(numbers) // 2)
+    indexes = [index for index, (step, next_step) in pairs if ("after", step) in act_positions or ("before", next_step) in act_positions]
+    middle = min(indexes, key=lambda place: abs(place - len(numbers) // 2), default=len(numbers) // 2)
     first = min(max(middle - MOST_STEPS // 2, 0), max(len(numbers) - MOST_STEPS, 0))
     return numbers[first : first + MOST_STEPS]
 
@@ -137,73 +137,73 @@ def _is_between(act: InstrumentAct, steps: Sequence[int]) -> bool:
     return act.step in (steps[:-1] if act.when == "after" else steps[1:])
 
 
-def _of_rank(rank: int, spans: Spans, rows: pl.DataFrame, zero_s: float) -> list[StepPhase]:
-    found = []
+def _rank_phases(rank: int, spans: Spans, rows: pl.DataFrame, zero_s: float) -> list[StepPhase]:
+    phases = []
     for name, start_s, row in zip(spans.names, spans.start_s.tolist(), rows.iter_rows(named=True), strict=True):
         at_ms, left_ms = 1000 * (start_s - zero_s), row["step_ms"]
         for phase in PHASES:
             took_ms = row[phase]
             if took_ms is not None:
-                found.append(StepPhase(rank, phase.removesuffix("_ms"), name, at_ms, took_ms))
+                phases.append(StepPhase(rank, phase.removesuffix("_ms"), name, at_ms, took_ms))
                 at_ms, left_ms = at_ms + took_ms, left_ms - took_ms
         if left_ms > 0:
-            found.append(StepPhase(rank, "other", name, at_ms, left_ms))
-    return found
+            phases.append(StepPhase(rank, "other", name, at_ms, left_ms))
+    return phases
 
 
-def _bars(panel: Panel, number: int, named: set[str]) -> list[dict[str, Any]]:
+def _panel_bars(panel: Panel, number: int, legend_phases: set[str]) -> list[dict[str, Any]]:
     """The bars of a panel. number: the number of the panel, from 1.
 
-    named: the phases that already have an entry in the legend; this function adds the phases of this panel.
+    legend_phases: the phases that already have an entry in the legend; this function adds the phases of this panel.
     """
-    made = []
+    traces = []
     for phase, colour in COLOURS.items():
-        drawn = [one for one in panel.phases if one.phase == phase]
+        drawn = [bar for bar in panel.phases if bar.phase == phase]
         if not drawn and phase == INSTRUMENT:
             continue
-        made.append(
+        traces.append(
             {
                 "type": "bar",
                 "orientation": "h",
                 "name": phase,
                 "legendgroup": phase,
                 "meta": panel.mark.row.id,
-                "showlegend": phase not in named,
+                "showlegend": phase not in legend_phases,
                 "marker": {"color": colour, "line": {"width": 0}},
-                "base": [round(one.start_ms, 3) for one in drawn],
-                "x": [round(one.took_ms, 3) for one in drawn],
-                "y": [f"rank {one.rank}" for one in drawn],
-                "text": [html.escape(one.step, quote=False) for one in drawn],
+                "base": [round(bar.start_ms, 3) for bar in drawn],
+                "x": [round(bar.took_ms, 3) for bar in drawn],
+                "y": [f"rank {bar.rank}" for bar in drawn],
+                "text": [html.escape(bar.step, quote=False) for bar in drawn],
                 "textposition": "none",
-                "xaxis": _axis("x", number),
-                "yaxis": _axis("y", number),
+                "xaxis": _axis_name("x", number),
+                "yaxis": _axis_name("y", number),
                 "hovertemplate": f"%{{text}}, {phase}: %{{x:.4~g}} ms",
             }
         )
-        named.add(phase)
-    return made
+        legend_phases.add(phase)
+    return traces
 
 
-def _panels(shown: list[Panel]) -> dict[str, Any]:
-    shape = layout({}, {}, showlegend=True, barmode="overlay", bargap=0.15, dragmode="zoom")
-    shape["annotations"] = []
-    whole = sum(HEAD_PX + ROW_PX * len(panel.ranks) for panel in shown)
+def _panel_layout(panels: list[Panel]) -> dict[str, Any]:
+    figure_layout = layout({}, {}, showlegend=True, barmode="overlay", bargap=0.15, dragmode="zoom")
+    figure_layout["annotations"] = []
+    total_px = sum(HEAD_PX + ROW_PX * len(panel.ranks) for panel in panels)
     top = 1.0
-    for number, panel in enumerate(shown, 1):
-        bottom = top - (HEAD_PX + ROW_PX * len(panel.ranks)) / whole
-        begin = top - 20 / whole
-        title = "ms since the first of these steps began" if number == len(shown) else ""
-        time = axis(title, anchor=_axis("y", number), showgrid=False, rangemode="tozero", fixedrange=False)
-        shape[_axis("xaxis", number)] = time
+    for number, panel in enumerate(panels, 1):
+        bottom = top - (HEAD_PX + ROW_PX * len(panel.ranks)) / total_px
+        plot_top = top - 20 / total_px
+        title = "ms since the first of these steps began" if number == len(panels) else ""
+        time_axis = axis(title, anchor=_axis_name("y", number), showgrid=False, rangemode="tozero", fixedrange=False)
+        figure_layout[_axis_name("xaxis", number)] = time_axis
         names = [f"rank {rank}" for rank in panel.ranks]
         rows = axis("", type="category", categoryorder="array", categoryarray=names[::-1], showgrid=False)
-        shape[_axis("yaxis", number)] = rows | {"domain": [bottom + 24 / whole, begin], "anchor": _axis("x", number)}
-        at = {"xref": "paper", "yref": "paper", "x": 0, "y": begin, "xanchor": "left", "yanchor": "bottom", "yshift": 2}
-        shape["annotations"].append(at | {"text": panel.mark.label, "showarrow": False, "font": {"size": 12, "color": MUTED}})
+        figure_layout[_axis_name("yaxis", number)] = rows | {"domain": [bottom + 24 / total_px, plot_top], "anchor": _axis_name("x", number)}
+        anchor = {"xref": "paper", "yref": "paper", "x": 0, "y": plot_top, "xanchor": "left", "yanchor": "bottom", "yshift": 2}
+        figure_layout["annotations"].append(anchor | {"text": panel.mark.label, "showarrow": False, "font": {"size": 12, "color": MUTED}})
         top = bottom
-    return shape
+    return figure_layout
 
 
-def _axis(name: str, number: int) -> str:
+def _axis_name(name: str, number: int) -> str:
     """Plotly's name of an axis, such as `x2`. name: `x`, `y`, `xaxis` or `yaxis`. number: the number of the axis, from 1."""
     return name if number == 1 else f"{name}{number}"

@@ -8,9 +8,9 @@ import msgspec
 
 from collect import notation
 from collect.drawing.stacked_bars import BarPanel, BarPart
-from collect.drawing.stacked_bars import draw as stacked
-from collect.figure import LINE, MUTED, CellMark, Figure, Group, shown_first
-from collect.figures.memory_timeline import CATEGORIES, written
+from collect.drawing.stacked_bars import draw_stacked_bars as stacked
+from collect.figure import LINE, MUTED, CellMark, Figure, Group, order_by_visibility
+from collect.figures.memory_timeline import CATEGORIES, category_label
 from shardlab.runs.prediction import Prediction
 
 STATES = ("parameter", "master_parameter", "optimizer_state", "gradient", "gathered")  # what strategies shard or replicate
@@ -25,18 +25,18 @@ COLLECTIVES = {  # other colours than those of STATES, because both panels share
 
 def draw(group: Group) -> Figure | None:
     """Two bars for each cell with a prediction: the memory of a rank, and the bytes that it sends in a step."""
-    marks = [mark for mark, visible in shown_first(group.marks) if visible is True and _predicted(mark)]
-    predictions = [predicted for mark in marks if (predicted := _predicted(mark))]
+    marks = [mark for mark, visible in order_by_visibility(group.marks) if visible is True and _memory_prediction(mark)]
+    predictions = [predicted for mark in marks if (predicted := _memory_prediction(mark))]
     if not predictions:
         return None
     memory = [
-        {name: found.memory_by_category[name].likely for name in STATES if name in found.memory_by_category}
-        for found in predictions
+        {name: prediction.memory_by_category[name].likely for name in STATES if name in prediction.memory_by_category}
+        for prediction in predictions
     ]
-    sent = [_sent(found) for found in predictions]
+    sent = [_sent_bytes(prediction) for prediction in predictions]
     panels = [
-        _panel("memory of a rank", memory, {name: CATEGORIES[name] for name in STATES}, written, ""),
-        _panel("sent by a rank in a step", sent, COLLECTIVES, lambda name: name.replace("_", "-"), "nothing"),
+        _bytes_panel("memory of a rank", memory, {name: CATEGORIES[name] for name in STATES}, category_label, ""),
+        _bytes_panel("sent by a rank in a step", sent, COLLECTIVES, lambda name: name.replace("_", "-"), "nothing"),
     ]
     caption = (
         "By theory, before the runs (the planner's prediction), of the rank that needs or sends most. Memory: only what "
@@ -48,37 +48,37 @@ def draw(group: Group) -> Figure | None:
     )
 
 
-def _predicted(mark: CellMark) -> Prediction | None:
+def _memory_prediction(mark: CellMark) -> Prediction | None:
     """The first prediction, over the runs of a cell, that contains the memory of a rank."""
-    found = (run.predicted for run in mark.cell.runs)
-    return next((one for one in found if one and any(name in one.memory_by_category for name in STATES)), None)
+    predictions = (run.predicted for run in mark.cell.runs)
+    return next((prediction for prediction in predictions if prediction and any(name in prediction.memory_by_category for name in STATES)), None)
 
 
-def _sent(predicted: Prediction) -> dict[str, float] | None:
+def _sent_bytes(prediction: Prediction) -> dict[str, float] | None:
     """The bytes that a rank sends in a step, by collective; None if they are not known."""
-    if predicted.exchanges is None:
+    if prediction.exchanges is None:
         return None
     sent: dict[str, float] = {}
-    for exchange in predicted.exchanges:
+    for exchange in prediction.exchanges:
         sent[exchange.op] = sent.get(exchange.op, 0.0) + exchange.sent_bytes
     return sent
 
 
-def _panel(
+def _bytes_panel(
     title: str,
     bars: Sequence[dict[str, float] | None],
     colours: dict[str, str],
-    named: Callable[[str], str],
-    nothing: str,
+    get_label: Callable[[str], str],
+    zero_text: str,
 ) -> BarPanel:
-    """A panel of bars. bars: for each bar, bytes by part; None: not known. nothing: the text of a bar of 0 bytes."""
-    unit, size = notation.bytes_unit([sum(bar.values()) for bar in bars if bar])
+    """A panel of bars. bars: for each bar, bytes by part; None: not known. zero_text: the text of a bar of 0 bytes."""
+    unit, size = notation.choose_bytes_unit([sum(bar.values()) for bar in bars if bar])
     parts = [
-        BarPart(named(name), colour, [bar[name] / size if bar and name in bar else None for bar in bars])
+        BarPart(get_label(name), colour, [bar[name] / size if bar and name in bar else None for bar in bars])
         for name, colour in colours.items()
         if any(bar and bar.get(name) for bar in bars)
     ]
-    ends = [
-        "" if bar is None else notation.number(sum(bar.values()) / size, 3) if sum(bar.values()) else nothing for bar in bars
+    end_texts = [
+        "" if bar is None else notation.format_number(sum(bar.values()) / size, 3) if sum(bar.values()) else zero_text for bar in bars
     ]
-    return BarPanel(f"{title}, {unit}", unit, parts, ends)
+    return BarPanel(f"{title}, {unit}", unit, parts, end_texts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from collect.drawing.panel_rows import rows
-from collect.figure import INK, Figure, Group, by_cell, by_cell_height, interval, states
+from collect.figure import INK, Figure, Group, cell_rows_layout, cell_rows_height_px, error_bar, state_trace
 
 # (metric, its name in the legend, symbol of its marks). The row in which a mark lies shows the cell.
 MARKS = (
@@ -21,14 +21,14 @@ def draw(group: Group) -> Figure | None:
 
     None if no cell has a metric of GPUs: the table and the figure `telemetry` already show the processors.
     """
-    known = [entry for entry in MARKS if any(entry[0] in mark.row.metrics for mark in group.marks)]
-    if all(name == "cpu_pct" for name, _, _ in known):
+    measured = [entry for entry in MARKS if any(entry[0] in mark.row.metrics for mark in group.marks)]
+    if all(name == "cpu_pct" for name, _, _ in measured):
         return None
-    has = [mark.row.n > 0 or any(name in mark.row.metrics for name, _, _ in known) for mark in group.marks]
-    data = [states(group, has)]  # the row of a cell that completed, but has no telemetry, stays empty
+    has_value = [mark.row.n > 0 or any(name in mark.row.metrics for name, _, _ in measured) for mark in group.marks]
+    data = [state_trace(group, has_value)]  # the row of a cell that completed, but has no telemetry, stays empty
     data[0]["showlegend"] = False
-    for name, says, symbol in known:
-        data.append(_key(says, symbol))
+    for name, legend_name, symbol in measured:
+        data.append(_legend_entry(legend_name, symbol))
         for mark in group.marks:
             if estimate := mark.row.metrics.get(name):
                 data.append(
@@ -38,28 +38,28 @@ def draw(group: Group) -> Figure | None:
                         "x": [estimate.value],
                         "y": [mark.label],
                         "meta": mark.row.id,
-                        "error_x": interval(estimate, mark.look.colour),
+                        "error_x": error_bar(estimate, mark.look.colour),
                         "marker": {
                             "color": mark.look.colour,
                             "symbol": symbol,
                             "size": 10,
                             "line": {"width": 2, "color": mark.look.colour},
                         },
-                        "legendgroup": says,
+                        "legendgroup": legend_name,
                         "showlegend": False,
-                        "hovertemplate": f"{says}: %{{x:.3~g}} %, n = {estimate.n}<extra>%{{y}}</extra>",
+                        "hovertemplate": f"{legend_name}: %{{x:.3~g}} %, n = {estimate.n}<extra>%{{y}}</extra>",
                     }
                 )
     caption = (
         "While steps were timed. GPUs: mean over the GPUs of the run. GPU memory: the highest share of any of these GPUs. "
         "Processors: mean over all processors of the hosts. Means over repeats with their 95 % intervals."
     )
-    shape = by_cell(group, "%") | {"showlegend": True}
-    shape["xaxis"] |= {"range": [-2, 102]}
-    return rows(Figure("utilization", "Utilization", caption, by_cell_height(group) + KEY_PX, data, shape), group.marks)
+    figure_layout = cell_rows_layout(group, "%") | {"showlegend": True}
+    figure_layout["xaxis"] |= {"range": [-2, 102]}
+    return rows(Figure("utilization", "Utilization", caption, cell_rows_height_px(group) + KEY_PX, data, figure_layout), group.marks)
 
 
-def _key(says: str, symbol: str) -> dict[str, Any]:
+def _legend_entry(legend_name: str, symbol: str) -> dict[str, Any]:
     """The entry of the legend that explains a symbol. Its colour is neutral: no cell has this colour."""
     marker = {"color": INK, "symbol": symbol, "size": 10, "line": {"width": 2}}
-    return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "name": says, "legendgroup": says, "marker": marker}
+    return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "name": legend_name, "legendgroup": legend_name, "marker": marker}

@@ -6,9 +6,9 @@ from typing import Any
 
 from collect import notation
 from collect.drawing.panel_rows import rows
-from collect.drawing.stacked_bars import BAR_PX, GAP_PX, LABEL_PX, LEGEND_PX, MARGIN_PX, bounded, lines
+from collect.drawing.stacked_bars import BAR_PX, GAP_PX, LABEL_PX, LEGEND_PX, MARGIN_PX, limit_entries, labelled_rows_layout
 from collect.figure import INK, MUTED, CellMark, Figure, Group, axis
-from collect.findings.trace_answers import of_cells
+from collect.findings.trace_answers import step_difference
 from collect.traces.difference import StepDifference
 
 NAME = "why_slower"
@@ -32,80 +32,80 @@ def draw(group: Group) -> Figure | None:
     Parts of a step that take longer than in the baseline extend to the right, parts that take less time extend to the left.
     """
     by_id = {mark.row.id: mark for mark in group.marks}
-    found: list[tuple[CellMark, StepDifference]] = []
+    mark_steps: list[tuple[CellMark, StepDifference]] = []
     for mark in group.marks:
-        against = by_id.get(mark.row.baseline or "")
-        if against is not None and against is not mark and (step := of_cells(mark.cell, against.cell)) is not None:
-            found.append((mark, step))
-    if not found:
+        baseline_mark = by_id.get(mark.row.baseline or "")
+        if baseline_mark is not None and baseline_mark is not mark and (step := step_difference(mark.cell, baseline_mark.cell)) is not None:
+            mark_steps.append((mark, step))
+    if not mark_steps:
         return None
-    found, left_out = bounded(found, lambda entry: entry[0])
-    summed = [parts(step) for _, step in found]
-    cells = {"meta": [mark.row.id for mark, _ in found]}
-    drawn = [name for name in COLOURS if any(one.get(name) for one in summed)]
-    data = [_bars(name, [one.get(name, 0) for one in summed]) | cells for name in drawn]
-    data.append(_totals([step for _, step in found], summed))
-    shape = lines([mark.label for mark, _ in found], LABEL_PX, LINE_PX)
-    ends = [sum(value for value in one.values() if (value > 0) == up) for one in summed for up in (True, False)]
-    low, high = min(0, *ends), max(0, *ends)
+    mark_steps, left_out_note = limit_entries(mark_steps, lambda entry: entry[0])
+    parts_by_cell = [difference_parts(step) for _, step in mark_steps]
+    cell_ids = {"meta": [mark.row.id for mark, _ in mark_steps]}
+    drawn_parts = [name for name in COLOURS if any(cell_parts.get(name) for cell_parts in parts_by_cell)]
+    data = [_part_trace(name, [cell_parts.get(name, 0) for cell_parts in parts_by_cell]) | cell_ids for name in drawn_parts]
+    data.append(_total_trace([step for _, step in mark_steps], parts_by_cell))
+    figure_layout = labelled_rows_layout([mark.label for mark, _ in mark_steps], LABEL_PX, LINE_PX)
+    end_values = [sum(value for value in cell_parts.values() if (value > 0) == is_positive) for cell_parts in parts_by_cell for is_positive in (True, False)]
+    low, high = min(0, *end_values), max(0, *end_values)
     room = ROOM * (high - low)
     x = axis("additional ms per step", range=[low - room, high + room], zeroline=True, nticks=5, tickangle=0)
-    shape |= {"barmode": "relative", "xaxis": x | {"zerolinecolor": MUTED}}
-    shape["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
+    figure_layout |= {"barmode": "relative", "xaxis": x | {"zerolinecolor": MUTED}}
+    figure_layout["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
     caption = (
         f"A profiled step minus one of the cell's baseline ({group.baseline}), mean over profiled ranks and repeats. Parts "
         "to the right take longer, parts to the left take less time; the number is the whole difference, to which the parts "
-        f"sum exactly. Communication counts while nothing computes.{left_out}"
+        f"sum exactly. Communication counts while nothing computes.{left_out_note}"
     )
-    height_px = MARGIN_PX + LEGEND_PX * len(data) + LINE_PX * len(found)
-    return rows(Figure(NAME, "Why a step takes longer", caption, height_px, data, shape), [mark for mark, _ in found])
+    height_px = MARGIN_PX + LEGEND_PX * len(data) + LINE_PX * len(mark_steps)
+    return rows(Figure(NAME, "Why a step takes longer", caption, height_px, data, figure_layout), [mark for mark, _ in mark_steps])
 
 
-def parts(step: StepDifference) -> dict[str, float]:
+def difference_parts(step: StepDifference) -> dict[str, float]:
     """Additional milliseconds of a step, compared with the baseline, by legend entry (COLOURS). All collectives are summed."""
-    found: dict[str, float] = {}
-    for one in step.parts:
-        kind, cause = one.part.kind, one.part.cause
+    ms_by_part: dict[str, float] = {}
+    for part_difference in step.parts:
+        kind, cause = part_difference.part.kind, part_difference.part.cause
         if kind == "communication":
             name = f"communication: {cause}" if cause else "communication, waiting included"
         elif kind == "idle":
             name = f"idle: {cause}" if f"idle: {cause}" in COLOURS else "idle: other"
         else:
             name = "memory operations" if kind == "memory" else kind
-        found[name] = found.get(name, 0) + one.difference_ns / 1e6
-    return found
+        ms_by_part[name] = ms_by_part.get(name, 0) + part_difference.difference_ns / 1e6
+    return ms_by_part
 
 
-def _middle(line: int) -> float:
-    return line + (LABEL_PX + BAR_PX / 2) / LINE_PX
+def _bar_middle(row: int) -> float:
+    return row + (LABEL_PX + BAR_PX / 2) / LINE_PX
 
 
-def _bars(name: str, values: list[float]) -> dict[str, Any]:
+def _part_trace(name: str, values: list[float]) -> dict[str, Any]:
     return {
         "type": "bar",
         "orientation": "h",
         "name": name,
         "x": values,
-        "y": [_middle(line) for line in range(len(values))],
+        "y": [_bar_middle(row) for row in range(len(values))],
         "marker": {"color": COLOURS[name]},
         "width": BAR_PX / LINE_PX,
         "hovertemplate": f"{name}: %{{x:+,.4~g}} ms<extra></extra>",
     }
 
 
-def _totals(steps: list[StepDifference], summed: list[dict[str, float]]) -> dict[str, Any]:
+def _total_trace(steps: list[StepDifference], parts_by_cell: list[dict[str, float]]) -> dict[str, Any]:
     """The text to the right of each bar: the whole difference of a step from the baseline, in ms."""
-    says = [
+    texts = [
         f"  {'+' if step.difference_ns > 0 else '−' if step.difference_ns < 0 else ''}"
-        f"{notation.number(abs(step.difference_ns) / 1e6, 3)}"
+        f"{notation.format_number(abs(step.difference_ns) / 1e6, 3)}"
         for step in steps
     ]
     return {
         "type": "scatter",
         "mode": "text",
-        "x": [sum(value for value in one.values() if value > 0) for one in summed],
-        "y": [_middle(line) for line in range(len(steps))],
-        "text": says,
+        "x": [sum(value for value in cell_parts.values() if value > 0) for cell_parts in parts_by_cell],
+        "y": [_bar_middle(row) for row in range(len(steps))],
+        "text": texts,
         "textposition": "middle right",
         "textfont": {"color": INK, "size": 12},
         "hoverinfo": "skip",

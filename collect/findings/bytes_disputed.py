@@ -13,13 +13,13 @@ MEASURED = {  # metric -> (its tolerance in percent, what was measured)
 }
 
 
-def disputed(rows: Iterable[CellRow]) -> list[str]:
+def find_disputes(rows: Iterable[CellRow]) -> list[str]:
     """A clause for each cell and measurement whose number of bytes differs from the theory by more than the tolerance."""
     clauses = []
     for row in rows:
         for name, (tolerance_pct, measured) in MEASURED.items():
-            found = row.metrics.get(name)
-            if found is not None and abs(found.value) > tolerance_pct:
-                more = "more" if found.value > 0 else "fewer"
-                clauses.append(f"{row.id} ({measured} have {abs(found.value):.1f} % {more}, tolerance {tolerance_pct:g} %)")
+            difference = row.metrics.get(name)
+            if difference is not None and abs(difference.value) > tolerance_pct:
+                direction = "more" if difference.value > 0 else "fewer"
+                clauses.append(f"{row.id} ({measured} have {abs(difference.value):.1f} % {direction}, tolerance {tolerance_pct:g} %)")
     return clauses

@@ -15,8 +15,8 @@ import polars as pl
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import Compared
 from collect.reading.load import Loaded, LoadedCell
-from collect.sources.samples import measured, within
-from collect.sources.steps import window
+from collect.sources.samples import select_real_gpus, select_window
+from collect.sources.steps import find_timed_window
 from shardlab.errors import UnknownName
 from shardlab.hardware.nvml import POWER_CAP
 from shardlab.matrix import faults
@@ -24,22 +24,22 @@ from shardlab.matrix.cell import Cell, Role, keys_of
 
 LEAST_SHARE = 0.05  # a GPU is reported if at least this share of its samples shows trouble: shorter trouble hardly matters
 # Keys that may differ between cells that do the same work. Options of the workload are compared separately.
-_MEANS = keys_of(Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES, Role.INSTRUMENTS, Role.BOOKKEEPING)
-_LENGTH = keys_of(Role.LENGTH, Role.DATA)
+_VARIABLE_KEYS = keys_of(Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES, Role.INSTRUMENTS, Role.BOOKKEEPING)
+_LENGTH_KEYS = keys_of(Role.LENGTH, Role.DATA)
 
 
-def same_work(one: Cell, other: Cell) -> bool:
+def same_work(cell: Cell, other: Cell) -> bool:
     """Whether two cells train the same model on the same batches with the same instruments.
 
     They may differ only in how the ranks share the work.
     """
     # Instruments must be equal: in a matrix that runs each cell with and without instruments, a cell would otherwise do the
     # same work as two other cells.
-    means = _MEANS - {"instruments"}
-    return _without(one, means) == _without(other, means) and _options_agree(one, other)
+    ignored_keys = _VARIABLE_KEYS - {"instruments"}
+    return _drop_keys(cell, ignored_keys) == _drop_keys(other, ignored_keys) and _options_agree(cell, other)
 
 
-def work(cell: Mapping[str, Any], options: AbstractSet[str]) -> dict[str, Any]:
+def describe_work(cell: Mapping[str, Any], options: AbstractSet[str]) -> dict[str, Any]:
     """The keys of a cell that describe its work, without the keys that describe how the ranks share the work.
 
     cell: in its plain form (dicts and lists). options: the names of the options to include.
@@ -47,38 +47,38 @@ def work(cell: Mapping[str, Any], options: AbstractSet[str]) -> dict[str, Any]:
     The result is equal for cells that train the same model on the same batches. If the cells are tiny twins, the large cells
     that the tiny twins represent must also be equal.
     """
-    plain = {key: value for key, value in cell.items() if key not in _MEANS}
-    plain["options"] = {key: value for key, value in cell["options"].items() if key in options}
-    plain["rehearses"] = work(cell["rehearses"], options) if cell.get("rehearses") else None
-    if faulty := faults.said(cell["instruments"]):  # a cell with a fault on purpose is only compared with its like
-        plain["fault"] = faulty
-    return plain
+    description = {key: value for key, value in cell.items() if key not in _VARIABLE_KEYS}
+    description["options"] = {key: value for key, value in cell["options"].items() if key in options}
+    description["rehearses"] = describe_work(cell["rehearses"], options) if cell.get("rehearses") else None
+    if fault_text := faults.said(cell["instruments"]):  # a cell with a fault on purpose is only compared with its like
+        description["fault"] = fault_text
+    return description
 
 
-def different_computation(cells: Iterable[Cell]) -> str | None:
+def precision_remark(cells: Iterable[Cell]) -> str | None:
     """A remark about the ratio of metrics of these cells if the cells differ in precision; None if all have the same
     precision."""
     precisions = list(dict.fromkeys(cell.precision for cell in cells))
     return f"different computation: precision {' and '.join(precisions)}" if len(precisions) > 1 else None
 
 
-def differ_only_in_launcher(one: Cell, other: Cell) -> bool:
+def differ_only_in_launcher(cell: Cell, other: Cell) -> bool:
     """Whether two cells differ in the launcher and in no other key."""
-    return one.launcher != other.launcher and _without(one, {"launcher"}) == _without(other, {"launcher"})
+    return cell.launcher != other.launcher and _drop_keys(cell, {"launcher"}) == _drop_keys(other, {"launcher"})
 
 
-def baseline_strategy(asked: str | None, loaded: Loaded) -> str:
-    """The strategy that speed-ups are relative to: `asked`, or the baseline of the matrix if `asked` is None.
+def baseline_strategy(strategy: str | None, loaded: Loaded) -> str:
+    """The strategy that speed-ups are relative to: `strategy`, or the baseline of the matrix if `strategy` is None.
 
-    Raises UnknownName if no cell of the matrix uses the strategy `asked`.
+    Raises UnknownName if no cell of the matrix uses the strategy `strategy`.
     """
     strategies = {cell.cell.strategy for cell in loaded.cells}
-    if asked is not None and asked not in strategies:
-        raise UnknownName("baseline strategy", asked, strategies)
-    return asked or loaded.expansion.baseline
+    if strategy is not None and strategy not in strategies:
+        raise UnknownName("baseline strategy", strategy, strategies)
+    return strategy or loaded.expansion.baseline
 
 
-def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) -> LoadedCell | None:
+def find_baseline(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) -> LoadedCell | None:
     """The completed cell of the baseline strategy with which `cell` is compared, or None if there is no such cell.
 
     The baseline cell has the same workload, launcher, precision, sequence length, optimizer and faults on purpose as `cell`,
@@ -90,11 +90,11 @@ def baseline_of(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) ->
     for other in cells:
         if other.cell.strategy != strategy or not other.completed:
             continue
-        alike = _without(cell.cell, _MEANS | _LENGTH) == _without(other.cell, _MEANS | _LENGTH)
-        how = Compared(cell.cell, 1, other.cell, 1).scaling
-        if alike and how and _options_agree(cell.cell, other.cell) and _same_faults(cell.cell, other.cell):
+        has_same_keys = _drop_keys(cell.cell, _VARIABLE_KEYS | _LENGTH_KEYS) == _drop_keys(other.cell, _VARIABLE_KEYS | _LENGTH_KEYS)
+        scaling = Compared(cell.cell, 1, other.cell, 1).scaling
+        if has_same_keys and scaling and _options_agree(cell.cell, other.cell) and _same_faults(cell.cell, other.cell):
             other_instruments = other.cell.instruments != cell.cell.instruments
-            candidates.append((other_instruments, other.cell.gpus, how != "strong", other is not cell, other))
+            candidates.append((other_instruments, other.cell.gpus, scaling != "strong", other is not cell, other))
     return min(candidates, key=lambda entry: entry[:4])[4] if candidates else None
 
 
@@ -103,51 +103,51 @@ def instruments_differ(cells: Iterable[Mapping[str, Any]]) -> bool:
     return len({repr(cell["instruments"]) for cell in cells}) > 1
 
 
-def without_instruments(cell: Mapping[str, Any]) -> bytes:
+def key_without_instruments(cell: Mapping[str, Any]) -> bytes:
     """A key that is equal for cells that differ only in their instruments. cell: in its plain form (dicts and lists).
 
     The key is also equal if the cells are tiny twins, and the large cells that they represent differ only in their instruments.
     """
-    others = {key: value for key, value in cell.items() if key not in ("instruments", "rehearses")}
+    remaining = {key: value for key, value in cell.items() if key not in ("instruments", "rehearses")}
     if cell.get("rehearses"):
-        others["rehearses"] = {key: value for key, value in cell["rehearses"].items() if key != "instruments"}
-    return msgspec.json.encode(others, order="deterministic")
+        remaining["rehearses"] = {key: value for key, value in cell["rehearses"].items() if key != "instruments"}
+    return msgspec.json.encode(remaining, order="deterministic")
 
 
-def without_faults(cell: Mapping[str, Any]) -> bytes:
+def key_without_faults(cell: Mapping[str, Any]) -> bytes:
     """A key that is equal for cells that differ only in their faults on purpose, and in keys that cannot change what is
     measured. cell: in its plain form."""
-    kept = {key: value for key, value in cell.items() if key not in keys_of(Role.BOOKKEEPING)}
-    kept["instruments"] = {key: value for key, value in cell["instruments"].items() if key not in ("straggler", "lost_worker")}
-    inner = without_faults(cell["rehearses"]).decode() if cell.get("rehearses") else None
-    return msgspec.json.encode([kept, inner], order="deterministic")
+    remaining = {key: value for key, value in cell.items() if key not in keys_of(Role.BOOKKEEPING)}
+    remaining["instruments"] = {key: value for key, value in cell["instruments"].items() if key not in ("straggler", "lost_worker")}
+    rehearsed_key = key_without_faults(cell["rehearses"]).decode() if cell.get("rehearses") else None
+    return msgspec.json.encode([remaining, rehearsed_key], order="deterministic")
 
 
-def families(cells: Iterable[LoadedCell]) -> list[list[LoadedCell]]:
+def group_families(cells: Iterable[LoadedCell]) -> list[list[LoadedCell]]:
     """Group the cells by the keys that must be equal for any comparison in this module.
 
     Only cells of the same group need to be compared with each other, which saves time in a sweep with thousands of cells.
     """
-    cells_of: dict[bytes, list[LoadedCell]] = {}
+    cells_by_key: dict[bytes, list[LoadedCell]] = {}
     for cell in cells:
-        key = msgspec.json.encode(_without(cell.cell, _MEANS | _LENGTH | {"launcher"}), order="deterministic")
-        cells_of.setdefault(key, []).append(cell)
-    return list(cells_of.values())
+        key = msgspec.json.encode(_drop_keys(cell.cell, _VARIABLE_KEYS | _LENGTH_KEYS | {"launcher"}), order="deterministic")
+        cells_by_key.setdefault(key, []).append(cell)
+    return list(cells_by_key.values())
 
 
-def _without(cell: Cell, keys: AbstractSet[str]) -> dict[str, Any]:
+def _drop_keys(cell: Cell, keys: AbstractSet[str]) -> dict[str, Any]:
     return {key: value for key, value in msgspec.to_builtins(cell).items() if key not in keys}
 
 
-def _same_faults(one: Cell, other: Cell) -> bool:
+def _same_faults(cell: Cell, other: Cell) -> bool:
     """Whether two cells have the same faults on purpose."""
-    ours, theirs = one.instruments, other.instruments
-    return (ours.straggler, ours.lost_worker) == (theirs.straggler, theirs.lost_worker)
+    own_instruments, other_instruments = cell.instruments, other.instruments
+    return (own_instruments.straggler, own_instruments.lost_worker) == (other_instruments.straggler, other_instruments.lost_worker)
 
 
-def _options_agree(one: Cell, other: Cell) -> bool:
+def _options_agree(cell: Cell, other: Cell) -> bool:
     """Whether the options that both cells have are equal. Options that only one cell has belong to its strategy."""
-    return all(one.options[key] == other.options[key] for key in one.options.keys() & other.options.keys())
+    return all(cell.options[key] == other.options[key] for key in cell.options.keys() & other.options.keys())
 
 
 def gpu_trouble(run: LoadedRun) -> str:
@@ -157,40 +157,40 @@ def gpu_trouble(run: LoadedRun) -> str:
     limit does not count as throttled, because many GPUs reach the limit at full load. The text is also '' if telemetry does not
     record processes and clocks, or if the result of the run does not name its GPUs.
     """
-    if run.result is None or run.run is None or not run.result.gpus or (span := window(run.timed)) is None:
+    if run.result is None or run.run is None or not run.result.gpus or (timed_window := find_timed_window(run.timed)) is None:
         return ""
-    seen = within(measured(run.samples.gpus).filter(pl.col("uuid").is_in(run.result.gpus)), span)
-    own = -(-run.run.cell.gpus // len(run.result.gpus))  # number of ranks of this run on each GPU; each rank is one process
+    samples = select_window(select_real_gpus(run.samples.gpus).filter(pl.col("uuid").is_in(run.result.gpus)), timed_window)
+    ranks_per_gpu = -(-run.run.cell.gpus // len(run.result.gpus))  # number of ranks of this run on each GPU; each rank is one process
     clauses = []
-    if shared := _named(seen.filter(pl.col("processes") > own), seen):
-        clauses.append(f"other processes computed on {shared}")
-    slowed = seen.explode("throttled").drop_nulls("throttled").filter(pl.col("throttled") != POWER_CAP)
-    for reason in sorted(slowed["throttled"].unique()):
-        if named := _named(slowed.filter(pl.col("throttled") == reason), seen):
-            clauses.append(f"{named} had lowered clocks ({reason})")
-    clauses += _errors(seen)
+    if shared_gpus := _affected_gpus(samples.filter(pl.col("processes") > ranks_per_gpu), samples):
+        clauses.append(f"other processes computed on {shared_gpus}")
+    throttled_samples = samples.explode("throttled").drop_nulls("throttled").filter(pl.col("throttled") != POWER_CAP)
+    for reason in sorted(throttled_samples["throttled"].unique()):
+        if throttled_gpus := _affected_gpus(throttled_samples.filter(pl.col("throttled") == reason), samples):
+            clauses.append(f"{throttled_gpus} had lowered clocks ({reason})")
+    clauses += _error_clauses(samples)
     return "; ".join(clauses)
 
 
-def _errors(seen: pl.DataFrame) -> list[str]:
+def _error_clauses(samples: pl.DataFrame) -> list[str]:
     """Clauses about GPUs that were lost, whose driver reported an error, or that had memory errors that were not corrected."""
     clauses = []
-    if lost := sorted(seen.filter("lost")["uuid"].unique()):
-        clauses.append(f"{', '.join(lost)} was lost")
-    reported = seen.explode("xids").drop_nulls("xids").select("uuid", "xids").unique().sort("uuid", "xids")
-    clauses += [f"the driver reported error {xid} (XID) of {uuid}" for uuid, xid in reported.iter_rows()]
-    ecc = seen.drop_nulls("ecc_uncorrected").group_by("uuid").agg(grown=pl.max("ecc_uncorrected") - pl.min("ecc_uncorrected"))
-    if broken := sorted(ecc.filter(pl.col("grown") > 0)["uuid"]):
-        clauses.append(f"{', '.join(broken)} had memory errors that ECC did not correct")
+    if lost_gpus := sorted(samples.filter("lost")["uuid"].unique()):
+        clauses.append(f"{', '.join(lost_gpus)} was lost")
+    xid_errors = samples.explode("xids").drop_nulls("xids").select("uuid", "xids").unique().sort("uuid", "xids")
+    clauses += [f"the driver reported error {xid} (XID) of {uuid}" for uuid, xid in xid_errors.iter_rows()]
+    ecc = samples.drop_nulls("ecc_uncorrected").group_by("uuid").agg(grown=pl.max("ecc_uncorrected") - pl.min("ecc_uncorrected"))
+    if broken_gpus := sorted(ecc.filter(pl.col("grown") > 0)["uuid"]):
+        clauses.append(f"{', '.join(broken_gpus)} had memory errors that ECC did not correct")
     return clauses
 
 
-def _named(rows: pl.DataFrame, seen: pl.DataFrame) -> str:
+def _affected_gpus(rows: pl.DataFrame, all_samples: pl.DataFrame) -> str:
     """The UUIDs of the GPUs that have at least LEAST_SHARE of their samples in `rows`.
 
-    rows: the samples with a certain trouble. seen: all samples.
+    rows: the samples with a certain trouble. all_samples: all samples.
     """
-    samples = dict(seen["uuid"].value_counts().iter_rows())
+    sample_counts = dict(all_samples["uuid"].value_counts().iter_rows())
     return ", ".join(
-        sorted(uuid for uuid, count in rows["uuid"].value_counts().iter_rows() if count >= LEAST_SHARE * samples[uuid])
+        sorted(uuid for uuid, count in rows["uuid"].value_counts().iter_rows() if count >= LEAST_SHARE * sample_counts[uuid])
     )

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from collect.findings.comparability import differ_only_in_launcher, families, same_work
+from collect.findings.comparability import differ_only_in_launcher, group_families, same_work
 from collect.reading.load import Loaded, LoadedCell
 
 
@@ -29,41 +29,41 @@ class LossComparison(msgspec.Struct, omit_defaults=True, kw_only=True):
     at_step: int | None = None  # the step with the largest difference
 
 
-def compare(loaded: Loaded, baseline: str) -> list[LossComparison]:
+def compare_losses(loaded: Loaded, baseline: str) -> list[LossComparison]:
     """Compare the losses of each pair of cells that differ only in the launcher, then of each cell with its baseline cells."""
     launchers: list[tuple[LoadedCell, LoadedCell]] = []
     strategies: list[tuple[LoadedCell, LoadedCell]] = []
-    for family in families(loaded.cells):
-        launchers += (pair for pair in itertools.combinations(family, 2) if _differ_only_in_launcher(*pair))
+    for family in group_families(loaded.cells):
+        launchers += (pair for pair in itertools.combinations(family, 2) if _is_launcher_pair(*pair))
         baselines = [cell for cell in family if cell.cell.strategy == baseline]
-        strategies += (pair for pair in itertools.product(baselines, family) if _same_work(*pair))
-    place = {cell.id: place for place, cell in enumerate(loaded.cells)}
+        strategies += (pair for pair in itertools.product(baselines, family) if _is_strategy_pair(*pair))
+    order = {cell.id: order for order, cell in enumerate(loaded.cells)}
     comparisons = [
-        between(differ, one, other)
+        compare_pair(differ, cell_a, other)
         for differ, pairs in (("launcher", launchers), ("strategy", strategies))
-        for one, other in sorted(pairs, key=lambda pair: (place[pair[0].id], place[pair[1].id]))
+        for cell_a, other in sorted(pairs, key=lambda pair: (order[pair[0].id], order[pair[1].id]))
     ]
     return [comparison for comparison in comparisons if comparison.runs]
 
 
-def _differ_only_in_launcher(one: LoadedCell, other: LoadedCell) -> bool:
-    return differ_only_in_launcher(one.cell, other.cell)
+def _is_launcher_pair(cell: LoadedCell, other: LoadedCell) -> bool:
+    return differ_only_in_launcher(cell.cell, other.cell)
 
 
-def _same_work(one: LoadedCell, other: LoadedCell) -> bool:
-    """Whether two cells do the same work, and `other` has another strategy or more ranks than `one`."""
-    another = other.cell.strategy != one.cell.strategy or other.cell.gpus > one.cell.gpus
-    return another and same_work(one.cell, other.cell)
+def _is_strategy_pair(cell: LoadedCell, other: LoadedCell) -> bool:
+    """Whether two cells do the same work, and `other` has another strategy or more ranks than `cell`."""
+    is_other_setup = other.cell.strategy != cell.cell.strategy or other.cell.gpus > cell.cell.gpus
+    return is_other_setup and same_work(cell.cell, other.cell)
 
 
-def between(differ: str, one: LoadedCell, other: LoadedCell) -> LossComparison:
+def compare_pair(differ: str, cell: LoadedCell, other: LoadedCell) -> LossComparison:
     """Compare the losses of two cells in the repeats that both cells have completed. differ: as in `LossComparison`."""
-    theirs = {run.repeat: run for run in other.completed}
-    pairs = [(run, theirs[run.repeat]) for run in one.completed if run.repeat in theirs]
-    differences = [difference for mine, their in pairs if (difference := largest(mine.world, their.world)) is not None]
+    other_runs = {run.repeat: run for run in other.completed}
+    pairs = [(run, other_runs[run.repeat]) for run in cell.completed if run.repeat in other_runs]
+    differences = [difference for own_run, other_run in pairs if (difference := largest_difference(own_run.world, other_run.world)) is not None]
     runs = [run.run_id for pair in pairs for run in pair]
     comparison = LossComparison(
-        differ=differ, one=one.id, other=other.id, runs=runs, steps=sum(each.steps for each in differences)
+        differ=differ, one=cell.id, other=other.id, runs=runs, steps=sum(loss_difference.steps for loss_difference in differences)
     )
     if differences:
         worst = max(differences, key=lambda each: each.difference)
@@ -81,23 +81,23 @@ class LossDifference(NamedTuple):
     steps: int  # number of steps that have a loss in both runs
 
 
-def largest(one: pl.DataFrame, other: pl.DataFrame) -> LossDifference | None:
+def largest_difference(world: pl.DataFrame, other_world: pl.DataFrame) -> LossDifference | None:
     """Find the largest difference between the losses of two runs; None if no step has a loss in both.
 
-    one, other: frames with one row per step over all ranks (`LoadedRun.world`).
+    world, other_world: frames with one row per step over all ranks (`LoadedRun.world`).
     """
-    steps = one["step"].to_numpy()
-    if not np.array_equal(steps, other["step"].to_numpy()):
-        both = one.select("step", "loss").join(other.select("step", other="loss"), on="step", maintain_order="left")
-        steps, one, other = both["step"].to_numpy(), both, both.select(loss="other")
-    mine, theirs = one["loss"].to_numpy(), other["loss"].to_numpy()
+    steps = world["step"].to_numpy()
+    if not np.array_equal(steps, other_world["step"].to_numpy()):
+        joined = world.select("step", "loss").join(other_world.select("step", other="loss"), on="step", maintain_order="left")
+        steps, world, other_world = joined["step"].to_numpy(), joined, joined.select(loss="other")
+    losses, other_losses = world["loss"].to_numpy(), other_world["loss"].to_numpy()
     # A missing loss is rare. Without this check, the filter below would take most of the time of the function.
-    if one["loss"].null_count() or other["loss"].null_count():
-        known = (one["loss"].is_not_null() & other["loss"].is_not_null()).to_numpy()
-        steps, mine, theirs = steps[known], mine[known], theirs[known]
-    if not len(mine):
+    if world["loss"].null_count() or other_world["loss"].null_count():
+        has_both = (world["loss"].is_not_null() & other_world["loss"].is_not_null()).to_numpy()
+        steps, losses, other_losses = steps[has_both], losses[has_both], other_losses[has_both]
+    if not len(losses):
         return None
-    apart = np.abs(mine - theirs)
-    at = int(apart.argmax())
-    size = float((abs(mine[at]) + abs(theirs[at])) / 2)
-    return LossDifference(int(steps[at]), float(apart[at]), size, len(mine))
+    distances = np.abs(losses - other_losses)
+    index = int(distances.argmax())
+    size = float((abs(losses[index]) + abs(other_losses[index])) / 2)
+    return LossDifference(int(steps[index]), float(distances[index]), size, len(losses))

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import polars as pl
 
-from collect.findings.columns import label_of
-from collect.findings.comparability import without_faults
+from collect.findings.columns import labels_by_cell
+from collect.findings.comparability import key_without_faults
 from collect.findings.row import CellRow
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.rank_times import waiting_by_rank
 from collect.reading.load import Loaded, LoadedCell
-from collect.timeline.timeline import straggler_of
+from collect.timeline.timeline import find_straggler
 
 REMARK = (
     "a fault on purpose (instruments.straggler, instruments.lost_worker), so the figures are not those of an ordinary run: {}"
@@ -64,143 +64,143 @@ class Window(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def remarks(rows: Sequence[CellRow]) -> list[str]:
+def fault_remarks(rows: Sequence[CellRow]) -> list[str]:
     """A remark that names the cells with faults on purpose; empty if there are none."""
-    labels = label_of(rows)
-    named = [labels[row.id] for row in rows if "fault" in row.flat]
-    return [REMARK.format("; ".join(named))] if named else []
+    labels = labels_by_cell(rows)
+    names = [labels[row.id] for row in rows if "fault" in row.flat]
+    return [REMARK.format("; ".join(names))] if names else []
 
 
-def stragglers(loaded: Loaded, rows: Sequence[CellRow]) -> list[StragglerEffect]:
+def straggler_effects(loaded: Loaded, rows: Sequence[CellRow]) -> list[StragglerEffect]:
     """The effects of slowed ranks, for each cell that has such a rank and completed runs."""
-    ordinary = _ordinary(rows)
-    found = []
+    ordinary_rows = _ordinary_rows(rows)
+    effects = []
     for cell, row in zip(loaded.cells, rows, strict=True):
-        asked = cell.cell.instruments.straggler
-        if asked is None or not cell.completed:
+        straggler = cell.cell.instruments.straggler
+        if straggler is None or not cell.completed:
             continue
-        twin = ordinary.get(without_faults(row.cell))
-        named = {late.rank if (late := straggler_of(run)) else None for run in cell.completed}
+        ordinary_row = ordinary_rows.get(key_without_faults(row.cell))
+        straggler_ranks = {late.rank if (late := find_straggler(run)) else None for run in cell.completed}
         metrics = ("throughput_per_s", "rank_throughput_per_s", "staleness_mean")
-        found.append(
+        effects.append(
             StragglerEffect(
                 cell=cell.id,
-                rank=asked.rank,
-                delay_ms=asked.delay_ms,
+                rank=straggler.rank,
+                delay_ms=straggler.delay_ms,
                 n=len(cell.completed),
-                found=named.pop() if len(named) == 1 else None,
-                waiting_ms=_waiting(cell),
-                ordinary=twin.id if twin else None,
-                **{name: _value(row, name) for name in metrics},
-                **{f"ordinary_{name}": _value(twin, name) for name in metrics},
+                found=straggler_ranks.pop() if len(straggler_ranks) == 1 else None,
+                waiting_ms=_mean_waiting_ms(cell),
+                ordinary=ordinary_row.id if ordinary_row else None,
+                **{name: _metric_value(row, name) for name in metrics},
+                **{f"ordinary_{name}": _metric_value(ordinary_row, name) for name in metrics},
             )
         )
-    return found
+    return effects
 
 
-def lost_workers(loaded: Loaded, rows: Sequence[CellRow]) -> list[LostWorkerEffect]:
+def lost_worker_effects(loaded: Loaded, rows: Sequence[CellRow]) -> list[LostWorkerEffect]:
     """The effects of lost workers, for each cell that has one and whose runs came so far."""
-    ordinary = _ordinary(rows)
-    found = []
+    ordinary_rows = _ordinary_rows(rows)
+    effects = []
     for cell, row in zip(loaded.cells, rows, strict=True):
-        asked = cell.cell.instruments.lost_worker
-        runs = [run for run in cell.runs if asked is not None and lost_at(run) is not None]
-        if asked is None or not runs:
+        lost_worker = cell.cell.instruments.lost_worker
+        runs = [run for run in cell.runs if lost_worker is not None and rank_lost_at_s(run) is not None]
+        if lost_worker is None or not runs:
             continue
-        twin = ordinary.get(without_faults(row.cell))
-        unseen = [_unseen(run) for run in runs]
+        ordinary_row = ordinary_rows.get(key_without_faults(row.cell))
+        unseen = [_unseen_units(run) for run in runs]
         losses = [(run.world["step"][-1], run.world["loss"][-1]) for run in runs if not run.world.is_empty()]
-        found.append(
+        effects.append(
             LostWorkerEffect(
                 cell=cell.id,
-                rank=asked.rank,
-                step=asked.step,
+                rank=lost_worker.rank,
+                step=lost_worker.step,
                 state=row.state,
                 n=len(runs),
-                before_per_s=_rate(before(run) for run in runs),
-                after_per_s=_rate(after(run) for run in runs),
-                unseen_units=_mean(part[0] if part else None for part in unseen),
-                unseen_pct=_mean(100 * part[0] / part[1] if part else None for part in unseen),
+                before_per_s=_mean_rate(window_before_lost_rank(run) for run in runs),
+                after_per_s=_mean_rate(window_after_lost_rank(run) for run in runs),
+                unseen_units=_mean_of_known(part[0] if part else None for part in unseen),
+                unseen_pct=_mean_of_known(100 * part[0] / part[1] if part else None for part in unseen),
                 last_step=min(step for step, _ in losses) if losses else None,
-                last_loss=_mean(loss for _, loss in losses),
-                ordinary=twin.id if twin else None,
-                ordinary_loss=_value(twin, "final_loss"),
+                last_loss=_mean_of_known(loss for _, loss in losses),
+                ordinary=ordinary_row.id if ordinary_row else None,
+                ordinary_loss=_metric_value(ordinary_row, "final_loss"),
             )
         )
-    return found
+    return effects
 
 
-def lost_at(run: LoadedRun) -> float | None:
+def rank_lost_at_s(run: LoadedRun) -> float | None:
     """When a run lost the rank that its cell ends on purpose: the end of the last step of this rank, in seconds since the
     epoch. None if the rank did not come so far."""
-    lost = run.run.cell.instruments.lost_worker if run.run is not None else None
-    if lost is None:
+    lost_worker = run.run.cell.instruments.lost_worker if run.run is not None else None
+    if lost_worker is None:
         return None
-    own = _timed(run).filter(pl.col("rank") == lost.rank)
-    return float(own["wall_s"].max()) if own.height == lost.step - 1 else None  # type: ignore[arg-type]
+    rank_steps = _timed_steps(run).filter(pl.col("rank") == lost_worker.rank)
+    return float(rank_steps["wall_s"].max()) if rank_steps.height == lost_worker.step - 1 else None  # type: ignore[arg-type]
 
 
-def before(run: LoadedRun) -> Window | None:
+def window_before_lost_rank(run: LoadedRun) -> Window | None:
     """The units that all ranks finished from the start of the first timed step to the loss of the rank."""
-    steps, end = _timed(run), lost_at(run)
+    steps, end = _timed_steps(run), rank_lost_at_s(run)
     if end is None:
         return None
     start = float((steps["wall_s"] - steps["step_ms"] / 1000).min())  # type: ignore[arg-type]
     return Window(float(steps.filter(pl.col("wall_s") <= end)["units"].sum()), end - start)
 
 
-def after(run: LoadedRun) -> Window | None:
+def window_after_lost_rank(run: LoadedRun) -> Window | None:
     """The units that the other ranks finished from the loss of the rank until the first of them had made all its steps.
 
     None if the run did not go on after the loss.
     """
-    start = lost_at(run)
+    start = rank_lost_at_s(run)
     if start is None or not run.completed:
         return None
-    lost = run.cell.instruments.lost_worker
-    assert lost is not None
-    others = _timed(run).filter(pl.col("rank") != lost.rank)
-    end = float(others.group_by("rank").agg(pl.col("wall_s").max())["wall_s"].min())  # type: ignore[arg-type]
-    inside = others.filter((pl.col("wall_s") > start) & (pl.col("wall_s") <= end))
+    lost_worker = run.cell.instruments.lost_worker
+    assert lost_worker is not None
+    other_steps = _timed_steps(run).filter(pl.col("rank") != lost_worker.rank)
+    end = float(other_steps.group_by("rank").agg(pl.col("wall_s").max())["wall_s"].min())  # type: ignore[arg-type]
+    inside = other_steps.filter((pl.col("wall_s") > start) & (pl.col("wall_s") <= end))
     return Window(float(inside["units"].sum()), end - start) if end > start else None
 
 
-def _timed(run: LoadedRun) -> pl.DataFrame:
+def _timed_steps(run: LoadedRun) -> pl.DataFrame:
     """Every timed step that any rank recorded. Units of ranks that share a model are divided among them."""
     return run.steps.filter(~pl.col("warmup")).with_columns(pl.col("units") * (run.cell.dp / run.cell.gpus))
 
 
-def _unseen(run: LoadedRun) -> tuple[float, float] | None:
+def _unseen_units(run: LoadedRun) -> tuple[float, float] | None:
     """(units of data that no rank trained on, units of data of the whole run); None if the number of steps is not known."""
-    asked = run.cell.steps or (run.result.steps if run.result else None)
-    steps = _timed(run)
-    first = steps.filter(pl.col("step") == 1)
-    if asked is None or first["rank"].n_unique() < run.cell.gpus:
+    step_count = run.cell.steps or (run.result.steps if run.result else None)
+    steps = _timed_steps(run)
+    first_steps = steps.filter(pl.col("step") == 1)
+    if step_count is None or first_steps["rank"].n_unique() < run.cell.gpus:
         return None
-    whole = float(first["units"].sum()) * asked
-    return whole - float(steps["units"].sum()), whole
+    total_units = float(first_steps["units"].sum()) * step_count
+    return total_units - float(steps["units"].sum()), total_units
 
 
-def _ordinary(rows: Iterable[CellRow]) -> dict[bytes, CellRow]:
-    return {without_faults(row.cell): row for row in rows if "fault" not in row.flat}
+def _ordinary_rows(rows: Iterable[CellRow]) -> dict[bytes, CellRow]:
+    return {key_without_faults(row.cell): row for row in rows if "fault" not in row.flat}
 
 
-def _waiting(cell: LoadedCell) -> list[float]:
-    of_runs = [waiting_by_rank(run) for run in cell.completed]
-    if not all(of_runs):
+def _mean_waiting_ms(cell: LoadedCell) -> list[float]:
+    waits_by_run = [waiting_by_rank(run) for run in cell.completed]
+    if not all(waits_by_run):
         return []
-    return [statistics.fmean(one[rank] for one in of_runs) for rank in range(cell.cell.gpus)]
+    return [statistics.fmean(run_waits[rank] for run_waits in waits_by_run) for rank in range(cell.cell.gpus)]
 
 
-def _value(row: CellRow | None, metric: str) -> float | None:
+def _metric_value(row: CellRow | None, metric: str) -> float | None:
     estimate = row.metrics.get(metric) if row is not None else None
     return None if estimate is None else estimate.value
 
 
-def _rate(windows: Iterable[Window | None]) -> float | None:
-    return _mean(window.units / window.seconds for window in windows if window is not None and window.seconds > 0)
+def _mean_rate(windows: Iterable[Window | None]) -> float | None:
+    return _mean_of_known(window.units / window.seconds for window in windows if window is not None and window.seconds > 0)
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+def _mean_of_known(values: Iterable[float | None]) -> float | None:
+    known_values = [value for value in values if value is not None]
+    return statistics.fmean(known_values) if known_values else None

@@ -10,9 +10,9 @@ import polars as pl
 
 from collect.loading.loaded_run import LoadedRun
 from collect.reading.load import Loaded, LoadedCell
-from collect.sources.steps import of_world, undisturbed
+from collect.sources.steps import join_world_steps, select_undisturbed
 
-LOST = "lost_worker"  # it ends a rank on purpose and measures nothing, so it has no cost
+LOST_WORKER = "lost_worker"  # it ends a rank on purpose and measures nothing, so it has no cost
 
 
 class InstrumentCost(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -28,74 +28,74 @@ class InstrumentCost(msgspec.Struct, omit_defaults=True, kw_only=True):
     step_ratio: float | None = None
 
 
-def costs(loaded: Loaded) -> list[InstrumentCost]:
+def instrument_costs(loaded: Loaded) -> list[InstrumentCost]:
     """The cost of each instrument in each cell, as the mean over the completed runs in which the instrument was on."""
-    found = []
+    all_costs = []
     for cell in loaded.cells:
-        by_name: dict[str, list[LoadedRun]] = {}
+        runs_by_instrument: dict[str, list[LoadedRun]] = {}
         for run in cell.completed:
             for name in run.result.instruments if run.result else {}:
-                if name == LOST:
+                if name == LOST_WORKER:
                     continue
-                by_name.setdefault(name, []).append(run)
-        for name, runs in by_name.items():
-            cost = [msgspec.convert(_said(run, name)["cost_s"], float) for run in runs]
-            ratios = [ratio for run in runs if (ratio := _step_ratio(run, _steps(run, name))) is not None]
-            found.append(
+                runs_by_instrument.setdefault(name, []).append(run)
+        for name, runs in runs_by_instrument.items():
+            costs_s = [msgspec.convert(_instrument_record(run, name)["cost_s"], float) for run in runs]
+            ratios = [ratio for run in runs if (ratio := _step_ratio(run, _watched_steps(run, name))) is not None]
+            all_costs.append(
                 InstrumentCost(
                     cell=cell.id,
                     instrument=name,
                     n=len(runs),
-                    cost_s=mean(cost),
-                    watched_steps=max(len(_steps(run, name)) for run in runs),
+                    cost_s=mean(costs_s),
+                    watched_steps=max(len(_watched_steps(run, name)) for run in runs),
                     step_ratio=mean(ratios) if ratios else None,
                 )
             )
-    return found
+    return all_costs
 
 
-def differences(families: Iterable[Sequence[LoadedCell]]) -> list[str]:
+def instrument_differences(families: Iterable[Sequence[LoadedCell]]) -> list[str]:
     """Find the groups of comparable cells whose instruments differ, and say which steps an instrument observed in each cell.
 
     families: the groups (`comparability.families`). Returns texts such as `CELL (profile: steps 3 and 4)`.
     """
-    found = []
+    texts = []
     for family in families:
         if len({repr(cell.cell.instruments) for cell in family if cell.completed}) < 2:
             continue
         for cell in family:
-            watched = {
+            steps_by_instrument = {
                 name: steps
                 for run in cell.completed
                 for name in (run.result.instruments if run.result else ())
-                if (steps := _steps(run, name))
+                if (steps := _watched_steps(run, name))
             }
-            if watched:
-                observed = "; ".join(f"{name}: {_some_steps(steps)}" for name, steps in watched.items())
-                found.append(f"{cell.id} ({observed})")
-    return found
+            if steps_by_instrument:
+                observed = "; ".join(f"{name}: {_format_steps(steps)}" for name, steps in steps_by_instrument.items())
+                texts.append(f"{cell.id} ({observed})")
+    return texts
 
 
-def _some_steps(steps: list[int]) -> str:
+def _format_steps(steps: list[int]) -> str:
     """Step numbers in words: `step 2`, `steps 3 and 4`, `steps 3 to 7`. steps: the numbers in ascending order."""
     if len(steps) == 1:
         return f"step {steps[0]}"
     return f"steps {steps[0]} {'and' if len(steps) == 2 else 'to'} {steps[-1]}"
 
 
-def _said(run: LoadedRun, name: str) -> dict[str, object]:
+def _instrument_record(run: LoadedRun, name: str) -> dict[str, object]:
     assert run.result is not None
     return run.result.instruments[name]
 
 
-def _steps(run: LoadedRun, name: str) -> list[int]:
-    return msgspec.convert(_said(run, name).get("watched_steps", []), list[int])
+def _watched_steps(run: LoadedRun, name: str) -> list[int]:
+    return msgspec.convert(_instrument_record(run, name).get("watched_steps", []), list[int])
 
 
 def _step_ratio(run: LoadedRun, watched: list[int]) -> float | None:
-    others = undisturbed(run.timed, run.world)["step_ms"]
-    looked_into = of_world(run.timed.filter(pl.col("step").is_in(watched)))["step_ms"]
-    if others.is_empty() or looked_into.is_empty():
+    other_ms = select_undisturbed(run.timed, run.world)["step_ms"]
+    watched_ms = join_world_steps(run.timed.filter(pl.col("step").is_in(watched)))["step_ms"]
+    if other_ms.is_empty() or watched_ms.is_empty():
         return None
-    ratio: float = median(looked_into.to_list()) / median(others.to_list())
+    ratio: float = median(watched_ms.to_list()) / median(other_ms.to_list())
     return ratio

@@ -7,11 +7,11 @@ from statistics import fmean, median
 import msgspec
 
 from collect.metrics.energy import energy
-from collect.metrics.prediction_score import ComparedPrediction, compared
+from collect.metrics.prediction_score import ComparedPrediction, compare_predictions
 from collect.reading.load import Loaded
 
 # A prediction by arithmetic has no range. It may leave out this share of the value, such as an optimizer's counters of steps.
-LEFT_OUT = 0.001
+TOLERANCE = 0.001
 
 
 class PredictionScore(msgspec.Struct, kw_only=True):
@@ -34,19 +34,19 @@ class PredictionScore(msgspec.Struct, kw_only=True):
     within: int  # number of runs whose measurement is in the predicted range, or at most 0.1 % outside of it
 
 
-def scores(loaded: Loaded) -> list[PredictionScore]:
+def score_predictions(loaded: Loaded) -> list[PredictionScore]:
     """The scores of all strategies in the order of the matrix; for each strategy, one score per category."""
     pairs: dict[str, dict[str, list[ComparedPrediction]]] = {}
     workloads: dict[str, set[str]] = {}
     for cell in loaded.cells:
         for run in cell.completed:
-            for one in compared(run):
-                pairs.setdefault(cell.cell.strategy, {}).setdefault(one.category, []).append(one)
+            for comparison in compare_predictions(run):
+                pairs.setdefault(cell.cell.strategy, {}).setdefault(comparison.category, []).append(comparison)
                 workloads.setdefault(cell.cell.strategy, set()).add(cell.cell.workload)
     return [
-        _score(strategy, category, several, has_sizes=len(workloads[strategy]) == 1)
+        _score(strategy, category, comparisons, has_sizes=len(workloads[strategy]) == 1)
         for strategy, by_category in pairs.items()
-        for category, several in by_category.items()
+        for category, comparisons in by_category.items()
     ]
 
 
@@ -55,13 +55,13 @@ def watts_per_gpu(loaded: Loaded) -> dict[str, float]:
 
     Rehearsals and runs whose energy was not measured are left out.
     """
-    found = {}
+    watts = {}
     for run in loaded.runs:
-        if not run.completed or run.result is None or run.is_rehearsal or (span := run.window) is None:
+        if not run.completed or run.result is None or run.is_rehearsal or (timed_window := run.window) is None:
             continue
-        if (joules := energy(run)) is not None and span[1] > span[0]:
-            found[run.run_id] = joules.value / (span[1] - span[0]) / run.cell.gpus
-    return found
+        if (joules := energy(run)) is not None and timed_window[1] > timed_window[0]:
+            watts[run.run_id] = joules.value / (timed_window[1] - timed_window[0]) / run.cell.gpus
+    return watts
 
 
 def _score(strategy: str, category: str, pairs: list[ComparedPrediction], *, has_sizes: bool) -> PredictionScore:
@@ -82,4 +82,4 @@ def _score(strategy: str, category: str, pairs: list[ComparedPrediction], *, has
 
 
 def _is_within(pair: ComparedPrediction) -> bool:
-    return (1 - LEFT_OUT) * pair.predicted.low <= pair.measured <= (1 + LEFT_OUT) * pair.predicted.high
+    return (1 - TOLERANCE) * pair.predicted.low <= pair.measured <= (1 + TOLERANCE) * pair.predicted.high

@@ -24,16 +24,16 @@ class RunRow(msgspec.Struct):
     gpu_trouble: str = ""  # which GPUs of the run were shared, throttled or faulty, and why; '' if none
 
 
-def flat(cell: dict[str, Any]) -> dict[str, Any]:
+def flatten_cell(cell: dict[str, Any]) -> dict[str, Any]:
     """A cell with flat keys: the parts of a nested key are joined with a dot (`optimizer.name`), as a matrix file may write
     them. Faults on purpose are one key, `fault`, with all of them in words; without a fault, the key is absent."""
-    flat: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for key, value in cell.items():
-        flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
-    faulty = faults.said(cell.get("instruments") or {})
+        flattened |= {f"{key}.{inner_key}": item for inner_key, item in value.items()} if isinstance(value, dict) else {key: value}
+    fault_text = faults.said(cell.get("instruments") or {})
     for name in ("straggler", "lost_worker"):
-        flat.pop(f"instruments.{name}", None)
-    return flat | ({"fault": faulty} if faulty else {})
+        flattened.pop(f"instruments.{name}", None)
+    return flattened | ({"fault": fault_text} if fault_text else {})
 
 
 class CellRow(msgspec.Struct, dict=True):
@@ -52,7 +52,7 @@ class CellRow(msgspec.Struct, dict=True):
     @cached_property
     def flat(self) -> dict[str, Any]:
         """The cell with flat keys (`optimizer.name`). It is computed once and kept, because every table needs it."""
-        return flat(self.cell)
+        return flatten_cell(self.cell)
 
     @property
     def is_ranked(self) -> bool:

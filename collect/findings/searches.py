@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from collect.findings import columns
-from collect.findings.row import flat
+from collect.findings.row import flatten_cell
 from shardlab.matrix import batch_search
 from shardlab.runs.search_path import SearchPath, SearchTry
 
@@ -40,24 +40,24 @@ class SearchResult(msgspec.Struct):
     @property
     def path(self) -> str:
         """The tries of the search in words, such as `16 completed → 32 oom → 24 completed`."""
-        return " → ".join(f"{one.size} {one.state}" for one in self.tries)
+        return " → ".join(f"{search_try.size} {search_try.state}" for search_try in self.tries)
 
 
-def results(paths: Sequence[SearchPath]) -> list[SearchResult]:
+def search_results(paths: Sequence[SearchPath]) -> list[SearchResult]:
     """The result of each search that has at least one try, in the order of `paths`."""
-    begun = [path for path in paths if path.tries]
-    cells = [flat(msgspec.to_builtins(path.cell)) for path in begun]
-    plain = [{key: value for key, value in cell.items() if key not in _BATCH} for cell in cells]
-    names = columns.labels_of(plain) if plain else []
+    begun_paths = [path for path in paths if path.tries]
+    cells = [flatten_cell(msgspec.to_builtins(path.cell)) for path in begun_paths]
+    cells_without_batch = [{key: value for key, value in cell.items() if key not in _BATCH} for cell in cells]
+    names = columns.cell_labels(cells_without_batch) if cells_without_batch else []
     return [
         SearchResult(
             name=name,
             searched=path.search.in_words,
             repeat=path.repeat,
             tries=path.tries,
-            cells=[batch_search.try_cell(path.cell, one.size).name() for one in path.tries],
+            cells=[batch_search.try_cell(path.cell, search_try.size).name() for search_try in path.tries],
             best=path.best,
             says=path.answer or "has not ended",
         )
-        for path, name in zip(begun, names, strict=True)
+        for path, name in zip(begun_paths, names, strict=True)
     ]

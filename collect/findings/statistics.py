@@ -15,8 +15,8 @@ T_975 = (
     2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 Z_975 = 1.959963984540054
-FAR = 3.5  # a value with a larger modified z-score is an outlier: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993
-FEWEST_FOR_OUTLIERS = 5  # with fewer values, if two of them happen to be close, any third value looks like an outlier
+OUTLIER_SCORE = 3.5  # a value with a larger modified z-score is an outlier: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993
+MIN_OUTLIER_VALUES = 5  # with fewer values, if two of them happen to be close, any third value looks like an outlier
 
 
 class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,7 +64,7 @@ def deviation(values: Sequence[float], mean: float) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def estimate(values: Sequence[float], unit: str, kind: str = "") -> Estimate:
+def estimate_mean(values: Sequence[float], unit: str, kind: str = "") -> Estimate:
     """The mean of independent repeats with the 95 % interval of the mean, by Student's t: mean ± t s / sqrt(n).
 
     values: one per repeat. unit: the unit of all values. kind: what all values measure, as in `Estimate`.
@@ -72,13 +72,13 @@ def estimate(values: Sequence[float], unit: str, kind: str = "") -> Estimate:
     n, mean = len(values), statistics.fmean(values)
     if n == 1:
         return Estimate(mean, unit, 1, mean, kind=kind)
-    spread = deviation(values, mean)
-    half = t_975(n - 1) * spread / math.sqrt(n)
-    noise_pct = 100 * spread / abs(mean) if mean else None
-    return Estimate(mean, unit, n, statistics.median(values), mean - half, mean + half, kind, noise_pct)
+    standard_deviation = deviation(values, mean)
+    half_width = t_975(n - 1) * standard_deviation / math.sqrt(n)
+    noise_pct = 100 * standard_deviation / abs(mean) if mean else None
+    return Estimate(mean, unit, n, statistics.median(values), mean - half_width, mean + half_width, kind, noise_pct)
 
 
-def noise(repeats: Iterable[Sequence[float]]) -> Noise | None:
+def pooled_noise(repeats: Iterable[Sequence[float]]) -> Noise | None:
     """The scatter of repeats, pooled over all cells with several repeats: sqrt(sum (n - 1) (s / mean)² / sum (n - 1)).
 
     repeats: for each cell, the values of its repeats. None if no cell has several repeats.
@@ -107,15 +107,15 @@ def standard_error(values: Sequence[float], pooled: Noise | None) -> tuple[float
     return (deviation(values, mean) / math.sqrt(n), n - 1) if n > 1 else None
 
 
-def outliers(values: Sequence[float]) -> list[int]:
+def outlier_indexes(values: Sequence[float]) -> list[int]:
     """The indexes of outliers: values whose modified z-score, 0.6745 |x - median| / MAD, is greater than 3.5.
 
     Empty if there are fewer than five values. Outliers are only reported; they stay part of every mean and figure.
     """
-    if len(values) < FEWEST_FOR_OUTLIERS:
+    if len(values) < MIN_OUTLIER_VALUES:
         return []
     median = statistics.median(values)
-    distance = [abs(value - median) for value in values]
-    if not (typical := statistics.median(distance)):
+    distances = [abs(value - median) for value in values]
+    if not (median_distance := statistics.median(distances)):
         return []
-    return [place for place, far in enumerate(distance) if 0.6745 * far / typical > FAR]
+    return [index for index, value_distance in enumerate(distances) if 0.6745 * value_distance / median_distance > OUTLIER_SCORE]

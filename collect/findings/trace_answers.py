@@ -10,7 +10,7 @@ import msgspec
 from collect.findings.row import CellRow
 from collect.reading.load import Loaded, LoadedCell
 from collect.traces.collectives import CollectiveUse
-from collect.traces.difference import StepDifference, difference
+from collect.traces.difference import StepDifference, compute_step_difference
 from collect.traces.run_answers import RunAnswers
 from collect.traces.stragglers import RankWait
 
@@ -61,29 +61,29 @@ class CellDifference(msgspec.Struct, frozen=True):
 def group_traffic(loaded: Loaded) -> list[GroupTraffic]:
     """The collectives of every cell that was profiled by steps. The collectives of a cell are ordered by time, the longest
     first."""
-    return [found for cell in loaded.cells for found in of_cell(cell)]
+    return [traffic for cell in loaded.cells for traffic in cell_traffic(cell)]
 
 
-def of_cell(cell: LoadedCell) -> list[GroupTraffic]:
+def cell_traffic(cell: LoadedCell) -> list[GroupTraffic]:
     """The collectives of a cell by process group, ordered by their time, the longest first."""
-    runs = profiled(cell)
-    steps = sum(one.steps for run in runs for one in run.ranks)
+    runs = profiled_runs(cell)
+    steps = sum(rank.steps for run in runs for rank in run.ranks)
     uses: dict[tuple[str, str], list[tuple[CollectiveUse, int]]] = {}
     for repeat, run in enumerate(runs):
         for use in run.collectives:
             uses.setdefault((use.collective, use.group.label), []).append((use, repeat))
     longest_first = sorted(uses.items(), key=lambda item: (-sum(use.total_ns for use, _ in item[1]), item[0]))
     return [
-        _traffic(cell.id, name, group, [use for use, _ in every], len({repeat for _, repeat in every}), steps)
-        for (name, group), every in longest_first
+        _build_traffic(cell.id, name, group, [use for use, _ in uses_and_repeats], len({repeat for _, repeat in uses_and_repeats}), steps)
+        for (name, group), uses_and_repeats in longest_first
     ]
 
 
-def _traffic(cell: str, name: str, group: str, uses: Sequence[CollectiveUse], n: int, steps: int) -> GroupTraffic:
+def _build_traffic(cell: str, name: str, group: str, uses: Sequence[CollectiveUse], n: int, steps: int) -> GroupTraffic:
     calls = sum(use.calls for use in uses)
-    total, timed = sum(use.total_ns for use in uses), sum(use.timed_ns for use in uses)
-    size, bus, sent = (_sum([getattr(use, field) for use in uses]) for field in ("message_bytes", "bus_bytes", "sent_bytes"))
-    transfer = _sum([use.transfer_ns for use in uses])
+    total_ns, timed_ns = sum(use.total_ns for use in uses), sum(use.timed_ns for use in uses)
+    size, bus, sent = (_sum_if_known([getattr(use, field) for use in uses]) for field in ("message_bytes", "bus_bytes", "sent_bytes"))
+    transfer = _sum_if_known([use.transfer_ns for use in uses])
     links = {(use.link, use.link_gb_per_s) for use in uses}
     link, link_gb_per_s = links.pop() if len(links) == 1 else (None, None)
     return GroupTraffic(
@@ -94,45 +94,45 @@ def _traffic(cell: str, name: str, group: str, uses: Sequence[CollectiveUse], n:
         calls=calls / steps,
         message_bytes=None if size is None else size / calls,
         sent_bytes=None if sent is None else sent / steps,
-        mean_us=total / calls / 1000,
+        mean_us=total_ns / calls / 1000,
         transfer_us=None if transfer is None else transfer / calls / 1000,
-        hidden_pct=100 * sum(use.hidden_ns for use in uses) / total if total else None,
-        algorithm_gb_per_s=None if size is None or not timed else size / timed,
-        bus_gb_per_s=None if bus is None or not timed else bus / timed,
+        hidden_pct=100 * sum(use.hidden_ns for use in uses) / total_ns if total_ns else None,
+        algorithm_gb_per_s=None if size is None or not timed_ns else size / timed_ns,
+        bus_gb_per_s=None if bus is None or not timed_ns else bus / timed_ns,
         link=link,
         link_gb_per_s=link_gb_per_s,
     )
 
 
-def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+def _sum_if_known(values: Sequence[float | None]) -> float | None:
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) if len(known_values) == len(values) else None
 
 
 def rank_waiting(loaded: Loaded) -> list[RankWaiting]:
     """The waiting of each rank, for every cell that was profiled by steps and whose collectives were matched over ranks."""
-    found = []
+    waitings = []
     for cell in loaded.cells:
         by_rank: dict[int, list[tuple[RankWait, int]]] = {}
-        for run in profiled(cell):
-            steps = {one.rank: one.steps for one in run.ranks}
+        for run in profiled_runs(cell):
+            steps = {analysis.rank: analysis.steps for analysis in run.ranks}
             for wait in run.waits.ranks:
                 by_rank.setdefault(wait.rank, []).append((wait, steps[wait.rank]))
-        found += [_waiting(cell.id, rank, every) for rank, every in sorted(by_rank.items())]
-    return found
+        waitings += [_build_rank_waiting(cell.id, rank, waits) for rank, waits in sorted(by_rank.items())]
+    return waitings
 
 
-def _waiting(cell: str, rank: int, every: Sequence[tuple[RankWait, int]]) -> RankWaiting:
-    calls, span = sum(wait.calls for wait, _ in every), sum(wait.span_ns for wait, _ in every)
+def _build_rank_waiting(cell: str, rank: int, waits: Sequence[tuple[RankWait, int]]) -> RankWaiting:
+    calls, span_ns = sum(wait.calls for wait, _ in waits), sum(wait.span_ns for wait, _ in waits)
     return RankWaiting(
         cell=cell,
         rank=rank,
-        n=len(every),
-        last_pct=100 * sum(wait.last for wait, _ in every) / calls if calls else 0,
-        waited_ms=statistics.fmean(wait.waited_ns / steps / 1e6 for wait, steps in every),
-        lost_ms=statistics.fmean(wait.lost_ns / steps / 1e6 for wait, steps in every),
-        lost_pct=100 * sum(wait.lost_ns for wait, _ in every) / span if span else None,
-        caused_ms=statistics.fmean(wait.caused_ns / steps / 1e6 for wait, steps in every),
+        n=len(waits),
+        last_pct=100 * sum(wait.last for wait, _ in waits) / calls if calls else 0,
+        waited_ms=statistics.fmean(wait.waited_ns / steps / 1e6 for wait, steps in waits),
+        lost_ms=statistics.fmean(wait.lost_ns / steps / 1e6 for wait, steps in waits),
+        lost_pct=100 * sum(wait.lost_ns for wait, _ in waits) / span_ns if span_ns else None,
+        caused_ms=statistics.fmean(wait.caused_ns / steps / 1e6 for wait, steps in waits),
     )
 
 
@@ -142,25 +142,25 @@ def step_differences(loaded: Loaded, rows: Sequence[CellRow]) -> list[CellDiffer
     GPUs are not compared with CPUs.
     """
     cells = {cell.id: cell for cell in loaded.cells}
-    found = []
+    differences = []
     for row in rows:
         if row.baseline is None or row.baseline == row.id:
             continue
-        step = of_cells(cells[row.id], cells[row.baseline])
+        step = step_difference(cells[row.id], cells[row.baseline])
         if step is not None:
-            found.append(CellDifference(row.id, row.baseline, step))
-    return found
+            differences.append(CellDifference(row.id, row.baseline, step))
+    return differences
 
 
-def of_cells(cell: LoadedCell, baseline: LoadedCell) -> StepDifference | None:
+def step_difference(cell: LoadedCell, baseline: LoadedCell) -> StepDifference | None:
     """The difference between a step of a cell and a step of its baseline.
 
     None if one of the two cells was not profiled by steps, or if they were profiled on different kinds of hardware.
     """
-    return difference(profiled(cell), profiled(baseline))
+    return compute_step_difference(profiled_runs(cell), profiled_runs(baseline))
 
 
-def profiled(cell: LoadedCell) -> list[RunAnswers]:
+def profiled_runs(cell: LoadedCell) -> list[RunAnswers]:
     """What the traces of each completed run of a cell show. Runs are left out if a profiled rank was not profiled by steps."""
     answers = [run.traces.answers for run in cell.completed if run.traces.analyses]
-    return [one for one in answers if all(rank.steps for rank in one.ranks)]
+    return [answer for answer in answers if all(rank.steps for rank in answer.ranks)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from collect.findings.row import CellRow
-from collect.findings.trace_answers import profiled
+from collect.findings.trace_answers import profiled_runs
 from collect.reading.load import Loaded, LoadedCell
 from collect.traces import rank_sums
 from collect.traces.memory_use import MemoryUse
@@ -101,14 +101,14 @@ class AttentionOfStep(msgspec.Struct, frozen=True, kw_only=True):
 
 def idle_times(rows: Sequence[CellRow]) -> list[IdleTime]:
     """The idle time by cause of every cell whose traces record the causes."""
-    found = []
+    times = []
     for row in rows:
         parts = [row.metrics.get(f"idle_{cause}_ms") for cause in ("host", "communication", "other")]
         host, communication, other = parts
         if host is None or communication is None or other is None:
             continue
         delay = row.metrics.get("launch_delay_us")
-        found.append(
+        times.append(
             IdleTime(
                 cell=row.id,
                 n=host.n,
@@ -119,16 +119,16 @@ def idle_times(rows: Sequence[CellRow]) -> list[IdleTime]:
                 launch_delay_us=delay.value if delay else None,
             )
         )
-    return found
+    return times
 
 
 def phase_times(loaded: Loaded) -> list[PhaseOfStep]:
     """The times of the phases of each cell whose traces mark the steps of the profiler, in the order of a step."""
-    return [found for cell in loaded.cells for phase in PHASES if (found := _phase(cell, phase)) is not None]
+    return [phase_time for cell in loaded.cells for phase in PHASES if (phase_time := _build_phase(cell, phase)) is not None]
 
 
-def _phase(cell: LoadedCell, phase: str) -> PhaseOfStep | None:
-    runs = [run.ranks for run in profiled(cell)]
+def _build_phase(cell: LoadedCell, phase: str) -> PhaseOfStep | None:
+    runs = [run.ranks for run in profiled_runs(cell)]
     times = [(time, rank) for ranks in runs for rank in ranks for time in rank.phases if time.phase == phase]
     if not times:
         return None
@@ -153,42 +153,42 @@ def _phase(cell: LoadedCell, phase: str) -> PhaseOfStep | None:
 
 def layer_times(loaded: Loaded) -> list[LayerOfStep]:
     """The modules of every cell whose traces record them, in the order of their first calls."""
-    return [found for cell in loaded.cells for found in layers_of(cell)]
+    return [layer for cell in loaded.cells for layer in cell_layers(cell)]
 
 
-def layers_of(cell: LoadedCell) -> list[LayerOfStep]:
+def cell_layers(cell: LoadedCell) -> list[LayerOfStep]:
     """The modules of a cell in the order of their first calls; empty if its traces do not record them."""
-    ranks, n, steps = _with(cell, "layers")
+    ranks, n, steps = _ranks_with(cell, "layers")
     return [
         LayerOfStep(
             cell=cell.id,
-            layer=one.name,
-            parent=one.parent,
-            depth=one.depth,
+            layer=layer.name,
+            parent=layer.parent,
+            depth=layer.depth,
             n=n,
-            calls=one.calls / steps,
-            forward_ms=one.forward / steps / 1e6,
-            backward_ms=None if one.backward is None else one.backward / steps / 1e6,
-            communication_ms=None if one.communication_ns is None else one.communication_ns / steps / 1e6,
+            calls=layer.calls / steps,
+            forward_ms=layer.forward / steps / 1e6,
+            backward_ms=None if layer.backward is None else layer.backward / steps / 1e6,
+            communication_ms=None if layer.communication_ns is None else layer.communication_ns / steps / 1e6,
         )
-        for one in rank_sums.layers(ranks)
+        for layer in rank_sums.sum_layers(ranks)
     ]
 
 
-def device_memory(loaded: Loaded) -> list[DeviceMemory]:
+def device_memories(loaded: Loaded) -> list[DeviceMemory]:
     """The memory of every cell whose traces record it, by kind of device."""
-    found = []
+    memories = []
     for cell in loaded.cells:
-        kinds: dict[str, list[list[MemoryUse]]] = {}
-        for run in profiled(cell):
-            of_run: dict[str, list[MemoryUse]] = {}
+        runs_by_kind: dict[str, list[list[MemoryUse]]] = {}
+        for run in profiled_runs(cell):
+            uses_by_kind: dict[str, list[MemoryUse]] = {}
             for use in (use for rank in run.ranks for use in rank.memory):
-                of_run.setdefault(use.device.partition(":")[0], []).append(use)
-            for kind, uses in of_run.items():
-                kinds.setdefault(kind, []).append(uses)
-        for kind, runs in sorted(kinds.items()):
+                uses_by_kind.setdefault(use.device.partition(":")[0], []).append(use)
+            for kind, uses in uses_by_kind.items():
+                runs_by_kind.setdefault(kind, []).append(uses)
+        for kind, runs in sorted(runs_by_kind.items()):
             reserved = [[use.peak_reserved_bytes for use in uses if use.peak_reserved_bytes is not None] for uses in runs]
-            found.append(
+            memories.append(
                 DeviceMemory(
                     cell=cell.id,
                     device=kind,
@@ -198,65 +198,65 @@ def device_memory(loaded: Loaded) -> list[DeviceMemory]:
                     peak_reserved_bytes=statistics.fmean(map(max, reserved)) if all(reserved) else None,
                 )
             )
-    return found
+    return memories
 
 
 def matrix_products(loaded: Loaded) -> list[ProductOfStep]:
     """The matrix products of every cell whose traces record shapes. The products of a cell are ordered by time, the longest
     first."""
-    return [found for cell in loaded.cells for found in products_of(cell)]
+    return [product for cell in loaded.cells for product in cell_products(cell)]
 
 
-def products_of(cell: LoadedCell) -> list[ProductOfStep]:
+def cell_products(cell: LoadedCell) -> list[ProductOfStep]:
     """The matrix products of a cell, the longest time first; empty if its traces do not record shapes."""
-    ranks, repeats, steps = _with(cell, "products")
+    ranks, repeats, steps = _ranks_with(cell, "products")
     return [
         ProductOfStep(
             cell=cell.id,
-            operator=one.operator,
-            batch=one.batch,
-            m=one.m,
-            n=one.n,
-            k=one.k,
+            operator=product.operator,
+            batch=product.batch,
+            m=product.m,
+            n=product.n,
+            k=product.k,
             repeats=repeats,
-            calls=one.calls / steps,
-            ms=one.total_ns / steps / 1e6,
-            flops_per_s=one.flops_per_s,
+            calls=product.calls / steps,
+            ms=product.total_ns / steps / 1e6,
+            flops_per_s=product.flops_per_s,
         )
-        for one in rank_sums.products(ranks)
+        for product in rank_sums.sum_products(ranks)
     ]
 
 
-def attention(loaded: Loaded) -> list[AttentionOfStep]:
+def attention_uses(loaded: Loaded) -> list[AttentionOfStep]:
     """The attention of every cell that was profiled by steps. The kinds of attention of a cell are ordered by time, longest
     first."""
-    return [found for cell in loaded.cells for found in attention_of(cell)]
+    return [use for cell in loaded.cells for use in cell_attention(cell)]
 
 
-def attention_of(cell: LoadedCell) -> list[AttentionOfStep]:
+def cell_attention(cell: LoadedCell) -> list[AttentionOfStep]:
     """The attention of a cell, the longest time first; empty if its traces show none."""
-    ranks, n, steps = _with(cell, "attention")
+    ranks, n, steps = _ranks_with(cell, "attention")
     return [
         AttentionOfStep(
             cell=cell.id,
-            backend=one.backend,
-            backward=one.backward,
-            name=one.name,
+            backend=use.backend,
+            backward=use.backward,
+            name=use.name,
             n=n,
-            calls=one.calls / steps,
-            ms=None if one.total_ns is None else one.total_ns / steps / 1e6,
-            kernels=one.kernels,
+            calls=use.calls / steps,
+            ms=None if use.total_ns is None else use.total_ns / steps / 1e6,
+            kernels=use.kernels,
         )
-        for one in rank_sums.attention(ranks)
+        for use in rank_sums.sum_attention(ranks)
     ]
 
 
-def _with(cell: LoadedCell, field: str) -> tuple[list[RankAnalysis], int, int]:
+def _ranks_with(cell: LoadedCell, field: str) -> tuple[list[RankAnalysis], int, int]:
     """The ranks of a cell whose traces recorded `field`, such as `layers`.
 
     Returns (the analyses of these ranks in all repeats, number of repeats with such a rank, number of steps that they
     profiled).
     """
-    runs = [[rank for rank in run.ranks if getattr(rank, field)] for run in profiled(cell)]
+    runs = [[rank for rank in run.ranks if getattr(rank, field)] for run in profiled_runs(cell)]
     ranks = [rank for run in runs for rank in run]
     return ranks, sum(map(bool, runs)), sum(rank.steps for rank in ranks)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from collect.findings.row import CellRow
-from collect.metric import Metric, menu
+from collect.metric import Metric, all_metrics
 from collect.reading.load import Loaded, LoadedCell
 from collect.traces import per_step
 from collect.traces.breakdown import Breakdown
@@ -60,104 +60,104 @@ class OperatorDifferences(msgspec.Struct, frozen=True):
 
 def roundings(loaded: Loaded) -> list[Rounding]:
     """The effect of HTA's rounding on metrics, for the cells whose traces are also evaluated as HTA evaluates them."""
-    metrics = {metric.name: metric for metric in menu()}
-    return [found for cell in loaded.cells for name in ROUNDED if (found := _rounding(cell, metrics[name]))]
+    metrics = {metric.name: metric for metric in all_metrics()}
+    return [rounding for cell in loaded.cells for name in ROUNDED if (rounding := _build_rounding(cell, metrics[name]))]
 
 
-def without_kernels(loaded: Loaded) -> tuple[list[str], int]:
+def runs_without_kernels(loaded: Loaded) -> tuple[list[str], int]:
     """(ids of the runs whose trace metrics are exact although the matrix asks for the metrics of HTA, number of all profiled
     runs).
 
     HTA cannot evaluate the runs in this list, because it finds no GPU kernels in one of their traces.
     """
-    profiled = [run for cell in loaded.cells for run in cell.completed if run.breakdowns]
-    asked = loaded.expansion.traces == "like-hta"
-    return [run.run_id for run in profiled if asked and not run.traces.like_hta], len(profiled)
+    profiled_runs = [run for cell in loaded.cells for run in cell.completed if run.breakdowns]
+    wants_hta = loaded.expansion.traces == "like-hta"
+    return [run.run_id for run in profiled_runs if wants_hta and not run.traces.like_hta], len(profiled_runs)
 
 
-def collectives(loaded: Loaded) -> list[Collective]:
+def list_collectives(loaded: Loaded) -> list[Collective]:
     """The collectives of every cell that was profiled by steps. The collectives of a cell are ordered by time, the longest
     first."""
-    found = []
+    rows = []
     for cell in loaded.cells:
-        runs = _profiled(cell)
-        uses = per_step.uses(runs, lambda one: one.collectives)
+        runs = _profiled_breakdowns(cell)
+        uses = per_step.compute_uses_per_step(runs, lambda one: one.collectives)
         for name, use in sorted(uses.items(), key=lambda item: (-item[1].ms, item[0])):
-            found.append(Collective(cell.id, name, len(runs), use.calls, use.ms, use.ms / use.calls))
-    return found
+            rows.append(Collective(cell.id, name, len(runs), use.calls, use.ms, use.ms / use.calls))
+    return rows
 
 
-def operators(loaded: Loaded, rows: Sequence[CellRow]) -> list[OperatorDifferences]:
+def compare_operators(loaded: Loaded, rows: Sequence[CellRow]) -> list[OperatorDifferences]:
     """Compare the kernels or operators of every cell with those of its baseline, if both were profiled in the same way.
 
     Kernels are not compared with operators.
     """
     cells = {cell.id: cell for cell in loaded.cells}
-    found = []
+    comparisons = []
     for row in rows:
         if row.baseline is None or row.baseline == row.id:
             continue
-        here, there = (_profiled(cells[name]) for name in (row.id, row.baseline))
-        if _kinds(here) != _kinds(there) or not here:
+        cell_runs, baseline_runs = (_profiled_breakdowns(cells[name]) for name in (row.id, row.baseline))
+        if _breakdown_kinds(cell_runs) != _breakdown_kinds(baseline_runs) or not cell_runs:
             continue
-        uses, others = (per_step.uses(runs, lambda one: one.kernels) for runs in (here, there))
-        of = "kernels" if here[0][0].source == "gpu" else "operators"
-        differ = sorted(_differences(uses, others, "kernel" if of == "kernels" else "cpu_op"), key=_most_first)
-        changes = {change: sum(one.change == change for one in differ) for change in ("new", "gone", "changed", "same")}
-        found.append(OperatorDifferences(row.id, row.baseline, of, changes, differ))
-    return found
+        uses, baseline_uses = (per_step.compute_uses_per_step(runs, lambda one: one.kernels) for runs in (cell_runs, baseline_runs))
+        kind = "kernels" if cell_runs[0][0].source == "gpu" else "operators"
+        differences = sorted(_differences(uses, baseline_uses, "kernel" if kind == "kernels" else "cpu_op"), key=_sort_key)
+        changes = {change: sum(operator.change == change for operator in differences) for change in ("new", "gone", "changed", "same")}
+        comparisons.append(OperatorDifferences(row.id, row.baseline, kind, changes, differences))
+    return comparisons
 
 
-def _rounding(cell: LoadedCell, metric: Metric) -> Rounding | None:
+def _build_rounding(cell: LoadedCell, metric: Metric) -> Rounding | None:
     assert metric.of_run is not None
     exact, like_hta = [], []
     for run in cell.completed:
         if not run.traces.like_hta:
             continue
-        ways = (run.traces.exact, run.traces.like_hta)
-        ours, theirs = (metric.of_run(run.with_breakdowns(breakdowns)) for breakdowns in ways)
-        if ours and theirs:
-            exact.append(ours.value)
-            like_hta.append(theirs.value)
+        alternatives = (run.traces.exact, run.traces.like_hta)
+        exact_value, hta_value = (metric.of_run(run.with_breakdowns(breakdowns)) for breakdowns in alternatives)
+        if exact_value and hta_value:
+            exact.append(exact_value.value)
+            like_hta.append(hta_value.value)
     if not exact:
         return None
     exact_mean, hta_mean = statistics.fmean(exact), statistics.fmean(like_hta)
     return Rounding(cell.id, metric.name, metric.unit, len(exact), exact_mean, hta_mean, hta_mean - exact_mean)
 
 
-def _profiled(cell: LoadedCell) -> list[list[Breakdown]]:
+def _profiled_breakdowns(cell: LoadedCell) -> list[list[Breakdown]]:
     """For each run of a cell that was profiled by steps, the exact breakdowns of its traces.
 
     HTA's breakdowns are not used, because HTA counts some kernels more than once. Empty if the runs have breakdowns of
     different kinds, which have no common mean.
     """
-    runs = [known for run in cell.completed if (known := [one for one in run.traces.exact if one.steps])]
-    return runs if len(_kinds(runs)) == 1 else []
+    runs = [breakdowns for run in cell.completed if (breakdowns := [breakdown for breakdown in run.traces.exact if breakdown.steps])]
+    return runs if len(_breakdown_kinds(runs)) == 1 else []
 
 
-def _kinds(runs: Sequence[Sequence[Breakdown]]) -> set[str]:
-    return {one.kind for run in runs for one in run}
+def _breakdown_kinds(runs: Sequence[Sequence[Breakdown]]) -> set[str]:
+    return {breakdown.kind for run in runs for breakdown in run}
 
 
-def _differences(here: Mapping[str, Use], there: Mapping[str, Use], kind: str) -> Iterator[OperatorDifference]:
-    for name in here.keys() | there.keys():
-        one, other = here.get(name, Use(0, 0)), there.get(name, Use(0, 0))
+def _differences(cell_uses: Mapping[str, Use], baseline_uses: Mapping[str, Use], kind: str) -> Iterator[OperatorDifference]:
+    for name in cell_uses.keys() | baseline_uses.keys():
+        use, baseline_use = cell_uses.get(name, Use(0, 0)), baseline_uses.get(name, Use(0, 0))
         yield OperatorDifference(
             name=name,
             kind=kind,
-            change=_change(one.calls, other.calls),
-            calls=one.calls,
-            against_calls=other.calls,
-            time_ns=one.ms * 1e6,
-            against_time_ns=other.ms * 1e6,
+            change=_change_kind(use.calls, baseline_use.calls),
+            calls=use.calls,
+            against_calls=baseline_use.calls,
+            time_ns=use.ms * 1e6,
+            against_time_ns=baseline_use.ms * 1e6,
         )
 
 
-def _change(calls: float, other: float) -> Change:
-    if not calls or not other:
+def _change_kind(calls: float, baseline_calls: float) -> Change:
+    if not calls or not baseline_calls:
         return "new" if calls else "gone"
-    return "same" if math.isclose(calls, other, rel_tol=1e-9) else "changed"
+    return "same" if math.isclose(calls, baseline_calls, rel_tol=1e-9) else "changed"
 
 
-def _most_first(one: OperatorDifference) -> tuple[float, str]:
-    return -abs(one.more_time_ns), one.name
+def _sort_key(difference: OperatorDifference) -> tuple[float, str]:
+    return -abs(difference.more_time_ns), difference.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from collect.loading.loaded_run import LoadedRun
-from collect.metrics.network import counted
+from collect.metrics.network import counter_growth
 from collect.sources import nccl_log
 from collect.sources.nccl_log import NcclTransports
 
@@ -32,38 +32,38 @@ class RunTraffic(msgspec.Struct):
     nccl: NcclTransports | None = None  # the transports that NCCL logged; None for other backends
 
 
-def traffic(run: LoadedRun) -> RunTraffic | None:
+def measure_traffic(run: LoadedRun) -> RunTraffic | None:
     """The traffic of a completed run.
 
     None if the run did not complete or has no process group. Also None if the run has only one rank, which sends nothing.
     """
     if not run.completed or not run.backend or run.cell.gpus == 1:
         return None
-    hosts = _hosts(run)
+    hosts = _busiest_interfaces(run)
     if run.backend != "nccl":
         return RunTraffic(run.run_id, run.backend, hosts, rdma=False, why=f"{run.backend} sends over TCP")
-    found = nccl_log.read(run.folder.rank_log(rank) for rank in range(run.cell.gpus))
-    if found.rdma is None:
+    transports = nccl_log.read_transports(run.folder.rank_log(rank) for rank in range(run.cell.gpus))
+    if transports.rdma is None:
         why = "the ranks' logs do not have NCCL's lines about its connections (NCCL_DEBUG=INFO)"
     else:
-        why = "NCCL's log: " + ", ".join(f"{name} ({count} connections)" for name, count in sorted(found.channels.items()))
-    return RunTraffic(run.run_id, run.backend, hosts, found.rdma, why, found)
+        why = "NCCL's log: " + ", ".join(f"{name} ({count} connections)" for name, count in sorted(transports.channels.items()))
+    return RunTraffic(run.run_id, run.backend, hosts, transports.rdma, why, transports)
 
 
-def _hosts(run: LoadedRun) -> list[HostTraffic]:
+def _busiest_interfaces(run: LoadedRun) -> list[HostTraffic]:
     """The busiest interface of each host. A host is left out if the traffic of any of its interfaces is unknown."""
     if run.window is None or run.clock_stepped:
         return []
     received = run.interface_rows.counters("rx_bytes")
-    of_host: dict[str, list[tuple[str, str, float | None, float | None]]] = {}
+    entries_by_host: dict[str, list[tuple[str, str, float | None, float | None]]] = {}
     for (host, kind, name), counter in run.interfaces.items():
-        sent, got = counted(counter, run.window), counted(received[host, kind, name], run.window)
-        of_host.setdefault(host, []).append((name, kind, sent, got))
-    found = []
-    for host, entries in of_host.items():
-        known = [(name, kind, sent, got) for name, kind, sent, got in entries if sent is not None and got is not None]
-        total = sum(sent + got for _, _, sent, got in known)
-        if len(known) == len(entries) and total > 0:
-            name, kind, sent, got = max(known, key=lambda entry: entry[2] + entry[3])
-            found.append(HostTraffic(host, name, kind, sent, got, 100 * (sent + got) / total))
-    return found
+        sent_bytes, received_bytes = counter_growth(counter, run.window), counter_growth(received[host, kind, name], run.window)
+        entries_by_host.setdefault(host, []).append((name, kind, sent_bytes, received_bytes))
+    host_traffic = []
+    for host, entries in entries_by_host.items():
+        known_entries = [(name, kind, sent_bytes, received_bytes) for name, kind, sent_bytes, received_bytes in entries if sent_bytes is not None and received_bytes is not None]
+        total = sum(sent_bytes + received_bytes for _, _, sent_bytes, received_bytes in known_entries)
+        if len(known_entries) == len(entries) and total > 0:
+            name, kind, sent_bytes, received_bytes = max(known_entries, key=lambda entry: entry[2] + entry[3])
+            host_traffic.append(HostTraffic(host, name, kind, sent_bytes, received_bytes, 100 * (sent_bytes + received_bytes) / total))
+    return host_traffic

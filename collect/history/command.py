@@ -12,7 +12,7 @@ import msgspec
 from collect.archiving import command as archiving
 from collect.history import periods
 from collect.history.periods import CellHistory, HistoryChange, HistoryMetric, HistoryRun
-from collect.reading.load import load
+from collect.reading.load import load_matrix
 from collect.report import verdict_text
 from shardlab.errors import InputError, ShardlabError
 from shardlab.terminal import moments
@@ -31,36 +31,36 @@ class History(msgspec.Struct, frozen=True):
     skipped: list[str]  # a sentence for each matrix that cannot be read
 
 
-def show(workspace: Workspace, places: Sequence[str], since: str | None, until: str | None, output: Output) -> int:
+def show_history(workspace: Workspace, places: Sequence[str], since: str | None, until: str | None, output: Output) -> int:
     """Print the history of all cells of the workspaces and archives. Returns the exit code: 1 if a matrix cannot be read.
 
     places: folders of workspaces, or archives; empty: `workspace` only. since, until: times in ISO 8601 between which the runs
     were created; None: no limit. Raises InputError if a place has no matrix, or a time cannot be read.
     """
-    first, last = _moment(since, "--since"), _moment(until, "--until")
-    found: list[HistoryRun] = []
+    first, last = _parse_moment(since, "--since"), _parse_moment(until, "--until")
+    history_runs: list[HistoryRun] = []
     skipped: list[str] = []
     with contextlib.ExitStack() as opened:
         for place in places or [str(workspace.path)]:
             path = Path(place)
             if not path.exists():
                 raise InputError(f"{place}: no such folder or file. Allowed: folders of workspaces, and archives.")
-            there = Workspace(path) if path.is_dir() else opened.enter_context(archiving.as_workspace(path))
-            if not there.expansions():
+            source = Workspace(path) if path.is_dir() else opened.enter_context(archiving.unpack_as_workspace(path))
+            if not source.expansions():
                 raise InputError(f"{place}: contains no matrix. Allowed: folders of workspaces, and archives.")
-            for name in there.expansions():
+            for name in source.expansions():
                 try:
-                    found += periods.runs_of(place, load(there, name))
+                    history_runs += periods.select_history_runs(place, load_matrix(source, name))
                 except ShardlabError as error:
                     skipped.append(f"{place}: {name}: {error}")
-        found = [one for one in found if (first is None or one.at >= first) and (last is None or one.at <= last)]
-        document = History(1, periods.histories(found), skipped)
-    _show(output, document)
+        history_runs = [history_run for history_run in history_runs if (first is None or history_run.at >= first) and (last is None or history_run.at <= last)]
+        document = History(1, periods.build_histories(history_runs), skipped)
+    _print_history(output, document)
     output.document(document)
     return int(bool(skipped))
 
 
-def _moment(text: str | None, option: str) -> datetime | None:
+def _parse_moment(text: str | None, option: str) -> datetime | None:
     if text is None:
         return None
     moment = moments.read_utc(text)
@@ -69,14 +69,14 @@ def _moment(text: str | None, option: str) -> datetime | None:
     return moment
 
 
-def _show(output: Output, document: History) -> None:
+def _print_history(output: Output, document: History) -> None:
     rows = []
     for history in document.cells:
         for number, period in enumerate(history.periods):
             span = period.first[:10] if period.first[:10] == period.last[:10] else f"{period.first[:10]} to {period.last[:10]}"
-            figures = [_figure(period.metrics.get(name)) for name in ("step_time_ms", "throughput_per_s", "train_time_s")]
-            slower = period.metrics.get("step_time_ms")
-            ratio = f"{slower.ratio:.3f}" if slower is not None and slower.ratio is not None and number else ""
+            figures = [_mean_text(period.metrics.get(name)) for name in ("step_time_ms", "throughput_per_s", "train_time_s")]
+            step_time = period.metrics.get("step_time_ms")
+            ratio = f"{step_time.ratio:.3f}" if step_time is not None and step_time.ratio is not None and number else ""
             rows.append(
                 [
                     "" if number else history.cell,
@@ -85,23 +85,23 @@ def _show(output: Output, document: History) -> None:
                     str(len(period.runs)),
                     *figures,
                     ratio,
-                    _in_words(period.changed),
+                    _changes_text(period.changed),
                 ]
             )
     if rows:
         output.table("", COLUMNS, rows)
     else:
         output.line("no run completed in this time.")
-    if any(one.rehearsals for one in document.cells):
+    if any(cell_history.rehearsals for cell_history in document.cells):
         output.remark("Some runs are rehearsals: their times say nothing about speed.", style="yellow")
     for sentence in document.skipped:
         output.remark(sentence, style="red")
 
 
-def _figure(figure: HistoryMetric | None) -> str:
-    return verdict_text.quantity(figure.value, figure.unit) if figure is not None else ""
+def _mean_text(mean: HistoryMetric | None) -> str:
+    return verdict_text.format_quantity(mean.value, mean.unit) if mean is not None else ""
 
 
-def _in_words(changes: Sequence[HistoryChange]) -> str:
-    said = [f"{one.what}: {', '.join(one.before)} -> {', '.join(one.after)}" for one in changes[:MOST_CHANGES]]
-    return "; ".join([*said, *([f"{len(changes) - MOST_CHANGES} more (--json)"] if len(changes) > MOST_CHANGES else [])])
+def _changes_text(changes: Sequence[HistoryChange]) -> str:
+    texts = [f"{change.what}: {', '.join(change.before)} -> {', '.join(change.after)}" for change in changes[:MOST_CHANGES]]
+    return "; ".join([*texts, *([f"{len(changes) - MOST_CHANGES} more (--json)"] if len(changes) > MOST_CHANGES else [])])

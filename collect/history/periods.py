@@ -76,75 +76,75 @@ class CellHistory(msgspec.Struct, frozen=True):
     periods: list[HistoryPeriod]  # in the order of time, the earliest first
 
 
-def runs_of(place: str, loaded: Loaded) -> list[HistoryRun]:
+def select_history_runs(place: str, loaded: Loaded) -> list[HistoryRun]:
     """The completed runs of a matrix whose creation time is known. place: the workspace or archive, as the user named it."""
-    found = []
+    history_runs = []
     for run in (run for cell in loaded.cells for run in cell.completed):
-        at = moments.read_utc(run.run.created) if run.run is not None else None
-        if at is not None:
-            found.append(HistoryRun(place, loaded.expansion.name, run, at, environment.known([run])))
-    return found
+        created = moments.read_utc(run.run.created) if run.run is not None else None
+        if created is not None:
+            history_runs.append(HistoryRun(place, loaded.expansion.name, run, created, environment.collect_properties([run])))
+    return history_runs
 
 
-def histories(runs: Iterable[HistoryRun]) -> list[CellHistory]:
+def build_histories(runs: Iterable[HistoryRun]) -> list[CellHistory]:
     """The history of each cell.
 
     Runs belong to the same cell if the hash of their cells is equal, so that they did equal work in the same way. A run that
     several workspaces contain is counted once, because copies of a run have the same id and time.
     """
     by_cell: dict[str, dict[tuple[str, datetime], HistoryRun]] = {}
-    for one in runs:
-        by_cell.setdefault(one.run.cell.hash(), {}).setdefault((one.run.run_id, one.at), one)
-    return [_history(sorted(of_cell.values(), key=lambda one: (one.at, one.run.run_id))) for of_cell in by_cell.values()]
+    for history_run in runs:
+        by_cell.setdefault(history_run.run.cell.hash(), {}).setdefault((history_run.run.run_id, history_run.at), history_run)
+    return [_build_history(sorted(cell_runs.values(), key=lambda entry: (entry.at, entry.run.run_id))) for cell_runs in by_cell.values()]
 
 
-def _history(runs: Sequence[HistoryRun]) -> CellHistory:
+def _build_history(runs: Sequence[HistoryRun]) -> CellHistory:
     groups: list[list[HistoryRun]] = []
-    for one in runs:
-        before = groups[-1][-1] if groups else None
-        if before is None or (before.place, before.matrix) != (one.place, one.matrix) or _changes(before, one):
+    for history_run in runs:
+        previous = groups[-1][-1] if groups else None
+        if previous is None or (previous.place, previous.matrix) != (history_run.place, history_run.matrix) or _find_changes(previous, history_run):
             groups.append([])
-        groups[-1].append(one)
-    first = _means(groups[0])
+        groups[-1].append(history_run)
+    first = _compute_means(groups[0])
     periods = []
-    for place, group in enumerate(groups):
+    for index, group in enumerate(groups):
         metrics = {
             name: HistoryMetric(value, unit, n, value / first[name][0] if name in first and value and first[name][0] else None)
-            for name, (value, unit, n) in _means(group).items()
+            for name, (value, unit, n) in _compute_means(group).items()
         }
         periods.append(
             HistoryPeriod(
                 place=group[0].place,
                 matrix=group[0].matrix,
-                first=_text(group[0].at),
-                last=_text(group[-1].at),
-                runs=[one.run.run_id for one in group],
+                first=_iso_text(group[0].at),
+                last=_iso_text(group[-1].at),
+                runs=[history_run.run.run_id for history_run in group],
                 metrics=metrics,
-                changed=_changes(groups[place - 1][-1], group[0]) if place else [],
+                changed=_find_changes(groups[index - 1][-1], group[0]) if index else [],
             )
         )
-    rehearsals = sum(one.run.is_rehearsal for one in runs)
+    rehearsals = sum(history_run.run.is_rehearsal for history_run in runs)
     return CellHistory(runs[0].run.cell.name(), rehearsals, periods)
 
 
-def _means(runs: Sequence[HistoryRun]) -> dict[str, tuple[float, str, int]]:
+def _compute_means(runs: Sequence[HistoryRun]) -> dict[str, tuple[float, str, int]]:
     """Each metric of some runs of a cell: {name: (mean, unit, number of values)}.
 
     Metrics that were measured in different units or ways are left out.
     """
-    found: dict[str, tuple[float, str, int]] = {}
+    means: dict[str, tuple[float, str, int]] = {}
     for name in METRICS:
-        values: list[Any] = [metric.quantities(one.run).get(name) for one in runs]
-        known = [value for value in values if value is not None]
-        if known and len({(value.unit, value.kind) for value in known}) == 1:
-            found[name] = (fmean(value.value for value in known), known[0].unit, len(known))
-    return found
+        values: list[Any] = [metric.compute_quantities(history_run.run).get(name) for history_run in runs]
+        known_values = [value for value in values if value is not None]
+        if known_values and len({(value.unit, value.kind) for value in known_values}) == 1:
+            means[name] = (fmean(value.value for value in known_values), known_values[0].unit, len(known_values))
+    return means
 
 
-def _changes(before: HistoryRun, after: HistoryRun) -> list[HistoryChange]:
+def _find_changes(before: HistoryRun, after: HistoryRun) -> list[HistoryChange]:
     """The properties of machines and software that are known for both runs and differ between them."""
-    return [HistoryChange(*change) for change in environment.differences(before.known, after.known)]
+    return [HistoryChange(*change) for change in environment.property_differences(before.known, after.known)]
 
 
-def _text(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat(timespec="seconds")
+def _iso_text(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="seconds")

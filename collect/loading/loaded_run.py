@@ -53,7 +53,7 @@ class LoadedRun(RunRecords, dict=True):
     # Name of a host (taken from the name of its file) -> the samples of this host that are not yet in `sample_parts`.
     sample_records: dict[str, list[Sample]] = msgspec.field(default_factory=dict)
     reads_traces: Traces = "exact"
-    quantities: dict[str, Quantity] | None = None  # metrics by name; None until `collect.metric.quantities` computes them
+    quantities: dict[str, Quantity] | None = None  # metrics by name; None until `collect.metric.compute_quantities` computes them
 
     @property
     def repeat(self) -> int:
@@ -93,18 +93,18 @@ class LoadedRun(RunRecords, dict=True):
         """The step records and the number of ranks, from which the frames of steps are made."""
         if self.run is None:
             return Recorded({})
-        lost = self.cell.instruments.lost_worker
-        return Recorded(self.step_records, self.cell.gpus, self.cell.dp, None if lost is None else lost.step)
+        lost_worker = self.cell.instruments.lost_worker
+        return Recorded(self.step_records, self.cell.gpus, self.cell.dp, None if lost_worker is None else lost_worker.step)
 
     @cached_property
     def step_frames(self) -> Frames:
         """Three frames of steps: all steps, the timed steps of each rank, and the timed steps over all ranks."""
-        return steps.frames(self.recorded)
+        return steps.build_step_frames(self.recorded)
 
     @property
     def steps(self) -> pl.DataFrame:
         """Every recorded step, one row per step and rank."""
-        return self.step_frames.every
+        return self.step_frames.all_steps
 
     @property
     def timed(self) -> pl.DataFrame:
@@ -114,19 +114,19 @@ class LoadedRun(RunRecords, dict=True):
     @property
     def world(self) -> pl.DataFrame:
         """The steps that were timed on every rank, without warm-up steps; one row per step over all ranks
-        (`steps.of_world`)."""
+        (`steps.join_world_steps`)."""
         return self.step_frames.world
 
     @cached_property
     def undisturbed(self) -> pl.DataFrame:
         """The rows of `world` for steps that no instrument slowed down. Metrics of time are computed from these rows."""
-        return steps.undisturbed(self.timed, self.world)
+        return steps.select_undisturbed(self.timed, self.world)
 
     @cached_property
     def window(self) -> tuple[float, float] | None:
         """The timed window: (end of the first timed step, end of the last timed step), in seconds since the epoch
-        (`steps.window`)."""
-        return steps.window(self.timed)
+        (`steps.find_timed_window`)."""
+        return steps.find_timed_window(self.timed)
 
     @property
     def count(self) -> int:
@@ -137,8 +137,8 @@ class LoadedRun(RunRecords, dict=True):
         super()._read_samples(hosts)
         self._move_segments()
 
-    def _of_segment(self, segment: ReadSegment, values: bytes) -> CheckedSegment:
-        return segment_frames.checked(segment, values)
+    def _check_segment(self, segment: ReadSegment, values: bytes) -> CheckedSegment:
+        return segment_frames.check_segment(segment, values)
 
     def _add_samples(self, host: str, samples: list[Sample]) -> None:
         if samples:
@@ -157,13 +157,13 @@ class LoadedRun(RunRecords, dict=True):
     def _move_records(self) -> None:
         """Move the samples in `sample_records` into frames."""
         if any(self.sample_records.values()):
-            self.sample_parts.append(samples.part([self.sample_records]))
+            self.sample_parts.append(samples.build_sample_part([self.sample_records]))
             self.sample_records = {}
 
     def _move_segments(self) -> None:
         """Move the samples in `sample_segments` into frames."""
         if self.sample_segments:
-            self.sample_parts.append(segment_frames.of_segments(self.sample_segments))
+            self.sample_parts.append(segment_frames.build_segment_frames(self.sample_segments))
             self.sample_segments = []
 
     @cached_property
@@ -173,7 +173,7 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def sample_parts(self) -> list[Samples]:
-        """The frames that were made from samples while the files were read, as `samples.part` makes them."""
+        """The frames that were made from samples while the files were read, as `samples.build_sample_part` makes them."""
         return []
 
     @cached_property
@@ -182,15 +182,15 @@ class LoadedRun(RunRecords, dict=True):
 
         Also None for a run with a fault on purpose, because a prediction does not contain the fault.
         """
-        asked = self.run.cell.instruments if self.run is not None else None
-        if asked is not None and (asked.straggler is not None or asked.lost_worker is not None):
+        instruments = self.run.cell.instruments if self.run is not None else None
+        if instruments is not None and (instruments.straggler is not None or instruments.lost_worker is not None):
             return None
         return prediction.read(self.folder.path)
 
     @cached_property
     def samples(self) -> Samples:
         """All samples of telemetry, including samples from before and after the timed steps."""
-        return samples.frames(self.sample_records, self.sample_parts)
+        return samples.build_sample_frames(self.sample_records, self.sample_parts)
 
     @property
     def whole_samples(self) -> Samples:
@@ -198,7 +198,7 @@ class LoadedRun(RunRecords, dict=True):
 
         Each metric selects the timed window itself, because counters also need the samples just before and after the window.
         """
-        return samples.frames({}) if self.resumed else self.samples
+        return samples.build_sample_frames({}) if self.resumed else self.samples
 
     @cached_property
     def gpu_samples(self) -> pl.DataFrame:
@@ -207,11 +207,11 @@ class LoadedRun(RunRecords, dict=True):
         The result of a run of an older release of shardlab does not name these GPUs; then the rows of all GPUs of the hosts are
         returned.
         """
-        gpus = samples.measured(self.whole_samples.gpus)
-        used = self.result.gpus if self.result else None
-        if used is None or set(gpus["uuid"].unique()) <= set(used):
+        gpus = samples.select_real_gpus(self.whole_samples.gpus)
+        run_gpus = self.result.gpus if self.result else None
+        if run_gpus is None or set(gpus["uuid"].unique()) <= set(run_gpus):
             return gpus  # no row has to be removed, so the frame is not copied by a filter
-        return gpus.filter(pl.col("uuid").is_in(used))
+        return gpus.filter(pl.col("uuid").is_in(run_gpus))
 
     @property
     def plays_gpus(self) -> bool:
@@ -250,13 +250,13 @@ class LoadedRun(RunRecords, dict=True):
         if self.resumed:
             return []
         hosts = [host.host for host in self.hosts]
-        steps_of = self.clock_steps
-        return telemetry.coverage(self.run_id, self.timed, self.samples, hosts, self.sampler_ends, self.clocks, steps_of)
+        clock_jumps = self.clock_steps
+        return telemetry.compute_coverage(self.run_id, self.timed, self.samples, hosts, self.sampler_ends, self.clocks, clock_jumps)
 
     @cached_property
     def clock_steps(self) -> dict[str, float]:
-        """The hosts whose clock was set during the run: {host: by how many seconds} (`telemetry.clock_steps`)."""
-        return telemetry.clock_steps(self.samples.hosts)
+        """The hosts whose clock was set during the run: {host: by how many seconds} (`telemetry.find_clock_steps`)."""
+        return telemetry.find_clock_steps(self.samples.hosts)
 
     @property
     def clock_stepped(self) -> bool:
@@ -269,22 +269,22 @@ class LoadedRun(RunRecords, dict=True):
     @cached_property
     def memory(self) -> MemoryCurves | None:
         """The memory of rank 0 during one step, if an instrument recorded it."""
-        return memory.read(self.folder.memory_file(0))
+        return memory.read_memory_curves(self.folder.memory_file(0))
 
     @cached_property
     def snapshot(self) -> AllocatorSnapshot | None:
         """The snapshot of rank 0's CUDA allocator after one step, if an instrument wrote it."""
-        return snapshot.read(self.folder.snapshot_file(0)) if self.cell.instruments.memory == "snapshot" else None
+        return snapshot.read_snapshot(self.folder.snapshot_file(0)) if self.cell.instruments.memory == "snapshot" else None
 
     @cached_property
     def allocator_history(self) -> AllocatorHistory | None:
         """The memory after each entry of the history in `snapshot`. Two figures draw it."""
-        return snapshot.history(self.snapshot) if self.snapshot else None
+        return snapshot.replay_history(self.snapshot) if self.snapshot else None
 
     @cached_property
     def traces(self) -> RunTraces:
         """The numbers that are computed from the traces of the profiled ranks."""
-        return run_traces.read(self.folder.path, self.reads_traces) if self.profiled else RunTraces()
+        return run_traces.read_run_traces(self.folder.path, self.reads_traces) if self.profiled else RunTraces()
 
     @cached_property
     def breakdowns(self) -> list[Breakdown]:

@@ -79,7 +79,7 @@ class Damage(msgspec.Struct):
     def __bool__(self) -> bool:
         return bool(self.truncated or self.corrupt or self.not_followed)
 
-    def says(self) -> str:
+    def describe(self) -> str:
         """The damage in words: one clause per damaged file."""
         parts = [f"{name}: the last line is incomplete" for name in self.truncated]
         parts += [f"{name}: {count} corrupt line{'s' * (count != 1)}" for name, count in self.corrupt.items()]
@@ -100,7 +100,7 @@ class RunRecords(msgspec.Struct):
     hosts: list[Host] = []  # the descriptions of hosts that could be read
     damage: Damage = msgspec.field(default_factory=Damage)
     profiled: bool = False  # whether the run folder has a subfolder `trace`
-    paused: bool = False  # whether the run was suspended between its first and its last timed step (`_leave_out`)
+    paused: bool = False  # whether the run was suspended between its first and its last timed step (`_exclude_pauses`)
     unreadable: str = ""  # why the state of the run is unknown: run.json, result.json or an event cannot be read
     last_record_s: float = 0.0  # time of the last record, in seconds since the epoch by the nodes' clocks; 0: no record
     sampler_ends: dict[str, int] = {}  # host -> how often its sampler ended while the run was still going on
@@ -149,18 +149,18 @@ class RunRecords(msgspec.Struct):
         parts: dict[str, list[str]] = {}
         for part in filter(names.__contains__, FOLDERS):
             try:
-                if (inside := self._inside(part)) is not None:
-                    parts[part] = inside
+                if (entries := self._list_subfolder(part)) is not None:
+                    parts[part] = entries
             except OSError as error:
                 self._note_unreadable(str(WorkspaceError.from_os_error(error, "read")))
         self.profiled = "trace" in parts
         for name in parts.get("steps", ()):
             if match := _RANK.fullmatch(name):
-                self.step_records[int(match[1])] = self._lines(name, StepRecord)
+                self.step_records[int(match[1])] = self._read_records(name, StepRecord)
         self._read_samples({name: match[1] for name in parts.get("samples", ()) if (match := _HOST.fullmatch(name))})
         if VALIDATION in names:
-            self.validation = self._lines(VALIDATION, ValidationRecord)
-        events = [event for name in names if _EVENTS.fullmatch(name) for event in self._lines(name, Event)]
+            self.validation = self._read_records(VALIDATION, ValidationRecord)
+        events = [event for name in names if _EVENTS.fullmatch(name) for event in self._read_records(name, Event)]
         self.events = events = sorted(events, key=lambda event: event.wall_s)
         for name in filter(_EVENTS.fullmatch, self.damage.corrupt):
             if (line := damaged_line(f"{self.folder.path}/{name}", Event)) is not None:
@@ -172,23 +172,23 @@ class RunRecords(msgspec.Struct):
         except (InputError, WorkspaceError) as error:
             self._note_unreadable(str(error))
         self.hosts = [host for name in parts.get("env", ()) if (host := read_host(f"{self.folder.path}/{name}")) is not None]
-        met = [backend for event in events if event.event == "met" and isinstance(backend := event.data.get("backend"), str)]
-        self.backend = met[-1] if met else ""
-        ends = (event for event in events if event.event in ("exited", "requeued", "cancelled"))
-        last = max(ends, key=lambda event: event.wall_s, default=None)
-        self.waits = last is not None and last.event == "requeued"
+        backends = [backend for event in events if event.event == "met" and isinstance(backend := event.data.get("backend"), str)]
+        self.backend = backends[-1] if backends else ""
+        end_events = (event for event in events if event.event in ("exited", "requeued", "cancelled"))
+        last_end = max(end_events, key=lambda event: event.wall_s, default=None)
+        self.waits = last_end is not None and last_end.event == "requeued"
         self.sampler_ends = dict(Counter(event.host for event in events if event.event == SAMPLER_ENDED))
-        self.clocks = _clocks(events)
+        self.clocks = _read_clocks(events)
         moments_s = [self.last_record_s, *(event.wall_s for event in events)]
         moments_s += [steps[-1].wall_s for steps in self.step_records.values() if steps]
         self.last_record_s = max(moments_s)
-        self._leave_out(suspension.of(events))
+        self._exclude_pauses(suspension.of(events))
 
     def _read_samples(self, hosts: Mapping[str, str]) -> None:
         """Read all files of samples. hosts: {name of a file: name of its host}."""
         last_s = 0.0  # the time of the last sample of the file so far
         names = {f"{self.folder.path}/{name}": name for name in hosts}
-        for path, piece in reader.read(list(names), self._of_segment):
+        for path, piece in reader.read(list(names), self._check_segment):
             name = names[path]
             if isinstance(piece, RecordLines):
                 samples = self.damage.note(name, piece)
@@ -202,7 +202,7 @@ class RunRecords(msgspec.Struct):
                 if piece.error is not None:
                     self._note_unread(name, piece.error)
 
-    def _of_segment(self, _segment: ReadSegment, _values: bytes) -> CheckedSegment | None:
+    def _check_segment(self, _segment: ReadSegment, _values: bytes) -> CheckedSegment | None:
         """What is kept of samples that are stored as columns. Called in several threads. Raises SegmentFault if a value is not
         allowed."""
         return None
@@ -214,9 +214,9 @@ class RunRecords(msgspec.Struct):
         """
 
     def _add_segment(self, segment: CheckedSegment | None) -> None:
-        """Process the result of `_of_segment`, in the order of the samples."""
+        """Process the result of `_check_segment`, in the order of the samples."""
 
-    def _lines(self, name: str, kind: type[R]) -> list[R]:
+    def _read_records(self, name: str, kind: type[R]) -> list[R]:
         """The records that can be read from a file. Damaged lines are noted in `damage`, and also a file that is not a
         regular file."""
         try:
@@ -232,7 +232,7 @@ class RunRecords(msgspec.Struct):
         if not isinstance(error.__cause__, NotRegular) or _EVENTS.fullmatch(name):
             self._note_unreadable(str(error))
 
-    def _inside(self, part: str) -> list[str] | None:
+    def _list_subfolder(self, part: str) -> list[str] | None:
         """The sorted paths of the entries of a subfolder, relative to the run folder; None if there is no such subfolder.
 
         part: the name of the subfolder. An entry of this name that is not a folder is noted in `damage`. Raises OSError if the
@@ -254,7 +254,7 @@ class RunRecords(msgspec.Struct):
         finally:
             os.close(descriptor)
 
-    def _leave_out(self, pauses: Sequence[Pause]) -> None:
+    def _exclude_pauses(self, pauses: Sequence[Pause]) -> None:
         """Ensure that no metric uses a time that includes a pause, if the run was suspended during its timed steps.
 
         Each step that overlaps a pause is marked as `watched`, so that metrics of time do not use it, and the times in the
@@ -271,24 +271,24 @@ class RunRecords(msgspec.Struct):
         self.result = msgspec.structs.replace(self.result, **timeless) if self.result else None
 
 
-def _clocks(events: Sequence[Event]) -> dict[str, dict[str, ClockOffset]]:
-    found: dict[str, dict[str, ClockOffset]] = {}
+def _read_clocks(events: Sequence[Event]) -> dict[str, dict[str, ClockOffset]]:
+    clocks: dict[str, dict[str, ClockOffset]] = {}
     for event in events:
         if event.event == CLOCK and (when := event.data.get("when")) in ("start", "end"):
             with contextlib.suppress(msgspec.ValidationError):
-                found.setdefault(event.host, {})[when] = msgspec.convert(event.data, ClockOffset)
-    return found
+                clocks.setdefault(event.host, {})[when] = msgspec.convert(event.data, ClockOffset)
+    return clocks
 
 
 def read_host(path: str) -> Host | None:
     """Read the description of a host from a file in the folder `env`. None if the file is damaged or is not a JSON file."""
     try:
-        return _decoded(files.read(path)) if path.endswith(".json") else None
+        return _decode_host(files.read(path)) if path.endswith(".json") else None
     except (OSError, *DECODE_FAULTS):
         return None
 
 
 @lru_cache(maxsize=1024)
-def _decoded(raw: bytes) -> Host:
+def _decode_host(raw: bytes) -> Host:
     """Decode the description of a host. The result is cached, because most runs contain the same description."""
     return decoder(Host).decode(raw)

@@ -21,8 +21,8 @@ def time_to_accuracy(run: LoadedRun, accuracy_pct: float) -> Quantity | None:
     if run.paused:
         return None
     seconds = seconds_until(run.timed)
-    able = [record for record in run.validation if record.step in seconds and 100 * record.accuracy >= accuracy_pct]
-    return Quantity(seconds[min(record.step for record in able)], "s") if able else None
+    reaching = [record for record in run.validation if record.step in seconds and 100 * record.accuracy >= accuracy_pct]
+    return Quantity(seconds[min(record.step for record in reaching)], "s") if reaching else None
 
 
 METRICS = (

@@ -6,7 +6,7 @@ from collect.loading.loaded_run import Quantity
 from collect.metric import Compared, Direction, Metric
 
 
-def more(compared: Compared, unit: str) -> Quantity | None:
+def subtract_baseline(compared: Compared, unit: str) -> Quantity | None:
     """The value of the cell minus the value of the baseline.
 
     None if the cell and the baseline have neither the same global batch size nor the same batch size per rank.
@@ -15,13 +15,13 @@ def more(compared: Compared, unit: str) -> Quantity | None:
     return Quantity(compared.value - compared.baseline_value, unit, scaling) if scaling else None
 
 
-def less_pct(compared: Compared) -> Quantity | None:
+def decrease_in_points(compared: Compared) -> Quantity | None:
     """The value of the baseline minus the value of the cell, in percentage points, for a metric in percent."""
-    difference = more(compared, "%")
+    difference = subtract_baseline(compared, "%")
     return Quantity(-difference.value, "%", difference.kind) if difference else None
 
 
-def more_pct(compared: Compared) -> Quantity | None:
+def change_pct(compared: Compared) -> Quantity | None:
     """The value of the cell minus the value of the baseline, in percent of the baseline's value.
 
     None if the baseline's value is not greater than 0.
@@ -32,57 +32,57 @@ def more_pct(compared: Compared) -> Quantity | None:
     return Quantity(100 * (compared.value / compared.baseline_value - 1), "%", scaling)
 
 
-def ratio_pct(compared: Compared, value: float, of: float) -> Quantity | None:
-    """The value of one cell (`value`) in percent of the value of the other cell (`of`).
+def ratio_pct(compared: Compared, value: float, reference: float) -> Quantity | None:
+    """The value of one cell (`value`) in percent of the value of the other cell (`reference`).
 
-    None if the cells have neither the same global batch size nor the same batch size per rank, or if `of` is 0 or less.
+    None if the cells have neither the same global batch size nor the same batch size per rank, or if `reference` is 0 or less.
     """
     scaling = compared.scaling
-    return Quantity(100 * (value / of), "%", scaling) if scaling and of > 0 else None
+    return Quantity(100 * (value / reference), "%", scaling) if scaling and reference > 0 else None
 
 
-def _more_ms(name: str, compares: str, definition: str) -> Metric:
+def _difference_metric(name: str, compares: str, definition: str) -> Metric:
     return Metric(
         name=name,
         unit="ms",
         direction="lower is better",
         definition=definition,
-        of_cells=lambda compared: more(compared, "ms"),
+        of_cells=lambda compared: subtract_baseline(compared, "ms"),
         compares=compares,
     )
 
 
-def _more_pct(name: str, compares: str, direction: Direction, definition: str) -> Metric:
-    return Metric(name=name, unit="%", direction=direction, definition=definition, of_cells=more_pct, compares=compares)
+def _change_metric(name: str, compares: str, direction: Direction, definition: str) -> Metric:
+    return Metric(name=name, unit="%", direction=direction, definition=definition, of_cells=change_pct, compares=compares)
 
 
 METRICS = (
-    _more_ms(
+    _difference_metric(
         "additional_compute_ms",
         "compute_ms",
         "Compute time of a profiled step minus that of the baseline.",
     ),
-    _more_ms(
+    _difference_metric(
         "additional_exposed_communication_ms",
         "exposed_communication_ms",
         "Exposed communication of a profiled step minus that of the baseline.",
     ),
-    _more_ms(
+    _difference_metric(
         "additional_waiting_ms",
         "waiting_ms",
         "Time of a profiled step that is lost to waiting for slow ranks, minus that of the baseline.",
     ),
-    _more_ms(
+    _difference_metric(
         "additional_idle_ms",
         "idle_ms",
         "Idle time of a profiled step minus that of the baseline (study 2, table 4.3.3: additional idle).",
     ),
-    _more_ms(
+    _difference_metric(
         "additional_non_compute_ms",
         "non_compute_ms",
         "Non-compute time of a profiled step minus that of the baseline (study 2, table 4.3.3, which calls it communication).",
     ),
-    _more_ms(
+    _difference_metric(
         "overhead_ms",
         "kernel_ms",
         "Time of a profiled step from the first kernel to the last, minus that of the baseline: the additional compute, "
@@ -94,17 +94,17 @@ METRICS = (
         direction="lower is better",
         definition="Share of time in which a kernel computes: that of the baseline minus that of this cell, in percentage "
         "points (study 2, table 4.3.3, which calls it performance loss).",
-        of_cells=less_pct,
+        of_cells=decrease_in_points,
         compares="compute_pct",
     ),
-    _more_pct(
+    _change_metric(
         "speed_gain_pct",
         "throughput_per_s",
         "higher is better",
         "Change of throughput relative to the baseline, or to the cell that a study names, in percent of its throughput "
         "(study 1, table 1: speed gain).",
     ),
-    _more_pct(
+    _change_metric(
         "memory_change_pct",
         "peak_memory_bytes",
         "lower is better",

@@ -6,12 +6,12 @@ import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
-from collect.sources.steps import unwatched
+from collect.sources.steps import select_unwatched
 
 FORWARD, BACKWARD = 1.0, 2.0  # durations of passes in study 4's simulation of pipelines, in forward passes
 
 
-def theory(run: LoadedRun) -> Quantity | None:
+def bubble_theory(run: LoadedRun) -> Quantity | None:
     """The bubble of a run's pipeline by theory, in percent: 100 (P - 1) / (v M + P - 1).
 
     P: number of ranks of a pipeline; M: number of micro-batches; v: number of stages per rank. None for a cell without a
@@ -20,12 +20,12 @@ def theory(run: LoadedRun) -> Quantity | None:
     cell = run.cell
     if cell.pp < 2 or run.timed.is_empty():
         return None
-    per_rank = cell.options.get("stages_per_rank", 1)
-    assert isinstance(per_rank, int)
-    return Quantity(theory_pct(cell.pp, per_rank * cell.gradient_accumulation_steps), "%")
+    stages_per_rank = cell.options.get("stages_per_rank", 1)
+    assert isinstance(stages_per_rank, int)
+    return Quantity(bubble_theory_pct(cell.pp, stages_per_rank * cell.gradient_accumulation_steps), "%")
 
 
-def theory_pct(ranks: int, passes: float) -> float:
+def bubble_theory_pct(ranks: int, passes: float) -> float:
     """The bubble of a pipeline by theory, in percent of its time.
 
     ranks: number of ranks of the pipeline. passes: number of micro-batches times number of stages per rank.
@@ -36,16 +36,16 @@ def theory_pct(ranks: int, passes: float) -> float:
 def simulated_time(run: LoadedRun) -> Quantity | None:
     """The time of a step of the pipeline by theory, with its bubble: 3 (M + (P - 1) / v), in forward passes.
 
-    P, M and v as for `theory`. The unit is the forward pass of one micro-batch through all stages of a rank; a backward pass
+    P, M, v: see `bubble_theory`. The unit is the forward pass of one micro-batch through all stages of a rank; a backward pass
     takes 2 of it, and messages take none. None for a cell without a pipeline, and for a run without timed steps.
     """
     cell = run.cell
-    ideal = ideal_time(run)
-    if ideal is None:
+    ideal_passes = ideal_time(run)
+    if ideal_passes is None:
         return None
-    per_rank = cell.options.get("stages_per_rank", 1)
-    assert isinstance(per_rank, int)
-    return Quantity(ideal.value + (FORWARD + BACKWARD) * (cell.pp - 1) / per_rank, "")
+    stages_per_rank = cell.options.get("stages_per_rank", 1)
+    assert isinstance(stages_per_rank, int)
+    return Quantity(ideal_passes.value + (FORWARD + BACKWARD) * (cell.pp - 1) / stages_per_rank, "")
 
 
 def ideal_time(run: LoadedRun) -> Quantity | None:
@@ -61,7 +61,7 @@ def simulated_throughput(run: LoadedRun) -> Quantity | None:
     return Quantity(run.cell.gradient_accumulation_steps / time.value, "") if time else None
 
 
-def seen(run: LoadedRun) -> Quantity | None:
+def measured_bubble(run: LoadedRun) -> Quantity | None:
     """The measured bubble in percent: 100 (1 - (F + B) / T), where each time is a sum over the timed steps.
 
     F: forward time of the first stage; B: backward time of the last stage (both are means over replicas); T: forward and
@@ -74,16 +74,16 @@ def seen(run: LoadedRun) -> Quantity | None:
     cell = run.cell
     if cell.pp < 2 or cell.options.get("stages_per_rank", 1) != 1:
         return None
-    rows = unwatched(run.timed).drop_nulls(["forward_ms", "backward_ms"])
-    # `across` is the number of ranks of one stage. These ranks have consecutive numbers (trainers/parallel/mesh_model.py).
-    across = cell.gpus // cell.pp
-    rows = rows.with_columns(stage=pl.col("rank") // across, passes=pl.col("forward_ms") + pl.col("backward_ms"))
-    total = float(rows.group_by("step", maintain_order=True).agg(pl.max("passes"))["passes"].sum())
+    rows = select_unwatched(run.timed).drop_nulls(["forward_ms", "backward_ms"])
+    # The ranks of one stage have consecutive numbers (trainers/parallel/mesh_model.py).
+    ranks_per_stage = cell.gpus // cell.pp
+    rows = rows.with_columns(stage=pl.col("rank") // ranks_per_stage, passes=pl.col("forward_ms") + pl.col("backward_ms"))
+    total_ms = float(rows.group_by("step", maintain_order=True).agg(pl.max("passes"))["passes"].sum())
     first, last = rows.filter(pl.col("stage") == 0), rows.filter(pl.col("stage") == cell.pp - 1)
-    if total <= 0 or first.is_empty() or last.is_empty():
+    if total_ms <= 0 or first.is_empty() or last.is_empty():
         return None
-    computed = (float(first["forward_ms"].sum()) + float(last["backward_ms"].sum())) / across
-    return Quantity(100 * (1 - computed / total), "%", "of equally long stages") if computed <= total else None
+    computed_ms = (float(first["forward_ms"].sum()) + float(last["backward_ms"].sum())) / ranks_per_stage
+    return Quantity(100 * (1 - computed_ms / total_ms), "%", "of equally long stages") if computed_ms <= total_ms else None
 
 
 METRICS = (
@@ -95,7 +95,7 @@ METRICS = (
         definition="Share of a pipeline's time in which a rank has nothing to do, (P - 1) / (v M + P - 1) for P ranks, M "
         "micro-batches and v stages a rank (Huang et al., GPipe, 2019, section 2.3; Narayanan et al., 2021, section 2.2, "
         "which divide by the busy time instead: (P - 1) / (v M)).",
-        of_run=theory,
+        of_run=bubble_theory,
         exact=True,
     ),
     Metric(
@@ -106,7 +106,7 @@ METRICS = (
         definition="Share of the forward and backward time in which a rank waits, computed from the step records for stages "
         "that take equally long: the first stage never waits in forward, the last stage never in backward; the rest of the "
         "slowest rank's time is the bubble, which includes the time for sending. Blank if a rank has several stages.",
-        of_run=seen,
+        of_run=measured_bubble,
     ),
     Metric(
         name="pipeline_time_theory",

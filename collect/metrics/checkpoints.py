@@ -8,7 +8,7 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 
 
-def reported(name: str, unit: str) -> Callable[[LoadedRun], Quantity | None]:
+def make_checkpoint_function(name: str, unit: str) -> Callable[[LoadedRun], Quantity | None]:
     """Make a metric's function, which returns the number `name` of the results that the instrument `checkpoints` recorded."""
 
     def of_run(run: LoadedRun) -> Quantity | None:
@@ -26,7 +26,7 @@ METRICS = (
         direction="lower is better",
         definition="Mean time of rank 0 to save a checkpoint, until all ranks have saved it and its files are synced to the "
         "disk (docs/checkpoints.md).",
-        of_run=reported("save_s", "s"),
+        of_run=make_checkpoint_function("save_s", "s"),
     ),
     Metric(
         name="checkpoint_load_s",
@@ -35,7 +35,7 @@ METRICS = (
         direction="lower is better",
         definition="Time of rank 0 to load a checkpoint, until all ranks have loaded it, without the check of its checksums. "
         "Of a run that resumed, or with `time_loading: true`. The files may still be in the memory of the host.",
-        of_run=reported("load_s", "s"),
+        of_run=make_checkpoint_function("load_s", "s"),
     ),
     Metric(
         name="checkpoint_bytes",
@@ -43,6 +43,6 @@ METRICS = (
         unit="bytes",
         direction="lower is better",
         definition="Size of all files of the last checkpoint on the disk.",
-        of_run=reported("bytes", "bytes"),
+        of_run=make_checkpoint_function("bytes", "bytes"),
     ),
 )

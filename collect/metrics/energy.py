@@ -26,13 +26,13 @@ def energy(run: LoadedRun) -> Quantity | None:
     """
     if run.paused or run.clock_stepped or run.gpu_samples.is_empty() or (span := run.window) is None:
         return None
-    used = run.result.gpus if run.result else None
-    if used is not None and len(run.gpu_rows.of) != len(used):
+    run_gpus = run.result.gpus if run.result else None
+    if run_gpus is not None and len(run.gpu_rows.rows_of_device) != len(run_gpus):
         return None  # some GPUs have no telemetry
-    for column, of_gpu, kind in (("energy_j", _from_counter, "counter"), ("power_w", _from_power, "power samples")):
-        known = [of_gpu(times, values, span) for times, values in run.gpu_rows.values(column).values()]
-        if None not in known:
-            return Quantity(sum(joules for joules in known if joules is not None), "J", kind)
+    for column, measure, kind in (("energy_j", _energy_from_counter, "counter"), ("power_w", _energy_from_power, "power samples")):
+        joules_of_gpus = [measure(times, values, span) for times, values in run.gpu_rows.values(column).values()]
+        if None not in joules_of_gpus:
+            return Quantity(sum(joules for joules in joules_of_gpus if joules is not None), "J", kind)
     return None
 
 
@@ -41,14 +41,14 @@ def energy_per_unit(run: LoadedRun) -> Quantity | None:
 
     The units of the first timed step are not counted, because `energy` begins at the end of this step.
     """
-    total, rows = energy(run), run.timed
-    if total is None:
+    total_energy, rows = energy(run), run.timed
+    if total_energy is None:
         return None
     units = float(rows.filter(pl.col("step") > rows["step"].min())["units"].sum())
     if units <= 0:
         return None
     unit = run.result.unit.removesuffix("s") if run.result else "unit"
-    return Quantity(total.value / units, f"J/{unit}", total.kind)
+    return Quantity(total_energy.value / units, f"J/{unit}", total_energy.kind)
 
 
 def idle_power(run: LoadedRun) -> Quantity | None:
@@ -60,23 +60,23 @@ def idle_power(run: LoadedRun) -> Quantity | None:
     if run.gpu_samples.is_empty():
         return None
     first_step_s = run.steps["wall_s"].min()
-    used = run.result.gpus if run.result else None
+    run_gpus = run.result.gpus if run.result else None
     if not isinstance(first_step_s, float):
         return None
-    total, known = 0.0, 0
+    total_watts, measured_gpus = 0.0, 0
     for times, watts, processes in run.gpu_rows.values("power_w", "processes").values():
         if not len(times):
             continue
         busy = np.flatnonzero(processes > 0)
         idle = slice(busy[0] if len(busy) else None)
-        before = watts[idle][times[idle] < first_step_s]
-        if len(before) < IDLE_SAMPLES:
+        idle_watts = watts[idle][times[idle] < first_step_s]
+        if len(idle_watts) < IDLE_SAMPLES:
             return None
-        total, known = total + fmean(before.tolist()), known + 1
-    return Quantity(total, "W") if known and (used is None or known == len(used)) else None
+        total_watts, measured_gpus = total_watts + fmean(idle_watts.tolist()), measured_gpus + 1
+    return Quantity(total_watts, "W") if measured_gpus and (run_gpus is None or measured_gpus == len(run_gpus)) else None
 
 
-def _from_counter(times: np.ndarray, counter: np.ndarray, span: tuple[float, float]) -> float | None:
+def _energy_from_counter(times: np.ndarray, counter: np.ndarray, span: tuple[float, float]) -> float | None:
     """The growth of the energy counter of one GPU within the span, in joules, interpolated at both ends of the span.
 
     None if the samples do not extend beyond both ends of the span, if they cover less than 80 % of the span, or if the counter
@@ -90,7 +90,7 @@ def _from_counter(times: np.ndarray, counter: np.ndarray, span: tuple[float, flo
     return float(last - first)
 
 
-def _from_power(times: np.ndarray, power: np.ndarray, span: tuple[float, float]) -> float | None:
+def _energy_from_power(times: np.ndarray, power: np.ndarray, span: tuple[float, float]) -> float | None:
     """The energy of one GPU within the span, in joules: the area under its power samples, by the trapezoidal rule.
 
     For parts of the span without samples, the mean power is used. None if the samples cover less than 80 % of the span.

@@ -6,42 +6,42 @@ from collections.abc import Callable
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
-from collect.metrics.network import counted
+from collect.metrics.network import counter_growth
 
 
-def _of(counter: str) -> Callable[[LoadedRun], Quantity | None]:
+def _make_sent_function(counter: str) -> Callable[[LoadedRun], Quantity | None]:
     def sent(run: LoadedRun) -> Quantity | None:
         """The growth of `counter`, summed over all GPUs that the run trained on; None if the growth is not known for any of
         the GPUs."""
         if run.window is None or run.clock_stepped or run.gpu_samples.is_empty():
             return None
-        used = run.result.gpus if run.result else None
-        if used is not None and len(run.gpu_rows.of) != len(used):
+        run_gpus = run.result.gpus if run.result else None
+        if run_gpus is not None and len(run.gpu_rows.rows_of_device) != len(run_gpus):
             return None  # some GPUs have no telemetry
         total = 0.0
         for values in run.gpu_rows.counters(counter).values():
-            if (grown := counted(values, run.window)) is None:
+            if (growth := counter_growth(values, run.window)) is None:
                 return None
-            total += grown
+            total += growth
         return Quantity(total, "bytes")
 
     return sent
 
 
-def _metric(name: str, link: str, place: int, counter: str, more: str) -> Metric:
+def _build_metric(name: str, link: str, position: int, counter: str, remark: str) -> Metric:
     return Metric(
         name=name,
-        column=MetricColumn("sent", place, f"All timed steps, {link}"),
+        column=MetricColumn("sent", position, f"All timed steps, {link}"),
         unit="bytes",
         direction="neither",
-        definition=f"Bytes that the GPUs of the run sent over {link}{more} between the first and the last timed step, by "
+        definition=f"Bytes that the GPUs of the run sent over {link}{remark} between the first and the last timed step, by "
         "NVML's counters, which count all programs. Interpolated and blank as `network_bytes`; blank too for GPUs without such "
         "a counter.",
-        of_run=_of(counter),
+        of_run=_make_sent_function(counter),
     )
 
 
 METRICS = (
-    _metric("nvlink_bytes", "NVLink", 52, "nvlink_tx_bytes", ", without protocol overhead,"),
-    _metric("pcie_bytes", "PCIe", 54, "pcie_tx_bytes", ""),
+    _build_metric("nvlink_bytes", "NVLink", 52, "nvlink_tx_bytes", ", without protocol overhead,"),
+    _build_metric("pcie_bytes", "PCIe", 54, "pcie_tx_bytes", ""),
 )

@@ -13,11 +13,11 @@ def largest_batch(run: LoadedRun) -> Quantity | None:
     None for all other runs, and for all runs while the search goes on. None also if even the upper bound of the search fits
     into memory, because the largest batch is then not known.
     """
-    searched = run.run.search if run.run is not None else None
-    if searched is None or searched.goal != "largest_that_fits":
+    search = run.run.search if run.run is not None else None
+    if search is None or search.goal != "largest_that_fits":
         return None
-    path = search_path.walk(run.folder.path.parent, run.cell, searched, run.repeat)
-    if path.best != run.cell.gpu_batch_size or path.best == searched.largest:
+    path = search_path.walk(run.folder.path.parent, run.cell, search, run.repeat)
+    if path.best != run.cell.gpu_batch_size or path.best == search.largest:
         return None
     return Quantity(path.best, "items")
 

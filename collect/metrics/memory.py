@@ -6,7 +6,7 @@ import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
-from collect.sources.steps import unwatched
+from collect.sources.steps import select_unwatched
 
 KINDS = {"allocated_bytes": "allocated on the GPU", "rss_bytes": "resident set of the process"}
 
@@ -16,14 +16,14 @@ def peak_memory(run: LoadedRun) -> Quantity | None:
 
     None if only some of the step records are from a GPU, because the two kinds of memory cannot be compared.
     """
-    steps = unwatched(run.timed)
-    column = column_of(steps)
+    steps = select_unwatched(run.timed)
+    column = find_memory_column(steps)
     if column is None:
         return None
-    return Quantity(_largest(steps[column]), "bytes", KINDS[column])
+    return Quantity(_largest_size(steps[column]), "bytes", KINDS[column])
 
 
-def column_of(steps: pl.DataFrame) -> str | None:
+def find_memory_column(steps: pl.DataFrame) -> str | None:
     """The name of the column of `steps` that contains the memory of the ranks. The name is a key of KINDS.
 
     None if some step records have the memory of a GPU and others do not, or if no step record has a memory.
@@ -33,16 +33,16 @@ def column_of(steps: pl.DataFrame) -> str | None:
     return next((name for name in KINDS if steps[name].count()), None)
 
 
-def reserved(run: LoadedRun) -> Quantity | None:
+def reserved_memory(run: LoadedRun) -> Quantity | None:
     """The largest memory that the GPU allocator had reserved, over ranks and timed steps, in bytes; None if a rank has no
     GPU."""
-    sizes = unwatched(run.timed)["reserved_bytes"]
+    sizes = select_unwatched(run.timed)["reserved_bytes"]
     if sizes.is_empty() or sizes.null_count():
         return None
-    return Quantity(_largest(sizes), "bytes")
+    return Quantity(_largest_size(sizes), "bytes")
 
 
-def _largest(sizes: pl.Series) -> int:
+def _largest_size(sizes: pl.Series) -> int:
     size = sizes.max()
     assert isinstance(size, int)
     return size
@@ -66,6 +66,6 @@ METRICS = (
         direction="lower is better",
         definition="Largest memory that the GPU allocator had reserved within a step, over ranks and timed steps: allocated "
         "memory, and memory that the allocator keeps for later.",
-        of_run=reserved,
+        of_run=reserved_memory,
     ),
 )

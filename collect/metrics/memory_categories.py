@@ -24,29 +24,29 @@ CATEGORIES = {
 _HEADINGS = ("Parameters", "Gathered", "Gradients", "Optimizer", "Master copy", "Activations", "Buffers", "Temporary")
 
 
-def _found(run: LoadedRun) -> dict[str, Any]:
+def _memory_results(run: LoadedRun) -> dict[str, Any]:
     return run.result.instruments.get("memory", {}) if run.result else {}
 
 
-def largest(category: str) -> Callable[[LoadedRun], Quantity | None]:
+def make_largest_function(category: str) -> Callable[[LoadedRun], Quantity | None]:
     """Make the function of a metric: the largest size of this category at any time of the observed step, in bytes."""
 
     def of_run(run: LoadedRun) -> Quantity | None:
-        value = _found(run).get("largest_bytes", {}).get(category)
+        value = _memory_results(run).get("largest_bytes", {}).get(category)
         return None if value is None else Quantity(value, "bytes")
 
     return of_run
 
 
-def estimated(run: LoadedRun) -> Quantity | None:
+def estimated_memory(run: LoadedRun) -> Quantity | None:
     """The estimated size of parameters, gradients and optimizer state on a rank, in bytes; None if the run has no estimate."""
-    parts = _found(run).get("estimate_bytes")
+    parts = _memory_results(run).get("estimate_bytes")
     return Quantity(sum(parts.values()), "bytes") if parts else None
 
 
-def over_estimate(run: LoadedRun) -> Quantity | None:
+def peak_over_estimate(run: LoadedRun) -> Quantity | None:
     """The sum of all categories at the memory peak of the observed step, divided by the estimate."""
-    estimate, peak = estimated(run), _found(run).get("peak_bytes")
+    estimate, peak = estimated_memory(run), _memory_results(run).get("peak_bytes")
     return Quantity(sum(peak.values()) / estimate.value, "x") if estimate and estimate.value and peak else None
 
 
@@ -54,17 +54,17 @@ METRICS = (
     *(
         Metric(
             name=f"memory_{category}_bytes",
-            column=MetricColumn("memory", 10 * place, heading),
+            column=MetricColumn("memory", 10 * position, heading),
             unit="bytes",
             direction="lower is better",
-            definition=f"Largest size, during the one observed step, of {what}; on the rank with the highest peak "
+            definition=f"Largest size, during the one observed step, of {description}; on the rank with the highest peak "
             "(`memory: categories`, docs/instruments.md). Categories reach their largest size at different moments, so these "
             "sizes do not add up to the peak.",
-            of_run=largest(category),
+            of_run=make_largest_function(category),
             # The sizes of these categories are the same in every repeat. Those of other categories depend on timing.
             exact=category in ("parameter", "optimizer_state", "master_parameter"),
         )
-        for place, ((category, what), heading) in enumerate(zip(CATEGORIES.items(), _HEADINGS, strict=True), 1)
+        for position, ((category, description), heading) in enumerate(zip(CATEGORIES.items(), _HEADINGS, strict=True), 1)
     ),
     Metric(
         name="estimated_memory_bytes",
@@ -73,7 +73,7 @@ METRICS = (
         definition="Estimated bytes of parameters, gradients and optimizer state on one rank, sharded over ranks as in the "
         "ZeRO paper (Rajbhandari et al., 2020, section 3): 4 bytes per parameter, 4 for its gradient, 8 for Adam. Without "
         "activations.",
-        of_run=estimated,
+        of_run=estimated_memory,
         exact=True,
     ),
     Metric(
@@ -83,6 +83,6 @@ METRICS = (
         direction="lower is better",
         definition="All categories together at the peak of the observed step, divided by the estimate. Activations, buffers "
         "and temporary storage are not in the estimate.",
-        of_run=over_estimate,
+        of_run=peak_over_estimate,
     ),
 )

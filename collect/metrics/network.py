@@ -19,35 +19,35 @@ RDMA_FAULTS = ("rx_errors", "tx_discards", "link_downed")
 LEAST_COVERAGE = 0.8  # share of the timed window that the samples of an interface must cover
 
 
-def network(run: LoadedRun) -> Quantity | None:
+def network_bytes(run: LoadedRun) -> Quantity | None:
     """Bytes sent by all hosts on their physical interfaces. For a host without physical interfaces, such as a container, the
     bytes sent on its virtual interfaces count."""
-    return _counted(run, run.interfaces, network_kind, "bytes")
+    return _sum_of_kind(run, run.interfaces, network_kind, "bytes")
 
 
-def received(run: LoadedRun) -> Quantity | None:
-    """Bytes received by all hosts on the interfaces of which `network` counts the sent bytes."""
-    return _counted(run, run.interface_rows.counters("rx_bytes"), network_kind, "bytes")
+def received_bytes(run: LoadedRun) -> Quantity | None:
+    """Bytes received by all hosts on the interfaces of which `network_bytes` counts the sent bytes."""
+    return _sum_of_kind(run, run.interface_rows.counters("rx_bytes"), network_kind, "bytes")
 
 
-def faults(run: LoadedRun) -> Quantity | None:
-    """Packets with errors and dropped packets, from the kernel's counters of the interfaces that `network` uses."""
+def network_faults(run: LoadedRun) -> Quantity | None:
+    """Packets with errors and dropped packets, from the kernel's counters of the interfaces that `network_bytes` uses."""
     nics = run.whole_samples.nics
     if nics["rx_errors"].null_count() == nics.height:  # records of an older release of shardlab do not have these counters
         return None
-    together = nics.select(pl.sum_horizontal("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", ignore_nulls=False))
-    found = _counted(run, run.interface_rows.counters(together.to_series()), network_kind, "packets")
-    return None if found is None else Quantity(round(found.value), "packets")
+    fault_counts = nics.select(pl.sum_horizontal("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", ignore_nulls=False))
+    total = _sum_of_kind(run, run.interface_rows.counters(fault_counts.to_series()), network_kind, "packets")
+    return None if total is None else Quantity(round(total.value), "packets")
 
 
-def pauses(run: LoadedRun) -> Quantity | None:
+def pause_frames(run: LoadedRun) -> Quantity | None:
     """Pause frames of all kinds, sent and received, from the counters that network drivers have for pause frames."""
     nics = run.whole_samples.nics.filter(pl.any_horizontal(pl.col(*PAUSES).is_not_null()))
     if nics.is_empty():
         return None
     counters = DeviceRows(nics, INTERFACE).counters(nics.select(pl.sum_horizontal(*PAUSES)).to_series())
-    found = _sum(run, counters.values(), "frames")
-    return None if found is None else Quantity(round(found.value), "frames")
+    total = _sum_growth(run, counters.values(), "frames")
+    return None if total is None else Quantity(round(total.value), "frames")
 
 
 def rdma_faults(run: LoadedRun) -> Quantity | None:
@@ -56,11 +56,11 @@ def rdma_faults(run: LoadedRun) -> Quantity | None:
     if ports.is_empty():
         return None
     counters = DeviceRows(ports, PORT).counters(ports.select(pl.sum_horizontal(*RDMA_FAULTS)).to_series())
-    found = _sum(run, counters.values(), "faults")
-    return None if found is None else Quantity(round(found.value), "faults")
+    total = _sum_growth(run, counters.values(), "faults")
+    return None if total is None else Quantity(round(total.value), "faults")
 
 
-def rdma(run: LoadedRun) -> Quantity | None:
+def rdma_bytes(run: LoadedRun) -> Quantity | None:
     """Bytes sent by RDMA: from the counters of the network driver if it has any (RoCE), else from the ports of RDMA devices.
 
     On a host whose driver has counters, the ports of RDMA devices on Ethernet are left out, because both counters may include
@@ -71,16 +71,16 @@ def rdma(run: LoadedRun) -> Quantity | None:
         return None
     nics = nics.drop_nulls("rdma_tx_bytes")
     ports = run.whole_samples.rdma.drop_nulls("tx_bytes")
-    by_driver = pl.col("host").is_in(nics["host"].unique().to_list()) & (pl.col("link_layer") != "InfiniBand")
-    ports = ports.filter(~by_driver.fill_null(value=False))
-    of_both = (DeviceRows(nics, INTERFACE).counters("rdma_tx_bytes"), DeviceRows(ports, PORT).counters("tx_bytes"))
-    return _sum(run, [counter for counters in of_both for counter in counters.values()], "bytes")
+    has_driver_counter = pl.col("host").is_in(nics["host"].unique().to_list()) & (pl.col("link_layer") != "InfiniBand")
+    ports = ports.filter(~has_driver_counter.fill_null(value=False))
+    counter_groups = (DeviceRows(nics, INTERFACE).counters("rdma_tx_bytes"), DeviceRows(ports, PORT).counters("tx_bytes"))
+    return _sum_growth(run, [counter for counters in counter_groups for counter in counters.values()], "bytes")
 
 
-def loopback(run: LoadedRun) -> Quantity | None:
+def loopback_bytes(run: LoadedRun) -> Quantity | None:
     """Bytes sent over loopback interfaces: the traffic between ranks of the same host, and between all other programs on the
     host."""
-    return _counted(run, run.interfaces, lambda _: "loopback", "bytes")
+    return _sum_of_kind(run, run.interfaces, lambda _: "loopback", "bytes")
 
 
 def network_kind(kinds: Set[str]) -> str:
@@ -92,52 +92,52 @@ def network_kind(kinds: Set[str]) -> str:
     return "physical" if "physical" in kinds else "virtual"
 
 
-def of_network(nics: pl.DataFrame) -> pl.DataFrame:
+def select_network_samples(nics: pl.DataFrame) -> pl.DataFrame:
     """The samples of the interfaces through which a host reaches other hosts (`network_kind`), chosen for each run and host."""
     physical = pl.col("kind") == "physical"
     return nics.filter(pl.when(physical.any().over("run", "host")).then(physical).otherwise(pl.col("kind") == "virtual"))
 
 
-def of_loopback(nics: pl.DataFrame) -> pl.DataFrame:
+def select_loopback_samples(nics: pl.DataFrame) -> pl.DataFrame:
     """The samples of loopback interfaces."""
     return nics.filter(pl.col("kind") == "loopback")
 
 
-def _counted(
-    run: LoadedRun, interfaces: Mapping[Device, Counter], wanted: Callable[[Set[str]], str], unit: str
+def _sum_of_kind(
+    run: LoadedRun, interfaces: Mapping[Device, Counter], kind_of: Callable[[Set[str]], str], unit: str
 ) -> Quantity | None:
     """The growth of a counter while steps were timed, summed over the interfaces of the wanted kind.
 
-    interfaces: the values of the counter of each interface. wanted: a function that returns the wanted kind of interfaces of a
+    interfaces: the values of the counter of each interface. kind_of: a function that returns the wanted kind of interfaces of a
     host, given all kinds that the host has.
     """
-    return _sum(run, _of_kind(interfaces, wanted), unit)
+    return _sum_growth(run, _select_counters(interfaces, kind_of), unit)
 
 
-def _of_kind(interfaces: Mapping[Device, Counter], wanted: Callable[[Set[str]], str]) -> list[Counter]:
-    shown: dict[str, set[str]] = {}
+def _select_counters(interfaces: Mapping[Device, Counter], kind_of: Callable[[Set[str]], str]) -> list[Counter]:
+    kinds_of_host: dict[str, set[str]] = {}
     for host, kind, _ in interfaces:
-        shown.setdefault(host, set()).add(kind)
-    return [counter for (host, kind, _), counter in interfaces.items() if kind == wanted(shown[host])]
+        kinds_of_host.setdefault(host, set()).add(kind)
+    return [counter for (host, kind, _), counter in interfaces.items() if kind == kind_of(kinds_of_host[host])]
 
 
 def sent_bounds(run: LoadedRun) -> tuple[float, float] | None:
-    """Bounds of the bytes that all hosts sent on the interfaces of `network` and `loopback` while steps were timed.
+    """Bounds of the bytes that all hosts sent on the interfaces of `network_bytes` and `loopback_bytes` while steps were timed.
 
     Returns (the smallest, the largest number of bytes that the samples of the counters allow).
     None if the bounds of any counter are not known, or if the run was on several hosts whose clocks were not compared.
     """
     if run.window is None or run.clock_stepped or run.run is None:
         return None
-    apart_s = 0.0  # the largest difference between the clocks of two hosts, in seconds
+    clock_difference_s = 0.0  # the largest difference between the clocks of two hosts, in seconds
     if run.run.world.nnodes > 1:
         if not run.clocks:
             return None
-        apart_s = max(abs(clock.offset_s) + clock.within_s for at in run.clocks.values() for clock in at.values())
-    counters = [*_of_kind(run.interfaces, network_kind), *_of_kind(run.interfaces, lambda _: "loopback")]
-    found = [growth_bounds(counter, run.window, apart_s) for counter in counters]
-    known = [bounds for bounds in found if bounds is not None]
-    return (sum(least for least, _ in known), sum(most for _, most in known)) if len(known) == len(found) else None
+        clock_difference_s = max(abs(clock.offset_s) + clock.within_s for offsets in run.clocks.values() for clock in offsets.values())
+    counters = [*_select_counters(run.interfaces, network_kind), *_select_counters(run.interfaces, lambda _: "loopback")]
+    bounds_of_counters = [growth_bounds(counter, run.window, clock_difference_s) for counter in counters]
+    known_bounds = [bounds for bounds in bounds_of_counters if bounds is not None]
+    return (sum(least for least, _ in known_bounds), sum(most for _, most in known_bounds)) if len(known_bounds) == len(bounds_of_counters) else None
 
 
 def growth_bounds(counter: Counter, span: tuple[float, float], apart_s: float = 0.0) -> tuple[int, int] | None:
@@ -161,48 +161,48 @@ def growth_bounds(counter: Counter, span: tuple[float, float], apart_s: float = 
     start, end = at(span[0]), at(span[1])
     if start is None or end is None:
         return None
-    near = slice(start[0], end[1] + 1)
-    if not _grows(values[near], boots[near]):
+    around_span = slice(start[0], end[1] + 1)
+    if not _never_decreases(values[around_span], boots[around_span]):
         return None
     least, most = (int(values[last]) - int(values[first]) for last, first in ((end[0], start[1]), (end[1], start[0])))
     return max(least, 0), most
 
 
-def _sum(run: LoadedRun, counters: Iterable[Counter], unit: str) -> Quantity | None:
+def _sum_growth(run: LoadedRun, counters: Iterable[Counter], unit: str) -> Quantity | None:
     """The growth of all counters together while steps were timed; None if the growth of any counter is not known."""
     if run.window is None or run.clock_stepped:
         return None
-    parts = [counted(counter, run.window) for counter in counters]
-    known = [part for part in parts if part is not None]
-    return Quantity(sum(known), unit) if known and len(known) == len(parts) else None
+    growths = [counter_growth(counter, run.window) for counter in counters]
+    known_growths = [growth for growth in growths if growth is not None]
+    return Quantity(sum(known_growths), unit) if known_growths and len(known_growths) == len(growths) else None
 
 
-def counted(counter: Counter, span: tuple[float, float]) -> float | None:
+def counter_growth(counter: Counter, span: tuple[float, float]) -> float | None:
     """The growth of one counter within `span`; the values at both edges are interpolated between samples.
 
     None if the counter went backwards (reset, overflow, reboot), or if the samples cover less than LEAST_COVERAGE of the span.
     """
-    moments = counter.wall_s
+    sample_times = counter.wall_s
     # The slice contains the samples within the span, the nearest sample before the span, and the nearest sample after the span.
     # If several samples have the same time as such a nearest sample, the slice contains all of them.
-    before, after = int(moments.searchsorted(span[0], "right")), int(moments.searchsorted(span[1], "left"))
-    first = int(moments.searchsorted(moments[before - 1], "left")) if before else 0
-    last = int(moments.searchsorted(moments[after], "right")) if after < len(moments) else len(moments)
-    times, values, boots = (of_counter[first:last] for of_counter in counter)
-    if len(times) < 2 or not _grows(values, boots):
+    before, after = int(sample_times.searchsorted(span[0], "right")), int(sample_times.searchsorted(span[1], "left"))
+    first = int(sample_times.searchsorted(sample_times[before - 1], "left")) if before else 0
+    last = int(sample_times.searchsorted(sample_times[after], "right")) if after < len(sample_times) else len(sample_times)
+    times, values, boots = (column[first:last] for column in counter)
+    if len(times) < 2 or not _never_decreases(values, boots):
         return None
     start, end = max(span[0], float(times[0])), min(span[1], float(times[-1]))
     if end - start < LEAST_COVERAGE * (span[1] - span[0]) or covered_pct(times, span) < 100 * LEAST_COVERAGE:
         return None
-    return _at(end, times, values) - _at(start, times, values)
+    return _interpolate(end, times, values) - _interpolate(start, times, values)
 
 
-def _grows(values: np.ndarray, boots: np.ndarray) -> bool:
+def _never_decreases(values: np.ndarray, boots: np.ndarray) -> bool:
     """Whether a counter never went backwards, and the host was not started again."""
     return bool((values[:-1] <= values[1:]).all()) and bool((boots == boots[:1]).all())
 
 
-def _at(moment: float, times: np.ndarray, values: np.ndarray) -> float:
+def _interpolate(moment: float, times: np.ndarray, values: np.ndarray) -> float:
     """The interpolated value of a counter at a moment between the first and the last of `times`."""
     index = max(int(times.searchsorted(moment, "left")), 1)
     (before_s, after_s), (before, after) = times[index - 1 : index + 1].tolist(), values[index - 1 : index + 1].tolist()
@@ -222,7 +222,7 @@ METRICS = (
         unit="bytes",
         direction="neither",
         definition=f"Bytes sent by all hosts on physical interfaces (virtual ones if a host has no physical one) {_WHILE}",
-        of_run=network,
+        of_run=network_bytes,
     ),
     Metric(
         name="network_received_bytes",
@@ -230,7 +230,7 @@ METRICS = (
         unit="bytes",
         direction="neither",
         definition=f"Bytes received by all hosts on the interfaces of `network_bytes` {_WHILE}",
-        of_run=received,
+        of_run=received_bytes,
     ),
     Metric(
         name="rdma_bytes",
@@ -239,14 +239,14 @@ METRICS = (
         direction="neither",
         definition="Bytes sent by RDMA, which the kernel's counters do not include, by all hosts: by the network driver's "
         "counters, or those of the RDMA device if the driver has none. Otherwise as `network_bytes`.",
-        of_run=rdma,
+        of_run=rdma_bytes,
     ),
     Metric(
         name="network_faults",
         unit="packets",
         direction="lower is better",
         definition=f"Packets with errors and dropped packets, sent and received, on the interfaces of `network_bytes` {_WHILE}",
-        of_run=faults,
+        of_run=network_faults,
     ),
     Metric(
         name="pause_frames",
@@ -254,7 +254,7 @@ METRICS = (
         direction="lower is better",
         definition="Pause frames (of the whole link, and of single traffic classes, which RoCE uses), sent and received, by "
         f"the counters of network drivers, {_WHEN}",
-        of_run=pauses,
+        of_run=pause_frames,
     ),
     Metric(
         name="rdma_faults",
@@ -269,6 +269,6 @@ METRICS = (
         unit="bytes",
         direction="neither",
         definition=f"Bytes sent over the loopback interfaces of all hosts {_WHILE}",
-        of_run=loopback,
+        of_run=loopback_bytes,
     ),
 )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Compared, Metric
-from collect.metrics.baseline_differences import more
+from collect.metrics.baseline_differences import subtract_baseline
 from collect.traces.breakdown import EventTally
 
 
@@ -33,58 +33,58 @@ CLASSES = {
     "GEMM": OperatorClass(re.compile(r"gemm|^nvjet_", re.IGNORECASE), re.compile(r"^aten::(mm|addmm|bmm|baddbmm)$")),
 }
 
-OF = "`of` is a name in whole words, or the beginning of names followed by *, or a class: " + ", ".join(CLASSES)
+OF_MEANING = "`of` is a name in whole words, or the beginning of names followed by *, or a class: " + ", ".join(CLASSES)
 EXAMPLE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
-def calls(run: LoadedRun, of: str) -> Quantity | None:
-    """The number of calls per step, as the mean over the ranks that were profiled by steps. of: which kernels or operators
+def operator_count(run: LoadedRun, name: str) -> Quantity | None:
+    """The number of calls per step, as the mean over the ranks that were profiled by steps. name: which kernels or operators
     (see OF)."""
-    return _a_step(run, of, "calls", lambda one: one.count)
+    return _mean_per_step(run, name, "calls", lambda event_tally: event_tally.count)
 
 
-def time(run: LoadedRun, of: str) -> Quantity | None:
-    """The time of the calls in ms per step, as the mean over the ranks that were profiled by steps. of: which operators (see
+def operator_time(run: LoadedRun, name: str) -> Quantity | None:
+    """The time of the calls in ms per step, as the mean over the ranks that were profiled by steps. name: which operators (see
     OF)."""
-    return _a_step(run, of, "ms", lambda one: one.total_ns / 1e6)
+    return _mean_per_step(run, name, "ms", lambda event_tally: event_tally.total_ns / 1e6)
 
 
-def find_pattern(of: str, source: str) -> re.Pattern[str] | None:
+def find_pattern(name: str, source: str) -> re.Pattern[str] | None:
     """The pattern to search for in the names of kernels (source `gpu`) or operators (other sources).
 
-    None if `of` is a class without operators and the source is not `gpu`.
+    None if `name` is a class without operators and the source is not `gpu`.
 
-    of: the name of a class, or a part of the name of a kernel or operator. source: `gpu`, `gloo` or `cpu`, see `Breakdown`.
+    name: the name of a class, or a part of the name of a kernel or operator. source: `gpu`, `gloo` or `cpu`, see `Breakdown`.
 
     A name that is not a class must match whole words: CatArrayBatchedCopy does not match CatArrayBatchedCopy_contig. If the
     name ends in `*`, the last word may be longer, for names that the table of a study cuts off.
     """
-    if of in CLASSES:
-        return CLASSES[of].kernels if source == "gpu" else CLASSES[of].operators
-    end = "" if of.endswith("*") else r"(?!\w)"
-    return re.compile(rf"(?<!\w){re.escape(of.removesuffix('*'))}{end}")
+    if name in CLASSES:
+        return CLASSES[name].kernels if source == "gpu" else CLASSES[name].operators
+    word_end = "" if name.endswith("*") else r"(?!\w)"
+    return re.compile(rf"(?<!\w){re.escape(name.removesuffix('*'))}{word_end}")
 
 
-def _a_step(run: LoadedRun, of: str, unit: str, size: Callable[[EventTally], float]) -> Quantity | None:
-    """The sum of `size` over all calls that match `of`, per step, as the mean over the ranks that were profiled by steps.
+def _mean_per_step(run: LoadedRun, name: str, unit: str, measure: Callable[[EventTally], float]) -> Quantity | None:
+    """The sum of `measure` over all calls that match `name`, per step, as the mean over the ranks that were profiled by steps.
 
-    size: a function that returns the number of calls, or the time, of one kernel or operator.
+    measure: a function that returns the number of calls, or the time, of one kernel or operator.
 
-    None if no rank was profiled by steps. If no kernel or operator matches `of`: 0 if the traces contain GPU kernels; None if
-    they contain operators, because `of` may be the name of a kernel.
+    None if no rank was profiled by steps. If no kernel or operator matches `name`: 0 if the traces contain GPU kernels; None if
+    they contain operators, because `name` may be the name of a kernel.
     """
-    ranks = [one for one in run.breakdowns if one.steps]
-    wanted = [find_pattern(of, one.source) for one in ranks]
-    found = [[each for each in one.kernels if look and look.search(each.name)] for one, look in zip(ranks, wanted, strict=True)]
-    if not ranks or (not any(found) and any(one.source != "gpu" for one in ranks)):
+    ranks = [breakdown for breakdown in run.breakdowns if breakdown.steps]
+    patterns = [find_pattern(name, breakdown.source) for breakdown in ranks]
+    matching = [[kernels for kernels in breakdown.kernels if pattern and pattern.search(kernels.name)] for breakdown, pattern in zip(ranks, patterns, strict=True)]
+    if not ranks or (not any(matching) and any(breakdown.source != "gpu" for breakdown in ranks)):
         return None
-    shares = [sum(map(size, each)) / one.steps for one, each in zip(ranks, found, strict=True)]
+    shares = [sum(map(measure, kernels)) / breakdown.steps for breakdown, kernels in zip(ranks, matching, strict=True)]
     return Quantity(sum(shares) / len(shares), unit, ranks[0].kind)
 
 
-def difference(compared: Compared) -> Quantity | None:
+def operator_difference(compared: Compared) -> Quantity | None:
     """The time of the operators in the cell minus their time in the baseline, in ms."""
-    return more(compared, "ms")
+    return subtract_baseline(compared, "ms")
 
 
 METRICS = (
@@ -92,8 +92,8 @@ METRICS = (
         name="operator_count",
         unit="calls",
         direction="neither",
-        definition=f"Calls of a kernel (without a GPU: of an operator) in a profiled step; mean over the profiled ranks. {OF}.",
-        of_run_at=calls,
+        definition=f"Calls of a kernel (without a GPU: of an operator) in a profiled step; mean over the profiled ranks. {OF_MEANING}.",
+        of_run_at=operator_count,
         argument="of",
         example=EXAMPLE,
     ),
@@ -102,8 +102,8 @@ METRICS = (
         unit="ms",
         direction="lower is better",
         definition="Sum of the durations of a kernel's calls in a profiled step (without a GPU: of an operator, including all "
-        f"that it calls). Each of several calls at the same time counts fully. Mean over the profiled ranks. {OF}.",
-        of_run_at=time,
+        f"that it calls). Each of several calls at the same time counts fully. Mean over the profiled ranks. {OF_MEANING}.",
+        of_run_at=operator_time,
         argument="of",
         example=EXAMPLE,
     ),
@@ -112,7 +112,7 @@ METRICS = (
         unit="ms",
         direction="lower is better",
         definition="operator_ms minus that of the baseline: the time that a strategy adds (study 2, section 4.5.1).",
-        of_cells=difference,
+        of_cells=operator_difference,
         compares="operator_ms",
         argument="of",
         example="GEMM",

@@ -27,7 +27,7 @@ class ComparedPrediction(NamedTuple):
     measured: float
 
 
-def compared(run: LoadedRun) -> Iterator[ComparedPrediction]:
+def compare_predictions(run: LoadedRun) -> Iterator[ComparedPrediction]:
     """Compare each predicted number of a run with its measurement, if the run has one. Yields nothing if there is no
     prediction."""
     predicted = run.predicted
@@ -36,13 +36,13 @@ def compared(run: LoadedRun) -> Iterator[ComparedPrediction]:
     for category, unit in UNITS.items():
         pairs = [(category, _PAIRS[category](run, predicted))]
         if category == MEMORY:
-            pairs += [(f"{MEMORY}: {name}", both) for name, both in _memory_by_category(run, predicted)]
+            pairs += [(f"{MEMORY}: {name}", category_pair) for name, category_pair in _memory_pairs_by_category(run, predicted)]
         for name, pair in pairs:
             if pair is not None and pair[0].likely > 0:
                 yield ComparedPrediction(name, unit, *pair)
 
 
-def _step_time(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
+def _step_time_pair(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
     """Returns (predicted step time, measured median step time), in seconds. None for rehearsals, whose times are not
     results."""
     assert run.result is not None
@@ -50,7 +50,7 @@ def _step_time(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, f
     return None if spread is None or predicted.step_s is None else (predicted.step_s, spread.median / 1000)
 
 
-def _memory(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
+def _memory_pair(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
     """Returns (predicted memory of tensors, measured peak of the memory that the GPU allocator had allocated), in bytes."""
     assert run.result is not None
     peak = (run.result.peak_memory_bytes or {}).get("allocated")
@@ -61,20 +61,20 @@ def _memory(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, floa
     return predicted.tensor_bytes, peak
 
 
-def _memory_by_category(run: LoadedRun, predicted: Prediction) -> Iterator[tuple[str, tuple[PredictedRange, float]]]:
+def _memory_pairs_by_category(run: LoadedRun, predicted: Prediction) -> Iterator[tuple[str, tuple[PredictedRange, float]]]:
     """Yields (category, (predicted, measured memory of this category at the peak of a step)), in bytes.
 
     Yields nothing if the instrument `memory: categories` was off.
     """
     assert run.result is not None
-    at_peak = run.result.instruments.get("memory", {}).get("peak_bytes", {})
-    for name, span in predicted.memory_by_category.items():
-        measured = at_peak.get(name)
+    peak_bytes = run.result.instruments.get("memory", {}).get("peak_bytes", {})
+    for name, predicted_range in predicted.memory_by_category.items():
+        measured = peak_bytes.get(name)
         if isinstance(measured, int | float):
-            yield name, (span, float(measured))
+            yield name, (predicted_range, float(measured))
 
 
-def _traffic(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
+def _traffic_pair(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
     """Returns (predicted bytes that all ranks send in a step, bytes counted from the collectives of a step).
 
     The planner predicts the bytes of the rank that sends most. In a pipeline, other ranks send less, so the result is None for
@@ -82,13 +82,13 @@ def _traffic(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, flo
     """
     assert run.result is not None
     assert run.run is not None
-    counted = (run.result.communication_bytes or {}).get("counted")
-    if counted is None or predicted.sent_bytes is None or run.run.cell.pp > 1:
+    counted_bytes = (run.result.communication_bytes or {}).get("counted")
+    if counted_bytes is None or predicted.sent_bytes is None or run.run.cell.pp > 1:
         return None
-    return exactly(predicted.sent_bytes * run.run.world.world_size), counted
+    return exactly(predicted.sent_bytes * run.run.world.world_size), counted_bytes
 
 
-def _energy(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
+def _energy_pair(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
     """Returns (predicted energy of a step, measured energy of a step), in joules.
 
     The predicted energy of a step is the predicted power of the run times the predicted time of a step.
@@ -109,7 +109,7 @@ def _energy(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, floa
     return PredictedRange(low, likely, high), measured.value / steps
 
 
-def measured_over_predicted(category: str) -> Callable[[LoadedRun], Quantity | None]:
+def make_ratio_function(category: str) -> Callable[[LoadedRun], Quantity | None]:
     """Make the function of a metric. It returns the measured number of this category divided by the likely predicted number."""
 
     def of_run(run: LoadedRun) -> Quantity | None:
@@ -122,7 +122,7 @@ def measured_over_predicted(category: str) -> Callable[[LoadedRun], Quantity | N
     return of_run
 
 
-_PAIRS = {STEP_TIME: _step_time, MEMORY: _memory, TRAFFIC: _traffic, ENERGY: _energy}
+_PAIRS = {STEP_TIME: _step_time_pair, MEMORY: _memory_pair, TRAFFIC: _traffic_pair, ENERGY: _energy_pair}
 
 
 METRICS = (
@@ -133,7 +133,7 @@ METRICS = (
         direction="neither",
         definition="Median step time divided by the step time that the planner predicted before the run was submitted "
         "(docs/planner.md).",
-        of_run=measured_over_predicted(STEP_TIME),
+        of_run=make_ratio_function(STEP_TIME),
     ),
     Metric(
         name="memory_over_prediction",
@@ -142,7 +142,7 @@ METRICS = (
         direction="neither",
         definition="Peak that torch's allocator counted on the GPU divided by the peak of tensors that the planner predicted "
         "before the run was submitted (docs/planner.md).",
-        of_run=measured_over_predicted(MEMORY),
+        of_run=make_ratio_function(MEMORY),
     ),
     Metric(
         name="sent_over_prediction",
@@ -152,7 +152,7 @@ METRICS = (
         definition="Bytes that all ranks sent in one step, counted from its collectives, divided by the bytes that the planner "
         "predicted before the run was submitted (docs/planner.md). Blank for pipelines, whose ranks send different numbers of "
         "bytes.",
-        of_run=measured_over_predicted(TRAFFIC),
+        of_run=make_ratio_function(TRAFFIC),
         exact=True,
     ),
     Metric(
@@ -163,6 +163,6 @@ METRICS = (
         direction="neither",
         definition="Energy of the GPUs per step divided by the energy per step that the planner predicted before the run was "
         "submitted (docs/planner.md): its power of the GPUs times its time of a step.",
-        of_run=measured_over_predicted(ENERGY),
+        of_run=make_ratio_function(ENERGY),
     ),
 )

@@ -10,31 +10,31 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric
 
 
-def _of(counter: str) -> Callable[[LoadedRun], Quantity | None]:
+def _make_moved_function(counter: str) -> Callable[[LoadedRun], Quantity | None]:
     def moved(run: LoadedRun) -> Quantity | None:
         """The growth of `counter` from the first to the last timed step, summed over all ranks; None if a step record has no
         `counter`."""
         if run.timed.is_empty() or run.timed[counter].null_count():
             return None
-        ends = run.timed.group_by("rank").agg(pl.col(counter).last() - pl.col(counter).first())
-        if (ends[counter] < 0).any():  # a rank was restarted, so its counter began at 0 again
+        growths = run.timed.group_by("rank").agg(pl.col(counter).last() - pl.col(counter).first())
+        if (growths[counter] < 0).any():  # a rank was restarted, so its counter began at 0 again
             return None
-        return Quantity(int(ends[counter].sum()), "bytes")
+        return Quantity(int(growths[counter].sum()), "bytes")
 
     return moved
 
 
 METRICS = tuple(
     Metric(
-        name=f"rank_{what}_bytes",
+        name=f"rank_{direction}_bytes",
         of_all_steps=True,
         unit="bytes",
         direction="neither",
-        definition=f"Bytes that all ranks together {says} {where} storage, NFS included, between their first and their last "
+        definition=f"Bytes that all ranks together {verb} {preposition} storage, NFS included, between their first and their last "
         "timed step. What the page cache has is not read from storage.",
-        of_run=_of(counter),
+        of_run=_make_moved_function(counter),
     )
-    for what, says, where, counter in (
+    for direction, verb, preposition, counter in (
         ("read", "read", "from", "disk_read_bytes"),
         ("written", "wrote", "to", "disk_write_bytes"),
     )

@@ -11,19 +11,19 @@ import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric
-from collect.sources.steps import unwatched
+from collect.sources.steps import select_unwatched
 
 WAITING_PHASES = ("forward_ms", "backward_ms", "optimizer_ms")  # a rank does not wait for others while it fetches its data
 
 
-def own_throughput(run: LoadedRun) -> Quantity | None:
+def rank_throughput(run: LoadedRun) -> Quantity | None:
     """The sum over the ranks of the units per second of each rank, over its own timed steps.
 
     None if the run has one rank, or if ranks share a model: then they all need the same time.
     """
-    if not _alike(run):
+    if not _ranks_have_equal_work(run):
         return None
-    per_rank = unwatched(run.timed).group_by("rank").agg(rate=1000 * pl.col("units").sum() / pl.col("step_ms").sum())
+    per_rank = select_unwatched(run.timed).group_by("rank").agg(rate=1000 * pl.col("units").sum() / pl.col("step_ms").sum())
     unit = run.result.unit if run.result else "units"
     return Quantity(float(per_rank["rate"].sum()), f"{unit}/s") if per_rank.height else None
 
@@ -35,22 +35,22 @@ def waiting_by_rank(run: LoadedRun) -> dict[int, float]:
     The median over the timed steps is used for each phase and rank, and the phases are added. A straggler by its own fault (as
     in `data`) does not wait itself.
     """
-    if not _alike(run):
+    if not _ranks_have_equal_work(run):
         return {}
-    medians = unwatched(run.timed).group_by("rank").agg(pl.col(WAITING_PHASES).median()).sort("rank")
+    medians = select_unwatched(run.timed).group_by("rank").agg(pl.col(WAITING_PHASES).median()).sort("rank")
     if medians.is_empty() or any(medians[phase].null_count() for phase in WAITING_PHASES):
         return {}
-    over = medians.with_columns(pl.col(phase) - pl.col(phase).min() for phase in WAITING_PHASES)
-    return dict(zip(over["rank"].to_list(), over.select(pl.sum_horizontal(WAITING_PHASES)).to_series().to_list(), strict=True))
+    excess = medians.with_columns(pl.col(phase) - pl.col(phase).min() for phase in WAITING_PHASES)
+    return dict(zip(excess["rank"].to_list(), excess.select(pl.sum_horizontal(WAITING_PHASES)).to_series().to_list(), strict=True))
 
 
-def waiting(run: LoadedRun) -> Quantity | None:
+def phase_waiting(run: LoadedRun) -> Quantity | None:
     """The mean of `waiting_by_rank` over the ranks; None if it is not known."""
-    found = waiting_by_rank(run)
-    return Quantity(statistics.fmean(found.values()), "ms") if found else None
+    waiting_ms = waiting_by_rank(run)
+    return Quantity(statistics.fmean(waiting_ms.values()), "ms") if waiting_ms else None
 
 
-def _alike(run: LoadedRun) -> bool:
+def _ranks_have_equal_work(run: LoadedRun) -> bool:
     """Whether several ranks train, each with a whole model and an equal part of the batch."""
     return run.run is not None and run.cell.gpus == run.cell.dp > 1
 
@@ -63,7 +63,7 @@ METRICS = (
         definition="Sum over the ranks of units per second, of each rank over the time of its own timed steps. If ranks do not "
         "wait for each other, a fast rank ends earlier; this is the throughput while all of them train. Only if each rank has "
         "a whole model.",
-        of_run=own_throughput,
+        of_run=rank_throughput,
     ),
     Metric(
         name="phase_waiting_ms",
@@ -72,6 +72,6 @@ METRICS = (
         definition="Waiting for other ranks in a step, mean over ranks, from the phases of steps: what forward, backward and "
         "optimizer take longer (medians) than on the rank where the phase is the shortest. Time of data is not waiting. Exact "
         "only if ranks compute equally fast; traces give `waiting_ms`. Only if each rank has a whole model.",
-        of_run=waiting,
+        of_run=phase_waiting,
     ),
 )

@@ -16,7 +16,7 @@ def speed_up(compared: Compared) -> Quantity | None:
     return Quantity(compared.value / compared.baseline_value, "x", compared.scaling)
 
 
-def efficiency(compared: Compared) -> Quantity | None:
+def scaling_efficiency(compared: Compared) -> Quantity | None:
     """The speed-up of a cell divided by (ranks of the cell / ranks of its baseline), in percent."""
     ratio = speed_up(compared)
     if ratio is None:
@@ -41,7 +41,7 @@ METRICS = (
         unit="%",
         direction="higher is better",
         definition="Speed-up over the ratio of ranks to the baseline's ranks; 100 % is ideal.",
-        of_cells=efficiency,
+        of_cells=scaling_efficiency,
         compares="throughput_per_s",
     ),
 )

@@ -7,22 +7,22 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 
 
-def _counts(run: LoadedRun) -> dict[int, int]:
+def _staleness_counts(run: LoadedRun) -> dict[int, int]:
     effective = run.result.knobs.get("effective", {}) if run.result else {}
     return {int(age): count for age, count in effective.get("staleness_counts", {}).items() if count}
 
 
-def mean(run: LoadedRun) -> Quantity | None:
+def mean_staleness(run: LoadedRun) -> Quantity | None:
     """The mean staleness over all pushes of gradients; None if the run has no parameter server."""
-    counts = _counts(run)
+    counts = _staleness_counts(run)
     if not counts:
         return None
     return Quantity(sum(age * count for age, count in counts.items()) / sum(counts.values()), "updates")
 
 
-def largest(run: LoadedRun) -> Quantity | None:
+def largest_staleness(run: LoadedRun) -> Quantity | None:
     """The largest staleness of any push of gradients; None if the run has no parameter server."""
-    counts = _counts(run)
+    counts = _staleness_counts(run)
     return Quantity(max(counts), "updates") if counts else None
 
 
@@ -38,7 +38,7 @@ METRICS = (
         unit="updates",
         direction="lower is better",
         definition=f"Mean staleness {_WHAT}",
-        of_run=mean,
+        of_run=mean_staleness,
     ),
     Metric(
         name="staleness_max",
@@ -46,6 +46,6 @@ METRICS = (
         unit="updates",
         direction="lower is better",
         definition=f"Largest staleness {_WHAT}",
-        of_run=largest,
+        of_run=largest_staleness,
     ),
 )

@@ -8,7 +8,7 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 
 
-def percentile(share: float) -> Callable[[LoadedRun], Quantity | None]:
+def make_percentile_function(share: float) -> Callable[[LoadedRun], Quantity | None]:
     """Make the function of a metric. The function returns a percentile of the step times of a run, in ms.
 
     The time of a step is the time of its slowest rank. Percentiles between two steps are interpolated linearly. share: which
@@ -22,19 +22,19 @@ def percentile(share: float) -> Callable[[LoadedRun], Quantity | None]:
     return of_run
 
 
-def _metric(name: str, share: float, which: str, column: MetricColumn | None = None) -> Metric:
+def _build_metric(name: str, share: float, statistic: str, column: MetricColumn | None = None) -> Metric:
     return Metric(
         name=name,
         column=column,
         unit="ms",
         direction="lower is better",
-        definition=f"{which}, over the timed steps, of the step time of the slowest rank.",
-        of_run=percentile(share),
+        definition=f"{statistic}, over the timed steps, of the step time of the slowest rank.",
+        of_run=make_percentile_function(share),
     )
 
 
 METRICS = (
-    _metric("step_time_ms", 0.50, "Median", MetricColumn("summary", 20, "Step, median")),
-    _metric("step_time_p5_ms", 0.05, "5th percentile (linear)"),
-    _metric("step_time_p95_ms", 0.95, "95th percentile (linear)"),
+    _build_metric("step_time_ms", 0.50, "Median", MetricColumn("summary", 20, "Step, median")),
+    _build_metric("step_time_p5_ms", 0.05, "5th percentile (linear)"),
+    _build_metric("step_time_p95_ms", 0.95, "95th percentile (linear)"),
 )

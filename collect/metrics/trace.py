@@ -19,71 +19,71 @@ if TYPE_CHECKING:
 _MS = 1e6  # ns in a millisecond
 
 
-def _a_step(name: str, ns: Callable[[Breakdown], int | None], direction: Direction, definition: str) -> Metric:
+def _build_time_metric(name: str, ns: Callable[[Breakdown], int | None], direction: Direction, definition: str) -> Metric:
     """Make a metric whose value is a time in ms per profiled step, or None if no rank was profiled by steps.
 
     ns: a function that returns this time of one rank in ns, summed over all profiled steps of the rank.
     """
 
     def of_run(run: LoadedRun) -> Quantity | None:
-        known = [(time, one) for one in run.breakdowns if one.steps and (time := ns(one)) is not None]
-        if not known:
+        rank_times = [(time, breakdown) for breakdown in run.breakdowns if breakdown.steps and (time := ns(breakdown)) is not None]
+        if not rank_times:
             return None
-        return Quantity(sum(time / one.steps for time, one in known) / len(known) / _MS, "ms", known[0][1].kind)
+        return Quantity(sum(time / breakdown.steps for time, breakdown in rank_times) / len(rank_times) / _MS, "ms", rank_times[0][1].kind)
 
     return Metric(name=name, unit="ms", direction=direction, definition=definition, of_run=of_run)
 
 
-def overlap(run: LoadedRun) -> Quantity | None:
+def communication_overlap(run: LoadedRun) -> Quantity | None:
     """The share of communication during which something computes, in percent; None if no profiled rank communicated."""
-    known = [(share, one) for one in run.breakdowns if (share := one.overlap_pct) is not None]
-    return Quantity(sum(share for share, _ in known) / len(known), "%", known[0][1].kind) if known else None
+    rank_shares = [(share, breakdown) for breakdown in run.breakdowns if (share := breakdown.overlap_pct) is not None]
+    return Quantity(sum(share for share, _ in rank_shares) / len(rank_shares), "%", rank_shares[0][1].kind) if rank_shares else None
 
 
 METRICS = (
-    _a_step(
+    _build_time_metric(
         "compute_ms",
-        lambda one: one.compute_ns,
+        lambda breakdown: breakdown.compute_ns,
         "lower is better",
         "Time of a profiled step in which a kernel computes: the union of all kernels but those of collectives. With gloo: the "
         "union of the main thread's operators, without those of c10d and without autograd's wrappers around operators.",
     ),
-    _a_step(
+    _build_time_metric(
         "communication_ms",
-        lambda one: one.communication_ns,
+        lambda breakdown: breakdown.communication_ns,
         "lower is better",
         "Time of a profiled step in which a collective runs, including the wait for other ranks: the union of the "
         "kernels of collectives, or of gloo's spans.",
     ),
-    _a_step(
+    _build_time_metric(
         "exposed_communication_ms",
-        lambda one: one.exposed_communication_ns,
+        lambda breakdown: breakdown.exposed_communication_ns,
         "lower is better",
         "Time of a profiled step in which a collective runs and nothing computes: communication minus its overlap with "
         "compute.",
     ),
-    _a_step(
+    _build_time_metric(
         "memory_operations_ms",
-        lambda one: one.memory_ns,
+        lambda breakdown: breakdown.memory_ns,
         "lower is better",
         "Time of a profiled step in which a GPU copies or sets memory: the union of gpu_memcpy and gpu_memset.",
     ),
-    _a_step(
+    _build_time_metric(
         "non_compute_ms",
-        lambda one: one.non_compute_ns,
+        lambda breakdown: breakdown.non_compute_ns,
         "lower is better",
         "Time of a profiled step in which something runs but nothing computes: exposed communication and exposed memory "
         "operations together.",
     ),
-    _a_step(
+    _build_time_metric(
         "idle_ms",
-        lambda one: one.idle_ns,
+        lambda breakdown: breakdown.idle_ns,
         "lower is better",
         "Time of a profiled step in which nothing runs, between the first and the last kernel (with gloo: within the steps).",
     ),
-    _a_step(
+    _build_time_metric(
         "kernel_ms",
-        lambda one: one.span_ns,
+        lambda breakdown: breakdown.span_ns,
         "lower is better",
         "Time of a profiled step from the first kernel to the last, including idle time (with gloo: of the step): compute, "
         "non-compute and idle time together, which HolisticTraceAnalysis and study 2 print as kernel time.",
@@ -93,6 +93,6 @@ METRICS = (
         unit="%",
         direction="higher is better",
         definition="Share of the communication of the profiled steps during which something computes as well.",
-        of_run=overlap,
+        of_run=communication_overlap,
     ),
 )

@@ -18,37 +18,37 @@ _TIME = (
 )
 
 
-def algorithm_bandwidth(run: LoadedRun, of: str) -> Quantity | None:
+def algorithm_bandwidth(run: LoadedRun, collective: str) -> Quantity | None:
     """The algorithm bandwidth of a collective in 1e9 bytes/s; None if the trace does not record the message size of every
     call."""
-    return _bandwidth(run, of, [use.message_bytes for use in _uses(run, of)])
+    return _compute_bandwidth(run, collective, [use.message_bytes for use in _select_uses(run, collective)])
 
 
-def bus_bandwidth(run: LoadedRun, of: str) -> Quantity | None:
+def bus_bandwidth(run: LoadedRun, collective: str) -> Quantity | None:
     """The bus bandwidth of a collective in 1e9 bytes/s.
 
     None if the trace does not record the message size and the number of ranks of every call.
     """
-    return _bandwidth(run, of, [use.bus_bytes for use in _uses(run, of)])
+    return _compute_bandwidth(run, collective, [use.bus_bytes for use in _select_uses(run, collective)])
 
 
-def hidden(run: LoadedRun, of: str) -> Quantity | None:
+def hidden_share(run: LoadedRun, collective: str) -> Quantity | None:
     """The share of the collective's time during which something computes, in percent; None if no rank called the collective."""
-    uses = _uses(run, of)
-    total = sum(use.total_ns for use in uses)
-    return Quantity(100 * sum(use.hidden_ns for use in uses) / total, "%", run.traces.analyses[0].kind) if total else None
+    uses = _select_uses(run, collective)
+    total_ns = sum(use.total_ns for use in uses)
+    return Quantity(100 * sum(use.hidden_ns for use in uses) / total_ns, "%", run.traces.analyses[0].kind) if total_ns else None
 
 
-def _bandwidth(run: LoadedRun, of: str, sizes: list[int] | list[int | None] | list[float | None]) -> Quantity | None:
-    known = [size for size in sizes if size is not None]
-    time = sum(use.timed_ns for use in _uses(run, of))
-    if len(known) < len(sizes) or not time:
+def _compute_bandwidth(run: LoadedRun, collective: str, sizes: list[int] | list[int | None] | list[float | None]) -> Quantity | None:
+    known_sizes = [size for size in sizes if size is not None]
+    time_ns = sum(use.timed_ns for use in _select_uses(run, collective))
+    if len(known_sizes) < len(sizes) or not time_ns:
         return None
-    return Quantity(sum(known) / time, "GB/s", run.traces.analyses[0].kind)
+    return Quantity(sum(known_sizes) / time_ns, "GB/s", run.traces.analyses[0].kind)
 
 
-def _uses(run: LoadedRun, of: str) -> list[CollectiveUse]:
-    return [use for use in run.traces.answers.collectives if use.collective == of]
+def _select_uses(run: LoadedRun, collective: str) -> list[CollectiveUse]:
+    return [use for use in run.traces.answers.collectives if use.collective == collective]
 
 
 METRICS = (
@@ -77,7 +77,7 @@ METRICS = (
         direction="higher is better",
         definition="Share of the durations of a collective's calls during which something computes, over all process groups "
         f"and profiled ranks. {OF}",
-        of_run_at=hidden,
+        of_run_at=hidden_share,
         argument="of",
         example=EXAMPLE,
     ),

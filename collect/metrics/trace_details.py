@@ -8,64 +8,64 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric
 
 
-def layer_time(run: LoadedRun, of: str) -> Quantity | None:
+def layer_time(run: LoadedRun, module: str) -> Quantity | None:
     """The time of a module, forward and backward together, in ms per step; the mean over the ranks that were profiled by steps.
 
-    None if no trace records the module, or if the time of its backward pass is not known. of: the name of the module in the
+    None if no trace records the module, or if the time of its backward pass is not known. module: the name of the module in the
     trace.
     """
-    known = [(layer, one) for one in run.traces.analyses if one.steps for layer in one.layers if layer.name == of]
-    times = [(layer.forward + layer.backward) / one.steps for layer, one in known if layer.backward is not None]
-    return Quantity(statistics.fmean(times) / 1e6, "ms", known[0][1].kind) if times and len(times) == len(known) else None
+    rank_layers = [(layer, analysis) for analysis in run.traces.analyses if analysis.steps for layer in analysis.layers if layer.name == module]
+    times = [(layer.forward + layer.backward) / analysis.steps for layer, analysis in rank_layers if layer.backward is not None]
+    return Quantity(statistics.fmean(times) / 1e6, "ms", rank_layers[0][1].kind) if times and len(times) == len(rank_layers) else None
 
 
-def peak(run: LoadedRun) -> Quantity | None:
+def profiled_peak(run: LoadedRun) -> Quantity | None:
     """The most memory that any rank had allocated on a device in the profiled steps, in bytes. None if no trace records memory.
 
     If a trace records the memory of a GPU, the memory of CPUs is not considered.
     """
-    uses = [use for one in run.traces.analyses if one.steps for use in one.memory]
+    uses = [use for analysis in run.traces.analyses if analysis.steps for use in analysis.memory]
     kind = "cpu" if all(use.device == "cpu" for use in uses) else "gpu"
     sizes = [use.peak_bytes for use in uses if (use.device == "cpu") == (kind == "cpu")]
     return Quantity(max(sizes), "bytes", kind) if sizes else None
 
 
-def peak_reserved(run: LoadedRun) -> Quantity | None:
+def profiled_reserved(run: LoadedRun) -> Quantity | None:
     """The most memory that the allocator of any rank had reserved on a GPU in the profiled steps, in bytes.
 
     None if the trace of any rank does not record reserved memory.
     """
-    uses = [use for one in run.traces.analyses if one.steps for use in one.memory if use.device != "cpu"]
+    uses = [use for analysis in run.traces.analyses if analysis.steps for use in analysis.memory if use.device != "cpu"]
     sizes = [use.peak_reserved_bytes for use in uses if use.peak_reserved_bytes is not None]
     return Quantity(max(sizes), "bytes", "gpu") if sizes and len(sizes) == len(uses) else None
 
 
-def flops_per_s(run: LoadedRun) -> Quantity | None:
+def matrix_product_rate(run: LoadedRun) -> Quantity | None:
     """The FLOPs of all matrix products of the profiled ranks, divided by the time of these products, in FLOP/s.
 
     None if no trace records the shapes of tensors.
     """
-    known = [one for one in run.traces.analyses if one.steps and one.products]
-    time = sum(product.total_ns for one in known for product in one.products)
-    flops = sum(product.flops for one in known for product in one.products)
-    return Quantity(flops / time * 1e9, "FLOP/s", known[0].kind) if time else None
+    analyses = [analysis for analysis in run.traces.analyses if analysis.steps and analysis.products]
+    time_ns = sum(product.total_ns for analysis in analyses for product in analysis.products)
+    flops = sum(product.flops for analysis in analyses for product in analysis.products)
+    return Quantity(flops / time_ns * 1e9, "FLOP/s", analyses[0].kind) if time_ns else None
 
 
-def attention_time(run: LoadedRun, of: str) -> Quantity | None:
+def attention_time(run: LoadedRun, backend: str) -> Quantity | None:
     """The time of an implementation of attention in ms per step, forward and backward, as the mean over the profiled ranks.
 
-    None if this implementation did not run, or if its kernels are not recorded. of: the name of the implementation, such as
+    None if this implementation did not run, or its kernels are not recorded. backend: the name of the implementation, such as
     flash.
     """
-    ranks = [one for one in run.traces.analyses if one.steps]
-    uses = [[use.total_ns for use in one.attention if use.backend == of] for one in ranks]
+    ranks = [analysis for analysis in run.traces.analyses if analysis.steps]
+    uses = [[use.total_ns for use in analysis.attention if use.backend == backend] for analysis in ranks]
     if not any(uses):
         return None
-    sums = [sum(known) / one.steps for one, every in zip(ranks, uses, strict=True) if len(known := _known(every)) == len(every)]
+    sums = [sum(known_times) / analysis.steps for analysis, rank_times in zip(ranks, uses, strict=True) if len(known_times := _drop_unknown(rank_times)) == len(rank_times)]
     return Quantity(statistics.fmean(sums) / 1e6, "ms", ranks[0].kind) if len(sums) == len(ranks) else None
 
 
-def _known(times: list[int | None]) -> list[int]:
+def _drop_unknown(times: list[int | None]) -> list[int]:
     return [time for time in times if time is not None]
 
 
@@ -88,7 +88,7 @@ METRICS = (
         direction="lower is better",
         definition="Most memory that the allocator of a GPU had allocated in the profiled steps, over the profiled ranks; on a "
         "CPU: most that was allocated since the recording began. Needs `instruments: {profile: {memory: true}}`.",
-        of_run=peak,
+        of_run=profiled_peak,
     ),
     Metric(
         name="profiled_reserved_bytes",
@@ -96,7 +96,7 @@ METRICS = (
         direction="lower is better",
         definition="Most memory that the allocator of a GPU had reserved in the profiled steps, over the profiled ranks. Needs "
         "`instruments: {profile: {memory: true}}`.",
-        of_run=peak_reserved,
+        of_run=profiled_reserved,
     ),
     Metric(
         name="matrix_product_flops_per_s",
@@ -105,7 +105,7 @@ METRICS = (
         definition="FLOPs of all matrix products of the profiled steps (2 M N K, times the batch) over the sum of the "
         "durations of the kernels that they launched; on a CPU: of the operators. Over all profiled ranks. Needs "
         "`instruments: {profile: {shapes: true}}`.",
-        of_run=flops_per_s,
+        of_run=matrix_product_rate,
     ),
     Metric(
         name="attention_ms",

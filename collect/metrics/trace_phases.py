@@ -8,18 +8,18 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric
 
 
-def phase_time(run: LoadedRun, of: str) -> Quantity | None:
+def phase_time(run: LoadedRun, phase: str) -> Quantity | None:
     """The time of a phase in ms per step, as the mean over the ranks that were profiled by steps.
 
-    None if no rank has a time for this phase. of: the name of the phase, such as backward.
+    None if no rank has a time for this phase. phase: the name of the phase, such as backward.
     """
-    ranks = [one for one in run.traces.analyses if one.steps]
+    ranks = [analysis for analysis in run.traces.analyses if analysis.steps]
     times = [
-        [time.host_ns if time.device_ns is None else time.device_ns for time in one.phases if time.phase == of] for one in ranks
+        [time.host_ns if time.device_ns is None else time.device_ns for time in analysis.phases if time.phase == phase] for analysis in ranks
     ]
     if not any(times):
         return None
-    by_rank = [sum(each) / one.steps for one, each in zip(ranks, times, strict=True)]
+    by_rank = [sum(rank_times) / analysis.steps for analysis, rank_times in zip(ranks, times, strict=True)]
     return Quantity(statistics.fmean(by_rank) / 1e6, "ms", ranks[0].kind)
 
 

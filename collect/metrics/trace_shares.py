@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collect.traces.breakdown import Breakdown
 
 
-def share(ns: Callable[[Breakdown], int | None]) -> Callable[[LoadedRun], Quantity | None]:
+def make_share_function(ns: Callable[[Breakdown], int | None]) -> Callable[[LoadedRun], Quantity | None]:
     """Make the function of a metric: a part of the profiled time in percent of this time, as the mean over the profiled ranks.
 
     ns: a function that returns this part for one rank, in ns. The value is None if no rank has both this part and a profiled
@@ -23,8 +23,8 @@ def share(ns: Callable[[Breakdown], int | None]) -> Callable[[LoadedRun], Quanti
     """
 
     def of_run(run: LoadedRun) -> Quantity | None:
-        known = [(100 * time / one.span_ns, one) for one in run.breakdowns if one.span_ns and (time := ns(one)) is not None]
-        return Quantity(sum(pct for pct, _ in known) / len(known), "%", known[0][1].kind) if known else None
+        rank_shares = [(100 * time / breakdown.span_ns, breakdown) for breakdown in run.breakdowns if breakdown.span_ns and (time := ns(breakdown)) is not None]
+        return Quantity(sum(pct for pct, _ in rank_shares) / len(rank_shares), "%", rank_shares[0][1].kind) if rank_shares else None
 
     return of_run
 
@@ -32,11 +32,11 @@ def share(ns: Callable[[Breakdown], int | None]) -> Callable[[LoadedRun], Quanti
 def collective_count(run: LoadedRun) -> Quantity | None:
     """The number of collectives per step, as the mean over the ranks that were profiled by steps; None if there is no such
     rank."""
-    known = [one for one in run.breakdowns if one.steps]
-    if not known:
+    profiled = [breakdown for breakdown in run.breakdowns if breakdown.steps]
+    if not profiled:
         return None
-    counts = [sum(tally.count for tally in one.collectives) / one.steps for one in known]
-    return Quantity(sum(counts) / len(counts), "calls", known[0].kind)
+    counts = [sum(tally.count for tally in breakdown.collectives) / breakdown.steps for breakdown in profiled]
+    return Quantity(sum(counts) / len(counts), "calls", profiled[0].kind)
 
 
 def collective_ms(run: LoadedRun) -> Quantity | None:
@@ -44,11 +44,11 @@ def collective_ms(run: LoadedRun) -> Quantity | None:
 
     None if no rank was profiled by steps.
     """
-    known = [one for one in run.breakdowns if one.steps]
-    if not known:
+    profiled = [breakdown for breakdown in run.breakdowns if breakdown.steps]
+    if not profiled:
         return None
-    times = [sum(tally.total_ns for tally in one.collectives) / one.steps / 1e6 for one in known]
-    return Quantity(sum(times) / len(times), "ms", known[0].kind)
+    times = [sum(tally.total_ns for tally in breakdown.collectives) / breakdown.steps / 1e6 for breakdown in profiled]
+    return Quantity(sum(times) / len(times), "ms", profiled[0].kind)
 
 
 def collective_mean_ms(run: LoadedRun) -> Quantity | None:
@@ -57,16 +57,16 @@ def collective_mean_ms(run: LoadedRun) -> Quantity | None:
     return Quantity(time.value / count.value, "ms", time.kind) if time and count and count.value else None
 
 
-def _share(name: str, ns: Callable[[Breakdown], int | None], direction: Direction, what: str) -> Metric:
-    definition = f"Share of the profiled time in which {what}, as defined by the metric in ms. Mean over the profiled ranks."
-    return Metric(name=name, unit="%", direction=direction, definition=definition, of_run=share(ns))
+def _build_share_metric(name: str, ns: Callable[[Breakdown], int | None], direction: Direction, condition: str) -> Metric:
+    definition = f"Share of the profiled time in which {condition}, as defined by the metric in ms. Mean over the profiled ranks."
+    return Metric(name=name, unit="%", direction=direction, definition=definition, of_run=make_share_function(ns))
 
 
 METRICS = (
-    _share("compute_pct", lambda one: one.compute_ns, "higher is better", "a kernel computes"),
-    _share("communication_pct", lambda one: one.communication_ns, "lower is better", "a collective runs"),
-    _share("non_compute_pct", lambda one: one.non_compute_ns, "lower is better", "something runs but nothing computes"),
-    _share("idle_pct", lambda one: one.idle_ns, "lower is better", "nothing runs"),
+    _build_share_metric("compute_pct", lambda breakdown: breakdown.compute_ns, "higher is better", "a kernel computes"),
+    _build_share_metric("communication_pct", lambda breakdown: breakdown.communication_ns, "lower is better", "a collective runs"),
+    _build_share_metric("non_compute_pct", lambda breakdown: breakdown.non_compute_ns, "lower is better", "something runs but nothing computes"),
+    _build_share_metric("idle_pct", lambda breakdown: breakdown.idle_ns, "lower is better", "nothing runs"),
     Metric(
         name="collective_count",
         unit="calls",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _MS, _US = 1e6, 1e3  # ns in a millisecond and in a microsecond
 
 
-def _idle(name: str, ns: Callable[[IdleCauses], int], definition: str) -> Metric:
+def _build_idle_metric(name: str, ns: Callable[[IdleCauses], int], definition: str) -> Metric:
     """Make a metric whose value is the idle time that has one cause, in ms per profiled step.
 
     ns: a function that returns this idle time for one rank, in ns. The value is None if no trace with profiled steps records
@@ -23,8 +23,8 @@ def _idle(name: str, ns: Callable[[IdleCauses], int], definition: str) -> Metric
     """
 
     def of_run(run: LoadedRun) -> Quantity | None:
-        known = [(ns(one.idle) / one.steps, one) for one in run.traces.analyses if one.steps and one.idle is not None]
-        return Quantity(statistics.fmean(time for time, _ in known) / _MS, "ms", known[0][1].kind) if known else None
+        rank_times = [(ns(analysis.idle) / analysis.steps, analysis) for analysis in run.traces.analyses if analysis.steps and analysis.idle is not None]
+        return Quantity(statistics.fmean(time for time, _ in rank_times) / _MS, "ms", rank_times[0][1].kind) if rank_times else None
 
     return Metric(name=name, unit="ms", direction="lower is better", definition=definition, of_run=of_run)
 
@@ -34,20 +34,20 @@ def launch_delay(run: LoadedRun) -> Quantity | None:
 
     None if no trace records launches.
     """
-    known = [one.launches for one in run.traces.analyses if one.launches is not None]
-    if not known:
+    delays = [analysis.launches for analysis in run.traces.analyses if analysis.launches is not None]
+    if not delays:
         return None
-    return Quantity(sum(one.total_ns for one in known) / sum(one.count for one in known) / _US, "us", "gpu")
+    return Quantity(sum(delay.total_ns for delay in delays) / sum(delay.count for delay in delays) / _US, "us", "gpu")
 
 
-def waiting(run: LoadedRun) -> Quantity | None:
+def waiting_time(run: LoadedRun) -> Quantity | None:
     """The time lost to waiting for slow ranks, in ms per step, as the mean over the ranks.
 
     None if the traces contain no call of a collective that was matched over several ranks.
     """
-    steps = sum(one.steps for one in run.traces.analyses)
-    lost = [one.lost_ns for one in run.traces.answers.waits.ranks]
-    return Quantity(sum(lost) / steps / _MS, "ms", run.traces.analyses[0].kind) if lost and steps else None
+    steps = sum(analysis.steps for analysis in run.traces.analyses)
+    lost_ns = [rank_wait.lost_ns for rank_wait in run.traces.answers.waits.ranks]
+    return Quantity(sum(lost_ns) / steps / _MS, "ms", run.traces.analyses[0].kind) if lost_ns and steps else None
 
 
 def waiting_share(run: LoadedRun) -> Quantity | None:
@@ -59,29 +59,29 @@ def waiting_share(run: LoadedRun) -> Quantity | None:
     return None if share is None else Quantity(share, "%", run.traces.analyses[0].kind)
 
 
-def skew(run: LoadedRun) -> Quantity | None:
+def collective_skew(run: LoadedRun) -> Quantity | None:
     """The longest wait of any rank in a collective, as the mean over collectives, in us.
 
     Only collectives that were found in the traces of several ranks count. None if there is no such collective.
     """
-    known = run.traces.answers.waits.skew_ns
-    return Quantity(statistics.fmean(known) / _US, "us", run.traces.analyses[0].kind) if known else None
+    skews = run.traces.answers.waits.skew_ns
+    return Quantity(statistics.fmean(skews) / _US, "us", run.traces.analyses[0].kind) if skews else None
 
 
 METRICS = (
-    _idle(
+    _build_idle_metric(
         "idle_host_ms",
         lambda idle: idle.host_ns,
         "Idle time of a profiled step in which the host has launched nothing that waits to run (HolisticTraceAnalysis: host "
         "wait). With gloo: the main thread is in no operator.",
     ),
-    _idle(
+    _build_idle_metric(
         "idle_communication_ms",
         lambda idle: idle.communication_ns,
         "Idle time of a profiled step between the end of a collective and the start of work on another stream that was queued "
         "behind it, or while a collective runs on the host. With gloo: the main thread is in an operator of c10d.",
     ),
-    _idle(
+    _build_idle_metric(
         "idle_other_ms",
         lambda idle: idle.other_ns,
         "Idle time of a profiled step in which launched work does not start yet for another reason, such as the time that a "
@@ -101,7 +101,7 @@ METRICS = (
         direction="lower is better",
         definition="Time of a profiled step in which a rank waits in a collective for a rank that has not started it yet, and "
         "nothing computes. Mean over the profiled ranks; needs traces of several ranks.",
-        of_run=waiting,
+        of_run=waiting_time,
     ),
     Metric(
         name="waiting_pct",
@@ -116,6 +116,6 @@ METRICS = (
         direction="lower is better",
         definition="How long the first rank of a collective waits for the last one; mean over the collectives that were "
         "matched over the profiled ranks (TraceLens: skew in start time).",
-        of_run=skew,
+        of_run=collective_skew,
     ),
 )

@@ -10,7 +10,7 @@ from collect.traces import sent_bytes
 TOLERANCE_PCT = 3.0  # up to this difference in percent, the report says that traces and theory agree
 
 
-def traced(run: LoadedRun) -> Quantity | None:
+def traced_sent_bytes(run: LoadedRun) -> Quantity | None:
     """The bytes that all ranks together send in a step, from their traces.
 
     None unless every rank has a trace that contains the size of each collective.
@@ -18,23 +18,23 @@ def traced(run: LoadedRun) -> Quantity | None:
     if run.run is None:
         return None
     analyses = run.traces.analyses
-    if sorted(one.rank for one in analyses if one.rank is not None) != list(range(run.run.world.world_size)):
+    if sorted(analysis.rank for analysis in analyses if analysis.rank is not None) != list(range(run.run.world.world_size)):
         return None
-    found = sent_bytes.of_step(analyses)
-    return None if found is None else Quantity(found, "bytes")
+    sent = sent_bytes.bytes_sent_in_step(analyses)
+    return None if sent is None else Quantity(sent, "bytes")
 
 
-def difference(run: LoadedRun) -> Quantity | None:
+def traced_difference(run: LoadedRun) -> Quantity | None:
     """The bytes according to the traces minus the bytes in theory, in percent of the bytes in theory.
 
     None for strategies that do other work by design, because the number of bytes differs from step to step.
     """
     if run.result is None or (run.result.same_work is not None and run.result.same_work.verdict == "other work"):
         return None
-    theory = (run.result.communication_bytes or {}).get("theory")
-    if not theory or (found := traced(run)) is None:
+    theory_bytes = (run.result.communication_bytes or {}).get("theory")
+    if not theory_bytes or (measured := traced_sent_bytes(run)) is None:
         return None
-    return Quantity(100 * (found.value / theory - 1), "%")
+    return Quantity(100 * (measured.value / theory_bytes - 1), "%")
 
 
 METRICS = (
@@ -47,7 +47,7 @@ METRICS = (
         "over the profiled steps. Each collective counts as the ring algorithm that sends the fewest bytes. Blank unless all "
         "ranks were profiled and the records have the size of every collective: on GPUs always, for gloo with `profile: "
         "{shapes: true}`.",
-        of_run=traced,
+        of_run=traced_sent_bytes,
     ),
     Metric(
         name="traced_difference_pct",
@@ -57,6 +57,6 @@ METRICS = (
         definition="`sent_traced_bytes` against `sent_theory_bytes`. Within 3 %, sizes and theory agree. In very small models "
         "scalars such as losses and norms count, which the theory leaves out. Blank if either is blank, and for strategies "
         "that do other work by design, because their steps differ in their communication.",
-        of_run=difference,
+        of_run=traced_difference,
     ),
 )

@@ -15,7 +15,7 @@ def train_time(run: LoadedRun) -> Quantity | None:
     return None if seconds is None else Quantity(seconds, "s")
 
 
-def epoch_time(average: Callable[[Sequence[float]], float]) -> Callable[[LoadedRun], Quantity | None]:
+def make_epoch_function(average: Callable[[Sequence[float]], float]) -> Callable[[LoadedRun], Quantity | None]:
     """Make the function of a metric. The function returns an average of the epoch times in the result of a run, in seconds.
 
     average: the function that computes the average. The value is None if the cell states its length in steps, not in epochs.
@@ -46,7 +46,7 @@ METRICS = (
         unit="s",
         direction="lower is better",
         definition="Mean time of an epoch: the sum of its step times, in each step the time of the slowest rank.",
-        of_run=epoch_time(statistics.fmean),
+        of_run=make_epoch_function(statistics.fmean),
     ),
     Metric(
         name="epoch_time_median_s",
@@ -55,6 +55,6 @@ METRICS = (
         unit="s",
         direction="lower is better",
         definition="Median time of an epoch: the sum of its step times, in each step the time of the slowest rank.",
-        of_run=epoch_time(statistics.median),
+        of_run=make_epoch_function(statistics.median),
     ),
 )

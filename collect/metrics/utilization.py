@@ -11,38 +11,38 @@ import polars as pl
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 from collect.sources.device_rows import DeviceRows
-from collect.sources.samples import within
+from collect.sources.samples import select_window
 from shardlab.hardware.host import Host
 
 
-def cpu(run: LoadedRun) -> Quantity | None:
+def cpu_utilization(run: LoadedRun) -> Quantity | None:
     """The utilization of all processors of a host in percent: the mean over the samples in the timed window, then over the
     hosts."""
     hosts = run.whole_samples.hosts
     return None if hosts.is_empty() else _mean_of_means(run, DeviceRows(hosts, ["host"]), "cpu_pct")
 
 
-def rank_cpu(run: LoadedRun) -> Quantity | None:
+def rank_cpu_utilization(run: LoadedRun) -> Quantity | None:
     """The processor time of a rank in percent of the elapsed time, as the mean over ranks. 100 means one fully used processor.
 
     None if a step record does not contain cpu_s, or if the run was suspended.
     """
     if run.paused or run.timed.is_empty() or run.timed["cpu_s"].null_count():
         return None
-    ends = run.timed.group_by("rank", maintain_order=True).agg(
+    growths = run.timed.group_by("rank", maintain_order=True).agg(
         pl.col(name).last() - pl.col(name).first() for name in ("cpu_s", "t_s")
     )
-    if not (ends["cpu_s"] >= 0).all() or not (ends["t_s"] > 0).all():  # a rank was restarted, or has only one timed step
+    if not (growths["cpu_s"] >= 0).all() or not (growths["t_s"] > 0).all():  # a rank was restarted, or has only one timed step
         return None
-    return Quantity(fmean((100 * ends["cpu_s"] / ends["t_s"]).to_list()), "%")
+    return Quantity(fmean((100 * growths["cpu_s"] / growths["t_s"]).to_list()), "%")
 
 
-def gpu(run: LoadedRun) -> Quantity | None:
+def gpu_utilization(run: LoadedRun) -> Quantity | None:
     """The utilization of a GPU in percent: the mean over the samples in the timed window, then over the GPUs."""
     return None if run.gpu_samples.is_empty() else _mean_of_means(run, run.gpu_rows, "utilization_pct")
 
 
-def gpu_memory(run: LoadedRun) -> Quantity | None:
+def peak_gpu_memory(run: LoadedRun) -> Quantity | None:
     """The highest share of a GPU's memory that was in use, over the GPUs and samples of the timed window, in percent.
 
     None if the memory size of any of these GPUs is not known.
@@ -51,44 +51,44 @@ def gpu_memory(run: LoadedRun) -> Quantity | None:
         return None
     rows = run.gpu_samples.select("wall_s", "uuid", "memory_used_bytes", "memory_total_bytes")
     # The sizes may be in a sample from before the window, so the shares are computed of all samples.
-    shares = within(memory_shares(rows, run.hosts), span)["memory_pct"]
+    shares = select_window(add_memory_shares(rows, run.hosts), span)["memory_pct"]
     return Quantity(float(shares.sort()[-1]), "%") if shares.len() else None
 
 
-def memory_shares(gpus: pl.DataFrame, hosts: Sequence[Host]) -> pl.DataFrame:
+def add_memory_shares(gpus: pl.DataFrame, hosts: Sequence[Host]) -> pl.DataFrame:
     """The GPU samples with an additional column memory_pct: the memory in use, in percent of the memory of the GPU.
 
     Returns no rows if the memory size of any of the GPUs is not known. hosts: the descriptions of the hosts.
     """
-    sizes = memory_sizes(gpus, hosts)
-    used = gpus.drop_nulls("memory_used_bytes")
-    if not set(used["uuid"].unique()) <= sizes.keys():
-        used = used.clear()
-    whole = pl.col("uuid").replace_strict(sizes, return_dtype=pl.Float64, default=None)
-    return used.with_columns(memory_pct=100 * pl.col("memory_used_bytes") / whole)
+    sizes = find_memory_sizes(gpus, hosts)
+    samples = gpus.drop_nulls("memory_used_bytes")
+    if not set(samples["uuid"].unique()) <= sizes.keys():
+        samples = samples.clear()
+    memory_size = pl.col("uuid").replace_strict(sizes, return_dtype=pl.Float64, default=None)
+    return samples.with_columns(memory_pct=100 * pl.col("memory_used_bytes") / memory_size)
 
 
-def memory_sizes(gpus: pl.DataFrame, hosts: Sequence[Host]) -> dict[str, int]:
+def find_memory_sizes(gpus: pl.DataFrame, hosts: Sequence[Host]) -> dict[str, int]:
     """The memory of GPUs in bytes, for GPUs whose size is known: {UUID: bytes}.
 
     gpus: samples of GPUs; the first sample that a sampler writes contains the sizes. hosts: the descriptions of the hosts,
     which contain the sizes too, and have priority.
     """
-    sampled = gpus.select("uuid", "memory_total_bytes").drop_nulls().filter(pl.col("memory_total_bytes") > 0)
-    described = {gpu.uuid: gpu.memory_bytes for host in hosts for gpu in host.gpus or () if gpu.memory_bytes}
-    return dict(sampled.iter_rows()) | described
+    sampled_sizes = gpus.select("uuid", "memory_total_bytes").drop_nulls().filter(pl.col("memory_total_bytes") > 0)
+    described_sizes = {gpu.uuid: gpu.memory_bytes for host in hosts for gpu in host.gpus or () if gpu.memory_bytes}
+    return dict(sampled_sizes.iter_rows()) | described_sizes
 
 
 def _mean_of_means(run: LoadedRun, devices: DeviceRows, column: str) -> Quantity | None:
     """The mean over the samples of a device in the timed window, then over the devices. The last key of a device names it."""
     if run.window is None:
         return None
-    parts: dict[str, list[np.ndarray]] = {}
+    values_of_device: dict[str, list[np.ndarray]] = {}
     for device, (times, values) in devices.values(column).items():
         first, last = times.searchsorted(run.window[0], "left"), times.searchsorted(run.window[1], "right")
         if first < last:
-            parts.setdefault(device[-1], []).append(values[first:last])
-    means = [float(np.concatenate(of_device).mean()) for of_device in parts.values()]
+            values_of_device.setdefault(device[-1], []).append(values[first:last])
+    means = [float(np.concatenate(device_values).mean()) for device_values in values_of_device.values()]
     return Quantity(sum(means) / len(means), "%") if means else None
 
 
@@ -101,7 +101,7 @@ METRICS = (
         direction="neither",
         definition="Share of all processors of a host that was busy, with any process, between the first and the last timed "
         "step; mean over hosts.",
-        of_run=cpu,
+        of_run=cpu_utilization,
     ),
     Metric(
         name="rank_cpu_pct",
@@ -110,7 +110,7 @@ METRICS = (
         direction="neither",
         definition="Processor time of a rank, all its threads, over the time between its first and its last timed step, as the "
         "kernel counts it for each process: 100 % is one processor; mean over ranks.",
-        of_run=rank_cpu,
+        of_run=rank_cpu_utilization,
     ),
     Metric(
         name="gpu_pct",
@@ -120,7 +120,7 @@ METRICS = (
         direction="neither",
         definition="NVML's GPU utilization (share of time with a kernel running) between the first and the last timed step; "
         "mean over the GPUs that the run trained on.",
-        of_run=gpu,
+        of_run=gpu_utilization,
     ),
     Metric(
         name="gpu_memory_pct",
@@ -129,6 +129,6 @@ METRICS = (
         direction="neither",
         definition="Highest share of a GPU's memory in use by any process (including libraries and memory that the allocator "
         "keeps for later), from NVML; over the GPUs of the run and the samples between the first and the last timed step.",
-        of_run=gpu_memory,
+        of_run=peak_gpu_memory,
     ),
 )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
-from collect.metrics.network import loopback, network, sent_bounds
+from collect.metrics.network import loopback_bytes, network_bytes, sent_bounds
 
 SENDING = {"checkpoints", "validation"}  # instruments whose collectives do not belong to any step
 TOLERANCE_PCT = 6.0  # up to this difference, counters and collectives agree: 3 % error of the payload, 3 % packet headers
 MOST_OPEN = 0.03  # largest uncertainty of the counted bytes, as a share of the expected bytes; beyond it there is no result
 
 
-def difference(run: LoadedRun) -> Quantity | None:
+def wire_difference(run: LoadedRun) -> Quantity | None:
     """The bytes that the hosts sent minus the bytes that the steps should send, in percent of the bytes that the steps should
     send.
 
@@ -21,16 +21,16 @@ def difference(run: LoadedRun) -> Quantity | None:
     if run.backend != "gloo" or run.run is None or run.result is None or SENDING & set(run.result.instruments):
         return None
     per_step = (run.result.communication_bytes or {}).get("wire")
-    outside, inside = network(run), loopback(run)
-    if not per_step or inside is None or (outside is None and run.run.world.nnodes > 1):
+    network_sent, loopback_sent = network_bytes(run), loopback_bytes(run)
+    if not per_step or loopback_sent is None or (network_sent is None and run.run.world.nnodes > 1):
         return None
     # - 1: the bytes are counted from the end of the first timed step, so the bytes of this step are not included.
-    expected = per_step * (run.world.height - 1)
+    expected_bytes = per_step * (run.world.height - 1)
     bounds = sent_bounds(run)
-    if bounds is None or bounds[1] - bounds[0] > MOST_OPEN * expected:
+    if bounds is None or bounds[1] - bounds[0] > MOST_OPEN * expected_bytes:
         return None
-    counted = inside.value + (outside.value if outside else 0)
-    return Quantity(100 * (counted / expected - 1), "%")
+    counted_bytes = loopback_sent.value + (network_sent.value if network_sent else 0)
+    return Quantity(100 * (counted_bytes / expected_bytes - 1), "%")
 
 
 METRICS = (
@@ -45,6 +45,6 @@ METRICS = (
         "Less: bytes are missing. Blank for NCCL, for runs with checkpoints or validation, and if the samples around the first "
         "and the last timed step leave more than 3 % of the bytes open, as in runs of less than about a minute at 2 samples "
         "per second (`instruments: {telemetry_hz: 50}` narrows this).",
-        of_run=difference,
+        of_run=wire_difference,
     ),
 )

@@ -52,7 +52,7 @@ class Loaded(msgspec.Struct):
         return [run for cell in self.cells for run in (*cell.runs, *cell.earlier) if run.verdict != NO_FOLDER]
 
 
-def load(workspace: Workspace, matrix: str | None) -> Loaded:
+def load_matrix(workspace: Workspace, matrix: str | None) -> Loaded:
     """Load a matrix with all its runs. matrix: the name of the matrix; None: the matrix that was expanded last.
 
     Raises InputError if the workspace has no such matrix, or if its expansion cannot be read.
@@ -62,22 +62,22 @@ def load(workspace: Workspace, matrix: str | None) -> Loaded:
     for run_id in workspace.run_ids():
         if parts := parts_of(run_id):
             attempts.setdefault(parts.cell, []).append(run_id)
-    ids_of: list[set[str]] = []
+    run_ids_of_cells: list[set[str]] = []
     for entry in expansion.cells:
-        ids_of.append({run_id for run_id in (*entry.runs, *attempts.get(entry.id, ())) if parts_of(run_id)})
+        run_ids_of_cells.append({run_id for run_id in (*entry.runs, *attempts.get(entry.id, ())) if parts_of(run_id)})
     with gc_pause.not_searched():
-        runs = {run.run_id: run for run in read_many.read(workspace.runs, sorted(set().union(*ids_of)))}
-    lease, now = inventory.known_lease(workspace), datetime.now(UTC)
+        runs = {run.run_id: run for run in read_many.read_runs(workspace.runs, sorted(set().union(*run_ids_of_cells)))}
+    lease, current_time = inventory.known_lease(workspace), datetime.now(UTC)
     for run in runs.values():
         run.reads_traces = expansion.traces
         last_record = datetime.fromtimestamp(run.last_record_s, UTC)
-        run.verdict = lease_cutoff.judge_by_records(run.verdict, lease, last_record, now)
-    cells = zip(expansion.cells, ids_of, strict=True)
-    loaded = [_cell(entry.id, entry.cell, [runs[run_id] for run_id in ids]) for entry, ids in cells]
-    return Loaded(expansion, loaded, searches)
+        run.verdict = lease_cutoff.judge_by_records(run.verdict, lease, last_record, current_time)
+    cells = zip(expansion.cells, run_ids_of_cells, strict=True)
+    loaded_cells = [_build_cell(entry.id, entry.cell, [runs[run_id] for run_id in ids]) for entry, ids in cells]
+    return Loaded(expansion, loaded_cells, searches)
 
 
-def _cell(cell_id: str, cell: Cell, runs: Iterable[LoadedRun]) -> LoadedCell:
+def _build_cell(cell_id: str, cell: Cell, runs: Iterable[LoadedRun]) -> LoadedCell:
     by_repeat: dict[int, list[LoadedRun]] = {}
     for run in runs:
         by_repeat.setdefault(run.repeat, []).append(run)
@@ -97,7 +97,7 @@ def _split_searched_cells(workspace: Workspace, expansion: Expansion) -> tuple[E
     of a cell that has a search.
     """
     cells: list[ExpandedCell] = []
-    every: list[SearchPath] = []
+    search_paths: list[SearchPath] = []
     for entry in expansion.cells:
         if entry.search is None:
             cells.append(entry)
@@ -106,9 +106,9 @@ def _split_searched_cells(workspace: Workspace, expansion: Expansion) -> tuple[E
         paths = [search_path.walk(workspace.runs, entry.cell, entry.search, repeat) for repeat in repeats]
         runs: dict[int, list[str]] = {}
         for path in paths:
-            for one in path.tries:
-                runs.setdefault(one.size, []).append(one.run)
-        of_tries = [(try_cell(entry.cell, size), names) for size, names in sorted(runs.items())]
-        cells += [ExpandedCell(cell.name(), cell, names, entry.search) for cell, names in of_tries] or [entry]
-        every += paths
-    return msgspec.structs.replace(expansion, cells=cells), every
+            for attempt in path.tries:
+                runs.setdefault(attempt.size, []).append(attempt.run)
+        tried_cells = [(try_cell(entry.cell, size), names) for size, names in sorted(runs.items())]
+        cells += [ExpandedCell(cell.name(), cell, names, entry.search) for cell, names in tried_cells] or [entry]
+        search_paths += paths
+    return msgspec.structs.replace(expansion, cells=cells), search_paths

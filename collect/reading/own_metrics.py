@@ -25,7 +25,7 @@ from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
 FOLDER = "metrics"
-ANSWER_S = 3600  # time limit in seconds of the separate process, which itself reads all records of the matrix
+TIME_LIMIT_S = 3600  # time limit in seconds of the separate process, which itself reads all records of the matrix
 
 
 class DescribedMetric(msgspec.Struct, frozen=True):
@@ -50,59 +50,59 @@ class OwnMetrics(msgspec.Struct, frozen=True):
     def remarks(self) -> list[str]:
         """The remarks for a report: which file computed which metrics, and which metrics could not be computed."""
         by_code: dict[tuple[str, str], list[str]] = {}
-        for one in self.metrics:
-            by_code.setdefault((one.file, one.code), []).append(one.name)
-        made = [
+        for described in self.metrics:
+            by_code.setdefault((described.file, described.code), []).append(described.name)
+        texts = [
             f"own metrics of the workspace: {', '.join(names)} by {file} (digest {code})"
             for (file, code), names in by_code.items()
         ]
-        return [*made, *self.faults]
+        return [*texts, *self.faults]
 
-    def on_menu(self) -> None:
-        """Add these metrics, without their functions, to `collect.metric.menu`. They replace the metrics of an earlier call."""
-        metric.set_own([
+    def add_to_menu(self) -> None:
+        """Add these metrics, without their functions, to `collect.metric.all_metrics`. They replace the metrics of an earlier call."""
+        metric.set_workspace_metrics([
             Metric(name=o.name, unit=o.unit, direction=o.direction, definition=o.definition, column=o.column)
             for o in self.metrics
         ])  # fmt: skip
 
     def add_to(self, loaded: Loaded) -> None:
-        """Add these metrics to `collect.metric.menu`, and their values to the runs of `loaded`."""
-        self.on_menu()
+        """Add these metrics to `collect.metric.all_metrics`, and their values to the runs of `loaded`."""
+        self.add_to_menu()
         for run in loaded.runs:
             if run.run_id in self.values:
-                run.quantities = metric.quantities(run) | self.values[run.run_id]
+                run.quantities = metric.compute_quantities(run) | self.values[run.run_id]
 
 
-def of(workspace: Workspace, matrix: str | None, *, owner: Workspace | None = None) -> OwnMetrics:
+def compute_own_metrics(workspace: Workspace, matrix: str | None, *, owner: Workspace | None = None) -> OwnMetrics:
     """The metrics that the workspace defines itself, and their values for the runs of a matrix.
 
     matrix: the name of the matrix; None: no values are computed. owner: the workspace of which `workspace` is a copy, if it
     is one. If the user may not act in the owner (shardlab.workspace.workspace_trust), no file is executed, and
     `faults` of the result says so. Raises WorkspaceError if a file of the workspace cannot be read.
     """
-    found = plugin_source.files_in(workspace.path / FOLDER)
-    if not found:
+    paths = plugin_source.files_in(workspace.path / FOLDER)
+    if not paths:
         return OwnMetrics()
     try:
-        workspace_trust.must_be_allowed(owner or workspace, f"execute {found[0]}")
+        workspace_trust.must_be_allowed(owner or workspace, f"execute {paths[0]}")
     except InputError as error:
         return OwnMetrics(faults=[str(error)])
-    return _computed_in_process(workspace, matrix, found)
+    return _compute_in_process(workspace, matrix, paths)
 
 
-def _computed_in_process(workspace: Workspace, matrix: str | None, found: Sequence[Path]) -> OwnMetrics:
+def _compute_in_process(workspace: Workspace, matrix: str | None, paths: Sequence[Path]) -> OwnMetrics:
     with tempfile.TemporaryDirectory(prefix="shardlab-own-") as folder:
         answer = Path(folder) / "answer.json"
-        words = [str(answer), str(workspace.path), matrix or "", *map(str, found)]
-        argv = [sys.executable, "-P", "-m", "collect.reading.own_metrics_process", *words]
+        arguments = [str(answer), str(workspace.path), matrix or "", *map(str, paths)]
+        argv = [sys.executable, "-P", "-m", "collect.reading.own_metrics_process", *arguments]
         try:
-            done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, capture_output=True, cwd=folder, timeout=ANSWER_S, check=False
+            process = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, cwd=folder, timeout=TIME_LIMIT_S, check=False
             )
             return msgspec.json.decode(files.read(answer), type=OwnMetrics)
         except subprocess.TimeoutExpired:
-            return OwnMetrics(faults=[f"{workspace.path / FOLDER}: its code did not end within {ANSWER_S} s."])
+            return OwnMetrics(faults=[f"{workspace.path / FOLDER}: its code did not end within {TIME_LIMIT_S} s."])
         except (OSError, *DECODE_FAULTS):
-            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            why = said[-1] if said else f"the process ended with code {done.returncode}"
+            error_lines = process.stderr.decode("utf-8", "replace").strip().splitlines()
+            why = error_lines[-1] if error_lines else f"the process ended with code {process.returncode}"
             return OwnMetrics(faults=[f"{workspace.path / FOLDER}: its metrics cannot be computed: {why}"])

@@ -15,7 +15,7 @@ from pathlib import Path
 from collect import metric
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric
-from collect.reading.load import load
+from collect.reading.load import load_matrix
 from collect.reading.own_metrics import DescribedMetric, OwnMetrics
 from shardlab.errors import InputError
 from shardlab.files import files, plugin_source
@@ -34,66 +34,66 @@ def main(answer: str, workspace: str, matrix: str, *paths: str) -> None:
     """
     described: list[DescribedMetric] = []
     faults: list[str] = []
-    known: dict[str, tuple[str, Metric]] = {}  # name of a metric -> (path of the file that defines it, the metric)
+    defined: dict[str, tuple[str, Metric]] = {}  # name of a metric -> (path of the file that defines it, the metric)
     for path in map(Path, paths):
         try:
             source = plugin_source.read(path)
-            for one in _metrics(path, getattr(own_code.execute(source), "METRICS", None)):
-                if one.name in known or one.name in taken():
-                    where = known[one.name][0] if one.name in known else "shardlab"
-                    raise InputError(f"{path}: the metric {one.name} is defined by {where} and cannot be replaced.")
-                known[one.name] = (str(path), one)
+            for own_metric in _check_metrics(path, getattr(own_code.execute(source), "METRICS", None)):
+                if own_metric.name in defined or own_metric.name in list_shipped_names():
+                    definer = defined[own_metric.name][0] if own_metric.name in defined else "shardlab"
+                    raise InputError(f"{path}: the metric {own_metric.name} is defined by {definer} and cannot be replaced.")
+                defined[own_metric.name] = (str(path), own_metric)
                 described.append(
-                    DescribedMetric(one.name, one.unit, one.direction, one.definition, one.column, str(path), source.digest)
+                    DescribedMetric(own_metric.name, own_metric.unit, own_metric.direction, own_metric.definition, own_metric.column, str(path), source.digest)
                 )
         except InputError as error:
             faults.append(str(error))
     values: dict[str, dict[str, Quantity]] = {}
-    runs = load(Workspace(Path(workspace)), matrix).runs if matrix and known else []
+    runs = load_matrix(Workspace(Path(workspace)), matrix).runs if matrix and defined else []
     for run in (run for run in runs if run.completed):
-        of_run = {name: _value(file, one, run, faults) for name, (file, one) in known.items()}
-        values[run.run_id] = {name: value for name, value in of_run.items() if value is not None}
+        run_values = {name: _compute_value(file, own_metric, run, faults) for name, (file, own_metric) in defined.items()}
+        values[run.run_id] = {name: value for name, value in run_values.items() if value is not None}
     files.write_json(Path(answer), OwnMetrics(described, values, list(dict.fromkeys(faults))), sync=False)
 
 
-def taken() -> set[str]:
+def list_shipped_names() -> set[str]:
     """The names of the metrics of shardlab, which a workspace cannot define again."""
-    return {*metric_names.KNOWN, *(one.name for one in metric.menu())}
+    return {*metric_names.KNOWN, *(shipped.name for shipped in metric.all_metrics())}
 
 
-def _metrics(path: Path, found: object) -> list[Metric]:
-    """Check the value of the variable METRICS of a file, and return its metrics as a list. path: the file. found: the value.
+def _check_metrics(path: Path, value: object) -> list[Metric]:
+    """Check the value of the variable METRICS of a file, and return its metrics as a list. path: the file. value: the value.
 
     Raises InputError if the value is not a tuple or list of metrics, or if a metric is not a function of one run.
     """
-    if not isinstance(found, (tuple, list)) or not found or not all(isinstance(one, Metric) for one in found):
+    if not isinstance(value, (tuple, list)) or not value or not all(isinstance(own_metric, Metric) for own_metric in value):
         raise InputError(f"{path}: METRICS is no tuple of metrics. Needed: METRICS = (Metric(...),) of collect.metric.")
-    for one in found:
-        if not isinstance(one.name, str) or not NAME.fullmatch(one.name):
-            raise InputError(f"{path}: {str(one.name)[:40]!r} cannot be the name of a metric. Allowed: {NAME.pattern}.")
-        if one.of_run is None or one.of_run_at is not None or one.of_cells is not None:
-            raise InputError(f"{path}: the metric {one.name} has no `of_run`, or has more. Allowed: metrics of one run.")
-    return list(found)
+    for own_metric in value:
+        if not isinstance(own_metric.name, str) or not NAME.fullmatch(own_metric.name):
+            raise InputError(f"{path}: {str(own_metric.name)[:40]!r} cannot be the name of a metric. Allowed: {NAME.pattern}.")
+        if own_metric.of_run is None or own_metric.of_run_at is not None or own_metric.of_cells is not None:
+            raise InputError(f"{path}: the metric {own_metric.name} has no `of_run`, or has more. Allowed: metrics of one run.")
+    return list(value)
 
 
-def _value(file: str, one: Metric, run: LoadedRun, faults: list[str]) -> Quantity | None:
+def _compute_value(file: str, entry: Metric, run: LoadedRun, faults: list[str]) -> Quantity | None:
     """The value of a metric for a run; None if the value is not known.
 
     If the function of the metric raises an error, or returns anything but a number in the right unit, the result is also None,
     and a sentence is added to `faults`.
     """
-    assert one.of_run is not None
+    assert entry.of_run is not None
     try:
-        value = one.of_run(run)
+        value = entry.of_run(run)
     except Exception as error:  # noqa: BLE001 - code of a user may raise any error
-        faults.append(f"{own_code.sentence(file, error)} So {one.name} of {run.run_id} is not known.")
+        faults.append(f"{own_code.sentence(file, error)} So {entry.name} of {run.run_id} is not known.")
         return None
     if value is None:
         return None
     is_number = isinstance(value, Quantity) and type(value.value) in (int, float) and math.isfinite(value.value)
-    if not is_number or value.unit != one.unit:
+    if not is_number or value.unit != entry.unit:
         faults.append(
-            f"{file}: {one.name} of {run.run_id} is {str(value)[:80]}. Allowed: Quantity(NUMBER, {one.unit!r}), or None "
+            f"{file}: {entry.name} of {run.run_id} is {str(value)[:80]}. Allowed: Quantity(NUMBER, {entry.unit!r}), or None "
             "if it is not known."
         )
         return None

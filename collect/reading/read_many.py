@@ -30,73 +30,73 @@ from collect.sources.samples import Samples
 from collect.sources.steps import Frames
 from shardlab.runs.rundir import RunDir
 
-AT_ONCE = 50_000  # step records and samples are moved into frames, which need less memory, when there are this many
+MOST_RECORDS = 50_000  # step records and samples are moved into frames, which need less memory, when there are this many
 MANY = 2_000  # with this many runs or more, several processes read; a start of a process takes as long as reading half of them
 PART = 100  # runs that a process reads per task: few, so that Ctrl-C does not wait long and the ids fit into a pipe's buffer
-MOST = 4  # largest number of reading processes: more would not help, because one process must receive the runs from all
+PROCESSES = 4  # largest number of reading processes: more would not help, because one process must receive the runs from all
 # Errors of the pool of processes. After such an error, this process reads the remaining runs itself. Causes of the errors:
 # there is no memory for another process or for the runs that a process sends; a value cannot be part of a message (text that
 # is not UTF-8); or a process died while the next process was started, so that the pool closed a pipe of the next
 # process (ValueError).
-_UNANSWERED = (BrokenProcessPool, OSError, MemoryError, OverflowError, ValueError)
+_POOL_ERRORS = (BrokenProcessPool, OSError, MemoryError, OverflowError, ValueError)
 
 Packed = list[bytes]  # a batch of runs as bytes: the runs with coverage, then three frames of steps, then four of samples
 
 
-def read(runs: Path, run_ids: Sequence[str]) -> Iterator[LoadedRun]:
+def read_runs(runs: Path, run_ids: Sequence[str]) -> Iterator[LoadedRun]:
     """Read these runs of the folder `runs`, in the order of `run_ids`."""
-    done = 0
-    processes = min(len(os.sched_getaffinity(0)), MOST)
+    read_count = 0
+    processes = min(len(os.sched_getaffinity(0)), PROCESSES)
     if len(run_ids) >= MANY and processes > 1:
-        with contextlib.suppress(*_UNANSWERED):  # after an error of the pool, this process reads the remaining runs
-            for run in _read_by_others(runs, run_ids, processes):
-                done += 1
+        with contextlib.suppress(*_POOL_ERRORS):  # after an error of the pool, this process reads the remaining runs
+            for run in _read_in_processes(runs, run_ids, processes):
+                read_count += 1
                 yield run
-    for batch in _batches(runs, run_ids[done:]):
-        _cut(batch, *_frames(batch))
+    for batch in _read_batches(runs, run_ids[read_count:]):
+        _split_frames(batch, *_build_frames(batch))
         yield from batch
 
 
-def _batches(runs: Path, run_ids: Sequence[str]) -> Iterator[list[LoadedRun]]:
+def _read_batches(runs: Path, run_ids: Sequence[str]) -> Iterator[list[LoadedRun]]:
     batch: list[LoadedRun] = []
     count = 0
     for run_id in run_ids:
         batch.append(run := LoadedRun.read(RunDir(runs / run_id)))
         count += run.count
-        if count > AT_ONCE:
+        if count > MOST_RECORDS:
             yield batch
             batch, count = [], 0
     yield batch
 
 
-def _frames(batch: Sequence[LoadedRun]) -> tuple[Frames, Samples]:
+def _build_frames(batch: Sequence[LoadedRun]) -> tuple[Frames, Samples]:
     """The frames of all runs of a batch. The column `run` contains the index of the run in the batch."""
     frames = (
-        steps.of_runs([run.recorded for run in batch]),
-        samples.of_runs([run.sample_records for run in batch], [run.sample_parts for run in batch]),
+        steps.build_step_frames_of_runs([run.recorded for run in batch]),
+        samples.build_sample_frames_of_runs([run.sample_records for run in batch], [run.sample_parts for run in batch]),
     )
     for run in batch:
         run.step_records, run.sample_records, run.sample_parts = {}, {}, []
     return frames
 
 
-def _cut(batch: Sequence[LoadedRun], of_steps: Frames, of_samples: Samples) -> None:
+def _split_frames(batch: Sequence[LoadedRun], step_frames: Frames, sample_frames: Samples) -> None:
     """Split the common frames of a batch: each run of the batch gets the rows that belong to it."""
-    parts = zip(*(steps.by_run(rows, len(batch)) for rows in (*of_steps, *of_samples)), strict=True)
-    for run, (every, timed, world, *sampled) in zip(batch, parts, strict=True):
-        run.step_frames, run.samples = Frames(every, timed, world), Samples(*sampled)
+    parts = zip(*(steps.split_by_run(rows, len(batch)) for rows in (*step_frames, *sample_frames)), strict=True)
+    for run, (all_steps, timed, world, *sample_rows) in zip(batch, parts, strict=True):
+        run.step_frames, run.samples = Frames(all_steps, timed, world), Samples(*sample_rows)
 
 
-def _read_by_others(runs: Path, run_ids: Sequence[str], processes: int) -> Iterator[LoadedRun]:
+def _read_in_processes(runs: Path, run_ids: Sequence[str], processes: int) -> Iterator[LoadedRun]:
     parts = [run_ids[start : start + PART] for start in range(0, len(run_ids), PART)]
     context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of polars hold
-    with ProcessPoolExecutor(processes, context, initializer=_prepare) as pool:
-        for answer in pool.map(read_packed, repeat(str(runs)), parts):
+    with ProcessPoolExecutor(processes, context, initializer=_prepare_process) as pool:
+        for answer in pool.map(read_and_pack, repeat(str(runs)), parts):
             for packed in answer:
-                yield from _unpacked(packed)
+                yield from _unpack(packed)
 
 
-def _prepare() -> None:
+def _prepare_process() -> None:
     """Prepare a process of the pool. It ignores Ctrl-C, which its parent process handles, and exits when its parent has
     exited."""
     gc.disable()
@@ -111,20 +111,20 @@ def _prepare() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def read_packed(runs: str, run_ids: Sequence[str]) -> list[Packed]:
+def read_and_pack(runs: str, run_ids: Sequence[str]) -> list[Packed]:
     """Read runs in a process of the pool. Returns one packed batch for each batch of runs.
 
     The metrics of completed runs are computed in this process, too; but not those of profiled runs, which need the traces.
     """
-    return [_packed(batch) for batch in _batches(Path(runs), run_ids)]
+    return [_pack(batch) for batch in _read_batches(Path(runs), run_ids)]
 
 
-def _packed(batch: Sequence[LoadedRun]) -> Packed:
-    frames = _frames(batch)
-    _cut(batch, *frames)
+def _pack(batch: Sequence[LoadedRun]) -> Packed:
+    frames = _build_frames(batch)
+    _split_frames(batch, *frames)
     for run in batch:
         if run.completed and not run.profiled:
-            metric.quantities(run)
+            metric.compute_quantities(run)
     runs_with_coverage = [(run, run.coverage) for run in batch]
     packed = [msgspec.msgpack.encode(runs_with_coverage, enc_hook=lambda folder: str(folder.path))]
     for rows in (rows for part in frames for rows in part):
@@ -133,13 +133,13 @@ def _packed(batch: Sequence[LoadedRun]) -> Packed:
     return packed
 
 
-def _unpacked(packed: Packed) -> list[LoadedRun]:
+def _unpack(packed: Packed) -> list[LoadedRun]:
     runs_with_coverage = msgspec.msgpack.decode(
         packed[0], type=list[tuple[LoadedRun, list[Coverage]]], dec_hook=lambda kind, path: kind(Path(path))
     )
     frames = [pl.read_ipc_stream(part) for part in packed[1:]]
     batch = [run for run, _ in runs_with_coverage]
-    _cut(batch, Frames(*frames[:3]), Samples(*frames[3:]))
+    _split_frames(batch, Frames(*frames[:3]), Samples(*frames[3:]))
     for run, coverage in runs_with_coverage:
         run.coverage = coverage
     return batch

@@ -8,7 +8,7 @@ from shardlab.runs.rundir import RunDir
 from shardlab.terminal.console import Output
 
 
-def show(output: Output, runs: Iterable[tuple[RunDir, str]]) -> int:
+def print_unreadable_runs(output: Output, runs: Iterable[tuple[RunDir, str]]) -> int:
     """Print the runs whose records cannot be read, with the reasons. Returns the exit code: 1 if any run is printed, else 0.
 
     runs: (folder of a run, why its records cannot be read; '' if they can be read).
@@ -16,7 +16,7 @@ def show(output: Output, runs: Iterable[tuple[RunDir, str]]) -> int:
     code = 0
     for folder, unreadable in runs:
         if unreadable:
-            way_out = f"restore the file, or move the folder {folder.path} out of runs/, and run the same command again"
-            output.remark(f"{folder.run_id}: set aside: {unreadable.rstrip('.')}; {way_out}.", style="red")
+            remedy = f"restore the file, or move the folder {folder.path} out of runs/, and run the same command again"
+            output.remark(f"{folder.run_id}: set aside: {unreadable.rstrip('.')}; {remedy}.", style="red")
             code = 1
     return code

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from collect import notation
-from collect.choices.contest import Contest, natural
+from collect.choices.contest import Contest, natural_sort_key
 from collect.choices.family import Answer, Family, Fit
 from collect.choices.standing import CRITERIA, Standing
 from collect.report import verdict_text
@@ -62,11 +62,11 @@ class ChoiceText(msgspec.Struct, frozen=True):
     sure: bool = False
 
     def __str__(self) -> str:
-        told = " ".join(filter(None, [", ".join(link.text for link in self.names), self.value]))
-        return f"{told} ({self.more})" if told and self.more else told or self.more
+        text = " ".join(filter(None, [", ".join(link.text for link in self.names), self.value]))
+        return f"{text} ({self.more})" if text and self.more else text or self.more
 
 
-class Line(msgspec.Struct, frozen=True):
+class ChoiceRow(msgspec.Struct, frozen=True):
     """A contest as one row of the table of choices.
 
     heading: the number of ranks, such as "8 ranks".
@@ -99,21 +99,21 @@ def families_shown(summary: Summary) -> list[Family]:
 
 def hidden(summary: Summary) -> str:
     """A sentence that says how many contests the report leaves out; "" if it shows all contests."""
-    every = [sum(contest.open for contest in family.contests) for family in summary.choices if family.open]
-    left = sum(every) - sum(min(one, MOST_SHOWN) for one in every[:MOST_SHOWN])
-    return f"{left:,} more comparisons are in summary.json" if left else ""
+    counts = [sum(contest.open for contest in family.contests) for family in summary.choices if family.open]
+    left_count = sum(counts) - sum(min(count, MOST_SHOWN) for count in counts[:MOST_SHOWN])
+    return f"{left_count:,} more comparisons are in summary.json" if left_count else ""
 
 
 def criteria(families: Sequence[Family]) -> list[str]:
     """The criteria by which cells differ in at least one contest of these families, in the order of CRITERIA."""
     standings = [standing for family in families for contest in family.contests for standing in contest.standings]
-    found = {standing.criterion for standing in standings if standing.word != "same work"}
-    return [name for name in CRITERIA if name in found]
+    differing = {standing.criterion for standing in standings if standing.word != "same work"}
+    return [name for name in CRITERIA if name in differing]
 
 
 def any_out(families: Sequence[Family]) -> bool:
     """Whether the contests of these families contain a cell that is not ranked."""
-    return any(_out(contest) for family in families for contest in family.contests if contest.open)
+    return any(_unranked_cells(contest) for family in families for contest in family.contests if contest.open)
 
 
 def title(family: Family) -> str:
@@ -123,11 +123,11 @@ def title(family: Family) -> str:
 
 def cautions(summary: Summary) -> list[str]:
     """The warnings that apply to all choices: that the runs were a rehearsal, and that no cell was repeated."""
-    found = [CAUTION] if summary.rehearsal else []
+    texts = [CAUTION] if summary.rehearsal else []
     words = {
         standing.word for family in families_shown(summary) for contest in family.contests for standing in contest.standings
     }
-    return [*found, ONCE] if "as measured" in words else found
+    return [*texts, ONCE] if "as measured" in words else texts
 
 
 def uncompared(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
@@ -136,79 +136,79 @@ def uncompared(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
     Returns a list of (title of the family and number of ranks, cells). A cell is only listed if another cell ran on the same
     number of ranks with another batch size.
     """
-    found = []
+    groups = []
     for family in summary.choices:
         by_ranks: dict[tuple[int, int], list[Contest]] = {}
         for contest in family.contests:
             by_ranks.setdefault((contest.ranks, contest.nodes), []).append(contest)
         for (ranks, _), contests in by_ranks.items():
-            alone = [(contest.batch, contest.contenders[0]) for contest in contests if len(contest.contenders) == 1]
-            if len({contender.name for contest in contests for contender in contest.contenders}) > 1 and alone:
-                who = [RunsLink(f"{contender.name} (batch {batch})", contender.cell) for batch, contender in alone]
-                found.append((f"{title(family)}, {_ranks(ranks)}", who))
-    return found
+            lone_contenders = [(contest.batch, contest.contenders[0]) for contest in contests if len(contest.contenders) == 1]
+            if len({contender.name for contest in contests for contender in contest.contenders}) > 1 and lone_contenders:
+                links = [RunsLink(f"{contender.name} (batch {batch})", contender.cell) for batch, contender in lone_contenders]
+                groups.append((f"{title(family)}, {_ranks_text(ranks)}", links))
+    return groups
 
 
-def lines(family: Family, shown: Sequence[str]) -> list[Line]:
+def lines(family: Family, criterion_names: Sequence[str]) -> list[ChoiceRow]:
     """The rows of a family in the table of choices: at most MOST_SHOWN contests in which a reader has a choice.
 
-    shown: the criteria that the table shows.
+    criterion_names: the criteria that the table shows.
     """
-    every = [
-        Line(_ranks(contest.ranks), _about(contest), [said(contest, name) for name in shown], _out(contest))
+    rows = [
+        ChoiceRow(_ranks_text(contest.ranks), _batch_and_nodes_text(contest), [best_cells_text(contest, name) for name in criterion_names], _unranked_cells(contest))
         for contest in family.contests
         if contest.open
     ]
-    return every[:MOST_SHOWN]
+    return rows[:MOST_SHOWN]
 
 
 def nodes(family: Family) -> list[TreeNode]:
     """The questions of the decision tree of a family, in the order in which a reader should answer them."""
-    several = len(family.one_rank) > 1
-    alone = [
-        (_batches(family, fit.contests) if several else "", _on_one(fit), _cites(family, fit.contests, _of(fit)))
+    has_several_fits = len(family.one_rank) > 1
+    one_rank_answers = [
+        (_batches_text(family, fit.contests) if has_several_fits else "", _one_rank_text(fit), _cell_links(family, fit.contests, _all_names(fit)))
         for fit in family.one_rank
     ]
-    shared = [(_when(family, fit.contests), _on_more(fit), _cites(family, fit.contests, _of(fit))) for fit in family.more_ranks]
-    asked = [TreeNode("Does it fit on one rank?", alone or [("", ChoiceText([], more="not measured on one rank"), [])])]
-    asked.append(
-        TreeNode("What fits on more ranks?", shared or [("", ChoiceText([], more="not measured on more than one rank"), [])])
+    more_rank_answers = [(_contests_text(family, fit.contests), _more_ranks_text(fit), _cell_links(family, fit.contests, _all_names(fit))) for fit in family.more_ranks]
+    tree_nodes = [TreeNode("Does it fit on one rank?", one_rank_answers or [("", ChoiceText([], more="not measured on one rank"), [])])]
+    tree_nodes.append(
+        TreeNode("What fits on more ranks?", more_rank_answers or [("", ChoiceText([], more="not measured on more than one rank"), [])])
     )
     for question in family.questions:
-        told = [(_when(family, one.contests), *_answer(family, one, question.criterion)) for one in question.answers]
-        asked.append(TreeNode(QUESTIONS[question.criterion], told))
-    return asked
+        answers = [(_contests_text(family, answer.contests), *_answer_text(family, answer, question.criterion)) for answer in question.answers]
+        tree_nodes.append(TreeNode(QUESTIONS[question.criterion], answers))
+    return tree_nodes
 
 
-def said(contest: Contest, criterion: str) -> ChoiceText:
+def best_cells_text(contest: Contest, criterion: str) -> ChoiceText:
     """The best cells of a contest by one criterion, as text."""
-    standing = next((one for one in contest.standings if one.criterion == criterion), None)
+    standing = next((candidate for candidate in contest.standings if candidate.criterion == criterion), None)
     if standing is None:
-        measured = contest.named("measured")
+        measured = contest.contender_names("measured")
         return ChoiceText([], more=f"only {measured[0]} was measured" if len(measured) == 1 else "")
     names = {contender.cell: contender.name for contender in contest.contenders}
-    best = sorted((RunsLink(names[cell], cell) for cell in standing.best), key=lambda link: natural(link.text))
-    few = best if len(best) <= MOST_NAMED else [RunsLink(_joined([link.text for link in best]), best[0].cell)]
+    best = sorted((RunsLink(names[cell], cell) for cell in standing.best), key=lambda link: natural_sort_key(link.text))
+    links = best if len(best) <= MOST_NAMED else [RunsLink(_join_names([link.text for link in best]), best[0].cell)]
     if standing.word == "same work":
         return ChoiceText([], more="equal: the same work")
     if standing.word == "not told apart":
         values = [placed.value for placed in standing.placed if placed.cell in standing.best]
-        return ChoiceText(few, _range(min(values), max(values), standing.unit), "cannot be distinguished")
-    more = {"as measured": AS_MEASURED, "equal": "equal", "best": ""}[standing.word]
-    value = _quantity(standing.placed[0].value, standing.unit)
-    return ChoiceText(few, value, more, _margin(standing, names), sure=standing.word != "as measured")
+        return ChoiceText(links, _format_range(min(values), max(values), standing.unit), "cannot be distinguished")
+    certainty = {"as measured": AS_MEASURED, "equal": "equal", "best": ""}[standing.word]
+    value = _format_quantity(standing.placed[0].value, standing.unit)
+    return ChoiceText(links, value, certainty, _margin(standing, names), sure=standing.word != "as measured")
 
 
 def _margin(standing: Standing, names: dict[str, str]) -> str:
     """How far the best cell is ahead of the first cell that is not among the best, such as `13 % faster than ddp`."""
-    behind = next((one for one in standing.placed if one.cell not in standing.best), None)
-    if behind is None or standing.margin_pct is None:
+    runner_up = next((placed_cell for placed_cell in standing.placed if placed_cell.cell not in standing.best), None)
+    if runner_up is None or standing.margin_pct is None:
         return ""
-    how = {"throughput_per_s": "faster", "final_accuracy_pct": "more"}.get(standing.criterion, "less")
-    return f"{_percent(standing.margin_pct)}\u00a0% {how} than {names[behind.cell]}"
+    comparative = {"throughput_per_s": "faster", "final_accuracy_pct": "more"}.get(standing.criterion, "less")
+    return f"{_format_percent(standing.margin_pct)}\u00a0% {comparative} than {names[runner_up.cell]}"
 
 
-def _percent(value: float) -> str:
+def _format_percent(value: float) -> str:
     """A margin in percent as text: one or two digits if it is below 10, else a whole number.
 
     More digits would be wrong, because the means from which the margin is computed are not more precise.
@@ -216,27 +216,27 @@ def _percent(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.1g}"
 
 
-def _quantity(value: float, unit: str) -> str:
+def _format_quantity(value: float, unit: str) -> str:
     """A number with its unit, as text. Bytes are given in units such as GiB, as in the tables of the report."""
     if unit != "bytes":
-        return verdict_text.quantity(value, unit)
-    name, size = notation.bytes_unit([value])
-    return f"{notation.number(value / size, 3)} {name}"
+        return verdict_text.format_quantity(value, unit)
+    name, size = notation.choose_bytes_unit([value])
+    return f"{notation.format_number(value / size, 3)} {name}"
 
 
-def _range(low: float, high: float, unit: str) -> str:
+def _format_range(low: float, high: float, unit: str) -> str:
     """A range of values as text, such as `57.9 to 58.5 s`."""
-    first, last = _quantity(low, unit), _quantity(high, unit)
-    same = first.partition(" ")[2] == last.partition(" ")[2]
-    return last if first == last else f"{first.partition(' ')[0] if same else first} to {last}"
+    first, last = _format_quantity(low, unit), _format_quantity(high, unit)
+    same_unit = first.partition(" ")[2] == last.partition(" ")[2]
+    return last if first == last else f"{first.partition(' ')[0] if same_unit else first} to {last}"
 
 
-def _out(contest: Contest) -> list[tuple[str, list[RunsLink]]]:
+def _unranked_cells(contest: Contest) -> list[tuple[str, list[RunsLink]]]:
     """The cells of a contest that are not ranked, as (reason, cells).
 
     For a strategy that does other work by design, the reason contains the sentence of the strategy about this work.
     """
-    words = {
+    reason_by_outcome = {
         "does not fit": "out of memory",
         "over the limit": "over the time limit",
         "other work": "other work by design",
@@ -246,44 +246,44 @@ def _out(contest: Contest) -> list[tuple[str, list[RunsLink]]]:
         "failed": "failed",
         "not measured": "not measured",
     }
-    found: dict[str, list[RunsLink]] = {}
-    for outcome, word in words.items():
-        for one in (one for one in contest.contenders if one.outcome == outcome):
-            why = f"{word} ({one.why})" if outcome == "other work" else word
-            found.setdefault(why, []).append(RunsLink(one.name, one.cell))
-    return list(found.items()) + [(one.partly, [RunsLink(one.name, one.cell)]) for one in contest.contenders if one.partly]
+    links_by_reason: dict[str, list[RunsLink]] = {}
+    for outcome, reason in reason_by_outcome.items():
+        for contender in (contender for contender in contest.contenders if contender.outcome == outcome):
+            full_reason = f"{reason} ({contender.why})" if outcome == "other work" else reason
+            links_by_reason.setdefault(full_reason, []).append(RunsLink(contender.name, contender.cell))
+    return list(links_by_reason.items()) + [(contender.partly, [RunsLink(contender.name, contender.cell)]) for contender in contest.contenders if contender.partly]
 
 
-def _on_one(fit: Fit) -> ChoiceText:
+def _one_rank_text(fit: Fit) -> ChoiceText:
     if fit.fits and not fit.does_not_fit:
-        return ChoiceText([], value="yes", more=_rest(fit), sure=True)
+        return ChoiceText([], value="yes", more=_other_cells_text(fit), sure=True)
     if fit.fits:
-        return ChoiceText([], value=f"yes with {_joined(fit.fits)}", more=_rest(fit), sure=True)
-    return ChoiceText([], value="no", more=_rest(fit), sure=True) if fit.does_not_fit else ChoiceText([], more=_rest(fit))
+        return ChoiceText([], value=f"yes with {_join_names(fit.fits)}", more=_other_cells_text(fit), sure=True)
+    return ChoiceText([], value="no", more=_other_cells_text(fit), sure=True) if fit.does_not_fit else ChoiceText([], more=_other_cells_text(fit))
 
 
-def _on_more(fit: Fit) -> ChoiceText:
-    return ChoiceText([], value=_joined(fit.fits), more=_rest(fit), sure=bool(fit.fits))
+def _more_ranks_text(fit: Fit) -> ChoiceText:
+    return ChoiceText([], value=_join_names(fit.fits), more=_other_cells_text(fit), sure=bool(fit.fits))
 
 
-def _rest(fit: Fit) -> str:
-    ended = (
+def _other_cells_text(fit: Fit) -> str:
+    outcomes = (
         (fit.does_not_fit, "out of memory"),
         (fit.over_the_limit, "over the time limit"),
         (fit.unknown, "not measured, or failed"),
     )
-    return "; ".join(f"{_joined(names)}: {how}" for names, how in ended if names)
+    return "; ".join(f"{_join_names(names)}: {outcome}" for names, outcome in outcomes if names)
 
 
-def _of(fit: Fit) -> list[str]:
+def _all_names(fit: Fit) -> list[str]:
     return [*fit.fits, *fit.does_not_fit, *fit.over_the_limit, *fit.unknown]
 
 
-def _answer(family: Family, answer: Answer, criterion: str) -> tuple[ChoiceText, list[RunsLink]]:
+def _answer_text(family: Family, answer: Answer, criterion: str) -> tuple[ChoiceText, list[RunsLink]]:
     """Returns (the answer to one question of the section "Which strategy to choose?" as text, the cells from which it follows).
 
     The cells are the best cells of each contest, that is, of each set of cells that may be compared."""
-    more = {
+    certainty = {
         "best": "",
         "equal": "equal",
         "not told apart": "cannot be distinguished",
@@ -295,50 +295,50 @@ def _answer(family: Family, answer: Answer, criterion: str) -> tuple[ChoiceText,
         "not measured": "not measured",
     }[answer.word]
     if answer.word == "same work":
-        return ChoiceText([], more=more), []
-    cites = []
-    for place in answer.contests:
-        contest = family.contests[place]
-        standing = next((one for one in contest.standings if one.criterion == criterion), None)
-        placed = {one.cell: _quantity(one.value, standing.unit) for one in standing.placed} if standing else {}
-        for one in contest.contenders:
-            if one.name in answer.best and (standing is None or one.cell in standing.best):
-                about = [_label(family, contest, one.name), placed.get(one.cell, "")]
-                cites.append(RunsLink(": ".join(filter(None, about)), one.cell))
-    named = "" if answer.word == "only one" else _joined(answer.best)
-    return ChoiceText([], named, more, sure=answer.word in ("best", "equal", "only one fits")), cites
+        return ChoiceText([], more=certainty), []
+    links = []
+    for contest_index in answer.contests:
+        contest = family.contests[contest_index]
+        standing = next((entry for entry in contest.standings if entry.criterion == criterion), None)
+        value_by_cell = {entry.cell: _format_quantity(entry.value, standing.unit) for entry in standing.placed} if standing else {}
+        for entry in contest.contenders:
+            if entry.name in answer.best and (standing is None or entry.cell in standing.best):
+                label_parts = [_cell_label(family, contest, entry.name), value_by_cell.get(entry.cell, "")]
+                links.append(RunsLink(": ".join(filter(None, label_parts)), entry.cell))
+    best_names = "" if answer.word == "only one" else _join_names(answer.best)
+    return ChoiceText([], best_names, certainty, sure=answer.word in ("best", "equal", "only one fits")), links
 
 
-def _cites(family: Family, places: Sequence[int], names: Sequence[str]) -> list[RunsLink]:
-    """Links to cells in some contests, such as `ddp ×8`. places: the indexes of the contests. names: the names of the cells."""
-    found = []
-    for place in places:
-        contest = family.contests[place]
-        known = [contender for contender in contest.contenders if contender.name in names]
-        found += [RunsLink(_label(family, contest, contender.name), contender.cell) for contender in known]
-    return found
+def _cell_links(family: Family, contest_indexes: Sequence[int], names: Sequence[str]) -> list[RunsLink]:
+    """Links to cells in some contests, such as `ddp ×8`. contest_indexes: the indexes of the contests. names: the names of the cells."""
+    links = []
+    for contest_index in contest_indexes:
+        contest = family.contests[contest_index]
+        contenders = [contender for contender in contest.contenders if contender.name in names]
+        links += [RunsLink(_cell_label(family, contest, contender.name), contender.cell) for contender in contenders]
+    return links
 
 
-def _label(family: Family, contest: Contest, name: str) -> str:
+def _cell_label(family: Family, contest: Contest, name: str) -> str:
     """A cell of a contest, such as `ddp ×8`, with the batch if the family has contests of as many ranks with other batches."""
     batches = {other.batch for other in family.contests if (other.ranks, other.nodes) == (contest.ranks, contest.nodes)}
-    return f"{name} ×{_size(family, contest)}{f', batch {contest.batch}' if len(batches) > 1 else ''}"
+    return f"{name} ×{_ranks_and_nodes(family, contest)}{f', batch {contest.batch}' if len(batches) > 1 else ''}"
 
 
-def _size(family: Family, contest: Contest) -> str:
+def _ranks_and_nodes(family: Family, contest: Contest) -> str:
     """The number of ranks of a contest, such as `8`.
 
     If the family has contests with the same number of ranks on other numbers of nodes, the nodes are added: `8 on 2 nodes`.
     """
-    return f"{contest.ranks}{_on_nodes(family, contest.ranks, contest.nodes)}"
+    return f"{contest.ranks}{_nodes_suffix(family, contest.ranks, contest.nodes)}"
 
 
-def _on_nodes(family: Family, ranks: int, nodes: int) -> str:
-    other_nodes = len({one.nodes for one in family.contests if one.ranks == ranks}) > 1
+def _nodes_suffix(family: Family, ranks: int, nodes: int) -> str:
+    other_nodes = len({contest.nodes for contest in family.contests if contest.ranks == ranks}) > 1
     return f" on {nodes} node{'s' if nodes > 1 else ''}" if other_nodes else ""
 
 
-def _joined(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     """The names of cells as one text, such as `ddp, fsdp2 and zero3`.
 
     Two cells of the same strategy are written as `pp_1f1b (4 and 8 micro-batches)`. If a name contains a comma, semicolons
@@ -346,55 +346,55 @@ def _joined(names: Sequence[str]) -> str:
     """
     by_strategy: dict[str, list[str]] = {}
     for name in names:
-        strategy, _, more = name.partition(", ")
-        by_strategy.setdefault(strategy, []).extend([more] if more else [])
-    folded = [f"{strategy} ({_variants(variants)})" if variants else strategy for strategy, variants in by_strategy.items()]
-    comma = "; " if any("," in name for name in folded) else ", "
-    return " and ".join(filter(None, [comma.join(folded[:-1]), *folded[-1:]]))
+        strategy, _, variant = name.partition(", ")
+        by_strategy.setdefault(strategy, []).extend([variant] if variant else [])
+    folded = [f"{strategy} ({_join_variants(variants)})" if variants else strategy for strategy, variants in by_strategy.items()]
+    separator = "; " if any("," in name for name in folded) else ", "
+    return " and ".join(filter(None, [separator.join(folded[:-1]), *folded[-1:]]))
 
 
-def _variants(variants: Sequence[str]) -> str:
+def _join_variants(variants: Sequence[str]) -> str:
     """Variants of one strategy as text, such as `4 and 8 micro-batches`. Words with which all variants end are written once."""
     heads, tails = zip(*(variant.partition(" ")[::2] for variant in variants), strict=True)
-    return f"{_joined(heads)} {tails[0]}".rstrip() if len(set(tails)) == 1 else "; ".join(variants)
+    return f"{_join_names(heads)} {tails[0]}".rstrip() if len(set(tails)) == 1 else "; ".join(variants)
 
 
-def _batches(family: Family, places: Sequence[int]) -> str:
-    return f"batch {_joined([str(family.contests[place].batch) for place in places])}"
+def _batches_text(family: Family, contest_indexes: Sequence[int]) -> str:
+    return f"batch {_join_names([str(family.contests[contest_index].batch) for contest_index in contest_indexes])}"
 
 
-def _when(family: Family, places: Sequence[int]) -> str:
+def _contests_text(family: Family, contest_indexes: Sequence[int]) -> str:
     """The contests in which an answer holds, as text, such as `2 and 4 ranks; 8 ranks at batch 64`.
 
-    places: the indexes of these contests in the family. The batch size is only named if the family has a contest on the same
+    contest_indexes: the indexes of these contests in the family. The batch size is only named if the family has a contest on the same
     ranks with another batch size in which the answer does not hold.
     """
     by_ranks: dict[tuple[int, int], list[int]] = {}
-    for place in places:
-        contest = family.contests[place]
+    for contest_index in contest_indexes:
+        contest = family.contests[contest_index]
         by_ranks.setdefault((contest.ranks, contest.nodes), []).append(contest.batch)
     parts: list[tuple[list[int], str]] = []  # (numbers of ranks, text about nodes and batch size behind these numbers)
     for (ranks, nodes), batches in by_ranks.items():
-        everywhere = [one.batch for one in family.contests if (one.ranks, one.nodes) == (ranks, nodes)]
-        on = _on_nodes(family, ranks, nodes)
-        at = f" at batch {_joined([str(batch) for batch in batches])}" if batches != everywhere else ""
-        if parts and not on + at + parts[-1][1]:
+        all_batches = [entry.batch for entry in family.contests if (entry.ranks, entry.nodes) == (ranks, nodes)]
+        nodes_text = _nodes_suffix(family, ranks, nodes)
+        batch_text = f" at batch {_join_names([str(batch) for batch in batches])}" if batches != all_batches else ""
+        if parts and not nodes_text + batch_text + parts[-1][1]:
             parts[-1][0].append(ranks)
         else:
-            parts.append(([ranks], on + at))
-    return "; ".join(f"{_joined([str(one) for one in ranks])} rank{'s' if ranks != [1] else ''}{of}" for ranks, of in parts)
+            parts.append(([ranks], nodes_text + batch_text))
+    return "; ".join(f"{_join_names([str(entry) for entry in ranks])} rank{'s' if ranks != [1] else ''}{suffix}" for ranks, suffix in parts)
 
 
-def _ranks(ranks: int) -> str:
+def _ranks_text(ranks: int) -> str:
     return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
-def where(contest: Contest) -> str:
+def contest_text(contest: Contest) -> str:
     """The ranks and the batch size of a contest as text, such as `8 ranks, batch 64`."""
-    return f"{_ranks(contest.ranks)}, {_about(contest)}"
+    return f"{_ranks_text(contest.ranks)}, {_batch_and_nodes_text(contest)}"
 
 
-def _about(contest: Contest) -> str:
+def _batch_and_nodes_text(contest: Contest) -> str:
     """The batch size of a contest, and its number of nodes if there are several."""
     nodes = f"{contest.nodes} nodes, " if contest.nodes > 1 else ""
     return f"{nodes}batch {contest.batch}"

@@ -30,17 +30,17 @@ MOST_RANKS = 8  # the most ranks whose waiting is written
 
 def tables(summary: Summary) -> list[TextTable]:
     """The tables of slowed ranks and of lost workers that have rows."""
-    labels = summary.label_of
-    slowed = [_slowed(one, labels[one.cell]) for one in summary.slowed]
-    lost = [_lost(one, labels[one.cell]) for one in summary.lost]
-    found = [
+    labels = summary.labels_by_cell
+    slowed_rows = [_straggler_row(effect, labels[effect.cell]) for effect in summary.slowed]
+    lost_rows = [_lost_worker_row(effect, labels[effect.cell]) for effect in summary.lost]
+    all_tables = [
         TextTable(
             "slowed",
             "Ranks that were slowed on purpose",
             ["Cell", "n", "Delay of a step (ms)", "Found", "Throughput by the slowest rank (units/s)",
              "By each rank's own time (units/s)",
              "Waiting of ranks 0, 1, ... (ms)", "Staleness, mean"],
-            slowed,
+            slowed_rows,
             frozenset({1, 2, 4, 5, 7}),
         ),
         TextTable(
@@ -48,42 +48,42 @@ def tables(summary: Summary) -> list[TextTable]:
             "Workers that were lost on purpose",
             ["Cell", "State", "n", "Before (units/s)", "After (units/s)", "Not seen (units)", "Not seen (%)", "Last step",
              "Loss (nats)"],
-            lost,
+            lost_rows,
             frozenset(range(2, 9)),
         ),
     ]  # fmt: skip
-    return [table for table in found if table.rows]
+    return [table for table in all_tables if table.rows]
 
 
-def _slowed(one: StragglerEffect, label: str) -> list[str]:
-    waiting = [notation.number(ms, 2) for ms in one.waiting_ms[:MOST_RANKS]]
-    waiting += ["..."] if len(one.waiting_ms) > MOST_RANKS else []
+def _straggler_row(effect: StragglerEffect, label: str) -> list[str]:
+    waiting = [notation.format_number(ms, 2) for ms in effect.waiting_ms[:MOST_RANKS]]
+    waiting += ["..."] if len(effect.waiting_ms) > MOST_RANKS else []
     return [
         label,
-        str(one.n),
-        notation.number(one.delay_ms, 3),
-        "" if one.found is None else f"rank {one.found}",
-        _beside(one.throughput_per_s, one.ordinary_throughput_per_s),
-        _beside(one.rank_throughput_per_s, one.ordinary_rank_throughput_per_s),
+        str(effect.n),
+        notation.format_number(effect.delay_ms, 3),
+        "" if effect.found is None else f"rank {effect.found}",
+        _with_ordinary_value(effect.throughput_per_s, effect.ordinary_throughput_per_s),
+        _with_ordinary_value(effect.rank_throughput_per_s, effect.ordinary_rank_throughput_per_s),
         ", ".join(waiting),
-        _beside(one.staleness_mean, one.ordinary_staleness_mean),
+        _with_ordinary_value(effect.staleness_mean, effect.ordinary_staleness_mean),
     ]
 
 
-def _lost(one: LostWorkerEffect, label: str) -> list[str]:
-    numbers: Sequence[float | None] = (one.before_per_s, one.after_per_s, one.unseen_units)
+def _lost_worker_row(effect: LostWorkerEffect, label: str) -> list[str]:
+    numbers: Sequence[float | None] = (effect.before_per_s, effect.after_per_s, effect.unseen_units)
     return [
         label,
-        one.state,
-        str(one.n),
-        *("" if value is None else notation.number(value) for value in numbers),
-        "" if one.unseen_pct is None else notation.number(one.unseen_pct, 3),
-        "" if one.last_step is None else str(one.last_step),
-        _beside(one.last_loss, one.ordinary_loss),
+        effect.state,
+        str(effect.n),
+        *("" if value is None else notation.format_number(value) for value in numbers),
+        "" if effect.unseen_pct is None else notation.format_number(effect.unseen_pct, 3),
+        "" if effect.last_step is None else str(effect.last_step),
+        _with_ordinary_value(effect.last_loss, effect.ordinary_loss),
     ]
 
 
-def _beside(value: float | None, ordinary: float | None) -> str:
+def _with_ordinary_value(value: float | None, ordinary: float | None) -> str:
     """A value, and in brackets the value of the cell without the fault."""
-    said = "" if value is None else notation.number(value)
-    return f"{said} ({notation.number(ordinary)})".strip() if ordinary is not None else said
+    text = "" if value is None else notation.format_number(value)
+    return f"{text} ({notation.format_number(ordinary)})".strip() if ordinary is not None else text

@@ -58,7 +58,7 @@ from collect.figures import (
 from collect.findings import columns
 from collect.findings.columns import Column
 from collect.findings.row import CellRow
-from collect.metric import menu
+from collect.metric import all_metrics
 from collect.reading.load import Loaded
 from collect.report import (
     choice_text,
@@ -85,7 +85,7 @@ WIDE = (
     "memory_of_categories", "head_to_head", "stragglers", "step_timeline", "run_timeline", "why_slower", "layers", "theory",
 )  # fmt: skip  # figures that take a whole row of the page
 FEW_CELLS = 4  # the runs of a figure with more cells are in a list that the reader opens
-MOST_UNLIKE = 1.4  # two figures share a row of the page only if the ratio of their heights is at most this
+MAX_HEIGHT_RATIO = 1.4  # two figures share a row of the page only if the ratio of their heights is at most this
 # The modules of the figures, in the order in which the page shows the figures.
 FIGURES: tuple[ModuleType, ...] = (
     head_to_head,
@@ -158,75 +158,75 @@ class DrawnFigure(msgspec.Struct, frozen=True):
     spec: dict[str, Any]
 
 
-def draw(loaded: Loaded, summary: Summary, folder: Path, runs: Path) -> str:
+def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> str:
     """Render the page of a report.
 
-    folder: where the report will be written. runs: the folder of the runs. Links from the page to the runs are relative, so the
+    folder: where the report will be written. runs_folder: the folder of the runs. Links from the page to the runs are relative, so the
     two folders can be moved together.
     """
-    shown = truncation.of(summary)
-    table = columns.table(summary.rows, shown.rows)
-    label_of = summary.label_of
-    drawn = drawings(loaded, summary)
-    headline = _headline(drawn, [choice.workload for choice in report_start.choices(summary)])
-    others = [one for one in drawn if headline is None or one.name != headline.name]
-    head_to_head = [one for one in others if one.kind == "head_to_head"]
-    figures = [one for one in others if one.kind != "head_to_head"]
-    reported = verdict_text.reported(summary, label_of)
-    place_of = {row.id: place for place, row in enumerate(shown.rows)}
+    short_summary = truncation.truncate_summary(summary)
+    table = columns.make_table(summary.rows, short_summary.rows)
+    label_by_cell = summary.labels_by_cell
+    drawn_figures = draw_figures(loaded, summary)
+    headline = _headline(drawn_figures, [choice.workload for choice in report_start.choices(summary)])
+    other_figures = [drawn_figure for drawn_figure in drawn_figures if headline is None or drawn_figure.name != headline.name]
+    head_to_head = [drawn_figure for drawn_figure in other_figures if drawn_figure.kind == "head_to_head"]
+    figures = [drawn_figure for drawn_figure in other_figures if drawn_figure.kind != "head_to_head"]
+    reported = verdict_text.reported_lines(summary, label_by_cell)
+    index_by_cell = {row.id: index for index, row in enumerate(short_summary.rows)}
     return render_page(
         TEMPLATE,
         printable.clean,
-        summary=shown,
+        summary=short_summary,
         whole=summary,
         version=__version__,
-        created=notation.moment(summary.created_s),
-        sections=_sections(shown, figures, table),
+        created=notation.format_time(summary.created_s),
+        sections=_sections(short_summary, figures, table),
         light=palette.LIGHT,
         dark=palette.DARK,
-        labels=[label_of[row.id] for row in shown.rows],
-        label_of=label_of,
+        labels=[label_by_cell[row.id] for row in short_summary.rows],
+        label_of=label_by_cell,
         few_cells=FEW_CELLS,
-        place_of=place_of,
+        place_of=index_by_cell,
         text=verdict_text,
         scores=score_text,
         faults=fault_text,
         reported=reported,
         redrawn=study_tables.redraw(summary.reported),
-        remarks_of=lambda places: study_tables.remarks(summary.reported, [line.own for line in reported], places),
-        metric_heading=study_tables.heading,
+        remarks_of=lambda places: study_tables.make_footnotes(summary.reported, [line.own for line in reported], places),
+        metric_heading=study_tables.metric_heading,
         tables=printed_text,
         table=table,
-        facets=make_facets(table.columns, shown.rows),
+        facets=make_facets(table.columns, short_summary.rows),
         facets_of_row=_encode_facets_of_row,
         least_rows=LEAST_ROWS,
-        runs_path=Path(os.path.relpath(runs, folder)).as_posix(),
+        runs_path=Path(os.path.relpath(runs_folder, folder)).as_posix(),
         run_columns=_run_columns(table.columns),
-        run_value=_run_value,
+        run_value=_format_run_value,
         state_class=_state_class,
-        place_of_runs={cell.id: provenance.cell(cell) for cell in loaded.cells if cell.id in place_of},
+        place_of_runs={cell.id: provenance.cell_provenance(cell) for cell in loaded.cells if cell.id in index_by_cell},
         figures=figures,
         headline=headline,
         answer=report_start,
-        claims=[report_start.claim(verdict, summary) for verdict in summary.verdicts],
+        claims=[report_start.write_claim_line(verdict, summary) for verdict in summary.verdicts],
         head_to_head=head_to_head,
         choices=choice_text,
         script_json=_script_json,
-        number=notation.number,
-        places=provenance.made_with(loaded),
-        hosts=provenance.hosts(loaded),
+        number=notation.format_number,
+        places=provenance.run_properties(loaded),
+        hosts=provenance.host_descriptions(loaded),
         worst=provenance.worst_coverage(summary),
         traffic=provenance.traffic_rows(summary),
         citations=_citations(summary),
-        metrics=menu(),
-        defined={metric.name for metric in menu()},
+        metrics=all_metrics(),
+        defined={metric.name for metric in all_metrics()},
         plotly=Markup(plotly_script()),
     )
 
 
 def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.Table) -> list[tuple[str, str]]:
     """(name, title) of the sections of the page that are not empty."""
-    having: dict[str, Sequence[Any]] = {
+    contents: dict[str, Sequence[Any]] = {
         "figures": figures,
         "reported": summary.reported,
         "tables": summary.tables,
@@ -254,25 +254,25 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
             *summary.attention,
         ],
     }
-    return [(name, title) for name, title in SECTIONS.items() if having.get(name, [title])]
+    return [(name, title) for name, title in SECTIONS.items() if contents.get(name, [title])]
 
 
 def _citations(summary: Summary) -> list[tuple[str, str]]:
     """(what is cited, its BibTeX entry): shardlab, and the study if its citation is known."""
-    found = [("shardlab", citation.of_shardlab())]
-    return found + ([("The study", citation.of_study(summary.matrix, summary.citation))] if summary.citation else [])
+    entries = [("shardlab", citation.of_shardlab())]
+    return entries + ([("The study", citation.of_study(summary.matrix, summary.citation))] if summary.citation else [])
 
 
-def _headline(drawn: Sequence[DrawnFigure], workloads: Sequence[str]) -> DrawnFigure | None:
+def _headline(drawn_figures: Sequence[DrawnFigure], workloads: Sequence[str]) -> DrawnFigure | None:
     """The figure at the start of a report: the figure `head_to_head` (speed against memory) if it exists, else throughput.
 
     workloads: the workloads for which the start of the report says what to choose. If each workload has such a figure, the
     figure of the first of these workloads is returned.
     """
     for kind in ("head_to_head", "throughput_per_s"):
-        found = [one for one in drawn if one.kind == kind]
-        if found:
-            first = next((one for one in found if workloads and one.title.endswith(f", {workloads[0]}")), found[0])
+        candidates = [drawn_figure for drawn_figure in drawn_figures if drawn_figure.kind == kind]
+        if candidates:
+            first = next((drawn_figure for drawn_figure in candidates if workloads and drawn_figure.title.endswith(f", {workloads[0]}")), candidates[0])
             return msgspec.structs.replace(first, wide=False)  # the page shows the choices beside this figure
     return None
 
@@ -286,52 +286,52 @@ def plotly_script() -> str:
     return script
 
 
-def drawings(loaded: Loaded, summary: Summary) -> list[DrawnFigure]:
+def draw_figures(loaded: Loaded, summary: Summary) -> list[DrawnFigure]:
     """Draw every figure that has data, in the order of the page: all figures of one workload, then all of the next workload."""
-    shown = truncation.of(summary)
-    kept = {row.id for row in shown.rows}
-    groups = figure.groups(Loaded(loaded.expansion, [cell for cell in loaded.cells if cell.id in kept]), shown)
-    found = []
+    short_summary = truncation.truncate_summary(summary)
+    shown_ids = {row.id for row in short_summary.rows}
+    groups = figure.groups(Loaded(loaded.expansion, [cell for cell in loaded.cells if cell.id in shown_ids]), short_summary)
+    drawn_figures = []
     for group in groups:
-        drawn = [one for module in FIGURES if (one := module.draw(group)) is not None]
-        of = f", {group.workload}" if len(groups) > 1 else ""
+        plots = [plot for module in FIGURES if (plot := module.draw(group)) is not None]
+        title_suffix = f", {group.workload}" if len(groups) > 1 else ""
         cells = len(group.marks)
-        more = f" Shown are the first {cells} of {cells + group.left_out:,} cells." if group.left_out else ""
-        mark = " (rehearsal)" * summary.rehearsal
-        found += [_drawn(one, of, more, wide, mark) for one, wide in in_rows(drawn)]
-    return found
+        caption_suffix = f" Shown are the first {cells} of {cells + group.left_out:,} cells." if group.left_out else ""
+        rehearsal_mark = " (rehearsal)" * summary.rehearsal
+        drawn_figures += [_build_drawn_figure(plot, title_suffix, caption_suffix, wide, rehearsal_mark) for plot, wide in arrange_in_rows(plots)]
+    return drawn_figures
 
 
-def in_rows(drawn: Sequence[figure.Figure]) -> list[tuple[figure.Figure, bool]]:
+def arrange_in_rows(plots: Sequence[figure.Figure]) -> list[tuple[figure.Figure, bool]]:
     """Arrange figures in rows of two with about the same height, so that no row has an empty area.
 
     Returns a list of (figure, whether the figure takes the whole row). The order of the figures is kept, with one exception: to
     fill a row, the next figure of a similar height moves up.
     """
-    waiting = list(drawn)
-    found: list[tuple[figure.Figure, bool]] = []
-    while waiting:
-        one = waiting.pop(0)
-        partner = None if one.name in WIDE else next((other for other in waiting if _is_partner(one, other)), None)
+    remaining = list(plots)
+    arranged: list[tuple[figure.Figure, bool]] = []
+    while remaining:
+        plot = remaining.pop(0)
+        partner = None if plot.name in WIDE else next((other for other in remaining if _fits_beside(plot, other)), None)
         if partner is None:
-            found.append((one, True))
+            arranged.append((plot, True))
         else:
-            waiting.remove(partner)
-            found += [(one, False), (partner, False)]
-    return found
+            remaining.remove(partner)
+            arranged += [(plot, False), (partner, False)]
+    return arranged
 
 
-def _is_partner(one: figure.Figure, other: figure.Figure) -> bool:
-    low, high = sorted((one.height_px, other.height_px))
-    return other.name not in WIDE and high <= MOST_UNLIKE * low
+def _fits_beside(plot: figure.Figure, other: figure.Figure) -> bool:
+    low, high = sorted((plot.height_px, other.height_px))
+    return other.name not in WIDE and high <= MAX_HEIGHT_RATIO * low
 
 
-def _drawn(found: figure.Figure, of: str, more: str, wide: bool, mark: str) -> DrawnFigure:
-    title = found.title + of
-    name = re.sub(r"[^a-z0-9.-]+", "-", f"{found.name}{of}".replace("_", "-").lower())
-    spec = {"data": found.data, "layout": found.layout, "picture": figure.picture(found, title + mark, wide)}
+def _build_drawn_figure(plot: figure.Figure, title_suffix: str, caption_suffix: str, wide: bool, rehearsal_mark: str) -> DrawnFigure:
+    title = plot.title + title_suffix
+    name = re.sub(r"[^a-z0-9.-]+", "-", f"{plot.name}{title_suffix}".replace("_", "-").lower())
+    spec = {"data": plot.data, "layout": plot.layout, "picture": figure.image_layout(plot, title + rehearsal_mark, wide)}
     spec = printable.mapped(spec, printable.one_line)
-    return DrawnFigure(name, found.name, title, found.caption + more, found.height_px, wide, found.cells, spec)
+    return DrawnFigure(name, plot.name, title, plot.caption + caption_suffix, plot.height_px, wide, plot.cells, spec)
 
 
 def _script_json(value: Any) -> Markup:
@@ -342,13 +342,13 @@ def _script_json(value: Any) -> Markup:
     return Markup(text)
 
 
-def _run_columns(shown: Sequence[Column]) -> list[Column]:
+def _run_columns(table_columns: Sequence[Column]) -> list[Column]:
     """The columns of the table of cells that the table of runs has too."""
-    return [column for column in shown if column.name in ("throughput_per_s", "step_time_ms", "final_loss")]
+    return [column for column in table_columns if column.name in ("throughput_per_s", "step_time_ms", "final_loss")]
 
 
-def _run_value(metrics: dict[str, float], name: str) -> str:
-    return notation.number(metrics[name]) if name in metrics else ""
+def _format_run_value(metrics: dict[str, float], name: str) -> str:
+    return notation.format_number(metrics[name]) if name in metrics else ""
 
 
 def _state_class(row: CellRow) -> str:
@@ -356,8 +356,8 @@ def _state_class(row: CellRow) -> str:
 
     It is the first state of `terminal.STYLES` that any run of the cell has, else the first state of the runs.
     """
-    known = [state for state in terminal.STYLES if state in row.states]
-    return known[0] if known else next(iter(row.states), "unknown")
+    known_states = [state for state in terminal.STYLES if state in row.states]
+    return known_states[0] if known_states else next(iter(row.states), "unknown")
 
 
 def make_facets(columns: Sequence[Column], rows: Sequence[CellRow]) -> list[Facet]:

@@ -24,13 +24,13 @@ DARK = {
 }  # fmt: skip
 
 
-def resolved(value: Any, colours: Mapping[str, str]) -> Any:
+def resolve_colours(value: Any, colours: Mapping[str, str]) -> Any:
     """The JSON of a figure, with the colour NAME in place of each `var(--NAME)`. Raises KeyError if there is no colour of
     this name."""
     if isinstance(value, str):
         return colours[value[6:-1]] if value.startswith("var(--") else value
     if isinstance(value, Mapping):
-        return {key: resolved(item, colours) for key, item in value.items()}
+        return {key: resolve_colours(item, colours) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [resolved(item, colours) for item in value]
+        return [resolve_colours(item, colours) for item in value]
     return value

@@ -11,7 +11,7 @@ from typing import Any
 from collect.export import Export
 from collect.reading.load import Loaded
 from collect.report import palette
-from collect.report.page import DrawnFigure, drawings
+from collect.report.page import DrawnFigure, draw_figures
 from collect.summary import Summary
 from shardlab.errors import InputError, MissingExtra
 from shardlab.files import files
@@ -25,18 +25,18 @@ BROWSER = (
 )
 
 
-def formats(asked: str, where: str) -> tuple[str, ...]:
+def parse_formats(option_value: str, option: str) -> tuple[str, ...]:
     """The picture formats that an option asks for, each once. Raises InputError if a format is not known.
 
-    asked: the value of the option, such as `svg,png`. where: the name of the option, for the error message.
+    option_value: the value of the option, such as `svg,png`. option: the name of the option, for the error message.
     """
-    names = tuple(dict.fromkeys(name.strip() for name in asked.split(",")))
-    if wrong := [name for name in names if name not in FORMATS]:
-        raise InputError(f"{where}: found {wrong[0]!r}. Allowed: {', '.join(FORMATS)}.")
+    names = tuple(dict.fromkeys(name.strip() for name in option_value.split(",")))
+    if unknown := [name for name in names if name not in FORMATS]:
+        raise InputError(f"{option}: found {unknown[0]!r}. Allowed: {', '.join(FORMATS)}.")
     return names
 
 
-def export(suffix: str, summary: str) -> Export:
+def picture_export(suffix: str, summary: str) -> Export:
     """Make an export of `collect export` that writes only the figures, as picture files of one format.
 
     suffix: the format, `svg` or `png`; also the name of the export. summary: the help text of this export.
@@ -44,15 +44,15 @@ def export(suffix: str, summary: str) -> Export:
 
     def write_all(loaded: Loaded, summarized: Summary, folder: Path, _place: Path) -> None:
         (folder / FOLDER).mkdir()
-        write(folder / FOLDER, drawings(loaded, summarized), (suffix,), f"collect export --to {suffix}")
+        write(folder / FOLDER, draw_figures(loaded, summarized), (suffix,), f"collect export --to {suffix}")
 
     return Export(name=suffix, summary=summary, holds=frozenset({FOLDER}), write=write_all, package="kaleido")
 
 
-def write(folder: Path, figures: Sequence[DrawnFigure], wanted: Sequence[str], what: str) -> None:
+def write(folder: Path, figures: Sequence[DrawnFigure], formats: Sequence[str], command: str) -> None:
     """Write each figure as NAME.svg or NAME.png into a folder, in the colours of the light mode. One browser draws all figures.
 
-    wanted: the formats. what: the command that needs the pictures, for error messages.
+    formats: the formats. command: the command that needs the pictures, for error messages.
 
     Raises MissingExtra if kaleido is not installed, InputError if no browser is found.
     """
@@ -60,24 +60,24 @@ def write(folder: Path, figures: Sequence[DrawnFigure], wanted: Sequence[str], w
         import kaleido  # type: ignore[import-untyped]
         from choreographer.errors import ChromeNotFoundError
     except ModuleNotFoundError:
-        raise MissingExtra(what, "kaleido") from None
-    drawn = []
+        raise MissingExtra(command, "kaleido") from None
+    pictures = []
     for figure in figures:
-        spec = palette.resolved(figure.spec, palette.LIGHT)
+        spec = palette.resolve_colours(figure.spec, palette.LIGHT)
         picture, data = spec["picture"], [trace for trace in spec["data"] if trace.get("visible") != "legendonly"]
-        for name in wanted:
+        for name in formats:
             opts = {"format": name, "width": picture["width"], "height": picture["height"], "scale": SCALE[name]}
             fig = {"data": data, "layout": spec["layout"] | picture}
-            drawn.append((folder / f"{figure.name}.{name}", fig, opts))
+            pictures.append((folder / f"{figure.name}.{name}", fig, opts))
     try:
-        asyncio.run(_draw(kaleido.Kaleido, drawn))
+        asyncio.run(_draw(kaleido.Kaleido, pictures))
     except ChromeNotFoundError:
-        raise InputError(BROWSER.format(what)) from None
+        raise InputError(BROWSER.format(command)) from None
 
 
-async def _draw(browser_of: Callable[..., Any], drawn: Sequence[tuple[Path, dict[str, Any], dict[str, Any]]]) -> None:
+async def _draw(browser_type: Callable[..., Any], pictures: Sequence[tuple[Path, dict[str, Any], dict[str, Any]]]) -> None:
     """Draw each figure and write its file. kaleido could write the file itself, but it hides the reason if the writing
     fails."""
-    async with browser_of(mathjax=False) as browser:  # with MathJax, the browser would load MathJax from the network
-        for path, fig, opts in drawn:
+    async with browser_type(mathjax=False) as browser:  # with MathJax, the browser would load MathJax from the network
+        for path, fig, opts in pictures:
             files.write_new(path, await browser.calc_fig(fig, opts))

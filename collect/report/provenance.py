@@ -14,7 +14,7 @@ from collect.summary import Summary
 from collect.verdicts import reasons
 
 
-class RunPlace(msgspec.Struct, frozen=True):
+class RunProvenance(msgspec.Struct, frozen=True):
     """The hosts on which a run ran, and the files that the run wrote.
 
     hosts: the names of the hosts. files: the names of record files and subfolders in the run folder; None if there is no run
@@ -25,7 +25,7 @@ class RunPlace(msgspec.Struct, frozen=True):
     files: list[str] | None
 
 
-class CellPlace(msgspec.Struct, frozen=True):
+class CellProvenance(msgspec.Struct, frozen=True):
     """Where the numbers of a cell come from.
 
     configuration: the hash of the cell; "" if no run of the cell has a run.json.
@@ -37,20 +37,20 @@ class CellPlace(msgspec.Struct, frozen=True):
 
     configuration: str
     rehearsal: str
-    runs: dict[str, RunPlace]
+    runs: dict[str, RunProvenance]
 
 
-def cell(loaded: LoadedCell) -> CellPlace:
+def cell_provenance(loaded: LoadedCell) -> CellProvenance:
     """Say where the numbers of one cell come from. loaded: the cell with its runs."""
     hashes = [run.run.cell_hash for run in loaded.runs if run.run]
-    runs = {run.run_id: _run(run) for run in loaded.runs}
-    return CellPlace(hashes[0] if hashes else "", reasons.rehearsal(loaded), runs)
+    runs = {run.run_id: _run_provenance(run) for run in loaded.runs}
+    return CellProvenance(hashes[0] if hashes else "", reasons.rehearsal_reason(loaded), runs)
 
 
-def _run(run: LoadedRun) -> RunPlace:
+def _run_provenance(run: LoadedRun) -> RunProvenance:
     if run.verdict == NO_FOLDER:
-        return RunPlace([], None)
-    found = {
+        return RunProvenance([], None)
+    records = {
         "run.json": run.run,
         "result.json": run.result,
         "steps/": run.steps.height,
@@ -58,35 +58,35 @@ def _run(run: LoadedRun) -> RunPlace:
         "trace/": run.breakdowns,
         "memory/": run.memory,
     }
-    return RunPlace(
-        list(dict.fromkeys(host.host for host in run.hosts)), [name for name, is_there in found.items() if is_there]
+    return RunProvenance(
+        list(dict.fromkeys(host.host for host in run.hosts)), [name for name, exists in records.items() if exists]
     )
 
 
-def made_with(loaded: Loaded) -> list[tuple[str, list[str]]]:
+def run_properties(loaded: Loaded) -> list[tuple[str, list[str]]]:
     """The cluster, launchers, code, package versions and data of all runs.
 
     Returns a list of (name of a property such as "Launchers", the different values of this property in the runs).
     """
     runs = [run for run in loaded.runs if run.run]
-    found: dict[str, list[str]] = {"Cluster": [], "Launchers": [], "Own workloads": [], "Own strategies": []}
-    found |= {"Git commit": [], "Versions": [], "Data": []}
+    values_by_property: dict[str, list[str]] = {"Cluster": [], "Launchers": [], "Own workloads": [], "Own strategies": []}
+    values_by_property |= {"Git commit": [], "Versions": [], "Data": []}
     for run in runs:
         assert run.run is not None
-        found["Cluster"].append(", ".join(f"{key} {value}" for key, value in run.run.cluster.items()))
-        found["Launchers"].append(run.run.launcher)
-        if (own := run.run.own_workload) is not None:
-            found["Own workloads"].append(f"{own.name}: {own.file}, digest of its code {own.code}")
+        values_by_property["Cluster"].append(", ".join(f"{key} {value}" for key, value in run.run.cluster.items()))
+        values_by_property["Launchers"].append(run.run.launcher)
+        if (workload := run.run.own_workload) is not None:
+            values_by_property["Own workloads"].append(f"{workload.name}: {workload.file}, digest of its code {workload.code}")
         if (strategy := run.run.own_strategy) is not None:
-            found["Own strategies"].append(f"{strategy.name}: {strategy.file}, digest of its code {strategy.code}")
-        found["Git commit"].append(run.run.git_commit or "not in a git repository")
+            values_by_property["Own strategies"].append(f"{strategy.name}: {strategy.file}, digest of its code {strategy.code}")
+        values_by_property["Git commit"].append(run.run.git_commit or "not in a git repository")
         if run.result and run.result.data:
             data = run.result.data
             synthetic = " (synthetic)" if data.get("synthetic") else ""
-            found["Data"].append(f"{data.get('name', 'unnamed')}{synthetic}, SHA-256 {data.get('sha256', 'unknown')}")
+            values_by_property["Data"].append(f"{data.get('name', 'unnamed')}{synthetic}, SHA-256 {data.get('sha256', 'unknown')}")
     versions = environments([_versions(run) for run in runs])
-    found["Versions"] = [", ".join(f"{name} {version}" for name, version in sorted(one.items())) for one in versions]
-    return [(what, list(dict.fromkeys(values))) for what, values in found.items() if values]
+    values_by_property["Versions"] = [", ".join(f"{name} {version}" for name, version in sorted(environment.items())) for environment in versions]
+    return [(property_name, list(dict.fromkeys(values))) for property_name, values in values_by_property.items() if values]
 
 
 def environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -95,14 +95,14 @@ def environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     Some reports name fewer packages than others: a failed run wrote no result, and a result does not contain the version of
     Python. Two reports are of the same environment if there is no package for which they give different versions.
     """
-    found: list[dict[str, str]] = []
+    merged: list[dict[str, str]] = []
     for report in sorted(reports, key=len, reverse=True):
-        known = next((one for one in found if all(one.get(name, version) == version for name, version in report.items())), None)
-        if known is None:
-            found.append(dict(report))
+        same_environment = next((environment for environment in merged if all(environment.get(name, version) == version for name, version in report.items())), None)
+        if same_environment is None:
+            merged.append(dict(report))
         else:
-            known |= report
-    return [one for one in found if one]
+            same_environment |= report
+    return [environment for environment in merged if environment]
 
 
 def _versions(run: LoadedRun) -> dict[str, str]:
@@ -111,26 +111,26 @@ def _versions(run: LoadedRun) -> dict[str, str]:
     return run.run.versions | (run.result.versions if run.result else {})
 
 
-def hosts(loaded: Loaded) -> list[tuple[str, list[tuple[str, str]]]]:
+def host_descriptions(loaded: Loaded) -> list[tuple[str, list[tuple[str, str]]]]:
     """The hosts on which runs ran. A host that was rebooted between runs is listed once for each boot.
 
     Returns a list of (name of the host, [(name of a property such as "Memory", value of the property)]).
     """
-    known = {(host.host, host.boot_id): host for run in loaded.runs for host in run.hosts}
-    found = []
-    for host in known.values():
+    host_by_boot = {(host.host, host.boot_id): host for run in loaded.runs for host in run.hosts}
+    descriptions = []
+    for host in host_by_boot.values():
         gpus = ", ".join(f"{gpu.name} ({gpu.uuid})" for gpu in host.gpus or ())
         nics = [f"{nic.name} ({nic.kind}{f', {nic.speed_mbps} Mbit/s' if nic.speed_mbps else ''})" for nic in host.nics]
-        about = [
+        properties = [
             ("Processors", f"{host.cpus_allowed} of {host.cpus}, {host.cpu_model or 'model unknown'}"),
-            ("Memory", f"{notation.number(host.memory_bytes / notation.GIB, 3)} GiB"),
+            ("Memory", f"{notation.format_number(host.memory_bytes / notation.GIB, 3)} GiB"),
             ("GPUs", gpus or f"no GPU{f' ({host.gpu_why_absent})' if host.gpu_why_absent else ''}"),
             ("Network", ", ".join(nics) or "no interface"),
             ("System", f"{host.system}, kernel {host.kernel}"),
             ("Python", ", ".join([host.python, *(f"{name} {version}" for name, version in sorted(host.packages.items()))])),
         ]
-        found.append((host.host, about))
-    return found
+        descriptions.append((host.host, properties))
+    return descriptions
 
 
 MOST_TRAFFIC = 100  # the most runs that the table of traffic shows; summary.json contains all runs
@@ -142,16 +142,16 @@ def worst_coverage(summary: Summary) -> list[tuple[str, int, int, str, str, int]
     Returns a list of (host, number of runs, number of samples, lowest coverage, longest time without a sample, number of runs
     whose telemetry does not cover all timed steps).
     """
-    found = []
+    rows = []
     for host in dict.fromkeys(entry.host for entry in summary.telemetry):
         entries = [entry for entry in summary.telemetry if entry.host == host]
         shares = [entry.coverage_pct for entry in entries if entry.coverage_pct is not None]
         gaps = [entry.largest_gap_s for entry in entries if entry.largest_gap_s is not None]
-        lowest = f"{notation.number(min(shares), 3)} %" if shares else ""
-        largest = f"{notation.number(max(gaps), 2)} s" if gaps else ""
+        lowest = f"{notation.format_number(min(shares), 3)} %" if shares else ""
+        largest = f"{notation.format_number(max(gaps), 2)} s" if gaps else ""
         incomplete = sum(bool(entry.incomplete) for entry in entries)
-        found.append((host, len(entries), sum(entry.samples for entry in entries), lowest, largest, incomplete))
-    return found
+        rows.append((host, len(entries), sum(entry.samples for entry in entries), lowest, largest, incomplete))
+    return rows
 
 
 def traffic_rows(summary: Summary) -> list[tuple[str, str, str, str, str, str]]:

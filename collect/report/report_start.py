@@ -10,12 +10,12 @@ import msgspec
 from collect import notation
 from collect.choices.contest import Contest
 from collect.choices.standing import Standing
-from collect.metric import menu
+from collect.metric import all_metrics
 from collect.report import choice_text
 from collect.report.choice_text import ChoiceText
 from collect.summary import Summary
 from collect.verdicts.claims import ClaimPart, Verdict
-from collect.verdicts.reasons import places
+from collect.verdicts.reasons import named_places
 
 MARKS = {"reproduced": "✓", "contradicted": "✗", "undecided": "?", "ambiguous": "?", "not run": "–"}
 MOST_PRINTED = 2  # the most numbers of the study that are shown beside one claim
@@ -24,7 +24,7 @@ LONGEST_REASON = 90  # the most characters of a reason at the start of the repor
 _AT_LEAST = {ast.GtE: "at least", ast.Gt: "more than"}
 _AT_MOST = {ast.LtE: "at most", ast.Lt: "less than"}
 _OTHER = {ast.Eq: "exactly", ast.NotEq: "not"}
-_TURNED = {ast.GtE: ast.LtE, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.Lt: ast.Gt, ast.Eq: ast.Eq, ast.NotEq: ast.NotEq}
+_MIRRORED = {ast.GtE: ast.LtE, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.Lt: ast.Gt, ast.Eq: ast.Eq, ast.NotEq: ast.NotEq}
 
 
 class ClaimLine(msgspec.Struct, frozen=True):
@@ -61,27 +61,27 @@ class Choice(msgspec.Struct, frozen=True):
     best: list[tuple[str, ChoiceText]]
 
 
-def claim(verdict: Verdict, summary: Summary) -> ClaimLine:
+def write_claim_line(verdict: Verdict, summary: Summary) -> ClaimLine:
     """Write one claim of the study in one line. The numbers come from the part of the claim's test that decides the verdict."""
-    part = _deciding(verdict)
-    measured, interval, against = _sides(part) if part else ("", "", "")
-    asked = _asked(verdict, part) if part else ""
-    reason = _reason(verdict, part)
-    return ClaimLine(MARKS[verdict.verdict], _printed(verdict, summary), asked, measured, interval, against, reason)
+    part = _deciding_part(verdict)
+    measured, interval, other_number = _sides_text(part) if part else ("", "", "")
+    bounds = _bounds_text(verdict, part) if part else ""
+    reason = _reason_text(verdict, part)
+    return ClaimLine(MARKS[verdict.verdict], _printed_numbers(verdict, summary), bounds, measured, interval, other_number, reason)
 
 
 def compared(summary: Summary) -> str:
     """What a report compares, such as `single and ddp on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell`."""
     cells = [row.cell for row in summary.rows]
-    named = [
-        f"{_joined(cell['strategy'] for cell in cells)} on {_joined(cell['workload'] for cell in cells)}",
-        f"{_joined(sorted({cell['gpus'] for cell in cells}))} rank{'' if {cell['gpus'] for cell in cells} == {1} else 's'}",
+    parts = [
+        f"{_join_values(cell['strategy'] for cell in cells)} on {_join_values(cell['workload'] for cell in cells)}",
+        f"{_join_values(sorted({cell['gpus'] for cell in cells}))} rank{'' if {cell['gpus'] for cell in cells} == {1} else 's'}",
     ]
     counts = sorted({row.n for row in summary.rows})
     if counts and counts != [0]:
-        several = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-        named.append(f"{several} completed run{'' if counts == [1] else 's'} of each cell")
-    return "; ".join(named)
+        run_count = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+        parts.append(f"{run_count} completed run{'' if counts == [1] else 's'} of each cell")
+    return "; ".join(parts)
 
 
 def same_work(summary: Summary) -> str:
@@ -103,28 +103,28 @@ def choices(summary: Summary) -> list[Choice]:
     The contest with the most measured cells is used. If several contests have the same number of measured cells, the contest
     with the most ranks is used, then with the most nodes, then with the largest batch.
     """
-    found = []
+    workload_choices = []
     for family in choice_text.families_shown(summary)[:MOST_CHOICES]:
         contest = max(
             (contest for contest in family.contests if contest.open),
-            key=lambda contest: (len(contest.named("measured")), contest.ranks, contest.nodes, contest.batch),
+            key=lambda contest: (len(contest.contender_names("measured")), contest.ranks, contest.nodes, contest.batch),
         )
-        best = [(choice_text.HEADINGS[one.criterion], _chosen(contest, one)) for one in contest.standings]
+        best = [(choice_text.HEADINGS[standing.criterion], _standing_text(contest, standing)) for standing in contest.standings]
         if best:
-            found.append(Choice(choice_text.title(family), choice_text.where(contest), best))
-    return found
+            workload_choices.append(Choice(choice_text.title(family), choice_text.contest_text(contest), best))
+    return workload_choices
 
 
-def _chosen(contest: Contest, standing: Standing) -> ChoiceText:
+def _standing_text(contest: Contest, standing: Standing) -> ChoiceText:
     """The best cells of a contest by one criterion, as text. If more than MOST_NAMED cells are best, the text says how many."""
-    told = choice_text.said(contest, standing.criterion)
+    text = choice_text.best_cells_text(contest, standing.criterion)
     if standing.word == "not told apart" and len(standing.best) > choice_text.MOST_NAMED:
-        about = f"{len(standing.best)} of {len(standing.placed)} cannot be distinguished: {told.value}"
-        return ChoiceText([], "no clear winner", about)
-    return told
+        certainty = f"{len(standing.best)} of {len(standing.placed)} cannot be distinguished: {text.value}"
+        return ChoiceText([], "no clear winner", certainty)
+    return text
 
 
-def _deciding(verdict: Verdict) -> ClaimPart | None:
+def _deciding_part(verdict: Verdict) -> ClaimPart | None:
     """The part of a claim's test that decides the verdict: the part that holds in the smallest share of draws.
 
     If a part has no draws, its share is 100 percent if it holds for the measured means, and otherwise 0 percent.
@@ -134,12 +134,12 @@ def _deciding(verdict: Verdict) -> ClaimPart | None:
     return min(verdict.parts, key=lambda part: 100.0 * part.holds if part.holds_pct is None else part.holds_pct)
 
 
-def _sides(part: ClaimPart) -> tuple[str, str, str]:
+def _sides_text(part: ClaimPart) -> tuple[str, str, str]:
     """The measured number of a test and the number on the other side, as text: (measured number, its interval, other number).
 
     The other number is "" if it was not measured, but is a constant of the claim.
     """
-    test = _comparison(part.test)
+    test = _parse_comparison(part.test)
     if part.left is None or part.right is None or test is None:
         return "", "", ""
     left = (part.left, part.left_interval, part.left_unit)
@@ -147,21 +147,21 @@ def _sides(part: ClaimPart) -> tuple[str, str, str]:
     if not _is_measured(test.left):
         left, right = right, left
     if not (_is_measured(test.left) and _is_measured(test.comparators[0])):
-        return *_written(*left), ""
-    measured, interval = _unscaled(test.left, *left)
-    other, spread = _unscaled(test.comparators[0], *right)
+        return *_number_and_interval(*left), ""
+    measured, interval = _number_without_factor(test.left, *left)
+    other, spread = _number_without_factor(test.comparators[0], *right)
     return measured, interval, f"{other} ({spread})" if spread else other
 
 
-def _unscaled(side: ast.expr, value: float, interval: tuple[float, float] | None, unit: str) -> tuple[str, str]:
+def _number_without_factor(side: ast.expr, value: float, interval: tuple[float, float] | None, unit: str) -> tuple[str, str]:
     """Like `_written`. If the test multiplies the number by a constant, the text begins with the constant, such as
     `0.8 × 470 MB`, and the interval is that of the number without the constant."""
-    scale, text = _scale(side)
-    written, low_high = _written(value / scale, interval and (interval[0] / scale, interval[1] / scale), unit)
-    return text + written, low_high
+    scale, text = _constant_factor(side)
+    number_text, interval_text = _number_and_interval(value / scale, interval and (interval[0] / scale, interval[1] / scale), unit)
+    return text + number_text, interval_text
 
 
-def _scale(side: ast.expr) -> tuple[float, str]:
+def _constant_factor(side: ast.expr) -> tuple[float, str]:
     """The positive constant by which a test multiplies the number of this side: (the constant, its text, such as `0.8 × `).
 
     (1, "") if the side is not a product of a constant and a number.
@@ -176,7 +176,7 @@ def _scale(side: ast.expr) -> tuple[float, str]:
             return 1.0, ""
 
 
-def _written(value: float, interval: tuple[float, float] | None, unit: str) -> tuple[str, str]:
+def _number_and_interval(value: float, interval: tuple[float, float] | None, unit: str) -> tuple[str, str]:
     """A number and its interval as text: (the number with three digits and its unit, the interval in the same unit).
 
     The text of the interval is "" if there is no interval.
@@ -187,48 +187,48 @@ def _written(value: float, interval: tuple[float, float] | None, unit: str) -> t
         name, size = next(
             ((name, size) for name, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)) if largest >= size), (unit, 1.0)
         )
-    low_high = " to ".join(_digits(end / size) for end in interval) if interval else ""
-    return f"{_digits(value / size)} {name}".rstrip(), low_high
+    interval_text = " to ".join(_format_digits(bound / size) for bound in interval) if interval else ""
+    return f"{_format_digits(value / size)} {name}".rstrip(), interval_text
 
 
-def _digits(value: float) -> str:
-    return notation.number(value, 3).replace("-", "−")
+def _format_digits(value: float) -> str:
+    return notation.format_number(value, 3).replace("-", "−")
 
 
-def _asked(verdict: Verdict, part: ClaimPart) -> str:
+def _bounds_text(verdict: Verdict, part: ClaimPart) -> str:
     """The bounds that the test of a claim sets for the measured number, such as `1.08 to 1.18` or `at least 2`.
 
     "" if the test compares two measured numbers, so that it has no fixed bound.
     """
-    test = _comparison(part.test)
+    test = _parse_comparison(part.test)
     if test is None:
         return ""
     if _is_measured(test.left) and _is_measured(test.comparators[0]):
         return ""
-    wanted, unit = _bound(test)[0], part.left_unit or part.right_unit
+    measured_side, unit = _side_and_bound(test)[0], part.left_unit or part.right_unit
     unit = "×" if unit == "x" else unit
     bounds = {}
-    for one in verdict.parts:
-        other = _comparison(one.test)
-        if other is not None and (found := _bound(other))[0] == wanted and one.left is not None and one.right is not None:
-            bounds[found[1]] = one.right if _is_measured(other.left) else one.left
-    shown = {words: f"{value:,g}" for words, value in bounds.items()}
-    if shown.keys() == {"at least", "at most"}:
-        return f"{shown['at least']} to {shown['at most']} {unit}".rstrip()
-    return " and ".join(f"{words} {value} {unit}".rstrip() for words, value in shown.items())
+    for other_part in verdict.parts:
+        comparison = _parse_comparison(other_part.test)
+        if comparison is not None and (bound := _side_and_bound(comparison))[0] == measured_side and other_part.left is not None and other_part.right is not None:
+            bounds[bound[1]] = other_part.right if _is_measured(comparison.left) else other_part.left
+    bound_texts = {words: f"{value:,g}" for words, value in bounds.items()}
+    if bound_texts.keys() == {"at least", "at most"}:
+        return f"{bound_texts['at least']} to {bound_texts['at most']} {unit}".rstrip()
+    return " and ".join(f"{words} {value} {unit}".rstrip() for words, value in bound_texts.items())
 
 
-def _bound(test: ast.Compare) -> tuple[str, str]:
+def _side_and_bound(test: ast.Compare) -> tuple[str, str]:
     """Returns (text of the measured side of a test, words for the bound that the other side of the test sets, such as `at
     least`)."""
-    measured_left = _is_measured(test.left)
-    kind = type(test.ops[0])
-    words = _AT_LEAST | _AT_MOST | _OTHER
-    side = test.left if measured_left else test.comparators[0]
-    return ast.unparse(side), words.get(kind if measured_left else _TURNED.get(kind, kind), "")
+    is_left_measured = _is_measured(test.left)
+    operator = type(test.ops[0])
+    bound_words = _AT_LEAST | _AT_MOST | _OTHER
+    side = test.left if is_left_measured else test.comparators[0]
+    return ast.unparse(side), bound_words.get(operator if is_left_measured else _MIRRORED.get(operator, operator), "")
 
 
-def _comparison(text: str) -> ast.Compare | None:
+def _parse_comparison(text: str) -> ast.Compare | None:
     tree = ast.parse(text, mode="eval").body
     return tree if isinstance(tree, ast.Compare) and len(tree.ops) == 1 else None
 
@@ -237,51 +237,51 @@ def _is_measured(side: ast.expr) -> bool:
     return any(isinstance(node, ast.Call) for node in ast.walk(side))
 
 
-def _printed(verdict: Verdict, summary: Summary) -> str:
+def _printed_numbers(verdict: Verdict, summary: Summary) -> str:
     """The numbers that the study prints for the cells and metrics of a claim, at the place where it makes the claim, as text.
 
     "" if there is no such number, or if there are more than MOST_PRINTED numbers.
     """
-    compares = {metric.name: metric.compares or metric.name for metric in menu()}
-    asked = {(number.cell, _metric(number.call)) for number in verdict.numbers}
-    wanted = places(verdict.where)
-    found = [
+    compared_metrics = {metric.name: metric.compares or metric.name for metric in all_metrics()}
+    claimed_metrics = {(number.cell, _compared_metric_name(number.call)) for number in verdict.numbers}
+    claim_places = named_places(verdict.where)
+    numbers = [
         f"{entry.printed} {entry.head}".rstrip()
         for entry in summary.reported
-        if entry.row and wanted & places(entry.where) and (entry.row, compares.get(entry.metric, entry.metric)) in asked
+        if entry.row and claim_places & named_places(entry.where) and (entry.row, compared_metrics.get(entry.metric, entry.metric)) in claimed_metrics
     ]
-    return ", ".join(dict.fromkeys(found)) if len(set(found)) <= MOST_PRINTED else ""
+    return ", ".join(dict.fromkeys(numbers)) if len(set(numbers)) <= MOST_PRINTED else ""
 
 
-def _metric(call: str) -> str:
+def _compared_metric_name(call: str) -> str:
     name = call.partition("(")[0]
-    return next((metric.compares or name for metric in menu() if metric.name == name), name)
+    return next((metric.compares or name for metric in all_metrics() if metric.name == name), name)
 
 
-def _reason(verdict: Verdict, part: ClaimPart | None) -> str:
+def _reason_text(verdict: Verdict, part: ClaimPart | None) -> str:
     """The reason for a verdict, in few words. part: the part of the test that decides the verdict."""
-    several = (
-        f"in {sum(not one.holds for one in verdict.parts)} of {len(verdict.parts)} parts" if len(verdict.parts) > 1 else ""
+    failed_parts = (
+        f"in {sum(not claim_part.holds for claim_part in verdict.parts)} of {len(verdict.parts)} parts" if len(verdict.parts) > 1 else ""
     )
     if verdict.verdict == "reproduced" and part is not None:
         return (
             "the same in every repeat"
             if "do not scatter" in verdict.why
-            else f"holds in {notation.number(part.holds_pct or 100, 3)} % of draws"
+            else f"holds in {notation.format_number(part.holds_pct or 100, 3)} % of draws"
         )
     if verdict.verdict == "contradicted" and part is not None:
-        return " ".join(filter(None, ["does not hold", several]))
+        return " ".join(filter(None, ["does not hold", failed_parts]))
     if verdict.helps and part is not None:
         if part.holds_pct is not None:
             weakest = f"the weakest of {len(verdict.parts)} parts holds" if len(verdict.parts) > 1 else "holds"
-            return f"intervals overlap: {weakest} in {notation.number(part.holds_pct, 2)} % of draws"
-        held = "holds" if all(one.holds for one in verdict.parts) else "does not hold"
+            return f"intervals overlap: {weakest} in {notation.format_number(part.holds_pct, 2)} % of draws"
+        held = "holds" if all(claim_part.holds for claim_part in verdict.parts) else "does not hold"
         return f"n = 1, so no interval; as measured it {held}"
     first = verdict.why.partition("; ")[0]
     return first if len(first) <= LONGEST_REASON else first[: LONGEST_REASON - 1].rstrip() + "…"
 
 
-def _joined(values: Iterable[object]) -> str:
+def _join_values(values: Iterable[object]) -> str:
     """The values as a list such as `a, b and c`, each value once."""
     names = [str(value) for value in dict.fromkeys(values)]
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

@@ -23,23 +23,23 @@ def rows(scores: Sequence[PredictionScore]) -> list[list[str]]:
     """The rows of the table of scores: one row for each score, with one text for each column of HEADINGS."""
     return [
         [
-            one.strategy,
-            one.category,
-            str(one.n),
-            _size(one.predicted, one.unit),
-            _size(one.measured, one.unit),
-            *(notation.number(ratio, 3) for ratio in (one.ratio, one.ratio_low, one.ratio_high)),
-            notation.number(one.error_pct, 2),
-            f"{one.within} of {one.n}",
+            score.strategy,
+            score.category,
+            str(score.n),
+            _size_text(score.predicted, score.unit),
+            _size_text(score.measured, score.unit),
+            *(notation.format_number(ratio, 3) for ratio in (score.ratio, score.ratio_low, score.ratio_high)),
+            notation.format_number(score.error_pct, 2),
+            f"{score.within} of {score.n}",
         ]
-        for one in scores
+        for score in scores
     ]
 
 
-def _size(value: float | None, unit: str) -> str:
+def _size_text(value: float | None, unit: str) -> str:
     if value is None:
         return ""
     scale = 1.0
     if unit == "bytes":
-        unit, scale = notation.bytes_unit([value])
-    return f"{notation.number(value / scale, 3)} {unit}"
+        unit, scale = notation.choose_bytes_unit([value])
+    return f"{notation.format_number(value / scale, 3)} {unit}"

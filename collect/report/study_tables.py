@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from collect.findings import columns
-from collect.findings.row import flat
+from collect.findings.row import flatten_cell
 from collect.verdicts.reported import ReportedResult
 
 # Keys that name rows only if no other key distinguishes them: studies often put numbers of short and long runs in one row.
 LENGTHS = ("steps", "epochs")
-FEWEST = 3  # the fewest printed numbers that make a table; fewer numbers are listed one by one
-OF = "of"
+MIN_NUMBERS = 3  # the fewest printed numbers that make a table; fewer numbers are listed one by one
+ARGUMENT_KEY = "of"
 
 
 class ColumnHeading(msgspec.Struct, frozen=True):
@@ -88,14 +88,14 @@ class Remarks(msgspec.Struct, frozen=True):
 _Column = tuple[str, str]
 
 
-class _Placed(msgspec.Struct, frozen=True):
+class _PlacedEntry(msgspec.Struct, frozen=True):
     """A reported entry (a number that the study prints), while `redraw` looks for its row and column.
 
     place: the index of the entry. cell: the filter that says which cells the entry is about, as a flat mapping; the argument of
     the metric is under the key OF. column: the column of the entry.
     """
 
-    place: int
+    index: int
     cell: dict[str, str]
     column: _Column
 
@@ -107,48 +107,48 @@ def redraw(entries: Sequence[ReportedResult]) -> Redrawn:
     put into a table. The text after a comma in a place (`table 4.1.2, effective throughput`) is a qualifier, which names a
     column of the same table.
     """
-    groups: dict[str, list[_Placed]] = {}
-    for place, entry in enumerate(entries):
+    groups: dict[str, list[_PlacedEntry]] = {}
+    for index, entry in enumerate(entries):
         where, _, qualifier = entry.where.partition(", ")
-        cell = {key: columns.plain(value) for key, value in flat(entry.cell).items()}
-        cell |= {OF: entry.of} if entry.of else {}
-        groups.setdefault(where, []).append(_Placed(place, cell, (entry.metric, qualifier)))
-    drawn = sorted((where for where in groups if len(groups[where]) >= FEWEST), key=_number)
-    single = [placed.place for found in groups.values() if len(found) < FEWEST for placed in found]
-    return Redrawn([_table(where, groups[where]) for where in drawn], sorted(single))
+        cell = {key: columns.plain_text(value) for key, value in flatten_cell(entry.cell).items()}
+        cell |= {ARGUMENT_KEY: entry.of} if entry.of else {}
+        groups.setdefault(where, []).append(_PlacedEntry(index, cell, (entry.metric, qualifier)))
+    table_places = sorted((where for where in groups if len(groups[where]) >= MIN_NUMBERS), key=_sort_key)
+    single = [placed.index for placed_entries in groups.values() if len(placed_entries) < MIN_NUMBERS for placed in placed_entries]
+    return Redrawn([_build_table(where, groups[where]) for where in table_places], sorted(single))
 
 
-def remarks(entries: Sequence[ReportedResult], says: Sequence[str], places: Sequence[int]) -> Remarks:
+def make_footnotes(entries: Sequence[ReportedResult], entry_texts: Sequence[str], indexes: Sequence[int]) -> Remarks:
     """The footnotes of a table. A sentence that applies to several entries is one footnote.
 
-    entries: all reported entries of the study. says: for each of them, the text about this entry alone, or "". places: the
+    entries: all reported entries of the study. entry_texts: for each of them, the text about this entry alone, or "". indexes: the
     indexes of the entries in the table.
     """
-    texts = list(dict.fromkeys(says[place] for place in places if says[place]))
-    doubts = list(dict.fromkeys(note for place in places for note in entries[place].notes))
-    if len(texts) == 1 and len(places) > 1 and all(says[place] for place in places):
+    texts = list(dict.fromkeys(entry_texts[index] for index in indexes if entry_texts[index]))
+    doubts = list(dict.fromkeys(note for index in indexes for note in entries[index].notes))
+    if len(texts) == 1 and len(indexes) > 1 and all(entry_texts[index] for index in indexes):
         return Remarks({}, [], texts, doubts)
-    return Remarks({place: texts.index(says[place]) + 1 for place in places if says[place]}, texts, [], doubts)
+    return Remarks({index: texts.index(entry_texts[index]) + 1 for index in indexes if entry_texts[index]}, texts, [], doubts)
 
 
-def heading(metric: str) -> tuple[str, str]:
+def metric_heading(metric: str) -> tuple[str, str]:
     """The heading and the unit of a metric, made from its name: (`Peak memory`, `bytes`) for `peak_memory_bytes`."""
     for suffix, unit in _SUFFIXES.items():
         if metric.endswith(suffix):
-            return _words(metric.removesuffix(suffix)), unit
-    return _words(metric), ""
+            return _capitalise_words(metric.removesuffix(suffix)), unit
+    return _capitalise_words(metric), ""
 
 
 _SUFFIXES = {"_per_s": "per s", "_per_unit_j": "J per unit", "_bytes": "bytes", "_pct": "%", "_ms": "ms", "_s": "s", "_j": "J"}
 _ABBREVIATIONS = {"cpu": "CPU", "gpu": "GPU", "mfu": "MFU", "hfu": "HFU", "rss": "RSS"}
 
 
-def _words(name: str) -> str:
+def _capitalise_words(name: str) -> str:
     words = [_ABBREVIATIONS.get(word, word) for word in name.split("_")]
     return " ".join([words[0][:1].upper() + words[0][1:], *words[1:]])
 
 
-def _number(where: str) -> tuple[int, list[int]]:
+def _sort_key(where: str) -> tuple[int, list[int]]:
     """The sort key of a place in a study: tables by their numbers, then figures, then sections, then places without a number.
 
     Places without a number have equal keys, so sorting keeps their order.
@@ -157,24 +157,24 @@ def _number(where: str) -> tuple[int, list[int]]:
     return kind, [int(digits) for digits in re.findall(r"\d+", where)] if kind < 3 else []
 
 
-def _table(where: str, entries: Sequence[_Placed]) -> StudyTable:
-    named = list(dict.fromkeys(key for entry in entries for key in entry.cell))
-    keys = [key for key in named if len({entry.cell.get(key) for entry in entries}) > 1]
-    lasting = [key for key in keys if key not in LENGTHS]
-    if len({(_names(entry, lasting), entry.column) for entry in entries}) == len(entries):
-        keys = lasting
-    common = [(columns.heading(key), entries[0].cell[key]) for key in named if key not in keys and _is_common(entries, key)]
-    across = list(dict.fromkeys(entry.column for entry in entries))
-    if len(across) == 1 and (crossed := _crossed(where, common, keys, entries)):
-        return crossed
-    heads = [_head(column) for column in across]
-    rows = _rows(keys, entries, [entry.column for entry in entries], across)
+def _build_table(where: str, entries: Sequence[_PlacedEntry]) -> StudyTable:
+    all_keys = list(dict.fromkeys(key for entry in entries for key in entry.cell))
+    keys = [key for key in all_keys if len({entry.cell.get(key) for entry in entries}) > 1]
+    keys_without_lengths = [key for key in keys if key not in LENGTHS]
+    if len({(_row_names(entry, keys_without_lengths), entry.column) for entry in entries}) == len(entries):
+        keys = keys_without_lengths
+    common = [(columns.key_heading(key), entries[0].cell[key]) for key in all_keys if key not in keys and _is_common(entries, key)]
+    table_columns = list(dict.fromkeys(entry.column for entry in entries))
+    if len(table_columns) == 1 and (crossed_table := _build_crossed_table(where, common, keys, entries)):
+        return crossed_table
+    heads = [_column_heading(column) for column in table_columns]
+    rows = _build_rows(keys, entries, [entry.column for entry in entries], table_columns)
     if not keys:
-        return StudyTable(where, common, ["Metric"], [ColumnHeading("Number")], _turned(heads, rows), _places(entries))
-    return StudyTable(where, common, list(map(columns.heading, keys)), heads, rows, _places(entries))
+        return StudyTable(where, common, ["Metric"], [ColumnHeading("Number")], _stack_numbers(heads, rows), _entry_indexes(entries))
+    return StudyTable(where, common, list(map(columns.key_heading, keys)), heads, rows, _entry_indexes(entries))
 
 
-def _turned(heads: Sequence[ColumnHeading], rows: Sequence[StudyRow]) -> list[StudyRow]:
+def _stack_numbers(heads: Sequence[ColumnHeading], rows: Sequence[StudyRow]) -> list[StudyRow]:
     """Arrange the numbers of a single cell below each other, one row for each metric; otherwise the table would have only
     one row."""
     names = [f"{head.text}, {head.unit}" if head.unit else head.text for head in heads]
@@ -182,61 +182,61 @@ def _turned(heads: Sequence[ColumnHeading], rows: Sequence[StudyRow]) -> list[St
     return [StudyRow([name], [field]) for name, field in fields]
 
 
-def _crossed(where: str, common: list[tuple[str, str]], keys: list[str], entries: Sequence[_Placed]) -> StudyTable | None:
+def _build_crossed_table(where: str, common: list[tuple[str, str]], keys: list[str], entries: Sequence[_PlacedEntry]) -> StudyTable | None:
     """A table of one metric in which each value of the last key is a column, such as one column for each number of GPUs.
 
     None if there are fewer than two keys, or if a field of the table would be empty or would have two numbers.
     """
     if len(keys) < 2:
         return None
-    *down, last = keys
-    of = [(entry.cell.get(last, ""), "") for entry in entries]
-    across = list(dict.fromkeys(of))
-    rows = _rows(down, entries, of, across)
+    *row_keys, column_key = keys
+    entry_columns = [(entry.cell.get(column_key, ""), "") for entry in entries]
+    table_columns = list(dict.fromkeys(entry_columns))
+    rows = _build_rows(row_keys, entries, entry_columns, table_columns)
     if any(field is None for row in rows for field in row.fields) or len({tuple(row.names) for row in rows}) < len(rows):
         return None
-    head = _head(entries[0].column)
-    heads = [ColumnHeading(value, "", columns.heading(last), head.metric) for value, _ in across]
+    head = _column_heading(entries[0].column)
+    heads = [ColumnHeading(value, "", columns.key_heading(column_key), head.metric) for value, _ in table_columns]
     return StudyTable(
         where,
         [(head.text, f"in {head.unit}" if head.unit else ""), *common],
-        list(map(columns.heading, down)),
+        list(map(columns.key_heading, row_keys)),
         heads,
         rows,
-        _places(entries),
+        _entry_indexes(entries),
     )
 
 
-def _rows(keys: Sequence[str], entries: Sequence[_Placed], of: Sequence[_Column], across: Sequence[_Column]) -> list[StudyRow]:
+def _build_rows(keys: Sequence[str], entries: Sequence[_PlacedEntry], entry_columns: Sequence[_Column], table_columns: Sequence[_Column]) -> list[StudyRow]:
     """The rows of a table: one row for each combination of names, such as `ddp, gpt2`.
 
-    If two entries have the same names and the same column, the second entry starts another row with the same names. of: the
-    column of each entry. across: the columns of the table, in order.
+    If two entries have the same names and the same column, the second entry starts another row with the same names. entry_columns: the
+    column of each entry. table_columns: the columns of the table, in order.
     """
     rows: list[tuple[tuple[str, ...], dict[_Column, int]]] = []
-    for entry, column in zip(entries, of, strict=True):
-        names = _names(entry, keys)
-        fields = next((fields for known, fields in rows if known == names and column not in fields), None)
+    for entry, column in zip(entries, entry_columns, strict=True):
+        names = _row_names(entry, keys)
+        fields = next((fields for row_names, fields in rows if row_names == names and column not in fields), None)
         if fields is None:
             fields = {}
             rows.append((names, fields))
-        fields[column] = entry.place
-    return [StudyRow(list(names), [fields.get(column) for column in across]) for names, fields in rows]
+        fields[column] = entry.index
+    return [StudyRow(list(names), [fields.get(column) for column in table_columns]) for names, fields in rows]
 
 
-def _names(entry: _Placed, keys: Iterable[str]) -> tuple[str, ...]:
+def _row_names(entry: _PlacedEntry, keys: Iterable[str]) -> tuple[str, ...]:
     return tuple(entry.cell.get(key, "") for key in keys)
 
 
-def _is_common(entries: Sequence[_Placed], key: str) -> bool:
+def _is_common(entries: Sequence[_PlacedEntry], key: str) -> bool:
     return {entry.cell.get(key) for entry in entries} == {entries[0].cell.get(key)}
 
 
-def _head(column: _Column) -> ColumnHeading:
+def _column_heading(column: _Column) -> ColumnHeading:
     metric, qualifier = column
-    text, unit = heading(metric)
+    text, unit = metric_heading(metric)
     return ColumnHeading(qualifier[:1].upper() + qualifier[1:] or text, unit, "", metric)
 
 
-def _places(entries: Sequence[_Placed]) -> list[int]:
-    return [entry.place for entry in entries]
+def _entry_indexes(entries: Sequence[_PlacedEntry]) -> list[int]:
+    return [entry.index for entry in entries]

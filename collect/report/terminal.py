@@ -15,46 +15,46 @@ from shardlab.terminal.console import Output
 STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red", "node_fail": "red", "hung": "red"}
 
 
-def show(output: Output, summary: Summary) -> None:
+def print_summary(output: Output, summary: Summary) -> None:
     """Print the table of cells, then all other parts of a summary: choices, claims, failures, damaged records and more."""
-    every, labels = summary.rows, summary.label_of
-    summary = truncation.of(summary)
-    table = columns.table(every, summary.rows)
-    about = ", ".join(f"{what.lower()} {value}" for what, value in table.common)
+    all_rows, labels = summary.rows, summary.labels_by_cell
+    summary = truncation.truncate_summary(summary)
+    table = columns.make_table(all_rows, summary.rows)
+    common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in table.common)
     title = f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
     styles = [next((STYLES[state] for state in row.states if state in STYLES), "") for row in summary.rows]
-    _table(output, f"{title} ({about})" if about else title, table.columns, styles, range(len(styles)))
-    for further in table.further:
-        _table(output, further.title.lower(), further.columns, styles, further.rows)
+    _print_table(output, f"{title} ({common_values})" if common_values else title, table.columns, styles, range(len(styles)))
+    for other_table in table.further:
+        _print_table(output, other_table.title.lower(), other_table.columns, styles, other_table.rows)
     if summary.searches:
-        found = [one.texts for one in summary.searches]
-        output.table(searches.TITLE.lower(), list(searches.HEADINGS), found)
+        search_rows = [search.texts for search in summary.searches]
+        output.table(searches.TITLE.lower(), list(searches.HEADINGS), search_rows)
     output.line(f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}.")
     for remark in summary.remarks:
         output.line(remark, style="yellow")
-    choices(output, summary)
-    claims(output, summary)
+    print_choices(output, summary)
+    print_claims(output, summary)
     if summary.reported:
         output.line(f"{verdict_text.reported_counts(summary)} (see the report, or: collect verdicts)")
     for comparison in summary.losses:
-        output.line(losses(comparison, labels))
+        output.line(losses_sentence(comparison, labels))
     for cost in summary.instruments:
-        output.line(instrument(cost, labels))
+        output.line(instrument_sentence(cost, labels))
     for faults in fault_text.tables(summary):
         output.table(faults.title.lower(), faults.headings, faults.rows)
     if summary.predictions:
         output.table(score_text.TITLE.lower(), score_text.HEADINGS, score_text.rows(summary.predictions))
     for failure in summary.failures:
-        said = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
-        output.line(f"{failure.state}: {said}", STYLES.get(failure.state))
+        failure_text = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
+        output.line(f"{failure.state}: {failure_text}", STYLES.get(failure.state))
     for outlier in summary.outliers:
-        value, median = (notation.number(number) for number in (outlier.value, outlier.median))
+        value, median = (notation.format_number(number) for number in (outlier.value, outlier.median))
         output.line(f"outlier, not removed: {outlier.run}: {outlier.metric} {value}, the median is {median}", "yellow")
     for damage in summary.damage:
         output.line(f"damaged records: {damage.run}: {damage.says}", style="yellow")
 
 
-def choices(output: Output, summary: Summary) -> None:
+def print_choices(output: Output, summary: Summary) -> None:
     """Print which strategy to choose, with one row for each number of ranks and batch size.
 
     Prints nothing if the matrix has no cells that can be compared.
@@ -62,88 +62,88 @@ def choices(output: Output, summary: Summary) -> None:
     families = choice_text.families_shown(summary)
     if not families:
         return
-    shown = choice_text.criteria(families)
+    criteria = choice_text.criteria(families)
     rows = [
         [choice_text.title(family), f"{line.heading}, {line.about}", *map(str, line.said)]
         for family in families
-        for line in choice_text.lines(family, shown)
+        for line in choice_text.lines(family, criteria)
     ]
-    output.table("which strategy to choose", ["Workload", "Ranks", *(choice_text.HEADINGS[name] for name in shown)], rows)
-    if hidden := choice_text.hidden(summary):
-        output.line(hidden)
+    output.table("which strategy to choose", ["Workload", "Ranks", *(choice_text.HEADINGS[name] for name in criteria)], rows)
+    if hidden_note := choice_text.hidden(summary):
+        output.line(hidden_note)
     for caution in choice_text.cautions(summary):
         output.line(caution, style="yellow")
 
 
-def claims(output: Output, summary: Summary) -> None:
+def print_claims(output: Output, summary: Summary) -> None:
     """Print one row for each claim of the study, with its verdict. Prints nothing if the study has no claims."""
     if not summary.verdicts:
         return
-    rows = [[verdict.id, verdict_text.word(verdict), verdict.says] for verdict in summary.verdicts]
+    rows = [[verdict.id, verdict_text.verdict_label(verdict), verdict.says] for verdict in summary.verdicts]
     styles = [verdict_text.STYLES[verdict.verdict] for verdict in summary.verdicts]
     output.table(verdict_text.counts(summary), ["Claim", "Verdict", "What the study says"], rows, styles)
     for caution in verdict_text.cautions(summary):
         output.line(caution, style="yellow")
 
 
-def verdicts(output: Output, summary: Summary) -> None:
+def print_verdicts(output: Output, summary: Summary) -> None:
     """Print each claim of a study with the numbers of its test, and each number that the study prints with the measured
     number."""
     for remark in summary.remarks:
         output.line(remark, style="yellow")
     if not summary.verdicts and not summary.reported:
         output.line(f"{summary.matrix}: states no claims and no reported numbers.")
-    claims(output, summary)
+    print_claims(output, summary)
     for verdict in summary.verdicts:
-        output.line(f"{verdict.id}: {verdict_text.word(verdict)}: {verdict.why}", verdict_text.STYLES[verdict.verdict])
-        for said in (*map(verdict_text.entered, verdict.numbers), *verdict.remarks):
-            output.line(f"  {said}")
+        output.line(f"{verdict.id}: {verdict_text.verdict_label(verdict)}: {verdict.why}", verdict_text.STYLES[verdict.verdict])
+        for text in (*map(verdict_text.entered, verdict.numbers), *verdict.remarks):
+            output.line(f"  {text}")
         for reason in verdict_text.grouped(verdict.reasons):
             output.line(f"  likely: {reason}")
         for note in verdict.notes if verdict.verdict == "contradicted" else ():
             output.line(f"  note on the same place in the study: {note}")
     if summary.reported:
-        lines = verdict_text.reported(summary, summary.label_of)
+        lines = verdict_text.reported_lines(summary, summary.labels_by_cell)
         fields = ("where", "cell", "metric", "printed", "measured", "spread", "n", "ratio", "agrees", "says")
-        shown = [[str(getattr(line, field)) for field in fields] for line in lines]
-        heads = ["Where", "Cell", "Metric", "Reported", "Measured", "95 % interval", "n", "Ratio", "", "Why"]
-        output.table(verdict_text.reported_counts(summary), heads, shown)
+        rows = [[str(getattr(line, field)) for field in fields] for line in lines]
+        headings = ["Where", "Cell", "Metric", "Reported", "Measured", "95 % interval", "n", "Ratio", "", "Why"]
+        output.table(verdict_text.reported_counts(summary), headings, rows)
         if verdict_text.pooled(summary):
             output.line("intervals of fewer than three repeats are from the noise of all repeated cells of this matrix")
         for reason in verdict_text.grouped(verdict_text.common_reasons(summary)):
             output.line(f"for all of them: {reason}")
 
 
-def _table(output: Output, title: str, shown: Sequence[columns.Column], styles: Sequence[str], places: Iterable[int]) -> None:
+def _print_table(output: Output, title: str, table_columns: Sequence[columns.Column], styles: Sequence[str], row_indexes: Iterable[int]) -> None:
     """Print a table of cells.
 
-    shown: the columns of the table. styles: a style for each row of the summary. places: the indexes of the rows that are
+    table_columns: the columns of the table. styles: a style for each row of the summary. row_indexes: the indexes of the rows that are
     printed.
     """
-    headings = [column.headed for column in shown]
-    chosen = list(places)
-    rows = [[str(column.cells[place]) for column in shown] for place in chosen]
-    output.table(title, headings, rows, [styles[place] for place in chosen])
+    headings = [column.heading_with_unit for column in table_columns]
+    indexes = list(row_indexes)
+    rows = [[str(column.cells[index]) for column in table_columns] for index in indexes]
+    output.table(title, headings, rows, [styles[index] for index in indexes])
 
 
-def losses(comparison: LossComparison, labels: Mapping[str, str]) -> str:
+def losses_sentence(comparison: LossComparison, labels: Mapping[str, str]) -> str:
     """A sentence that compares the losses of two cells. labels: {id of a cell: its label}."""
-    what = "both launchers" if comparison.differ == "launcher" else "both strategies"
+    subject = "both launchers" if comparison.differ == "launcher" else "both strategies"
     pair = f"{labels[comparison.one]} and {labels[comparison.other]}"
     if comparison.max_difference is None:
-        return f"losses of {what}: no step in common: {pair}"
+        return f"losses of {subject}: no step in common: {pair}"
     if comparison.max_difference == 0:
-        return f"same losses with {what}: no difference in {comparison.steps} steps: {pair}"
-    difference = notation.number(comparison.max_difference, 2)
-    relative = f" ({notation.number(100 * comparison.relative, 2)} % of the loss)" if comparison.relative else ""
-    return f"losses of {what}: max difference {difference}{relative} in {comparison.steps} steps: {pair}"
+        return f"same losses with {subject}: no difference in {comparison.steps} steps: {pair}"
+    difference = notation.format_number(comparison.max_difference, 2)
+    relative = f" ({notation.format_number(100 * comparison.relative, 2)} % of the loss)" if comparison.relative else ""
+    return f"losses of {subject}: max difference {difference}{relative} in {comparison.steps} steps: {pair}"
 
 
-def instrument(cost: InstrumentCost, labels: Mapping[str, str]) -> str:
+def instrument_sentence(cost: InstrumentCost, labels: Mapping[str, str]) -> str:
     """A sentence about the time that an instrument cost in a cell. labels: {id of a cell: its label}."""
-    said = f"instrument {cost.instrument}: {notation.number(cost.cost_s, 2)} s between steps"
+    text = f"instrument {cost.instrument}: {notation.format_number(cost.cost_s, 2)} s between steps"
     if cost.watched_steps:
-        said += f", {cost.watched_steps} step{'s' if cost.watched_steps > 1 else ''} observed and not counted"
+        text += f", {cost.watched_steps} step{'s' if cost.watched_steps > 1 else ''} observed and not counted"
     if cost.step_ratio is not None:
-        said += f" ({notation.number(cost.step_ratio, 3)} times as long as the others)"
-    return f"{said}: {labels[cost.cell]}"
+        text += f" ({notation.format_number(cost.step_ratio, 3)} times as long as the others)"
+    return f"{text}: {labels[cost.cell]}"

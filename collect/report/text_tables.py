@@ -17,62 +17,62 @@ _REPORTED = {
 }  # fmt: skip
 
 
-def title(summary: Summary) -> str:
+def report_title(summary: Summary) -> str:
     """The title of a report: the name of the matrix, and the title of the matrix if it has one."""
     return f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
 
 
-def about(summary: Summary) -> list[str]:
+def general_remarks(summary: Summary) -> list[str]:
     """Sentences that apply to all numbers of a summary: values that all cells share, what ± means, and remarks."""
-    shared = ", ".join(f"{what.lower()} {value}" for what, value in summary.table.common)
+    common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in summary.table.common)
     spread = f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}"
-    return [*([f"all cells: {shared}"] if shared else []), spread, *summary.remarks]
+    return [*([f"all cells: {common_values}"] if common_values else []), spread, *summary.remarks]
 
 
-def tables(summary: Summary) -> list[TextTable]:
+def make_text_tables(summary: Summary) -> list[TextTable]:
     """The tables of a summary that have rows.
 
     They are: cells, other measurements, faults on purpose, searches, the score of the planner's predictions, claims, and
     reported numbers.
     """
     table = summary.table
-    found = [
-        _of_columns("summary", "Cells", table.columns, range(len(summary.rows))),
-        *(_of_columns(further.name, further.title, further.columns, further.rows) for further in table.further),
+    candidates = [
+        _columns_table("summary", "Cells", table.columns, range(len(summary.rows))),
+        *(_columns_table(other_table.name, other_table.title, other_table.columns, other_table.rows) for other_table in table.further),
         *fault_text.tables(summary),
-        _searches(summary),
+        _searches_table(summary),
         TextTable(
             "predictions", score_text.TITLE, score_text.HEADINGS, score_text.rows(summary.predictions), score_text.NUMBERS
         ),
-        _claims(summary),
-        _reported(summary),
+        _claims_table(summary),
+        _reported_table(summary),
     ]
-    return [one for one in found if one.rows]
+    return [text_table for text_table in candidates if text_table.rows]
 
 
-def _of_columns(name: str, title: str, shown: Sequence[Column], places: Iterable[int]) -> TextTable:
-    """A table with these columns. places: the indexes of the rows of the summary that the table contains."""
-    headings = [column.headed for column in shown]
-    rows = [[str(column.cells[place]) for column in shown] for place in places]
-    return TextTable(name, title, headings, rows, frozenset(place for place, one in enumerate(shown) if one.is_number))
+def _columns_table(name: str, title: str, columns: Sequence[Column], row_indexes: Iterable[int]) -> TextTable:
+    """A table with these columns. row_indexes: the indexes of the rows of the summary that the table contains."""
+    headings = [column.heading_with_unit for column in columns]
+    rows = [[str(column.cells[index]) for column in columns] for index in row_indexes]
+    return TextTable(name, title, headings, rows, frozenset(index for index, table_column in enumerate(columns) if table_column.is_number))
 
 
-def _searches(summary: Summary) -> TextTable:
-    rows = [one.texts for one in summary.searches]
+def _searches_table(summary: Summary) -> TextTable:
+    rows = [search.texts for search in summary.searches]
     return TextTable("searches", searches.TITLE, list(searches.HEADINGS), rows, frozenset({2}), frozenset({4}))
 
 
-def _claims(summary: Summary) -> TextTable:
-    told = ". ".join([verdict_text.counts(summary), *verdict_text.cautions(summary)]) if summary.verdicts else ""
-    rows = [[one.id, verdict_text.word(one), one.says, one.where, one.why] for one in summary.verdicts]
-    return TextTable("claims", told, ["Claim", "Verdict", "What the study says", "Where", "Why"], rows, long=frozenset({2, 4}))
+def _claims_table(summary: Summary) -> TextTable:
+    caption = ". ".join([verdict_text.counts(summary), *verdict_text.cautions(summary)]) if summary.verdicts else ""
+    rows = [[verdict.id, verdict_text.verdict_label(verdict), verdict.says, verdict.where, verdict.why] for verdict in summary.verdicts]
+    return TextTable("claims", caption, ["Claim", "Verdict", "What the study says", "Where", "Why"], rows, long=frozenset({2, 4}))
 
 
-def _reported(summary: Summary) -> TextTable:
-    lines: list[ReportedLine] = verdict_text.reported(summary, summary.label_of)
-    shared = verdict_text.grouped(verdict_text.common_reasons(summary))
-    told = ". ".join([verdict_text.reported_counts(summary), *(f"For all of them: {reason}" for reason in shared)])
+def _reported_table(summary: Summary) -> TextTable:
+    lines: list[ReportedLine] = verdict_text.reported_lines(summary, summary.labels_by_cell)
+    common_reasons = verdict_text.grouped(verdict_text.common_reasons(summary))
+    caption = ". ".join([verdict_text.reported_counts(summary), *(f"For all of them: {reason}" for reason in common_reasons)])
     rows = [[str(getattr(line, field)) for field in _REPORTED] for line in lines]
-    places = {field: place for place, field in enumerate(_REPORTED)}
-    numbers = frozenset(places[field] for field in ("printed", "measured", "n", "ratio"))
-    return TextTable("reported", told, list(_REPORTED.values()), rows, numbers, frozenset({places["says"]}))
+    column_index = {field: index for index, field in enumerate(_REPORTED)}
+    numbers = frozenset(column_index[field] for field in ("printed", "measured", "n", "ratio"))
+    return TextTable("reported", caption, list(_REPORTED.values()), rows, numbers, frozenset({column_index["says"]}))

@@ -6,30 +6,30 @@ import msgspec
 
 from collect.summary import Summary
 
-MOST = 200  # the most cells that are shown, and the most entries of each other list
+MAX_ENTRIES = 200  # the most cells that are shown, and the most entries of each other list
 _LISTS = {"losses": "loss comparisons", "instruments": "instrument costs", "failures": "runs that did not complete"}
 _LISTS |= {"searches": "searches", "damage": "damaged runs", "outliers": "outliers"}
 
 
-def of(summary: Summary) -> Summary:
+def truncate_summary(summary: Summary) -> Summary:
     """The summary with at most MOST cells and at most MOST entries in each list. A remark says how many are left out.
 
     All cells that a claim or a reported number names are kept. If there are fewer than MOST such cells, other cells are added,
     in their order.
     """
-    named = {number.cell for verdict in summary.verdicts for number in verdict.numbers}
-    named |= {entry.row for entry in summary.reported if entry.row}
-    others = [row.id for row in summary.rows if row.id not in named]
-    kept = named | {*others[: max(0, MOST - len(named))]}
-    cut = msgspec.structs.replace(
+    named_ids = {number.cell for verdict in summary.verdicts for number in verdict.numbers}
+    named_ids |= {entry.row for entry in summary.reported if entry.row}
+    other_ids = [row.id for row in summary.rows if row.id not in named_ids]
+    shown_ids = named_ids | {*other_ids[: max(0, MAX_ENTRIES - len(named_ids))]}
+    short_summary = msgspec.structs.replace(
         summary,
-        rows=[row for row in summary.rows if row.id in kept],
-        **{name: getattr(summary, name)[:MOST] for name in _LISTS},
+        rows=[row for row in summary.rows if row.id in shown_ids],
+        **{name: getattr(summary, name)[:MAX_ENTRIES] for name in _LISTS},
     )
     counts = {
-        what: (len(getattr(cut, name)), len(getattr(summary, name))) for name, what in {"rows": "cells", **_LISTS}.items()
+        noun: (len(getattr(short_summary, name)), len(getattr(summary, name))) for name, noun in {"rows": "cells", **_LISTS}.items()
     }
-    said = [f"{shown:,} of {there:,} {what}" for what, (shown, there) in counts.items() if shown < there]
-    if said:
-        cut.remarks = [*cut.remarks, f"shown here: {', '.join(said)}; summary.json and the tables contain all"]
-    return cut
+    cut_lists = [f"{shown_count:,} of {total_count:,} {noun}" for noun, (shown_count, total_count) in counts.items() if shown_count < total_count]
+    if cut_lists:
+        short_summary.remarks = [*short_summary.remarks, f"shown here: {', '.join(cut_lists)}; summary.json and the tables contain all"]
+    return short_summary

@@ -48,50 +48,50 @@ class ReportedLine(msgspec.Struct, frozen=True):
     row: str | None
 
 
-def word(verdict: Verdict) -> str:
+def verdict_label(verdict: Verdict) -> str:
     """The verdict as text, followed by "(rehearsal)" if the runs were a rehearsal."""
     return f"{verdict.verdict} (rehearsal)" if verdict.rehearsal else verdict.verdict
 
 
 def counts(summary: Summary) -> str:
     """How many claims have each verdict, as text such as `12 claims: 7 reproduced, 2 contradicted, 3 not run`."""
-    found = Counter(verdict.verdict for verdict in summary.verdicts)
-    listed = ", ".join(f"{found[name]} {name}" for name in STYLES if found[name])  # type: ignore[index]
+    count_by_verdict = Counter(verdict.verdict for verdict in summary.verdicts)
+    listed = ", ".join(f"{count_by_verdict[name]} {name}" for name in STYLES if count_by_verdict[name])  # type: ignore[index]
     return f"{len(summary.verdicts)} claims: {listed}"
 
 
 def cautions(summary: Summary) -> list[str]:
     """The warnings that apply to all verdicts: that the runs were a rehearsal, and that the study measured nothing itself."""
-    found = [CAUTION] if any(verdict.rehearsal for verdict in summary.verdicts) else []
-    return found + ([ILLUSTRATIVE] if summary.illustrative else [])
+    texts = [CAUTION] if any(verdict.rehearsal for verdict in summary.verdicts) else []
+    return texts + ([ILLUSTRATIVE] if summary.illustrative else [])
 
 
 def entered(number: ClaimNumber) -> str:
     """A number in the test of a claim, as text: `call = 58.2 s (57.9 to 58.5, n = 3)`."""
     if isinstance(number.value, str):
         return f"{number.call} = {number.value}"
-    about = [f"n = {number.n}", number.how] if number.how not in ("", ALONE) else [number.how or f"n = {number.n}"]
+    details = [f"n = {number.n}", number.how] if number.how not in ("", ALONE) else [number.how or f"n = {number.n}"]
     if number.low is not None and number.high is not None and number.low != number.high:
-        about.insert(0, interval(number.low, number.high, number.unit))
-    return f"{number.call} = {quantity(number.value, number.unit)} ({', '.join(about)})"
+        details.insert(0, format_interval(number.low, number.high, number.unit))
+    return f"{number.call} = {format_quantity(number.value, number.unit)} ({', '.join(details)})"
 
 
-def quantity(value: float, unit: str) -> str:
+def format_quantity(value: float, unit: str) -> str:
     """A number with its unit. Bytes are given in powers of 1,000 (KB, MB, GB), as studies print them."""
     if unit == "bytes":
         for name, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
             if abs(value) >= size:
-                return f"{notation.number(value / size)} {name}"
+                return f"{notation.format_number(value / size)} {name}"
     if unit in COUNTED and float(value).is_integer():
         return f"{value:,.0f} {unit.removesuffix('s') if value == 1 else unit}".rstrip()
-    return f"{notation.number(value)} {unit}".rstrip()
+    return f"{notation.format_number(value)} {unit}".rstrip()
 
 
-def interval(low: float, high: float, unit: str) -> str:
+def format_interval(low: float, high: float, unit: str) -> str:
     """An interval as text, such as `57.9 to 58.5 s`."""
-    first, last = quantity(low, unit), quantity(high, unit)
-    of_first, of_last = first.partition(" ")[2], last.partition(" ")[2]
-    return f"{first.partition(' ')[0] if of_first == of_last else first} to {last}"
+    first, last = format_quantity(low, unit), format_quantity(high, unit)
+    first_unit, last_unit = first.partition(" ")[2], last.partition(" ")[2]
+    return f"{first.partition(' ')[0] if first_unit == last_unit else first} to {last}"
 
 
 def common_reasons(summary: Summary) -> list[str]:
@@ -100,7 +100,7 @@ def common_reasons(summary: Summary) -> list[str]:
     If no reported number may be compared, the reasons that apply to all reported numbers that were also measured here.
     """
     comparable = [entry.reasons for entry in summary.reported if entry.comparable]
-    return reasons.common(comparable or [entry.reasons for entry in summary.reported if entry.measured is not None])
+    return reasons.common_clauses(comparable or [entry.reasons for entry in summary.reported if entry.measured is not None])
 
 
 def grouped(clauses: Sequence[str]) -> list[str]:
@@ -110,13 +110,13 @@ def grouped(clauses: Sequence[str]) -> list[str]:
     return [*others, *([reasons.ASSUMED + ", ".join(assumed)] if assumed else [])]
 
 
-def reported(summary: Summary, labels: Mapping[str, str]) -> list[ReportedLine]:
+def reported_lines(summary: Summary, labels: Mapping[str, str]) -> list[ReportedLine]:
     """Every number that the study prints as text, without the reasons that apply to all of these numbers (`common_reasons`).
 
     labels: {id of a cell: its label}.
     """
-    shared = common_reasons(summary)
-    return [_reported(entry, labels, shared) for entry in summary.reported]
+    shared_reasons = common_reasons(summary)
+    return [_reported_line(entry, labels, shared_reasons) for entry in summary.reported]
 
 
 def pooled(summary: Summary) -> bool:
@@ -130,42 +130,42 @@ def reported_counts(summary: Summary) -> str:
     For example: `reported numbers: 46 printed, 14 measured here, 12 to compare: 9 agree, 3 differ`.
     """
     comparable = [entry for entry in summary.reported if entry.comparable]
-    found = Counter({True: "agree", False: "differ", None: "without an interval"}[entry.agrees] for entry in comparable)
+    count_by_agreement = Counter({True: "agree", False: "differ", None: "without an interval"}[entry.agrees] for entry in comparable)
     measured = sum(entry.measured is not None for entry in summary.reported)
-    words = ", ".join(f"{found[word]} {word}" for word in ("agree", "differ", "without an interval") if found[word])
+    words = ", ".join(f"{count_by_agreement[word]} {word}" for word in ("agree", "differ", "without an interval") if count_by_agreement[word])
     compared = f"{len(comparable)} to compare: {words}" if comparable else "none to compare"
     return f"reported numbers: {len(summary.reported)} printed, {measured} measured here, {compared}"
 
 
-def _reported(entry: ReportedResult, labels: Mapping[str, str], shared: Sequence[str]) -> ReportedLine:
+def _reported_line(entry: ReportedResult, labels: Mapping[str, str], shared_reasons: Sequence[str]) -> ReportedLine:
     measured = spread = ""
     if isinstance(entry.measured, str):
         measured = entry.measured
     elif entry.measured is not None:
-        measured = quantity(entry.measured, entry.unit)
+        measured = format_quantity(entry.measured, entry.unit)
         if entry.low is not None and entry.high is not None and entry.low != entry.high:
-            spread = interval(entry.low, entry.high, entry.unit)
-    own = [clause for clause in entry.reasons if clause not in shared and not clause.startswith(reasons.ASSUMED)]
-    says = [clause for clause in (entry.why, *own, entry.how if entry.how == ALONE else "") if clause]
-    named = ", ".join(f"{key} {value}" for key, value in entry.cell.items())
+            spread = format_interval(entry.low, entry.high, entry.unit)
+    own_reasons = [clause for clause in entry.reasons if clause not in shared_reasons and not clause.startswith(reasons.ASSUMED)]
+    clauses = [clause for clause in (entry.why, *own_reasons, entry.how if entry.how == ALONE else "") if clause]
+    cell_filter = ", ".join(f"{key} {value}" for key, value in entry.cell.items())
     return ReportedLine(
         where=entry.where,
-        cell=(labels[entry.row] if entry.row else named) + (f", against {labels[entry.against]}" if entry.against else ""),
+        cell=(labels[entry.row] if entry.row else cell_filter) + (f", against {labels[entry.against]}" if entry.against else ""),
         metric=entry.metric,
         of=entry.of,
-        printed=_printed(entry),
+        printed=_printed_text(entry),
         measured=measured,
         spread=spread,
         n=str(entry.n) if entry.n else "",
-        ratio=f"{notation.number(entry.ratio, 3)}" if entry.ratio is not None else "",
+        ratio=f"{notation.format_number(entry.ratio, 3)}" if entry.ratio is not None else "",
         agrees={True: "agrees", False: "differs", None: ""}[entry.agrees],
-        says="; ".join(says),
-        own="; ".join(clause for clause in says if not clause.startswith(reasons.REHEARSAL)),
+        says="; ".join(clauses),
+        own="; ".join(clause for clause in clauses if not clause.startswith(reasons.REHEARSAL)),
         row=entry.row,
     )
 
 
-def _printed(entry: ReportedResult) -> str:
+def _printed_text(entry: ReportedResult) -> str:
     """The text of a reported number: the number as the study prints it, then the unit from the head of the study's table.
 
     If neither the number nor the head of the table has a unit, the parsed value follows in parentheses: `0.92 (92.00 %)`.
@@ -174,14 +174,14 @@ def _printed(entry: ReportedResult) -> str:
         return f"{entry.printed} {entry.head}"
     printed = entry.reported
     if printed and printed.unit not in COUNTED and entry.printed.strip("~<> ").replace(",", "").replace(".", "").isdigit():
-        return f"{entry.printed} ({quantity(printed.value or 0, printed.unit)})"
+        return f"{entry.printed} ({format_quantity(printed.value or 0, printed.unit)})"
     return entry.printed
 
 
 def plain(value: object) -> str:
     """A value of a matrix file as plain text, without quotes, brackets and braces."""
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {plain(one)}" for key, one in value.items())
+        return ", ".join(f"{key}: {plain(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(plain, value))
     if value is None:

@@ -92,7 +92,7 @@ class _OpenFile(Generic[Built]):
             self._error = error
             return
         if self._size >= LEAST:
-            self._look_for_columns(pool, build)
+            self._find_columns(pool, build)
 
     def close(self) -> None:
         """Close the files, when no thread uses them any more."""
@@ -103,16 +103,16 @@ class _OpenFile(Generic[Built]):
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def _look_for_columns(self, pool: ThreadPoolExecutor, build: Callable[[ReadSegment, bytes], Built]) -> None:
+    def _find_columns(self, pool: ThreadPoolExecutor, build: Callable[[ReadSegment, bytes], Built]) -> None:
         """Start to check the segments of the file of columns, if there is one."""
         try:
             self._columns, size = files.open_descriptor(self.path.removesuffix(".jsonl") + COLUMNS)
             end = 0
-            for at, segment in segments(self._columns, size):
+            for at, segment in read_segments(self._columns, size):
                 # Segments that overlap, or are out of order, would be hashed again and again; no sampler writes them.
                 if end <= segment.begin and segment.end <= self._size:
                     end = segment.end
-                    self._segments.append((segment, pool.submit(self._built, segment, at, build)))
+                    self._segments.append((segment, pool.submit(self._build_segment, segment, at, build)))
         except OSError:  # no file, or no regular file, or it cannot be read: the lines are decoded
             return
 
@@ -128,12 +128,12 @@ class _OpenFile(Generic[Built]):
                 built = future.result()
             except (SegmentFault, OSError):
                 continue
-            yield from self._decoded(done, segment.begin)
+            yield from self._decode_between(done, segment.begin)
             yield built
             done = segment.end
-        yield from self._decoded(done, None)
+        yield from self._decode_between(done, None)
 
-    def _decoded(self, begin: int, end: int | None) -> Iterator[RecordLines[Sample]]:
+    def _decode_between(self, begin: int, end: int | None) -> Iterator[RecordLines[Sample]]:
         """The records between two places at which lines begin. end: None for the end of the file."""
         rest: list[bytes] = []  # the beginning of a line whose end is in a later block
         while end is None or begin < end:
@@ -151,8 +151,8 @@ class _OpenFile(Generic[Built]):
         if any(rest):
             yield decode_lines(b"".join(rest), Sample)
 
-    def _built(self, segment: ReadSegment, at: int, build: Callable[[ReadSegment, bytes], Built]) -> BuiltSegment[Built]:
-        """Check the digest of a segment, and call `build`. at: the place of its values. Raises SegmentFault, OSError."""
+    def _build_segment(self, segment: ReadSegment, offset: int, build: Callable[[ReadSegment, bytes], Built]) -> BuiltSegment[Built]:
+        """Check the digest of a segment, and call `build`. offset: the place of its values. Raises SegmentFault, OSError."""
         if segment.begin and os.pread(self._descriptor, 1, segment.begin - 1) != b"\n":
             raise SegmentFault("it begins within a line")
         digest, place, block = Digest(), segment.begin, memoryview(bytearray(HASHED))
@@ -160,12 +160,12 @@ class _OpenFile(Generic[Built]):
             count = os.preadv(self._descriptor, [block[: segment.end - place]], place)
             if not count:
                 raise SegmentFault("the file has become shorter")
-            digest.lines(block[:count])
+            digest.add_lines(block[:count])
             place += count
         if block[count - 1] != 10:  # a line break
             raise SegmentFault("it ends within a line")
-        values = os.pread(self._columns, segment.size, at)
-        if digest.finished(segment.hashed, values) != segment.sha256:
+        values = os.pread(self._columns, segment.size, offset)
+        if digest.finish(segment.hashed, values) != segment.sha256:
             raise SegmentFault("the digest is another one")
         last_wall_s = segment.last_wall_s(values)
         if not math.isfinite(last_wall_s):
@@ -173,14 +173,14 @@ class _OpenFile(Generic[Built]):
         return BuiltSegment(build(segment, values), last_wall_s)
 
 
-def segments(descriptor: int, size: int) -> Iterator[tuple[int, ReadSegment]]:
+def read_segments(descriptor: int, size: int) -> Iterator[tuple[int, ReadSegment]]:
     """The segments of a file of columns, in the order of the file: (place of its values, the segment).
 
     size: the size of the file. A segment is left out if its line is damaged, or if its values are not followed by the end of
     the file or by another segment: then a sampler was killed while it wrote the segment. Raises OSError.
     """
     place, faults = 0, 0
-    while (place := _find(descriptor, place, size)) < size and faults < MOST_FAULTS:
+    while (place := _find_segment(descriptor, place, size)) < size and faults < MOST_FAULTS:
         line = os.pread(descriptor, USUAL_LINE, place)
         if (end := line.find(b"\n", 1)) < 0:
             line = os.pread(descriptor, MOST_LINE, place)
@@ -198,12 +198,12 @@ def segments(descriptor: int, size: int) -> Iterator[tuple[int, ReadSegment]]:
         place = after
 
 
-def _find(descriptor: int, place: int, size: int) -> int:
-    """The first place, from `place` on, at which a segment may begin; `size` if there is none."""
+def _find_segment(descriptor: int, offset: int, size: int) -> int:
+    """The first place, from `offset` on, at which a segment may begin; `size` if there is none."""
     wanted = len(MAGIC)  # the usual case: a segment begins exactly here
-    while len(block := os.pread(descriptor, wanted, place)) >= len(MAGIC):
+    while len(block := os.pread(descriptor, wanted, offset)) >= len(MAGIC):
         if (found := block.find(MAGIC)) >= 0:
-            return place + found
-        place += len(block) - len(MAGIC) + 1
+            return offset + found
+        offset += len(block) - len(MAGIC) + 1
         wanted = MOST_LINE
     return size

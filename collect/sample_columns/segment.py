@@ -134,9 +134,9 @@ class ReadSegment(msgspec.Struct, frozen=True):
         return float(struct.unpack_from("<d", values, column.at + 8 * last)[0])
 
 
-def code_width(distinct: int) -> int:
+def code_width(distinct_count: int) -> int:
     """The bytes of the code of a row in a column with this many distinct values. 0: there is no choice, and no code."""
-    return 0 if distinct < 2 else 1 if distinct <= 1 << 8 else 2 if distinct <= 1 << 16 else 4
+    return 0 if distinct_count < 2 else 1 if distinct_count <= 1 << 8 else 2 if distinct_count <= 1 << 16 else 4
 
 
 def read_line(line: bytes) -> ReadSegment:
@@ -161,7 +161,7 @@ def read_line(line: bytes) -> ReadSegment:
             raise SegmentFault(f"{table.rows} rows of {name}")
         placed[name] = {}
         for column in table.columns:
-            one = placed[name][column.name] = _placed(column, table.rows, at)
+            one = placed[name][column.name] = _place_column(column, table.rows, at)
             at += table.rows * (one.width + one.nulls)
     if at > MOST_VALUES:
         raise SegmentFault(f"{at} bytes of values")
@@ -169,12 +169,12 @@ def read_line(line: bytes) -> ReadSegment:
     return ReadSegment(segment.begin, segment.end, rows, placed, at, found.sha256, bytes(found.segment))
 
 
-def _placed(column: Column, rows: int, at: int) -> PlacedColumn:
+def _place_column(column: Column, rows: int, offset: int) -> PlacedColumn:
     kind, never_null = column.kind, column.name in ALWAYS or column.name in COUNTS
     if not bytes(column.distinct):
         if kind in LISTED or (column.nulls and (never_null or kind == "bool")):
             raise SegmentFault(f"{column.name} has no distinct values, or nulls")
-        return PlacedColumn(kind, None, column.nulls, at, WIDTHS[kind])
+        return PlacedColumn(kind, None, column.nulls, offset, WIDTHS[kind])
     try:
         distinct: list[Any] = _DECODERS[column.name if column.name in _NAMED else kind].decode(column.distinct)
     except DECODE_FAULTS as error:
@@ -186,7 +186,7 @@ def _placed(column: Column, rows: int, at: int) -> PlacedColumn:
         or (never_null and None in distinct)
     ):
         raise SegmentFault(f"{column.name} has {len(distinct)} distinct values in {rows} rows")
-    return PlacedColumn(kind, distinct, False, at, code_width(len(distinct)))
+    return PlacedColumn(kind, distinct, False, offset, code_width(len(distinct)))
 
 
 class Digest:
@@ -195,11 +195,11 @@ class Digest:
     def __init__(self) -> None:
         self._sha256 = hashlib.sha256()
 
-    def lines(self, part: bytes | bytearray | memoryview) -> None:
+    def add_lines(self, part: bytes | bytearray | memoryview) -> None:
         """Add a part of the lines of HOST.jsonl."""
         self._sha256.update(part)
 
-    def finished(self, segment: bytes, values: bytes) -> str:
+    def finish(self, segment: bytes, values: bytes) -> str:
         """The digest. segment: the JSON of the segment. values: the bytes of all values."""
         self._sha256.update(segment)
         self._sha256.update(values)

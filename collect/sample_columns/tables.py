@@ -83,7 +83,7 @@ OF_SAMPLES: Mapping[str, Kind] = {"played": "bool", "memory_total_bytes": "int"}
 ALWAYS = frozenset({"host", "boot_id", "t_s", "wall_s", "name", "kind", "uuid", "lost", "played", "device", "port"})
 
 
-def of_samples(samples: Sequence[Sample]) -> tuple[list[bool], list[int | None]]:
+def gpu_sample_columns(samples: Sequence[Sample]) -> tuple[list[bool], list[int | None]]:
     """The two columns OF_SAMPLES for the GPUs of all samples: (played, memory_total_bytes).
 
     All GPUs of a sample are played if the first GPU is. The size of the memory is recorded only in the first sample that a

@@ -48,7 +48,7 @@ class ColumnsWriter:
         self.error: OSError | None = None  # why nothing more is written; the record file has all samples all the same
         self._path = records.with_name(records.name.removesuffix(".jsonl") + COLUMNS)
         self._end, self._has_written = begin, False
-        self._start()
+        self._start_segment()
 
     def add(self, line: bytes) -> None:
         """Take a line that was appended to the record file."""
@@ -57,28 +57,28 @@ class ColumnsWriter:
         self._waiting.append(line)
         self._end += len(line)
         if len(self._waiting) == BATCH:
-            self._take()
+            self._collect_lines()
             if self._end - self._begin >= SEGMENT:
-                self._write()
+                self._write_segment()
 
     def close(self) -> None:
         """Write the last segment, unless the record file is short."""
         if self.error is None and (self._has_written or self._end - self._begin >= LEAST):
-            self._take()
-            self._write()
+            self._collect_lines()
+            self._write_segment()
 
-    def _start(self) -> None:
+    def _start_segment(self) -> None:
         self._begin, self._digest, self._waiting = self._end, Digest(), list[bytes]()
         self._tables = {name: _TableColumns(columns) for name, columns in TABLES.items()}
         self._is_sound = True
 
-    def _take(self) -> None:
+    def _collect_lines(self) -> None:
         """Move the values of the lines that wait into the columns."""
         lines = b"".join(self._waiting)
         self._waiting = []
         if not lines or not self._is_sound:
             return
-        self._digest.lines(lines)
+        self._digest.add_lines(lines)
         try:
             samples = decoder(Sample).decode_lines(lines)
             of_samples = [(sample.nics or (), sample.gpus or (), sample.rdma or ()) for sample in samples]
@@ -86,29 +86,29 @@ class ColumnsWriter:
             counts = zip(*(map(len, of_kinds) for of_kinds in of_samples), strict=True)
             self._tables["hosts"].extend(samples, counts)
             for name, records, more in zip(
-                ("nics", "gpus", "rdma"), devices, ((), tables.of_samples(samples), ()), strict=True
+                ("nics", "gpus", "rdma"), devices, ((), tables.gpu_sample_columns(samples), ()), strict=True
             ):
                 self._tables[name].extend(records, more)
         except (*DECODE_FAULTS, OverflowError, TypeError):  # such as an integer of more than 64 bits: JSON has any
             self._is_sound = False
 
-    def _write(self) -> None:
+    def _write_segment(self) -> None:
         """Append a segment with all lines since the last segment. If the lines cannot be one, a reader decodes them."""
         if self._is_sound and self._end > self._begin:
-            stored = {name: table.stored() for name, table in self._tables.items()}
+            stored = {name: table.encode() for name, table in self._tables.items()}
             found = {
                 name: Table(self._tables[name].rows, [column for column, _ in columns]) for name, columns in stored.items()
             }
             values = b"".join(part for columns in stored.values() for _, part in columns)
             segment = msgspec.json.encode(Segment(self._begin, self._end, found))
-            line = MAGIC + self._digest.finished(segment, values).encode() + b'","segment":' + segment + b"}\n"
+            line = MAGIC + self._digest.finish(segment, values).encode() + b'","segment":' + segment + b"}\n"
             if len(line) <= MOST_LINE:
                 try:
                     files.append(self._path, line + values)
                     self._has_written = True
                 except OSError as error:
                     self.error = error
-        self._start()
+        self._start_segment()
 
 
 class _TableColumns:
@@ -119,9 +119,9 @@ class _TableColumns:
         self._columns = [_CollectedColumn(name, kind) for name, kind in columns.items()]
         self._names = tuple(columns)
 
-    def extend(self, records: Sequence[Record], more: Iterable[Sequence[Any]]) -> None:
-        """Append a row for each record. more: the values of the last columns, which are no fields of the records."""
-        further = list(more)
+    def extend(self, records: Sequence[Record], extra_columns: Iterable[Sequence[Any]]) -> None:
+        """Append a row for each record. extra_columns: the values of the last columns, which are no fields of the records."""
+        further = list(extra_columns)
         own = len(self._columns) - len(further)
         if records:
             values = [*zip(*map(attrgetter(*self._names[:own]), records), strict=True), *further]
@@ -129,8 +129,8 @@ class _TableColumns:
                 column.extend(of_column)
             self.rows += len(records)
 
-    def stored(self) -> list[tuple[Column, bytes]]:
-        return [column.stored() for column in self._columns]
+    def encode(self) -> list[tuple[Column, bytes]]:
+        return [column.encode() for column in self._columns]
 
 
 class _CollectedColumn:
@@ -168,19 +168,19 @@ class _CollectedColumn:
         except KeyError:  # there are new values
             return [self._distinct.setdefault(value, len(self._distinct)) for value in values]
 
-    def stored(self) -> tuple[Column, bytes]:
+    def encode(self) -> tuple[Column, bytes]:
         """The column in the form in which it is stored. If all rows have the same value, it is stored once."""
         column = Column(self._name, self._kind)
         if self._kind in LISTED:
             column.distinct = msgspec.Raw(msgspec.json.encode(list(self._distinct)))
             width = code_width(len(self._distinct))
-            return column, _little(array(_CODES[width], self._values)) if width else b""
+            return column, _little_endian_bytes(array(_CODES[width], self._values)) if width else b""
         if not self._values:
             return column, b""
         if not self._has_value:
             column.distinct = msgspec.Raw(b"[null]")
             return column, b""
-        content = _little(self._values)
+        content = _little_endian_bytes(self._values)
         first = content[: self._values.itemsize]
         if not self._nulls and content == first * len(self._values):  # as bytes, because 0.0 equals -0.0
             value = bool(self._values[0]) if self._kind == "bool" else self._values[0]
@@ -190,7 +190,7 @@ class _CollectedColumn:
         return column, content + (bytes(self._nulls).ljust(len(self._values), b"\0") if self._nulls else b"")
 
 
-def _little(values: array[Any]) -> bytes:
+def _little_endian_bytes(values: array[Any]) -> bytes:
     if sys.byteorder == "big":
         values = values[:]
         values.byteswap()

@@ -21,7 +21,7 @@ INTERFACE_BYTES = 16  # the length of the name of an interface in bytes, includi
 MOST = 1 << 16  # the most counters of one interface; a driver that reports more counters is treated as faulty
 # How many more counters a buffer has room for than the driver reported. Between two calls the driver may get more queues, and
 # so more counters, and the kernel writes all counters into the buffer.
-SLACK = 4096
+SPARE_COUNTERS = 4096
 
 # The recorded counters: field of NicSample -> names that drivers give the counter; the first name that a driver has is used.
 # The names of mlx5 are explained in the documentation of the kernel (mellanox/mlx5/counters.rst): `phy` counts all bytes on the
@@ -40,21 +40,21 @@ COUNTERS = {
 _PRIORITY_PAUSES = re.compile(r"([rt]x)_prio[0-7]_pause")  # one counter of pause frames for each traffic class
 
 
-def chosen(names: list[str]) -> dict[str, list[int]]:
+def find_counters(names: list[str]) -> dict[str, list[int]]:
     """Find the recorded counters of a driver. Returns {field of NicSample: indexes in `names`}.
 
     names: the names of all counters of the driver, in the driver's order. If a field has several indexes, the values of these
     counters are added up.
     """
-    places = {name: place for place, name in reversed(list(enumerate(names)))}
-    found = {}
-    for ours, theirs in COUNTERS.items():
-        if (name := next((name for name in theirs if name in places), None)) is not None:
-            found[ours] = [places[name]]
-    for place, name in enumerate(names):
+    index_of_name = {name: index for index, name in reversed(list(enumerate(names)))}
+    recorded = {}
+    for field, driver_names in COUNTERS.items():
+        if (name := next((name for name in driver_names if name in index_of_name), None)) is not None:
+            recorded[field] = [index_of_name[name]]
+    for index, name in enumerate(names):
         if match := _PRIORITY_PAUSES.fullmatch(name):
-            found.setdefault(f"{match[1]}_priority_pauses", []).append(place)
-    return found
+            recorded.setdefault(f"{match[1]}_priority_pauses", []).append(index)
+    return recorded
 
 
 class DriverCounters:
@@ -68,7 +68,7 @@ class DriverCounters:
         self._interface = interface.encode()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
-            self._look()
+            self._locate_counters()
         except (OSError, ValueError):
             self.close()
             raise
@@ -78,39 +78,39 @@ class DriverCounters:
 
         Raises OSError, such as ENODEV if the interface was removed.
         """
-        if not self._places:
+        if not self._indexes:
             return {}
-        if self._count_now() != self._count:
-            self._look()
+        if self._read_count() != self._count:
+            self._locate_counters()
         struct.pack_into("II", self._buffer, 0, GET_STATISTICS, self._count)
-        self._ask(self._buffer)
+        self._call_driver(self._buffer)
         values = memoryview(self._buffer).cast("B")[8 : 8 + 8 * self._count].cast("Q")
-        return {name: sum(values[place] for place in places) for name, places in self._places.items()}
+        return {name: sum(values[index] for index in indexes) for name, indexes in self._indexes.items()}
 
     def close(self) -> None:
         """Close the socket through which the kernel is asked for the counters."""
         self._socket.close()
 
-    def _look(self) -> None:
+    def _locate_counters(self) -> None:
         """Find the indexes of the recorded counters. The indexes change if the number of queues of the interface changes."""
-        self._count = self._count_now()
+        self._count = self._read_count()
         if self._count > MOST:
             raise ValueError(f"a driver with {self._count} counters")
-        strings = array.array("B", bytes(12 + NAME_BYTES * (self._count + SLACK)))
+        strings = array.array("B", bytes(12 + NAME_BYTES * (self._count + SPARE_COUNTERS)))
         struct.pack_into("III", strings, 0, GET_STRINGS, STATISTICS, self._count)
-        self._ask(strings)
+        self._call_driver(strings)
         raw = strings.tobytes()[12 : 12 + NAME_BYTES * self._count]
         fields = [raw[start : start + NAME_BYTES] for start in range(0, len(raw), NAME_BYTES)]
-        self._places = chosen([field.partition(b"\0")[0].decode(errors="replace") for field in fields])
-        self._buffer = array.array("B", bytes(8 + 8 * (self._count + SLACK)))
+        self._indexes = find_counters([field.partition(b"\0")[0].decode(errors="replace") for field in fields])
+        self._buffer = array.array("B", bytes(8 + 8 * (self._count + SPARE_COUNTERS)))
 
-    def _count_now(self) -> int:
+    def _read_count(self) -> int:
         request = array.array("B", struct.pack("IIQI", GET_COUNTS, 0, 1 << STATISTICS, 0))
-        self._ask(request)
+        self._call_driver(request)
         _, _, mask, count = struct.unpack("IIQI", request)
         return int(count) if mask else 0
 
-    def _ask(self, request: array.array[int]) -> None:
+    def _call_driver(self, request: array.array[int]) -> None:
         address, _ = request.buffer_info()
         padding = bytes(64 - INTERFACE_BYTES - 8)  # struct ifreq has 40 bytes; a longer buffer is allowed
         ifreq = struct.pack(f"{INTERFACE_BYTES}sQ", self._interface[: INTERFACE_BYTES - 1], address) + padding

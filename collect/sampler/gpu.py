@@ -88,13 +88,13 @@ class GpuSource(Source):
         super().__init__()
         import pynvml
 
-        self._nvml, self._played, self._first = pynvml, played is not None, True
+        self._nvml, self._played, self._is_first_sample = pynvml, played is not None, True
         if played is not None:
             try:
                 pynvml.nvmlLib = ctypes.CDLL(str(played.absolute()))
             except OSError as error:
                 raise InputError(f"--played: {error}. Allowed: a shared library with NVML's functions.") from None
-        self._never = {
+        self._permanent_errors = {
             pynvml.NVML_ERROR_NOT_SUPPORTED,
             pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
             pynvml.NVML_ERROR_NO_PERMISSION,
@@ -111,37 +111,37 @@ class GpuSource(Source):
             return
         for index in range(count):
             try:
-                self._open(pynvml.nvmlDeviceGetHandleByIndex(index))
+                self._open_gpu(pynvml.nvmlDeviceGetHandleByIndex(index))
             except pynvml.NVMLError as error:  # this GPU is not sampled, but the other GPUs are
                 self.remarks.append(f"GPU {index} cannot be sampled: {error}")
-        self._register()
+        self._register_events()
 
     def fill(self, sample: Sample) -> None:
         """Set the field `gpus` of the sample: one entry per GPU and MIG instance of this machine."""
         if self._gpus:
-            xids = self._xids() if self._events is not None else {}
+            xids = self._read_xids() if self._events is not None else {}
             sample.gpus = [self._read(gpu, xids) for gpu in self._gpus]
-            self._first = False
+            self._is_first_sample = False
 
-    def _open(self, handle: Any) -> None:
+    def _open_gpu(self, handle: Any) -> None:
         """Start to sample a GPU and its MIG instances. Raises NVMLError if NVML does not return the UUID of the GPU."""
         nvml = self._nvml
         uuid = nvml.nvmlDeviceGetUUID(handle)
-        self._gpus.append(OpenGpu(uuid, handle, [*self._of_instance(), *self._of_gpu()], self._field_questions()))
+        self._gpus.append(OpenGpu(uuid, handle, [*self._instance_questions(), *self._gpu_questions()], self._field_questions()))
         try:
             if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
                 return
-            most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+            most_instances = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
         except nvml.NVMLError:
             return
-        for place in range(most):
+        for index in range(most_instances):
             try:
-                instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-                self._gpus.append(OpenGpu(nvml.nvmlDeviceGetUUID(instance), instance, self._of_instance(), [], mig_of=uuid))
+                instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+                self._gpus.append(OpenGpu(nvml.nvmlDeviceGetUUID(instance), instance, self._instance_questions(), [], mig_of=uuid))
             except nvml.NVMLError:  # there is no instance with this index
                 continue
 
-    def _of_instance(self) -> list[GpuQuestion]:
+    def _instance_questions(self) -> list[GpuQuestion]:
         """The queries that both GPUs and MIG instances support. NVML reports power, clocks and utilization only for a whole
         GPU."""
         nvml = self._nvml
@@ -150,7 +150,7 @@ class GpuSource(Source):
             GpuQuestion("processes", "processes", lambda handle: len(compute_processes(handle))),
         ]
 
-    def _of_gpu(self) -> list[GpuQuestion]:
+    def _gpu_questions(self) -> list[GpuQuestion]:
         nvml = self._nvml
         sm, memory, core = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM, nvml.NVML_TEMPERATURE_GPU
         energy_mj = nvml.nvmlDeviceGetTotalEnergyConsumption
@@ -179,7 +179,7 @@ class GpuSource(Source):
             ),
         ]
 
-    def _register(self) -> None:
+    def _register_events(self) -> None:
         """Make NVML collect the XIDs (error codes of the driver) of every GPU. Each sample then reads the new XIDs."""
         nvml = self._nvml
         try:
@@ -194,10 +194,10 @@ class GpuSource(Source):
                 except nvml.NVMLError:
                     self.unsupported["gpu XIDs"] += 1
 
-    def _xids(self) -> dict[int | None, list[int]]:
+    def _read_xids(self) -> dict[int | None, list[int]]:
         """Read the XIDs (error codes of the driver) since the last sample. Returns {address in the NVML handle of a GPU: its
         XIDs}."""
-        found: dict[int | None, list[int]] = {}
+        xids_of_gpu: dict[int | None, list[int]] = {}
         for _ in range(MOST_EVENTS):
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
@@ -207,40 +207,40 @@ class GpuSource(Source):
                 break
             if event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
                 address = ctypes.cast(event.device, ctypes.c_void_p).value
-                found.setdefault(address, []).append(int(event.eventData))
-        return found
+                xids_of_gpu.setdefault(address, []).append(int(event.eventData))
+        return xids_of_gpu
 
     def _read(self, gpu: OpenGpu, xids: dict[int | None, list[int]]) -> GpuSample:
-        found = GpuSample(uuid=gpu.uuid, mig_of=gpu.mig_of, played=self._played)
-        if self._first:
+        gpu_sample = GpuSample(uuid=gpu.uuid, mig_of=gpu.mig_of, played=self._played)
+        if self._is_first_sample:
             with contextlib.suppress(self._nvml.NVMLError):
-                found.memory_total_bytes = int(self._nvml.nvmlDeviceGetMemoryInfo(gpu.handle).total)
+                gpu_sample.memory_total_bytes = int(self._nvml.nvmlDeviceGetMemoryInfo(gpu.handle).total)
         if xids and gpu.mig_of is None:
-            found.xids = xids.get(gpu.address)
+            gpu_sample.xids = xids.get(gpu.address)
         for question in tuple(gpu.questions):
             if gpu.lost:
                 break
             try:
-                setattr(found, question.field, question.ask(gpu.handle))
+                setattr(gpu_sample, question.field, question.ask(gpu.handle))
             except self._nvml.NVMLError as error:
-                if self._refused(gpu, question.name, error.value):
+                if self._record_error(gpu, question.name, error.value):
                     gpu.questions.remove(question)
         if gpu.fields and not gpu.lost:
-            self._read_fields(gpu, found)
-        found.lost = gpu.lost
-        return found
+            self._read_fields(gpu, gpu_sample)
+        gpu_sample.lost = gpu.lost
+        return gpu_sample
 
-    def _read_fields(self, gpu: OpenGpu, found: GpuSample) -> None:
-        wanted = [(question.number, question.scope) for question in gpu.fields]
+    def _read_fields(self, gpu: OpenGpu, gpu_sample: GpuSample) -> None:
+        field_ids = [(question.number, question.scope) for question in gpu.fields]
         try:
-            values = self._nvml.nvmlDeviceGetFieldValues(gpu.handle, wanted)
+            values = self._nvml.nvmlDeviceGetFieldValues(gpu.handle, field_ids)
         except self._nvml.NVMLError as error:
-            refused = [question for question in gpu.fields if self._refused(gpu, question.name, error.value)]
+            refused = [question for question in gpu.fields if self._record_error(gpu, question.name, error.value)]
             gpu.fields = [question for question in gpu.fields if question not in refused]
             return
         for question, value in zip(tuple(gpu.fields), values, strict=True):
             if value.nvmlReturn != self._nvml.NVML_SUCCESS:
-                if self._refused(gpu, question.name, value.nvmlReturn):
+                if self._record_error(gpu, question.name, value.nvmlReturn):
                     gpu.fields.remove(question)
             elif value.valueType == UNSIGNED_INT and question.name.startswith("PCIe"):
                 # A counter of 32 bits is useless: it overflows after 4 GiB, possibly several times between two samples.
@@ -248,9 +248,9 @@ class GpuSource(Source):
                 gpu.fields.remove(question)
             else:
                 number = getattr(value.value, _VALUE_TYPES[value.valueType])
-                setattr(found, question.field, int(number) * question.unit)
+                setattr(gpu_sample, question.field, int(number) * question.unit)
 
-    def _refused(self, gpu: OpenGpu, name: str, error: int) -> bool:
+    def _record_error(self, gpu: OpenGpu, name: str, error: int) -> bool:
         """Record the error that NVML returned for a query of a GPU. Returns whether the GPU will never answer this query.
 
         A GPU that is lost is not queried again.
@@ -259,7 +259,7 @@ class GpuSource(Source):
             if not gpu.lost:
                 self.remarks.append(f"{gpu.uuid} was lost: {self._nvml.NVMLError(error)}")
             gpu.lost = True
-        elif error in self._never:
+        elif error in self._permanent_errors:
             self.unsupported[f"gpu {name}"] += 1
             return True
         else:

@@ -22,16 +22,16 @@ class HostSource(Source):
 
     def __init__(self, proc: Path = Path("/proc"), sys_block: Path = Path("/sys/block")) -> None:
         super().__init__()
-        self._before: list[tuple[int, int]] = []
-        self._disks = physical_disks(sys_block)
+        self._ticks: list[tuple[int, int]] = []
+        self._disks = list_physical_disks(sys_block)
         self._files: list[tuple[str, KernelFile, Callable[[Sample, bytes], None]]] = []
         fields: dict[str, Callable[[Sample, bytes], None]] = {
-            "stat": self._processors,
-            "meminfo": _memory,
-            "diskstats": self._disk,
-            "self/mountstats": _nfs,
+            "stat": self._fill_processors,
+            "meminfo": _fill_memory,
+            "diskstats": self._fill_disk,
+            "self/mountstats": _fill_nfs,
         }
-        fields |= {f"pressure/{what}": partial(_pressure, what) for what in ("cpu", "memory", "io")}
+        fields |= {f"pressure/{resource}": partial(_fill_pressure, resource) for resource in ("cpu", "memory", "io")}
         for name, fill in fields.items():
             try:
                 file = KernelFile(proc / name)
@@ -40,7 +40,7 @@ class HostSource(Source):
                 self.unsupported[name] += 1
                 continue
             # Without NFS mounts, mountstats contains no data, and reading it would be a quarter of the cost of each sample.
-            if fill is not _nfs or nfs_bytes(text)[0] is not None:
+            if fill is not _fill_nfs or nfs_bytes(text)[0] is not None:
                 self._files.append((name, file, fill))
 
     def fill(self, sample: Sample) -> None:
@@ -51,16 +51,16 @@ class HostSource(Source):
             except (OSError, ValueError, KeyError, IndexError):
                 self.failures[name] += 1
 
-    def _processors(self, sample: Sample, text: bytes) -> None:
+    def _fill_processors(self, sample: Sample, text: bytes) -> None:
         ticks = processor_ticks(text)
-        if len(ticks) == len(self._before):  # the lengths differ if a processor went online or offline, which changes indexes
-            shares = [_share(before, now) for before, now in zip(self._before, ticks, strict=True)]
+        if len(ticks) == len(self._ticks):  # the lengths differ if a processor went online or offline, which changes indexes
+            shares = [_busy_share(before, after) for before, after in zip(self._ticks, ticks, strict=True)]
             sample.cpu_pct = shares[0]
             if len(shares) > 1 and None not in shares:
                 sample.cores_pct = [round(share, 1) for share in shares[1:] if share is not None]
-        self._before = ticks
+        self._ticks = ticks
 
-    def _disk(self, sample: Sample, text: bytes) -> None:
+    def _fill_disk(self, sample: Sample, text: bytes) -> None:
         sample.disk_read_bytes, sample.disk_write_bytes = disk_bytes(text, self._disks)
 
 
@@ -70,35 +70,35 @@ def processor_ticks(stat: bytes) -> list[tuple[int, int]]:
     The first entry is for all processors together, each other entry for one processor. The columns `idle` and `iowait` do not
     count as busy. The column `guest` is not added, because the column `user` already includes it.
     """
-    found = []
+    ticks = []
     for line in stat.splitlines():
         if not line.startswith(b"cpu"):
             break
         fields = [int(field) for field in line.split()[1:9]]
         total = sum(fields)
-        found.append((total - fields[3] - fields[4], total))
-    if not found:
+        ticks.append((total - fields[3] - fields[4], total))
+    if not ticks:
         raise ValueError("no processors")
-    return found
+    return ticks
 
 
-def _share(before: tuple[int, int], now: tuple[int, int]) -> float | None:
-    """The share of busy ticks between two samples, in percent; None if no tick passed. before, now: (busy ticks, all ticks)."""
-    if now[1] <= before[1]:
+def _busy_share(before: tuple[int, int], after: tuple[int, int]) -> float | None:
+    """The busy ticks between two samples, in percent; None if no tick passed. before, after: (busy ticks, all ticks)."""
+    if after[1] <= before[1]:
         return None
-    share = 100 * (now[0] - before[0]) / (now[1] - before[1])
+    share = 100 * (after[0] - before[0]) / (after[1] - before[1])
     return round(min(max(share, 0.0), 100.0), 2)  # iowait may decrease by a tick (see proc(5)), so the share may be above 100
 
 
-def _memory(sample: Sample, text: bytes) -> None:
-    sample.memory_used_bytes, sample.memory_total_bytes = memory(text)
+def _fill_memory(sample: Sample, text: bytes) -> None:
+    sample.memory_used_bytes, sample.memory_total_bytes = parse_memory(text)
 
 
-def _pressure(what: str, sample: Sample, text: bytes) -> None:
-    setattr(sample, f"{what}_pressure_s", pressure_s(text))
+def _fill_pressure(resource: str, sample: Sample, text: bytes) -> None:
+    setattr(sample, f"{resource}_pressure_s", pressure_s(text))
 
 
-def _nfs(sample: Sample, text: bytes) -> None:
+def _fill_nfs(sample: Sample, text: bytes) -> None:
     sample.nfs_read_bytes, sample.nfs_write_bytes = nfs_bytes(text)
 
 
@@ -115,20 +115,20 @@ def nfs_bytes(mountstats: bytes) -> tuple[int | None, int | None]:
     (None, None) if no NFS folder is mounted. If an NFS folder is mounted at several places, its bytes count once, because the
     kernel has one counter for all its mounts. mountstats: the content of /proc/self/mountstats.
     """
-    found: dict[bytes, tuple[int, int]] = {}
+    bytes_of_device: dict[bytes, tuple[int, int]] = {}
     device = b""
     for line in mountstats.splitlines():
         if line.startswith(b"device "):
             device = line.split()[1] if b" with fstype nfs" in line else b""
         elif device and line.startswith(b"\tbytes:"):
             fields = line.split()
-            found[device] = int(fields[5]), int(fields[6])
-    if not found:
+            bytes_of_device[device] = int(fields[5]), int(fields[6])
+    if not bytes_of_device:
         return None, None
-    return sum(read for read, _ in found.values()), sum(sent for _, sent in found.values())
+    return sum(read for read, _ in bytes_of_device.values()), sum(sent for _, sent in bytes_of_device.values())
 
 
-def memory(meminfo: bytes) -> tuple[int, int]:
+def parse_memory(meminfo: bytes) -> tuple[int, int]:
     """Returns (used bytes, total bytes) of the machine's memory, from the content of /proc/meminfo.
 
     All memory counts as used that is not available to a new program without swapping.
@@ -138,7 +138,7 @@ def memory(meminfo: bytes) -> tuple[int, int]:
     return total - available, total
 
 
-def physical_disks(sys_block: Path) -> frozenset[bytes]:
+def list_physical_disks(sys_block: Path) -> frozenset[bytes]:
     """The names of the disks that are hardware devices.
 
     Partitions, loop devices and mapped volumes are left out, because their bytes are also bytes of a hardware device.

@@ -25,7 +25,7 @@ from shardlab.matrix.cell import FASTEST_HZ
 from shardlab.runs.record import SCHEMA, LineWriter, Sample
 from shardlab.terminal.console import Output
 
-ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 class TickTally(msgspec.Struct):
@@ -43,7 +43,7 @@ class TickTally(msgspec.Struct):
     remarks: list[str] = []
 
 
-def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> TickTally:
+def run_sampler(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> TickTally:
     """Write one sample every 1/hz seconds to `out` until a signal arrives or the process with the id `parent` has ended.
 
     A sample that is missed is skipped and not taken later, so that the other samples stay on the schedule. After a signal, one
@@ -51,29 +51,29 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
     (`collect.sample_columns`). Raises WorkspaceError if `out` cannot be written.
     """
     tally = TickTally()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # signals are blocked, so that none interrupts writing a line
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # signals are blocked, so that none interrupts writing a line
     try:
-        started = _identity(parent)
-        name, boot = gethostname(), host.boot_id()
+        start_time = _read_start_time(parent)
+        host_name, boot = gethostname(), host.boot_id()
         with LineWriter(out) as lines, contextlib.closing(ColumnsWriter(out, lines.begin)) as columns:
             start, tick, ending = time.monotonic(), 0, False
             while True:
-                sample = Sample(schema=SCHEMA, t_s=time.monotonic(), wall_s=time.time(), host=name, boot_id=boot)
+                sample = Sample(schema=SCHEMA, t_s=time.monotonic(), wall_s=time.time(), host=host_name, boot_id=boot)
                 if not tally.samples:
                     sample.started_hz = hz
                 for source in sources:
                     source.fill(sample)
                 columns.add(lines.write(sample))
                 tally.samples += 1
-                if ending or (parent is not None and _gone(parent, started)):
+                if ending or (parent is not None and _has_ended(parent, start_time)):
                     break
                 due = int((time.monotonic() - start) * hz) + 1
                 tally.missed += due - tick - 1
                 tick = due
                 wait = max(start + tick / hz - time.monotonic(), 0)
-                ending = signal.sigtimedwait(ENDS, wait) is not None
+                ending = signal.sigtimedwait(SIGNALS, wait) is not None
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
     for source in sources:
         source.close()
         tally.failures |= source.failures
@@ -84,32 +84,32 @@ def run(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> 
     return tally
 
 
-def _identity(pid: int | None) -> bytes | None:
+def _read_start_time(pid: int | None) -> bytes | None:
     """The start time of a process, in clock ticks since boot. It distinguishes the process from a later process with the same
     id.
 
     None if there is no such process, or if `pid` is None.
     """
     try:
-        fields = _fields(pid) if pid is not None else None
+        fields = _read_stat_fields(pid) if pid is not None else None
     except (OSError, IndexError):
         return None
     return fields[19] if fields else None
 
 
-def _gone(pid: int, started: bytes | None) -> bool:
+def _has_ended(pid: int, start_time: bytes | None) -> bool:
     """Whether a process has ended. A zombie counts as ended.
 
-    started: the start time of the process (`_identity`), because a later process may have the same id.
+    start_time: the start time of the process (`_read_start_time`), because a later process may have the same id.
     """
     try:
-        fields = _fields(pid)
+        fields = _read_stat_fields(pid)
     except (OSError, IndexError):
         return True
-    return fields[0] in (b"Z", b"X") or fields[19] != started
+    return fields[0] in (b"Z", b"X") or fields[19] != start_time
 
 
-def _fields(pid: int) -> list[bytes]:
+def _read_stat_fields(pid: int) -> list[bytes]:
     """The fields of /proc/PID/stat from the third field on.
 
     The second field, the name of the program, may contain any character, including spaces. It ends at the last closing
@@ -118,7 +118,7 @@ def _fields(pid: int) -> list[bytes]:
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
 
-def sample(out: Path, hz: float, parent: int | None, played: Path | None, output: Output) -> int:
+def record_samples(out: Path, hz: float, parent: int | None, played: Path | None, output: Output) -> int:
     """Record samples until a signal arrives or the process with the id `parent` has ended. Returns exit code 0.
 
     out: the file of the samples. hz: samples per second. played: a stub of NVML, whose GPU values are made up; None for real
@@ -133,9 +133,9 @@ def sample(out: Path, hz: float, parent: int | None, played: Path | None, output
     if gpus.why_absent:
         output.detail(f"no GPU telemetry: {gpus.why_absent}")
     gc.freeze()  # the garbage collector does not search the modules again and again, which would cost more than the columns
-    tally = run(out, hz, parent, [HostSource(), NicSource(), RdmaSource(), gpus])
-    faults = [f"{what} could not be read {count} times" for what, count in tally.failures.items()]
-    faults += [f"{what} not supported by {count}" for what, count in tally.unsupported.items()]
+    tally = run_sampler(out, hz, parent, [HostSource(), NicSource(), RdmaSource(), gpus])
+    faults = [f"{quantity} could not be read {count} times" for quantity, count in tally.failures.items()]
+    faults += [f"{quantity} not supported by {count}" for quantity, count in tally.unsupported.items()]
     output.remark("; ".join([f"{tally.samples} samples written, {tally.missed} samples missed", *faults, *tally.remarks]))
     output.document(tally)
     return 0

@@ -60,36 +60,36 @@ class NicSource(Source):
     def __init__(self, root: Path = Path("/sys/class/net")) -> None:
         super().__init__()
         self._root = root
-        self._open: dict[str, OpenNic] = {}
+        self._open_nics: dict[str, OpenNic] = {}
         self._listed: frozenset[str] = frozenset()
 
     def fill(self, sample: Sample) -> None:
         """Set the field `nics` of the sample: one entry per interface whose counters could be read."""
         try:
-            self._follow()
+            self._update_interfaces()
         except OSError:
             self.failures["nics"] += 1
             return
-        read = [found for name in list(self._open) if (found := self._read(name)) is not None]
-        sample.nics = read or None
+        nic_samples = [nic_sample for name in list(self._open_nics) if (nic_sample := self._read(name)) is not None]
+        sample.nics = nic_samples or None
 
-    def _follow(self) -> None:
+    def _update_interfaces(self) -> None:
         """Open the counters of new interfaces, and close the counters of interfaces that disappeared."""
         listed = frozenset(os.listdir(self._root))  # noqa: PTH208 - faster than a Path for each name, and it runs for each sample
         if listed == self._listed:
             return
         self._listed = listed
-        now = {nic.name: nic for nic in host.nics(self._root)}
-        for name in self._open.keys() - now.keys():
-            self._open.pop(name).close()
-        for name in now.keys() - self._open.keys():
-            counters = opened(self._root / name / "statistics", COUNTERS)
+        present = {nic.name: nic for nic in host.nics(self._root)}
+        for name in self._open_nics.keys() - present.keys():
+            self._open_nics.pop(name).close()
+        for name in present.keys() - self._open_nics.keys():
+            counters = open_counters(self._root / name / "statistics", COUNTERS)
             if not {"rx_bytes", "tx_bytes"} & counters.keys():
                 self.failures[name] += 1
                 continue
-            self._open[name] = OpenNic(now[name], counters, self._driver(now[name]))
+            self._open_nics[name] = OpenNic(present[name], counters, self._open_driver(present[name]))
 
-    def _driver(self, nic: host.Nic) -> DriverCounters | None:
+    def _open_driver(self, nic: host.Nic) -> DriverCounters | None:
         """Open the counters of the driver of an interface. None if the driver has no counter that is recorded.
 
         Also None for the loopback interface, which has no driver.
@@ -106,14 +106,14 @@ class NicSource(Source):
         return None
 
     def _read(self, name: str) -> NicSample | None:
-        entry = self._open[name]
+        entry = self._open_nics[name]
         try:
             values = {counter: int(file.read()) for counter, file in entry.counters.items()}
             if entry.driver is not None:
                 values |= entry.driver.read()
         except (OSError, ValueError):  # e.g. the interface was removed (ENODEV); if it appears again, its counters are opened
             self.failures[name] += 1
-            self._open.pop(name).close()
+            self._open_nics.pop(name).close()
             self._listed = frozenset()
             return None
         nic = entry.nic
@@ -145,7 +145,7 @@ class RdmaSource(Source):
                 int(folder.name),
                 host.kernel_text(folder / "link_layer"),
                 pci.resolve().name if (pci := folder.parents[1] / "device").exists() else None,
-                opened(folder / "counters", [name for name, _ in RDMA_COUNTERS.values()]),
+                open_counters(folder / "counters", [name for name, _ in RDMA_COUNTERS.values()]),
             )
             for folder in sorted(root.glob("*/ports/*"))
             if folder.name.isdecimal()
@@ -153,12 +153,12 @@ class RdmaSource(Source):
 
     def fill(self, sample: Sample) -> None:
         """Set the field `rdma` of the sample: one entry per port that has counters."""
-        read = [self._read(port) for port in self._ports if port.counters]
-        sample.rdma = read or None
+        rdma_samples = [self._read(port) for port in self._ports if port.counters]
+        sample.rdma = rdma_samples or None
 
     def _read(self, port: RdmaPort) -> RdmaSample:
-        found = RdmaSample(device=port.device, port=port.port, link_layer=port.link_layer, pci=port.pci)
-        for ours, (name, unit) in RDMA_COUNTERS.items():
+        rdma_sample = RdmaSample(device=port.device, port=port.port, link_layer=port.link_layer, pci=port.pci)
+        for field, (name, unit) in RDMA_COUNTERS.items():
             if (file := port.counters.get(name)) is None:
                 continue
             try:
@@ -167,17 +167,17 @@ class RdmaSource(Source):
                 self.failures[f"{port.device} {name}"] += 1
                 continue
             if count != STOPPED:
-                setattr(found, ours, count * unit)
-        return found
+                setattr(rdma_sample, field, count * unit)
+        return rdma_sample
 
 
-def opened(folder: Path, names: tuple[str, ...] | list[str]) -> dict[str, KernelFile]:
+def open_counters(folder: Path, names: tuple[str, ...] | list[str]) -> dict[str, KernelFile]:
     """Open the files with these names in a folder of sysfs. Returns {name: open file}. Files that cannot be opened are left
     out."""
-    found = {}
+    counters = {}
     for name in names:
         try:
-            found[name] = KernelFile(folder / name)
+            counters[name] = KernelFile(folder / name)
         except OSError:
             continue
-    return found
+    return counters

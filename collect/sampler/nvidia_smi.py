@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
 _PR_SET_PDEATHSIG = 1
 
 
-def number(text: str) -> float:
+def parse_number(text: str) -> float:
     """Parse a number that nvidia-smi printed without a unit. Raises ValueError for other texts, such as [N/A]."""
     if not _NUMBER.fullmatch(text):
         raise ValueError(f"{text!r} is no measured value")
@@ -52,14 +52,14 @@ class SmiColumn(NamedTuple):
 
 
 COLUMNS = (
-    SmiColumn("utilization.gpu", "utilization_pct", number),
-    SmiColumn("memory.used", "memory_used_bytes", lambda text: int(number(text) * MIB)),
-    SmiColumn("power.draw", "power_w", number),
-    SmiColumn("temperature.gpu", "temperature_c", number),
-    SmiColumn("clocks.sm", "sm_clock_mhz", number),
-    SmiColumn("clocks.mem", "memory_clock_mhz", number),
-    SmiColumn("ecc.errors.corrected.volatile.total", "ecc_corrected", lambda text: int(number(text))),
-    SmiColumn("ecc.errors.uncorrected.volatile.total", "ecc_uncorrected", lambda text: int(number(text))),
+    SmiColumn("utilization.gpu", "utilization_pct", parse_number),
+    SmiColumn("memory.used", "memory_used_bytes", lambda text: int(parse_number(text) * MIB)),
+    SmiColumn("power.draw", "power_w", parse_number),
+    SmiColumn("temperature.gpu", "temperature_c", parse_number),
+    SmiColumn("clocks.sm", "sm_clock_mhz", parse_number),
+    SmiColumn("clocks.mem", "memory_clock_mhz", parse_number),
+    SmiColumn("ecc.errors.corrected.volatile.total", "ecc_corrected", lambda text: int(parse_number(text))),
+    SmiColumn("ecc.errors.uncorrected.volatile.total", "ecc_uncorrected", lambda text: int(parse_number(text))),
     SmiColumn("clocks_throttle_reasons.active", "throttled", lambda text: throttled_by(int(text, 16))),
 )
 
@@ -100,8 +100,8 @@ class SmiSource(Source):
     def fill(self, sample: Sample) -> None:
         """Set the field `gpus` of the sample from the last line of nvidia-smi for each GPU; None if there is no new line."""
         latest: dict[str, GpuSample] = {}
-        for line in self._lines():
-            if (gpu := self._gpu(line)) is not None and (gpu.uuid in latest or len(latest) < MOST_GPUS):
+        for line in self._read_lines():
+            if (gpu := self._parse_gpu(line)) is not None and (gpu.uuid in latest or len(latest) < MOST_GPUS):
                 latest[gpu.uuid] = gpu
         sample.gpus = list(latest.values()) or None
 
@@ -112,23 +112,23 @@ class SmiSource(Source):
             self._process.communicate()
             self._process = None
 
-    def _lines(self) -> list[str]:
+    def _read_lines(self) -> list[str]:
         """The complete lines that nvidia-smi wrote since the last call of this function."""
         if self._process is None or self._process.stdout is None:
             return []
         with contextlib.suppress(BlockingIOError):
             while len(self._rest) < MOST_BYTES and (part := os.read(self._process.stdout.fileno(), 65536)):
                 self._rest += part
-        whole, newline, self._rest = self._rest.rpartition(b"\n")
+        complete, newline, self._rest = self._rest.rpartition(b"\n")
         if len(self._rest) > LONGEST_LINE:
             self._rest = b""
             self.failures[f"line of {PROGRAM}"] += 1
         if self._process.poll() is not None:
             self.remarks.append(f"{PROGRAM} ended with code {self._process.returncode}")
             self.close()
-        return whole.decode(errors="replace").splitlines() if newline else []
+        return complete.decode(errors="replace").splitlines() if newline else []
 
-    def _gpu(self, line: str) -> GpuSample | None:
+    def _parse_gpu(self, line: str) -> GpuSample | None:
         """Parse a line of the output of nvidia-smi into a sample of a GPU; None if the line does not have the queried columns.
 
         A field of the sample stays None if its column in the line cannot be parsed.

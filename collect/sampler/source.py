@@ -52,8 +52,8 @@ class KernelFile:
     def read(self) -> bytes:
         """The present content of the file. Raises OSError, such as ENODEV if the network interface was removed."""
         content = b""
-        while more := os.pread(self._descriptor, CHUNK_BYTES, len(content)):  # /proc returns one page a call
-            content += more
+        while chunk := os.pread(self._descriptor, CHUNK_BYTES, len(content)):  # /proc returns one page a call
+            content += chunk
         return content
 
     def close(self) -> None:

@@ -37,68 +37,68 @@ class DeviceRows:
         self._rows = rows
         self._wall_s = rows["wall_s"].to_numpy()
         # Device -> the indexes of its rows, which are in the order of the times, as in the frame.
-        self.of: dict[Device, np.ndarray] = _small(rows, keys) if rows.height < MANY else _large(rows, keys)
+        self.rows_of_device: dict[Device, np.ndarray] = _group_in_loop(rows, keys) if rows.height < MANY else _group_with_polars(rows, keys)
 
     @cached_property
     def _times(self) -> dict[Device, np.ndarray]:
-        return {device: self._wall_s[places] for device, places in self.of.items()}
+        return {device: self._wall_s[row_indexes] for device, row_indexes in self.rows_of_device.items()}
 
     @cached_property
     def _boots(self) -> dict[Device, np.ndarray]:
-        same = self._rows["boot_id"].rle().struct  # many rows one after the other have the same boot
-        numbers = np.repeat(_numbered(same.field("value").to_list()), same.field("len").to_numpy())
-        return {device: numbers[places] for device, places in self.of.items()}
+        boot_runs = self._rows["boot_id"].rle().struct  # many rows one after the other have the same boot
+        numbers = np.repeat(_number_values(boot_runs.field("value").to_list()), boot_runs.field("len").to_numpy())
+        return {device: numbers[row_indexes] for device, row_indexes in self.rows_of_device.items()}
 
     def values(self, *columns: str | pl.Series) -> dict[Device, tuple[np.ndarray, ...]]:
         """For each device the times and the values of some columns, from the samples that have a value in all of them.
 
         columns: the name of a column, or a column with a value for each row of the frame.
         """
-        kept, series = self._kept(columns)
+        has_values, series = self._find_rows_with_values(columns)
         # a call of `fill_null` takes longer than all else for a short run
-        arrays = [(each.fill_null(0) if each.null_count() else each).to_numpy() for each in series]
-        if kept is None:
-            return {device: (self._times[device], *(one[rows] for one in arrays)) for device, rows in self.of.items()}
-        found = {}
-        for device, rows in self.of.items():
-            rows_kept = rows[kept[rows]]
-            found[device] = (self._wall_s[rows_kept], *(one[rows_kept] for one in arrays))
-        return found
+        arrays = [(column.fill_null(0) if column.null_count() else column).to_numpy() for column in series]
+        if has_values is None:
+            return {device: (self._times[device], *(array[rows] for array in arrays)) for device, rows in self.rows_of_device.items()}
+        values_of_device = {}
+        for device, rows in self.rows_of_device.items():
+            rows_with_values = rows[has_values[rows]]
+            values_of_device[device] = (self._wall_s[rows_with_values], *(array[rows_with_values] for array in arrays))
+        return values_of_device
 
     def counters(self, column: str | pl.Series) -> dict[Device, Counter]:
         """The values of a counter of each device. column: as in `values`."""
-        kept, _ = self._kept([column])
+        has_value, _ = self._find_rows_with_values([column])
         boots = self._boots
-        if kept is not None:
-            boots = {device: boots[device][kept[rows]] for device, rows in self.of.items()}
+        if has_value is not None:
+            boots = {device: boots[device][has_value[rows]] for device, rows in self.rows_of_device.items()}
         return {device: Counter(times, values, boots[device]) for device, (times, values) in self.values(column).items()}
 
-    def _kept(self, columns: Sequence[str | pl.Series]) -> tuple[np.ndarray | None, list[pl.Series]]:
+    def _find_rows_with_values(self, columns: Sequence[str | pl.Series]) -> tuple[np.ndarray | None, list[pl.Series]]:
         """(whether a row of the frame has a value in all columns, the columns). None: all rows have."""
         series = [self._rows[column] if isinstance(column, str) else column for column in columns]
-        absent = [each.is_null().to_numpy() for each in series if each.null_count()]
-        return (~np.any(absent, axis=0) if absent else None), series
+        is_missing = [values.is_null().to_numpy() for values in series if values.null_count()]
+        return (~np.any(is_missing, axis=0) if is_missing else None), series
 
 
-def _large(rows: pl.DataFrame, keys: Sequence[str]) -> dict[Device, np.ndarray]:
+def _group_with_polars(rows: pl.DataFrame, keys: Sequence[str]) -> dict[Device, np.ndarray]:
     if len(keys) == 2:  # the host and a UUID, which is usually on one host: searching for the UUID alone takes a third
-        found = {device[0]: places for device, places in _large(rows, keys[1:]).items()}
+        rows_of_uuid = {device[0]: row_indexes for device, row_indexes in _group_with_polars(rows, keys[1:]).items()}
         hosts = rows[keys[0]]
         # The rows are sorted by host, so all rows of a UUID are on one host if its first and its last row are.
-        on = {uuid: {hosts[int(places[0])], hosts[int(places[-1])]} for uuid, places in found.items()}
-        if all(len(of_uuid) == 1 for of_uuid in on.values()):
-            return {(on[uuid].pop(), uuid): places for uuid, places in found.items()}
+        hosts_of_uuid = {uuid: {hosts[int(row_indexes[0])], hosts[int(row_indexes[-1])]} for uuid, row_indexes in rows_of_uuid.items()}
+        if all(len(uuid_hosts) == 1 for uuid_hosts in hosts_of_uuid.values()):
+            return {(hosts_of_uuid[uuid].pop(), uuid): row_indexes for uuid, row_indexes in rows_of_uuid.items()}
     grouped = rows.select(keys).with_row_index("row").group_by(keys, maintain_order=True).agg("row")
-    return {device: places.to_numpy() for device, places in zip(grouped.select(keys).rows(), grouped["row"], strict=True)}
+    return {device: row_indexes.to_numpy() for device, row_indexes in zip(grouped.select(keys).rows(), grouped["row"], strict=True)}
 
 
-def _small(rows: pl.DataFrame, keys: Sequence[str]) -> dict[Device, np.ndarray]:
-    places: dict[Device, list[int]] = {}
+def _group_in_loop(rows: pl.DataFrame, keys: Sequence[str]) -> dict[Device, np.ndarray]:
+    rows_of_device: dict[Device, list[int]] = {}
     for row, device in enumerate(zip(*(rows[key].to_list() for key in keys), strict=True)):
-        places.setdefault(device, []).append(row)
-    return {device: np.array(of_device) for device, of_device in places.items()}
+        rows_of_device.setdefault(device, []).append(row)
+    return {device: np.array(row_indexes) for device, row_indexes in rows_of_device.items()}
 
 
-def _numbered(values: Sequence[str]) -> np.ndarray:
+def _number_values(values: Sequence[str]) -> np.ndarray:
     numbers: dict[str, int] = {}
     return np.array([numbers.setdefault(value, len(numbers)) for value in values])

@@ -27,8 +27,8 @@ class FollowedRecords(Generic[R]):
         self._inode = 0
         self._read = 0  # number of bytes of the file that were read so far
 
-    def new(self) -> list[R] | None:
-        """The records that were appended since the last call, from at most MOST_BYTES. Call `new` until it returns an empty
+    def read_new(self) -> list[R] | None:
+        """The records appended since the last call, from at most MOST_BYTES. Call `read_new` until it returns an empty
         list.
 
         Returns None if the file was replaced or got shorter. The records that earlier calls returned are then no longer valid.
@@ -51,12 +51,12 @@ class FollowedRecords(Generic[R]):
                 content = handle.read(MOST_BYTES)
         except OSError:
             return []
-        whole = content[: content.rfind(b"\n") + 1]
-        self._read += len(whole)
-        return decode_lines(whole, self._kind).records
+        whole_lines = content[: content.rfind(b"\n") + 1]
+        self._read += len(whole_lines)
+        return decode_lines(whole_lines, self._kind).records
 
 
-def sampled_hosts(folder: RunDir) -> list[str]:
+def list_sampled_hosts(folder: RunDir) -> list[str]:
     """The sorted names of the hosts that have a file with telemetry samples in a run folder."""
     path = f"{folder.path}/samples"
     names = sorted(os.listdir(path)) if files.is_folder(path) else []  # noqa: PTH208 - names alone

@@ -41,44 +41,44 @@ class InterfaceSpan(msgspec.Struct):
         return same_address or (self.pci is not None and self.name == later.name)
 
 
-def with_one_name_each(nics: pl.DataFrame) -> pl.DataFrame:
+def unify_interface_names(nics: pl.DataFrame) -> pl.DataFrame:
     """Give each network interface the same unique name in all its samples of a run, and drop the columns IDENTITY.
 
     If udev renamed an interface, all its samples get its last name. If an interface was removed and created again, or took the
     name of another interface, then two interfaces with different counters have the same name. In this case, the interface that
     was seen last keeps the name, such as `eth0`, and the earlier interface is called `eth0 (2)`.
     """
-    seen = nics.select(_KEYS).unique()
-    by_name, by_identity = seen.select("run", "host", "name"), seen.select("run", "host", "kind", *IDENTITY)
-    if by_name.n_unique() == by_identity.n_unique() == seen.height:
+    distinct = nics.select(_KEYS).unique()
+    by_name, by_identity = distinct.select("run", "host", "name"), distinct.select("run", "host", "kind", *IDENTITY)
+    if by_name.n_unique() == by_identity.n_unique() == distinct.height:
         return nics.drop(IDENTITY)
     spans = nics.group_by(_KEYS, maintain_order=True).agg(first_s=pl.min("wall_s"), last_s=pl.max("wall_s"))
     interfaces = [InterfaceSpan(**row) for row in spans.iter_rows(named=True)]
     interfaces.sort(key=attrgetter("last_s", "first_s", "name"), reverse=True)
-    for place in dict.fromkeys((interface.run, interface.host) for interface in interfaces):
-        _name(interface for interface in interfaces if (interface.run, interface.host) == place)
+    for host_key in dict.fromkeys((interface.run, interface.host) for interface in interfaces):
+        _set_known_names(interface for interface in interfaces if (interface.run, interface.host) == host_key)
     columns = {key: [getattr(interface, key) for interface in interfaces] for key in (*_KEYS, "known_as")}
     names = pl.DataFrame(columns, {key: nics.schema.get(key, pl.String) for key in columns})
     named = nics.join(names, on=_KEYS, how="left", nulls_equal=True, maintain_order="left")
     return named.with_columns(name=pl.col("known_as")).drop(*IDENTITY, "known_as")
 
 
-def _name(interfaces: Iterable[InterfaceSpan]) -> None:
+def _set_known_names(interfaces: Iterable[InterfaceSpan]) -> None:
     """Set `known_as`, the unique name, of each span of one host in one run. Spans of the same interface get the same name.
 
     interfaces: the spans, sorted by the time of their last sample, the latest first.
     """
     earliest: list[InterfaceSpan] = []  # the earliest span of each interface that has a name so far
-    taken: set[str] = set()
+    names_in_use: set[str] = set()
     for interface in interfaces:
-        place = next((place for place, other in enumerate(earliest) if interface.becomes(other)), None)
-        if place is not None:
-            interface.known_as = earliest[place].known_as
-            earliest[place] = interface
+        index = next((index for index, other in enumerate(earliest) if interface.becomes(other)), None)
+        if index is not None:
+            interface.known_as = earliest[index].known_as
+            earliest[index] = interface
             continue
         number, interface.known_as = 1, interface.name
-        while interface.known_as in taken:
+        while interface.known_as in names_in_use:
             number += 1
             interface.known_as = f"{interface.name} ({number})"
-        taken.add(interface.known_as)
+        names_in_use.add(interface.known_as)
         earliest.append(interface)

@@ -28,7 +28,7 @@ class MemoryCurves(msgspec.Struct):
     steps: Count = 1
 
 
-def read(path: Path) -> MemoryCurves | None:
+def read_memory_curves(path: Path) -> MemoryCurves | None:
     """The memory curves in a file; None if there is no such file, if it cannot be read, or if its folder is a symbolic link."""
     if path.parent.is_symlink():
         return None

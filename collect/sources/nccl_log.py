@@ -54,28 +54,28 @@ class NcclTransports(msgspec.Struct, omit_defaults=True):
         return "NET/IB" in self.channels if self.channels else None
 
 
-def read(logs: Iterable[Path]) -> NcclTransports:
+def read_transports(logs: Iterable[Path]) -> NcclTransports:
     """The transports that NCCL uses, from the logs of all ranks of a run together. A log that cannot be read is skipped."""
-    found = NcclTransports()
+    transports = NcclTransports()
     for log in logs:
         try:
             with files.open_regular(log) as handle:
-                add(found, handle.read(MOST_BYTES))
+                add_log(transports, handle.read(MOST_BYTES))
         except OSError:
             continue
-    return found
+    return transports
 
 
-def add(found: NcclTransports, log: bytes) -> None:
-    """Add the connections that one log contains to `found`. The log of a rank contains the connections from or to this rank."""
+def add_log(transports: NcclTransports, log: bytes) -> None:
+    """Add the connections in one log to `transports`. The log of a rank contains the connections from or to this rank."""
     for name, rest in _CHANNEL.findall(log):
         transport = name.decode()
-        found.channels[transport] = found.channels.get(transport, 0) + 1
-        found.gpudirect += transport == "NET/IB" and b"/GDRDMA" in rest
-    for pattern, each, into in ((_DEVICES, _DEVICE, found.devices), (_SOCKETS, _SOCKET, found.interfaces)):
+        transports.channels[transport] = transports.channels.get(transport, 0) + 1
+        transports.gpudirect += transport == "NET/IB" and b"/GDRDMA" in rest
+    for pattern, device_pattern, names in ((_DEVICES, _DEVICE, transports.devices), (_SOCKETS, _SOCKET, transports.interfaces)):
         for line in pattern.findall(log):
-            for match in each.finditer(line):
+            for match in device_pattern.finditer(line):
                 words = [group.decode() for group in match.groups()]
-                says = f"{words[0]} ({words[1]})" if len(words) > 1 else words[0]
-                if says not in into and len(into) < MOST_DEVICES:
-                    into.append(says)
+                label = f"{words[0]} ({words[1]})" if len(words) > 1 else words[0]
+                if label not in names and len(names) < MOST_DEVICES:
+                    names.append(label)

@@ -18,7 +18,7 @@ class NetworkRate:
         self._t_s, self._boot_id = 0.0, ""
         self._counts: dict[str, int] = {}
 
-    def since_last(self, sample: Sample) -> float | None:
+    def compute_rate(self, sample: Sample) -> float | None:
         """The rate since the previous sample, in bytes per second.
 
         None for the first sample, after a reboot of the host, and if a counter was reset.
@@ -28,7 +28,7 @@ class NetworkRate:
             if (count := getattr(nic, self._counter)) is not None:
                 by_kind.setdefault(nic.kind, {})[nic.name] = count
         counts = by_kind.get("physical") or by_kind.get("virtual") or {}
-        grown = [count - self._counts[name] for name, count in counts.items() if name in self._counts]
-        passed_s, same_boot = sample.t_s - self._t_s, sample.boot_id == self._boot_id
+        growths = [count - self._counts[name] for name, count in counts.items() if name in self._counts]
+        elapsed_s, same_boot = sample.t_s - self._t_s, sample.boot_id == self._boot_id
         self._t_s, self._boot_id, self._counts = sample.t_s, sample.boot_id, counts
-        return sum(grown) / passed_s if same_boot and passed_s > 0 and grown and min(grown) >= 0 else None
+        return sum(growths) / elapsed_s if same_boot and elapsed_s > 0 and growths and min(growths) >= 0 else None

@@ -88,7 +88,7 @@ class AllocatorHistory(msgspec.Struct, frozen=True):
         return [sum(sizes) for sizes in zip(*self.active.values(), strict=True)]
 
 
-def read(path: Path) -> AllocatorSnapshot | None:
+def read_snapshot(path: Path) -> AllocatorSnapshot | None:
     """The snapshot in a file; None if there is no file, if it is damaged or too large, or if its folder is a symbolic link."""
     if path.parent.is_symlink():
         return None
@@ -100,7 +100,7 @@ def read(path: Path) -> AllocatorSnapshot | None:
         return None
 
 
-def history(snapshot: AllocatorSnapshot) -> AllocatorHistory:
+def replay_history(snapshot: AllocatorSnapshot) -> AllocatorHistory:
     """Follow the history from its first to its last entry.
 
     The segments of the snapshot show the state after the step. The state before the step is computed from it by undoing the
@@ -109,19 +109,19 @@ def history(snapshot: AllocatorSnapshot) -> AllocatorHistory:
     """
     entries = snapshot.entries
     signs = [{"alloc": 1, "free_completed": -1}.get(entry.action, 0) for entry in entries]
-    grown = [_GROWS.get(entry.action, 0) * entry.size for entry in entries]
-    now = dict.fromkeys((BEFORE, *SIZES), 0)
-    now[BEFORE] = snapshot.active_bytes - sum(sign * entry.size for sign, entry in zip(signs, entries, strict=True))
-    active = {name: [size] for name, size in now.items()}
-    reserved = [snapshot.reserved_bytes - sum(grown)]
-    classes: dict[int, str] = {}  # address of a block that the step allocated -> its class
-    for sign, entry, more in zip(signs, entries, grown, strict=True):
+    growths = [_GROWS.get(entry.action, 0) * entry.size for entry in entries]
+    current = dict.fromkeys((BEFORE, *SIZES), 0)
+    current[BEFORE] = snapshot.active_bytes - sum(sign * entry.size for sign, entry in zip(signs, entries, strict=True))
+    active = {name: [size] for name, size in current.items()}
+    reserved = [snapshot.reserved_bytes - sum(growths)]
+    class_of_block: dict[int, str] = {}  # address of a block that the step allocated -> its class
+    for sign, entry, growth in zip(signs, entries, growths, strict=True):
         if sign > 0:
-            classes[entry.addr] = next(name for name, least in SIZES.items() if entry.size >= least)
-            now[classes[entry.addr]] += entry.size
+            class_of_block[entry.addr] = next(name for name, least in SIZES.items() if entry.size >= least)
+            current[class_of_block[entry.addr]] += entry.size
         elif sign < 0:
-            now[classes.pop(entry.addr, BEFORE)] -= entry.size
-        for name, size in now.items():
+            current[class_of_block.pop(entry.addr, BEFORE)] -= entry.size
+        for name, size in current.items():
             active[name].append(size)
-        reserved.append(reserved[-1] + more)
+        reserved.append(reserved[-1] + growth)
     return AllocatorHistory(active, reserved)

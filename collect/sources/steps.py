@@ -55,39 +55,39 @@ class Recorded(NamedTuple):
 class Frames(NamedTuple):
     """The steps of a run as frames.
 
-    every: all recorded steps, one row per rank and step, including warm-up.
+    all_steps: all recorded steps, one row per rank and step, including warm-up.
     timed: the timed steps that every rank recorded, one row per rank and step. A rank that the cell ended on purpose is not
         missing in the steps after its end.
     world: the same timed steps, joined over all ranks, one row per step.
     """
 
-    every: pl.DataFrame
+    all_steps: pl.DataFrame
     timed: pl.DataFrame
     world: pl.DataFrame
 
 
-def frame(ranks: Mapping[int, Sequence[StepRecord]]) -> pl.DataFrame:
+def build_step_frame(ranks: Mapping[int, Sequence[StepRecord]]) -> pl.DataFrame:
     """A frame of step records, one row per rank and step, including warm-up steps.
 
     If a rank recorded a step twice, such as after resuming from a checkpoint, only the last of the two records counts.
     """
-    return frames(Recorded(ranks)).every
+    return build_step_frames(Recorded(ranks)).all_steps
 
 
-def frames(run: Recorded) -> Frames:
+def build_step_frames(run: Recorded) -> Frames:
     """The frames of the steps of one run."""
-    return Frames(*(rows.drop("run") for rows in of_runs([run])))
+    return Frames(*(rows.drop("run") for rows in build_step_frames_of_runs([run])))
 
 
-def of_runs(runs: Sequence[Recorded]) -> Frames:
+def build_step_frames_of_runs(runs: Sequence[Recorded]) -> Frames:
     """The frames of many runs together, because making a frame takes about as long for one run as for a hundred.
 
     The frames have a column `run`: the index of the run in `runs`.
     """
     columns: dict[str, list[object]] = {name: [] for name in ("run", "rank", *StepRecord.__struct_fields__)}
-    for number, run in enumerate(runs):
+    for run_index, run in enumerate(runs):
         for rank, records in run.steps.items():
-            columns["run"] += [number] * len(records)
+            columns["run"] += [run_index] * len(records)
             columns["rank"] += [rank] * len(records)
             for name, values in zip(StepRecord.__struct_fields__, zip(*map(msgspec.structs.astuple, records))):
                 columns[name] += values
@@ -95,20 +95,20 @@ def of_runs(runs: Sequence[Recorded]) -> Frames:
     rows = pl.DataFrame({name: columns[name] for name in schema}, schema=schema)
     rows = rows.unique(["run", "rank", "step", "warmup"], keep="last", maintain_order=True)
     names = Recorded._fields[1:]
-    worlds = {name: [getattr(run, name) for run in runs] for name in names}
-    sizes = pl.DataFrame(worlds, schema=dict.fromkeys(worlds, pl.Int64)).with_row_index("run").cast(pl.Int64)
-    whole = _timed(rows.join(sizes, "run", maintain_order="left")).drop(names)
-    return Frames(rows, whole, _world(whole, "run", "step"))
+    world_columns = {name: [getattr(run, name) for run in runs] for name in names}
+    sizes = pl.DataFrame(world_columns, schema=dict.fromkeys(world_columns, pl.Int64)).with_row_index("run").cast(pl.Int64)
+    timed_rows = _select_timed_rows(rows.join(sizes, "run", maintain_order="left")).drop(names)
+    return Frames(rows, timed_rows, _aggregate_world(timed_rows, "run", "step"))
 
 
-def by_run(rows: pl.DataFrame, count: int) -> list[pl.DataFrame]:
+def split_by_run(rows: pl.DataFrame, count: int) -> list[pl.DataFrame]:
     """Split a frame into one frame per run, without the column `run`. The column has sorted indexes from 0 to count - 1."""
-    ends = np.searchsorted(rows["run"].to_numpy(), np.arange(count), "right").tolist()
+    run_ends = np.searchsorted(rows["run"].to_numpy(), np.arange(count), "right").tolist()
     rows = rows.drop("run")
-    return [rows.slice(start, end - start) for start, end in pairwise([0, *ends])]
+    return [rows.slice(start, end - start) for start, end in pairwise([0, *run_ends])]
 
 
-def timed(steps: pl.DataFrame, ranks: int, data_ranks: int) -> pl.DataFrame:
+def select_timed(steps: pl.DataFrame, ranks: int, data_ranks: int) -> pl.DataFrame:
     """The timed steps that every training rank recorded. Other steps are left out, because their slowest rank is not known.
 
     steps: the steps of one run. ranks, data_ranks: see `Recorded`. Ranks that share one model (tensor and pipeline parallel)
@@ -116,39 +116,39 @@ def timed(steps: pl.DataFrame, ranks: int, data_ranks: int) -> pl.DataFrame:
     ranks is the number of units on which the step trained.
     """
     world = {"ranks": pl.lit(ranks), "data_ranks": pl.lit(data_ranks), "lost_from": pl.lit(None, pl.Int64)}
-    return _timed(steps.with_columns(run=pl.lit(0, pl.Int64), **world)).drop("run", *world)
+    return _select_timed_rows(steps.with_columns(run=pl.lit(0, pl.Int64), **world)).drop("run", *world)
 
 
-def _timed(steps: pl.DataFrame) -> pl.DataFrame:
+def _select_timed_rows(steps: pl.DataFrame) -> pl.DataFrame:
     rows = steps.filter(~pl.col("warmup"), pl.col("rank") < pl.col("ranks"))
-    lost = (pl.col("step") >= pl.col("lost_from")).fill_null(value=False).cast(pl.Int64)
-    whole = rows.filter(pl.len().over("run", "step") == pl.col("ranks") - lost).sort("run", "step", "rank")
-    return whole.with_columns(pl.col("units") * (pl.col("data_ranks") / pl.col("ranks")))
+    lost_ranks = (pl.col("step") >= pl.col("lost_from")).fill_null(value=False).cast(pl.Int64)
+    complete = rows.filter(pl.len().over("run", "step") == pl.col("ranks") - lost_ranks).sort("run", "step", "rank")
+    return complete.with_columns(pl.col("units") * (pl.col("data_ranks") / pl.col("ranks")))
 
 
-def unwatched(timed_steps: pl.DataFrame) -> pl.DataFrame:
+def select_unwatched(timed_steps: pl.DataFrame) -> pl.DataFrame:
     """The timed steps that no instrument (such as the profiler) slowed down. Metrics of time and memory use these steps."""
     return timed_steps.filter(~pl.col("watched")) if timed_steps["watched"].any() else timed_steps
 
 
-def of_world(timed_steps: pl.DataFrame) -> pl.DataFrame:
+def join_world_steps(timed_steps: pl.DataFrame) -> pl.DataFrame:
     """The steps of the world, one row per step: step_ms of the slowest rank, units of all ranks, loss of the global batch.
 
     The loss of a rank is the mean over the units of this rank. So for the loss of the global batch, the loss of each rank is
     weighted by the number of its units.
     """
-    return _world(timed_steps, "step")
+    return _aggregate_world(timed_steps, "step")
 
 
-def undisturbed(timed_steps: pl.DataFrame, world: pl.DataFrame) -> pl.DataFrame:
+def select_undisturbed(timed_steps: pl.DataFrame, world: pl.DataFrame) -> pl.DataFrame:
     """The steps of the world that no instrument slowed down.
 
     world: all timed steps of the world. In most runs no instrument slowed down any step, and `world` is returned unchanged.
     """
-    return of_world(unwatched(timed_steps)) if timed_steps["watched"].any() else world
+    return join_world_steps(select_unwatched(timed_steps)) if timed_steps["watched"].any() else world
 
 
-def _world(timed_steps: pl.DataFrame, *keys: str) -> pl.DataFrame:
+def _aggregate_world(timed_steps: pl.DataFrame, *keys: str) -> pl.DataFrame:
     weighed = (pl.col("loss") * pl.col("units")).sum() / pl.col("units").sum()
     loss = pl.when(pl.col("units").sum() > 0).then(weighed).otherwise(None)
     return (
@@ -163,11 +163,11 @@ def seconds_until(timed_steps: pl.DataFrame) -> dict[int, float]:
 
     The time of a step is the time of its slowest rank. Warm-up and validation do not count.
     """
-    world = of_world(timed_steps)
+    world = join_world_steps(timed_steps)
     return dict(zip(world["step"].to_list(), (world["step_ms"].cum_sum() / 1000).to_list(), strict=True))
 
 
-def window(timed_steps: pl.DataFrame) -> tuple[float, float] | None:
+def find_timed_window(timed_steps: pl.DataFrame) -> tuple[float, float] | None:
     """The timed window of a run: (end of the first timed step, end of the last timed step), in seconds since the epoch.
 
     None if there is no timed step, or if both moments are equal.

@@ -1,6 +1,6 @@
 """Joins the step records of all ranks to steps of the world (all ranks) while the record files are still growing.
 
-The values are the same as those of `collect.sources.steps.of_world`, but no frame is built.
+The values are the same as those of `collect.sources.steps.join_world_steps`, but no frame is built.
 """
 
 from __future__ import annotations

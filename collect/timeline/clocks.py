@@ -31,7 +31,7 @@ class ComparedClock(msgspec.Struct, frozen=True, kw_only=True):
     offset_s: list[float]
     within_s: float
 
-    def corrected(self, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    def correct_times(self, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Convert times of this clock to times of the clock of the host of rank 0. The result has the shape of `wall_s`.
 
         Between two comparisons of the clocks, the offset is interpolated. Before the first and after the last comparison, the
@@ -56,37 +56,37 @@ class Clocks:
         Clocks are compared only in runs on several hosts. Launchers number the ranks host by host, so the host of a rank is the
         host with the greatest first rank that is not above this rank.
         """
-        found: dict[str, ComparedClock] = {}
+        clock_by_host: dict[str, ComparedClock] = {}
         for event in events:
-            first = _FIRST_RANK.fullmatch(event.writer)
-            if event.event != CLOCK or first is None:
+            rank_match = _FIRST_RANK.fullmatch(event.writer)
+            if event.event != CLOCK or rank_match is None:
                 continue
             try:
-                compared = msgspec.convert(event.data, ClockOffset)
+                offset = msgspec.convert(event.data, ClockOffset)
             except DECODE_FAULTS:
                 continue
-            clock = found.get(event.host)
-            found[event.host] = ComparedClock(
+            clock = clock_by_host.get(event.host)
+            clock_by_host[event.host] = ComparedClock(
                 host=event.host,
-                first_rank=int(first[1]),
+                first_rank=int(rank_match[1]),
                 at_s=[*(clock.at_s if clock else ()), event.wall_s],
-                offset_s=[*(clock.offset_s if clock else ()), compared.offset_s],
-                within_s=max(compared.within_s, clock.within_s if clock else 0.0),
+                offset_s=[*(clock.offset_s if clock else ()), offset.offset_s],
+                within_s=max(offset.within_s, clock.within_s if clock else 0.0),
             )
-        self.of_host = found
-        named = sorted(set(hosts))
-        self._only = named[0] if len(named) == 1 else None
+        self.by_host = clock_by_host
+        host_names = sorted(set(hosts))
+        self._single_host = host_names[0] if len(host_names) == 1 else None
 
     def host_of(self, rank: int) -> str | None:
         """The host of a rank; None if the records do not say on which host the rank ran."""
-        below = [clock for clock in self.of_host.values() if clock.first_rank <= rank]
-        return max(below, key=lambda clock: clock.first_rank).host if below else self._only
+        candidates = [clock for clock in self.by_host.values() if clock.first_rank <= rank]
+        return max(candidates, key=lambda clock: clock.first_rank).host if candidates else self._single_host
 
-    def corrected(self, host: str | None, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    def correct_times(self, host: str | None, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Convert times of the clock of a host to times of the clock of rank 0's host; unchanged if the two were never
         compared."""
-        return self.of_host[host].corrected(wall_s) if host in self.of_host else wall_s
+        return self.by_host[host].correct_times(wall_s) if host in self.by_host else wall_s
 
     def is_known(self, host: str | None) -> bool:
         """Whether times of this host can be compared with times of the other hosts of the run."""
-        return host in self.of_host or (self._only is not None and host == self._only)
+        return host in self.by_host or (self._single_host is not None and host == self._single_host)

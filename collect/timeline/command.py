@@ -15,7 +15,7 @@ from collect.loading.loaded_run import LoadedRun
 from collect.timeline import perfetto
 from collect.timeline.clocks import ComparedClock
 from collect.timeline.straggler import PHASES
-from collect.timeline.timeline import RunTimeline, act_label, of_run, profiled
+from collect.timeline.timeline import RunTimeline, act_label, build_timeline, trace_spans
 from shardlab.errors import InputError
 from shardlab.matrix import faults
 from shardlab.runs import instrument_span
@@ -32,33 +32,33 @@ def show(workspace: Workspace, run_id: str, file: str | None, output: Output) ->
     Returns exit code 0. Raises InputError if the run has neither steps nor telemetry.
     """
     run = LoadedRun.read(workspace.run(run_id))
-    timeline = of_run(run)
+    timeline = build_timeline(run)
     if not (timeline.steps or timeline.counters):
         raise InputError(
             f"{run.folder.path}: no steps and no telemetry, so there is no timeline. Allowed: a run that has begun."
         )
-    rows = _ranks(timeline, run.timed)
+    rows = _rank_rows(timeline, run.timed)
     headings = ["Rank", "Host", "Timed steps (n)", "Step (ms)", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)"]
-    output.table(f"{run_id}: medians over the timed steps", headings, [_cells(row) for row in rows])
-    clocks = sorted(timeline.clocks.of_host.values(), key=lambda clock: clock.first_rank)
+    output.table(f"{run_id}: medians over the timed steps", headings, [_rank_cells(row) for row in rows])
+    clocks = sorted(timeline.clocks.by_host.values(), key=lambda clock: clock.first_rank)
     if clocks:
-        hosts = [
+        clock_headings = [
             "Host",
             "First rank",
             "Ahead of the clock of rank 0's host (ms)",
             "Uncertainty (± ms)",
             "Drift in the run (ms)",
         ]
-        output.table("clocks", hosts, [_clock(clock) for clock in clocks])
+        output.table("clocks", clock_headings, [_clock_cells(clock) for clock in clocks])
     acts = [*instrument_span.of(run.events)]
     if acts:
         headings = ["Instrument", "Acts (n)", "Median (ms)", "Longest (ms)", "Longest on", "Longest was"]
-        output.table("instruments between steps, over all ranks", headings, _acts(acts))
-    output.line(_straggler(timeline))
+        output.table("instruments between steps, over all ranks", headings, _instrument_rows(acts))
+    output.line(_straggler_sentence(timeline))
     if run.is_rehearsal:
         output.line(REHEARSAL, style="yellow")
-    if run.run is not None and (on_purpose := faults.said(msgspec.to_builtins(run.cell.instruments))):
-        output.line(f"on purpose, so this is no ordinary run: {on_purpose}.")
+    if run.run is not None and (fault_text := faults.said(msgspec.to_builtins(run.cell.instruments))):
+        output.line(f"on purpose, so this is no ordinary run: {fault_text}.")
     for host in timeline.uncorrected:
         output.remark(f"{host}: its clock was not compared with the others, so its times are as its own clock had them.")
     document: dict[str, Any] = {
@@ -68,20 +68,20 @@ def show(workspace: Workspace, run_id: str, file: str | None, output: Output) ->
         "clocks": [msgspec.to_builtins(clock) | {"drift_s": clock.drift_s} for clock in clocks],
         "uncorrected": timeline.uncorrected,
         "instruments": [
-            {"rank": one.rank, "host": one.host, "end_s": one.end_s} | msgspec.to_builtins(one.act) for one in acts
+            {"rank": span.rank, "host": span.host, "end_s": span.end_s} | msgspec.to_builtins(span.act) for span in acts
         ],
         "straggler": _straggler_document(timeline),
         "faults": faults.said(msgspec.to_builtins(run.cell.instruments)) if run.run is not None else "",
     }
     if file is not None:
-        count = perfetto.write(Path(file), timeline, profiled(run), " (rehearsal)" * run.is_rehearsal)
+        count = perfetto.write(Path(file), timeline, trace_spans(run), " (rehearsal)" * run.is_rehearsal)
         output.line(f"{count:,} events: {file} (open it with ui.perfetto.dev, which reads it in the browser)")
         document |= {"file": file, "events": count}
     output.document(document)
     return 0
 
 
-def _ranks(timeline: RunTimeline, timed: pl.DataFrame) -> list[dict[str, Any]]:
+def _rank_rows(timeline: RunTimeline, timed: pl.DataFrame) -> list[dict[str, Any]]:
     """The rows of the table of ranks, one for each rank that recorded timed steps.
 
     A row has the number and the host of the rank, the number of its timed steps, and the medians of their times in ms.
@@ -90,43 +90,43 @@ def _ranks(timeline: RunTimeline, timed: pl.DataFrame) -> list[dict[str, Any]]:
     return [{"rank": row["rank"], "host": timeline.host_of(row["rank"])} | row for row in medians.sort("rank").to_dicts()]
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    return [str(row["rank"]), row["host"], f"{row['steps']:,}", *(_ms(row[name]) for name in ("step_ms", *PHASES))]
+def _rank_cells(row: dict[str, Any]) -> list[str]:
+    return [str(row["rank"]), row["host"], f"{row['steps']:,}", *(_format_ms(row[name]) for name in ("step_ms", *PHASES))]
 
 
-def _ms(value: float | None) -> str:
+def _format_ms(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _clock(clock: ComparedClock) -> list[str]:
+def _clock_cells(clock: ComparedClock) -> list[str]:
     drift = "" if clock.drift_s is None else f"{1000 * clock.drift_s:.3f}"
     return [clock.host, str(clock.first_rank), f"{1000 * clock.offset_s[0]:.3f}", f"{1000 * clock.within_s:.3f}", drift]
 
 
-def _acts(acts: Sequence[InstrumentSpan]) -> list[list[str]]:
+def _instrument_rows(acts: Sequence[InstrumentSpan]) -> list[list[str]]:
     """The rows of the table of instruments: how often each instrument worked between steps, how long, and where longest."""
-    of_name: dict[str, list[InstrumentSpan]] = {}
-    for one in acts:
-        of_name.setdefault(one.act.name, []).append(one)
+    spans_by_name: dict[str, list[InstrumentSpan]] = {}
+    for span in acts:
+        spans_by_name.setdefault(span.act.name, []).append(span)
     rows = []
-    for name, own in of_name.items():
-        median_s, longest = statistics.median(one.act.seconds for one in own), max(own, key=lambda one: one.act.seconds)
+    for name, spans in spans_by_name.items():
+        median_s, longest = statistics.median(span.act.seconds for span in spans), max(spans, key=lambda one: one.act.seconds)
         where = f"rank {longest.rank}, {longest.host}"
-        times = (_ms(1000 * median_s), _ms(1000 * longest.act.seconds))
-        rows.append([name, f"{len(own):,}", *times, where, act_label(longest.act)])
+        times = (_format_ms(1000 * median_s), _format_ms(1000 * longest.act.seconds))
+        rows.append([name, f"{len(spans):,}", *times, where, act_label(longest.act)])
     return rows
 
 
-def _straggler(timeline: RunTimeline) -> str:
-    found = timeline.straggler
-    if found is None:
+def _straggler_sentence(timeline: RunTimeline) -> str:
+    straggler = timeline.straggler
+    if straggler is None:
         return "straggler: none found. Ranks differ by less than 5 % of a step, or have too few steps (at least 3 on 2 ranks)."
     return (
-        f"straggler: rank {found.rank} on {timeline.host_of(found.rank)}, {found.phase}: {found.late_ms:.4g} ms longer than "
-        f"the median rank in each step ({found.share_pct:.0f} % of {found.step_ms:.4g} ms); found by {found.by}."
+        f"straggler: rank {straggler.rank} on {timeline.host_of(straggler.rank)}, {straggler.phase}: {straggler.late_ms:.4g} ms longer than "
+        f"the median rank in each step ({straggler.share_pct:.0f} % of {straggler.step_ms:.4g} ms); found by {straggler.by}."
     )
 
 
 def _straggler_document(timeline: RunTimeline) -> dict[str, Any] | None:
-    found = timeline.straggler
-    return None if found is None else {"host": timeline.host_of(found.rank)} | msgspec.to_builtins(found)
+    straggler = timeline.straggler
+    return None if straggler is None else {"host": timeline.host_of(straggler.rank)} | msgspec.to_builtins(straggler)

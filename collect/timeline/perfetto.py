@@ -15,36 +15,36 @@ from collect.timeline.timeline import RunTimeline, Spans
 from shardlab.files import files
 
 
-def write(path: Path, timeline: RunTimeline, profiled: Iterable[Spans], mark: str = "") -> int:
+def write(path: Path, timeline: RunTimeline, profiled: Iterable[Spans], host_suffix: str = "") -> int:
     """Write the file, compressed if its name ends in .gz. Returns the number of events in the file.
 
-    profiled: the events of traces (`timeline.profiled`). mark: follows the name of each host. Times in the file are in
+    profiled: the events of traces (`timeline.profiled`). host_suffix: follows the name of each host. Times in the file are in
     microseconds since the first moment of the timeline; `otherData.began_s` is this moment in seconds since the epoch. Raises
     WorkspaceError if the file cannot be written.
     """
-    zero_s = _first_s(timeline)
+    zero_s = _first_time_s(timeline)
     count = 0
     with files.as_workspace_error("write"):
-        unfinished = path.with_name(f".{path.name}.unfinished")
-        unfinished.unlink(missing_ok=True)
-        with gzip.open(unfinished, "xt") if path.suffix == ".gz" else unfinished.open("x") as handle:
-            about = {"run": timeline.run_id, "began_s": zero_s, "uncorrected_hosts": timeline.uncorrected}
-            handle.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [\n')
-            for event in _events(timeline, profiled, zero_s, mark):
-                handle.write(f"{',' if count else ''}{json.dumps(event)}\n")
+        temporary_path = path.with_name(f".{path.name}.unfinished")
+        temporary_path.unlink(missing_ok=True)
+        with gzip.open(temporary_path, "xt") if path.suffix == ".gz" else temporary_path.open("x") as file:
+            metadata = {"run": timeline.run_id, "began_s": zero_s, "uncorrected_hosts": timeline.uncorrected}
+            file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(metadata)}, "traceEvents": [\n')
+            for event in _trace_events(timeline, profiled, zero_s, host_suffix):
+                file.write(f"{',' if count else ''}{json.dumps(event)}\n")
                 count += 1
-            handle.write("]}\n")
-        unfinished.replace(path)
+            file.write("]}\n")
+        temporary_path.replace(path)
     return count
 
 
-def _first_s(timeline: RunTimeline) -> float:
-    firsts = [float(one.start_s.min()) for one in (*timeline.steps, *timeline.instruments) if len(one.start_s)]
-    firsts += [float(one.at_s.min()) for one in timeline.counters] + [moment.at_s for moment in timeline.moments]
+def _first_time_s(timeline: RunTimeline) -> float:
+    firsts = [float(entry.start_s.min()) for entry in (*timeline.steps, *timeline.instruments) if len(entry.start_s)]
+    firsts += [float(entry.at_s.min()) for entry in timeline.counters] + [moment.at_s for moment in timeline.moments]
     return min(firsts, default=0.0)
 
 
-def _events(timeline: RunTimeline, profiled: Iterable[Spans], zero_s: float, mark: str) -> Iterator[dict[str, Any]]:
+def _trace_events(timeline: RunTimeline, profiled: Iterable[Spans], zero_s: float, host_suffix: str) -> Iterator[dict[str, Any]]:
     processes: dict[str, int] = {}
     rows: dict[tuple[str, str], int] = {}
 
@@ -54,7 +54,7 @@ def _events(timeline: RunTimeline, profiled: Iterable[Spans], zero_s: float, mar
     def process(host: str) -> Iterator[dict[str, Any]]:
         if host not in processes:
             processes[host] = len(processes) + 1
-            yield {"ph": "M", "name": "process_name", "pid": processes[host], "args": {"name": f"{host}{mark}"}}
+            yield {"ph": "M", "name": "process_name", "pid": processes[host], "args": {"name": f"{host}{host_suffix}"}}
 
     for spans in (*timeline.steps, *timeline.instruments, *profiled):
         yield from process(spans.host)

@@ -33,7 +33,7 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
         return 100 * self.late_ms / self.step_ms
 
 
-def by_phases(timed: pl.DataFrame) -> Straggler | None:
+def straggler_by_phases(timed: pl.DataFrame) -> Straggler | None:
     """Find the straggler from the times of the phases of the timed steps; None if no rank is a straggler.
 
     timed: the timed steps of all ranks, as in `LoadedRun.timed`.
@@ -62,16 +62,16 @@ def by_phases(timed: pl.DataFrame) -> Straggler | None:
     return None
 
 
-def by_traces(profiled: list[Breakdown]) -> Straggler | None:
+def straggler_by_traces(breakdowns: list[Breakdown]) -> Straggler | None:
     """Find the straggler from the traces of several ranks; None if no rank is a straggler.
 
     The rank that spends the least time in collectives arrives last; the other ranks spend more time there, because they wait.
     """
-    known = [one for one in profiled if one.rank is not None and one.steps and one.communication_ns]
-    if len(known) < 2:
+    usable = [breakdown for breakdown in breakdowns if breakdown.rank is not None and breakdown.steps and breakdown.communication_ns]
+    if len(usable) < 2:
         return None
-    waits_ms = sorted((one.communication_ns / one.steps / 1e6, one.rank or 0) for one in known)
-    steps_ms = sorted(one.span_ns / one.steps / 1e6 for one in known)
+    waits_ms = sorted((breakdown.communication_ns / breakdown.steps / 1e6, breakdown.rank or 0) for breakdown in usable)
+    steps_ms = sorted(breakdown.span_ns / breakdown.steps / 1e6 for breakdown in usable)
     middle = len(waits_ms) // 2
     median = waits_ms[middle][0] if len(waits_ms) % 2 else (waits_ms[middle - 1][0] + waits_ms[middle][0]) / 2
     late_ms, step_ms = median - waits_ms[0][0], steps_ms[len(steps_ms) // 2]

@@ -78,78 +78,78 @@ class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
         return self.clocks.host_of(rank) or UNKNOWN
 
 
-def of_run(run: LoadedRun) -> RunTimeline:
+def build_timeline(run: LoadedRun) -> RunTimeline:
     """The timeline of a run, without the events of its traces, which `profiled` returns."""
-    compared = clocks(run)
-    counters = [*_counters(run, compared)]
-    hosts = {counter.host for counter in counters} | {compared.host_of(rank) for rank in run.steps["rank"].unique()}
+    host_clocks = run_clocks(run)
+    counters = [*_host_counters(run, host_clocks)]
+    hosts = {counter.host for counter in counters} | {host_clocks.host_of(rank) for rank in run.steps["rank"].unique()}
     return RunTimeline(
         run_id=run.run_id,
-        clocks=compared,
-        uncorrected=sorted(host or UNKNOWN for host in hosts if not compared.is_known(host)),
-        steps=[*steps(run.steps, compared)],
-        instruments=[*instruments(run.events, compared)],
+        clocks=host_clocks,
+        uncorrected=sorted(host or UNKNOWN for host in hosts if not host_clocks.is_known(host)),
+        steps=[*step_spans(run.steps, host_clocks)],
+        instruments=[*instrument_spans(run.events, host_clocks)],
         counters=counters,
         moments=[
-            Moment(event.host, event.event, float(compared.corrected(event.host, np.array([event.wall_s]))[0]))
+            Moment(event.host, event.event, float(host_clocks.correct_times(event.host, np.array([event.wall_s]))[0]))
             for event in run.events
             if event.event != instrument_span.EVENT
         ],
-        straggler=straggler_of(run),
+        straggler=find_straggler(run),
     )
 
 
-def profiled(run: LoadedRun) -> Iterator[Spans]:
+def trace_spans(run: LoadedRun) -> Iterator[Spans]:
     """The events in the traces of a run, as one `Spans` for each thread of a process and each stream of a GPU.
 
     A trace that does not say when it began, or to which rank it belongs, is left out.
     """
-    compared = clocks(run)
-    for path in run_traces.regular((run.folder.path / "trace").glob("rank-*.json.gz")):
-        found = trace.read(path)
-        if found.base_ns is None or found.rank is None:
+    host_clocks = run_clocks(run)
+    for path in run_traces.select_regular_files((run.folder.path / "trace").glob("rank-*.json.gz")):
+        recorded = trace.read_trace(path)
+        if recorded.base_ns is None or recorded.rank is None:
             continue
-        host = compared.host_of(found.rank)
-        for thread in np.unique(found.thread):
-            rows = np.flatnonzero(found.thread == thread)
-            start_s, end_s = ((found.base_ns + ns[rows]) / 1e9 for ns in (found.start_ns, found.end_ns))
+        host = host_clocks.host_of(recorded.rank)
+        for thread in np.unique(recorded.thread):
+            rows = np.flatnonzero(recorded.thread == thread)
+            start_s, end_s = ((recorded.base_ns + ns[rows]) / 1e9 for ns in (recorded.start_ns, recorded.end_ns))
             yield Spans(
                 host or UNKNOWN,
-                f"rank {found.rank} profiled: {found.labels[thread]}",
-                [found.labels[name] for name in found.name[rows]],
-                compared.corrected(host, start_s),
-                compared.corrected(host, end_s),
+                f"rank {recorded.rank} profiled: {recorded.labels[thread]}",
+                [recorded.labels[name] for name in recorded.name[rows]],
+                host_clocks.correct_times(host, start_s),
+                host_clocks.correct_times(host, end_s),
             )
 
 
-def straggler_of(run: LoadedRun) -> Straggler | None:
+def find_straggler(run: LoadedRun) -> Straggler | None:
     """The straggler of a run. It is found in the traces of several ranks if there are any, else in the phases of the steps."""
-    return straggler.by_traces(run.breakdowns) or straggler.by_phases(run.timed)
+    return straggler.straggler_by_traces(run.breakdowns) or straggler.straggler_by_phases(run.timed)
 
 
-def clocks(run: LoadedRun) -> Clocks:
+def run_clocks(run: LoadedRun) -> Clocks:
     """The clocks of the hosts of a run."""
     return Clocks(run.events, [host.host for host in run.hosts])
 
 
-def steps(recorded: pl.DataFrame, compared: Clocks) -> Iterator[Spans]:
-    """The steps of the ranks, one `Spans` per rank, sorted by time. recorded: the steps of the run (`LoadedRun.steps`)."""
-    for (rank,), rows in recorded.sort("rank", "wall_s").group_by("rank", maintain_order=True):
-        host = compared.host_of(int(rank))
-        end_s = compared.corrected(host, rows["wall_s"].to_numpy())
+def step_spans(step_records: pl.DataFrame, host_clocks: Clocks) -> Iterator[Spans]:
+    """The steps of the ranks, one `Spans` per rank, sorted by time. step_records: the steps of the run (`LoadedRun.steps`)."""
+    for (rank,), rows in step_records.sort("rank", "wall_s").group_by("rank", maintain_order=True):
+        host = host_clocks.host_of(int(rank))
+        end_s = host_clocks.correct_times(host, rows["wall_s"].to_numpy())
         begun_s = end_s - rows["step_ms"].to_numpy() / 1000
         pairs = zip(rows["step"], rows["warmup"], rows["watched"], strict=True)
         names = [f"{'warm-up ' * warm}step {n}{' (with an instrument)' * watched}" for n, warm, watched in pairs]
         yield Spans(host or UNKNOWN, f"rank {rank}", names, begun_s, end_s)
 
 
-def instruments(events: Iterable[Event], compared: Clocks) -> Iterator[Spans]:
+def instrument_spans(events: Iterable[Event], host_clocks: Clocks) -> Iterator[Spans]:
     """What instruments did between steps, such as saving a checkpoint. One `Spans` per rank and host, sorted by rank."""
-    of_rank: dict[tuple[int, str], list[InstrumentSpan]] = {}
+    spans_by_rank: dict[tuple[int, str], list[InstrumentSpan]] = {}
     for span in instrument_span.of(events):
-        of_rank.setdefault((span.rank, span.host), []).append(span)
-    for (rank, host), spans in sorted(of_rank.items()):
-        end_s = compared.corrected(host, np.array([span.end_s for span in spans]))
+        spans_by_rank.setdefault((span.rank, span.host), []).append(span)
+    for (rank, host), spans in sorted(spans_by_rank.items()):
+        end_s = host_clocks.correct_times(host, np.array([span.end_s for span in spans]))
         begun_s = end_s - np.array([span.act.seconds for span in spans])
         yield Spans(host, f"rank {rank} instruments", [act_label(span.act) for span in spans], begun_s, end_s)
 
@@ -159,26 +159,26 @@ def act_label(act: InstrumentAct) -> str:
     return f"{'checkpoint' if act.name == 'checkpoints' else act.name} {act.when} step {act.step}"
 
 
-def _counters(run: LoadedRun, compared: Clocks) -> Iterator[Counter]:
+def _host_counters(run: LoadedRun, host_clocks: Clocks) -> Iterator[Counter]:
     """The telemetry of all hosts: processors, memory, each GPU, and the rate of each network interface in MB/s."""
 
     def points(host: str, rows: pl.DataFrame, column: str, name: str, unit: str, scale: float = 1.0) -> Iterator[Counter]:
-        known = rows.drop_nulls(column)
-        if known.height:
-            at_s = compared.corrected(host, known["wall_s"].to_numpy())
-            yield Counter(host, name, unit, at_s, known[column].to_numpy() / scale)
+        known_rows = rows.drop_nulls(column)
+        if known_rows.height:
+            at_s = host_clocks.correct_times(host, known_rows["wall_s"].to_numpy())
+            yield Counter(host, name, unit, at_s, known_rows[column].to_numpy() / scale)
 
     for (host,), rows in run.samples.hosts.group_by("host", maintain_order=True):
         yield from points(str(host), rows, "cpu_pct", "processors busy", "%")
         yield from points(str(host), rows, "memory_used_bytes", "memory in use", "GiB", 2**30)
     for (host, uuid, played), rows in run.samples.gpus.group_by("host", "uuid", "played", maintain_order=True):
-        of = f"{uuid} (played)" if played else str(uuid)
-        yield from points(str(host), rows, "utilization_pct", f"{of} utilization", "%")
-        yield from points(str(host), rows, "power_w", f"{of} power", "W")
-        yield from points(str(host), rows, "memory_used_bytes", f"{of} memory in use", "GiB", 2**30)
-        yield from points(str(host), rows, "sm_clock_mhz", f"{of} SM clock", "MHz")
+        gpu_name = f"{uuid} (played)" if played else str(uuid)
+        yield from points(str(host), rows, "utilization_pct", f"{gpu_name} utilization", "%")
+        yield from points(str(host), rows, "power_w", f"{gpu_name} power", "W")
+        yield from points(str(host), rows, "memory_used_bytes", f"{gpu_name} memory in use", "GiB", 2**30)
+        yield from points(str(host), rows, "sm_clock_mhz", f"{gpu_name} SM clock", "MHz")
     for (host, name, _), rows in run.samples.nics.group_by("host", "name", "boot_id", maintain_order=True):
-        for column, what in (("tx_bytes", "sent"), ("rx_bytes", "received")):
-            seconds, counted = pl.col("wall_s").diff(), pl.col(column).diff()
-            rates = rows.drop_nulls(column).with_columns(rate=pl.when(counted >= 0, seconds > 0).then(counted / seconds))
-            yield from points(str(host), rates, "rate", f"{name} {what}", "MB/s", 1e6)
+        for column, direction in (("tx_bytes", "sent"), ("rx_bytes", "received")):
+            seconds, increase = pl.col("wall_s").diff(), pl.col(column).diff()
+            rates = rows.drop_nulls(column).with_columns(rate=pl.when(increase >= 0, seconds > 0).then(increase / seconds))
+            yield from points(str(host), rates, "rate", f"{name} {direction}", "MB/s", 1e6)

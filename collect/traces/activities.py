@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import gloo, intervals
-from collect.traces.breakdown import Source, unknown_categories
+from collect.traces.breakdown import Source, count_unknown_categories
 from collect.traces.collective import GLOO, CollectiveOperation
-from collect.traces.communication import kernel_communication
+from collect.traces.communication import find_communication
 from collect.traces.intervals import Intervals
-from collect.traces.launches import launches
+from collect.traces.launches import divide_by_launch
 from collect.traces.trace import Trace
 
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "mtia_runtime", "privateuse1_runtime", "Runtime")
@@ -48,19 +48,19 @@ class Activities(NamedTuple):
     operating: Intervals
 
 
-def activities(trace: Trace) -> Activities | None:
+def find_activities(trace: Trace) -> Activities | None:
     """Find what a rank does at each moment, from its trace. None if `breakdown` has no result for the trace."""
-    gpu = launches(trace)
-    if not (gpu.counted | gpu.before_recording).any():
-        return None if unknown_categories(trace) else _on_cpu(trace)
-    kernel = gpu.counted & trace.of_category("kernel")
-    memory = gpu.counted & ~kernel
-    communicating = kernel_communication(trace, kernel)
+    gpu_events = divide_by_launch(trace)
+    if not (gpu_events.counted | gpu_events.before_recording).any():
+        return None if count_unknown_categories(trace) else _find_cpu_activities(trace)
+    kernel = gpu_events.counted & trace.has_category("kernel")
+    memory = gpu_events.counted & ~kernel
+    communicating = find_communication(trace, kernel)
     collective = communicating.rows
     rows = np.flatnonzero(kernel | memory)
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
-    busy = intervals.of(trace, kernel | memory)
-    on_host = trace.among(trace.name, [label.startswith(GLOO) for label in trace.labels]) & ~trace.of_category("cpu_op")
+    busy = intervals.event_intervals(trace, kernel | memory)
+    on_host = trace.match_labels(trace.name, [label.startswith(GLOO) for label in trace.labels]) & ~trace.has_category("cpu_op")
     return Activities(
         source="gpu",
         start_ns=int(busy.start[0]) if len(busy.start) else 0,
@@ -69,56 +69,56 @@ def activities(trace: Trace) -> Activities | None:
         is_collective=collective[rows],
         operation=communicating.operation[rows],
         operations=communicating.operations,
-        launch_row=launch_rows(trace, rows),
-        compute=intervals.of(trace, kernel & ~collective),
-        communication=intervals.of(trace, collective),
-        memory=intervals.of(trace, memory),
+        launch_row=find_launch_rows(trace, rows),
+        compute=intervals.event_intervals(trace, kernel & ~collective),
+        communication=intervals.event_intervals(trace, collective),
+        memory=intervals.event_intervals(trace, memory),
         busy=busy,
-        host_collectives=intervals.of(trace, on_host),
-        operating=intervals.NOTHING,
+        host_collectives=intervals.event_intervals(trace, on_host),
+        operating=intervals.NO_INTERVALS,
     )
 
 
-def _on_cpu(trace: Trace) -> Activities | None:
-    found = gloo.activity(trace)
-    if found is None:
+def _find_cpu_activities(trace: Trace) -> Activities | None:
+    cpu_activity = gloo.find_activity(trace)
+    if cpu_activity is None:
         return None
-    spans = np.flatnonzero(found.collectives)
-    names = gloo.meanings(trace, found)
+    spans = np.flatnonzero(cpu_activity.collectives)
+    names = gloo.name_collectives(trace, cpu_activity)
     order = np.argsort(trace.start_ns[spans], kind="stable")
     rows = spans[order]
-    each = gloo.operations(trace, found, names)
-    places: dict[CollectiveOperation, int] = {}
-    operation = np.array([places.setdefault(each[index], len(places)) for index in order], np.int32)
+    span_operations = gloo.find_span_operations(trace, cpu_activity, names)
+    index_of_operation: dict[CollectiveOperation, int] = {}
+    operation = np.array([index_of_operation.setdefault(span_operations[index], len(index_of_operation)) for index in order], np.int32)
     return Activities(
         source="gloo" if len(rows) else "cpu",
-        start_ns=found.start_ns,
-        end_ns=found.end_ns,
+        start_ns=cpu_activity.start_ns,
+        end_ns=cpu_activity.end_ns,
         rows=rows,
         is_collective=np.ones(len(rows), bool),
         operation=operation,
-        operations=list(places),
+        operations=list(index_of_operation),
         launch_row=np.full(len(rows), -1, np.intp),
-        compute=found.compute,
-        communication=found.communication,
-        memory=intervals.NOTHING,
-        busy=intervals.either(found.compute, found.communication),
-        host_collectives=intervals.of(trace, found.c10d),
-        operating=intervals.of(trace, found.operators),
+        compute=cpu_activity.compute,
+        communication=cpu_activity.communication,
+        memory=intervals.NO_INTERVALS,
+        busy=intervals.unite_intervals(cpu_activity.compute, cpu_activity.communication),
+        host_collectives=intervals.event_intervals(trace, cpu_activity.c10d),
+        operating=intervals.event_intervals(trace, cpu_activity.operators),
     )
 
 
-def launch_rows(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+def find_launch_rows(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """For each event of a GPU, the index in the trace of the call that launched the event: the first call with its correlation
     id.
 
     rows: the indexes of the events of the GPU in the trace. The result is -1 for an event whose launching call is not recorded.
     """
-    calls = np.flatnonzero(trace.of_category(*_LAUNCHES) & (trace.correlation > 0))
+    calls = np.flatnonzero(trace.has_category(*_LAUNCHES) & (trace.correlation > 0))
     calls = calls[np.lexsort((trace.start_ns[calls], trace.correlation[calls]))]
-    wanted = trace.correlation[rows]
-    place = np.searchsorted(trace.correlation[calls], wanted)
-    known = (place < len(calls)) & (wanted > 0)
-    found = np.full(len(rows), -1, np.intp)
-    found[known] = calls[place[known]]
-    return np.where((found >= 0) & (trace.correlation[found] == wanted), found, -1)
+    correlation_ids = trace.correlation[rows]
+    position = np.searchsorted(trace.correlation[calls], correlation_ids)
+    in_range = (position < len(calls)) & (correlation_ids > 0)
+    call_rows = np.full(len(rows), -1, np.intp)
+    call_rows[in_range] = calls[position[in_range]]
+    return np.where((call_rows >= 0) & (trace.correlation[call_rows] == correlation_ids), call_rows, -1)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from collect.traces import gloo
 from collect.traces.activities import Activities
 from collect.traces.details import EventSpans
-from collect.traces.nesting import containing, outermost
+from collect.traces.nesting import find_containing_spans, is_outermost
 from collect.traces.trace import Trace
 
 Backend = Literal["flash", "efficient", "cudnn", "flex", "fused", "math"]
@@ -62,89 +62,89 @@ class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
     kernels: list[str]
 
 
-def attention(trace: Trace, active: Activities) -> list[AttentionUse]:
+def find_attention(trace: Trace, active: Activities) -> list[AttentionUse]:
     """Find the calls of attention in a trace: one entry per operator or kernel, longest time first; empty if there are no
     calls."""
-    by_operator = [_of_operator_name(label) for label in trace.labels]
-    rows = np.flatnonzero(trace.among(trace.name, [one is not None for one in by_operator]) & trace.of_category("cpu_op"))
+    backend_of_label = [_backend_of_operator(label) for label in trace.labels]
+    rows = np.flatnonzero(trace.match_labels(trace.name, [backend is not None for backend in backend_of_label]) & trace.has_category("cpu_op"))
     rows = rows[gloo.starts_in_steps(trace, trace.start_ns[rows])]
     spans = EventSpans(trace.name[rows], trace.thread[rows], trace.start_ns[rows], trace.end_ns[rows])
-    spans = spans.only(outermost(spans))
-    found = [_of_operator(trace, active, spans, int(name), by_operator) for name in np.unique(spans.name)]
-    found += _of_kernels(trace, active, _launchers(trace, active, spans) < 0)
-    return sorted(found, key=lambda one: (-(one.total_ns or 0), one.backend, one.name))
+    spans = spans.select(is_outermost(spans))
+    uses = [_measure_operator(trace, active, spans, int(name), backend_of_label) for name in np.unique(spans.name)]
+    uses += _find_attention_kernels(trace, active, _find_launching_spans(trace, active, spans) < 0)
+    return sorted(uses, key=lambda use: (-(use.total_ns or 0), use.backend, use.name))
 
 
-def _of_operator_name(name: str) -> Backend | None:
+def _backend_of_operator(name: str) -> Backend | None:
     return next((backend for pattern, backend in _OPERATORS if pattern.match(name)), None)
 
 
-def _of_kernel_name(name: str) -> Backend | None:
+def _backend_of_kernel(name: str) -> Backend | None:
     return next((backend for pattern, backend in _KERNELS if pattern.search(name)), None)
 
 
-def _launchers(trace: Trace, active: Activities, spans: EventSpans) -> NDArray[np.intp]:
+def _find_launching_spans(trace: Trace, active: Activities, spans: EventSpans) -> NDArray[np.intp]:
     """For each of `active.rows`, the index of the span during which the work was launched; -1 if it was launched during no
     span."""
-    launch = active.launch_row
-    found = np.full(len(launch), -1, np.intp)
-    known = launch >= 0
-    found[known] = containing(spans, trace.thread[launch[known]], trace.start_ns[launch[known]])
-    return found
+    launch_row = active.launch_row
+    span_index = np.full(len(launch_row), -1, np.intp)
+    launch_known = launch_row >= 0
+    span_index[launch_known] = find_containing_spans(spans, trace.thread[launch_row[launch_known]], trace.start_ns[launch_row[launch_known]])
+    return span_index
 
 
-def _of_operator(
-    trace: Trace, active: Activities, spans: EventSpans, name: int, by_operator: list[Backend | None]
+def _measure_operator(
+    trace: Trace, active: Activities, spans: EventSpans, name: int, backend_of_label: list[Backend | None]
 ) -> AttentionUse:
-    mine = spans.only(spans.name == name)
-    backend = by_operator[name]
+    operator_spans = spans.select(spans.name == name)
+    backend = backend_of_label[name]
     assert backend is not None
     if active.source == "gpu":
-        rows = active.rows[_launchers(trace, active, mine) >= 0]
-        total = sum(trace.duration_ns[rows].tolist()) if len(rows) else None
-        kernels = _longest(trace, rows[trace.of_category("kernel")[rows]])
+        rows = active.rows[_find_launching_spans(trace, active, operator_spans) >= 0]
+        total_ns = sum(trace.duration_ns[rows].tolist()) if len(rows) else None
+        kernels = _longest_kernels(trace, rows[trace.has_category("kernel")[rows]])
     else:
-        total, kernels = sum((mine.end_ns - mine.start_ns).tolist()), []
+        total_ns, kernels = sum((operator_spans.end_ns - operator_spans.start_ns).tolist()), []
     return AttentionUse(
         backend=backend,
         backward=_BACKWARD.search(trace.labels[name]) is not None,
         name=trace.labels[name],
         by="operator",
-        calls=len(mine.name),
-        total_ns=total,
+        calls=len(operator_spans.name),
+        total_ns=total_ns,
         kernels=kernels,
     )
 
 
-def _of_kernels(trace: Trace, active: Activities, others: NDArray[np.bool_]) -> list[AttentionUse]:
-    """Find kernels of attention by their names. others: which of `active.rows` were not launched by an operator of
+def _find_attention_kernels(trace: Trace, active: Activities, outside_operators: NDArray[np.bool_]) -> list[AttentionUse]:
+    """Find kernels of attention by their names. outside_operators: which of `active.rows` were not launched by an operator of
     attention."""
     if active.source != "gpu":
         return []
-    rows = active.rows[others & ~active.is_collective]
-    rows = rows[trace.of_category("kernel")[rows]]
-    found = []
+    rows = active.rows[outside_operators & ~active.is_collective]
+    rows = rows[trace.has_category("kernel")[rows]]
+    uses = []
     for name in np.unique(trace.name[rows]):
         label = trace.labels[name]
-        if (backend := _of_kernel_name(label)) is None:
+        if (backend := _backend_of_kernel(label)) is None:
             continue
-        mine = rows[trace.name[rows] == name]
-        found.append(
+        kernel_rows = rows[trace.name[rows] == name]
+        uses.append(
             AttentionUse(
                 backend=backend,
                 backward=_BACKWARD.search(label) is not None,
                 name=label,
                 by="kernel",
-                calls=len(mine),
-                total_ns=sum(trace.duration_ns[mine].tolist()),
+                calls=len(kernel_rows),
+                total_ns=sum(trace.duration_ns[kernel_rows].tolist()),
                 kernels=[label],
             )
         )
-    return found
+    return uses
 
 
-def _longest(trace: Trace, rows: NDArray[np.intp]) -> list[str]:
-    names, group = np.unique(trace.name[rows], return_inverse=True)
-    total = np.zeros(len(names), np.int64)
-    np.add.at(total, group, trace.duration_ns[rows])
-    return [trace.labels[names[place]] for place in np.argsort(-total, kind="stable")[:MOST_KERNELS]]
+def _longest_kernels(trace: Trace, rows: NDArray[np.intp]) -> list[str]:
+    names, name_index = np.unique(trace.name[rows], return_inverse=True)
+    total_ns = np.zeros(len(names), np.int64)
+    np.add.at(total_ns, name_index, trace.duration_ns[rows])
+    return [trace.labels[names[index]] for index in np.argsort(-total_ns, kind="stable")[:MOST_KERNELS]]

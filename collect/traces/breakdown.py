@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import gloo, intervals
-from collect.traces.communication import kernel_communication
+from collect.traces.communication import find_communication
 from collect.traces.intervals import Intervals
-from collect.traces.launches import GPU_CATEGORIES, STEP, Launches, launches
+from collect.traces.launches import GPU_CATEGORIES, STEP, Launches, divide_by_launch
 from collect.traces.trace import Trace
 
 Source = Literal["gpu", "gloo", "cpu"]
@@ -115,80 +115,80 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
         return 100 * self.overlap_ns / self.communication_ns if self.communication_ns > 0 else None
 
 
-def breakdown(trace: Trace) -> Breakdown | None:
+def compute_breakdown(trace: Trace) -> Breakdown | None:
     """Compute the exact breakdown of the time of a rank, to the nanosecond, from its trace.
 
     None if the trace contains neither kernels nor operators, or if it contains no kernels of a GPU, but events of an
     accelerator with unknown categories.
     """
-    gpu = launches(trace)
-    if not (gpu.counted | gpu.before_recording).any():
-        return None if unknown_categories(trace) else _on_cpu(trace)
-    kernel = gpu.counted & trace.of_category("kernel")
-    memory = gpu.counted & ~kernel
-    communicating = kernel_communication(trace, kernel)
+    gpu_events = divide_by_launch(trace)
+    if not (gpu_events.counted | gpu_events.before_recording).any():
+        return None if count_unknown_categories(trace) else _compute_cpu_breakdown(trace)
+    kernel = gpu_events.counted & trace.has_category("kernel")
+    memory = gpu_events.counted & ~kernel
+    communicating = find_communication(trace, kernel)
     collective = communicating.rows
-    compute, communicated, moved = (intervals.of(trace, rows) for rows in (kernel & ~collective, collective, memory))
-    busy = intervals.of(trace, kernel | memory)
+    compute, communicated, moved = (intervals.event_intervals(trace, rows) for rows in (kernel & ~collective, collective, memory))
+    busy = intervals.event_intervals(trace, kernel | memory)
     rows = np.flatnonzero(collective)
-    exact = _breakdown_of(
+    exact = _build_breakdown(
         trace,
         "gpu",
         int(busy.end[-1] - busy.start[0]) if len(busy.end) else 0,
         compute,
         communicated,
         moved,
-        collectives=_collectives(trace, rows, communicating.names(rows)),
-        kernels=tally(trace, kernel | memory),
+        collectives=_tally_collectives(trace, rows, communicating.names(rows)),
+        kernels=tally_events(trace, kernel | memory),
     )
     return msgspec.structs.replace(
         exact,
-        before_recording=_left_out(trace, gpu, gpu.before_recording),
-        outside_steps=_left_out(trace, gpu, gpu.outside_steps),
+        before_recording=_measure_left_out(trace, gpu_events, gpu_events.before_recording),
+        outside_steps=_measure_left_out(trace, gpu_events, gpu_events.outside_steps),
     )
 
 
-def _left_out(trace: Trace, gpu: Launches, rows: NDArray[np.bool_]) -> LeftOut | None:
+def _measure_left_out(trace: Trace, gpu_events: Launches, rows: NDArray[np.bool_]) -> LeftOut | None:
     if not rows.any():
         return None
-    total, left = (_sum(trace.duration_ns[chosen]) for chosen in (gpu.counted | gpu.before_recording | gpu.outside_steps, rows))
-    return LeftOut(int(np.count_nonzero(rows)), left, 100 * left / total if total else 0.0)
+    total_ns, left_out_ns = (_sum_durations(trace.duration_ns[chosen]) for chosen in (gpu_events.counted | gpu_events.before_recording | gpu_events.outside_steps, rows))
+    return LeftOut(int(np.count_nonzero(rows)), left_out_ns, 100 * left_out_ns / total_ns if total_ns else 0.0)
 
 
-def unknown_categories(trace: Trace) -> dict[str, int]:
+def count_unknown_categories(trace: Trace) -> dict[str, int]:
     """The categories in a trace that Kineto uses neither for hosts nor for GPUs, with the number of their events."""
     categories, counts = np.unique(trace.category, return_counts=True)
-    named = {trace.labels[category]: int(count) for category, count in zip(categories, counts, strict=True)}
-    return {name: count for name, count in named.items() if name not in KNOWN_CATEGORIES}
+    count_of_category = {trace.labels[category]: int(count) for category, count in zip(categories, counts, strict=True)}
+    return {name: count for name, count in count_of_category.items() if name not in KNOWN_CATEGORIES}
 
 
-def _on_cpu(trace: Trace) -> Breakdown | None:
-    found = gloo.activity(trace)
-    if found is None:
+def _compute_cpu_breakdown(trace: Trace) -> Breakdown | None:
+    cpu_activity = gloo.find_activity(trace)
+    if cpu_activity is None:
         return None
-    source: Source = "gloo" if found.collectives.any() else "cpu"
-    spans = np.flatnonzero(found.collectives)
-    return _breakdown_of(
+    source: Source = "gloo" if cpu_activity.collectives.any() else "cpu"
+    spans = np.flatnonzero(cpu_activity.collectives)
+    return _build_breakdown(
         trace,
         source,
-        found.end_ns - found.start_ns,
-        found.compute,
-        found.communication,
+        cpu_activity.end_ns - cpu_activity.start_ns,
+        cpu_activity.compute,
+        cpu_activity.communication,
         None,
-        collectives=_collectives(trace, spans, gloo.meanings(trace, found)),
-        kernels=tally(trace, found.operators),
+        collectives=_tally_collectives(trace, spans, gloo.name_collectives(trace, cpu_activity)),
+        kernels=tally_events(trace, cpu_activity.operators),
     )
 
 
-def _collectives(trace: Trace, rows: NDArray[np.intp], names: Sequence[str]) -> list[EventTally]:
+def _tally_collectives(trace: Trace, rows: NDArray[np.intp], names: Sequence[str]) -> list[EventTally]:
     """Count the calls of each collective, and add up their durations.
 
     rows: the indexes of the calls in the trace. names: the name of the collective of each call.
     """
-    return renamed([EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(names, rows, strict=True)], str)
+    return rename_tallies([EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(names, rows, strict=True)], str)
 
 
-def _breakdown_of(
+def _build_breakdown(
     trace: Trace,
     source: Source,
     span_ns: int,
@@ -199,31 +199,31 @@ def _breakdown_of(
     collectives: list[EventTally],
     kernels: list[EventTally],
 ) -> Breakdown:
-    busy = intervals.either(compute, communication)
+    busy = intervals.unite_intervals(compute, communication)
     if memory is not None:
-        busy = intervals.either(busy, memory)
+        busy = intervals.unite_intervals(busy, memory)
     return Breakdown(
         rank=trace.rank,
         source=source,
-        steps=steps(trace),
+        steps=count_steps(trace),
         span_ns=span_ns,
         compute_ns=compute.length,
         communication_ns=communication.length,
         memory_ns=None if memory is None else memory.length,
         non_compute_ns=busy.length - compute.length,
         idle_ns=span_ns - busy.length,
-        overlap_ns=intervals.both(compute, communication),
+        overlap_ns=intervals.intersection_length(compute, communication),
         collectives=collectives,
         kernels=kernels,
     )
 
 
-def steps(trace: Trace) -> int:
+def count_steps(trace: Trace) -> int:
     """The number of profiler steps in a trace."""
     return sum(STEP.match(label) is not None for label in trace.labels)
 
 
-def tally(
+def tally_events(
     trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp], duration_ns: NDArray[np.int64] | None = None
 ) -> list[EventTally]:
     """Count the chosen events by name, and add up their durations. The name with the longest total comes first.
@@ -231,27 +231,27 @@ def tally(
     rows: the chosen events, as a boolean mask or as indexes. duration_ns: durations, one per chosen event, that replace the
     durations in the trace.
     """
-    lasted = trace.duration_ns[rows] if duration_ns is None else duration_ns
-    labels, group = np.unique(trace.name[rows], return_inverse=True)
-    counts = np.bincount(group, minlength=len(labels))
+    durations = trace.duration_ns[rows] if duration_ns is None else duration_ns
+    labels, label_index = np.unique(trace.name[rows], return_inverse=True)
+    counts = np.bincount(label_index, minlength=len(labels))
     low, high = np.zeros((2, len(labels)), np.int64)  # sums of the lower and the upper 32 bits: one sum may exceed 64 bits
-    np.add.at(low, group, lasted & _LOW)
-    np.add.at(high, group, lasted >> 32)
+    np.add.at(low, label_index, durations & _LOW)
+    np.add.at(high, label_index, durations >> 32)
     totals = [(int(above) << 32) + int(below) for above, below in zip(high, low, strict=True)]
-    found = [EventTally(trace.labels[label], int(n), ns) for label, n, ns in zip(labels, counts, totals, strict=True)]
-    return sorted(found, key=lambda one: (-one.total_ns, one.name))
+    tallies = [EventTally(trace.labels[label], int(n), ns) for label, n, ns in zip(labels, counts, totals, strict=True)]
+    return sorted(tallies, key=lambda event_tally: (-event_tally.total_ns, event_tally.name))
 
 
-def _sum(durations_ns: NDArray[np.int64]) -> int:
+def _sum_durations(durations_ns: NDArray[np.int64]) -> int:
     return (int(np.sum(durations_ns >> 32)) << 32) + int(np.sum(durations_ns & _LOW))
 
 
-def renamed(tallies: Sequence[EventTally], rename: Callable[[str], str]) -> list[EventTally]:
+def rename_tallies(tallies: Sequence[EventTally], rename: Callable[[str], str]) -> list[EventTally]:
     """Rename tallies, and add up tallies that then have the same name. The result is sorted by total time, the longest
     first."""
     totals: dict[str, EventTally] = {}
-    for one in tallies:
-        name = rename(one.name)
-        before = totals.get(name, EventTally(name, 0, 0))
-        totals[name] = EventTally(name, before.count + one.count, before.total_ns + one.total_ns)
-    return sorted(totals.values(), key=lambda one: (-one.total_ns, one.name))
+    for event_tally in tallies:
+        name = rename(event_tally.name)
+        earlier = totals.get(name, EventTally(name, 0, 0))
+        totals[name] = EventTally(name, earlier.count + event_tally.count, earlier.total_ns + event_tally.total_ns)
+    return sorted(totals.values(), key=lambda entry: (-entry.total_ns, entry.name))

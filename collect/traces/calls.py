@@ -72,25 +72,25 @@ class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
         return sum(max(0, min(offset + length, first_ns) - offset) for offset, length in pairs)
 
 
-def calls(trace: Trace, active: Activities) -> tuple[list[ProcessGroup], list[CollectiveCall]]:
+def list_calls(trace: Trace, active: Activities) -> tuple[list[ProcessGroup], list[CollectiveCall]]:
     """Returns (process groups of a rank, calls of collectives on this rank, sorted by start)."""
     rows = active.rows[active.is_collective]
-    launched = active.launch_row[active.is_collective]
-    known = _sole_group(trace)
+    launch_rows = active.launch_row[active.is_collective]
+    sole_group = _find_sole_group(trace)
     groups: dict[ProcessGroup, int] = {}
-    of_operation = [groups.setdefault(known if one.group is None else _group(one), len(groups)) for one in active.operations]
-    operation = active.operation[active.is_collective].tolist()
-    sizes = [message_bytes(one) for one in active.operations]
+    group_of_operation = [groups.setdefault(sole_group if collective.group is None else _build_group(collective), len(groups)) for collective in active.operations]
+    operation_indexes = active.operation[active.is_collective].tolist()
+    sizes = [message_bytes(collective) for collective in active.operations]
     start, end = trace.start_ns[rows], trace.end_ns[rows]
-    step = _steps_at(trace, np.where(launched >= 0, trace.start_ns[launched], start))
+    step = _find_steps_at(trace, np.where(launch_rows >= 0, trace.start_ns[launch_rows], start))
     columns = (
-        [active.operations[index].name for index in operation],
-        [of_operation[index] for index in operation],
+        [active.operations[index].name for index in operation_indexes],
+        [group_of_operation[index] for index in operation_indexes],
         step,
         (end - start).tolist(),
-        [sizes[index] for index in operation],
-        hidden(start, end, active.compute),
-        exposed(start, end, active),
+        [sizes[index] for index in operation_indexes],
+        compute_hidden_ns(start, end, active.compute),
+        find_exposed_pieces(start, end, active),
     )
     return list(groups), [CollectiveCall(*values) for values in zip(*columns, strict=True)]
 
@@ -106,12 +106,12 @@ def message_bytes(operation: CollectiveOperation) -> int | None:
     return operation.out_bytes if operation.name in ("all_gather", "recv") else operation.in_bytes
 
 
-def _group(operation: CollectiveOperation) -> ProcessGroup:
+def _build_group(operation: CollectiveOperation) -> ProcessGroup:
     ranks = operation.ranks or ()
     return ProcessGroup(operation.group or "", ranks, operation.group_size, operation.description or "")
 
 
-def _sole_group(trace: Trace) -> ProcessGroup:
+def _find_sole_group(trace: Trace) -> ProcessGroup:
     """The process group of calls that do not name their group: the only group of the rank, if the trace lists exactly one
     group.
 
@@ -121,30 +121,30 @@ def _sole_group(trace: Trace) -> ProcessGroup:
     if groups is None:
         return ProcessGroup()
     if len(groups) > 1:
-        return ProcessGroup(size=gloo.sole_size(trace), mixed=True)
+        return ProcessGroup(size=gloo.find_sole_group_size(trace), mixed=True)
     return ProcessGroup(groups[0].pg_name, tuple(groups[0].ranks), groups[0].pg_size, groups[0].pg_desc)
 
 
-def _steps_at(trace: Trace, moments: NDArray[np.int64]) -> list[int]:
+def _find_steps_at(trace: Trace, moments: NDArray[np.int64]) -> list[int]:
     """The number of the profiler step (from its name) that contains each moment; -1 if no step contains the moment."""
-    rows = np.flatnonzero(gloo.steps_of(trace))
+    rows = np.flatnonzero(gloo.find_steps(trace))
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     if not len(rows):
         return [-1] * len(moments)
-    steps = [found for label in trace.name[rows] if (found := STEP.match(trace.labels[label]))]
+    steps = [match for label in trace.name[rows] if (match := STEP.match(trace.labels[label]))]
     numbers = np.array([int(step[1]) for step in steps], np.int64)
-    place = np.searchsorted(trace.start_ns[rows], moments, side="right") - 1
-    inside = (place >= 0) & (moments < trace.end_ns[rows][place])
-    return np.where(inside, numbers[place], -1).tolist()  # type: ignore[no-any-return]
+    position = np.searchsorted(trace.start_ns[rows], moments, side="right") - 1
+    is_inside = (position >= 0) & (moments < trace.end_ns[rows][position])
+    return np.where(is_inside, numbers[position], -1).tolist()  # type: ignore[no-any-return]
 
 
-def hidden(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], compute: Intervals) -> list[int]:
+def compute_hidden_ns(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], compute: Intervals) -> list[int]:
     """For each call of a collective, how long compute runs during the call, in ns. start_ns, end_ns: start and end of each
     call."""
-    return (intervals.before(compute, end_ns) - intervals.before(compute, start_ns)).tolist()  # type: ignore[no-any-return]
+    return (intervals.length_before(compute, end_ns) - intervals.length_before(compute, start_ns)).tolist()  # type: ignore[no-any-return]
 
 
-def exposed(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], active: Activities) -> list[list[int]]:
+def find_exposed_pieces(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], active: Activities) -> list[list[int]]:
     """For each call of a collective, the pieces during which nothing computes, in the format of `CollectiveCall.exposed`.
 
     start_ns, end_ns: start and end of each call; the calls must be sorted by start.
@@ -153,23 +153,23 @@ def exposed(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], active: Acti
     to the collective that is first in the file. So the pieces of all calls are disjoint, and their union is the communication
     without compute.
     """
-    found: list[list[int]] = [[] for _ in start_ns]
-    if not found:
-        return found
+    pieces_of_call: list[list[int]] = [[] for _ in start_ns]
+    if not pieces_of_call:
+        return pieces_of_call
     start = np.clip(start_ns, active.start_ns, active.end_ns)
     end = np.clip(end_ns, active.start_ns, active.end_ns)
     earlier = np.concatenate([[active.start_ns], np.maximum.accumulate(end)[:-1]])
     owned_start = np.maximum(start, earlier)
-    some = end > owned_start
-    owners = np.flatnonzero(some)
-    bare = intervals.without(active.communication, active.compute)
+    is_owner = end > owned_start
+    owners = np.flatnonzero(is_owner)
+    bare = intervals.subtract_intervals(active.communication, active.compute)
     # `bare`: the times of communication without compute. `owned`: the part of each call that belongs to this call and to no
     # earlier call. The intervals of each list are disjoint and sorted, and the owned intervals cover all communication.
-    edges = np.unique(np.concatenate([owned_start[some], end[some], bare.start, bare.end]))
-    inside = np.searchsorted(bare.start, edges[:-1], side="right") > np.searchsorted(bare.end, edges[:-1], side="right")
-    pieces = np.flatnonzero(inside)
-    owner = owners[np.searchsorted(owned_start[some], edges[pieces], side="right") - 1]
-    begins = start_ns.tolist()
+    edges = np.unique(np.concatenate([owned_start[is_owner], end[is_owner], bare.start, bare.end]))
+    is_bare = np.searchsorted(bare.start, edges[:-1], side="right") > np.searchsorted(bare.end, edges[:-1], side="right")
+    pieces = np.flatnonzero(is_bare)
+    owner = owners[np.searchsorted(owned_start[is_owner], edges[pieces], side="right") - 1]
+    start_of_call = start_ns.tolist()
     for call, first, last in zip(owner.tolist(), edges[pieces].tolist(), edges[pieces + 1].tolist(), strict=True):
-        found[call] += (first - begins[call], last - first)
-    return found
+        pieces_of_call[call] += (first - start_of_call[call], last - first)
+    return pieces_of_call

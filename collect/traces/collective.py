@@ -40,7 +40,7 @@ _INPUT_TYPES = {
     "c10::complex<float>": "ComplexFloat",
 }
 GLOO = "gloo:"  # the prefix of the names of gloo's spans
-_MEANINGS = (  # (start of the name of a collective, without underscores; name of this collective in torch.distributed)
+_TORCH_NAMES = (  # (start of the name of a collective, without underscores; name of this collective in torch.distributed)
     ("allreduce", "all_reduce"),
     ("allgather", "all_gather"),
     ("reducescatter", "reduce_scatter"),
@@ -94,12 +94,12 @@ class CollectiveOperation(NamedTuple):
     @property
     def in_bytes(self) -> int | None:
         """The input of this rank in bytes; None if the elements or the size of their type are not known."""
-        return _bytes(self.in_elements, self.dtype)
+        return _byte_size(self.in_elements, self.dtype)
 
     @property
     def out_bytes(self) -> int | None:
         """The output of this rank in bytes; None if the elements or the size of their type are not known."""
-        return _bytes(self.out_elements, self.dtype)
+        return _byte_size(self.out_elements, self.dtype)
 
 
 class CollectiveTexts(NamedTuple):
@@ -115,29 +115,29 @@ class CollectiveTexts(NamedTuple):
     dtype: bytes
 
 
-def parsed(texts: CollectiveTexts) -> CollectiveOperation | None:
+def parse_operation(texts: CollectiveTexts) -> CollectiveOperation | None:
     """Parse the arguments that Kineto writes for the kernel of a collective. None if the arguments name no collective.
 
     If an argument has an unexpected type, the field of the result is None.
     """
-    name = _string(texts.name)
+    name = _parse_string(texts.name)
     if not name:
         return None
-    size = count(texts.group_size)
+    size = parse_count(texts.group_size)
     ranks = tuple(int(digits) for digits in _RANKS.findall(texts.ranks.decode("latin-1")))
     return CollectiveOperation(
-        name=meaning(name),
-        group=_string(texts.group) or (str(number) if (number := count(texts.group)) is not None else None),
-        description=_string(texts.description) or None,
+        name=find_torch_name(name),
+        group=_parse_string(texts.group) or (str(number) if (number := parse_count(texts.group)) is not None else None),
+        description=_parse_string(texts.description) or None,
         group_size=size,
         ranks=ranks if ranks and len(ranks) == size else None,  # for a large group, Kineto writes only a part of the list
-        in_elements=count(texts.in_elements),
-        out_elements=count(texts.out_elements),
-        dtype=_string(texts.dtype) or None,
+        in_elements=parse_count(texts.in_elements),
+        out_elements=parse_count(texts.out_elements),
+        dtype=_parse_string(texts.dtype) or None,
     )
 
 
-def of_gloo(span: str, dimensions: bytes, types: bytes) -> CollectiveOperation | None:
+def parse_gloo_span(span: str, dimensions: bytes, types: bytes) -> CollectiveOperation | None:
     """The collective of a span of gloo, with the number of elements in its input.
 
     None if the inputs are not tensors of one known type.
@@ -155,16 +155,16 @@ def of_gloo(span: str, dimensions: bytes, types: bytes) -> CollectiveOperation |
     elements = sum(map(math.prod, shapes))
     if elements >= 1 << 62:
         return None
-    return CollectiveOperation(meaning(span.removeprefix(GLOO)), in_elements=elements, dtype=_INPUT_TYPES[names[0]])
+    return CollectiveOperation(find_torch_name(span.removeprefix(GLOO)), in_elements=elements, dtype=_INPUT_TYPES[names[0]])
 
 
-def meaning(name: str) -> str:
+def find_torch_name(name: str) -> str:
     """The name of a collective in torch.distributed: `_allgather_base` is an all_gather. An unknown name is not changed."""
     plain = name.replace("_", "").lower()
-    return next((meant for start, meant in _MEANINGS if plain.startswith(start)), name)
+    return next((torch_name for start, torch_name in _TORCH_NAMES if plain.startswith(start)), name)
 
 
-def of_kernel(kernel: str) -> str | None:
+def find_kernel_collective(kernel: str) -> str | None:
     """The collective that a kernel carries out, by the name of the kernel alone; None if the kernel is not a collective.
 
     For example, ncclDevKernel_AllReduce_Sum_f32_RING_LL(...) is an all_reduce. ncclDevKernel_Generic(...) of RCCL may be any
@@ -179,30 +179,30 @@ def of_kernel(kernel: str) -> str | None:
     match = _FUNCTION.match(kernel)
     if match is None or kernel.startswith(_GENERATED):
         return None
-    if "deep_ep::" in match[1] and (sent := _DISPATCH.match(match[2])):
-        return sent[0]
+    if "deep_ep::" in match[1] and (dispatch := _DISPATCH.match(match[2])):
+        return dispatch[0]
     if custom := _CUSTOM.search(match[2]):
-        return "all_reduce" if custom[0] == "cross_device_reduce" else meaning(custom[0])
+        return "all_reduce" if custom[0] == "cross_device_reduce" else find_torch_name(custom[0])
     return None
 
 
-def count(text: bytes) -> int | None:
+def parse_count(text: bytes) -> int | None:
     """Parse a JSON text as a count, an integer of at least 0. None if the text is anything else."""
-    found = _value(text)
-    return found if type(found) is int and 0 <= found < 1 << 62 else None
+    value = _parse_json(text)
+    return value if type(value) is int and 0 <= value < 1 << 62 else None
 
 
-def _bytes(elements: int | None, dtype: str | None) -> int | None:
+def _byte_size(elements: int | None, dtype: str | None) -> int | None:
     size = ELEMENT_BYTES.get(dtype or "")
     return None if elements is None or size is None else elements * size
 
 
-def _string(text: bytes) -> str:
-    found = _value(text)
-    return found if isinstance(found, str) else ""
+def _parse_string(text: bytes) -> str:
+    value = _parse_json(text)
+    return value if isinstance(value, str) else ""
 
 
-def _value(text: bytes) -> object:
+def _parse_json(text: bytes) -> object:
     try:
         return msgspec.json.decode(text)
     except DECODE_FAULTS:

@@ -21,7 +21,7 @@ from collect.traces.stragglers import Waits
 from shardlab.hardware import gpu_models
 
 # Collective -> function that gives for a number of ranks n the bus bandwidth divided by the algorithm bandwidth (nccl-tests).
-_FACTORS: dict[str, Callable[[int], float]] = {
+_BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), lambda n: (n - 1) / n),
     **dict.fromkeys(("broadcast", "reduce", "send", "recv", "send_recv"), lambda n: 1.0),
@@ -73,13 +73,13 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
 
         Also None for a group of a single rank, which sends nothing.
         """
-        factor, size = _FACTORS.get(self.collective), self.group.size or 0
+        factor, size = _BUS_FACTORS.get(self.collective), self.group.size or 0
         return None if self.message_bytes is None or factor is None or size < 2 else self.message_bytes * factor(size)
 
     @property
     def sent_bytes(self) -> float | None:
-        """The bytes that the ranks together sent for these calls (`sent_bytes.of_message`); None if the number is not known."""
-        return sent_bytes.of_message(self.collective, self.message_bytes, self.group.size)
+        """The bytes that all ranks sent for these calls (`bytes_sent_for_message`); None if the number is not known."""
+        return sent_bytes.bytes_sent_for_message(self.collective, self.message_bytes, self.group.size)
 
     @property
     def algorithm_gb_per_s(self) -> float | None:
@@ -98,46 +98,46 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
         return 100 * bus / self.link_gb_per_s if bus is not None and self.link_gb_per_s else None
 
 
-def uses(ranks: Sequence[RankAnalysis], waited: Waits) -> list[CollectiveUse]:
+def compute_collective_uses(ranks: Sequence[RankAnalysis], waits: Waits) -> list[CollectiveUse]:
     """The use of each collective in each process group, over all ranks together. The longest total time comes first.
 
-    waited: for the calls that were matched over ranks, how long a rank waited for slow ranks.
+    waits: for the calls that were matched over ranks, how long a rank waited for slow ranks.
     """
     calls: dict[tuple[str, ProcessGroup], list[tuple[CollectiveCall, int | None]]] = {}
-    for place, analysis in enumerate(ranks):
+    for rank_index, analysis in enumerate(ranks):
         for index, call in enumerate(analysis.calls):
             key = call.name, analysis.groups[call.group]
-            calls.setdefault(key, []).append((call, waited.waited.get((place, index))))
-    found = [_use(ranks, name, group, every) for (name, group), every in calls.items()]
-    return sorted(found, key=lambda one: (-one.total_ns, one.collective, one.group.name, one.group.ranks))
+            calls.setdefault(key, []).append((call, waits.waited.get((rank_index, index))))
+    collective_uses = [_compute_use(ranks, name, group, group_calls) for (name, group), group_calls in calls.items()]
+    return sorted(collective_uses, key=lambda use: (-use.total_ns, use.collective, use.group.name, use.group.ranks))
 
 
-def _use(
+def _compute_use(
     ranks: Sequence[RankAnalysis], name: str, group: ProcessGroup, calls: Sequence[tuple[CollectiveCall, int | None]]
 ) -> CollectiveUse:
     sizes = [call.message_bytes for call, _ in calls]
-    known = [size for size in sizes if size is not None]
-    waiting = [ns for _, ns in calls if ns is not None]
-    gpu = _gpu(ranks, group)
+    known_sizes = [size for size in sizes if size is not None]
+    waited_ns = [ns for _, ns in calls if ns is not None]
+    gpu = _find_gpu_model(ranks, group)
     link = gpu_models.model(gpu) if gpu else None
     return CollectiveUse(
         collective=name,
         group=group,
         calls=len(calls),
         total_ns=sum(call.duration_ns for call, _ in calls),
-        message_bytes=sum(known) if len(known) == len(sizes) else None,
+        message_bytes=sum(known_sizes) if len(known_sizes) == len(sizes) else None,
         hidden_ns=sum(call.hidden_ns for call, _ in calls),
-        matched=len(waiting),
-        waited_ns=sum(waiting),
+        matched=len(waited_ns),
+        waited_ns=sum(waited_ns),
         link=link.link if link else None,
         link_gb_per_s=link.link_gb_per_s / 2 if link else None,
     )
 
 
-def _gpu(ranks: Sequence[RankAnalysis], group: ProcessGroup) -> str:
+def _find_gpu_model(ranks: Sequence[RankAnalysis], group: ProcessGroup) -> str:
     """The GPU model of the ranks of a group, if all of these ranks were profiled on one host with one GPU model; else ""."""
-    by_rank = {one.rank: one for one in ranks}
+    by_rank = {analysis.rank: analysis for analysis in ranks}
     members = [by_rank.get(rank) for rank in group.ranks]
-    places = {(one.host, one.gpu) if one else ("", "") for one in members}
-    host, gpu = places.pop() if len(places) == 1 else ("", "")
+    hosts_and_gpus = {(analysis.host, analysis.gpu) if analysis else ("", "") for analysis in members}
+    host, gpu = hosts_and_gpus.pop() if len(hosts_and_gpus) == 1 else ("", "")
     return gpu if host else ""

@@ -13,9 +13,9 @@ from collect import notation
 from collect.traces import answer_tables, detail_tables, hta, merged, run_answers, run_traces
 from collect.traces import trace as source
 from collect.traces.breakdown import Breakdown, EventTally
-from collect.traces.difference import StepDifference, difference
-from collect.traces.file_figures import FileFigures, damages, file_figures, in_order, order
-from collect.traces.operators import OperatorDifference, differences
+from collect.traces.difference import StepDifference, compute_step_difference
+from collect.traces.file_figures import FileFigures, describe_damage, compute_file_figures, sort_by_rank, rank_sort_key
+from collect.traces.operators import OperatorDifference, compare_trace_operators
 from collect.traces.run_answers import RunAnswers
 from collect.traces.trace import Trace
 from shardlab.errors import InputError
@@ -24,29 +24,29 @@ from shardlab.runs.rundir import RunDir
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
-_SHOWN = 12  # the most rows that a table of operators shows; the JSON document contains all rows
+_MOST_ROWS = 12  # the most rows that a table of operators shows; the JSON document contains all rows
 _MS = 1e6  # ns in a millisecond
 _FIGURES = ("exposed_communication_ns", "overlap_pct")
 
 
-def files(workspace: Workspace, run: str) -> list[Path]:
+def find_trace_files(workspace: Workspace, run: str) -> list[Path]:
     """Find the trace files of a run. Raises InputError if there are no traces.
 
     run: the id of a run; or, if it contains a slash, the path of a trace file or of a folder with traces.
     """
-    named = "/" in run
-    folder = Path(run) if named else workspace.run(run).path / "trace"
-    inside = [path for path in folder.glob("*.json*") if not path.name.startswith(".")]
-    found = [folder] if named and folder.is_file() else sorted(inside) if named else run_traces.regular(inside)
-    if not found:
+    is_path = "/" in run
+    folder = Path(run) if is_path else workspace.run(run).path / "trace"
+    json_paths = [path for path in folder.glob("*.json*") if not path.name.startswith(".")]
+    trace_paths = [folder] if is_path and folder.is_file() else sorted(json_paths) if is_path else run_traces.select_regular_files(json_paths)
+    if not trace_paths:
         raise InputError(
             f"{folder}: no traces. Allowed: a run whose cell has instruments: {{profile: ...}}, "
             "or a folder or file (with a slash in its name) of Chrome traces, *.json or *.json.gz."
         )
-    return found
+    return trace_paths
 
 
-def show(workspace: Workspace, run: str, against: str | None, output: Output, *, like_hta: bool) -> int:
+def show_traces(workspace: Workspace, run: str, against: str | None, output: Output, *, like_hta: bool) -> int:
     """Print the tables or the JSON document of the traces of a run.
 
     Returns the exit code: 1 if a trace is damaged or nothing can be computed from it, else 0. If a trace is damaged, the part
@@ -55,41 +55,41 @@ def show(workspace: Workspace, run: str, against: str | None, output: Output, *,
     run: a run id, a path, or the name of the jobs that `jobs trace` submitted to read a run's traces. against: another run to
     compare with, or None. like_hta: whether to compute with the rounding of HolisticTraceAnalysis.
     """
-    named = [name for name in (run, against) if name and "/" not in name]
-    rehearsals = [name for name in named if RunDir(workspace.runs / name).is_rehearsal()]
+    run_ids = [name for name in (run, against) if name and "/" not in name]
+    rehearsals = [name for name in run_ids if RunDir(workspace.runs / name).is_rehearsal()]
     for name in rehearsals:
         output.remark(f"{name} is a {REHEARSAL}.", style="yellow")
-    about: dict[str, Any] = {"run": run, "rehearsals": rehearsals}
-    if "/" not in run and (found := merged.figures(workspace, run)) is not None:
+    header: dict[str, Any] = {"run": run, "rehearsals": rehearsals}
+    if "/" not in run and (merged_figures := merged.merge_figures(workspace, run)) is not None:
         if against or like_hta:
             raise InputError(
                 f"{run}: the runs of `jobs trace` keep exact figures only. Allowed: no --against and no --like-hta."
             )
-        return _report(output, about, found)
-    paths = files(workspace, run)
+        return _print_report(output, header, merged_figures)
+    paths = find_trace_files(workspace, run)
     if against is None and not like_hta:  # traces are read one after another, because thousands would not fit into memory
-        return _report(output, about, in_order([file_figures(source.read(path)) for path in paths]))
-    other_paths = files(workspace, against) if against else []
-    traces = sorted(map(source.read, paths), key=lambda trace: order(trace.rank, str(trace.path)))
-    others = [source.read(path) for path in other_paths]
-    damage = [f"{trace.path}: {sentence}" for trace in others for sentence in damages(trace)]
+        return _print_report(output, header, sort_by_rank([compute_file_figures(source.read_trace(path)) for path in paths]))
+    other_paths = find_trace_files(workspace, against) if against else []
+    traces = sorted(map(source.read_trace, paths), key=lambda trace: rank_sort_key(trace.rank, str(trace.path)))
+    other_traces = [source.read_trace(path) for path in other_paths]
+    damage = [f"{trace.path}: {sentence}" for trace in other_traces for sentence in describe_damage(trace)]
     comparison = None
     if against:
-        comparison = TraceComparison(against, differences(traces, others), [file_figures(one) for one in others], damage)
+        comparison = TraceComparison(against, compare_trace_operators(traces, other_traces), [compute_file_figures(entry) for entry in other_traces], damage)
     if not like_hta:
-        return _report(output, about, [file_figures(trace) for trace in traces], comparison)
-    told, without = _like_hta(traces)
-    of_files = [f"{trace.path}: {sentence}" for trace in traces for sentence in damages(trace)]
-    _tables(output, run, told, like_hta=True)
-    _tallies(output, "collectives, all ranks together", "Collective", [one for each in told for one in each.collectives])
-    _kernels(output, told)
+        return _print_report(output, header, [compute_file_figures(trace) for trace in traces], comparison)
+    breakdowns, failures = _compute_like_hta(traces)
+    trace_damage = [f"{trace.path}: {sentence}" for trace in traces for sentence in describe_damage(trace)]
+    _print_breakdowns(output, run, breakdowns, like_hta=True)
+    _print_tallies(output, "collectives, all ranks together", "Collective", [entry for breakdown in breakdowns for entry in breakdown.collectives])
+    _print_kernels(output, breakdowns)
     if comparison:
-        _operators(output, run, comparison.against, comparison.operators)
-    _remarks(output, told, _twice([(trace.rank, trace.path) for trace in traces]), [*without, *of_files, *damage])
-    document = about | {"like_hta": True, "ranks": [_document(one) for one in told]}
-    document |= {"without_figures": without, "damage": [*of_files, *damage]}
+        _print_operators(output, run, comparison.against, comparison.operators)
+    _print_remarks(output, breakdowns, _describe_duplicates([(trace.rank, trace.path) for trace in traces]), [*failures, *trace_damage, *damage])
+    document = header | {"like_hta": True, "ranks": [_breakdown_document(entry) for entry in breakdowns]}
+    document |= {"without_figures": failures, "damage": [*trace_damage, *damage]}
     output.document(document | (comparison.document(None) if comparison else {}))
-    return 1 if document["damage"] or without else 0
+    return 1 if document["damage"] or failures else 0
 
 
 class TraceComparison(NamedTuple):
@@ -110,73 +110,73 @@ class TraceComparison(NamedTuple):
         return {"against": self.against, "why": why, "operators": self.operators}
 
 
-def _report(
-    output: Output, about: dict[str, Any], figures: Sequence[FileFigures], comparison: TraceComparison | None = None
+def _print_report(
+    output: Output, header: dict[str, Any], figures: Sequence[FileFigures], comparison: TraceComparison | None = None
 ) -> int:
     """Print the exact figures (numbers) of a run. Returns the exit code: 1 if a trace is damaged or has no figures, else 0.
 
-    about: the first keys of the JSON document: the name of the run, and which runs are rehearsals. figures: the figures of all
+    header: the first keys of the JSON document: the name of the run, and which runs are rehearsals. figures: the figures of all
     traces of the run, sorted by rank. comparison: the comparison with another run, or None.
     """
-    run = about["run"]
-    told = [one.breakdown for one in figures if one.breakdown]
-    answers = RunAnswers([one.analysis for one in figures if one.analysis])
-    without = [f"{one.path}: {one.why}" for one in figures if one.why]
-    damage = [f"{one.path}: {sentence}" for one in figures for sentence in one.damage]
+    run = header["run"]
+    breakdowns = [entry.breakdown for entry in figures if entry.breakdown]
+    answers = RunAnswers([entry.analysis for entry in figures if entry.analysis])
+    failures = [f"{entry.path}: {entry.why}" for entry in figures if entry.why]
+    damage = [f"{entry.path}: {sentence}" for entry in figures for sentence in entry.damage]
     damage += comparison.damage if comparison else []
-    why = None
+    step_difference = None
     if comparison:
-        why = difference([answers], [RunAnswers([one.analysis for one in comparison.others if one.analysis])])
-    _tables(output, run, told, like_hta=False)
-    answer_tables.show(output, answers)
-    detail_tables.show(output, answers.ranks)
-    _kernels(output, told)
+        step_difference = compute_step_difference([answers], [RunAnswers([entry.analysis for entry in comparison.others if entry.analysis])])
+    _print_breakdowns(output, run, breakdowns, like_hta=False)
+    answer_tables.print_answer_tables(output, answers)
+    detail_tables.print_detail_tables(output, answers.ranks)
+    _print_kernels(output, breakdowns)
     if comparison:
-        if why:
-            answer_tables.why(output, run, comparison.against, why)
-        _operators(output, run, comparison.against, comparison.operators)
-    _remarks(output, told, _twice([(one.rank, Path(one.path)) for one in figures]), [*without, *damage])
-    ranks = [_document(one) | run_answers.of_rank(rank) for one, rank in zip(told, answers.ranks, strict=True)]
-    document = about | {"like_hta": False, "ranks": ranks}
-    document |= {"without_figures": without, "damage": damage} | answers.document()
-    output.document(document | (comparison.document(why) if comparison else {}))
-    return 1 if damage or without else 0
+        if step_difference:
+            answer_tables.print_step_difference(output, run, comparison.against, step_difference)
+        _print_operators(output, run, comparison.against, comparison.operators)
+    _print_remarks(output, breakdowns, _describe_duplicates([(entry.rank, Path(entry.path)) for entry in figures]), [*failures, *damage])
+    ranks = [_breakdown_document(entry) | run_answers.rank_document(analysis) for entry, analysis in zip(breakdowns, answers.ranks, strict=True)]
+    document = header | {"like_hta": False, "ranks": ranks}
+    document |= {"without_figures": failures, "damage": damage} | answers.document()
+    output.document(document | (comparison.document(step_difference) if comparison else {}))
+    return 1 if damage or failures else 0
 
 
-def _kernels(output: Output, told: Sequence[Breakdown]) -> None:
-    _tallies(
+def _print_kernels(output: Output, breakdowns: Sequence[Breakdown]) -> None:
+    _print_tallies(
         output,
         "kernels (on CPU: operators including all that they call), all ranks together",
         "Name",
-        [one for each in told for one in each.kernels],
+        [kernel for breakdown in breakdowns for kernel in breakdown.kernels],
     )
 
 
-def _remarks(output: Output, told: Sequence[Breakdown], twice: Sequence[str], trouble: Sequence[str]) -> None:
+def _print_remarks(output: Output, breakdowns: Sequence[Breakdown], duplicates: Sequence[str], problems: Sequence[str]) -> None:
     """Print remarks on the figures of a run.
 
-    twice: sentences about ranks with several trace files. trouble: sentences about damaged traces and traces without figures.
+    duplicates: about ranks with several trace files. problems: sentences about damaged traces and traces without figures.
     """
-    for sentence in filter(None, [_unstable(told), *twice, *(sentence for one in told for sentence in _left_out(one))]):
+    for sentence in filter(None, [_describe_unstable_sort(breakdowns), *duplicates, *(sentence for breakdown in breakdowns for sentence in _describe_left_out(breakdown))]):
         output.remark(sentence)
-    for sentence in trouble:
+    for sentence in problems:
         output.remark(sentence, style="red")
 
 
-def _like_hta(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[str]]:
+def _compute_like_hta(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[str]]:
     """Returns (figures of each trace as HolisticTraceAnalysis computes them, a sentence for each trace without figures).
 
     Raises InputError if no trace has figures.
     """
-    found = hta.attempts(traces)
-    told = [one for one in found if isinstance(one, Breakdown)]
-    without = [one for one in found if isinstance(one, InputError)]
-    if without and not told:
-        raise without[0]
-    return told, [str(one) for one in without]
+    attempts = hta.attempt_breakdowns(traces)
+    breakdowns = [attempt for attempt in attempts if isinstance(attempt, Breakdown)]
+    errors = [attempt for attempt in attempts if isinstance(attempt, InputError)]
+    if errors and not breakdowns:
+        raise errors[0]
+    return breakdowns, [str(attempt) for attempt in errors]
 
 
-def _twice(files_of_ranks: Sequence[tuple[int | None, Path]]) -> list[str]:
+def _describe_duplicates(files_of_ranks: Sequence[tuple[int | None, Path]]) -> list[str]:
     """A sentence for each rank that has several trace files. files_of_ranks: for each trace, (rank that the file states,
     file)."""
     paths: defaultdict[int, list[Path]] = defaultdict(list)
@@ -184,18 +184,18 @@ def _twice(files_of_ranks: Sequence[tuple[int | None, Path]]) -> list[str]:
         if rank is not None:
             paths[rank].append(path)
     return [
-        f"rank {rank}: {len(same)} files are of this rank: {', '.join(path.name for path in same)}. Each has a row."
-        for rank, same in paths.items()
-        if len(same) > 1
+        f"rank {rank}: {len(rank_paths)} files are of this rank: {', '.join(path.name for path in rank_paths)}. Each has a row."
+        for rank, rank_paths in paths.items()
+        if len(rank_paths) > 1
     ]
 
 
-def _left_out(one: Breakdown) -> list[str]:
+def _describe_left_out(breakdown: Breakdown) -> list[str]:
     """Sentences about the events that are left out of the breakdown of a rank."""
-    rank = "" if one.rank is None else f"rank {one.rank}: "
+    rank = "" if breakdown.rank is None else f"rank {breakdown.rank}: "
     reasons = (
-        (one.before_recording, "launched before the recording began"),
-        (one.outside_steps, "launched in no profiler step"),
+        (breakdown.before_recording, "launched before the recording began"),
+        (breakdown.outside_steps, "launched in no profiler step"),
     )
     return [
         f"{rank}{left.count:,} events of the GPU ({left.share_pct:.1f} % of its time) were {reason}; no figure contains them."
@@ -204,12 +204,12 @@ def _left_out(one: Breakdown) -> list[str]:
     ]
 
 
-def _unstable(told: Sequence[Breakdown]) -> str:
+def _describe_unstable_sort(breakdowns: Sequence[Breakdown]) -> str:
     """A sentence on how far the output of HolisticTraceAnalysis may differ from these figures, because its sort is unstable.
 
     "" if the unstable sort cannot change any figure.
     """
-    idle = [one.hta_bounds.idle_ns for one in told if one.hta_bounds is not None]
+    idle = [breakdown.hta_bounds.idle_ns for breakdown in breakdowns if breakdown.hta_bounds is not None]
     most_us = max((high - low for low, high in idle), default=0) // 1000
     if not most_us:
         return ""
@@ -219,71 +219,71 @@ def _unstable(told: Sequence[Breakdown]) -> str:
     )
 
 
-def _document(one: Breakdown) -> dict[str, Any]:
-    built: dict[str, Any] = msgspec.to_builtins(one)
-    for rows, tallies in ((built["collectives"], one.collectives), (built["kernels"], one.kernels)):
-        for row, each in zip(rows, tallies, strict=True):
-            row["mean_ns"] = each.mean_ns
-    return built | {name: getattr(one, name) for name in _FIGURES}
+def _breakdown_document(breakdown: Breakdown) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(breakdown)
+    for rows, tallies in ((document["collectives"], breakdown.collectives), (document["kernels"], breakdown.kernels)):
+        for row, event_tally in zip(rows, tallies, strict=True):
+            row["mean_ns"] = event_tally.mean_ns
+    return document | {name: getattr(breakdown, name) for name in _FIGURES}
 
 
-def _tables(output: Output, run: str, told: Sequence[Breakdown], *, like_hta: bool) -> None:
-    by = "as HolisticTraceAnalysis rounds: whole microseconds, without the last profiler step" if like_hta else "exact"
+def _print_breakdowns(output: Output, run: str, breakdowns: Sequence[Breakdown], *, like_hta: bool) -> None:
+    rounding = "as HolisticTraceAnalysis rounds: whole microseconds, without the last profiler step" if like_hta else "exact"
     headings = ["Rank", "Source", "Steps", "Span (ms)", "Compute (ms)", "Communication (ms)", "Memory (ms)", "Non-compute (ms)"]
     headings += ["Idle (ms)", "Idle (%)", "Overlap (%)", "Exposed communication (ms)"]
     rows = [
         [
-            "" if one.rank is None else str(one.rank),
-            one.source,
-            str(one.steps),
-            *(_ms(ns) for ns in (one.span_ns, one.compute_ns, one.communication_ns, one.memory_ns, one.non_compute_ns)),
-            _ms(one.idle_ns),
-            f"{100 * one.idle_ns / one.span_ns:.2f}" if one.span_ns else "",
-            "" if one.overlap_pct is None else f"{one.overlap_pct:.2f}",
-            _ms(one.exposed_communication_ns),
+            "" if breakdown.rank is None else str(breakdown.rank),
+            breakdown.source,
+            str(breakdown.steps),
+            *(_ms_text(ns) for ns in (breakdown.span_ns, breakdown.compute_ns, breakdown.communication_ns, breakdown.memory_ns, breakdown.non_compute_ns)),
+            _ms_text(breakdown.idle_ns),
+            f"{100 * breakdown.idle_ns / breakdown.span_ns:.2f}" if breakdown.span_ns else "",
+            "" if breakdown.overlap_pct is None else f"{breakdown.overlap_pct:.2f}",
+            _ms_text(breakdown.exposed_communication_ns),
         ]
-        for one in told
+        for breakdown in breakdowns
     ]
-    output.table(f"{run} ({by})", headings, rows)
+    output.table(f"{run} ({rounding})", headings, rows)
     output.line("non-compute: something runs but nothing computes (exposed communication and exposed memory operations).")
 
 
-def _tallies(output: Output, title: str, heading: str, tallies: Sequence[EventTally]) -> None:
+def _print_tallies(output: Output, title: str, heading: str, tallies: Sequence[EventTally]) -> None:
     totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for one in tallies:
-        totals[one.name][0] += one.count
-        totals[one.name][1] += one.total_ns
+    for event_tally in tallies:
+        totals[event_tally.name][0] += event_tally.count
+        totals[event_tally.name][1] += event_tally.total_ns
     rows = sorted(totals.items(), key=lambda item: -item[1][1])
-    shown = [[_short(name), f"{n:,}", _ms(ns), notation.number(ns / n / 1000)] for name, (n, ns) in rows[:_SHOWN]]
-    if shown:
-        more = f"; {len(rows) - _SHOWN} more in --json" if len(rows) > _SHOWN else ""
-        output.table(f"{title}{more}", [heading, "Calls (n)", "Total (ms)", "Mean (us)"], shown)
+    shown_rows = [[_shorten(name), f"{n:,}", _ms_text(ns), notation.format_number(ns / n / 1000)] for name, (n, ns) in rows[:_MOST_ROWS]]
+    if shown_rows:
+        omitted_note = f"; {len(rows) - _MOST_ROWS} more in --json" if len(rows) > _MOST_ROWS else ""
+        output.table(f"{title}{omitted_note}", [heading, "Calls (n)", "Total (ms)", "Mean (us)"], shown_rows)
 
 
-def _operators(output: Output, run: str, against: str, differ: Sequence[OperatorDifference]) -> None:
-    chosen = [one for one in differ if one.change != "same"]
+def _print_operators(output: Output, run: str, against: str, operator_differences: Sequence[OperatorDifference]) -> None:
+    changed = [operator for operator in operator_differences if operator.change != "same"]
     rows = [
         [
-            one.change,
-            one.kind,
-            _short(one.name),
-            *(notation.number(calls) for calls in (one.calls, one.against_calls)),
-            *(_ms(ns) for ns in (one.time_ns, one.against_time_ns, one.more_time_ns)),
+            operator.change,
+            operator.kind,
+            _shorten(operator.name),
+            *(notation.format_number(calls) for calls in (operator.calls, operator.against_calls)),
+            *(_ms_text(ns) for ns in (operator.time_ns, operator.against_time_ns, operator.more_time_ns)),
         ]
-        for one in chosen[:_SHOWN]
+        for operator in changed[:_MOST_ROWS]
     ]
     counts = ", ".join(
-        f"{sum(one.change == change for one in differ)} {change}" for change in ("new", "gone", "changed", "same")
+        f"{sum(operator.change == change for operator in operator_differences)} {change}" for change in ("new", "gone", "changed", "same")
     )
-    more = f"; {len(chosen) - _SHOWN} more in --json" if len(chosen) > _SHOWN else ""
+    omitted_note = f"; {len(changed) - _MOST_ROWS} more in --json" if len(changed) > _MOST_ROWS else ""
     columns = ["Change", "Kind", "Name", "Calls (n)", "Against (n)", "Time (ms)", "Against (ms)", "Difference (ms)"]
-    output.table(f"{run} against {against}, per step and rank: {counts}{more}", columns, rows)
+    output.table(f"{run} against {against}, per step and rank: {counts}{omitted_note}", columns, rows)
 
 
-def _ms(ns: float | None) -> str:
-    return "" if ns is None else notation.number(ns / _MS)
+def _ms_text(ns: float | None) -> str:
+    return "" if ns is None else notation.format_number(ns / _MS)
 
 
-def _short(name: str) -> str:
+def _shorten(name: str) -> str:
     """The name of a kernel, cut to 72 characters: names of C++ templates may have hundreds of characters."""
     return name if len(name) <= 72 else f"{name[:71]}…"

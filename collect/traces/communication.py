@@ -32,7 +32,7 @@ class Communication(NamedTuple):
         return [self.operations[index].name for index in self.operation[rows]]
 
 
-def kernel_communication(trace: Trace, kernel: NDArray[np.bool_]) -> Communication:
+def find_communication(trace: Trace, kernel: NDArray[np.bool_]) -> Communication:
     """Find the kernels that communicate. kernel: which events of the trace are kernels, shape (number of events,).
 
     The collective of a kernel is known from the arguments that Kineto wrote for the kernel. If a kernel has no arguments, the
@@ -40,11 +40,11 @@ def kernel_communication(trace: Trace, kernel: NDArray[np.bool_]) -> Communicati
     RCCL has one kernel name for all collectives.
     """
     operations = list(trace.collectives)
-    by_label = np.full(len(trace.labels), -1, np.int32)
+    operation_of_label = np.full(len(trace.labels), -1, np.int32)
     for label in np.flatnonzero(np.bincount(trace.name[kernel])):  # np.unique would import numpy.ma, which takes time
-        if name := collective.of_kernel(trace.labels[label]):
-            by_label[label] = len(operations)
+        if name := collective.find_kernel_collective(trace.labels[label]):
+            operation_of_label[label] = len(operations)
             operations.append(CollectiveOperation(name))
-    operation = np.where(trace.collective >= 0, trace.collective, by_label[trace.name]) if len(trace.name) else trace.collective
+    operation = np.where(trace.collective >= 0, trace.collective, operation_of_label[trace.name]) if len(trace.name) else trace.collective
     operation = np.where(kernel, operation, np.int32(-1)).astype(np.int32)
     return Communication(operation >= 0, operation, operations)

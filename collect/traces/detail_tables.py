@@ -6,116 +6,116 @@ from collections.abc import Sequence
 
 from collect import notation
 from collect.traces import rank_sums
-from collect.traces.answer_tables import SHOWN, ms, number
+from collect.traces.answer_tables import MOST_ROWS, ms_text, number_text
 from collect.traces.rank_analysis import RankAnalysis
 from shardlab.terminal.console import Output
 
 MOST_LAYERS = 40  # the most rows of the table of modules; the JSON document contains all modules
-_LONGEST = 72  # the most characters of the name of a kernel; a longer name is cut
+_LONGEST_NAME = 72  # the most characters of the name of a kernel; a longer name is cut
 
 
-def show(output: Output, ranks: Sequence[RankAnalysis]) -> None:
+def print_detail_tables(output: Output, ranks: Sequence[RankAnalysis]) -> None:
     """Print the tables for which the traces contain data. If data is missing, print one line that says how to record it."""
-    _layers(output, ranks)
-    _memory(output, ranks)
-    _products(output, ranks)
-    _attention(output, ranks)
-    options = (
-        ("modules", "stacks", any(one.layers for one in ranks)),
-        ("memory", "memory", any(one.memory for one in ranks)),
-        ("shapes of matrix products", "shapes", any(one.products for one in ranks)),
+    _print_layers(output, ranks)
+    _print_memory(output, ranks)
+    _print_products(output, ranks)
+    _print_attention(output, ranks)
+    kinds = (
+        ("modules", "stacks", any(analysis.layers for analysis in ranks)),
+        ("memory", "memory", any(analysis.memory for analysis in ranks)),
+        ("shapes of matrix products", "shapes", any(analysis.products for analysis in ranks)),
     )
-    missing = [(what, option) for what, option, known in options if not known]
+    missing = [(data, option) for data, option, is_recorded in kinds if not is_recorded]
     if ranks and missing:
         output.line(
-            f"not recorded: {', '.join(what for what, _ in missing)}. "
+            f"not recorded: {', '.join(data for data, _ in missing)}. "
             f"`instruments: {{profile: {{{', '.join(f'{option}: true' for _, option in missing)}}}}}` records them."
         )
 
 
-def _layers(output: Output, ranks: Sequence[RankAnalysis]) -> None:
-    found = rank_sums.layers(ranks)
-    if not found:
+def _print_layers(output: Output, ranks: Sequence[RankAnalysis]) -> None:
+    layers = rank_sums.sum_layers(ranks)
+    if not layers:
         return
     rows = [
         [
-            f"{'  ' * min(one.depth, 12)}{one.name}",
-            f"{one.calls:,}",
-            ms(one.forward),
-            ms(one.backward),
-            ms(one.communication_ns),
-            ms(one.forward_host_ns),
-            ms(one.backward_host_ns),
+            f"{'  ' * min(layer.depth, 12)}{layer.name}",
+            f"{layer.calls:,}",
+            ms_text(layer.forward),
+            ms_text(layer.backward),
+            ms_text(layer.communication_ns),
+            ms_text(layer.forward_host_ns),
+            ms_text(layer.backward_host_ns),
         ]
-        for one in found[:MOST_LAYERS]
+        for layer in layers[:MOST_LAYERS]
     ]
-    more = f"; {len(found) - MOST_LAYERS} more in --json" if len(found) > MOST_LAYERS else ""
+    omitted_note = f"; {len(layers) - MOST_LAYERS} more in --json" if len(layers) > MOST_LAYERS else ""
     columns = ["Module", "Calls (n)", "Forward (ms)", "Backward (ms)", "Communication (ms)", "Host, forward (ms)"]
-    output.table(f"modules with all that they call, all ranks together{more}", [*columns, "Host, backward (ms)"], rows)
+    output.table(f"modules with all that they call, all ranks together{omitted_note}", [*columns, "Host, backward (ms)"], rows)
 
 
-def _memory(output: Output, ranks: Sequence[RankAnalysis]) -> None:
+def _print_memory(output: Output, ranks: Sequence[RankAnalysis]) -> None:
     rows = [
         [
-            "" if one.rank is None else str(one.rank),
+            "" if analysis.rank is None else str(analysis.rank),
             use.device,
-            *(_mib(size) for size in (use.start_bytes, use.end_bytes, use.peak_bytes, use.peak_reserved_bytes)),
+            *(_mib_text(size) for size in (use.start_bytes, use.end_bytes, use.peak_bytes, use.peak_reserved_bytes)),
         ]
-        for one in ranks
-        for use in one.memory
+        for analysis in ranks
+        for use in analysis.memory
     ]
     if rows:
         columns = ["Rank", "Device", "At the start (MiB)", "At the end (MiB)", "Peak (MiB)", "Peak reserved (MiB)"]
-        on_cpu = any(use.device == "cpu" for one in ranks for use in one.memory)
+        on_cpu = any(use.device == "cpu" for analysis in ranks for use in analysis.memory)
         note = "; cpu: since the recording began" if on_cpu else ""
         output.table(f"memory of the allocators in the profiled steps{note}", columns, rows)
 
 
-def _products(output: Output, ranks: Sequence[RankAnalysis]) -> None:
-    found = rank_sums.products(ranks)
-    if not found:
+def _print_products(output: Output, ranks: Sequence[RankAnalysis]) -> None:
+    products = rank_sums.sum_products(ranks)
+    if not products:
         return
     rows = [
         [
-            one.operator,
-            *(f"{size:,}" for size in (one.batch, one.m, one.n, one.k, one.calls)),
-            ms(one.total_ns),
-            number(None if one.flops_per_s is None else one.flops_per_s / 1e12),
+            product.operator,
+            *(f"{size:,}" for size in (product.batch, product.m, product.n, product.k, product.calls)),
+            ms_text(product.total_ns),
+            number_text(None if product.flops_per_s is None else product.flops_per_s / 1e12),
         ]
-        for one in found[:SHOWN]
+        for product in products[:MOST_ROWS]
     ]
-    total, time = sum(one.flops for one in found), sum(one.total_ns for one in found)
-    achieved = f": {notation.number(total / time / 1000)} TFLOP/s" if time else ""
-    more = f"; {len(found) - SHOWN} more in --json" if len(found) > SHOWN else ""
+    total, time = sum(product.flops for product in products), sum(product.total_ns for product in products)
+    achieved = f": {notation.format_number(total / time / 1000)} TFLOP/s" if time else ""
+    omitted_note = f"; {len(products) - MOST_ROWS} more in --json" if len(products) > MOST_ROWS else ""
     columns = ["Operator", "Batch", "M", "N", "K", "Calls (n)", "Time (ms)", "TFLOP/s"]
-    output.table(f"matrix products, all ranks together{achieved}{more}", columns, rows)
-    if untimed := sum(one.untimed for one in found):
+    output.table(f"matrix products, all ranks together{achieved}{omitted_note}", columns, rows)
+    if untimed := sum(product.untimed for product in products):
         output.line(f"{untimed:,} more products have no recorded kernels, so their time is not known.")
 
 
-def _attention(output: Output, ranks: Sequence[RankAnalysis]) -> None:
-    found = rank_sums.attention(ranks)
-    if not found:
+def _print_attention(output: Output, ranks: Sequence[RankAnalysis]) -> None:
+    uses = rank_sums.sum_attention(ranks)
+    if not uses:
         return
     rows = [
         [
-            one.backend,
-            "backward" if one.backward else "forward",
-            _short(one.name),
-            _short(", ".join(one.kernels)) if one.by == "operator" else "",
-            f"{one.calls:,}",
-            ms(one.total_ns),
+            use.backend,
+            "backward" if use.backward else "forward",
+            _shorten(use.name),
+            _shorten(", ".join(use.kernels)) if use.by == "operator" else "",
+            f"{use.calls:,}",
+            ms_text(use.total_ns),
         ]
-        for one in found[:SHOWN]
+        for use in uses[:MOST_ROWS]
     ]
-    more = f"; {len(found) - SHOWN} more in --json" if len(found) > SHOWN else ""
+    omitted_note = f"; {len(uses) - MOST_ROWS} more in --json" if len(uses) > MOST_ROWS else ""
     columns = ["Attention", "Pass", "Operator or kernel", "Its kernels", "Calls (n)", "Time (ms)"]
-    output.table(f"attention, all ranks together{more}", columns, rows)
+    output.table(f"attention, all ranks together{omitted_note}", columns, rows)
 
 
-def _mib(size: int | None) -> str:
-    return "" if size is None else notation.number(size / notation.MIB)
+def _mib_text(size: int | None) -> str:
+    return "" if size is None else notation.format_number(size / notation.MIB)
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+def _shorten(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.event import UNKNOWN, AnyArgs, Args, integers
+from collect.traces.event import UNKNOWN, AnyArgs, Args, to_integers
 
 PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"})
 _OPERATORS = ("cpu_op", "Operator")  # the category of operators today, and its name until PyTorch 1.10
@@ -33,7 +33,7 @@ class EventSpans(NamedTuple):
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
 
-    def only(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> EventSpans:
+    def select(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> EventSpans:
         """The chosen events. rows: which events are chosen, as a boolean mask or as indexes."""
         return EventSpans(self.name[rows], self.thread[rows], self.start_ns[rows], self.end_ns[rows])
 
@@ -128,46 +128,46 @@ class DetailColumns:
         arguments of the same events.
         """
         if len(keys) > len(self._classes):
-            new = [_class(key) for key in islice(keys, len(self._classes), None)]
-            self._classes = np.concatenate([self._classes, np.array(new, np.int8)])
-        of = self._classes[kinds]
-        rows = _with_times(np.flatnonzero(of == _PRODUCT), start_ns, duration_ns)
+            new_classes = [_classify(key) for key in islice(keys, len(self._classes), None)]
+            self._classes = np.concatenate([self._classes, np.array(new_classes, np.int8)])
+        class_of_event = self._classes[kinds]
+        rows = _select_timed(np.flatnonzero(class_of_event == _PRODUCT), start_ns, duration_ns)
         if len(rows):
             texts = self._texts
             shapes = np.array([texts[bytes(args[row].shapes)] for row in rows.tolist()], np.int32)
-            self._products.append(_part(kinds, start_ns, duration_ns, rows[shapes > 0]))
+            self._products.append(_build_part(kinds, start_ns, duration_ns, rows[shapes > 0]))
             self._shapes.append(shapes[shapes > 0])
         if self.numbers:
-            rows = _with_times(np.flatnonzero(of != _PLAIN), start_ns, duration_ns)
-            sequences = integers([args[row].autograd for row in rows.tolist()])
+            rows = _select_timed(np.flatnonzero(class_of_event != _PLAIN), start_ns, duration_ns)
+            sequences = to_integers([args[row].autograd for row in rows.tolist()])
             rows, sequences = rows[sequences >= 0], sequences[sequences >= 0]
-            threads = integers([args[row].forward_thread for row in rows.tolist()])
-            self._operators.append(_part(kinds, start_ns, duration_ns, rows))
+            threads = to_integers([args[row].forward_thread for row in rows.tolist()])
+            self._operators.append(_build_part(kinds, start_ns, duration_ns, rows))
             self._sequences.append(np.stack([sequences, threads]))
 
     def add_modules(self, kinds: NDArray[np.int32], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> None:
         """Add the calls of modules in a block of events. Calls without a time are ignored."""
-        rows = _with_times(np.arange(len(kinds)), start_ns, duration_ns)
-        self._modules.append(_part(kinds, start_ns, duration_ns, rows))
+        rows = _select_timed(np.arange(len(kinds)), start_ns, duration_ns)
+        self._modules.append(_build_part(kinds, start_ns, duration_ns, rows))
         self.numbers = True
 
-    def add_memory(self, found: Sequence[AnyArgs], moments_ns: NDArray[np.int64]) -> None:
+    def add_memory(self, memory_args: Sequence[AnyArgs], moments_ns: NDArray[np.int64]) -> None:
         """Add the allocations and releases in a block of events. Those without a time or size are ignored.
 
-        found: the arguments of the allocations and releases. moments_ns: their times.
+        memory_args: the arguments of the allocations and releases. moments_ns: their times.
         """
-        if not found:
+        if not memory_args:
             return
         columns = (
-            integers([arg.device_type for arg in found]),
-            integers([arg.device for arg in found]),
+            to_integers([arg.device_type for arg in memory_args]),
+            to_integers([arg.device for arg in memory_args]),
             moments_ns,
-            integers([arg.bytes for arg in found]),
-            integers([arg.allocated for arg in found]),
-            integers([arg.reserved for arg in found]),
+            to_integers([arg.bytes for arg in memory_args]),
+            to_integers([arg.allocated for arg in memory_args]),
+            to_integers([arg.reserved for arg in memory_args]),
         )
-        good = (columns[0] >= 0) & (columns[2] != UNKNOWN) & (columns[4] >= 0)
-        self._memory.append(MemoryEvents(*(column[good] for column in columns)))
+        is_valid = (columns[0] >= 0) & (columns[2] != UNKNOWN) & (columns[4] >= 0)
+        self._memory.append(MemoryEvents(*(column[is_valid] for column in columns)))
 
     def details(self, name: NDArray[np.int32], thread: NDArray[np.int32]) -> TraceDetails:
         """Join the details of all blocks. name, thread: for each kind of event, the index of its name and of its thread in
@@ -175,37 +175,37 @@ class DetailColumns:
         sequences = np.concatenate([np.empty((2, 0), np.int64), *self._sequences], axis=1)
         parts = [np.empty((6, 0), np.int64), *(np.stack(part) for part in self._memory)]
         return TraceDetails(
-            modules=_joined(self._modules, name, thread),
-            products=_joined(self._products, name, thread),
+            modules=_join_parts(self._modules, name, thread),
+            products=_join_parts(self._products, name, thread),
             shapes=np.concatenate([np.empty(0, np.int32), *self._shapes]),
             texts=list(self._texts),
-            operators=_joined(self._operators, name, thread),
+            operators=_join_parts(self._operators, name, thread),
             sequence=sequences[0],
             forward_thread=sequences[1],
             memory=MemoryEvents(*np.concatenate(parts, axis=1)),
         )
 
 
-def _with_times(rows: NDArray[np.intp], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> NDArray[np.intp]:
+def _select_timed(rows: NDArray[np.intp], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> NDArray[np.intp]:
     """Those of the rows whose event has a time and a duration that is not negative."""
-    good: NDArray[np.bool_] = (start_ns[rows] != UNKNOWN) & (duration_ns[rows] >= 0)
-    return rows[good]
+    is_valid: NDArray[np.bool_] = (start_ns[rows] != UNKNOWN) & (duration_ns[rows] >= 0)
+    return rows[is_valid]
 
 
-def _class(key: Key) -> int:
+def _classify(key: Key) -> int:
     name, category, _ = key
     if category not in _OPERATORS:
         return _PLAIN
     return _PRODUCT if name in PRODUCTS else _OPERATOR
 
 
-def _part(
+def _build_part(
     kinds: NDArray[np.int32], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64], rows: NDArray[np.intp]
 ) -> _Part:
     return _Part(kinds[rows], start_ns[rows], start_ns[rows] + duration_ns[rows])
 
 
-def _joined(parts: Sequence[_Part], name: NDArray[np.int32], thread: NDArray[np.int32]) -> EventSpans:
+def _join_parts(parts: Sequence[_Part], name: NDArray[np.int32], thread: NDArray[np.int32]) -> EventSpans:
     kinds = np.concatenate([np.empty(0, np.int32), *(part.kinds for part in parts)])
     return EventSpans(
         name[kinds],

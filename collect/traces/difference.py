@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from collect.traces.run_answers import RunAnswers
-from collect.traces.step_parts import StepPart, StepTime, step_time
+from collect.traces.step_parts import StepPart, StepTime, compute_step_time
 
 Unit = Literal["step", "trace"]
 
@@ -45,35 +45,35 @@ class StepDifference(msgspec.Struct, frozen=True, kw_only=True):
     parts: list[PartDifference]
 
 
-def difference(runs: Sequence[RunAnswers], against: Sequence[RunAnswers]) -> StepDifference | None:
+def compute_step_difference(runs: Sequence[RunAnswers], against: Sequence[RunAnswers]) -> StepDifference | None:
     """The difference between the mean step of `runs` and the mean step of `against`.
 
     None if no rank of `runs` or no rank of `against` was analysed, or if some ranks ran on GPUs and others on CPUs.
     """
-    ranks, others = ([one for run in every for one in run.ranks] for every in (runs, against))
-    if not ranks or not others or len({one.kind for one in (*ranks, *others)}) > 1:
+    ranks, other_ranks = ([analysis for run in side for analysis in run.ranks] for side in (runs, against))
+    if not ranks or not other_ranks or len({analysis.kind for analysis in (*ranks, *other_ranks)}) > 1:
         return None
-    by_step = all(one.steps for one in (*ranks, *others))
-    here, there = (step_time(every, by_step=by_step) for every in (runs, against))
-    return between(here, there, "step" if by_step else "trace")
+    by_step = all(analysis.steps for analysis in (*ranks, *other_ranks))
+    run_step, against_step = (compute_step_time(side, by_step=by_step) for side in (runs, against))
+    return subtract_step_times(run_step, against_step, "step" if by_step else "trace")
 
 
-def between(here: StepTime, there: StepTime, per: Unit) -> StepDifference:
-    """The difference between two mean steps, part by part: time of `here` minus time of `there`."""
-    found = [
+def subtract_step_times(run_step: StepTime, against_step: StepTime, per: Unit) -> StepDifference:
+    """The difference between two mean steps, part by part: time of `run_step` minus time of `against_step`."""
+    part_differences = [
         PartDifference(
             part=part,
             label=part.label,
-            time_ns=here.parts.get(part, 0),
-            against_ns=there.parts.get(part, 0),
-            difference_ns=here.parts.get(part, 0) - there.parts.get(part, 0),
+            time_ns=run_step.parts.get(part, 0),
+            against_ns=against_step.parts.get(part, 0),
+            difference_ns=run_step.parts.get(part, 0) - against_step.parts.get(part, 0),
         )
-        for part in here.parts.keys() | there.parts.keys()
+        for part in run_step.parts.keys() | against_step.parts.keys()
     ]
     return StepDifference(
         per=per,
-        time_ns=here.total_ns,
-        against_ns=there.total_ns,
-        difference_ns=here.total_ns - there.total_ns,
-        parts=sorted(found, key=lambda one: (-abs(one.difference_ns), one.part)),
+        time_ns=run_step.total_ns,
+        against_ns=against_step.total_ns,
+        difference_ns=run_step.total_ns - against_step.total_ns,
+        parts=sorted(part_differences, key=lambda part_difference: (-abs(part_difference.difference_ns), part_difference.part)),
     )

@@ -145,7 +145,7 @@ KinetoEvent = CompleteEvent | InstantEvent | _Unused
 KinetoEventTexts = CompleteEventTexts | InstantEventTexts | _Unused
 
 
-def of_numbers(times: Sequence[float]) -> NDArray[np.int64] | None:
+def numbers_to_ns(times: Sequence[float]) -> NDArray[np.int64] | None:
     """Convert each time in microseconds to nanoseconds. Shape (number of times,).
 
     Returns None if a number does not determine the nanosecond; the caller must then decode the times as texts.
@@ -156,18 +156,18 @@ def of_numbers(times: Sequence[float]) -> NDArray[np.int64] | None:
     2**43 us, the result for a text with more decimals may be wrong by 1 ns; Kineto writes three decimals.
     """
     if times and type(times[0]) is int and set(map(type, times)) == {int}:
-        return _of_integers(times)
+        return _integers_to_ns(times)
     try:
         us = np.fromiter(times, np.float64, len(times))
     except OverflowError:  # an integer that no float64 can hold
         return None
-    whole = np.floor(us)
-    ns = whole * 1000 + np.rint((us - whole) * 1000)  # `us * 1000` would be rounded to a neighbouring integer near 2**43 us
-    exact = np.array_equal(ns / 1000, us) and np.abs(us).max(initial=0) < _MOST_FLOAT
-    return ns.astype(np.int64) if exact else None
+    floor = np.floor(us)
+    ns = floor * 1000 + np.rint((us - floor) * 1000)  # `us * 1000` would be rounded to a neighbouring integer near 2**43 us
+    is_exact = np.array_equal(ns / 1000, us) and np.abs(us).max(initial=0) < _MOST_FLOAT
+    return ns.astype(np.int64) if is_exact else None
 
 
-def _of_integers(times: Sequence[float]) -> NDArray[np.int64] | None:
+def _integers_to_ns(times: Sequence[float]) -> NDArray[np.int64] | None:
     try:
         us = np.fromiter(times, np.int64, len(times))
     except OverflowError:
@@ -175,7 +175,7 @@ def _of_integers(times: Sequence[float]) -> NDArray[np.int64] | None:
     return us * 1000 if us.min() * 1000.0 > -_MOST and us.max() * 1000.0 < _MOST else None
 
 
-def of_texts(texts: Sequence[Raw]) -> NDArray[np.int64]:
+def texts_to_ns(texts: Sequence[Raw]) -> NDArray[np.int64]:
     """Convert each text of microseconds to nanoseconds, rounded half to even; UNKNOWN for a text that is not a number. Shape
     (number of texts,).
 
@@ -184,34 +184,34 @@ def of_texts(texts: Sequence[Raw]) -> NDArray[np.int64]:
     """
     joined = b"\n" + b"\n".join(texts)  # each text is a Raw, which `join` takes like bytes
     characters = np.frombuffer(joined, np.uint8)
-    begins = np.flatnonzero(characters == _NEWLINE)
+    starts = np.flatnonzero(characters == _NEWLINE)
     points = np.flatnonzero(characters == _POINT)
     digits = np.count_nonzero((characters >= _ZERO) & (characters <= _NINE))
-    if len(texts) == len(begins) > 0 and digits + len(points) + len(begins) == len(characters):
-        ends = np.append(begins[1:], len(characters))
+    if len(texts) == len(starts) > 0 and digits + len(points) + len(starts) == len(characters):
+        stops = np.append(starts[1:], len(characters))
         # The index of the text that contains each decimal point. In texts of Kineto, every text has one point.
-        of = np.arange(len(points)) if len(points) == len(begins) else np.searchsorted(begins, points) - 1
-        decimals, whole = np.zeros((2, len(begins)), np.int64)
-        decimals[of] = ends[of] - points - 1
-        whole[:] = ends - begins - 1 - decimals
-        whole[of] -= 1
-        each = np.all((points > begins[of]) & (points < ends[of])) and np.all(np.diff(of) > 0)
-        longest = characters[begins[whole == _DIGITS] + 1]  # first digit of the longest texts; it is 1 in today's timestamps
-        fits = whole.max() < _DIGITS or (whole.max() == _DIGITS and np.all(longest == _ONE))
-        if each and whole.min() > 0 and decimals.max() <= 3 and fits:
+        text_of_point = np.arange(len(points)) if len(points) == len(starts) else np.searchsorted(starts, points) - 1
+        decimals, lengths = np.zeros((2, len(starts)), np.int64)
+        decimals[text_of_point] = stops[text_of_point] - points - 1
+        lengths[:] = stops - starts - 1 - decimals
+        lengths[text_of_point] -= 1
+        one_point_each = np.all((points > starts[text_of_point]) & (points < stops[text_of_point])) and np.all(np.diff(text_of_point) > 0)
+        longest = characters[starts[lengths == _DIGITS] + 1]  # first digit of the longest texts; it is 1 in today's timestamps
+        fits_int64 = lengths.max() < _DIGITS or (lengths.max() == _DIGITS and np.all(longest == _ONE))
+        if one_point_each and lengths.min() > 0 and decimals.max() <= 3 and fits_int64:
             return np.fromstring(joined.replace(b".", b""), np.int64, sep="\n") * 10 ** (3 - decimals)
-    return np.array([_one(bytes(text)) for text in texts], np.int64)
+    return np.array([_text_to_ns(bytes(text)) for text in texts], np.int64)
 
 
-def _one(text: bytes) -> int:
+def _text_to_ns(text: bytes) -> int:
     try:
-        exact = Decimal(text.decode()) * 1000
-        return int(exact.to_integral_value()) if abs(exact) < _MOST else UNKNOWN
+        exact_ns = Decimal(text.decode()) * 1000
+        return int(exact_ns.to_integral_value()) if abs(exact_ns) < _MOST else UNKNOWN
     except (ArithmeticError, UnicodeDecodeError):  # not a number, or an exponent that is too great
         return UNKNOWN
 
 
-def integers(values: Sequence[Any]) -> NDArray[np.int64]:
+def to_integers(values: Sequence[Any]) -> NDArray[np.int64]:
     """Convert each value to an integer. A value may also be a text of digits. Shape (number of values,).
 
     The result is -1 for a value that is not a number or does not fit into 64 bits.
@@ -219,12 +219,12 @@ def integers(values: Sequence[Any]) -> NDArray[np.int64]:
     try:
         return np.fromiter(values, np.int64, len(values))  # converts each value as `int` does
     except (TypeError, ValueError, OverflowError):
-        return np.array([_integer(value) for value in values], np.int64)
+        return np.array([_to_integer(value) for value in values], np.int64)
 
 
-def _integer(value: Any) -> int:
+def _to_integer(value: Any) -> int:
     try:
-        whole = int(value) if isinstance(value, int | float | str) else -1
+        integer = int(value) if isinstance(value, int | float | str) else -1
     except (ValueError, OverflowError):
         return -1
-    return whole if -(1 << 63) <= whole < 1 << 63 else -1
+    return integer if -(1 << 63) <= integer < 1 << 63 else -1

@@ -20,20 +20,20 @@ from collect.traces.event import (
     KinetoEvent,
     KinetoEventTexts,
     TraceEvent,
-    of_numbers,
-    of_texts,
+    numbers_to_ns,
+    texts_to_ns,
 )
 
 MODULE = "nn.Module: "  # Kineto's prefix for the frame of the Python stack that calls a module
 MEMORY = "[memory]"
 # Categories of events that `complete` does not contain: frames of the Python stack (very many), and the span of the profiler.
-_UNSEEN = frozenset({"python_function", "Trace"})
+_IGNORED_CATEGORIES = frozenset({"python_function", "Trace"})
 _FRAMES, _ALLOCATIONS = "python_function", "cpu_instant_event"  # the categories of calls of modules and of allocations
-_KNOWN = frozenset("XiIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format whose events are used or have no duration
+_PHASES = frozenset("XiIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format whose events are used or have no duration
 
-_numbers = msgspec.json.Decoder(list[KinetoEvent])
-_texts = msgspec.json.Decoder(list[KinetoEventTexts])
-_any = msgspec.json.Decoder(list[AnyEvent])
+_number_decoder = msgspec.json.Decoder(list[KinetoEvent])
+_text_decoder = msgspec.json.Decoder(list[KinetoEventTexts])
+_any_phase_decoder = msgspec.json.Decoder(list[AnyEvent])
 
 
 class DecodedEvents(NamedTuple):
@@ -79,48 +79,48 @@ class EventDecoder:
         """Decode a JSON list of events. Raises one of DECODE_FAULTS if the text is not a list of events."""
         try:
             if not self._exact:
-                if (found := _with_numbers(_numbers.decode(text))) is not None:
-                    return found
+                if (decoded := _convert_with_numbers(_number_decoder.decode(text))) is not None:
+                    return decoded
                 self._exact = True
-            return _with_texts(_texts.decode(text))
+            return _convert_with_texts(_text_decoder.decode(text))
         except msgspec.ValidationError:
-            return timed(_any.decode(text))
+            return convert_events(_any_phase_decoder.decode(text))
 
 
-def timed(events: Sequence[AnyEvent]) -> DecodedEvents:
+def convert_events(events: Sequence[AnyEvent]) -> DecodedEvents:
     """Select the events that are used, and convert their times, which are texts, to nanoseconds."""
     lost: Counter[str] = Counter()
     phases = Counter(event.ph for event in events)
-    for phase in phases.keys() - _KNOWN:
+    for phase in phases.keys() - _PHASES:
         reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
         lost[reason] += phases[phase]
-    found = _selected(
+    decoded = _select_events(
         [event for event in events if event.ph == "X"],
         [event for event in events if event.ph == "i"],
-        of_texts,
+        texts_to_ns,
         lost=lost,
         any_phase=any(phases),
     )
-    assert found is not None  # only numbers may not determine a time
-    return found
+    assert decoded is not None  # only numbers may not determine a time
+    return decoded
 
 
-def _with_numbers(events: Sequence[KinetoEvent]) -> DecodedEvents | None:
+def _convert_with_numbers(events: Sequence[KinetoEvent]) -> DecodedEvents | None:
     """Select the events that are used. None if a number does not determine the nanosecond of a time."""
     complete = [event for event in events if type(event) is CompleteEvent]
     instant = [event for event in events if type(event) is InstantEvent]
-    return _selected(complete, instant, of_numbers, lost={}, any_phase=bool(events))
+    return _select_events(complete, instant, numbers_to_ns, lost={}, any_phase=bool(events))
 
 
-def _with_texts(events: Sequence[KinetoEventTexts]) -> DecodedEvents:
+def _convert_with_texts(events: Sequence[KinetoEventTexts]) -> DecodedEvents:
     complete = [event for event in events if type(event) is CompleteEventTexts]
     instant = [event for event in events if type(event) is InstantEventTexts]
-    found = _selected(complete, instant, of_texts, lost={}, any_phase=bool(events))
-    assert found is not None
-    return found
+    decoded = _select_events(complete, instant, texts_to_ns, lost={}, any_phase=bool(events))
+    assert decoded is not None
+    return decoded
 
 
-def _selected(
+def _select_events(
     complete: Sequence[TraceEvent],
     instant: Sequence[InstantEvent | InstantEventTexts | AnyEvent],
     nanoseconds: Callable[[list[Any]], NDArray[np.int64] | None],
@@ -128,23 +128,23 @@ def _selected(
     lost: dict[str, int],
     any_phase: bool,
 ) -> DecodedEvents | None:
-    used = [event for event in complete if event.cat not in _UNSEEN]
+    selected = [event for event in complete if event.cat not in _IGNORED_CATEGORIES]
     modules: list[TraceEvent] = []
-    if len(used) < len(complete):
+    if len(selected) < len(complete):
         modules = [event for event in complete if event.cat == _FRAMES and event.name.startswith(MODULE)]
     memory = [event for event in instant if event.cat == _ALLOCATIONS and event.name == MEMORY]
-    lasting = [*used, *modules] if modules else used
+    lasting = [*selected, *modules] if modules else selected
     starting = [*lasting, *memory] if memory else lasting
     starts, durations = nanoseconds([event.ts for event in starting]), nanoseconds([event.dur for event in lasting])
     if starts is None or durations is None:
         return None
     return DecodedEvents(
-        used,
-        starts[: len(used)],
-        durations[: len(used)],
+        selected,
+        starts[: len(selected)],
+        durations[: len(selected)],
         modules=modules,
-        module_start_ns=starts[len(used) : len(lasting)],
-        module_duration_ns=durations[len(used) :],
+        module_start_ns=starts[len(selected) : len(lasting)],
+        module_duration_ns=durations[len(selected) :],
         memory=[event.args or AnyArgs() for event in memory],
         memory_ns=starts[len(lasting) :],
         lost=lost,

@@ -13,8 +13,8 @@ import msgspec
 from collect import sources
 from collect import traces as traces_
 from collect.traces import trace
-from collect.traces.breakdown import Breakdown, breakdown
-from collect.traces.rank_analysis import RankAnalysis, analyse
+from collect.traces.breakdown import Breakdown, compute_breakdown
+from collect.traces.rank_analysis import RankAnalysis, analyse_rank
 from shardlab.errors import WorkspaceError
 from shardlab.files import files, json_file
 
@@ -25,7 +25,7 @@ class TraceFigures(msgspec.Struct, frozen=True):
     breakdown: how the rank spent its time. analysis: further results of the rank (`RankAnalysis`).
     """
 
-    breakdown: Breakdown
+    compute_breakdown: Breakdown
     analysis: RankAnalysis
 
 
@@ -42,32 +42,32 @@ class CachedFigures(msgspec.Struct):
     figures: TraceFigures | None
 
 
-def figures(path: Path) -> TraceFigures | None:
+def load_figures(path: Path) -> TraceFigures | None:
     """The figures of a trace. None if the trace is damaged or has no figures. Raises OSError if the trace cannot be opened.
 
     The figures are read from the cache file. They are computed again if the trace or the code changed since the cache file was
     written, or if the cache file is damaged.
     """
     status = path.stat()
-    now = CachedFigures(status.st_size, status.st_mtime_ns, _code(), None)
-    place = path.with_name(f".{path.name}.figures.json")  # a hidden file, because the cache is not a record of the run
-    kept = json_file.read_if_valid(place, CachedFigures)
-    if kept is not None and msgspec.structs.replace(kept, figures=None) == now:
-        return kept.figures
-    found = trace.read(path)
-    now.figures = None if found.lost or found.cut else _figures(found)
+    entry = CachedFigures(status.st_size, status.st_mtime_ns, _code_digest(), None)
+    cache_path = path.with_name(f".{path.name}.figures.json")  # a hidden file, because the cache is not a record of the run
+    cached = json_file.read_if_valid(cache_path, CachedFigures)
+    if cached is not None and msgspec.structs.replace(cached, figures=None) == entry:
+        return cached.figures
+    loaded_trace = trace.read_trace(path)
+    entry.figures = None if loaded_trace.lost or loaded_trace.cut else _compute_figures(loaded_trace)
     with contextlib.suppress(WorkspaceError):  # if the folder is read-only, there is no cache, and the trace is read each time
-        files.write_atomic(place, msgspec.json.encode(now), sync=False)
-    return now.figures
+        files.write_atomic(cache_path, msgspec.json.encode(entry), sync=False)
+    return entry.figures
 
 
-def _figures(found: trace.Trace) -> TraceFigures | None:
-    exact, analysis = breakdown(found), analyse(found)
-    return None if exact is None or analysis is None else TraceFigures(exact, analysis)
+def _compute_figures(loaded_trace: trace.Trace) -> TraceFigures | None:
+    rank_breakdown, analysis = compute_breakdown(loaded_trace), analyse_rank(loaded_trace)
+    return None if rank_breakdown is None or analysis is None else TraceFigures(rank_breakdown, analysis)
 
 
 @cache
-def _code() -> str:
+def _code_digest() -> str:
     """The digest of the source code that reads traces and computes figures from them."""
     folders = (Path(package.__path__[0]) for package in (sources, traces_))
     texts = (path.read_bytes() for folder in folders for path in sorted(folder.glob("*.py")))

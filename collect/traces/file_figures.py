@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from collect.traces.breakdown import Breakdown, breakdown, unknown_categories
+from collect.traces.breakdown import Breakdown, compute_breakdown, count_unknown_categories
 from collect.traces.launches import GPU_CATEGORIES
-from collect.traces.rank_analysis import RankAnalysis, analyse
+from collect.traces.rank_analysis import RankAnalysis, analyse_rank
 from collect.traces.trace import Trace
 
 MOST_CATEGORIES = 12  # the most unknown categories that a sentence names
@@ -31,50 +31,50 @@ class FileFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     rank: int | None
-    breakdown: Breakdown | None
+    compute_breakdown: Breakdown | None
     analysis: RankAnalysis | None
     why: str
     damage: list[str]
 
 
-def file_figures(trace: Trace) -> FileFigures:
+def compute_file_figures(trace: Trace) -> FileFigures:
     """Compute the exact figures (numbers) of a trace."""
-    found = breakdown(trace)
+    rank_breakdown = compute_breakdown(trace)
     return FileFigures(
         path=str(trace.path),
         rank=trace.rank,
-        breakdown=found,
-        analysis=analyse(trace) if found else None,
-        why="" if found or trace.cut else why_none(trace),
-        damage=damages(trace),
+        breakdown=rank_breakdown,
+        analysis=analyse_rank(trace) if rank_breakdown else None,
+        why="" if rank_breakdown or trace.cut else explain_missing_figures(trace),
+        damage=describe_damage(trace),
     )
 
 
-def in_order(figures: Sequence[FileFigures]) -> list[FileFigures]:
+def sort_by_rank(figures: Sequence[FileFigures]) -> list[FileFigures]:
     """The figures of trace files, sorted by rank (as a number). Files without a rank come last."""
-    return sorted(figures, key=lambda one: order(one.rank, one.path))
+    return sorted(figures, key=lambda file: rank_sort_key(file.rank, file.path))
 
 
-def order(rank: int | None, path: str) -> tuple[bool, int, str]:
+def rank_sort_key(rank: int | None, path: str) -> tuple[bool, int, str]:
     """The sort key of a trace: its rank (as a number), then its path. Traces without a rank come last."""
     return rank is None, rank or 0, path
 
 
-def damages(trace: Trace) -> list[str]:
+def describe_damage(trace: Trace) -> list[str]:
     """Sentences about the damage of a trace: events that were lost, and a file that was cut short."""
-    found = [f"{count:,} events lost: {reason}" for reason, count in trace.lost.items()]
-    return [*found, *([f"cut short: {trace.cut}"] if trace.cut else [])]
+    lost_events = [f"{count:,} events lost: {reason}" for reason, count in trace.lost.items()]
+    return [*lost_events, *([f"cut short: {trace.cut}"] if trace.cut else [])]
 
 
-def why_none(trace: Trace) -> str:
+def explain_missing_figures(trace: Trace) -> str:
     """A clause that says why a trace has no figures."""
     if not len(trace.name):
         return "the trace has no events."
-    unknown = sorted(unknown_categories(trace).items(), key=lambda item: -item[1])
-    if not unknown:
+    counts = sorted(count_unknown_categories(trace).items(), key=lambda item: -item[1])
+    if not counts:
         return "no kernels of a GPU and no operators, so there are no figures."
-    said = ", ".join(f"{name} ({count:,} events)" for name, count in unknown[:MOST_CATEGORIES])
+    named_categories = ", ".join(f"{name} ({count:,} events)" for name, count in counts[:MOST_CATEGORIES])
     return (
-        f"no figures: the trace has events of an accelerator whose categories are not known: {said}. Known: "
+        f"no figures: the trace has events of an accelerator whose categories are not known: {named_categories}. Known: "
         f"{', '.join(GPU_CATEGORIES)}, as Kineto writes them for GPUs. --like-hta counts every event with a stream."
     )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import intervals
-from collect.traces.collective import GLOO, CollectiveOperation, meaning
+from collect.traces.collective import GLOO, CollectiveOperation, find_torch_name
 from collect.traces.intervals import Intervals
 from collect.traces.launches import STEP
 from collect.traces.trace import Trace
@@ -43,51 +43,51 @@ class Activity(NamedTuple):
     communication: Intervals
 
 
-def activity(trace: Trace) -> Activity | None:
+def find_activity(trace: Trace) -> Activity | None:
     """Find what a rank without a GPU does, from its trace; None if the trace contains neither operators nor spans of gloo."""
-    step = steps_of(trace)
-    operators = trace.of_category("cpu_op")
-    collectives = _named(trace, lambda label: label.startswith(GLOO)) & ~operators
+    is_step = find_steps(trace)
+    operators = trace.has_category("cpu_op")
+    collectives = _match_names(trace, lambda label: label.startswith(GLOO)) & ~operators
     if not (operators | collectives).any():
         return None
-    main = _main_thread(trace, step, operators)
+    main = _find_main_thread(trace, is_step, operators)
     operators &= trace.thread == main
-    c10d = operators & _named(trace, lambda label: label.startswith(_C10D))
-    computing = operators & ~c10d & _named(trace, lambda label: not label.startswith(WRAPPER))
-    seen = step if step.any() else operators | collectives
-    start, end = int(trace.start_ns[seen].min()), int(trace.end_ns[seen].max())
-    compute = intervals.without(intervals.of(trace, computing), intervals.of(trace, c10d))
+    c10d = operators & _match_names(trace, lambda label: label.startswith(_C10D))
+    computing = operators & ~c10d & _match_names(trace, lambda label: not label.startswith(WRAPPER))
+    range_events = is_step if is_step.any() else operators | collectives
+    start, end = int(trace.start_ns[range_events].min()), int(trace.end_ns[range_events].max())
+    compute = intervals.subtract_intervals(intervals.event_intervals(trace, computing), intervals.event_intervals(trace, c10d))
     return Activity(
         start_ns=start,
         end_ns=end,
         operators=operators,
         c10d=c10d,
-        launches=c10d & _named(trace, lambda label: label.startswith("c10d::")),
+        launches=c10d & _match_names(trace, lambda label: label.startswith("c10d::")),
         computing=computing,
         collectives=collectives,
-        compute=intervals.within(compute, start, end),
-        communication=intervals.within(intervals.of(trace, collectives), start, end),
+        compute=intervals.clip_intervals(compute, start, end),
+        communication=intervals.clip_intervals(intervals.event_intervals(trace, collectives), start, end),
     )
 
 
-def steps_of(trace: Trace) -> NDArray[np.bool_]:
+def find_steps(trace: Trace) -> NDArray[np.bool_]:
     """Which events are profiler steps."""
-    return trace.of_category("user_annotation") & _named(trace, lambda label: STEP.match(label) is not None)
+    return trace.has_category("user_annotation") & _match_names(trace, lambda label: STEP.match(label) is not None)
 
 
 def starts_in_steps(trace: Trace, moments: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which moments lie in a profiler step. If the trace has no profiler steps, all moments count. Shape (number of
     moments,)."""
-    steps = steps_of(trace)
-    return intervals.covers(intervals.of(trace, steps), moments) if steps.any() else np.ones(len(moments), bool)
+    steps = find_steps(trace)
+    return intervals.covers(intervals.event_intervals(trace, steps), moments) if steps.any() else np.ones(len(moments), bool)
 
 
-def autograd_of(trace: Trace) -> NDArray[np.bool_]:
+def find_autograd(trace: Trace) -> NDArray[np.bool_]:
     """Which events are the wrappers of autograd around the operators of a backward pass."""
-    return trace.of_category("cpu_op") & _named(trace, lambda label: label.startswith(WRAPPER))
+    return trace.has_category("cpu_op") & _match_names(trace, lambda label: label.startswith(WRAPPER))
 
 
-def meanings(trace: Trace, found: Activity) -> list[str]:
+def name_collectives(trace: Trace, activity: Activity) -> list[str]:
     """The name of the collective of each span of gloo, in the order of the spans in the trace.
 
     gloo carries out a reduce_scatter as an all_reduce of the whole input, and names the span all_reduce. The operator that
@@ -95,45 +95,45 @@ def meanings(trace: Trace, found: Activity) -> list[str]:
     launches are paired in this order. If they do not pair one to one with matching names (for example because some launches
     were before the recording), every span keeps the name that gloo gave it.
 
-    found: the result of `activity` for the trace.
+    activity: the result of `find_activity` for the trace.
     """
-    rows = np.flatnonzero(found.collectives)
-    said = [trace.labels[label].removeprefix(GLOO) for label in trace.name[rows]]
-    queued = [index for index, name in enumerate(said) if name not in _POINT_TO_POINT]
+    rows = np.flatnonzero(activity.collectives)
+    span_names = [trace.labels[label].removeprefix(GLOO) for label in trace.name[rows]]
+    queued = [index for index, name in enumerate(span_names) if name not in _POINT_TO_POINT]
     queued.sort(key=lambda index: trace.start_ns[rows[index]])
-    launches = sorted(np.flatnonzero(found.launches), key=lambda row: trace.start_ns[row])
-    asks = [(row, meaning(trace.labels[trace.name[row]].removeprefix("c10d::").strip("_"))) for row in launches]
-    asked = [(row, name) for row, name in asks if name not in _POINT_TO_POINT]
-    if len(asked) != len(queued):
-        return said
-    meant = list(said)
-    for index, (row, name) in zip(queued, asked, strict=True):
-        same = name == said[index] or (name, said[index]) == ("reduce_scatter", "all_reduce")
-        if not same or trace.start_ns[rows[index]] < trace.start_ns[row]:
-            return said
-        meant[index] = name
-    return meant
+    launch_rows = sorted(np.flatnonzero(activity.launches), key=lambda row: trace.start_ns[row])
+    launch_names = [(row, find_torch_name(trace.labels[trace.name[row]].removeprefix("c10d::").strip("_"))) for row in launch_rows]
+    queued_launches = [(row, name) for row, name in launch_names if name not in _POINT_TO_POINT]
+    if len(queued_launches) != len(queued):
+        return span_names
+    collective_names = list(span_names)
+    for index, (row, name) in zip(queued, queued_launches, strict=True):
+        is_match = name == span_names[index] or (name, span_names[index]) == ("reduce_scatter", "all_reduce")
+        if not is_match or trace.start_ns[rows[index]] < trace.start_ns[row]:
+            return span_names
+        collective_names[index] = name
+    return collective_names
 
 
-def operations(trace: Trace, found: Activity, names: Sequence[str]) -> list[CollectiveOperation]:
-    """The collective of each span of gloo, in the order of the spans in the trace. names: the result of `meanings`.
+def find_span_operations(trace: Trace, activity: Activity, names: Sequence[str]) -> list[CollectiveOperation]:
+    """The collective of each span of gloo, in the order of the spans in the trace. names: the result of `name_collectives`.
 
     The number of elements is known if the profiler recorded shapes. gloo gathers the inputs of all ranks of the group, so the
     output of an all_gather is its input times the number of ranks. If a reduce_scatter was launched but its span could not be
     identified, the size of an all_reduce is not given, because the span may be the reduce_scatter, which counts as fewer bytes.
     """
-    size = sole_size(trace)
-    uncertain = "reduce_scatter" not in names and bool((found.launches & _named(trace, lambda label: _SCATTER in label)).any())
-    each = []
-    for row, name in zip(np.flatnonzero(found.collectives), names, strict=True):
-        known = trace.collectives[index] if (index := trace.collective[row]) >= 0 else CollectiveOperation(name)
-        inside = None if name == "all_reduce" and uncertain else known.in_elements
-        outside = inside * size if name == "all_gather" and inside is not None and size is not None else None
-        each.append(known._replace(name=name, in_elements=inside, out_elements=outside))
-    return each
+    size = find_sole_group_size(trace)
+    is_ambiguous = "reduce_scatter" not in names and bool((activity.launches & _match_names(trace, lambda label: _SCATTER in label)).any())
+    span_operations = []
+    for row, name in zip(np.flatnonzero(activity.collectives), names, strict=True):
+        operation = trace.collectives[index] if (index := trace.collective[row]) >= 0 else CollectiveOperation(name)
+        in_elements = None if name == "all_reduce" and is_ambiguous else operation.in_elements
+        out_elements = in_elements * size if name == "all_gather" and in_elements is not None and size is not None else None
+        span_operations.append(operation._replace(name=name, in_elements=in_elements, out_elements=out_elements))
+    return span_operations
 
 
-def sole_size(trace: Trace) -> int | None:
+def find_sole_group_size(trace: Trace) -> int | None:
     """The number of ranks in the process groups of a rank, if all these groups have the same size; otherwise None.
 
     Also None if the trace does not list the groups.
@@ -142,12 +142,12 @@ def sole_size(trace: Trace) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _main_thread(trace: Trace, step: NDArray[np.bool_], operators: NDArray[np.bool_]) -> int:
+def _find_main_thread(trace: Trace, step: NDArray[np.bool_], operators: NDArray[np.bool_]) -> int:
     """The number of the thread with the profiler steps. Without profiler steps, the thread with the most operators; -1
     without both."""
     rows = step if step.any() else operators
     return int(np.bincount(trace.thread[rows]).argmax()) if rows.any() else -1
 
 
-def _named(trace: Trace, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
-    return trace.among(trace.name, [wanted(label) for label in trace.labels])
+def _match_names(trace: Trace, is_wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+    return trace.match_labels(trace.name, [is_wanted(label) for label in trace.labels])

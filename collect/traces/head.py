@@ -49,42 +49,42 @@ def read_head(text: bytes) -> TraceHead:
     """Parse the text before the list of events. Information that is missing or damaged counts as unknown; no error is
     raised."""
     host = _HOST.search(text)
-    devices = _list(text, _DEVICES, list[_Device])
-    groups = _list(text, _GROUPS, list[NamedGroup])
+    devices = _read_list(text, _DEVICES, list[_Device])
+    groups = _read_list(text, _GROUPS, list[NamedGroup])
     models = {device.name for device in devices or []}
     return TraceHead(
-        host=_value(host[1], str) or "" if host else "",
+        host=_decode_json(host[1], str) or "" if host else "",
         gpu=models.pop() if len(models) == 1 else "",
         groups=tuple(groups) if groups else None,
     )
 
 
-def _list(text: bytes, key: re.Pattern[bytes], of_type: Any) -> Any:
+def _read_list(text: bytes, key: re.Pattern[bytes], of_type: Any) -> Any:
     """Decode the JSON list that follows a key. None if the key is missing, or if the list is damaged or not of this type."""
-    found = key.search(text)
-    end = _end_of_list(text, found.end()) if found else None
-    return None if found is None or end is None else _value(text[found.end() : end], of_type)
+    match = key.search(text)
+    end = _find_end_of_list(text, match.end()) if match else None
+    return None if match is None or end is None else _decode_json(text[match.end() : end], of_type)
 
 
-def _end_of_list(text: bytes, start: int) -> int | None:
+def _find_end_of_list(text: bytes, start: int) -> int | None:
     """The index of the end of the JSON list that begins at `start`; None if the list does not end within _LONGEST characters.
 
     Brackets inside strings of the list do not count.
     """
-    depth, quoted, at = 0, False, start
+    depth, quoted, end = 0, False, start
     for match in re.compile(rb'\\.|["\[\]]').finditer(text, start, start + _LONGEST):
-        found = match[0]
-        if found == b'"':
+        character = match[0]
+        if character == b'"':
             quoted = not quoted
-        elif not quoted and found in (b"[", b"]"):
-            depth += 1 if found == b"[" else -1
-            at = match.end()
+        elif not quoted and character in (b"[", b"]"):
+            depth += 1 if character == b"[" else -1
+            end = match.end()
             if not depth:
-                return at
+                return end
     return None
 
 
-def _value(text: bytes, of_type: Any) -> Any:
+def _decode_json(text: bytes, of_type: Any) -> Any:
     try:
         return msgspec.json.decode(text, type=of_type)
     except DECODE_FAULTS:

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import collective, intervals
-from collect.traces.breakdown import Breakdown, EventTally, HtaBounds, renamed, steps, tally
+from collect.traces.breakdown import Breakdown, EventTally, HtaBounds, rename_tallies, count_steps, tally_events
 from collect.traces.trace import Trace
 from shardlab.errors import InputError
 
@@ -54,89 +54,89 @@ class Kernels(NamedTuple):
     start_us: NDArray[np.int64]
     end_us: NDArray[np.int64]
 
-    def only(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> Kernels:
+    def select(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> Kernels:
         """The chosen kernels. chosen: a boolean mask, or indexes."""
         return Kernels(*(column[chosen] for column in self))
 
 
-def breakdowns(traces: Sequence[Trace]) -> list[Breakdown]:
+def compute_hta_breakdowns(traces: Sequence[Trace]) -> list[Breakdown]:
     """HTA's breakdown for each trace, in the order of the traces. Raises InputError if HTA gives no figures for any one of
     them."""
-    found = attempts(traces)
-    for one in found:
-        if isinstance(one, InputError):
-            raise one
-    return [one for one in found if isinstance(one, Breakdown)]
+    results = attempt_breakdowns(traces)
+    for result in results:
+        if isinstance(result, InputError):
+            raise result
+    return [result for result in results if isinstance(result, Breakdown)]
 
 
-def attempts(traces: Sequence[Trace]) -> list[Breakdown | InputError]:
+def attempt_breakdowns(traces: Sequence[Trace]) -> list[Breakdown | InputError]:
     """For each trace, HTA's breakdown, or an InputError that says why HTA gives no figures for the trace.
 
     All traces of a run must be passed together, because HTA leaves out the last profiler step only if all traces together have
     at least two steps.
     """
-    names = {label for trace in traces for label in _steps_of(trace)}
-    found: list[Breakdown | InputError] = []
+    step_names = {label for trace in traces for label in _step_names(trace)}
+    results: list[Breakdown | InputError] = []
     for trace in traces:
         try:
-            found.append(_breakdown(trace, leave_out_last=len(names) > 1))
+            results.append(_compute_breakdown(trace, leave_out_last=len(step_names) > 1))
         except InputError as error:
-            found.append(error)
-    return found
+            results.append(error)
+    return results
 
 
-def _breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
-    kernels = _kernels(trace, leave_out_last=leave_out_last)
+def _compute_breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
+    kernels = _select_kernels(trace, leave_out_last=leave_out_last)
     if not len(kernels.rows):
-        without = " before the last profiler step" if leave_out_last else ""
-        raise InputError(f"{trace.path}: no kernels of a GPU{without}. Allowed with --like-hta: traces of runs on GPUs.")
-    communicating, moving, computing = _kinds(trace, kernels)
-    computing_kernels, communicating_kernels = kernels.only(computing), kernels.only(communicating)
-    busy, communication = _merged(kernels), _merged(communicating_kernels)
-    memory, computation = _merged(kernels.only(moving)), _merged(computing_kernels)
-    compute = _length(computation)
-    span = int(busy[1][-1] - busy[0][0])
-    idle = span - _length(busy)
-    moved = _length(memory)
-    times = {"span": span, "compute": compute, "communication": _length(communication), "idle": idle}
-    times["non-compute"] = span - compute - idle
-    if negative := [f"{name} {us} us" for name, us in times.items() if us < 0]:
+        limit = " before the last profiler step" if leave_out_last else ""
+        raise InputError(f"{trace.path}: no kernels of a GPU{limit}. Allowed with --like-hta: traces of runs on GPUs.")
+    communicating, moving, computing = _classify_kernels(trace, kernels)
+    computing_kernels, communicating_kernels = kernels.select(computing), kernels.select(communicating)
+    busy, communication = _merge_kernels(kernels), _merge_kernels(communicating_kernels)
+    memory, computation = _merge_kernels(kernels.select(moving)), _merge_kernels(computing_kernels)
+    compute_us = _total_length(computation)
+    span_us = int(busy[1][-1] - busy[0][0])
+    idle_us = span_us - _total_length(busy)
+    memory_us = _total_length(memory)
+    time_of_part = {"span": span_us, "compute": compute_us, "communication": _total_length(communication), "idle": idle_us}
+    time_of_part["non-compute"] = span_us - compute_us - idle_us
+    if negative := [f"{name} {us} us" for name, us in time_of_part.items() if us < 0]:
         raise InputError(
             f"{trace.path}: after HolisticTraceAnalysis' rounding these times are negative: {', '.join(negative)}; it gives no "
             "figures then. Use collect trace without --like-hta."
         )
-    overlap = intervals.both(intervals.union(*computation), intervals.union(*communication))
+    overlap_us = intervals.intersection_length(intervals.merge_overlapping(*computation), intervals.merge_overlapping(*communication))
     return Breakdown(
         rank=trace.rank,
         source="gpu",
-        steps=max(steps(trace) - leave_out_last, 0),
-        span_ns=span * 1000,
-        compute_ns=compute * 1000,
-        communication_ns=_length(communication) * 1000,
-        memory_ns=moved * 1000 if moved >= 0 else None,  # HTA does not compute this time; rounding may make it negative
-        non_compute_ns=(span - compute - idle) * 1000,
-        idle_ns=idle * 1000,
-        overlap_ns=overlap * 1000,
-        collectives=renamed(_tally(trace, communicating_kernels), _collective),
-        kernels=_tally(trace, kernels),
-        hta_bounds=_bounds(kernels, computing_kernels, communicating_kernels, overlap_us=overlap),
+        steps=max(count_steps(trace) - leave_out_last, 0),
+        span_ns=span_us * 1000,
+        compute_ns=compute_us * 1000,
+        communication_ns=_total_length(communication) * 1000,
+        memory_ns=memory_us * 1000 if memory_us >= 0 else None,  # HTA does not compute this time; rounding may make it negative
+        non_compute_ns=(span_us - compute_us - idle_us) * 1000,
+        idle_ns=idle_us * 1000,
+        overlap_ns=overlap_us * 1000,
+        collectives=rename_tallies(_tally_kernels(trace, communicating_kernels), _collective_name),
+        kernels=_tally_kernels(trace, kernels),
+        hta_bounds=_compute_bounds(kernels, computing_kernels, communicating_kernels, overlap_us=overlap_us),
     )
 
 
-def _bounds(kernels: Kernels, computing: Kernels, communicating: Kernels, *, overlap_us: int) -> HtaBounds:
-    busy, compute, communication = (length_bounds(each) for each in (kernels, computing, communicating))
-    span = span_bounds(kernels)
+def _compute_bounds(kernels: Kernels, computing: Kernels, communicating: Kernels, *, overlap_us: int) -> HtaBounds:
+    busy, compute, communication = (length_bounds(group) for group in (kernels, computing, communicating))
+    span_bounds_us = span_bounds(kernels)
     bounds = {
-        "span_ns": span,
+        "span_ns": span_bounds_us,
         "compute_ns": compute,
         "non_compute_ns": (busy[0] - compute[1], busy[1] - compute[0]),
-        "idle_ns": (span[0] - busy[1], span[1] - busy[0]),
+        "idle_ns": (span_bounds_us[0] - busy[1], span_bounds_us[1] - busy[0]),
     }
-    of_overlap = None
+    overlap_pct = None
     if communication[0] > 0:
-        of_overlap = (100 * overlap_us / communication[1], 100 * overlap_us / communication[0])
+        overlap_pct = (100 * overlap_us / communication[1], 100 * overlap_us / communication[0])
     in_ns = {name: (low * 1000, high * 1000) for name, (low, high) in bounds.items()}
-    return HtaBounds(**in_ns, overlap_pct=of_overlap)
+    return HtaBounds(**in_ns, overlap_pct=overlap_pct)
 
 
 def _order_matters(kernels: Kernels) -> NDArray[np.bool_]:
@@ -150,9 +150,9 @@ def _order_matters(kernels: Kernels) -> NDArray[np.bool_]:
     ended_before = np.r_[np.iinfo(np.int64).min, np.maximum.accumulate(end)][first]
     groups, group = np.unique(first, return_inverse=True)
     longest = np.maximum.reduceat(end, groups)[group]
-    found = np.zeros(len(start), np.bool_)
-    found[order] = (end < start) & (longest >= start) & (start > ended_before)
-    return found
+    matters = np.zeros(len(start), np.bool_)
+    matters[order] = (end < start) & (longest >= start) & (start > ended_before)
+    return matters
 
 
 def length_bounds(kernels: Kernels) -> tuple[int, int]:
@@ -161,7 +161,7 @@ def length_bounds(kernels: Kernels) -> tuple[int, int]:
     The least length includes all kernels of -1 us whose order matters, the greatest length includes none of these kernels.
     """
     matters = _order_matters(kernels)
-    high = _length(_merged(kernels.only(~matters)))
+    high = _total_length(_merge_kernels(kernels.select(~matters)))
     return high + int(np.sum((kernels.end_us - kernels.start_us)[matters])), high
 
 
@@ -171,28 +171,28 @@ def span_bounds(kernels: Kernels) -> tuple[int, int]:
     HTA also sorts the groups with an unstable sort, so the last group may be a kernel of -1 us.
     """
     matters = _order_matters(kernels)
-    starts, ends = _merged(kernels.only(~matters))
-    low = int(kernels.end_us[matters & (kernels.start_us == starts[-1])].min(initial=ends[-1]))
-    return low - int(starts[0]), int(ends[-1] - starts[0])
+    group_starts, group_ends = _merge_kernels(kernels.select(~matters))
+    low = int(kernels.end_us[matters & (kernels.start_us == group_starts[-1])].min(initial=group_ends[-1]))
+    return low - int(group_starts[0]), int(group_ends[-1] - group_starts[0])
 
 
-def _kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:
+def _select_kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:
     """The events that HTA analyses because it treats them as kernels, in the order of the file."""
     start = _float_us(trace.start_ns)
     start_us = np.ceil(start).astype(np.int64)
-    sync = trace.among(trace.name, [label in _SYNC for label in trace.labels])
-    on_gpu = ((trace.stream >= 0) & (trace.correlation >= 0)) | sync
+    is_sync = trace.match_labels(trace.name, [label in _SYNC for label in trace.labels])
+    on_gpu = ((trace.stream >= 0) & (trace.correlation >= 0)) | is_sync
     with_stream = trace.stream != -1
     rows = np.flatnonzero(with_stream)
     if leave_out_last:
-        calls = ~on_gpu & trace.among(trace.category, [label != "" for label in trace.labels])
-        step = calls & trace.among(trace.name, [_STEP in label for label in trace.labels])
+        calls = ~on_gpu & trace.match_labels(trace.category, [label != "" for label in trace.labels])
+        step = calls & trace.match_labels(trace.name, [_STEP in label for label in trace.labels])
         last = start_us[step].max() if step.any() else np.iinfo(np.int64).min
         calls &= start_us < last
         launched = np.sort(trace.correlation[calls])
         rows = np.flatnonzero(on_gpu & with_stream)
-        wanted = trace.correlation[rows]
-        times = np.searchsorted(launched, wanted, side="right") - np.searchsorted(launched, wanted, side="left")
+        correlations = trace.correlation[rows]
+        times = np.searchsorted(launched, correlations, side="right") - np.searchsorted(launched, correlations, side="left")
         if times.sum() > _MOST_ROWS:
             raise InputError(
                 f"{trace.path}: HolisticTraceAnalysis would make {times.sum():,} rows of {len(rows):,} kernels, as many events "
@@ -203,27 +203,27 @@ def _kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:
     return Kernels(rows, start_us[rows], end_us)
 
 
-def _kinds(trace: Trace, kernels: Kernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+def _classify_kernels(trace: Trace, kernels: Kernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
     """Returns (which kernels communicate, which kernels move memory, which kernels compute). Some kernels do none of the
     three."""
     names = trace.name[kernels.rows]
-    communicating = trace.among(names, [_NCCL.match(label) is not None for label in trace.labels])
-    moving = ~communicating & trace.among(names, [_MEMORY.match(label) is not None for label in trace.labels])
-    other = trace.among(names, [_NO_COMPUTE.match(label) is not None for label in trace.labels])
-    return communicating, moving, ~(communicating | moving | other)
+    communicating = trace.match_labels(names, [_NCCL.match(label) is not None for label in trace.labels])
+    moving = ~communicating & trace.match_labels(names, [_MEMORY.match(label) is not None for label in trace.labels])
+    is_other = trace.match_labels(names, [_NO_COMPUTE.match(label) is not None for label in trace.labels])
+    return communicating, moving, ~(communicating | moving | is_other)
 
 
 def _float_us(ns: NDArray[np.int64]) -> NDArray[np.float64]:
     """The float64 that is closest to each time in us, which is the number that a JSON parser returns for the decimal text.
 
-    `whole` and `fraction / 1000` differ from their exact values by at most 2**-53. No number of thousandths is that close to
+    `whole_us` and `fraction / 1000` differ from their exact values by at most 2**-53. No number of thousandths is that close to
     the middle between two neighbouring float64 above 1, so the sum is rounded in the same way as the decimal number.
     """
-    whole, fraction = np.divmod(ns, 1000)
-    return whole + fraction / 1000
+    whole_us, fraction = np.divmod(ns, 1000)
+    return whole_us + fraction / 1000
 
 
-def _merged(kernels: Kernels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _merge_kernels(kernels: Kernels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Join kernels that touch or overlap into groups, as merge_kernel_intervals of HTA does.
 
     Returns (start of each group, end of each group), in us.
@@ -237,19 +237,19 @@ def _merged(kernels: Kernels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return start[first], np.maximum.reduceat(end, first)
 
 
-def _length(merged: tuple[NDArray[np.int64], NDArray[np.int64]]) -> int:
+def _total_length(merged: tuple[NDArray[np.int64], NDArray[np.int64]]) -> int:
     return int(np.sum(merged[1] - merged[0]))
 
 
-def _tally(trace: Trace, kernels: Kernels) -> list[EventTally]:
-    return tally(trace, kernels.rows, (kernels.end_us - kernels.start_us) * 1000)
+def _tally_kernels(trace: Trace, kernels: Kernels) -> list[EventTally]:
+    return tally_events(trace, kernels.rows, (kernels.end_us - kernels.start_us) * 1000)
 
 
-def _collective(kernel: str) -> str:
+def _collective_name(kernel: str) -> str:
     """The collective that a kernel carries out, from the name of the kernel alone, as in HTA; an unknown name is returned."""
-    return collective.of_kernel(kernel) or kernel
+    return collective.find_kernel_collective(kernel) or kernel
 
 
-def _steps_of(trace: Trace) -> list[str]:
+def _step_names(trace: Trace) -> list[str]:
     """The names in a trace that HTA treats as profiler steps."""
     return [label for label in trace.labels if _STEP in label]

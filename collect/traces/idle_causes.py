@@ -63,70 +63,70 @@ class LaunchDelays(msgspec.Struct, frozen=True):
     longest_ns: int  # the longest delay
 
 
-def causes(trace: Trace, active: Activities) -> IdleCauses | None:
+def find_idle_causes(trace: Trace, active: Activities) -> IdleCauses | None:
     """Divide the idle time of a rank by cause. None if the trace of a GPU does not record the calls that launch kernels."""
     idle = intervals.complement(active.busy, active.start_ns, active.end_ns)
     if active.source != "gpu":
-        return _on_host(idle, active)
+        return _find_cpu_idle_causes(idle, active)
     if not (active.launch_row >= 0).any():
         return None
     begin = trace.start_ns[active.rows]
     # If the launch of a kernel is not recorded, the launch was before the recording began. So the kernel counts as queued from
     # the start of the recording on.
     launched = np.where(active.launch_row >= 0, trace.start_ns[active.launch_row], active.start_ns)
-    queued = intervals.union(launched, begin)
-    unqueued = intervals.without(idle, queued)
-    waiting = intervals.common(unqueued, active.host_collectives).length
-    handed_over = _handed_over(trace, active, intervals.common(idle, queued))
+    queued = intervals.merge_overlapping(launched, begin)
+    unqueued = intervals.subtract_intervals(idle, queued)
+    waiting = intervals.intersect_intervals(unqueued, active.host_collectives).length
+    handed_over = _measure_handover(trace, active, intervals.intersect_intervals(idle, queued))
     host = unqueued.length - waiting
     return IdleCauses(host, waiting + handed_over, idle.length - host - waiting - handed_over)
 
 
-def launch_delays(trace: Trace, active: Activities) -> LaunchDelays | None:
+def compute_launch_delays(trace: Trace, active: Activities) -> LaunchDelays | None:
     """The delays between launch and start of the kernels and memory operations of a GPU; None if the trace records no
     launch."""
-    known = active.launch_row >= 0
-    if active.source != "gpu" or not known.any():
+    launch_known = active.launch_row >= 0
+    if active.source != "gpu" or not launch_known.any():
         return None
-    delay = np.maximum(trace.start_ns[active.rows[known]] - trace.end_ns[active.launch_row[known]], 0)
+    delay = np.maximum(trace.start_ns[active.rows[launch_known]] - trace.end_ns[active.launch_row[launch_known]], 0)
     return LaunchDelays(len(delay), int(delay.sum()), int(np.sort(delay)[(len(delay) - 1) // 2]), int(delay.max()))
 
 
-def _on_host(idle: Intervals, active: Activities) -> IdleCauses:
-    communication = intervals.common(idle, active.host_collectives).length
-    operating = intervals.either(active.operating, active.host_collectives)
-    other = intervals.common(idle, operating).length - communication
-    return IdleCauses(idle.length - communication - other, communication, other)
+def _find_cpu_idle_causes(idle: Intervals, active: Activities) -> IdleCauses:
+    communication_ns = intervals.intersect_intervals(idle, active.host_collectives).length
+    operating = intervals.unite_intervals(active.operating, active.host_collectives)
+    other_ns = intervals.intersect_intervals(idle, operating).length - communication_ns
+    return IdleCauses(idle.length - communication_ns - other_ns, communication_ns, other_ns)
 
 
-def _handed_over(trace: Trace, active: Activities, queued_idle: Intervals) -> int:
+def _measure_handover(trace: Trace, active: Activities, queued_idle: Intervals) -> int:
     """The idle time between the end of a collective and the next work on another stream, while this work is queued, in ns.
 
     queued_idle: the idle time during which work is queued.
     """
     begin, end = trace.start_ns[active.rows], trace.end_ns[active.rows]
     stream = trace.stream[active.rows]
-    lasting = end > begin  # an event with duration 0 neither begins nor ends a gap
-    collective = lasting & active.is_collective
+    is_lasting = end > begin  # an event with duration 0 neither begins nor ends a gap
+    collective = is_lasting & active.is_collective
     busy = active.busy
     # A gap is the time between two busy intervals. A gap counts only if it begins at the end of a collective while work is
     # queued.
-    place = np.searchsorted(busy.start, queued_idle.start, side="right")
-    between = (place > 0) & (place < len(busy.start))
-    place, idle = place[between], Intervals(queued_idle.start[between], queued_idle.end[between])
-    behind = np.isin(idle.start, end[collective])  # nothing runs in a gap, so a collective can only end where the gap starts
-    place, idle = place[behind], Intervals(idle.start[behind], idle.end[behind])
-    ends = _streams_at(end, stream, collective & np.isin(end, idle.start))
-    begins = _streams_at(begin, stream, lasting & np.isin(begin, busy.start[place]))
+    next_busy = np.searchsorted(busy.start, queued_idle.start, side="right")
+    is_gap = (next_busy > 0) & (next_busy < len(busy.start))
+    next_busy, idle = next_busy[is_gap], Intervals(queued_idle.start[is_gap], queued_idle.end[is_gap])
+    is_after = np.isin(idle.start, end[collective])  # nothing runs in a gap, so a collective can only end where the gap starts
+    next_busy, idle = next_busy[is_after], Intervals(idle.start[is_after], idle.end[is_after])
+    streams_ended = _group_streams_by_time(end, stream, collective & np.isin(end, idle.start))
+    streams_started = _group_streams_by_time(begin, stream, is_lasting & np.isin(begin, busy.start[next_busy]))
     total = 0
-    for first, last, following in zip(idle.start.tolist(), idle.end.tolist(), busy.start[place].tolist(), strict=True):
-        if any(one != other for one in ends[first] for other in begins[following]):
+    for first, last, following in zip(idle.start.tolist(), idle.end.tolist(), busy.start[next_busy].tolist(), strict=True):
+        if any(ended_stream != started_stream for ended_stream in streams_ended[first] for started_stream in streams_started[following]):
             total += last - first
     return total
 
 
-def _streams_at(moments: NDArray[np.int64], stream: NDArray[np.int64], rows: NDArray[np.bool_]) -> dict[int, set[int]]:
-    found: dict[int, set[int]] = {}
+def _group_streams_by_time(moments: NDArray[np.int64], stream: NDArray[np.int64], rows: NDArray[np.bool_]) -> dict[int, set[int]]:
+    streams: dict[int, set[int]] = {}
     for moment, number in zip(moments[rows].tolist(), stream[rows].tolist(), strict=True):
-        found.setdefault(moment, set()).add(number)
-    return found
+        streams.setdefault(moment, set()).add(number)
+    return streams

@@ -22,69 +22,69 @@ class Intervals(NamedTuple):
         return int(np.sum(self.end - self.start))
 
 
-NOTHING = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
+NO_INTERVALS = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def union(start: NDArray[np.int64], end: NDArray[np.int64]) -> Intervals:
+def merge_overlapping(start: NDArray[np.int64], end: NDArray[np.int64]) -> Intervals:
     """The union of the intervals [start[i], end[i]), which may overlap and be in any order. Empty intervals are ignored."""
-    some = end > start
-    order = np.argsort(start[some])
-    start, end = start[some][order], np.maximum.accumulate(end[some][order])
+    nonempty = end > start
+    order = np.argsort(start[nonempty])
+    start, end = start[nonempty][order], np.maximum.accumulate(end[nonempty][order])
     if not len(start):
         return Intervals(start, end)
     gap = start[1:] > end[:-1]
     return Intervals(start[np.r_[True, gap]], end[np.r_[gap, True]])
 
 
-def of(trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Intervals:
+def event_intervals(trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Intervals:
     """The time in which at least one of the chosen events runs. rows: the chosen events, as a boolean mask or as indexes."""
-    return union(trace.start_ns[rows], trace.end_ns[rows])
+    return merge_overlapping(trace.start_ns[rows], trace.end_ns[rows])
 
 
-def both(one: Intervals, other: Intervals) -> int:
+def intersection_length(intervals: Intervals, other: Intervals) -> int:
     """The length of the intersection of two sets of intervals: the sum of their lengths minus the length of their union."""
-    return one.length + other.length - either(one, other).length
+    return intervals.length + other.length - unite_intervals(intervals, other).length
 
 
-def either(one: Intervals, other: Intervals) -> Intervals:
+def unite_intervals(intervals: Intervals, other: Intervals) -> Intervals:
     """The union of two sets of intervals."""
-    return union(np.concatenate([one.start, other.start]), np.concatenate([one.end, other.end]))
+    return merge_overlapping(np.concatenate([intervals.start, other.start]), np.concatenate([intervals.end, other.end]))
 
 
-def without(one: Intervals, other: Intervals) -> Intervals:
-    """The part of the set `one` that is not in the set `other`."""
-    edges = np.sort(np.concatenate([one.start, one.end, other.start, other.end]))
+def subtract_intervals(intervals: Intervals, other: Intervals) -> Intervals:
+    """The part of the set `intervals` that is not in the set `other`."""
+    edges = np.sort(np.concatenate([intervals.start, intervals.end, other.start, other.end]))
     start, end = edges[:-1], edges[1:]
-    kept = covers(one, start) & ~covers(other, start)
-    return union(start[kept], end[kept])
+    in_result = covers(intervals, start) & ~covers(other, start)
+    return merge_overlapping(start[in_result], end[in_result])
 
 
-def within(one: Intervals, start: int, end: int) -> Intervals:
-    """The part of the set `one` that lies within [start, end)."""
-    return union(np.maximum(one.start, start), np.minimum(one.end, end))
+def clip_intervals(intervals: Intervals, start: int, end: int) -> Intervals:
+    """The part of the set `intervals` that lies within [start, end)."""
+    return merge_overlapping(np.maximum(intervals.start, start), np.minimum(intervals.end, end))
 
 
-def complement(one: Intervals, start: int, end: int) -> Intervals:
-    """The part of [start, end) that is not in the set `one`. The set `one` must lie within [start, end)."""
-    return union(np.concatenate([[start], one.end]), np.concatenate([one.start, [end]]))
+def complement(intervals: Intervals, start: int, end: int) -> Intervals:
+    """The part of [start, end) that is not in the set `intervals`. The set `intervals` must lie within [start, end)."""
+    return merge_overlapping(np.concatenate([[start], intervals.end]), np.concatenate([intervals.start, [end]]))
 
 
-def common(one: Intervals, other: Intervals) -> Intervals:
+def intersect_intervals(intervals: Intervals, other: Intervals) -> Intervals:
     """The intersection of two sets of intervals."""
-    edges = np.sort(np.concatenate([one.start, one.end, other.start, other.end]))
+    edges = np.sort(np.concatenate([intervals.start, intervals.end, other.start, other.end]))
     start, end = edges[:-1], edges[1:]
-    kept = covers(one, start) & covers(other, start)
-    return union(start[kept], end[kept])
+    in_result = covers(intervals, start) & covers(other, start)
+    return merge_overlapping(start[in_result], end[in_result])
 
 
-def before(one: Intervals, points: NDArray[np.int64]) -> NDArray[np.int64]:
+def length_before(intervals: Intervals, points: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each point, the length of the part of the set before the point. Shape (number of points,).
 
     So the length of the set between two points is the difference between the results for the two points.
     """
-    ended = np.searchsorted(one.end, points, side="right")  # the number of intervals that end before the point
-    lengths = np.concatenate([[0], np.cumsum(one.end - one.start)])
-    start = np.append(one.start, np.iinfo(np.int64).max)[ended]
+    ended = np.searchsorted(intervals.end, points, side="right")  # the number of intervals that end before the point
+    lengths = np.concatenate([[0], np.cumsum(intervals.end - intervals.start)])
+    start = np.append(intervals.start, np.iinfo(np.int64).max)[ended]
     return np.asarray(lengths[ended] + np.where(points > start, points - start, 0), np.int64)
 
 

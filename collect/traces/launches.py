@@ -35,40 +35,40 @@ class Launches(NamedTuple):
     outside_steps: NDArray[np.bool_]
 
 
-def launches(trace: Trace) -> Launches:
+def divide_by_launch(trace: Trace) -> Launches:
     """Divide the kernels, memory copies and memory sets of a trace by the time of their launch.
 
     An event was launched before the recording if three conditions hold: the trace has no launch for the event, the correlation
     of the event is lower than the correlation of any launch, and no event of the same stream that was launched in the recording
     starts earlier (a stream runs its work in order).
     """
-    gpu = trace.of_category(*GPU_CATEGORIES)
-    none = np.zeros(len(gpu), np.bool_)
+    gpu = trace.has_category(*GPU_CATEGORIES)
+    no_events = np.zeros(len(gpu), np.bool_)
     rows = np.flatnonzero(gpu & (trace.correlation >= 0))
-    host = ~trace.of_category(*_ON_GPU)
+    host = ~trace.has_category(*_ON_GPU)
     calls = np.flatnonzero(host & (trace.correlation >= 0))
     calls = calls[np.isin(trace.correlation[calls], trace.correlation[rows])]
     if not len(calls):
-        return Launches(gpu, none, none)
+        return Launches(gpu, no_events, no_events)
     calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
     numbers = trace.correlation[calls]
-    at = np.minimum(np.searchsorted(numbers, trace.correlation[rows]), len(numbers) - 1)
-    known = numbers[at] == trace.correlation[rows]
-    before, outside = none.copy(), none.copy()
-    before[rows] = ~known & (trace.correlation[rows] < numbers[0]) & _leads(trace, rows, known)
-    step = host & trace.among(trace.name, [STEP.match(label) is not None for label in trace.labels])
+    position = np.minimum(np.searchsorted(numbers, trace.correlation[rows]), len(numbers) - 1)
+    launch_known = numbers[position] == trace.correlation[rows]
+    before, outside = no_events.copy(), no_events.copy()
+    before[rows] = ~launch_known & (trace.correlation[rows] < numbers[0]) & _starts_first(trace, rows, launch_known)
+    step = host & trace.match_labels(trace.name, [STEP.match(label) is not None for label in trace.labels])
     if step.any():
-        launched = trace.start_ns[calls[at[known]]]
-        outside[rows[known]] = ~intervals.covers(intervals.of(trace, step), launched)
+        launched = trace.start_ns[calls[position[launch_known]]]
+        outside[rows[launch_known]] = ~intervals.covers(intervals.event_intervals(trace, step), launched)
     if (outside | before)[gpu].all():  # no event was launched in a step, so events that were launched outside of steps count
-        outside = none
+        outside = no_events
     return Launches(gpu & ~before & ~outside, before, outside)
 
 
-def _leads(trace: Trace, rows: NDArray[np.intp], known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _starts_first(trace: Trace, rows: NDArray[np.intp], launch_known: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which events start before every event of the same stream whose launch is known. rows: the indexes of the events in the
     trace."""
     streams, index = np.unique(trace.stream[rows], return_inverse=True)
     first = np.full(len(streams), np.iinfo(np.int64).max)
-    np.minimum.at(first, index[known], trace.start_ns[rows[known]])
+    np.minimum.at(first, index[launch_known], trace.start_ns[rows[launch_known]])
     return np.asarray(trace.start_ns[rows] < first[index])

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from collect.traces import gloo
 from collect.traces.activities import Activities
 from collect.traces.details import EventSpans
-from collect.traces.nesting import containing, innermost
+from collect.traces.nesting import find_containing_spans, is_innermost
 from collect.traces.trace import Trace
 from shardlab.files.decoders import DECODE_FAULTS
 
 _LARGEST = 1 << 60  # the most FLOPs of one call: no device can do more FLOPs, so larger shapes mean that the trace is damaged
-_PLACES = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2), "aten::_scaled_mm": (0, 1)}
+_INPUT_POSITIONS = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2), "aten::_scaled_mm": (0, 1)}
 
 
 class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,55 +57,55 @@ class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
         return self.flops / self.total_ns * 1e9 if self.total_ns else None
 
 
-def matrix_products(trace: Trace, active: Activities) -> list[MatrixProduct]:
+def find_matrix_products(trace: Trace, active: Activities) -> list[MatrixProduct]:
     """The matrix products of a trace, longest time first; empty if the trace records no shapes of matrix products."""
-    details, rows = trace.details, _profiled(trace)
-    spans = details.products.only(rows)
-    time, timed = _times(trace, active, rows)
+    details, rows = trace.details, _find_profiled(trace)
+    spans = details.products.select(rows)
+    time, timed = _measure_products(trace, active, rows)
     shapes = details.shapes[rows]
     # Each pair (name, shapes) is one number: to sort numbers takes a tenth of the time that np.unique takes to sort pairs.
-    pairs, group = np.unique(spans.name.astype(np.int64) * len(details.texts) + shapes, return_inverse=True)
+    pairs, pair_index = np.unique(spans.name.astype(np.int64) * len(details.texts) + shapes, return_inverse=True)
     total = np.zeros(len(pairs), np.int64)
-    np.add.at(total, group, time)
-    calls, every = (np.bincount(chosen, minlength=len(total)) for chosen in (group[timed], group))
-    found = []
-    for place, pair in enumerate(pairs.tolist()):
+    np.add.at(total, pair_index, time)
+    calls, all_calls = (np.bincount(groups, minlength=len(total)) for groups in (pair_index[timed], pair_index))
+    products = []
+    for index, pair in enumerate(pairs.tolist()):
         name, text = divmod(pair, len(details.texts))
         operator = trace.labels[name]
-        if (sizes := product_sizes(operator, details.texts[text])) is None:
+        if (sizes := parse_product_sizes(operator, details.texts[text])) is None:
             continue
         batch, m, n, k = sizes
-        found.append(
+        products.append(
             MatrixProduct(
                 operator=operator,
                 batch=batch,
                 m=m,
                 n=n,
                 k=k,
-                calls=int(calls[place]),
-                total_ns=int(total[place]),
-                untimed=int(every[place] - calls[place]),
+                calls=int(calls[index]),
+                total_ns=int(total[index]),
+                untimed=int(all_calls[index] - calls[index]),
             )
         )
-    return sorted(found, key=lambda one: (-one.total_ns, one.operator, one.batch, one.m, one.n, one.k))
+    return sorted(products, key=lambda product: (-product.total_ns, product.operator, product.batch, product.m, product.n, product.k))
 
 
-def timed_calls(trace: Trace, active: Activities) -> EventSpans:
-    """The calls that `matrix_products` counts: products of known sizes whose time is known, in the order of the file."""
-    details, rows = trace.details, _profiled(trace)
-    _, timed = _times(trace, active, rows)
+def find_timed_calls(trace: Trace, active: Activities) -> EventSpans:
+    """The calls that `find_matrix_products` counts: products of known sizes whose time is known, in the order of the file."""
+    details, rows = trace.details, _find_profiled(trace)
+    _, timed = _measure_products(trace, active, rows)
     texts = zip(details.products.name[rows].tolist(), details.shapes[rows].tolist(), strict=True)
-    sized = [product_sizes(trace.labels[name], details.texts[text]) is not None for name, text in texts]
-    return details.products.only(rows[timed & np.array(sized, bool)])
+    sized = [parse_product_sizes(trace.labels[name], details.texts[text]) is not None for name, text in texts]
+    return details.products.select(rows[timed & np.array(sized, bool)])
 
 
-def _profiled(trace: Trace) -> NDArray[np.intp]:
+def _find_profiled(trace: Trace) -> NDArray[np.intp]:
     """The products in the profiled steps that call no other product, as indexes in `trace.details.products`."""
     products = trace.details.products
-    return np.flatnonzero(innermost(products) & gloo.starts_in_steps(trace, products.start_ns))
+    return np.flatnonzero(is_innermost(products) & gloo.starts_in_steps(trace, products.start_ns))
 
 
-def product_sizes(operator: str, shapes: bytes) -> tuple[int, int, int, int] | None:
+def parse_product_sizes(operator: str, shapes: bytes) -> tuple[int, int, int, int] | None:
     """The sizes (batch, m, n, k) of a matrix product. None if the inputs do not have the shapes of a matrix product.
 
     shapes: the JSON text of the shapes of the operator's inputs.
@@ -116,20 +116,20 @@ def product_sizes(operator: str, shapes: bytes) -> tuple[int, int, int, int] | N
         return None
     if not isinstance(inputs, list):
         return None
-    first, second = _PLACES.get(operator, (0, 1))
+    first, second = _INPUT_POSITIONS.get(operator, (0, 1))
     if len(inputs) <= second or not (_is_shape(inputs[first]) and _is_shape(inputs[second])):
         return None
-    sizes = _linear(inputs[0], inputs[1]) if operator == "aten::linear" else _matrices(inputs[first], inputs[second])
+    sizes = _linear_sizes(inputs[0], inputs[1]) if operator == "aten::linear" else _matrix_sizes(inputs[first], inputs[second])
     return sizes if sizes is not None and 0 < 2 * math.prod(sizes) < _LARGEST else None
 
 
-def _linear(data: Sequence[int], weight: Sequence[int]) -> tuple[int, int, int, int] | None:
+def _linear_sizes(data: Sequence[int], weight: Sequence[int]) -> tuple[int, int, int, int] | None:
     if not data or len(weight) != 2 or data[-1] != weight[1]:
         return None
     return 1, math.prod(data[:-1]), weight[0], weight[1]
 
 
-def _matrices(left: Sequence[int], right: Sequence[int]) -> tuple[int, int, int, int] | None:
+def _matrix_sizes(left: Sequence[int], right: Sequence[int]) -> tuple[int, int, int, int] | None:
     if len(left) != len(right) or len(left) not in (2, 3) or left[-1] != right[-2] or left[:-2] != right[:-2]:
         return None
     return math.prod(left[:-2]), left[-2], right[-1], left[-1]
@@ -139,18 +139,18 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and len(value) <= 64 and all(type(size) is int and 0 <= size < 1 << 48 for size in value)
 
 
-def _times(trace: Trace, active: Activities, rows: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _measure_products(trace: Trace, active: Activities, rows: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Returns (time of each product in ns, whether the time of each product is known).
 
     rows: the indexes of the products in `trace.details.products`.
     """
-    spans = trace.details.products.only(rows)
+    spans = trace.details.products.select(rows)
     if active.source != "gpu":
         return spans.end_ns - spans.start_ns, np.ones(len(rows), bool)
-    known = np.flatnonzero(active.launch_row >= 0)
-    launch, kernels = active.launch_row[known], active.rows[known]
-    by = containing(spans, trace.thread[launch], trace.start_ns[launch])
+    with_launch = np.flatnonzero(active.launch_row >= 0)
+    launch, kernels = active.launch_row[with_launch], active.rows[with_launch]
+    product_index = find_containing_spans(spans, trace.thread[launch], trace.start_ns[launch])
     time, count = np.zeros((2, len(rows)), np.int64)
-    np.add.at(time, by[by >= 0], trace.duration_ns[kernels[by >= 0]])
-    np.add.at(count, by[by >= 0], 1)
+    np.add.at(time, product_index[product_index >= 0], trace.duration_ns[kernels[product_index >= 0]])
+    np.add.at(count, product_index[product_index >= 0], 1)
     return time, count > 0

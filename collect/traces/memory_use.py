@@ -52,75 +52,75 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     points: list[MemoryPoint]
 
 
-def memory_use(trace: Trace) -> list[MemoryUse]:
+def measure_memory(trace: Trace) -> list[MemoryUse]:
     """The memory of each device, sorted by device; empty if the trace records no allocations in the profiled steps."""
-    begin, _ = _steps(trace)
+    begin, _ = _profiled_range(trace)
     uses = []
-    for device, before, inside in counted_rows(trace):
-        if (use := _use(trace.details.memory, before, inside, begin, device)) is not None:
+    for device, before, inside in select_device_events(trace):
+        if (use := _measure_device(trace.details.memory, before, inside, begin, device)) is not None:
             uses.append(use)
     return uses
 
 
-def counted_rows(trace: Trace) -> list[tuple[str, NDArray[np.intp], NDArray[np.intp]]]:
+def select_device_events(trace: Trace) -> list[tuple[str, NDArray[np.intp], NDArray[np.intp]]]:
     """For each device, sorted: (its name, its last event before the profiled steps, its events within them, sorted by time).
 
     Events are indexes in `trace.details.memory`. The array of the event before is empty if no event is before the steps.
     """
     events = trace.details.memory
-    begin, end = _steps(trace)
-    found = []
+    begin, end = _profiled_range(trace)
+    devices = []
     for kind, number in sorted(set(zip(events.device_type.tolist(), events.device.tolist(), strict=True))):
         rows = np.flatnonzero((events.device_type == kind) & (events.device == number))
         rows = rows[np.argsort(events.at_ns[rows], kind="stable")]
         before, inside = rows[events.at_ns[rows] < begin], rows[(events.at_ns[rows] >= begin) & (events.at_ns[rows] < end)]
-        found.append((_named(kind, number), before[-1:], inside))
-    return found
+        devices.append((_device_name(kind, number), before[-1:], inside))
+    return devices
 
 
-def _steps(trace: Trace) -> tuple[int, int]:
+def _profiled_range(trace: Trace) -> tuple[int, int]:
     """Returns (start of the first profiled step, end of the last) in ns; without steps, the time of all allocations."""
-    steps, moments = gloo.steps_of(trace), trace.details.memory.at_ns
+    steps, moments = gloo.find_steps(trace), trace.details.memory.at_ns
     if steps.any():
         return int(trace.start_ns[steps].min()), int(trace.end_ns[steps].max())
     return (int(moments.min()), int(moments.max()) + 1) if len(moments) else (0, 0)
 
 
-def _named(kind: int, number: int) -> str:
+def _device_name(kind: int, number: int) -> str:
     name = _DEVICES.get(kind, f"device type {kind}")
     return name if name == CPU or number < 0 else f"{name}:{number}"
 
 
-def _use(events: MemoryEvents, before: NDArray[np.intp], inside: NDArray[np.intp], begin: int, device: str) -> MemoryUse | None:
+def _measure_device(events: MemoryEvents, before: NDArray[np.intp], inside: NDArray[np.intp], begin: int, device: str) -> MemoryUse | None:
     """The memory of one device from `begin` on, in ns. None if nothing is known about this time.
 
-    before, inside: as in `counted_rows`.
+    before, inside: as in `select_device_events`.
     """
-    used = np.concatenate([before, inside])
-    if not len(used):
+    rows = np.concatenate([before, inside])
+    if not len(rows):
         return None
     # If no event is before `begin`, the memory at `begin` is the memory after the first event minus the size of this event.
-    allocated, reserved, moments = events.allocated[used], events.reserved[used], np.maximum(0, events.at_ns[used] - begin)
-    start = int(allocated[0]) if len(before) else max(0, int(allocated[0] - events.bytes[used[0]]))
+    allocated, reserved, moments = events.allocated[rows], events.reserved[rows], np.maximum(0, events.at_ns[rows] - begin)
+    start = int(allocated[0]) if len(before) else max(0, int(allocated[0] - events.bytes[rows[0]]))
     # Some versions and allocators write 0 for the reserved memory, which cannot be less than the allocated memory.
-    known = device != CPU and bool((reserved >= allocated).all())
+    reserved_known = device != CPU and bool((reserved >= allocated).all())
     return MemoryUse(
         device=device,
         start_bytes=start,
         end_bytes=int(allocated[-1]),
         peak_bytes=max(start, int(allocated.max())),
-        peak_reserved_bytes=int(reserved.max()) if known else None,
+        peak_reserved_bytes=int(reserved.max()) if reserved_known else None,
         points=[
             *([] if len(before) else [MemoryPoint(0, start, None)]),
             *(
-                MemoryPoint(int(moments[at]), int(allocated[at]), int(reserved[at]) if known else None)
-                for at in _chosen(allocated)
+                MemoryPoint(int(moments[index]), int(allocated[index]), int(reserved[index]) if reserved_known else None)
+                for index in _select_curve_points(allocated)
             ),
         ],
     )
 
 
-def _chosen(allocated: NDArray[np.int64]) -> list[int]:
+def _select_curve_points(allocated: NDArray[np.int64]) -> list[int]:
     """The indexes of the points that the curve keeps, at most MOST_POINTS - 1: the greatest point of each section of the
     curve."""
     count = min(len(allocated), MOST_POINTS - 1)

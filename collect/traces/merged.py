@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from collect.traces.file_figures import FileFigures, in_order
+from collect.traces.file_figures import FileFigures, sort_by_rank
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import json_file
 from shardlab.runs.run import Run
@@ -16,37 +16,37 @@ from shardlab.workspace.workspace import Workspace
 _MOST_NAMED = 5  # the most runs that a message names
 
 
-def figures(workspace: Workspace, name: str) -> list[FileFigures] | None:
+def merge_figures(workspace: Workspace, name: str) -> list[FileFigures] | None:
     """The figures (numbers) of all traces that the runs of the set `name` analysed, sorted by rank; None if there is no such
     run.
 
     The result is the same as if one machine had analysed the whole folder. Raises InputError if a part of the folder has not
     been analysed completely, or if a summary cannot be read.
     """
-    parts = _latest(workspace, name) if SET_NAME.fullmatch(name) else {}
+    parts = _find_latest_runs(workspace, name) if SET_NAME.fullmatch(name) else {}
     if not parts:
         return None
-    whole = next(iter(parts.values()))[2].parts
-    absent = sorted(set(range(whole)) - parts.keys())
-    if absent:
-        raise InputError(f"{name}: {len(absent)} of {whole} parts have no run. `jobs trace` submits them.")
+    total = next(iter(parts.values()))[2].parts
+    missing_parts = sorted(set(range(total)) - parts.keys())
+    if missing_parts:
+        raise InputError(f"{name}: {len(missing_parts)} of {total} parts have no run. `jobs trace` submits them.")
     unfinished = [folder.run_id for folder, _, _ in parts.values() if folder.judge().state != "completed"]
     if unfinished:
-        named = ", ".join(unfinished[:_MOST_NAMED])
-        more = f" and {len(unfinished) - _MOST_NAMED} more" if len(unfinished) > _MOST_NAMED else ""
+        run_ids = ", ".join(unfinished[:_MOST_NAMED])
+        omitted = f" and {len(unfinished) - _MOST_NAMED} more" if len(unfinished) > _MOST_NAMED else ""
         raise InputError(
-            f"{name}: {len(unfinished)} of {whole} parts have not completed: {named}{more}. `jobs status` says why; on a "
+            f"{name}: {len(unfinished)} of {total} parts have not completed: {run_ids}{omitted}. `jobs status` says why; on a "
             "remote cluster, `collect fetch` copies the runs first."
         )
-    return in_order([one for place in range(whole) for one in _of_run(parts[place][0], parts[place][2])])
+    return sort_by_rank([summary for part_number in range(total) for summary in _read_summaries(parts[part_number][0], parts[part_number][2])])
 
 
-def _latest(workspace: Workspace, name: str) -> Mapping[int, tuple[RunDir, Run, TracePart]]:
+def _find_latest_runs(workspace: Workspace, name: str) -> Mapping[int, tuple[RunDir, Run, TracePart]]:
     """The latest run for each part of the folder of traces: {number of the part: (run folder, run.json, traces of the part)}.
 
     name: the name of the set of runs. Runs whose records cannot be read are left out.
     """
-    found: dict[int, tuple[RunDir, Run, TracePart]] = {}
+    latest_runs: dict[int, tuple[RunDir, Run, TracePart]] = {}
     for folder in workspace.all_runs():
         try:
             run = folder.read_run()
@@ -54,18 +54,18 @@ def _latest(workspace: Workspace, name: str) -> Mapping[int, tuple[RunDir, Run, 
             continue
         if run.traces is None or run.matrix != name:
             continue
-        before = found.get(run.traces.place)
-        if before is None or before[1].attempt < run.attempt:
-            found[run.traces.place] = (folder, run, run.traces)
-    return found
+        earlier = latest_runs.get(run.traces.place)
+        if earlier is None or earlier[1].attempt < run.attempt:
+            latest_runs[run.traces.place] = (folder, run, run.traces)
+    return latest_runs
 
 
-def _of_run(folder: RunDir, part: TracePart) -> list[FileFigures]:
-    found = []
+def _read_summaries(folder: RunDir, part: TracePart) -> list[FileFigures]:
+    summaries = []
     for number in range(len(part.files)):
         path = folder.path / SUMMARIES / summary_name(number)
-        figures = json_file.read(path, FileFigures, "is not a summary of this version: {}.")
-        if figures is None:
+        summary = json_file.read(path, FileFigures, "is not a summary of this version: {}.")
+        if summary is None:
             raise InputError(f"{path}: the summary is missing, although the run completed.")
-        found.append(figures)
-    return found
+        summaries.append(summary)
+    return summaries

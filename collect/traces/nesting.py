@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from collect.traces.details import EventSpans
 
-DEEPEST = 64  # a span inside this number of other spans, or more, is ignored
+MOST_LEVELS = 64  # a span inside this number of other spans, or more, is ignored
 
 
 class Nesting(NamedTuple):
@@ -26,7 +26,7 @@ class Nesting(NamedTuple):
     segments: EventSpans
 
 
-def nesting(spans: EventSpans) -> Nesting:
+def compute_nesting(spans: EventSpans) -> Nesting:
     """Compute how these spans are nested. If a span ends after the span in which it starts, it is cut at the end of that
     outer span."""
     parent = np.full(len(spans.start_ns), -1, np.intp)
@@ -34,7 +34,7 @@ def nesting(spans: EventSpans) -> Nesting:
     running: list[tuple[int, int]] = []  # (index of the span, its end), the innermost span last
     order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
     columns = (order, spans.thread[order], spans.start_ns[order], spans.end_ns[order])
-    at = here = 0
+    at = current_thread = 0
 
     def end_until(moment: int | None) -> None:
         """Write the segments of the running spans until this moment; None: until all running spans have ended."""
@@ -43,16 +43,16 @@ def nesting(spans: EventSpans) -> Nesting:
             index, end = running[-1]
             until = end if moment is None else min(end, moment)
             if until > at:
-                pieces.append((index, here, at, until))
+                pieces.append((index, current_thread, at, until))
                 at = until
             if moment is not None and end > moment:
                 return
             running.pop()
 
     for index, thread, start, end in zip(*(column.tolist() for column in columns), strict=True):
-        end_until(start if thread == here else None)
-        here, at = thread, start
-        if len(running) >= DEEPEST:
+        end_until(start if thread == current_thread else None)
+        current_thread, at = thread, start
+        if len(running) >= MOST_LEVELS:
             parent[index] = -2
             continue
         if running:
@@ -60,53 +60,53 @@ def nesting(spans: EventSpans) -> Nesting:
             end = min(end, running[-1][1])
         running.append((index, end))
     end_until(None)
-    found = np.array(pieces, np.int64).reshape(-1, 4)
-    return Nesting(parent, EventSpans(found[:, 0].astype(np.int32), found[:, 1].astype(np.int32), found[:, 2], found[:, 3]))
+    segments = np.array(pieces, np.int64).reshape(-1, 4)
+    return Nesting(parent, EventSpans(segments[:, 0].astype(np.int32), segments[:, 1].astype(np.int32), segments[:, 2], segments[:, 3]))
 
 
-def containing(spans: EventSpans, thread: NDArray[np.int32], moment: NDArray[np.int64]) -> NDArray[np.intp]:
+def find_containing_spans(spans: EventSpans, thread: NDArray[np.int32], moment: NDArray[np.int64]) -> NDArray[np.intp]:
     """For each moment, the index of the span that contains it on its thread; -1 if there is none. Shape (number of moments,).
 
     spans: disjoint on each thread. thread, moment: the thread and the time of each moment.
     """
-    count = len(spans.start_ns)
+    span_count = len(spans.start_ns)
     threads = np.concatenate([spans.thread, thread])
     moments = np.concatenate([spans.start_ns, moment])
-    is_moment = np.arange(len(threads)) >= count
+    is_moment = np.arange(len(threads)) >= span_count
     order = np.lexsort((is_moment, moments, threads))
-    last = np.maximum.accumulate(np.where(order < count, np.arange(len(order)), -1))
+    last = np.maximum.accumulate(np.where(order < span_count, np.arange(len(order)), -1))
     span = np.where(last >= 0, order[np.maximum(last, 0)], -1)
     inside = (span >= 0) & (threads[span] == threads[order])
     inside[inside] = spans.end_ns[span[inside]] > moments[order[inside]]
-    found = np.full(len(threads), -1, np.intp)
-    found[order] = np.where(inside, span, -1)
-    return found[count:]
+    span_of_moment = np.full(len(threads), -1, np.intp)
+    span_of_moment[order] = np.where(inside, span, -1)
+    return span_of_moment[span_count:]
 
 
-def innermost(spans: EventSpans) -> NDArray[np.bool_]:
+def is_innermost(spans: EventSpans) -> NDArray[np.bool_]:
     """Which spans are innermost: no other span of the same thread starts within them."""
     order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
     thread, start, end = spans.thread[order], spans.start_ns[order], spans.end_ns[order]
     contains = (thread[1:] == thread[:-1]) & (start[1:] < end[:-1])
-    found = np.ones(len(order), bool)
-    found[order[:-1][contains]] = False
-    return found
+    mask = np.ones(len(order), bool)
+    mask[order[:-1][contains]] = False
+    return mask
 
 
-def outermost(spans: EventSpans) -> NDArray[np.bool_]:
+def is_outermost(spans: EventSpans) -> NDArray[np.bool_]:
     """Which spans are outermost: they do not start within another span of the same thread."""
-    found = np.zeros(len(spans.start_ns), bool)
+    mask = np.zeros(len(spans.start_ns), bool)
     order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
     columns = (order, spans.thread[order], spans.start_ns[order], spans.end_ns[order])
-    here, until = -1, 0
+    current_thread, span_end = -1, 0
     for index, thread, start, end in zip(*(column.tolist() for column in columns), strict=True):
-        if thread != here or start >= until:
-            found[index] = True
-            here, until = thread, end
-    return found
+        if thread != current_thread or start >= span_end:
+            mask[index] = True
+            current_thread, span_end = thread, end
+    return mask
 
 
-def lengths(group: NDArray[np.intp], start: NDArray[np.int64], end: NDArray[np.int64], groups: int) -> NDArray[np.int64]:
+def union_lengths(group: NDArray[np.intp], start: NDArray[np.int64], end: NDArray[np.int64], groups: int) -> NDArray[np.int64]:
     """For each group of intervals [start, end), the length of their union. Shape (groups,).
 
     group: for each interval, the number of its group, from 0. groups: the number of groups.
@@ -116,10 +116,10 @@ def lengths(group: NDArray[np.intp], start: NDArray[np.int64], end: NDArray[np.i
         return totals
     order = np.lexsort((start, group))
     group, start, end = group[order], start[order], end[order]
-    ends, rank = np.unique(end, return_inverse=True)
+    distinct_ends, rank = np.unique(end, return_inverse=True)
     # For each interval, the greatest end so far in its group. The number that is accumulated is (group, rank of the end) as one
     # number. Groups are in ascending order, so the ends of an earlier group never exceed those of a later group.
-    reached = ends[np.maximum.accumulate(group * len(ends) + rank) % len(ends)]
+    reached = distinct_ends[np.maximum.accumulate(group * len(distinct_ends) + rank) % len(distinct_ends)]
     earlier = np.concatenate([start[:1], reached[:-1]])
     earlier[1:][group[1:] != group[:-1]] = np.iinfo(np.int64).min
     np.add.at(totals, group, np.maximum(0, end - np.maximum(start, earlier)))

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from collect.traces.breakdown import steps, tally
-from collect.traces.launches import launches
+from collect.traces.breakdown import count_steps, tally_events
+from collect.traces.launches import divide_by_launch
 from collect.traces.trace import Trace
 
 KINDS = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset")
@@ -51,32 +51,32 @@ class Uses(NamedTuple):
     share: int
 
 
-def differences(run: Sequence[Trace], against: Sequence[Trace]) -> list[OperatorDifference]:
+def compare_trace_operators(run: Sequence[Trace], against: Sequence[Trace]) -> list[OperatorDifference]:
     """Every operator or kernel of the two runs, sorted by the difference in time, the greatest first.
 
     The values are per profiler step if all traces of both runs have profiler steps; otherwise they are per trace.
     """
-    by_step = all(steps(trace) for trace in (*run, *against))
-    here, there = uses(run, by_step=by_step), uses(against, by_step=by_step)
-    found = []
-    for kind, name in here.totals.keys() | there.totals.keys():
-        calls, ns = here.totals.get((kind, name), (0, 0))
-        other_calls, other_ns = there.totals.get((kind, name), (0, 0))
-        found.append(
+    by_step = all(count_steps(trace) for trace in (*run, *against))
+    run_uses, against_uses = count_uses(run, by_step=by_step), count_uses(against, by_step=by_step)
+    operator_differences = []
+    for kind, name in run_uses.totals.keys() | against_uses.totals.keys():
+        calls, ns = run_uses.totals.get((kind, name), (0, 0))
+        other_calls, other_ns = against_uses.totals.get((kind, name), (0, 0))
+        operator_differences.append(
             OperatorDifference(
                 name=name,
                 kind=kind,
-                change=_change(calls * there.share, other_calls * here.share),
-                calls=calls / here.share,
-                against_calls=other_calls / there.share,
-                time_ns=ns / here.share,
-                against_time_ns=other_ns / there.share,
+                change=_classify_change(calls * against_uses.share, other_calls * run_uses.share),
+                calls=calls / run_uses.share,
+                against_calls=other_calls / against_uses.share,
+                time_ns=ns / run_uses.share,
+                against_time_ns=other_ns / against_uses.share,
             )
         )
-    return sorted(found, key=lambda one: (-abs(one.more_time_ns), one.kind, one.name))
+    return sorted(operator_differences, key=lambda difference: (-abs(difference.more_time_ns), difference.kind, difference.name))
 
 
-def uses(traces: Sequence[Trace], *, by_step: bool) -> Uses:
+def count_uses(traces: Sequence[Trace], *, by_step: bool) -> Uses:
     """Add up the calls of the operators and kernels of all ranks.
 
     Work of a GPU that was launched before the recording began is left out. by_step: whether the totals are per profiler step;
@@ -84,16 +84,16 @@ def uses(traces: Sequence[Trace], *, by_step: bool) -> Uses:
     """
     totals: dict[tuple[str, str], tuple[int, int]] = {}
     for trace in traces:
-        gpu = launches(trace)
-        left_out = gpu.before_recording | (gpu.outside_steps if by_step else False)
+        gpu_events = divide_by_launch(trace)
+        left_out = gpu_events.before_recording | (gpu_events.outside_steps if by_step else False)
         for kind in KINDS:
-            for one in tally(trace, trace.of_category(kind) & ~left_out):
-                calls, ns = totals.get((kind, one.name), (0, 0))
-                totals[kind, one.name] = (calls + one.count, ns + one.total_ns)
-    return Uses(totals, sum(steps(trace) if by_step else 1 for trace in traces))
+            for event_tally in tally_events(trace, trace.has_category(kind) & ~left_out):
+                calls, ns = totals.get((kind, event_tally.name), (0, 0))
+                totals[kind, event_tally.name] = (calls + event_tally.count, ns + event_tally.total_ns)
+    return Uses(totals, sum(count_steps(trace) if by_step else 1 for trace in traces))
 
 
-def _change(calls: int, other: int) -> Change:
-    if not calls or not other:
+def _classify_change(calls: int, other_calls: int) -> Change:
+    if not calls or not other_calls:
         return "new" if calls else "gone"
-    return "same" if calls == other else "changed"
+    return "same" if calls == other_calls else "changed"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collect.traces import trace
-from collect.traces.file_figures import file_figures
+from collect.traces.file_figures import compute_file_figures
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files
 from shardlab.runs.record import SCHEMA, LineWriter, Result, StepRecord
@@ -31,14 +31,14 @@ def main(argv: Sequence[str]) -> int:
     folder = RunDir(Path(argv[0]).absolute())
     run = folder.read_run()
     try:
-        analyse(folder, run)
+        analyse_part(folder, run)
     except ShardlabError as error:
         folder.write_event("trace", "failed", why=str(error))
         raise
     return 0
 
 
-def analyse(folder: RunDir, run: Run) -> None:
+def analyse_part(folder: RunDir, run: Run) -> None:
     """Analyse the traces of a run. If a trace is damaged, its summary says what is damaged, and the next trace is analysed.
 
     Raises InputError if the run does not analyse traces, WorkspaceError if a trace cannot be opened.
@@ -46,18 +46,18 @@ def analyse(folder: RunDir, run: Run) -> None:
     part = run.traces
     if part is None:
         raise InputError(f"{folder.run_json}: this run does not analyse traces.")
-    begun = time.monotonic()
+    begin_time = time.monotonic()
     files.make_folder(folder.path / SUMMARIES)
     files.make_folder(folder.steps_file(0).parent)
     with LineWriter(folder.steps_file(0)) as steps:
-        for number, name in enumerate(part.files):
+        for file_number, name in enumerate(part.files):
             start, path = time.monotonic(), Path(part.folder) / name
             with files.as_workspace_error("read"):
-                found, size = trace.read(path), path.stat().st_size
-            files.write_json(folder.path / SUMMARIES / summary_name(number), file_figures(found), sync=False)
-            now = time.monotonic()
+                loaded_trace, size = trace.read_trace(path), path.stat().st_size
+            files.write_json(folder.path / SUMMARIES / summary_name(file_number), compute_file_figures(loaded_trace), sync=False)
+            end_time = time.monotonic()
             record = StepRecord(
-                schema=SCHEMA, step=number + 1, t_s=now, wall_s=time.time(), units=size, step_ms=1000 * (now - start)
+                schema=SCHEMA, step=file_number + 1, t_s=end_time, wall_s=time.time(), units=size, step_ms=1000 * (end_time - start)
             )
             steps.write(record)
     result = Result(
@@ -67,7 +67,7 @@ def analyse(folder: RunDir, run: Run) -> None:
         rehearsal=run.rehearsal,
         steps=len(part.files),
         unit="bytes of traces",
-        train_time_s=time.monotonic() - begun,
+        train_time_s=time.monotonic() - begin_time,
     )
     files.write_json(folder.result, result)
 

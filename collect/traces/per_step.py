@@ -15,18 +15,18 @@ class Use(NamedTuple):
     ms: float
 
 
-def uses(runs: Iterable[Sequence[Breakdown]], tallies: Callable[[Breakdown], Sequence[EventTally]]) -> dict[str, Use]:
+def compute_uses_per_step(runs: Iterable[Sequence[Breakdown]], select_tallies: Callable[[Breakdown], Sequence[EventTally]]) -> dict[str, Use]:
     """The calls and the time per step of each name: the mean over the ranks of a run with profiler steps, then the mean over
     runs.
 
-    runs: for each run, the breakdowns of its ranks. tallies: selects the tallies of a breakdown, such as its kernels.
+    runs: for each run, the breakdowns of its ranks. select_tallies: selects the tallies of a breakdown, such as its kernels.
     """
-    by_run = [known for run in runs if (known := [one for one in run if one.steps])]
+    by_run = [profiled for run in runs if (profiled := [breakdown for breakdown in run if breakdown.steps])]
     totals: dict[str, Use] = {}
-    for known in by_run:
-        for one in known:
-            share = one.steps * len(known) * len(by_run)
-            for tally in tallies(one):
-                before = totals.get(tally.name, Use(0, 0))
-                totals[tally.name] = Use(before.calls + tally.count / share, before.ms + tally.total_ns / share / 1e6)
+    for profiled in by_run:
+        for breakdown in profiled:
+            share = breakdown.steps * len(profiled) * len(by_run)
+            for tally in select_tallies(breakdown):
+                earlier = totals.get(tally.name, Use(0, 0))
+                totals[tally.name] = Use(earlier.calls + tally.count / share, earlier.ms + tally.total_ns / share / 1e6)
     return totals

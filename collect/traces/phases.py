@@ -54,33 +54,33 @@ class PhaseTime(msgspec.Struct, frozen=True, kw_only=True):
     communication_ns: int | None
 
 
-def phases(trace: Trace, active: Activities) -> list[PhaseTime]:
+def compute_phase_times(trace: Trace, active: Activities) -> list[PhaseTime]:
     """The times of the phases in a trace, in the order of a step; empty if the trace has no profiler steps."""
-    steps = gloo.steps_of(trace)
+    steps = gloo.find_steps(trace)
     if not steps.any():
         return []
     main = int(np.bincount(trace.thread[steps]).argmax())
-    host = _host(trace, steps & (trace.thread == main), main)
+    host = _divide_host_time(trace, steps & (trace.thread == main), main)
     if active.source != "gpu":
         return [
-            PhaseTime(phase=phase, host_ns=found.length, device_ns=None, compute_ns=None, communication_ns=None)
-            for phase, found in host.items()
-            if found.length
+            PhaseTime(phase=phase, host_ns=host_time.length, device_ns=None, compute_ns=None, communication_ns=None)
+            for phase, host_time in host.items()
+            if host_time.length
         ]
-    launched = launch_phases(trace, active, host, main)
+    launched = find_launch_phases(trace, active, host, main)
     times = []
-    for place, phase in enumerate(PHASES):
-        of_phase = launched == place
-        rows = active.rows[of_phase]
-        collective = active.is_collective[of_phase]
-        memory = trace.of_category("gpu_memcpy", "gpu_memset")[rows]
-        compute, communication = (intervals.of(trace, rows[chosen]) for chosen in (~collective & ~memory, collective))
+    for index, phase in enumerate(PHASES):
+        in_phase = launched == index
+        rows = active.rows[in_phase]
+        collective = active.is_collective[in_phase]
+        memory = trace.has_category("gpu_memcpy", "gpu_memset")[rows]
+        compute, communication = (intervals.event_intervals(trace, rows[chosen]) for chosen in (~collective & ~memory, collective))
         if host[phase].length or len(rows):
             times.append(
                 PhaseTime(
                     phase=phase,
                     host_ns=host[phase].length,
-                    device_ns=intervals.of(trace, rows).length,
+                    device_ns=intervals.event_intervals(trace, rows).length,
                     compute_ns=compute.length,
                     communication_ns=communication.length,
                 )
@@ -88,55 +88,55 @@ def phases(trace: Trace, active: Activities) -> list[PhaseTime]:
     return times
 
 
-def launch_phases(trace: Trace, active: Activities, host: dict[Phase, Intervals], main: int) -> NDArray[np.int8]:
+def find_launch_phases(trace: Trace, active: Activities, host: dict[Phase, Intervals], main: int) -> NDArray[np.int8]:
     """For each of `active.rows`, the index in PHASES of the phase that launched the work.
 
     -1 if the launch is not recorded, or if it was in no profiler step. host: the time of each phase on the main thread. main:
     the number of the main thread.
     """
-    autograd = np.unique(trace.thread[gloo.autograd_of(trace)])
+    autograd = np.unique(trace.thread[gloo.find_autograd(trace)])
     moment, thread = trace.start_ns[active.launch_row], trace.thread[active.launch_row]
-    found = np.full(len(active.rows), -1, np.int8)
-    for place, phase in enumerate(PHASES):
-        found[intervals.covers(host[phase], moment)] = place
-    found[(found >= 0) & np.isin(thread, autograd[autograd != main])] = PHASES.index("backward")
-    found[active.launch_row < 0] = -1
-    return found
+    phase_index = np.full(len(active.rows), -1, np.int8)
+    for index, phase in enumerate(PHASES):
+        phase_index[intervals.covers(host[phase], moment)] = index
+    phase_index[(phase_index >= 0) & np.isin(thread, autograd[autograd != main])] = PHASES.index("backward")
+    phase_index[active.launch_row < 0] = -1
+    return phase_index
 
 
-def _host(trace: Trace, steps: NDArray[np.bool_], main: int) -> dict[Phase, Intervals]:
+def _divide_host_time(trace: Trace, steps: NDArray[np.bool_], main: int) -> dict[Phase, Intervals]:
     """The time of each phase on the main thread. The phases are disjoint, and together they are the time of the steps."""
-    left = intervals.of(trace, steps)
-    annotations = trace.of_category("user_annotation", "cpu_op") & (trace.thread == main) & ~steps
-    found: dict[Phase, Intervals] = {}
+    remaining = intervals.event_intervals(trace, steps)
+    annotations = trace.has_category("user_annotation", "cpu_op") & (trace.thread == main) & ~steps
+    time_of_phase: dict[Phase, Intervals] = {}
     for phase, pattern in _ANNOTATIONS.items():
-        named = trace.among(trace.name, [pattern.match(label) is not None for label in trace.labels])
-        found[phase] = intervals.common(left, intervals.of(trace, annotations & named))
-        left = intervals.without(left, found[phase])
-    autograd = gloo.autograd_of(trace)
-    differentiating = intervals.common(left, _closed(trace, intervals.of(trace, autograd), main))
-    found["backward"] = intervals.either(found["backward"], differentiating)
-    left = intervals.without(left, differentiating)
-    last = _last_begins(trace, steps, found["backward"])
-    forward = intervals.common(left, intervals.union(trace.start_ns[steps], last))
-    found["forward"] = intervals.either(found["forward"], forward)
-    found["other"] = intervals.without(left, forward)
-    return {phase: found[phase] for phase in PHASES}
+        is_named = trace.match_labels(trace.name, [pattern.match(label) is not None for label in trace.labels])
+        time_of_phase[phase] = intervals.intersect_intervals(remaining, intervals.event_intervals(trace, annotations & is_named))
+        remaining = intervals.subtract_intervals(remaining, time_of_phase[phase])
+    autograd = gloo.find_autograd(trace)
+    differentiating = intervals.intersect_intervals(remaining, _close_gaps(trace, intervals.event_intervals(trace, autograd), main))
+    time_of_phase["backward"] = intervals.unite_intervals(time_of_phase["backward"], differentiating)
+    remaining = intervals.subtract_intervals(remaining, differentiating)
+    last = _find_last_backward(trace, steps, time_of_phase["backward"])
+    forward = intervals.intersect_intervals(remaining, intervals.merge_overlapping(trace.start_ns[steps], last))
+    time_of_phase["forward"] = intervals.unite_intervals(time_of_phase["forward"], forward)
+    time_of_phase["other"] = intervals.subtract_intervals(remaining, forward)
+    return {phase: time_of_phase[phase] for phase in PHASES}
 
 
-def _closed(trace: Trace, autograd: Intervals, main: int) -> Intervals:
+def _close_gaps(trace: Trace, autograd: Intervals, main: int) -> Intervals:
     """The time of autograd. A gap between two of its nodes is included if the main thread starts no operator in the gap."""
-    operators = np.sort(trace.start_ns[trace.of_category("cpu_op") & (trace.thread == main)])
+    operators = np.sort(trace.start_ns[trace.has_category("cpu_op") & (trace.thread == main)])
     operators = operators[~intervals.covers(autograd, operators)]
     first, last = autograd.end[:-1], autograd.start[1:]
-    empty = np.searchsorted(operators, first) == np.searchsorted(operators, last)
-    return intervals.either(autograd, intervals.union(first[empty], last[empty]))
+    is_empty = np.searchsorted(operators, first) == np.searchsorted(operators, last)
+    return intervals.unite_intervals(autograd, intervals.merge_overlapping(first[is_empty], last[is_empty]))
 
 
-def _last_begins(trace: Trace, steps: NDArray[np.bool_], backward: Intervals) -> NDArray[np.int64]:
+def _find_last_backward(trace: Trace, steps: NDArray[np.bool_], backward: Intervals) -> NDArray[np.int64]:
     """For each step, the start of the last interval of backward that begins in the step; if there is none, the start of the
     step."""
     start, end = trace.start_ns[steps], trace.end_ns[steps]
-    place = np.searchsorted(backward.start, end) - 1
-    latest = backward.start[np.maximum(place, 0)] if len(backward.start) else start
-    return np.where((place >= 0) & (latest >= start), latest, start)
+    position = np.searchsorted(backward.start, end) - 1
+    latest = backward.start[np.maximum(position, 0)] if len(backward.start) else start
+    return np.where((position >= 0) & (latest >= start), latest, start)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import msgspec
 
 from collect.traces import calls, idle_causes, intervals
-from collect.traces.activities import activities
-from collect.traces.attention import AttentionUse, attention
-from collect.traces.breakdown import Source, steps
+from collect.traces.activities import find_activities
+from collect.traces.attention import AttentionUse, find_attention
+from collect.traces.breakdown import Source, count_steps
 from collect.traces.calls import CollectiveCall, ProcessGroup
 from collect.traces.idle_causes import IdleCauses, LaunchDelays
-from collect.traces.layers import LayerTime, layers
-from collect.traces.matrix_products import MatrixProduct, matrix_products
-from collect.traces.memory_use import MemoryUse, memory_use
-from collect.traces.phases import PhaseTime, phases
+from collect.traces.layers import LayerTime, compute_layer_times
+from collect.traces.matrix_products import MatrixProduct, find_matrix_products
+from collect.traces.memory_use import MemoryUse, measure_memory
+from collect.traces.phases import PhaseTime, compute_phase_times
 from collect.traces.trace import Trace
 
 
@@ -36,7 +36,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int | None
     source: Source
-    steps: int
+    count_steps: int
     host: str
     gpu: str
     span_ns: int
@@ -47,11 +47,11 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     launches: LaunchDelays | None
     groups: list[ProcessGroup]
     calls: list[CollectiveCall]
-    phases: list[PhaseTime]
-    layers: list[LayerTime]
+    compute_phase_times: list[PhaseTime]
+    compute_layer_times: list[LayerTime]
     memory: list[MemoryUse]
     products: list[MatrixProduct]
-    attention: list[AttentionUse]
+    find_attention: list[AttentionUse]
 
     @property
     def kind(self) -> str:
@@ -59,30 +59,30 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
         return "gpu" if self.source == "gpu" else "cpu"
 
 
-def analyse(trace: Trace) -> RankAnalysis | None:
+def analyse_rank(trace: Trace) -> RankAnalysis | None:
     """Extract the data of a rank from its trace; None if `breakdown` has no result for the trace."""
-    active = activities(trace)
+    active = find_activities(trace)
     if active is None:
         return None
-    groups, collective_calls = calls.calls(trace, active)
-    communicating_or_computing = intervals.either(active.compute, active.communication)
+    groups, collective_calls = calls.list_calls(trace, active)
+    communicating_or_computing = intervals.unite_intervals(active.compute, active.communication)
     return RankAnalysis(
         rank=trace.rank,
         source=active.source,
-        steps=steps(trace),
+        steps=count_steps(trace),
         host=trace.head.host,
         gpu=trace.head.gpu,
         span_ns=active.end_ns - active.start_ns,
         compute_ns=active.compute.length,
         memory_ns=active.busy.length - communicating_or_computing.length,
         idle_ns=active.end_ns - active.start_ns - active.busy.length,
-        idle=idle_causes.causes(trace, active),
-        launches=idle_causes.launch_delays(trace, active),
+        idle=idle_causes.find_idle_causes(trace, active),
+        launches=idle_causes.compute_launch_delays(trace, active),
         groups=groups,
         calls=collective_calls,
-        phases=phases(trace, active),
-        layers=layers(trace, active),
-        memory=memory_use(trace),
-        products=matrix_products(trace, active),
-        attention=attention(trace, active),
+        phases=compute_phase_times(trace, active),
+        layers=compute_layer_times(trace, active),
+        memory=measure_memory(trace),
+        products=find_matrix_products(trace, active),
+        attention=find_attention(trace, active),
     )

@@ -14,7 +14,7 @@ from collect.traces.collectives import CollectiveUse
 from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.stragglers import Waits
 
-_OF_A_USE = ("sent_bytes", "transfer_ns", "hidden_pct", "algorithm_gb_per_s", "bus_gb_per_s", "link_pct")
+_USE_PROPERTIES = ("sent_bytes", "transfer_ns", "hidden_pct", "algorithm_gb_per_s", "bus_gb_per_s", "link_pct")
 
 
 class RunAnswers:
@@ -26,38 +26,38 @@ class RunAnswers:
     @cached_property
     def waits(self) -> Waits:
         """How long ranks waited for slow ranks, in the calls of collectives that were found in the traces of several ranks."""
-        return stragglers.waits(self.ranks)
+        return stragglers.compute_waits(self.ranks)
 
     @cached_property
     def collectives(self) -> list[CollectiveUse]:
         """The use of every collective in every process group, the longest total time first."""
-        return collectives.uses(self.ranks, self.waits)
+        return collectives.compute_collective_uses(self.ranks, self.waits)
 
     def document(self) -> dict[str, Any]:
         """The results about the run as JSON values. A result that is not known is null."""
         rows = [
-            msgspec.to_builtins(use) | {"group": _group(use), **{name: getattr(use, name) for name in _OF_A_USE}}
+            msgspec.to_builtins(use) | {"group": _group_document(use), **{name: getattr(use, name) for name in _USE_PROPERTIES}}
             for use in self.collectives
         ]
-        return {"collectives": rows, "stragglers": self._stragglers()}
+        return {"collectives": rows, "stragglers": self._stragglers_document()}
 
-    def _stragglers(self) -> dict[str, Any]:
-        found = self.waits
-        skew = found.skew_ns
+    def _stragglers_document(self) -> dict[str, Any]:
+        waits = self.waits
+        skew = waits.skew_ns
         return {
-            "rank": found.straggler.rank if found.straggler else None,
-            "why": found.why or None,
+            "rank": waits.straggler.rank if waits.straggler else None,
+            "why": waits.why or None,
             "matched": len(skew),
-            "unmatched_calls": found.unmatched,
+            "unmatched_calls": waits.unmatched,
             "skew_mean_ns": statistics.fmean(skew) if skew else None,
             "skew_median_ns": skew[(len(skew) - 1) // 2] if skew else None,
             "skew_longest_ns": skew[-1] if skew else None,
-            "lost_pct": found.lost_pct,
-            "ranks": [msgspec.to_builtins(one) | {"lost_pct": one.lost_pct} for one in found.ranks],
+            "lost_pct": waits.lost_pct,
+            "ranks": [msgspec.to_builtins(rank_wait) | {"lost_pct": rank_wait.lost_pct} for rank_wait in waits.ranks],
         }
 
 
-def of_rank(analysis: RankAnalysis) -> dict[str, Any]:
+def rank_document(analysis: RankAnalysis) -> dict[str, Any]:
     """The results about one rank (idle time by cause, launch delays, phases, modules, memory, products) as JSON values."""
     return {
         "idle": None if analysis.idle is None else msgspec.to_builtins(analysis.idle),
@@ -65,12 +65,12 @@ def of_rank(analysis: RankAnalysis) -> dict[str, Any]:
         "phases": msgspec.to_builtins(analysis.phases),
         "layers": msgspec.to_builtins(analysis.layers),
         "memory": msgspec.to_builtins(analysis.memory),
-        "matrix_products": [msgspec.to_builtins(one) | {"flops_per_s": one.flops_per_s} for one in analysis.products],
+        "matrix_products": [msgspec.to_builtins(product) | {"flops_per_s": product.flops_per_s} for product in analysis.products],
         "attention": msgspec.to_builtins(analysis.attention),
     }
 
 
-def _group(use: CollectiveUse) -> dict[str, Any]:
+def _group_document(use: CollectiveUse) -> dict[str, Any]:
     group = use.group
     return {
         "name": group.name or None,

@@ -43,34 +43,34 @@ class RunTraces(msgspec.Struct, frozen=True, dict=True):
         return self.like_hta or self.exact
 
 
-def read(run: Path, how: Traces) -> RunTraces:
+def read_run_traces(run: Path, mode: Traces) -> RunTraces:
     """Read the figures of the traces in a run folder.
 
-    how: `like-hta` to get the figures of HolisticTraceAnalysis, too. A trace that is damaged or cut short is left out, because
+    mode: `like-hta` to get the figures of HolisticTraceAnalysis, too. A trace that is damaged or cut short is left out, because
     incomplete figures must not rank cells; `collect trace` reports the damage.
     """
-    paths = regular((run / "trace").glob("rank-*.json.gz"))
-    known = [found for path in paths if (found := figure_cache.figures(path)) is not None]
-    exact = [found.breakdown for found in known]
-    analyses = [found.analysis for found in known]
+    paths = select_regular_files((run / "trace").glob("rank-*.json.gz"))
+    loaded = [figures for path in paths if (figures := figure_cache.load_figures(path)) is not None]
+    exact = [figures.breakdown for figures in loaded]
+    analyses = [figures.analysis for figures in loaded]
     return RunTraces(
-        exact, analyses, _like_hta(paths) if how == "like-hta" and any(one.source == "gpu" for one in exact) else []
+        exact, analyses, _read_like_hta(paths) if mode == "like-hta" and any(breakdown.source == "gpu" for breakdown in exact) else []
     )
 
 
-def regular(paths: Iterable[Path]) -> list[Path]:
+def select_regular_files(paths: Iterable[Path]) -> list[Path]:
     """The paths that are regular files, sorted. Symlinks are left out because they could lead out of the run folder, and
     FIFOs because reading them would block."""
     return sorted(path for path in paths if path.is_file() and not path.is_symlink() and not path.parent.is_symlink())
 
 
-def _like_hta(paths: list[Path]) -> list[Breakdown]:
+def _read_like_hta(paths: list[Path]) -> list[Breakdown]:
     """The breakdowns as HolisticTraceAnalysis computes them. Empty if it has no result for any one trace.
 
     HolisticTraceAnalysis itself would then fail for all traces.
     """
-    whole = [found for path in paths if not ((found := trace.read(path)).lost or found.cut)]
+    undamaged = [loaded_trace for path in paths if not ((loaded_trace := trace.read_trace(path)).lost or loaded_trace.cut)]
     try:
-        return hta.breakdowns(whole)
+        return hta.compute_hta_breakdowns(undamaged)
     except InputError:
         return []

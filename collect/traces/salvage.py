@@ -22,7 +22,7 @@ _BETWEEN = re.compile(r"[\s,]*")
 _LIST_END = re.compile(r"\]\s*(?:\}|,\s*\"|\Z)")
 _NEXT = re.compile(r"\}\s*,\s*(?=\{)")
 _PHASE = re.compile(r"\"ph\"\s*:")
-_TEXTS = {one.name: one.encode_name for one in msgspec.structs.fields(AnyArgs) if one.type is Raw}
+_TEXTS = {field.name: field.encode_name for field in msgspec.structs.fields(AnyArgs) if field.type is Raw}
 _BARE = re.compile(r"(:\s*)(-?)(?:inf|nan)(?=\s*[,}\]])")  # the text that printf of C writes for a number that is not finite
 
 
@@ -30,7 +30,7 @@ class CutShort(Exception):
     """Raised when nothing more can be read from a trace file. The message says why."""
 
 
-def blocks(path: Path) -> Iterator[bytes]:
+def read_blocks(path: Path) -> Iterator[bytes]:
     """The text of a file, decompressed if necessary, in blocks of at most BLOCK bytes.
 
     Raises CutShort after the last readable block if the file is damaged; raises OSError if the file cannot be opened.
@@ -40,10 +40,10 @@ def blocks(path: Path) -> Iterator[bytes]:
         file.seek(0)
         size = BLOCK if not gzipped else min(BLOCK, _COMPRESSED)
         raw = iter(lambda: file.read(size), b"")
-        yield from _inflated(raw) if gzipped else raw
+        yield from _decompress(raw) if gzipped else raw
 
 
-def _inflated(raw: Iterator[bytes]) -> Iterator[bytes]:
+def _decompress(raw: Iterator[bytes]) -> Iterator[bytes]:
     """Decompress blocks of a gzip file. If the file has several gzip members, their texts are joined."""
     member, ended = zlib_ng.decompressobj(wbits=31), False
     for block in raw:
@@ -52,11 +52,11 @@ def _inflated(raw: Iterator[bytes]) -> Iterator[bytes]:
                 break
             if ended:
                 member, ended = zlib_ng.decompressobj(wbits=31), False
-            before = member.copy()  # type: ignore[attr-defined]  # its stub lacks this method
+            backup = member.copy()  # type: ignore[attr-defined]  # its stub lacks this method
             try:
                 text = member.decompress(block, BLOCK)
             except zlib_ng.error as error:  # type: ignore[misc]  # its stub declares an instance
-                if text := _until_damage(before, block):  # only if there is any: an empty text would mean the end of the file
+                if text := _until_damage(backup, block):  # only if there is any: an empty text would mean the end of the file
                     yield text
                 raise CutShort(f"its gzip stream is damaged ({error})") from None
             if text:
@@ -107,7 +107,7 @@ class Salvaged(NamedTuple):
 _decoder = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_Number, strict=True)
 
 
-def salvage(raw: bytes, *, final: bool) -> Salvaged:
+def salvage_events(raw: bytes, *, final: bool) -> Salvaged:
     """Read the events in a text that begins between two events. final: whether no more text follows.
 
     If an event is not valid JSON, only this event is lost: reading continues at the next object that follows another object and
@@ -115,86 +115,86 @@ def salvage(raw: bytes, *, final: bool) -> Salvaged:
     least by 1.
     """
     text = raw.decode("utf-8", "surrogateescape")  # bytes that are not UTF-8 become characters that encode to the same bytes
-    text = _BARE.sub(lambda found: found[1] + " " * len(found[2]) + "NaN", text)
+    text = _BARE.sub(lambda match: match[1] + " " * len(match[2]) + "NaN", text)
     events: list[AnyEvent] = []
-    lost, at = 0, 0
+    lost, offset = 0, 0
 
     def salvaged(*, ended: bool) -> Salvaged:
-        return Salvaged(events, lost, len(text[:at].encode("utf-8", "surrogateescape")), ended)
+        return Salvaged(events, lost, len(text[:offset].encode("utf-8", "surrogateescape")), ended)
 
     while True:
-        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # the pattern also matches an empty text
+        offset = _BETWEEN.match(text, offset).end()  # type: ignore[union-attr]  # the pattern also matches an empty text
         # If events follow a `]`, it does not end the list of events, but a list inside an event that was lost.
-        if _LIST_END.match(text, at) and not _PHASE.search(text, at):
+        if _LIST_END.match(text, offset) and not _PHASE.search(text, offset):
             return salvaged(ended=True)
-        if at == len(text):
+        if offset == len(text):
             return salvaged(ended=False)
-        found = _object(text, at)
-        if found:
-            fields, at = found
-            events.append(_event(fields))
+        decoded = _decode_object(text, offset)
+        if decoded:
+            fields, offset = decoded
+            events.append(_build_event(fields))
             continue
-        following = _resume(text, at)
+        following = _find_next_event(text, offset)
         if following is None and not final:
             return salvaged(ended=False)
         end = len(text) if following is None else following
-        lost += max(1, len(_PHASE.findall(text, at, end)))
-        at = end
+        lost += max(1, len(_PHASE.findall(text, offset, end)))
+        offset = end
 
 
-def _object(text: str, at: int) -> tuple[dict[str, Any], int] | None:
+def _decode_object(text: str, offset: int) -> tuple[dict[str, Any], int] | None:
     try:
-        fields, end = _decoder.raw_decode(text, at)
+        fields, end = _decoder.raw_decode(text, offset)
     except (ValueError, RecursionError):
         return None
     return (fields, end) if isinstance(fields, dict) else None
 
 
-def _resume(text: str, at: int) -> int | None:
+def _find_next_event(text: str, offset: int) -> int | None:
     """The offset of the next event that can be read; None if no such event follows."""
-    for match in _NEXT.finditer(text, at):
-        found = _object(text, match.end())
-        if found and type(found[0].get("ph")) is str:
+    for match in _NEXT.finditer(text, offset):
+        decoded = _decode_object(text, match.end())
+        if decoded and type(decoded[0].get("ph")) is str:
             return match.end()
     return None
 
 
-def _event(fields: dict[str, Any]) -> AnyEvent:
+def _build_event(fields: dict[str, Any]) -> AnyEvent:
     args = fields.get("args")
     tid = fields.get("tid", -1)
     return AnyEvent(
-        ph=_text(fields.get("ph")),
-        cat=_text(fields.get("cat")),
-        name=_text(fields.get("name")),
-        tid=str(tid) if isinstance(tid, _Number) else _text(tid),
-        ts=_raw(fields.get("ts")),
-        dur=_raw(fields.get("dur")),
-        args=_args(args) if isinstance(args, dict) else None,
+        ph=_string_or_empty(fields.get("ph")),
+        cat=_string_or_empty(fields.get("cat")),
+        name=_string_or_empty(fields.get("name")),
+        tid=str(tid) if isinstance(tid, _Number) else _string_or_empty(tid),
+        ts=_number_text(fields.get("ts")),
+        dur=_number_text(fields.get("dur")),
+        args=_build_args(args) if isinstance(args, dict) else None,
     )
 
 
-def _args(fields: dict[str, Any]) -> AnyArgs:
-    texts = {name: _json(fields[key]) for name, key in _TEXTS.items() if key in fields}
-    return AnyArgs(correlation=_plain(fields.get("correlation", -1)), stream=_plain(fields.get("stream", -1)), **texts)
+def _build_args(fields: dict[str, Any]) -> AnyArgs:
+    texts = {name: _json_text(fields[key]) for name, key in _TEXTS.items() if key in fields}
+    return AnyArgs(correlation=_to_number(fields.get("correlation", -1)), stream=_to_number(fields.get("stream", -1)), **texts)
 
 
-def _json(value: Any) -> Raw:
+def _json_text(value: Any) -> Raw:
     """The JSON text of a string, of a number or of a list of strings and numbers; an empty text for any other value."""
     if isinstance(value, list):
-        return Raw(b"[%b]" % b",".join(_json(one) for one in value))
-    return Raw(msgspec.json.encode(_text(value))) if type(value) is str else _raw(value)
+        return Raw(b"[%b]" % b",".join(_json_text(element) for element in value))
+    return Raw(msgspec.json.encode(_string_or_empty(value))) if type(value) is str else _number_text(value)
 
 
-def _text(value: Any) -> str:
+def _string_or_empty(value: Any) -> str:
     """A string of the file; "" for any other value. Half of a surrogate pair, and bytes that are not UTF-8, become U+FFFD."""
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if type(value) is str else ""
 
 
-def _raw(value: Any) -> Raw:
+def _number_text(value: Any) -> Raw:
     return Raw(value.encode() if isinstance(value, _Number) else b"")
 
 
-def _plain(value: Any) -> Any:
+def _to_number(value: Any) -> Any:
     """Convert the text of a JSON number to an int or a float (-1 if this fails); any other value is returned unchanged."""
     if not isinstance(value, _Number):
         return value

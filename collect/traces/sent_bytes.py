@@ -29,7 +29,7 @@ SHARES: dict[str, Callable[[int], float]] = {
 }
 
 
-def of_message(collective: str, message_bytes: int | None, ranks: int | None) -> float | None:
+def bytes_sent_for_message(collective: str, message_bytes: int | None, ranks: int | None) -> float | None:
     """The bytes that a rank sends for one message of a collective. 0 for a barrier, because a barrier sends no data.
 
     ranks: the number of ranks in the process group. None if the size of the message or the number of ranks is not known.
@@ -40,20 +40,20 @@ def of_message(collective: str, message_bytes: int | None, ranks: int | None) ->
     return None if share is None or message_bytes is None or not ranks else share(ranks) * message_bytes
 
 
-def of_step(ranks: Sequence[RankAnalysis]) -> float | None:
+def bytes_sent_in_step(ranks: Sequence[RankAnalysis]) -> float | None:
     """The bytes that these ranks together send in one profiler step. For each rank, the mean over its steps is used.
 
     None if a rank was not profiled by steps, or if the bytes of any call are not known.
     """
-    if not ranks or not all(one.steps for one in ranks):
+    if not ranks or not all(analysis.steps for analysis in ranks):
         return None
     total = 0.0
-    for one in ranks:
-        for call in one.calls:
+    for analysis in ranks:
+        for call in analysis.calls:
             if call.step < 0:
                 continue
-            sent = of_message(call.name, call.message_bytes, one.groups[call.group].size)
+            sent = bytes_sent_for_message(call.name, call.message_bytes, analysis.groups[call.group].size)
             if sent is None:
                 return None
-            total += sent / one.steps
+            total += sent / analysis.steps
     return total

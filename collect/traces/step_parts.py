@@ -39,8 +39,8 @@ class StepPart(msgspec.Struct, frozen=True, order=True):
             return "compute"
         if self.kind == "memory":
             return "exposed memory operations"
-        what = f"exposed {self.of}" if self.kind == "communication" else "idle"
-        return f"{what}: {self.cause}" if self.cause else what
+        subject = f"exposed {self.of}" if self.kind == "communication" else "idle"
+        return f"{subject}: {self.cause}" if self.cause else subject
 
 
 class StepTime(msgspec.Struct, frozen=True):
@@ -54,43 +54,43 @@ class StepTime(msgspec.Struct, frozen=True):
     parts: dict[StepPart, int]
 
 
-def step_time(runs: Sequence[RunAnswers], *, by_step: bool) -> StepTime:
+def compute_step_time(runs: Sequence[RunAnswers], *, by_step: bool) -> StepTime:
     """The mean step of these runs. Raises ValueError if there are no steps.
 
     by_step: whether all ranks have profiler steps; if not, each whole trace counts as one step.
     """
     sums: dict[StepPart, int] = {}
     for run in runs:
-        for place, analysis in enumerate(run.ranks):
-            for part, ns in parts(analysis, place, run.waits).items():
+        for rank_index, analysis in enumerate(run.ranks):
+            for part, ns in divide_rank_time(analysis, rank_index, run.waits).items():
                 sums[part] = sums.get(part, 0) + ns
-    return mean(sums, sum(one.steps if by_step else 1 for run in runs for one in run.ranks))
+    return mean_step(sums, sum(rank_analysis.steps if by_step else 1 for run in runs for rank_analysis in run.ranks))
 
 
-def parts(analysis: RankAnalysis, place: int, waited: Waits) -> dict[StepPart, int]:
+def divide_rank_time(analysis: RankAnalysis, rank_index: int, waits: Waits) -> dict[StepPart, int]:
     """Divide the profiled time of one rank into parts, in ns. The sum of the parts is exactly this time, and no part is 0.
 
-    place: the index of the rank in the list of analyses, as used in `waited`. waited: how long ranks waited for slow ranks.
+    rank_index: the index of the rank in the list of analyses, as used in `waits`. waits: how long ranks waited for slow ranks.
     """
-    found = {StepPart("compute"): analysis.compute_ns, StepPart("memory"): analysis.memory_ns}
+    part_times = {StepPart("compute"): analysis.compute_ns, StepPart("memory"): analysis.memory_ns}
     for index, call in enumerate(analysis.calls):
-        waiting = waited.waited.get((place, index))
+        waiting = waits.waited.get((rank_index, index))
         if waiting is None:
             shares = {UNMATCHED: call.exposed_ns}
         else:
-            lost = call.exposed_within(waiting)
-            shares = {WAITING: lost, TRANSFER: call.exposed_ns - lost}
+            waited_ns = call.exposed_within(waiting)
+            shares = {WAITING: waited_ns, TRANSFER: call.exposed_ns - waited_ns}
         for cause, ns in shares.items():
             part = StepPart("communication", call.name, cause)
-            found[part] = found.get(part, 0) + ns
+            part_times[part] = part_times.get(part, 0) + ns
     idle = analysis.idle
     causes = {UNKNOWN_CAUSE: analysis.idle_ns} if idle is None else msgspec.structs.asdict(idle)
     for cause, ns in causes.items():
-        found[StepPart("idle", cause=cause.removesuffix("_ns"))] = ns
-    return {part: ns for part, ns in found.items() if ns}
+        part_times[StepPart("idle", cause=cause.removesuffix("_ns"))] = ns
+    return {part: ns for part, ns in part_times.items() if ns}
 
 
-def mean(sums: dict[StepPart, int], steps: int) -> StepTime:
+def mean_step(sums: dict[StepPart, int], steps: int) -> StepTime:
     """The mean time of a step and of its parts. sums: for each part, its ns over all ranks and steps. steps: at least 1.
 
     The mean of a part is rarely a whole number of ns. So all means are rounded down, including the mean of the whole step. If
@@ -101,6 +101,6 @@ def mean(sums: dict[StepPart, int], steps: int) -> StepTime:
         raise ValueError("the mean of no steps")
     shares = {part: ns // steps for part, ns in sums.items()}
     total = sum(sums.values()) // steps
-    for part in sorted(sums, key=lambda one: (-(sums[one] % steps), one))[: total - sum(shares.values())]:
+    for part in sorted(sums, key=lambda candidate: (-(sums[candidate] % steps), candidate))[: total - sum(shares.values())]:
         shares[part] += 1
     return StepTime(steps, total, shares)

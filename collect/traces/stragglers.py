@@ -26,7 +26,7 @@ from collect.traces.rank_analysis import RankAnalysis
 # the root of a broadcast.
 SYNCHRONIZING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 _ANY_SIZE = frozenset({"all_to_all"})  # collectives in which ranks may send messages of different sizes
-Place = tuple[int, int]  # (index of a rank in the list of analyses, index of a call in the list of calls of this rank)
+CallPosition = tuple[int, int]  # (index of a rank in the list of analyses, index of a call in the list of calls of this rank)
 
 
 class RankWait(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class Waits(NamedTuple):
     why: the reason why no call could be matched; "" if calls were matched.
     """
 
-    waited: dict[Place, int]
+    waited: dict[CallPosition, int]
     skew_ns: list[int]
     ranks: list[RankWait]
     unmatched: int
@@ -77,98 +77,98 @@ class Waits(NamedTuple):
     @property
     def lost_pct(self) -> float | None:
         """The share of the profiled time of all ranks that is lost to waiting, in percent; None if no call could be matched."""
-        span = sum(one.span_ns for one in self.ranks)
-        return 100 * sum(one.lost_ns for one in self.ranks) / span if span else None
+        span = sum(rank_wait.span_ns for rank_wait in self.ranks)
+        return 100 * sum(rank_wait.lost_ns for rank_wait in self.ranks) / span if span else None
 
     @property
     def straggler(self) -> RankWait | None:
         """The rank that the other ranks waited for the longest; None if the ranks never waited for a single rank."""
-        slowest = max(self.ranks, key=lambda one: (one.caused_ns, -one.rank), default=None)
+        slowest = max(self.ranks, key=lambda rank_wait: (rank_wait.caused_ns, -rank_wait.rank), default=None)
         return slowest if slowest and slowest.caused_ns else None
 
 
-def waits(ranks: Sequence[RankAnalysis]) -> Waits:
+def compute_waits(ranks: Sequence[RankAnalysis]) -> Waits:
     """Match the calls of all ranks, and compute how long ranks waited. The order of `ranks` does not change any result."""
-    numbers = [one.rank for one in ranks]
+    numbers = [rank_analysis.rank for rank_analysis in ranks]
     if len(ranks) < 2:
-        return _nothing("only one rank was profiled")
+        return _no_waits("only one rank was profiled")
     if None in numbers or len(set(numbers)) < len(numbers):
-        return _nothing("the traces do not say which rank each of them is of, or several are of one rank")
+        return _no_waits("the traces do not say which rank each of them is of, or several are of one rank")
     sequences: defaultdict[tuple[ProcessGroup, int], dict[int, list[int]]] = defaultdict(dict)
-    for place, analysis in enumerate(ranks):
+    for rank_index, analysis in enumerate(ranks):
         for index, call in enumerate(analysis.calls):
             group = analysis.groups[call.group]
             if call.name in SYNCHRONIZING and not group.mixed:
                 key = group, call.step
-                sequences[key].setdefault(place, []).append(index)
-    waited: dict[Place, int] = {}
+                sequences[key].setdefault(rank_index, []).append(index)
+    waited: dict[CallPosition, int] = {}
     skew: list[int] = []
     last: Counter[int] = Counter()
-    caused: Counter[int] = Counter()
+    caused_ns: Counter[int] = Counter()
     unmatched = 0
     for (group, _), by_rank in sequences.items():
-        if not _alike(ranks, group, by_rank):
+        if not _calls_match(ranks, group, by_rank):
             unmatched += sum(map(len, by_rank.values()))
             continue
-        places = list(by_rank)
-        for together in zip(*by_rank.values(), strict=True):
-            durations = [ranks[place].calls[index].duration_ns for place, index in zip(places, together, strict=True)]
+        rank_indexes = list(by_rank)
+        for matched_calls in zip(*by_rank.values(), strict=True):
+            durations = [ranks[rank_index].calls[index].duration_ns for rank_index, index in zip(rank_indexes, matched_calls, strict=True)]
             shortest = min(durations)
             waiting = [duration - shortest for duration in durations]
-            for place, index, ns in zip(places, together, waiting, strict=True):
-                waited[place, index] = ns
+            for rank_index, index, ns in zip(rank_indexes, matched_calls, waiting, strict=True):
+                waited[rank_index, index] = ns
             skew.append(max(waiting))
-            latest = [place for place, ns in zip(places, waiting, strict=True) if not ns]
+            latest = [rank_index for rank_index, ns in zip(rank_indexes, waiting, strict=True) if not ns]
             if len(latest) == 1:
                 last[latest[0]] += 1
-                caused[latest[0]] += sum(waiting)
+                caused_ns[latest[0]] += sum(waiting)
     if not waited:
-        return _nothing(
+        return _no_waits(
             "the ranks called no collective that all of them wait in"
             if not sequences
             else "the calls of the ranks do not agree in process group, step and order",
             unmatched,
         )
-    return Waits(waited, sorted(skew), _by_rank(ranks, waited, last, caused), unmatched, "")
+    return Waits(waited, sorted(skew), _sum_by_rank(ranks, waited, last, caused_ns), unmatched, "")
 
 
-def _nothing(why: str, unmatched: int = 0) -> Waits:
+def _no_waits(why: str, unmatched: int = 0) -> Waits:
     return Waits({}, [], [], unmatched, why)
 
 
-def _alike(ranks: Sequence[RankAnalysis], group: ProcessGroup, by_rank: dict[int, list[int]]) -> bool:
+def _calls_match(ranks: Sequence[RankAnalysis], group: ProcessGroup, by_rank: dict[int, list[int]]) -> bool:
     """Whether several ranks of the process group made calls, and all of these ranks made the same calls in the same order."""
     if len(by_rank) < 2 or (group.size is not None and len(by_rank) > group.size):
         return False
-    sequences = [[_what(ranks[place].calls[index]) for index in calls] for place, calls in by_rank.items()]
+    sequences = [[_call_signature(ranks[rank_index].calls[index]) for index in calls] for rank_index, calls in by_rank.items()]
     return all(sequence == sequences[0] for sequence in sequences)
 
 
-def _what(call: CollectiveCall) -> tuple[str, int | None]:
+def _call_signature(call: CollectiveCall) -> tuple[str, int | None]:
     return call.name, None if call.name in _ANY_SIZE else call.message_bytes
 
 
-def _by_rank(
-    ranks: Sequence[RankAnalysis], waited: dict[Place, int], last: Counter[int], caused: Counter[int]
+def _sum_by_rank(
+    ranks: Sequence[RankAnalysis], waited: dict[CallPosition, int], last: Counter[int], caused_ns: Counter[int]
 ) -> list[RankWait]:
     calls: Counter[int] = Counter()
-    total: Counter[int] = Counter()
-    lost: Counter[int] = Counter()
-    for (place, index), ns in waited.items():
-        calls[place] += 1
-        total[place] += ns
-        lost[place] += ranks[place].calls[index].exposed_within(ns)
-    found = [
+    waited_ns: Counter[int] = Counter()
+    lost_ns: Counter[int] = Counter()
+    for (rank_index, index), ns in waited.items():
+        calls[rank_index] += 1
+        waited_ns[rank_index] += ns
+        lost_ns[rank_index] += ranks[rank_index].calls[index].exposed_within(ns)
+    rank_waits = [
         RankWait(
             rank=analysis.rank,
-            calls=calls[place],
-            last=last[place],
-            waited_ns=total[place],
-            lost_ns=lost[place],
+            calls=calls[rank_index],
+            last=last[rank_index],
+            waited_ns=waited_ns[rank_index],
+            lost_ns=lost_ns[rank_index],
             span_ns=analysis.span_ns,
-            caused_ns=caused[place],
+            caused_ns=caused_ns[rank_index],
         )
-        for place, analysis in enumerate(ranks)
+        for rank_index, analysis in enumerate(ranks)
         if analysis.rank is not None
     ]
-    return sorted(found, key=lambda one: one.rank)
+    return sorted(rank_waits, key=lambda rank_wait: rank_wait.rank)

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.collective import GLOO, CollectiveOperation, CollectiveTexts, count, of_gloo, parsed
+from collect.traces.collective import GLOO, CollectiveOperation, CollectiveTexts, parse_count, parse_gloo_span, parse_operation
 from collect.traces.details import NO_DETAILS, DetailColumns, TraceDetails
-from collect.traces.event import UNKNOWN, Args, TraceEvent, integers
-from collect.traces.event_decoder import DecodedEvents, EventDecoder, timed
+from collect.traces.event import UNKNOWN, Args, TraceEvent, to_integers
+from collect.traces.event_decoder import DecodedEvents, EventDecoder, convert_events
 from collect.traces.head import TraceHead, read_head
-from collect.traces.salvage import CutShort, blocks, salvage
+from collect.traces.salvage import CutShort, read_blocks, salvage_events
 from shardlab.files.decoders import DECODE_FAULTS
 
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -31,7 +31,7 @@ _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)")
 _PHASE = re.compile(rb'"ph"\s*:')
 _BETWEEN = re.compile(rb"\}(\s*,\s*)\Z")
 _LEAST_LOOKED_AT = 64  # this many bytes before an event are searched for the comma and the end of the previous event
-_LONGEST = 16 << 20  # if no event ends within this many bytes, these bytes are treated as unreadable
+_LONGEST_EVENT = 16 << 20  # if no event ends within this many bytes, these bytes are treated as unreadable
 _LONGEST_WITHOUT_EVENT = 4 << 20  # a list without any phase (`ph`) in this many bytes is not treated as a list of events
 _MOST_RANKS = 1 << 31  # a number that is not smaller than this is not a rank
 _NO_ARGS = Args()
@@ -88,77 +88,77 @@ class Trace(NamedTuple):
         """The end of each event in ns, shape (number of events,)."""
         return self.start_ns + self.duration_ns
 
-    def among(self, column: NDArray[np.int32], wanted: Sequence[bool]) -> NDArray[np.bool_]:
-        """Which entries of `column` have one of the wanted labels. column: indexes in `labels`. wanted: for each label,
+    def match_labels(self, column: NDArray[np.int32], is_wanted: Sequence[bool]) -> NDArray[np.bool_]:
+        """Which entries of `column` have one of the wanted labels. column: indexes in `labels`. is_wanted: for each label,
         whether it is wanted."""
-        return np.asarray(wanted, bool)[column] if len(self.labels) else np.zeros(len(column), bool)
+        return np.asarray(is_wanted, bool)[column] if len(self.labels) else np.zeros(len(column), bool)
 
-    def of_category(self, *categories: str) -> NDArray[np.bool_]:
+    def has_category(self, *categories: str) -> NDArray[np.bool_]:
         """Which events have one of these categories (`cat`)."""
-        return self.among(self.category, [label in categories for label in self.labels])
+        return self.match_labels(self.category, [label in categories for label in self.labels])
 
 
-def read(path: Path) -> Trace:
+def read_trace(path: Path) -> Trace:
     """Read a trace file block by block: the memory grows with the number of events, not with the length of their text.
 
     If the file is damaged or cut short, the events that can be read are returned, and `lost` and `cut` describe the rest.
     Raises OSError if the file cannot be opened.
     """
     columns = _Columns()
-    outside, cut = b"", ""
+    around, cut = b"", ""
     try:
-        for found in _events(path, columns.lost):
-            if isinstance(found, bytes):
-                known = max(0, len(outside) - _LEAST_LOOKED_AT)  # only new text is searched: the time is linear in its length
-                outside += found[: _LONGEST - len(outside)]
-                columns.details.numbers |= _STACKS.search(outside, known) is not None
+        for part in _read_events(path, columns.lost):
+            if isinstance(part, bytes):
+                searched = max(0, len(around) - _LEAST_LOOKED_AT)  # only new text is searched: the time is linear in its length
+                around += part[: _LONGEST_EVENT - len(around)]
+                columns.details.numbers |= _STACKS.search(around, searched) is not None
             else:
-                columns.add(found)
+                columns.add(part)
     except CutShort as short:
         cut = str(short)
-    base = _BASE.search(outside)
-    found_trace = columns.trace(path, _rank(outside, path), cut)
-    return found_trace._replace(base_ns=int(base[1]) if base else None, head=read_head(outside))
+    base = _BASE.search(around)
+    loaded_trace = columns.build_trace(path, _find_rank(around, path), cut)
+    return loaded_trace._replace(base_ns=int(base[1]) if base else None, head=read_head(around))
 
 
-def _events(path: Path, lost: Counter[str]) -> Iterator[bytes | DecodedEvents]:
+def _read_events(path: Path, lost: Counter[str]) -> Iterator[bytes | DecodedEvents]:
     """Yield the events of one block after another. The text before and after the list of events is yielded in pieces, as bytes.
 
     Raises CutShort if the file ends before the list of events ends. lost: {reason: number of lost events}, which is updated.
     """
-    source, decoder = blocks(path), EventDecoder()
-    rest = yield from _head(source)
-    block, short = b"", ""
-    without: int | None = 0  # bytes of the list so far, while no event was found in it; None after the first event
+    source, decoder = read_blocks(path), EventDecoder()
+    rest = yield from _read_until_events(source)
+    block, cut_reason = b"", ""
+    bytes_without_event: int | None = 0  # bytes of the list so far, while no event was found in it; None after the first event
     while True:
-        events, rest, ended = _whole_events(decoder, rest, block, lost)
+        events, rest, ended = _decode_block(decoder, rest, block, lost)
         yield events
         if ended:
             yield rest
             # The file is read to its end, because some damage of a gzip stream is only found there. Events that follow the list
             # are counted as lost.
-            for after in source:
-                lost["after the end of the list of events"] += len(_PHASE.findall(after))
-                yield after
+            for block_after in source:
+                lost["after the end of the list of events"] += len(_PHASE.findall(block_after))
+                yield block_after
             return
-        if without is not None:
-            without = None if events.any_phase else without + len(block)
-            if without is not None and without > _LONGEST_WITHOUT_EVENT:
+        if bytes_without_event is not None:
+            bytes_without_event = None if events.any_phase else bytes_without_event + len(block)
+            if bytes_without_event is not None and bytes_without_event > _LONGEST_WITHOUT_EVENT:
                 raise CutShort("the file has no list of events: its list holds none")
         try:
             block = next(source, b"")
         except CutShort as damage:
-            block, short = b"", str(damage)
+            block, cut_reason = b"", str(damage)
         if not block:
             break
-    events, rest, ended = _last_events(decoder, rest, lost)
+    events, rest, ended = _decode_rest(decoder, rest, lost)
     yield events
     yield rest
-    if not ended or short:
-        raise CutShort(short or "the file ends before its list of events ends")
+    if not ended or cut_reason:
+        raise CutShort(cut_reason or "the file ends before its list of events ends")
 
 
-def _head(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
+def _read_until_events(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
     """Yield the text before the list of events in pieces. Returns the rest of the block in which the list begins."""
     before = b""  # the end of the previous block: the start of the list may begin in one block and end in the next block
     blank = True
@@ -169,8 +169,8 @@ def _head(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
         if begin:
             yield text[: begin.start()]
             return text[begin.end() :]
-        if (length := length + len(block)) > _LONGEST:
-            raise CutShort(f"the file has no list of events in its first {_LONGEST >> 20} MiB")
+        if (length := length + len(block)) > _LONGEST_EVENT:
+            raise CutShort(f"the file has no list of events in its first {_LONGEST_EVENT >> 20} MiB")
         blank = blank and not text.strip()
         before = text[-_LEAST_LOOKED_AT:]
         yield text[:-_LEAST_LOOKED_AT]
@@ -178,12 +178,12 @@ def _head(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
     raise CutShort("the file has no list of events")
 
 
-def _whole_events(decoder: EventDecoder, rest: bytes, block: bytes, lost: Counter[str]) -> tuple[DecodedEvents, bytes, bool]:
+def _decode_block(decoder: EventDecoder, rest: bytes, block: bytes, lost: Counter[str]) -> tuple[DecodedEvents, bytes, bool]:
     """Returns (the events that end in `rest` and `block`, the rest of the text, whether the list of events has ended).
 
     rest: the text before `block` that is not decoded yet.
     """
-    end, after = _last_boundary(block)
+    end, after = _find_last_boundary(block)
     if end:
         try:
             # Decoding proves that the boundary is between two events: a boundary inside an event would not give valid JSON.
@@ -191,50 +191,50 @@ def _whole_events(decoder: EventDecoder, rest: bytes, block: bytes, lost: Counte
         except DECODE_FAULTS:
             pass
     text = rest + block
-    if not end and len(text) < _LONGEST:
-        return timed([]), text, False
-    saved = salvage(text, final=len(text) >= _LONGEST)
-    lost["not readable"] += saved.lost
-    return timed(saved.events), text[saved.rest :], saved.ended
+    if not end and len(text) < _LONGEST_EVENT:
+        return convert_events([]), text, False
+    salvaged = salvage_events(text, final=len(text) >= _LONGEST_EVENT)
+    lost["not readable"] += salvaged.lost
+    return convert_events(salvaged.events), text[salvaged.rest :], salvaged.ended
 
 
-def _last_events(decoder: EventDecoder, text: bytes, lost: Counter[str]) -> tuple[DecodedEvents, bytes, bool]:
+def _decode_rest(decoder: EventDecoder, text: bytes, lost: Counter[str]) -> tuple[DecodedEvents, bytes, bool]:
     """Decode the rest of the text at the end of the file. Returns (events, text behind the list of events, whether the list
     ended)."""
     try:
         end = text.rindex(b"]")
         return decoder.decode(b"[%b]" % text[:end]), text[end:], True
     except (ValueError, *DECODE_FAULTS):
-        saved = salvage(text, final=True)
-        lost["not readable"] += saved.lost
-        return timed(saved.events), text[saved.rest :], saved.ended
+        salvaged = salvage_events(text, final=True)
+        lost["not readable"] += salvaged.lost
+        return convert_events(salvaged.events), text[salvaged.rest :], salvaged.ended
 
 
-def _last_boundary(text: bytes) -> tuple[int, int]:
+def _find_last_boundary(text: bytes) -> tuple[int, int]:
     """The last boundary between two objects in a text: (end of the first object, start of the second object); (0, 0) without
     any."""
-    at = len(text)
-    while (at := text.rfind(b"{", 0, at)) > 0:
-        before = max(0, at - _LEAST_LOOKED_AT)
-        if match := _BETWEEN.search(text[before:at]):
-            return before + match.start(1), at
+    start = len(text)
+    while (start := text.rfind(b"{", 0, start)) > 0:
+        window_start = max(0, start - _LEAST_LOOKED_AT)
+        if match := _BETWEEN.search(text[window_start:start]):
+            return window_start + match.start(1), start
     return 0, 0
 
 
-def _rank(outside: bytes, path: Path) -> int | None:
+def _find_rank(around: bytes, path: Path) -> int | None:
     """The rank that the text of a trace states, or else the name of its file; None if neither states a rank.
 
-    outside: the text around the list of events.
+    around: the text around the list of events.
     """
-    if match := _RANKS.search(outside):
+    if match := _RANKS.search(around):
         try:
-            found = json.JSONDecoder().raw_decode(outside[match.end() :].decode("utf-8", "replace"))[0].get("rank")
-            if type(found) is int and 0 <= found < _MOST_RANKS:
-                return found
+            rank = json.JSONDecoder().raw_decode(around[match.end() :].decode("utf-8", "replace"))[0].get("rank")
+            if type(rank) is int and 0 <= rank < _MOST_RANKS:
+                return rank
         except (ValueError, RecursionError):
             pass
-    named = _RANK_IN_NAME.search(path.name)
-    return int(named[1]) if named and int(named[1]) < _MOST_RANKS else None
+    name_match = _RANK_IN_NAME.search(path.name)
+    return int(name_match[1]) if name_match and int(name_match[1]) < _MOST_RANKS else None
 
 
 class _Columns:
@@ -245,7 +245,7 @@ class _Columns:
         # The number of each combination (kind) of name, category and thread. A trace has few combinations, so that one look-up
         # of the combination replaces three look-ups.
         self._kinds: dict[tuple[str, str, int | str], int] = {}
-        self._of_gloo = np.zeros(0, np.bool_)  # for each kind, whether its name is that of a span of gloo
+        self._is_gloo_kind = np.zeros(0, np.bool_)  # for each kind, whether its name is that of a span of gloo
         self._collectives: list[CollectiveOperation] = []
         self._collective_ids: dict[CollectiveTexts | tuple[str, bytes, bytes], int] = {}
         # The bytes of each column: kind, stream, correlation, collective, sequence, start, duration. A bytearray grows
@@ -256,27 +256,27 @@ class _Columns:
     def add(self, events: DecodedEvents) -> None:
         self.lost.update(events.lost)
         if events.modules:
-            self.details.add_modules(self._kinds_of(events.modules), events.module_start_ns, events.module_duration_ns)
+            self.details.add_modules(self._number_kinds(events.modules), events.module_start_ns, events.module_duration_ns)
         self.details.add_memory(events.memory, events.memory_ns)
         if not events.complete:
             return
-        kinds = self._kinds_of(events.complete)
+        kinds = self._number_kinds(events.complete)
         args = [event.args or _NO_ARGS for event in events.complete]
-        stream, correlation = integers([arg.stream for arg in args]), integers([arg.correlation for arg in args])
+        stream, correlation = to_integers([arg.stream for arg in args]), to_integers([arg.correlation for arg in args])
         collectives = self._collective_columns(args, events.complete, kinds)
         columns: tuple[NDArray[Any], ...] = (kinds, stream, correlation, *collectives, events.start_ns, events.duration_ns)
-        for grown, column in zip(self._bytes, columns, strict=True):
-            grown += column.data
+        for column_bytes, column in zip(self._bytes, columns, strict=True):
+            column_bytes += column.data
         self.details.add(self._kinds, kinds, events.start_ns, events.duration_ns, args)
 
-    def _kinds_of(self, events: Sequence[TraceEvent]) -> NDArray[np.int32]:
+    def _number_kinds(self, events: Sequence[TraceEvent]) -> NDArray[np.int32]:
         kinds = self._kinds
         try:
             return np.array([kinds[event.name, event.cat, event.tid] for event in events], np.int32)
         except KeyError:  # a combination gets the next number when it is first seen
             numbers = [kinds.setdefault((event.name, event.cat, event.tid), len(kinds)) for event in events]
-            new = [name.startswith(GLOO) for name, _, _ in islice(kinds, len(self._of_gloo), None)]
-            self._of_gloo = np.concatenate([self._of_gloo, np.array(new, np.bool_)])
+            is_gloo = [name.startswith(GLOO) for name, _, _ in islice(kinds, len(self._is_gloo_kind), None)]
+            self._is_gloo_kind = np.concatenate([self._is_gloo_kind, np.array(is_gloo, np.bool_)])
             return np.array(numbers, np.int32)
 
     def _collective_columns(
@@ -284,33 +284,33 @@ class _Columns:
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """For each event, the index of its collective, and the number of the collective in its process group; -1 for no
         collective. kinds: the number of each event's kind."""
-        kind, sequence = np.full(len(args), -1, np.int32), np.full(len(args), -1, np.int64)
+        collective_ids, sequence = np.full(len(args), -1, np.int32), np.full(len(args), -1, np.int64)
         for row, arg in [(row, arg) for row, arg in enumerate(args) if arg.collective]:
-            kind[row] = self._collective_id(CollectiveTexts(*map(bytes, arg.collective_texts())))
-            number = count(bytes(arg.sequence))
+            collective_ids[row] = self._collective_id(CollectiveTexts(*map(bytes, arg.collective_texts())))
+            number = parse_count(bytes(arg.sequence))
             sequence[row] = -1 if number is None else number
-        for row in np.flatnonzero(self._of_gloo[kinds]).tolist() if self._of_gloo.any() else ():
+        for row in np.flatnonzero(self._is_gloo_kind[kinds]).tolist() if self._is_gloo_kind.any() else ():
             if (arg := args[row]).shapes:
-                kind[row] = self._collective_id((events[row].name, bytes(arg.shapes), bytes(arg.input_types)))
-        return kind, sequence
+                collective_ids[row] = self._collective_id((events[row].name, bytes(arg.shapes), bytes(arg.input_types)))
+        return collective_ids, sequence
 
     def _collective_id(self, texts: CollectiveTexts | tuple[str, bytes, bytes]) -> int:
         """The index of the collective that these texts describe; -1 if they describe none.
 
-        texts: the arguments that Kineto writes for a kernel, or the arguments of `of_gloo`.
+        texts: the arguments that Kineto writes for a kernel, or the arguments of `parse_gloo_span`.
         """
         if texts not in self._collective_ids:
-            operation = parsed(texts) if isinstance(texts, CollectiveTexts) else of_gloo(*texts)
+            operation = parse_operation(texts) if isinstance(texts, CollectiveTexts) else parse_gloo_span(*texts)
             self._collective_ids[texts] = -1 if operation is None else len(self._collectives)
             self._collectives += [] if operation is None else [operation]
         return self._collective_ids[texts]
 
-    def trace(self, path: Path, rank: int | None, cut: str) -> Trace:
+    def build_trace(self, path: Path, rank: int | None, cut: str) -> Trace:
         """The trace with all complete events. Incomplete events are left out, and counted as lost."""
         columns = tuple(np.frombuffer(column, of_type) for column, of_type in zip(self._bytes, _COLUMN_TYPES, strict=True))
-        named = np.array([bool(name and category) for name, category, _ in self._kinds], np.bool_)
-        columns = self._whole(columns, named[columns[0]], "without a name or category")
-        columns = self._whole(
+        has_name = np.array([bool(name and category) for name, category, _ in self._kinds], np.bool_)
+        columns = self._drop_incomplete(columns, has_name[columns[0]], "without a name or category")
+        columns = self._drop_incomplete(
             columns, (columns[-2] != UNKNOWN) & (columns[-1] >= 0), "without a time or with a negative duration"
         )
         kinds, stream, correlation, collective, sequence, start, duration = columns
@@ -337,8 +337,8 @@ class _Columns:
             details=self.details.details(name, thread),
         )
 
-    def _whole(self, columns: tuple[NDArray[Any], ...], good: NDArray[np.bool_], otherwise: str) -> tuple[NDArray[Any], ...]:
-        if good.all():
+    def _drop_incomplete(self, columns: tuple[NDArray[Any], ...], is_complete: NDArray[np.bool_], reason: str) -> tuple[NDArray[Any], ...]:
+        if is_complete.all():
             return columns
-        self.lost[otherwise] += int(np.count_nonzero(~good))
-        return tuple(column[good] for column in columns)
+        self.lost[reason] += int(np.count_nonzero(~is_complete))
+        return tuple(column[is_complete] for column in columns)

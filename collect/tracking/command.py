@@ -16,11 +16,11 @@ from shardlab.runs.state import FINAL
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
-LOOK_S = 2.0  # seconds between two readings of the records
+READING_PERIOD_S = 2.0  # seconds between two readings of the records
 NICENESS = 10  # lowers the priority of this process, so that it does not slow down the ranks of the run
 
 
-def track(workspace: Workspace, run_id: str, tracker: str, parent: int | None, output: Output) -> int:
+def track_run(workspace: Workspace, run_id: str, tracker: str, parent: int | None, output: Output) -> int:
     """Log a run from its first record until the run or the process with the id `parent` has ended. Returns exit code 0.
 
     If a run is logged again, for example after a restart, the new data replaces what was logged of the run before.
@@ -30,48 +30,48 @@ def track(workspace: Workspace, run_id: str, tracker: str, parent: int | None, o
     """
     trackers.must_be_known(tracker, "--to")
     trackers.must_be_installed(tracker, f"collect track --to {tracker}")
-    follow = export.exports()[tracker].follow
+    follow = export.export_formats()[tracker].follow
     assert follow is not None, tracker
-    folder, place = workspace.run(run_id), workspace.path / trackers.FOLDER
+    folder, tracker_folder = workspace.run(run_id), workspace.path / trackers.FOLDER
     supervisor = None if parent is None else psutil.Process(parent)
     if supervisor is not None:
         os.nice(NICENESS)
         # Slurm sends these signals to all processes of a job. They are ignored, because this process ends after its parent.
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signal_number, signal.SIG_IGN)
     run = folder.read_run()
     ended = False
     while not ended:
-        project, begun = tracked_run.one(workspace, folder)
-        opened = follow(project, _without_end(begun), place)
-        output.line(f"{run_id} is logged to {place} ({tracker}).")
+        project, tracked = tracked_run.read_tracked_run(workspace, folder)
+        follower = follow(project, _remove_end_values(tracked), tracker_folder)
+        output.line(f"{run_id} is logged to {tracker_folder} ({tracker}).")
         points, count = LivePoints(folder, run), 0
         while True:
-            over = folder.judge().state in FINAL or (supervisor is not None and _gone(supervisor))
-            new = points.new()
-            if new is None:
-                opened.end(begun)
+            is_over = folder.judge().state in FINAL or (supervisor is not None and _has_ended(supervisor))
+            new_points = points.read_new()
+            if new_points is None:
+                follower.end(tracked)
                 output.line(f"{run_id}: its records were replaced; it is logged anew.")
                 break
-            opened.log(new)
-            count += len(new)
-            if over:
-                opened.end(tracked_run.one(workspace, folder)[1])
+            follower.log(new_points)
+            count += len(new_points)
+            if is_over:
+                follower.end(tracked_run.read_tracked_run(workspace, folder)[1])
                 ended = True
                 break
-            time.sleep(LOOK_S)
-    output.document({"run": run_id, "tracker": tracker, "folder": str(place), "points": count})
+            time.sleep(READING_PERIOD_S)
+    output.document({"run": run_id, "tracker": tracker, "folder": str(tracker_folder), "points": count})
     return 0
 
 
-def _gone(process: psutil.Process) -> bool:
+def _has_ended(process: psutil.Process) -> bool:
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
 
-def _without_end(run: tracked_run.Tracked) -> tracked_run.Tracked:
+def _remove_end_values(run: tracked_run.TrackedRun) -> tracked_run.TrackedRun:
     """The description of a run for the tracker, without the values that are only known at the end of the run."""
     config = {key: value for key, value in run.config.items() if key != "state"}
     began_s = run.began_s if run.began_s is not None else time.time()

@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from statistics import fmean
 
-from collect.sources.followed_records import FollowedRecords, sampled_hosts
+from collect.sources.followed_records import FollowedRecords, list_sampled_hosts
 from collect.sources.network_rate import NetworkRate
 from collect.sources.world_steps import WorldStep, WorldSteps
 from collect.tracked_run import TrackedStep
@@ -21,7 +21,7 @@ from shardlab.runs.rundir import RunDir
 from shardlab.terminal import printable
 
 SYSTEM_S = 2.0  # length in seconds of the periods over which system metrics are averaged
-OF_GPU = ("utilization_pct", "memory_used_bytes", "power_w", "temperature_c", "sm_clock_mhz")
+GPU_FIELDS = ("utilization_pct", "memory_used_bytes", "power_w", "temperature_c", "sm_clock_mhz")
 
 
 class LivePoints:
@@ -38,13 +38,13 @@ class LivePoints:
         self._numbers: list[int] = []  # the numbers of the steps that every rank has recorded
         self._moments: list[float] = []  # the end of each of these steps, in seconds since the epoch
 
-    def new(self) -> list[TrackedStep] | None:
+    def read_new(self) -> list[TrackedStep] | None:
         """The points since the last call, ordered by step. No point is of an earlier step than the points of earlier calls.
 
         Returns None if records were replaced, for example because the run resumes from a checkpoint. All earlier points are
         then no longer valid.
         """
-        last = self._numbers[-1] if self._numbers else 0
+        last_step = self._numbers[-1] if self._numbers else 0
         points: list[TrackedStep] = []
         samples: dict[str, list[Sample]] = {}
         pauses = suspension.of(self._folder.events())
@@ -52,25 +52,25 @@ class LivePoints:
         while reading:
             reading = False
             for file in self._ranks if files.is_folder(f"{self._folder.path}/steps") else ():
-                if (steps := file.new()) is None:
+                if (steps := file.read_new()) is None:
                     return None
                 reading |= bool(steps)
-                points += map(self._of_step, self._world.add(suspension.mark_suspended(steps, pauses)))
-            for host in sampled_hosts(self._folder):
+                points += map(self._build_step_point, self._world.add(suspension.mark_suspended(steps, pauses)))
+            for host in list_sampled_hosts(self._folder):
                 file_of_host = self._hosts.setdefault(host, FollowedRecords(str(self._folder.samples_file(host)), Sample))
-                if (more := file_of_host.new()) is None:
+                if (new_samples := file_of_host.read_new()) is None:
                     return None
-                reading |= bool(more)
-                samples.setdefault(host, []).extend(more)
+                reading |= bool(new_samples)
+                samples.setdefault(host, []).extend(new_samples)
         # Validations are read last. A validation is written before the record of the next step, so no validation is missing
         # here that belongs before the last of the steps that were read.
-        if (validations := self._validation.new()) is None:
+        if (validations := self._validation.read_new()) is None:
             return None
-        points += filter(None, map(self._of_validation, validations))
-        points += self._of_samples(samples, last)
+        points += filter(None, map(self._build_validation_point, validations))
+        points += self._build_system_points(samples, last_step)
         return sorted(points, key=lambda point: point.step)
 
-    def _of_step(self, step: WorldStep) -> TrackedStep:
+    def _build_step_point(self, step: WorldStep) -> TrackedStep:
         """The point of a step. If an instrument slowed down the step, the point contains the loss, but no times."""
         self._numbers.append(step.number)
         self._moments.append(step.wall_s)
@@ -80,43 +80,43 @@ class LivePoints:
             values |= {"step_ms": step.step_ms, "throughput_per_s": per_s}
         return TrackedStep(step.number, step.wall_s, values)
 
-    def _of_validation(self, record: ValidationRecord) -> TrackedStep | None:
+    def _build_validation_point(self, record: ValidationRecord) -> TrackedStep | None:
         """The point of a validation, at the end of the step after which the validation ran; None if this step is not known."""
-        at = bisect_left(self._numbers, record.step)
-        if at == len(self._numbers) or self._numbers[at] != record.step:
+        index = bisect_left(self._numbers, record.step)
+        if index == len(self._numbers) or self._numbers[index] != record.step:
             return None
         values = {"validation_loss": record.loss, "validation_accuracy_pct": 100 * record.accuracy}
-        return TrackedStep(record.step, self._moments[at], values)
+        return TrackedStep(record.step, self._moments[index], values)
 
-    def _of_samples(self, samples: dict[str, list[Sample]], least: int) -> Iterator[TrackedStep]:
+    def _build_system_points(self, samples: dict[str, list[Sample]], least_step: int) -> Iterator[TrackedStep]:
         """Points with the means of system metrics, one for each period of SYSTEM_S seconds.
 
         The point of a period gets the number of the last step that ended before the end of the period; 0 if no step had ended.
         """
         values: dict[int, dict[str, list[float]]] = {}
         moments: dict[int, float] = {}
-        for host, of_host in samples.items():
-            for sample in of_host:
+        for host, host_samples in samples.items():
+            for sample in host_samples:
                 period = int(sample.wall_s // SYSTEM_S)
                 moments[period] = max(moments.get(period, 0.0), sample.wall_s)
-                for name, value in self._system(host, sample):
+                for name, value in self._list_system_values(host, sample):
                     values.setdefault(period, {}).setdefault(name, []).append(value)
-        for period, of_period in sorted(values.items()):
-            at = bisect_right(self._moments, moments[period])
-            step = max(self._numbers[at - 1] if at else 0, least)
-            yield TrackedStep(step, moments[period], {name: fmean(found) for name, found in of_period.items()})
+        for period, period_values in sorted(values.items()):
+            index = bisect_right(self._moments, moments[period])
+            step = max(self._numbers[index - 1] if index else 0, least_step)
+            yield TrackedStep(step, moments[period], {name: fmean(numbers) for name, numbers in period_values.items()})
 
-    def _system(self, host: str, sample: Sample) -> Iterable[tuple[str, float]]:
+    def _list_system_values(self, host: str, sample: Sample) -> Iterable[tuple[str, float]]:
         """Yields (name of a metric, value) for each value in a sample that is known. host: the host of the sample."""
         sent, received = self._rates.setdefault(host, (NetworkRate("tx_bytes"), NetworkRate("rx_bytes")))
-        found = {
+        values = {
             "cpu_pct": sample.cpu_pct,
             "memory_used_bytes": sample.memory_used_bytes,
-            "network_sent_bytes_per_s": sent.since_last(sample),
-            "network_received_bytes_per_s": received.since_last(sample),
+            "network_sent_bytes_per_s": sent.compute_rate(sample),
+            "network_received_bytes_per_s": received.compute_rate(sample),
         }
         for gpu in (gpu for gpu in sample.gpus or () if not gpu.played):
-            found |= {f"{gpu.uuid}/{name}": getattr(gpu, name) for name in OF_GPU}
+            values |= {f"{gpu.uuid}/{name}": getattr(gpu, name) for name in GPU_FIELDS}
         return (
-            (printable.one_line(f"system/{host}/{name}"), float(value)) for name, value in found.items() if value is not None
+            (printable.one_line(f"system/{host}/{name}"), float(value)) for name, value in values.items() if value is not None
         )

@@ -15,7 +15,7 @@ from collect.reading.load import Loaded
 from collect.verdicts import draws, part_text, reasons
 from collect.verdicts.draws import Value
 from collect.verdicts.selection import STATE, Measurements, NoMeasurement
-from collect.verdicts.uncertain_number import Number
+from collect.verdicts.uncertain_number import UncertainNumber
 from shardlab.matrix import cell_names, matrix
 from shardlab.matrix.expansion import Expansion
 from shardlab.matrix.expression import MAX_LENGTH, Expression, ExpressionError
@@ -103,7 +103,7 @@ class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):
     illustrative: bool = False
 
 
-def judge(loaded: Loaded, measurements: Measurements) -> list[Verdict]:
+def judge_claims(loaded: Loaded, measurements: Measurements) -> list[Verdict]:
     """Judge every claim of the matrix, in the order of the matrix.
 
     The test of a claim is divided into parts at each `and`. It is evaluated on random draws of the means (the errors of the
@@ -115,7 +115,7 @@ def judge(loaded: Loaded, measurements: Measurements) -> list[Verdict]:
     - undecided: all other cases.
     """
     illustrative = is_illustrative(loaded)
-    return [_judge(loaded, measurements, claim, illustrative) for claim in loaded.expansion.claims]
+    return [_judge_claim(loaded, measurements, claim, illustrative) for claim in loaded.expansion.claims]
 
 
 def is_illustrative(loaded: Loaded) -> bool:
@@ -124,7 +124,7 @@ def is_illustrative(loaded: Loaded) -> bool:
     return bool(kinds) and "measured" not in kinds
 
 
-def _judge(loaded: Loaded, measurements: Measurements, claim: Claim, illustrative: bool) -> Verdict:
+def _judge_claim(loaded: Loaded, measurements: Measurements, claim: Claim, illustrative: bool) -> Verdict:
     verdict = Verdict(
         id=claim.id,
         says=claim.says,
@@ -132,13 +132,13 @@ def _judge(loaded: Loaded, measurements: Measurements, claim: Claim, illustrativ
         test=claim.test,
         verdict="not run",
         why="",
-        remarks=reasons.adapted(claim),
-        notes=reasons.notes(loaded, claim.where),
+        remarks=reasons.adaptation_clauses(claim),
+        notes=reasons.notes_at(loaded, claim.where),
         illustrative=illustrative,
     )
     try:
         tree = Expression(claim.test).tree
-        values, numbers = _enter(measurements, verdict, tree)
+        values, numbers = _look_up_numbers(measurements, verdict, tree)
     except ExpressionError as error:
         verdict.why = str(error)
         return verdict
@@ -146,81 +146,81 @@ def _judge(loaded: Loaded, measurements: Measurements, claim: Claim, illustrativ
         verdict.verdict, verdict.why = unanswered.verdict, unanswered.why
         return verdict
     rows = {row.id: row for row in measurements.rows}
-    cells = [rows[cell] for cell in dict.fromkeys(entered.cell for entered in verdict.numbers)]
-    verdict.rehearsal = any(reasons.rehearsal(measurements.cell(row)) for row in cells)
+    cells = [rows[cell] for cell in dict.fromkeys(claim_number.cell for claim_number in verdict.numbers)]
+    verdict.rehearsal = any(reasons.rehearsal_reason(measurements.cell(row)) for row in cells)
     try:
         _decide(verdict, tree, values)
     except ExpressionError as error:
         verdict.verdict, verdict.why = "undecided", f"{error}"
-    parts_of_all = [part for number in numbers for part in number.found.parts]
-    parts = [part for part in parts_of_all if part.metric.of_all_steps]
+    all_parts = [part for number in numbers for part in number.selected.parts]
+    parts = [part for part in all_parts if part.metric.of_all_steps]
     if comparability.instruments_differ(part.row.cell for part in parts):
         names = ", ".join(dict.fromkeys(part.metric.name for part in parts))
         verdict.remarks.append(f"the cells have different instruments, and {names} includes the steps that these slowed down")
-    if (said := comparability.different_computation([measurements.cell(row).cell for row in cells])) is not None:
-        verdict.remarks.append(said)
-    on_one_host = (reasons.one_host(measurements.cell(part.row), part.metric.name) for part in parts_of_all)
-    if no_network := next(filter(None, on_one_host), ""):
+    if (remark := comparability.precision_remark([measurements.cell(row).cell for row in cells])) is not None:
+        verdict.remarks.append(remark)
+    host_reasons = (reasons.one_host_reason(measurements.cell(part.row), part.metric.name) for part in all_parts)
+    if no_network := next(filter(None, host_reasons), ""):
         verdict.verdict, verdict.why = "undecided", no_network
-    elif unproven := _unproven(measurements, verdict, numbers):
+    elif unproven := _unproven_reason(measurements, verdict, numbers):
         verdict.verdict, verdict.why = "undecided", unproven
     elif verdict.verdict == "undecided" and verdict.parts:
-        wanted = {cell for entered in verdict.numbers for cell in (entered.cell, entered.against) if cell}
-        verdict.helps = more_repeats(loaded.expansion, max(entered.n for entered in verdict.numbers), wanted)
+        cell_ids = {cell for claim_number in verdict.numbers for cell in (claim_number.cell, claim_number.against) if cell}
+        verdict.helps = repeat_command(loaded.expansion, max(claim_number.n for claim_number in verdict.numbers), cell_ids)
     if verdict.verdict == "contradicted":
-        metrics = {number.found.metric.name for number in numbers}
-        lists = [reasons.likely(loaded, measurements.cell(row), row, metrics) for row in cells]
-        verdict.reasons = list(dict.fromkeys(clause for clauses in lists for clause in clauses))
+        metrics = {number.selected.metric.name for number in numbers}
+        clause_lists = [reasons.likely_reasons(loaded, measurements.cell(row), row, metrics) for row in cells]
+        verdict.reasons = list(dict.fromkeys(clause for clauses in clause_lists for clause in clauses))
     return verdict
 
 
 class _Unanswerable(Exception):
-    def __init__(self, found: list[NoMeasurement]) -> None:
+    def __init__(self, missing: list[NoMeasurement]) -> None:
         super().__init__()
         order: tuple[Word, ...] = ("ambiguous", "not run", "undecided")
-        self.verdict: Word = min((one.verdict for one in found), key=order.index)
-        self.why = "; ".join(dict.fromkeys(one.why for one in found if one.verdict == self.verdict))
+        self.verdict: Word = min((no_measurement.verdict for no_measurement in missing), key=order.index)
+        self.why = "; ".join(dict.fromkeys(no_measurement.why for no_measurement in missing if no_measurement.verdict == self.verdict))
 
 
-def _enter(measurements: Measurements, verdict: Verdict, tree: ast.expr) -> tuple[dict[str, Value | None], list[Number]]:
+def _look_up_numbers(measurements: Measurements, verdict: Verdict, tree: ast.expr) -> tuple[dict[str, Value | None], list[UncertainNumber]]:
     """Look up the value of each call in the test of a claim, and add it to the numbers of the verdict.
 
     Returns ({text of a call: the draws of its value, or None if they are not known}, the numbers of the metrics). Raises
     _Unanswerable with all calls that have no value, ExpressionError if a filter is not a constant.
     """
     values: dict[str, Value | None] = {}
-    numbers: list[Number] = []
+    numbers: list[UncertainNumber] = []
     missing: list[NoMeasurement] = []
-    for text, call in draws.calls(tree).items():
-        wanted = Expression(text).filters[0][1]
+    for text, call in draws.find_calls(tree).items():
+        cell_filter = Expression(text).filters[0][1]
         assert isinstance(call.func, ast.Name)
         try:
             if call.func.id == STATE:
-                row, values[text] = measurements.state(wanted)
-                ended = [run.run_id for run in row.runs]
-                verdict.numbers.append(ClaimNumber(call=text, cell=row.id, value=row.state, n=len(ended), runs=ended))
+                row, values[text] = measurements.state(cell_filter)
+                run_ids = [run.run_id for run in row.runs]
+                verdict.numbers.append(ClaimNumber(call=text, cell=row.id, value=row.state, n=len(run_ids), runs=run_ids))
                 continue
             metric = measurements.metrics.get(call.func.id)
-            argument = wanted.pop(metric.argument, None) if metric and metric.argument else None
-            number = Number(measurements, measurements.find(call.func.id, wanted, argument))
+            argument = cell_filter.pop(metric.argument, None) if metric and metric.argument else None
+            number = UncertainNumber(measurements, measurements.find(call.func.id, cell_filter, argument))
         except NoMeasurement as unanswered:
             missing.append(unanswered)
             continue
         numbers.append(number)
         values[text] = number.draws
-        row = number.found.row
+        row = number.selected.row
         verdict.numbers.append(
             ClaimNumber(
                 call=text,
                 cell=row.id,
                 value=number.value,
-                unit=number.found.unit,
+                unit=number.selected.unit,
                 low=number.low,
                 high=number.high,
                 n=number.n,
                 how=number.how,
-                runs=[run.run_id for part in number.found.parts for run in part.row.runs if run.state == "completed"],
-                against=number.found.beside[1].row.id if number.found.beside else "",
+                runs=[run.run_id for part in number.selected.parts for run in part.row.runs if run.state == "completed"],
+                against=number.selected.compared_pair[1].row.id if number.selected.compared_pair else "",
             )
         )
     if missing:
@@ -234,38 +234,38 @@ def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]
     values: {text of a call in the test: the draws of its value, or None if they are not known}. Raises ExpressionError if the
     test cannot be evaluated.
     """
-    tests = draws.parts(tree)
-    measured: dict[str, Value] = {entered.call: entered.value for entered in verdict.numbers}
-    drawn = {text: value for text, value in values.items() if value is not None}
+    tests = draws.split_test(tree)
+    measured_values: dict[str, Value] = {claim_number.call: claim_number.value for claim_number in verdict.numbers}
+    known_values = {text: value for text, value in values.items() if value is not None}
     for test in tests:
-        mine = draws.calls(test).keys()
-        part = ClaimPart(test=ast.unparse(test), holds=draws.share(test, {text: measured[text] for text in mine}) == 1)
-        part.left, part.right = draws.sides(test, {text: measured[text] for text in mine})
-        units = {entered.call: entered.unit for entered in verdict.numbers}
-        if sides := _sides(test):
-            part.left_unit, part.right_unit = (_unit(side, units) or "" for side in sides)
-        if mine <= drawn.keys():
-            part.holds_pct = 100 * draws.share(test, {text: drawn[text] for text in mine})
-            part.left_interval, part.right_interval = draws.intervals(test, {text: drawn[text] for text in mine})
+        call_texts = draws.find_calls(test).keys()
+        part = ClaimPart(test=ast.unparse(test), holds=draws.share_of_draws(test, {text: measured_values[text] for text in call_texts}) == 1)
+        part.left, part.right = draws.side_values(test, {text: measured_values[text] for text in call_texts})
+        units = {claim_number.call: claim_number.unit for claim_number in verdict.numbers}
+        if sides := _test_sides(test):
+            part.left_unit, part.right_unit = (_side_unit(side, units) or "" for side in sides)
+        if call_texts <= known_values.keys():
+            part.holds_pct = 100 * draws.share_of_draws(test, {text: known_values[text] for text in call_texts})
+            part.left_interval, part.right_interval = draws.side_intervals(test, {text: known_values[text] for text in call_texts})
         verdict.parts.append(part)
-    failing = [part for part in verdict.parts if part.holds_pct is not None and part.holds_pct <= 100 * LEVEL / len(tests)]
-    open_ = [part for part in verdict.parts if part.holds_pct is None or part.holds_pct < 100 * (1 - LEVEL)]
-    if failing:
-        verdict.verdict, verdict.why = "contradicted", "; ".join(part_text.fails(part) for part in failing)
-    elif not open_:
+    failing_parts = [part for part in verdict.parts if part.holds_pct is not None and part.holds_pct <= 100 * LEVEL / len(tests)]
+    open_parts = [part for part in verdict.parts if part.holds_pct is None or part.holds_pct < 100 * (1 - LEVEL)]
+    if failing_parts:
+        verdict.verdict, verdict.why = "contradicted", "; ".join(part_text.failure_text(part) for part in failing_parts)
+    elif not open_parts:
         least = min((part.holds_pct for part in verdict.parts if part.holds_pct is not None), default=100.0)
         exact = all(isinstance(value, float | str) for value in values.values())
         verdict.verdict = "reproduced"
-        verdict.why = "holds; its numbers do not scatter" if exact else f"holds in {part_text.share(least)} of draws"
+        verdict.why = "holds; its numbers do not scatter" if exact else f"holds in {part_text.format_share(least)} of draws"
     else:
         verdict.verdict = "undecided"
-        unknown = dict.fromkeys(entered.how for entered in verdict.numbers if entered.call in values.keys() - drawn.keys())
-        once = "as measured it holds" if all(part.holds for part in verdict.parts) else "as measured it does not hold"
-        is_open = any(part.holds_pct is None for part in open_)
-        verdict.why = "; ".join([*unknown, once] if is_open else map(part_text.overlaps, open_))
+        unknown = dict.fromkeys(claim_number.how for claim_number in verdict.numbers if claim_number.call in values.keys() - known_values.keys())
+        measured_text = "as measured it holds" if all(part.holds for part in verdict.parts) else "as measured it does not hold"
+        has_unknown = any(part.holds_pct is None for part in open_parts)
+        verdict.why = "; ".join([*unknown, measured_text] if has_unknown else map(part_text.overlap_text, open_parts))
 
 
-def more_repeats(expansion: Expansion, n: int, cells: Collection[str]) -> str:
+def repeat_command(expansion: Expansion, n: int, cells: Collection[str]) -> str:
     """The command that submits more repeats of some cells of a matrix. n: the present number of repeats. cells: ids of the
     cells.
 
@@ -274,59 +274,59 @@ def more_repeats(expansion: Expansion, n: int, cells: Collection[str]) -> str:
     """
     shipped = matrix.shipped()
     name = expansion.name.removesuffix("-tiny") if expansion.scale == "tiny" else expansion.name
-    given = name if name in shipped and shipped[name].name == Path(expansion.path).name else shlex.quote(expansion.path)
+    matrix_option = name if name in shipped and shipped[name].name == Path(expansion.path).name else shlex.quote(expansion.path)
     scale = " --scale tiny" if expansion.scale == "tiny" else ""
-    chosen = _where(expansion, cells)
-    where = f" --where {shlex.quote(chosen)}" if chosen else ""
-    return f"jobs submit --matrix {given}{scale} --repeats {max(LEAST_REPEATS, 2 * n)}{where}"
+    cell_expression = _cells_expression(expansion, cells)
+    where_option = f" --where {shlex.quote(cell_expression)}" if cell_expression else ""
+    return f"jobs submit --matrix {matrix_option}{scale} --repeats {max(LEAST_REPEATS, 2 * n)}{where_option}"
 
 
-def _where(expansion: Expansion, cells: Collection[str]) -> str:
+def _cells_expression(expansion: Expansion, cells: Collection[str]) -> str:
     """An expression for the option --where that selects these cells of the matrix, and as few other cells as possible.
 
     Returns "" if all cells are meant, or if no such expression was found. The expression contains only names that every cell
     has, because it is an error if an expression contains an option that a cell does not have.
     """
-    named = {entry.id: cell_names.names(msgspec.to_builtins(entry.cell.rehearses or entry.cell)) for entry in expansion.cells}
-    others = [names for cell, names in named.items() if cell not in cells]
-    if not others:
+    names_by_cell = {entry.id: cell_names.names(msgspec.to_builtins(entry.cell.rehearses or entry.cell)) for entry in expansion.cells}
+    other_names = [names for cell, names in names_by_cell.items() if cell not in cells]
+    if not other_names:
         return ""
-    common = set.intersection(*(set(names) for names in named.values()))
+    common_names = set.intersection(*(set(names) for names in names_by_cell.values()))
     parts: dict[str, None] = {}
-    for cell in named:
+    for cell in names_by_cell:
         if cell in cells:
-            parts[_apart(named[cell], others, sorted(common))] = None
+            parts[_distinguishing_comparisons(names_by_cell[cell], other_names, sorted(common_names))] = None
     text = " or ".join(parts)
     return text if len(text) <= MAX_LENGTH and "" not in parts else ""
 
 
-def _apart(names: Mapping[str, Any], others: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> str:
+def _distinguishing_comparisons(names: Mapping[str, Any], others: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> str:
     """Comparisons, joined by `and`, that are true for one cell and for as few other cells as is possible with these keys.
 
     names: the values of the cell by key. others: the values of each other cell. keys: the keys that may be compared.
     """
-    kept: list[str] = []
-    left = list(others)
-    while left:
-        best = min(keys, key=lambda key: sum(other[key] == names[key] for other in left))
-        still = [other for other in left if other[best] == names[best]]
-        if len(still) == len(left):
+    chosen_keys: list[str] = []
+    remaining = list(others)
+    while remaining:
+        best_key = min(keys, key=lambda key: sum(other[key] == names[key] for other in remaining))
+        still_equal = [other for other in remaining if other[best_key] == names[best_key]]
+        if len(still_equal) == len(remaining):
             break
-        kept.append(best)
-        left = still
-    return " and ".join(f"{key} == {_literal(names[key])}" for key in kept)
+        chosen_keys.append(best_key)
+        remaining = still_equal
+    return " and ".join(f"{key} == {_python_literal(names[key])}" for key in chosen_keys)
 
 
-def _literal(value: Any) -> str:
+def _python_literal(value: Any) -> str:
     """A value as a literal of Python. Texts get double quotes where possible: a shell takes these inside of single quotes."""
     return f'"{value}"' if isinstance(value, str) and value.isprintable() and not set('"\\') & set(value) else repr(value)
 
 
-def _sides(test: ast.expr) -> list[ast.expr]:
+def _test_sides(test: ast.expr) -> list[ast.expr]:
     return [test.left, test.comparators[0]] if isinstance(test, ast.Compare) else []
 
 
-def _unit(node: ast.expr, units: Mapping[str, str]) -> str | None:
+def _side_unit(node: ast.expr, units: Mapping[str, str]) -> str | None:
     """The unit of one side of a comparison; "x" for a ratio, "" for a plain number, None if the unit is not known.
 
     units: {text of a call: unit of its value}.
@@ -337,40 +337,40 @@ def _unit(node: ast.expr, units: Mapping[str, str]) -> str | None:
         case ast.Constant():
             return ""
         case ast.UnaryOp(operand=operand):
-            return _unit(operand, units)
+            return _side_unit(operand, units)
         case ast.BinOp(left=left, op=op, right=right):
-            one, other = _unit(left, units), _unit(right, units)
-            if isinstance(op, ast.Div) and one == other and one:
+            left_unit, right_unit = _side_unit(left, units), _side_unit(right, units)
+            if isinstance(op, ast.Div) and left_unit == right_unit and left_unit:
                 return "x"
-            if other == "" and not isinstance(op, ast.Pow):
-                return one  # the right side is a plain number, which scales or shifts the left side and keeps its unit
-            if one == "" and isinstance(op, ast.Mult | ast.Add | ast.Sub):
-                return other
-            return one if one == other and isinstance(op, ast.Add | ast.Sub) else None
+            if right_unit == "" and not isinstance(op, ast.Pow):
+                return left_unit  # the right side is a plain number, which scales or shifts the left side and keeps its unit
+            if left_unit == "" and isinstance(op, ast.Mult | ast.Add | ast.Sub):
+                return right_unit
+            return left_unit if left_unit == right_unit and isinstance(op, ast.Add | ast.Sub) else None
         case _:
             return None
 
 
-def _unproven(measurements: Measurements, verdict: Verdict, numbers: list[Number]) -> str:
+def _unproven_reason(measurements: Measurements, verdict: Verdict, numbers: list[UncertainNumber]) -> str:
     """The reason why the cells that a claim compares must not be ranked; "" if they may be ranked.
 
     Cells are not ranked if they do other work (found by the same-work proof, or by design), if no proof shows that their work
     is the same, or if their GPUs were shared, throttled or faulty.
     """
-    parts = [part for number in numbers for part in number.found.parts]
+    parts = [part for number in numbers for part in number.selected.parts]
     rows = {part.row.id: part.row for part in parts if not part.metric.exact}
     if len(rows) < 2:
         return ""
     unproven, unprovable = [], []
     for row in rows.values():
         proof = row.same_work
-        said = f"{measurements.label(row)}: {proof.verdict} ({proof.why})" if proof else f"{measurements.label(row)}: no proof"
+        proof_text = f"{measurements.label(row)}: {proof.verdict} ({proof.why})" if proof else f"{measurements.label(row)}: no proof"
         if row.gpu_trouble:
             return f"not ranked, because GPUs were shared, throttled or faulty while steps were timed ({row.gpu_trouble})"
         if not row.is_ranked:
-            unproven.append(said)
+            unproven.append(proof_text)
         elif proof and proof.verdict != "proven":
-            unprovable.append(said)
+            unprovable.append(proof_text)
     if unprovable:
         verdict.remarks.append(f"compares cells that are not proven to do the same work: {'; '.join(unprovable)}")
     return f"not ranked, because the cells are not known to do the same work: {'; '.join(unproven)}" if unproven else ""

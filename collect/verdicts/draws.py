@@ -26,7 +26,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def draws(mean: float, error: float, degrees: int, name: str) -> float | Drawn:
+def draw_mean(mean: float, error: float, degrees: int, name: str) -> float | Drawn:
     """Draw DRAWS random values of an uncertain mean: mean + error * t, where t follows Student's t distribution.
 
     error: the standard error of the mean. degrees: the degrees of freedom of t. Draws with the same name are always the same;
@@ -34,7 +34,7 @@ def draws(mean: float, error: float, degrees: int, name: str) -> float | Drawn:
     """
     if error == 0:
         return mean
-    shuffled = pl.Series(_student(degrees)).shuffle(seed=zlib.crc32(name.encode()))
+    shuffled = pl.Series(_student_draws(degrees)).shuffle(seed=zlib.crc32(name.encode()))
     return mean + error * shuffled.to_numpy()
 
 
@@ -42,7 +42,7 @@ def draws(mean: float, error: float, degrees: int, name: str) -> float | Drawn:
 def half_width(degrees: int, level: float) -> float:
     """Half the width of an interval of a mean, in standard errors. level: the share of draws that lie beyond the interval on
     one side."""
-    return quantile(_student(degrees), 1 - level)
+    return quantile(_student_draws(degrees), 1 - level)
 
 
 def quantile(drawn: Drawn, share: float) -> float:
@@ -53,33 +53,33 @@ def quantile(drawn: Drawn, share: float) -> float:
 
 
 @cache
-def _student(degrees: int) -> Drawn:
+def _student_draws(degrees: int) -> Drawn:
     return np.random.default_rng(SEED).standard_t(degrees, DRAWS)
 
 
-def parts(tree: ast.AST) -> list[ast.expr]:
+def split_test(tree: ast.AST) -> list[ast.expr]:
     """Divide the test of a claim into parts that must all hold: at each `and`, and a chain such as a < b < c into a < b and
     b < c."""
     match tree:
         case ast.BoolOp(op=ast.And(), values=values):
-            return [part for value in values for part in parts(value)]
+            return [part for value in values for part in split_test(value)]
         case ast.Compare(left=left, ops=ops, comparators=others):
             sides = [left, *others]
-            return [ast.Compare(sides[place], [op], [sides[place + 1]]) for place, op in enumerate(ops)]
+            return [ast.Compare(sides[index], [op], [sides[index + 1]]) for index, op in enumerate(ops)]
         case ast.expr():
             return [tree]
         case _:  # pragma: no cover - the tree of an expression is always an ast.expr
             raise AssertionError(ast.dump(tree))
 
 
-def calls(tree: ast.AST) -> dict[str, ast.Call]:
+def find_calls(tree: ast.AST) -> dict[str, ast.Call]:
     """All calls in an expression, in the order in which they occur: {text of a call: the call}."""
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    found.sort(key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
-    return {ast.unparse(node): node for node in found}
+    call_nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    call_nodes.sort(key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
+    return {ast.unparse(node): node for node in call_nodes}
 
 
-def share(test: ast.expr, values: Mapping[str, Value]) -> float:
+def share_of_draws(test: ast.expr, values: Mapping[str, Value]) -> float:
     """The share of draws in which a test holds, from 0 to 1.
 
     values: {text of a call in the test: its value}. Raises ExpressionError if the expression is not a test or cannot be
@@ -95,7 +95,7 @@ def share(test: ast.expr, values: Mapping[str, Value]) -> float:
     return int(np.count_nonzero(held)) / np.size(held)
 
 
-def sides(test: ast.expr, values: Mapping[str, Value]) -> tuple[float | None, float | None]:
+def side_values(test: ast.expr, values: Mapping[str, Value]) -> tuple[float | None, float | None]:
     """The values of the left and the right side of a test that compares numbers; (None, None) for any other test."""
     if not _compares_numbers(test, values):
         return None, None
@@ -103,14 +103,14 @@ def sides(test: ast.expr, values: Mapping[str, Value]) -> tuple[float | None, fl
     return left, right
 
 
-def intervals(test: ast.expr, values: Mapping[str, Value]) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
+def side_intervals(test: ast.expr, values: Mapping[str, Value]) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
     """The 95 % intervals of the left and the right side of a test that compares numbers; (None, None) for any other test.
 
     The interval of a side is None if the side does not scatter.
     """
     if not _compares_numbers(test, values):
         return None, None
-    left, right = (_interval(DrawsEvaluator(values).value(side)) for side in (test.left, test.comparators[0]))
+    left, right = (_side_interval(DrawsEvaluator(values).value(side)) for side in (test.left, test.comparators[0]))
     return left, right
 
 
@@ -120,7 +120,7 @@ def _compares_numbers(test: ast.expr, values: Mapping[str, Value]) -> TypeGuard[
     return not any(isinstance(value, str) for value in values.values())
 
 
-def _interval(side: float | Drawn) -> tuple[float, float] | None:
+def _side_interval(side: float | Drawn) -> tuple[float, float] | None:
     if not isinstance(side, np.ndarray):
         return None
     low, high = quantile(side, 0.025), quantile(side, 0.975)
@@ -155,15 +155,15 @@ class DrawsEvaluator(Evaluator):
 
     def all_of(self, tests: Iterable[Any]) -> Any:
         """In which draws all of these tests hold. Raises TypeError if one of them is not a test."""
-        return reduce(np.logical_and, map(_checked, tests))
+        return reduce(np.logical_and, map(_check_test, tests))
 
     def any_of(self, tests: Iterable[Any]) -> Any:
         """In which draws at least one of these tests holds. Raises TypeError if one of them is not a test."""
-        return reduce(np.logical_or, map(_checked, tests))
+        return reduce(np.logical_or, map(_check_test, tests))
 
     def negated(self, test: Any) -> Any:
         """In which draws the test does not hold."""
-        return np.logical_not(_checked(test))
+        return np.logical_not(_check_test(test))
 
     def number(self, side: Any) -> Any:
         """The side of a comparison, unchanged, if it is a number. Raises TypeError if it is a text, a list, a test or None."""
@@ -191,7 +191,7 @@ def _is_test(value: Any) -> bool:
     return isinstance(value, bool | np.bool_) or (isinstance(value, np.ndarray) and value.dtype == np.bool_)
 
 
-def _checked(test: Any) -> Any:
+def _check_test(test: Any) -> Any:
     if not _is_test(test):
         raise TypeError("a number stands where a test is needed")
     return test

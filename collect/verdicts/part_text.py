@@ -11,35 +11,35 @@ if TYPE_CHECKING:
     from collect.verdicts.claims import ClaimPart
 
 
-def fails(part: ClaimPart) -> str:
+def failure_text(part: ClaimPart) -> str:
     """Why a part is contradicted, such as `101.0 s is not < 90.00 s: train_time_s(strategy='ddp') < 90`."""
-    if (sides := _sides(part)) is None:
+    if (sides := _side_texts(part)) is None:
         return f"does not hold: {part.test}"
-    return f"{sides[0]} is not {_words(part.test)} {sides[1]}: {part.test}"
+    return f"{sides[0]} is not {_operator_text(part.test)} {sides[1]}: {part.test}"
 
 
-def overlaps(part: ClaimPart) -> str:
+def overlap_text(part: ClaimPart) -> str:
     """Why a part is undecided: the values of both sides, the share of draws in which the part holds, and its test."""
-    sides = _sides(part)
+    sides = _side_texts(part)
     values = f"{sides[0]} and {sides[1]}, " if sides else ""
-    return f"intervals overlap ({values}holds in {share(part.holds_pct or 0)} of draws): {part.test}"
+    return f"intervals overlap ({values}holds in {format_share(part.holds_pct or 0)} of draws): {part.test}"
 
 
-def _sides(part: ClaimPart) -> tuple[str, str] | None:
+def _side_texts(part: ClaimPart) -> tuple[str, str] | None:
     """The values of the left and the right side of a part, with their unit; None if the part does not compare numbers."""
     if part.left is None or part.right is None:
         return None
     unit = part.left_unit or part.right_unit  # a constant of the claim has the unit of the other side
-    shown = "" if unit == "x" else unit
-    return f"{notation.number(part.left)} {shown}".rstrip(), f"{notation.number(part.right)} {shown}".rstrip()
+    unit_text = "" if unit == "x" else unit
+    return f"{notation.format_number(part.left)} {unit_text}".rstrip(), f"{notation.format_number(part.right)} {unit_text}".rstrip()
 
 
-def share(pct: float) -> str:
+def format_share(pct: float) -> str:
     """A share of draws as text in percent, with one decimal: 10,000 draws do not give more precision."""
     return f"{pct:.1f} %".replace(".0 ", " ")
 
 
-def _words(test: str) -> str:
+def _operator_text(test: str) -> str:
     """The operator of the comparison in a part of a test, such as `<`."""
     tree = ast.parse(test, mode="eval").body
     assert isinstance(tree, ast.Compare)

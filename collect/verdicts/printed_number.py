@@ -64,7 +64,7 @@ _WHOLE = re.compile(
 )
 
 
-class Printed(msgspec.Struct, frozen=True, omit_defaults=True):
+class ParsedNumber(msgspec.Struct, frozen=True, omit_defaults=True):
     """A number that a study printed, parsed.
 
     value: in `unit`; None if the text is a state.
@@ -86,7 +86,7 @@ class Printed(msgspec.Struct, frozen=True, omit_defaults=True):
     remark: str = ""
 
 
-def parse(text: str, unit: str | None, metric_unit: str, *, change: bool = False) -> Printed:
+def parse_printed_number(text: str, unit: str | None, metric_unit: str, *, change: bool = False) -> ParsedNumber:
     """Parse a number that a study printed into the unit of a metric.
 
     text: the number as printed. unit: the unit in the head of the table, if there is one. metric_unit: the unit of the metric;
@@ -97,83 +97,83 @@ def parse(text: str, unit: str | None, metric_unit: str, *, change: bool = False
     If the metric is in percent, a number without a unit is a share: 0.92 is 92 %. MB means 10^6 bytes. Raises ValueError, with
     a sentence, if the text is not a number with a unit, or if the metric cannot have this unit.
     """
-    plain = text.translate(_PLAIN).strip()
-    if state := _STATES.get(plain.lower()):
-        return Printed(unit="", state=state)
-    match = _WHOLE.fullmatch(plain)
+    normalised = text.translate(_PLAIN).strip()
+    if state := _STATES.get(normalised.lower()):
+        return ParsedNumber(unit="", state=state)
+    match = _WHOLE.fullmatch(normalised)
     if match is None:
         raise ValueError(f"{text!r} is not a number with a unit.")
-    beside = (match["unit"] or "").strip().rstrip(".").strip()
-    if match["first_unit"] and match["first_unit"].strip() != beside:
+    printed_unit = (match["unit"] or "").strip().rstrip(".").strip()
+    if match["first_unit"] and match["first_unit"].strip() != printed_unit:
         raise ValueError(f"{text!r} has two units.")
-    if beside and unit and beside != unit:
+    if printed_unit and unit and printed_unit != unit:
         raise ValueError(f"{text!r} has another unit than the head of its table, {unit}.")
-    before = match["before"].lower()
+    words_before = match["before"].lower()
     if match["number"].startswith("+") and metric_unit != "%" and not change:
         raise ValueError(f"{text!r} is a change (+), but the metric, in {metric_unit or 'plain numbers'}, is not.")
-    spelled = beside or unit or ""
-    name, factor = _factor(spelled, metric_unit, text)
-    value, half = _number(match["number"])
-    low, high = value - half, value + half
+    unit_text = printed_unit or unit or ""
+    unit_name, factor = _unit_and_factor(unit_text, metric_unit, text)
+    value, rounding = _value_and_rounding(match["number"])
+    low, high = value - rounding, value + rounding
     if match["join"] in ("±", "+/-"):
-        low, high = value - _number(match["other"])[0], value + _number(match["other"])[0]
+        low, high = value - _value_and_rounding(match["other"])[0], value + _value_and_rounding(match["other"])[0]
     elif match["join"]:
-        low, high = value, _number(match["other"])[0]
+        low, high = value, _value_and_rounding(match["other"])[0]
         value = (low + high) / 2
         if low > high:
             raise ValueError(f"{text!r} is a range that ends before it begins.")
-    binary = _BINARY.get(spelled)
-    relation: Relation = ">" if re.search(_MORE, before) else "<" if re.search(_LESS, before) else "="
-    return Printed(
-        unit=name,
+    binary = _BINARY.get(unit_text)
+    relation: Relation = ">" if re.search(_MORE, words_before) else "<" if re.search(_LESS, words_before) else "="
+    return ParsedNumber(
+        unit=unit_name,
         value=value * factor,
         low=None if relation == "<" else (value if relation == ">" else low) * factor,
         high=None if relation == ">" else (value if relation == "<" else high) * factor,
         relation=relation,
-        approximate=bool(re.search(_ABOUT, before)),
-        remark=f"{spelled} read as a power of 1,000 bytes (of 1,024: {100 * (binary - 1):.1f} % more)" if binary else "",
+        approximate=bool(re.search(_ABOUT, words_before)),
+        remark=f"{unit_text} read as a power of 1,000 bytes (of 1,024: {100 * (binary - 1):.1f} % more)" if binary else "",
     )
 
 
-def _factor(spelled: str, metric_unit: str, text: str) -> tuple[str, float]:
+def _unit_and_factor(unit_text: str, metric_unit: str, text: str) -> tuple[str, float]:
     """Returns (unit of the metric, factor by which a number in the text is multiplied to get a value in this unit).
 
-    spelled: the unit in the text or in the head of the table. text: the whole text, for an error message. Raises ValueError if
+    unit_text: the unit in the text or in the head of the table. text: the whole text, for an error message. Raises ValueError if
     the number in the text cannot be converted.
     """
     if metric_unit in COUNTED:
-        word = re.sub(r"\s*(parameters|params)$", "", spelled)
+        word = re.sub(r"\s*(parameters|params)$", "", unit_text)
         if word in _COUNTS:
             return metric_unit, _COUNTS[word]
     elif metric_unit.endswith("/s"):
-        if rate := _rate(spelled):
+        if rate := _rate_unit(unit_text):
             return rate
-    elif not spelled and metric_unit == "%":
+    elif not unit_text and metric_unit == "%":
         return "%", 100.0
-    elif spelled in _UNITS:
-        wanted, size = _UNITS.get(metric_unit, (metric_unit, 1.0))
-        found, factor = _UNITS[spelled]
-        if found == wanted:
+    elif unit_text in _UNITS:
+        target_unit, size = _UNITS.get(metric_unit, (metric_unit, 1.0))
+        source_unit, factor = _UNITS[unit_text]
+        if source_unit == target_unit:
             return metric_unit, factor / size
-    found_unit = f"the unit {spelled!r}" if spelled else "no unit"
-    raise ValueError(f"{text!r} has {found_unit}, but the metric is in {metric_unit or 'plain numbers'}.")
+    unit_phrase = f"the unit {unit_text!r}" if unit_text else "no unit"
+    raise ValueError(f"{text!r} has {unit_phrase}, but the metric is in {metric_unit or 'plain numbers'}.")
 
 
-def _rate(spelled: str) -> tuple[str, float] | None:
+def _rate_unit(unit_text: str) -> tuple[str, float] | None:
     """For a unit of items per time, such as `tok/ms`: (unit per second, factor to convert to it), such as (tokens/s, 1000).
 
-    None if `spelled` is another unit.
+    None if `unit_text` is another unit.
     """
-    match = re.fullmatch(r"([kKM]?)\s*([A-Za-z]+?)\s*(?:/|per)\s*([a-zμ]+)", spelled)
+    match = re.fullmatch(r"([kKM]?)\s*([A-Za-z]+?)\s*(?:/|per)\s*([a-zμ]+)", unit_text)
     if match is None:
         return None
-    thousands, items, each = match.groups()
-    if items not in _ITEMS or _UNITS.get(each, ("", 0.0))[0] != "s":
+    thousands, items, time_unit = match.groups()
+    if items not in _ITEMS or _UNITS.get(time_unit, ("", 0.0))[0] != "s":
         return None
-    return f"{_ITEMS[items]}/s", _COUNTS[thousands] / _UNITS[each][1]
+    return f"{_ITEMS[items]}/s", _COUNTS[thousands] / _UNITS[time_unit][1]
 
 
-def _number(text: str) -> tuple[float, float]:
+def _value_and_rounding(text: str) -> tuple[float, float]:
     """Returns (value of a number, half a unit of its last printed digit), such as (1.5, 0.05) for `1.5`."""
     match = re.fullmatch(r"(.*?)(?:[eE]([+-]?\d+)|\s*[x×]\s*10\^(-?\d+))?", text)
     assert match is not None

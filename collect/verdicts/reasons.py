@@ -27,7 +27,7 @@ _SIZES = (
 )
 # Keys of cells whose values influence speed and size. If the matrix had to assume the value of such a key, this is listed as a
 # reason. The page of the report lists the assumed values of all keys.
-_WEIGHTY = {
+_SPEED_KEYS = {
     "workload", "strategy", "nnodes", "global_batch_size", "gpu_batch_size", "micro_batch_size", "microbatches", "seq_len",
     "precision", "optimizer.name", "activation_checkpointing", "compile", "warmup_steps", "options.wrap", "options.image_size",
 }  # fmt: skip
@@ -37,14 +37,14 @@ ASSUMED = "assumed, because the study does not state it: "
 _ABOUT_DATA = {"final_loss", "final_accuracy_pct", "time_to_accuracy_s"}
 
 
-def rehearsal(cell: LoadedCell) -> str:
+def rehearsal_reason(cell: LoadedCell) -> str:
     """A sentence that says why the runs of a cell are only a rehearsal; "" if the runs are not a rehearsal."""
     if cell.cell.rehearses is not None:
-        mine, other = cell.cell, cell.cell.rehearses
+        twin, large_cell = cell.cell, cell.cell.rehearses
         changed = [
-            f"{key.replace('_', ' ')} {getattr(mine, key)} instead of {getattr(other, key)}"
+            f"{key.replace('_', ' ')} {getattr(twin, key)} instead of {getattr(large_cell, key)}"
             for key in _SIZES
-            if getattr(mine, key) != getattr(other, key)
+            if getattr(twin, key) != getattr(large_cell, key)
         ]
         return f"{REHEARSAL}a tiny twin on CPU ({', '.join(changed)}): absolute numbers are not comparable"
     if any(run.run and run.run.cluster.get("provider") == "virtual" for run in cell.runs):
@@ -54,7 +54,7 @@ def rehearsal(cell: LoadedCell) -> str:
     return ""
 
 
-def one_host(cell: LoadedCell, metric: str) -> str:
+def one_host_reason(cell: LoadedCell, metric: str) -> str:
     """The reason why a claim about the traffic of a network cannot be judged: the ranks of a tiny twin ran on one host, and
     those of the cell that it represents run on several. "" if this is not so. metric: the name of the metric."""
     study = cell.cell.rehearses
@@ -63,84 +63,84 @@ def one_host(cell: LoadedCell, metric: str) -> str:
     return f"all ranks ran on one host here ({study.nnodes} nodes in the study), so no bytes crossed a network"
 
 
-def likely(loaded: Loaded, cell: LoadedCell, row: CellRow, metrics: set[str]) -> list[str]:
+def likely_reasons(loaded: Loaded, cell: LoadedCell, row: CellRow, metrics: set[str]) -> list[str]:
     """The possible reasons why measured numbers of a cell differ from the numbers of the study, one clause for each reason.
 
     The reasons are: another GPU, link, network or software than the study states, synthetic data, and values that the matrix
     had to assume. metrics: the names of the metrics that are compared.
     """
-    found = []
+    clauses = []
     hosts = [host for run in cell.completed for host in run.hosts]
     gpus = sorted({gpu.name for host in hosts for gpu in host.gpus or ()})
-    linked = any(gpu.nvlinks for host in hosts for gpu in host.gpus or ())
+    has_nvlink = any(gpu.nvlinks for host in hosts for gpu in host.gpus or ())
     speeds = [nic.speed_mbps for host in hosts for nic in host.nics if nic.kind == "physical" and nic.speed_mbps]
     for setting in _settings(loaded, row):
-        if wanted := setting.gpu:
+        if study_gpu := setting.gpu:
             if not gpus and hosts:
-                found.append(f"no GPU here, {wanted} in the study")
-            elif others := [name for name in gpus if wanted not in name]:
-                found.append(f"another GPU: {', '.join(others)} here, {wanted} in the study")
-        if (link := setting.link) and gpus and cell.cell.gpus > 1 and linked != (link == "NVLink"):
-            found.append(f"another link between GPUs: {'NVLink' if linked else 'no NVLink'} here, {link} in the study")
+                clauses.append(f"no GPU here, {study_gpu} in the study")
+            elif other_values := [name for name in gpus if study_gpu not in name]:
+                clauses.append(f"another GPU: {', '.join(other_values)} here, {study_gpu} in the study")
+        if (link := setting.link) and gpus and cell.cell.gpus > 1 and has_nvlink != (link == "NVLink"):
+            clauses.append(f"another link between GPUs: {'NVLink' if has_nvlink else 'no NVLink'} here, {link} in the study")
         if (mbps := setting.network_mbps) and cell.cell.nnodes > 1 and speeds and max(speeds) != mbps:
-            found.append(f"another network: {max(speeds)} Mbit/s here, {mbps} Mbit/s in the study")
+            clauses.append(f"another network: {max(speeds)} Mbit/s here, {mbps} Mbit/s in the study")
         for package, version in setting.software.items():
-            others = sorted({_version(run.result.versions, package) for run in cell.completed if run.result} - {""})
-            if different := [other for other in others if not other.startswith(version)]:
-                found.append(f"other software: {package} {', '.join(different)} here, {version} in the study")
+            other_values = sorted({_base_version(run.result.versions, package) for run in cell.completed if run.result} - {""})
+            if different_versions := [other for other in other_values if not other.startswith(version)]:
+                clauses.append(f"other software: {package} {', '.join(different_versions)} here, {version} in the study")
     if metrics & _ABOUT_DATA and any(run.result and run.result.data.get("synthetic") for run in cell.completed):
-        found.append("synthetic data here")
+        clauses.append("synthetic data here")
     names = cell_names.names(row.cell.get("rehearses") or row.cell)
     for entry in loaded.expansion.assumed:
         key = entry.key
-        if key in _WEIGHTY and key in names and _holds(entry, names[key]):
-            found.append(f"{ASSUMED}{key} {str(names[key]).lower()}")
-    return list(dict.fromkeys(found))
+        if key in _SPEED_KEYS and key in names and _has_assumed_value(entry, names[key]):
+            clauses.append(f"{ASSUMED}{key} {str(names[key]).lower()}")
+    return list(dict.fromkeys(clauses))
 
 
-def adapted(entry: Claim | Reported) -> list[str]:
+def adaptation_clauses(entry: Claim | Reported) -> list[str]:
     """The clause that says how the cells of a claim or a printed number differ from those of the study, because the matrix was
     adapted to the cluster; empty if they do not differ."""
     return [f"adapted to the cluster: {entry.adapted}"] if entry.adapted else []
 
 
-def notes(loaded: Loaded, where: str) -> list[str]:
+def notes_at(loaded: Loaded, where: str) -> list[str]:
     """The notes of the matrix on a table, section or figure of the study. where: the place, such as `table 2`."""
-    wanted = places(where)
-    return [note.says for note in loaded.expansion.notes if wanted & places(note.where)]
+    note_places = named_places(where)
+    return [note.says for note in loaded.expansion.notes if note_places & named_places(note.where)]
 
 
-def places(where: str) -> set[str]:
+def named_places(where: str) -> set[str]:
     """The places of a study that a text names: {section 3.1, section 4.1.2} for `sections 3.1 and 4.1.2`.
 
     A part of the text without a number, such as `abstract`, is a place, too.
     """
-    found, kind, rest = set(), "", where
+    place_names, kind, rest = set(), "", where
     for match in _PLACE.finditer(where):
         if match[1]:
             kind = match[1].rstrip("s")
         elif kind:
-            found.add(f"{kind} {match[2]}")
+            place_names.add(f"{kind} {match[2]}")
     for part in re.split(r",| and ", rest):
         words = part.strip()
         if words and not _PLACE.search(words):
-            found.add(words)
-    return found
+            place_names.add(words)
+    return place_names
 
 
-def common(lists: Sequence[Sequence[str]]) -> list[str]:
+def common_clauses(lists: Sequence[Sequence[str]]) -> list[str]:
     """The reasons that are in each of these lists of reasons."""
-    return [clause for clause in (lists[0] if lists else ()) if all(clause in one for one in lists)]
+    return [clause for clause in (lists[0] if lists else ()) if all(clause in clauses for clauses in lists)]
 
 
 def _settings(loaded: Loaded, row: CellRow) -> Iterable[Setting]:
-    return (one for one in loaded.expansion.settings if cell_names.matches(row.cell, one.cell))
+    return (setting for setting in loaded.expansion.settings if cell_names.matches(row.cell, setting.cell))
 
 
-def _version(versions: Mapping[str, str], package: str) -> str:
+def _base_version(versions: Mapping[str, str], package: str) -> str:
     return versions.get(package, "").partition("+")[0]
 
 
-def _holds(entry: Assumed, value: Any) -> bool:
+def _has_assumed_value(entry: Assumed, value: Any) -> bool:
     """Whether a cell has the assumed value, or one of the assumed values if the entry is a list."""
     return value in entry.value if isinstance(entry.value, list) else bool(value == entry.value)

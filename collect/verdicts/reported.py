@@ -10,9 +10,9 @@ from collect.metric import Metric
 from collect.metrics.memory import KINDS
 from collect.reading.load import Loaded
 from collect.verdicts import reasons
-from collect.verdicts.printed_number import Printed, parse
+from collect.verdicts.printed_number import ParsedNumber, parse_printed_number
 from collect.verdicts.selection import STATE, Measurements, NoMeasurement
-from collect.verdicts.uncertain_number import Number
+from collect.verdicts.uncertain_number import UncertainNumber
 from shardlab.matrix.study import Reported
 
 _OF_A_CPU = {KINDS["rss_bytes"], "cpu"}  # kinds of numbers measured on a CPU; a study on GPUs measures them in another way
@@ -46,7 +46,7 @@ class ReportedResult(msgspec.Struct, omit_defaults=True, kw_only=True):
     unit: str = ""
     row: str | None = None
     against: str = ""
-    reported: Printed | None = None
+    reported: ParsedNumber | None = None
     measured: float | str | None = None
     low: float | None = None
     high: float | None = None
@@ -61,13 +61,13 @@ class ReportedResult(msgspec.Struct, omit_defaults=True, kw_only=True):
     notes: list[str] = []
 
 
-def beside(loaded: Loaded, measurements: Measurements) -> list[ReportedResult]:
+def compare_reported_numbers(loaded: Loaded, measurements: Measurements) -> list[ReportedResult]:
     """Compare every number of the study that the matrix lists with the measurements, in the order of the matrix."""
-    return [_beside(loaded, measurements, entry) for entry in loaded.expansion.reported]
+    return [_compare_reported_number(loaded, measurements, entry) for entry in loaded.expansion.reported]
 
 
-def _beside(loaded: Loaded, measurements: Measurements, entry: Reported) -> ReportedResult:
-    found = ReportedResult(
+def _compare_reported_number(loaded: Loaded, measurements: Measurements, entry: Reported) -> ReportedResult:
+    result = ReportedResult(
         where=entry.where,
         metric=entry.metric,
         cell=entry.cell,
@@ -75,48 +75,48 @@ def _beside(loaded: Loaded, measurements: Measurements, entry: Reported) -> Repo
         kind=entry.kind,
         head=entry.unit or "",
         of=entry.of or "",
-        notes=reasons.notes(loaded, entry.where),
+        notes=reasons.notes_at(loaded, entry.where),
     )
     try:
-        number: Number | None = None
-        if found.metric == STATE:
-            row, state = measurements.state(found.cell)
-            found.measured, found.n = state, len(row.runs)
+        number: UncertainNumber | None = None
+        if result.metric == STATE:
+            row, state = measurements.state(result.cell)
+            result.measured, result.n = state, len(row.runs)
         else:
-            sought = measurements.find(found.metric, found.cell, entry.of, entry.against)
-            number = Number(measurements, sought)
-            row = sought.row
-            found.against = sought.beside[1].row.id if sought.beside else ""
-            found.measured, found.low, found.high = number.value, number.low, number.high
-            found.n, found.how, found.unit = number.n, number.how, number.found.unit
-        found.row = row.id
+            selected = measurements.find(result.metric, result.cell, entry.of, entry.against)
+            number = UncertainNumber(measurements, selected)
+            row = selected.row
+            result.against = selected.compared_pair[1].row.id if selected.compared_pair else ""
+            result.measured, result.low, result.high = number.value, number.low, number.high
+            result.n, result.how, result.unit = number.n, number.how, number.selected.unit
+        result.row = row.id
     except NoMeasurement as unanswered:
-        found.why = unanswered.why
-    metric = measurements.metrics.get(found.metric)
+        result.why = unanswered.why
+    metric = measurements.metrics.get(result.metric)
     try:
-        if metric is not None or found.metric == STATE:
-            found.reported = parse(found.printed, entry.unit, metric.unit if metric else "", change=_is_change(metric))
+        if metric is not None or result.metric == STATE:
+            result.reported = parse_printed_number(result.printed, entry.unit, metric.unit if metric else "", change=_is_change(metric))
     except ValueError as error:
-        found.why = "; ".join(filter(None, (found.why, str(error))))
-    if found.row is None or found.reported is None:
-        return found
+        result.why = "; ".join(filter(None, (result.why, str(error))))
+    if result.row is None or result.reported is None:
+        return result
     cell = measurements.cell(row)
-    if rehearsal := reasons.rehearsal(cell):
-        found.reasons = [*reasons.adapted(entry), rehearsal]
-        return found
-    found.reasons = [*reasons.adapted(entry), *_doubts(found, number), *reasons.likely(loaded, cell, row, {found.metric})]
-    if number and len({part.row.id for part in number.found.parts if not part.metric.exact}) > 1:
-        unproven = [measurements.label(part.row) for part in number.found.parts if not part.row.is_ranked]
-        if trouble := [part.row.gpu_trouble for part in number.found.parts if part.row.gpu_trouble]:
-            found.why = (
+    if rehearsal := reasons.rehearsal_reason(cell):
+        result.reasons = [*reasons.adaptation_clauses(entry), rehearsal]
+        return result
+    result.reasons = [*reasons.adaptation_clauses(entry), *_doubt_clauses(result, number), *reasons.likely_reasons(loaded, cell, row, {result.metric})]
+    if number and len({part.row.id for part in number.selected.parts if not part.metric.exact}) > 1:
+        unproven = [measurements.label(part.row) for part in number.selected.parts if not part.row.is_ranked]
+        if trouble := [part.row.gpu_trouble for part in number.selected.parts if part.row.gpu_trouble]:
+            result.why = (
                 f"not compared, because GPUs were shared, throttled or faulty while steps were timed: {'; '.join(trouble)}"
             )
-            return found
+            return result
         if unproven:
-            found.why = f"not compared, because these cells are not known to do the same work: {'; '.join(unproven)}"
-            return found
-    _compare(found, found.reported)
-    return found
+            result.why = f"not compared, because these cells are not known to do the same work: {'; '.join(unproven)}"
+            return result
+    _set_agreement(result, result.reported)
+    return result
 
 
 def _is_change(metric: Metric | None) -> bool:
@@ -124,35 +124,35 @@ def _is_change(metric: Metric | None) -> bool:
     return metric is not None and metric.of_cells is not None
 
 
-def _doubts(found: ReportedResult, number: Number | None) -> list[str]:
+def _doubt_clauses(result: ReportedResult, number: UncertainNumber | None) -> list[str]:
     """Clauses that say why the printed number is doubtful, or why the measured number is of another kind than the printed
     number."""
     kinds = {"estimated": "the study computed its number", "assumed": "the study assumed its number: nobody measured it"}
-    remark = found.reported.remark if found.reported else ""
-    kind = number.found.parts[0].kind if number else ""
-    other = f"measured here: {kind}" if kind in _OF_A_CPU else ""
-    return [clause for clause in (kinds.get(found.kind, ""), remark, other) if clause]
+    remark = result.reported.remark if result.reported else ""
+    kind = number.selected.parts[0].kind if number else ""
+    kind_clause = f"measured here: {kind}" if kind in _OF_A_CPU else ""
+    return [clause for clause in (kinds.get(result.kind, ""), remark, kind_clause) if clause]
 
 
-def _compare(found: ReportedResult, printed: Printed) -> None:
-    if isinstance(found.measured, str) or printed.state:
-        found.comparable = isinstance(found.measured, str) and bool(printed.state)
-        found.agrees = found.measured == printed.state if found.comparable else None
+def _set_agreement(result: ReportedResult, printed: ParsedNumber) -> None:
+    if isinstance(result.measured, str) or printed.state:
+        result.comparable = isinstance(result.measured, str) and bool(printed.state)
+        result.agrees = result.measured == printed.state if result.comparable else None
         return
-    assert found.measured is not None
+    assert result.measured is not None
     assert printed.value is not None
-    if printed.unit != found.unit:
-        found.why = f"printed in {printed.unit or 'plain numbers'}, measured in {found.unit or 'plain numbers'}"
+    if printed.unit != result.unit:
+        result.why = f"printed in {printed.unit or 'plain numbers'}, measured in {result.unit or 'plain numbers'}"
         return
-    found.comparable = True
-    low, high = (found.measured, found.measured) if found.low is None or found.high is None else (found.low, found.high)
+    result.comparable = True
+    low, high = (result.measured, result.measured) if result.low is None or result.high is None else (result.low, result.high)
     if printed.relation == "=":
-        found.delta = found.measured - printed.value
-        found.ratio = found.measured / printed.value if printed.value else None
-        if found.low is None:
+        result.delta = result.measured - printed.value
+        result.ratio = result.measured / printed.value if printed.value else None
+        if result.low is None:
             return
         assert printed.low is not None
         assert printed.high is not None
-        found.agrees = low <= printed.high and printed.low <= high
-    elif found.low is not None:
-        found.agrees = high > printed.value if printed.relation == ">" else low < printed.value
+        result.agrees = low <= printed.high and printed.low <= high
+    elif result.low is not None:
+        result.agrees = high > printed.value if printed.relation == ">" else low < printed.value

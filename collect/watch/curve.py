@@ -45,12 +45,12 @@ class LiveCurve:
         x, means = self.points()
         if len(x) < 3:
             return x, list(means)
-        most = GAP_PERIODS * median(second - first for first, second in pairwise(x))
-        shown_x, shown = [x[0]], list[float | None]([means[0]])
-        for before, at, mean in zip(x, x[1:], means[1:]):
-            if at - before > most:
-                shown_x.append((before + at) / 2)
-                shown.append(None)
-            shown_x.append(at)
-            shown.append(mean)
-        return shown_x, shown
+        longest_distance = GAP_PERIODS * median(second - first for first, second in pairwise(x))
+        curve_x, curve_means = [x[0]], list[float | None]([means[0]])
+        for before, after, mean in zip(x, x[1:], means[1:]):
+            if after - before > longest_distance:
+                curve_x.append((before + after) / 2)
+                curve_means.append(None)
+            curve_x.append(after)
+            curve_means.append(mean)
+        return curve_x, curve_means

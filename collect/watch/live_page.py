@@ -17,8 +17,8 @@ import msgspec
 from collect import figure
 from collect.report import palette
 from collect.watch.curve import LiveCurve
-from collect.watch.queue import Queue, QueuedRun, counts
-from collect.watch.run_series import OF_STEPS, OF_TIME
+from collect.watch.queue import Queue, QueuedRun, count_states
+from collect.watch.run_series import STEP_FIGURES, TIME_FIGURES
 from shardlab import __version__
 from shardlab.errors import ShardlabError
 from shardlab.runs import recorder_ends
@@ -75,7 +75,7 @@ class LivePage:
     def __init__(self, workspace: Workspace) -> None:
         self._workspace, self._queue = workspace, Queue(workspace)
         self._lock = threading.Lock()
-        self._looked_s = float("-inf")
+        self._read_s = float("-inf")
         self._document, self._tag = b"", ""
 
     def page(self) -> bytes:
@@ -94,44 +94,44 @@ class LivePage:
     def document(self) -> tuple[bytes, str]:
         """Returns (the present data of the page as JSON, a tag that changes if and only if this JSON changes)."""
         with self._lock:
-            if time.monotonic() - self._looked_s >= LEAST_S:
-                self._document = printable.json(self._shown())
+            if time.monotonic() - self._read_s >= LEAST_S:
+                self._document = printable.json(self._build_data())
                 self._tag = f'"{hashlib.sha256(self._document).hexdigest()[:32]}"'
-                self._looked_s = time.monotonic()
+                self._read_s = time.monotonic()
             return self._document, self._tag
 
-    def _shown(self) -> dict[str, Any]:
+    def _build_data(self) -> dict[str, Any]:
         try:
-            runs = self._queue.look()
+            runs = self._queue.refresh()
         except ShardlabError as error:
             return {"problem": str(error), "queue": "", "runs": []}
-        at_work = self._queue.at_work(runs)
+        followed_runs = self._queue.follow_running_runs(runs)
         lease = inventory.known_lease(self._workspace)
-        rows = {run.run_id: _row(run, run.verdict_under(lease)) for run in runs}
-        shown = [_at_work(run, rows[run.run_id]) for run in at_work[:MOST_RUNS]]
+        row_of_run = {run.run_id: _build_row(run, run.verdict_under(lease)) for run in runs}
+        drawn_runs = [_build_run_at_work(run, row_of_run[run.run_id]) for run in followed_runs[:MOST_RUNS]]
         queue = render_page(
             "watch/queue.html.j2",
             printable.clean,
-            rows=list(rows.values())[:MOST_ROWS],
-            left_out=max(len(rows) - MOST_ROWS, 0),
-            counts=counts([row.state for row in rows.values()]),
-            total=len(rows),
+            rows=list(row_of_run.values())[:MOST_ROWS],
+            left_out=max(len(row_of_run) - MOST_ROWS, 0),
+            counts=count_states([row.state for row in row_of_run.values()]),
+            total=len(row_of_run),
             runs_path=str(self._workspace.runs),
         )
-        heads = {run.run_id: render_page("watch/run.html.j2", printable.clean, run=run, figures=run.figures) for run in shown}
+        heads = {run.run_id: render_page("watch/run.html.j2", printable.clean, run=run, figures=run.figures) for run in drawn_runs}
         return {
             "problem": "",
             "queue": queue,
-            "not_drawn": max(len(at_work) - MOST_RUNS, 0),
-            "running": bool(at_work) and at_work[0].verdict.state == "running",
+            "not_drawn": max(len(followed_runs) - MOST_RUNS, 0),
+            "running": bool(followed_runs) and followed_runs[0].verdict.state == "running",
             "runs": [
                 {"id": run.run_id, "head": heads[run.run_id], "last_record_s": run.last_record_s, "figures": run.figures}
-                for run in shown
+                for run in drawn_runs
             ],
         }
 
 
-def _row(run: QueuedRun, verdict: JudgedState) -> QueueRow:
+def _build_row(run: QueuedRun, verdict: JudgedState) -> QueueRow:
     step, steps = run.step, run.steps
     progress = run.series.progress if run.series is not None and verdict.state == "running" else None
     cell = run.run.cell if run.run is not None else None
@@ -139,7 +139,7 @@ def _row(run: QueuedRun, verdict: JudgedState) -> QueueRow:
     left_s = progress.left_s(cell) if progress is not None and cell is not None else None
     if run.result is not None:
         rate = run.result.throughput_per_s
-    marked = run.run is not None and was_rehearsal(run.run, run.result, run.events)
+    is_rehearsal = run.run is not None and was_rehearsal(run.run, run.result, run.events)
     why = ("held: " if verdict.held else "") + verdict.why
     return QueueRow(
         run_id=run.run_id,
@@ -148,55 +148,55 @@ def _row(run: QueuedRun, verdict: JudgedState) -> QueueRow:
         share_pct=min(100 * step / steps, 100.0) if step is not None and steps else None,
         rate=f"{rate:,.0f}" if rate is not None else "",
         left=moments.duration(max(left_s, 0.0)) if left_s is not None else "",
-        why="; ".join(filter(None, ("rehearsal" * marked, why, *recorder_ends.sentences(run.events)))),
+        why="; ".join(filter(None, ("rehearsal" * is_rehearsal, why, *recorder_ends.sentences(run.events)))),
     )
 
 
-def _at_work(run: QueuedRun, row: QueueRow) -> RunAtWork:
+def _build_run_at_work(run: QueuedRun, row: QueueRow) -> RunAtWork:
     assert run.series is not None
-    drawn = [_figure(title, run.series.curves[title], run.series.left_out.get(title, ())) for title in (*OF_STEPS, *OF_TIME)]
+    drawings = [_build_figure(title, run.series.curves[title], run.series.left_out.get(title, ())) for title in (*STEP_FIGURES, *TIME_FIGURES)]
     return RunAtWork(
         run_id=run.run_id,
         row=row,
         hosts=run.folder.hosts(),
         last_record_s=max(run.series.last_record_s, run.last_event_s),
-        figures=[one for one in drawn if one is not None],
+        figures=[drawing for drawing in drawings if drawing is not None],
     )
 
 
-def _figure(title: str, lines: Mapping[str, LiveCurve], left_out: Sequence[str] | set[str]) -> dict[str, Any] | None:
+def _build_figure(title: str, lines: Mapping[str, LiveCurve], left_out: Sequence[str] | set[str]) -> dict[str, Any] | None:
     """A figure for plotly, with one line for each curve; None if there are no curves. left_out: names of lines that are not
     drawn."""
     if not lines:
         return None
-    over_steps = title in OF_STEPS
+    over_steps = title in STEP_FIGURES
     data = []
-    for number, (name, curve) in enumerate(sorted(lines.items())):
+    for index, (name, curve) in enumerate(sorted(lines.items())):
         x, y = curve.points() if over_steps else curve.with_gaps()
         data.append(
             {
                 "type": "scatter",
-                "mode": "lines" if len(x) > figure.FEW else "lines+markers",
+                "mode": "lines" if len(x) > figure.MAX_MARKED_POINTS else "lines+markers",
                 "name": html.escape(printable.one_line(name), quote=False),
-                "x": [round(at, 3) for at in x],
+                "x": [round(position, 3) for position in x],
                 "y": [None if value is None else float(f"{value:.6g}") for value in y],
                 "line": {
-                    "color": COLOURS[number % len(COLOURS)],
+                    "color": COLOURS[index % len(COLOURS)],
                     "width": 1.5,
-                    "dash": ("solid", "dot")[number // len(COLOURS) % 2],
+                    "dash": ("solid", "dot")[index // len(COLOURS) % 2],
                 },
                 "marker": {"size": 4},
                 "connectgaps": False,
                 "hovertemplate": "%{y:.4~g}" + (" at step %{x}" if over_steps else " at %{x:.0f} s"),
             }
         )
-    several = len(data) > 1
+    has_legend = len(data) > 1
     x_axis = figure.axis(
         "step" if over_steps else "seconds since the start", rangemode="tozero" if not over_steps else "normal"
     )
-    of_a_whole = {"range": [0, 100]} if "(%)" in title else {"rangemode": "normal" if over_steps else "tozero"}
-    y_axis = figure.axis("", nticks=5, **of_a_whole)
-    height_px = HEIGHT_PX + (20 * -(-len(data) // 3) if several else 0)
+    y_range = {"range": [0, 100]} if "(%)" in title else {"rangemode": "normal" if over_steps else "tozero"}
+    y_axis = figure.axis("", nticks=5, **y_range)
+    height_px = HEIGHT_PX + (20 * -(-len(data) // 3) if has_legend else 0)
     note = f"{len(left_out)} more lines are not drawn." if left_out else ""
-    layout = figure.layout(x_axis, y_axis, showlegend=several, height=height_px)
+    layout = figure.layout(x_axis, y_axis, showlegend=has_legend, height=height_px)
     return {"title": title, "note": note, "data": data, "layout": layout}

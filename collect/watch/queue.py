@@ -57,8 +57,8 @@ class QueuedRun:
             return self.result.steps
         if self.series is not None and self.series.progress.step is not None:
             return self.series.progress.step
-        counted = next((event.data.get("steps") for event in reversed(self.events) if event.event == "exited"), None)
-        return counted if isinstance(counted, int) else None
+        exited_steps = next((event.data.get("steps") for event in reversed(self.events) if event.event == "exited"), None)
+        return exited_steps if isinstance(exited_steps, int) else None
 
     @property
     def steps(self) -> int | None:
@@ -72,9 +72,9 @@ class QueuedRun:
         last_s = max(self.last_event_s, self.series.last_record_s if self.series is not None else 0.0)
         return lease_cutoff.judge_by_records(self.verdict, lease, datetime.fromtimestamp(last_s, UTC), datetime.now(UTC))
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Determine the state of the run again if one of the files from which the state follows has changed."""
-        signature = _signature(self.folder)
+        signature = _read_signature(self.folder)
         if signature == self._signature:
             return
         self._signature = signature
@@ -86,7 +86,7 @@ class QueuedRun:
         except ShardlabError as error:
             self.verdict = JudgedState("unknown", str(error))
 
-    def follow(self) -> None:
+    def update_series(self) -> None:
         """Read the new records of the run, and add them to its curves."""
         if self.run is None or self.began_s is None:
             return
@@ -102,34 +102,34 @@ class Queue:
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
-        self._known: dict[str, QueuedRun] = {}
+        self._runs_by_id: dict[str, QueuedRun] = {}
 
-    def look(self) -> list[QueuedRun]:
+    def refresh(self) -> list[QueuedRun]:
         """The runs with their present states: running runs first, then waiting runs, then all other runs by their last
         event."""
-        last: dict[str, str] = {}
+        latest_attempts: dict[str, str] = {}
         for run_id in self.workspace.run_ids():
             first, attempt = attempt_of(run_id)
-            if first not in last or attempt > attempt_of(last[first])[1]:
-                last[first] = run_id
-        self._known = {
-            run_id: self._known.get(run_id) or QueuedRun(RunDir(self.workspace.runs / run_id)) for run_id in last.values()
+            if first not in latest_attempts or attempt > attempt_of(latest_attempts[first])[1]:
+                latest_attempts[first] = run_id
+        self._runs_by_id = {
+            run_id: self._runs_by_id.get(run_id) or QueuedRun(RunDir(self.workspace.runs / run_id)) for run_id in latest_attempts.values()
         }
-        for run in self._known.values():
-            run.look()
-        return sorted(self._known.values(), key=_order)
+        for run in self._runs_by_id.values():
+            run.refresh()
+        return sorted(self._runs_by_id.values(), key=_sort_key)
 
-    def at_work(self, runs: Sequence[QueuedRun]) -> list[QueuedRun]:
+    def follow_running_runs(self, runs: Sequence[QueuedRun]) -> list[QueuedRun]:
         """Read the new records of the runs whose curves the page shows, and return these runs.
 
         They are the running runs or, if no run is running, the run that ran last.
         """
-        started = [run for run in runs if run.began_s is not None and run.run is not None]
-        running = [run for run in started if run.verdict.state == "running"]
-        followed = running or sorted(started, key=lambda run: run.last_event_s)[-1:]
+        started_runs = [run for run in runs if run.began_s is not None and run.run is not None]
+        running = [run for run in started_runs if run.verdict.state == "running"]
+        followed = running or sorted(started_runs, key=lambda run: run.last_event_s)[-1:]
         for run in runs:
             if run in followed:
-                run.follow()
+                run.update_series()
             else:
                 run.series = None
         return followed
@@ -142,26 +142,26 @@ class StateCount(msgspec.Struct, frozen=True):
     runs: int
 
 
-def counts(states: Sequence[str]) -> list[StateCount]:
+def count_states(states: Sequence[str]) -> list[StateCount]:
     """The number of runs in each state that occurs. The order is the one in which a run goes through the states."""
-    found = Counter(states)
-    return [StateCount(state, found[state]) for state in STATES if state in found]
+    runs_in_state = Counter(states)
+    return [StateCount(state, runs_in_state[state]) for state in STATES if state in runs_in_state]
 
 
-def _order(run: QueuedRun) -> tuple[int, float, str]:
+def _sort_key(run: QueuedRun) -> tuple[int, float, str]:
     state = run.verdict.state
-    place = ["running", "pending", "planned"].index(state) if state not in SETTLED else 3
-    return place, -run.last_event_s if place == 3 else 0.0, run.run_id
+    group = ["running", "pending", "planned"].index(state) if state not in SETTLED else 3
+    return group, -run.last_event_s if group == 3 else 0.0, run.run_id
 
 
-def _signature(folder: RunDir) -> Signature:
-    found = []
+def _read_signature(folder: RunDir) -> Signature:
+    signature = []
     try:
         with os.scandir(folder.path) as entries:
             for entry in entries:
                 if entry.name in ("run.json", "result.json") or entry.name.startswith("events."):
                     status = entry.stat(follow_symlinks=False)
-                    found.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
+                    signature.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
     except OSError:
         return ()
-    return tuple(sorted(found))
+    return tuple(sorted(signature))

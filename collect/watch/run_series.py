@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collect.notation import GIB, MB
-from collect.sources.followed_records import FollowedRecords, sampled_hosts
+from collect.sources.followed_records import FollowedRecords, list_sampled_hosts
 from collect.sources.network_rate import NetworkRate
 from collect.sources.world_steps import WorldSteps
 from collect.watch.curve import LiveCurve
@@ -20,8 +20,8 @@ from shardlab.runs.suspension import Pause
 LOSS, STEP_TIME = "Loss", "Step time (ms)"
 GPU_BUSY, GPU_MEMORY, GPU_POWER = "GPU busy (%)", "GPU memory in use (GiB)", "GPU power (W)"
 CPU_BUSY, MEMORY, SENT = "Processors busy (%)", "Memory of the hosts in use (%)", "Sent on the network (MB/s)"
-OF_STEPS = (LOSS, STEP_TIME)
-OF_TIME = (GPU_BUSY, GPU_MEMORY, GPU_POWER, CPU_BUSY, MEMORY, SENT)
+STEP_FIGURES = (LOSS, STEP_TIME)
+TIME_FIGURES = (GPU_BUSY, GPU_MEMORY, GPU_POWER, CPU_BUSY, MEMORY, SENT)
 MOST_LINES = 16  # the most lines in a figure
 _UUID_CHARACTERS = 12  # shown characters of the UUID of a GPU, such as GPU-5c3f9a21: enough to distinguish GPUs of a host
 
@@ -36,17 +36,17 @@ class RunSeries:
 
     def __init__(self, folder: RunDir, run: Run, began_s: float, pauses: Sequence[Pause]) -> None:
         self.folder, self.run, self.began_s, self.pauses = folder, run, began_s, list(pauses)
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.progress = Progress()
         self.last_record_s = 0.0  # the time of the last record, in seconds since the epoch by the clock of its node
         self.left_out: dict[str, set[str]] = {}  # title of a figure -> the lines for which the figure has no room
-        self.curves: dict[str, dict[str, LiveCurve]] = {title: {} for title in (*OF_STEPS, *OF_TIME)}
+        self.curves: dict[str, dict[str, LiveCurve]] = {title: {} for title in (*STEP_FIGURES, *TIME_FIGURES)}
         self._ranks = [FollowedRecords(str(self.folder.steps_file(rank)), StepRecord) for rank in range(self.run.cell.gpus)]
         self._hosts: dict[str, FollowedRecords[Sample]] = {}
         self._world = WorldSteps(self.run.cell.gpus)
-        self._sent: dict[str, NetworkRate] = {}
+        self._sent_rates: dict[str, NetworkRate] = {}
 
     def read_new(self) -> bool:
         """Read the records that were appended since the last call. Returns whether there were any new records."""
@@ -54,7 +54,7 @@ class RunSeries:
         while (part := self._read_part()) is not False:
             changed = True
             if part is None:  # a file was replaced, for example because the run resumed from a checkpoint
-                self._begin()
+                self._reset()
         return changed
 
     def _read_part(self) -> bool | None:
@@ -65,13 +65,13 @@ class RunSeries:
         changed = False
         if files.is_folder(f"{self.folder.path}/steps"):
             for rank, file in enumerate(self._ranks):
-                steps = file.new()
+                steps = file.read_new()
                 if steps is None:
                     return None
                 changed |= bool(steps)
                 self._add_steps(rank, steps)
-        for host in sampled_hosts(self.folder):
-            samples = self._hosts.setdefault(host, FollowedRecords(str(self.folder.samples_file(host)), Sample)).new()
+        for host in list_sampled_hosts(self.folder):
+            samples = self._hosts.setdefault(host, FollowedRecords(str(self.folder.samples_file(host)), Sample)).read_new()
             if samples is None:
                 return None
             changed |= bool(samples)
@@ -86,25 +86,25 @@ class RunSeries:
         self.last_record_s = max([self.last_record_s, *(record.wall_s for record in records)])
         for step in self._world.add(records):
             if step.loss is not None:
-                self._add(LOSS, "", step.number, step.loss)
+                self._add_value(LOSS, "", step.number, step.loss)
             if not step.watched:
-                self._add(STEP_TIME, "", step.number, step.step_ms)
+                self._add_value(STEP_TIME, "", step.number, step.step_ms)
 
     def _add_sample(self, host: str, sample: Sample) -> None:
         self.last_record_s = max(self.last_record_s, sample.wall_s)
         at_s = sample.wall_s - self.began_s
-        self._add(CPU_BUSY, host, at_s, sample.cpu_pct)
+        self._add_value(CPU_BUSY, host, at_s, sample.cpu_pct)
         if sample.memory_used_bytes is not None and sample.memory_total_bytes:
-            self._add(MEMORY, host, at_s, 100 * sample.memory_used_bytes / sample.memory_total_bytes)
-        sent_per_s = self._sent.setdefault(host, NetworkRate("tx_bytes")).since_last(sample)
-        self._add(SENT, host, at_s, sent_per_s / MB if sent_per_s is not None else None)
+            self._add_value(MEMORY, host, at_s, 100 * sample.memory_used_bytes / sample.memory_total_bytes)
+        sent_per_s = self._sent_rates.setdefault(host, NetworkRate("tx_bytes")).compute_rate(sample)
+        self._add_value(SENT, host, at_s, sent_per_s / MB if sent_per_s is not None else None)
         for gpu in sample.gpus or ():
             line = f"{host} {gpu.uuid[:_UUID_CHARACTERS]}{' (played)' * gpu.played}"
-            self._add(GPU_BUSY, line, at_s, gpu.utilization_pct)
-            self._add(GPU_MEMORY, line, at_s, gpu.memory_used_bytes / GIB if gpu.memory_used_bytes is not None else None)
-            self._add(GPU_POWER, line, at_s, gpu.power_w)
+            self._add_value(GPU_BUSY, line, at_s, gpu.utilization_pct)
+            self._add_value(GPU_MEMORY, line, at_s, gpu.memory_used_bytes / GIB if gpu.memory_used_bytes is not None else None)
+            self._add_value(GPU_POWER, line, at_s, gpu.power_w)
 
-    def _add(self, title: str, line: str, x: float, value: float | None) -> None:
+    def _add_value(self, title: str, line: str, x: float, value: float | None) -> None:
         """Add a value to a line of a figure. title: the title of the figure. value: None if it is not known; then nothing is
         added."""
         if value is None:

@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from collect import write_report
-from collect.reading.load import load
+from collect.reading.load import load_matrix
 from collect.report.page import plotly_script
 from collect.summary import summarize
 from collect.watch.live_page import LivePage
@@ -41,10 +41,10 @@ ADDRESS = "127.0.0.1"
 # another port. A page from another server cannot have one of these names.
 NAMES = ("127.0.0.1", "localhost")
 WAIT_S = 30.0  # seconds until the connection of a client that neither sends nor reads is closed
-_ALWAYS = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-LIVE = f"default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; {_ALWAYS}"
-REPORT = f"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; {_ALWAYS}"
-FILES = f"default-src 'none'; style-src 'unsafe-inline'; sandbox; {_ALWAYS}"  # for files of runs: their scripts must not run
+_COMMON = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+LIVE = f"default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; {_COMMON}"
+REPORT = f"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; {_COMMON}"
+FILES = f"default-src 'none'; style-src 'unsafe-inline'; sandbox; {_COMMON}"  # for files of runs: their scripts must not run
 HTML, SCRIPT, JSON, TEXT = "text/html", "text/javascript", "application/json", "text/plain"
 TYPES = {".html": HTML, ".json": JSON, ".jsonl": TEXT, ".csv": TEXT, ".md": TEXT, ".tex": TEXT, ".log": TEXT, ".sh": TEXT}
 TYPES |= {".sbatch": TEXT, ".yaml": TEXT, ".py": TEXT}
@@ -63,12 +63,12 @@ class ReportOnRequest:
         self._workspace = workspace
         self._lock = threading.Lock()
 
-    def draw(self) -> None:
+    def rewrite_report(self) -> None:
         """Write the report again. Raises ShardlabError, such as InputError if no matrix was submitted in this workspace."""
         with self._lock, gc_pause.not_searched():
-            loaded = load(self._workspace, None)
+            loaded = load_matrix(self._workspace, None)
             summary = summarize(loaded, loaded.expansion.baseline)
-            write_report.write(self.folder, self._workspace, loaded, summary, shown_in=self._workspace.report)
+            write_report.write(self.folder, self._workspace, loaded, summary, opened_in=self._workspace.report)
 
 
 class WatchServer(ThreadingHTTPServer):
@@ -131,88 +131,88 @@ class Handler(BaseHTTPRequestHandler):
         host = self.headers.get("Host", "").lower()
         name, _, port = host.partition(":")
         if len(self.headers.get_all("Host") or ()) != 1 or name not in NAMES or not (port.isdecimal() or host == name):
-            self._say(HTTPStatus.MISDIRECTED_REQUEST, "This server answers to 127.0.0.1 and localhost alone.")
+            self._send_problem(HTTPStatus.MISDIRECTED_REQUEST, "This server answers to 127.0.0.1 and localhost alone.")
             return
         names = urlsplit(self.path).path.split("/")[1:]
         if not secrets.compare_digest(names[0].encode("utf-8", "replace"), self.server.token.encode()):
-            self._say(HTTPStatus.NOT_FOUND, "Nothing is here. The address is in the terminal in which `collect watch` runs.")
+            self._send_problem(HTTPStatus.NOT_FOUND, "Nothing is here. The address is in the terminal in which `collect watch` runs.")
             return
         try:
-            self._answer([os.fsdecode(unquote_to_bytes(name)) for name in names[1:]])
+            self._send_path([os.fsdecode(unquote_to_bytes(name)) for name in names[1:]])
         except ShardlabError as error:
-            self._say(HTTPStatus.CONFLICT, str(error))
+            self._send_problem(HTTPStatus.CONFLICT, str(error))
         except (FileNotFoundError, NotADirectoryError, ValueError):
-            self._say(HTTPStatus.NOT_FOUND, "There is no such file.")
+            self._send_problem(HTTPStatus.NOT_FOUND, "There is no such file.")
         except ConnectionError:
             raise
         except OSError as error:
-            self._say(HTTPStatus.FORBIDDEN, f"The file cannot be read: {error.strerror}.")
+            self._send_problem(HTTPStatus.FORBIDDEN, f"The file cannot be read: {error.strerror}.")
 
     do_HEAD = do_GET  # noqa: N815 - its name in the base class
 
     def _refuse(self) -> None:
         self.close_connection = True  # the body of the request is not read, so the connection cannot be used again
-        self._say(HTTPStatus.METHOD_NOT_ALLOWED, "This server only reads.", Allow="GET, HEAD")
+        self._send_problem(HTTPStatus.METHOD_NOT_ALLOWED, "This server only reads.", Allow="GET, HEAD")
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse  # noqa: N815
 
-    def _answer(self, names: Sequence[str]) -> None:
+    def _send_path(self, names: Sequence[str]) -> None:
         """Send the page, the data or the file that a path means. names: the parts of the path after the token."""
         match names:
             case [""]:
-                self._send(self.server.page.page(), HTML, LIVE)
+                self._send_body(self.server.page.page(), HTML, LIVE)
             case [("script.js" | "plotly.js") as name]:
-                self._send(self.server.scripts[name], SCRIPT, LIVE)
+                self._send_body(self.server.scripts[name], SCRIPT, LIVE)
             case ["data"]:
-                self._data()
+                self._send_data()
             case ["report", name, *more]:
                 if not more and name in ("", PAGE):
-                    self.server.report.draw()
-                self._file(self.server.report.folder, [name or PAGE, *more], REPORT)
+                    self.server.report.rewrite_report()
+                self._send_file(self.server.report.folder, [name or PAGE, *more], REPORT)
             case ["runs", *inside]:
-                self._file(self.server.runs, inside, FILES)
+                self._send_file(self.server.runs, inside, FILES)
             case _:
                 raise FileNotFoundError
 
-    def _data(self) -> None:
+    def _send_data(self) -> None:
         """Send the present data of the live page, or "not modified" if the browser already has this data."""
         document, tag = self.server.page.document()
         if self.headers.get("If-None-Match") == tag:
-            self._head(HTTPStatus.NOT_MODIFIED, 0, JSON, LIVE, ETag=tag)
+            self._send_head(HTTPStatus.NOT_MODIFIED, 0, JSON, LIVE, ETag=tag)
         else:
-            self._send(document, JSON, LIVE, ETag=tag)
+            self._send_body(document, JSON, LIVE, ETag=tag)
 
-    def _file(self, root: Path, names: list[str], policy: str) -> None:
+    def _send_file(self, root: Path, names: list[str], policy: str) -> None:
         """Send a file below a folder. If the path ends in a slash, send a list of the names in the folder that it means.
 
         names: the parts of the path below `root`. policy: the content security policy.
         """
-        found = open_below(root, names[:-1] if names[-1:] == [""] else names)
-        if isinstance(found, list):
+        opened = open_below(root, names[:-1] if names[-1:] == [""] else names)
+        if isinstance(opened, list):
             if names[-1:] != [""]:
                 raise FileNotFoundError  # without the slash at the end, relative links would lead to the parent folder
-            listing = render_page("watch/folder.html.j2", printable.clean, names=found, path="/".join(names))
-            self._send(listing.encode(), HTML, FILES)
+            listing = render_page("watch/folder.html.j2", printable.clean, names=opened, path="/".join(names))
+            self._send_body(listing.encode(), HTML, FILES)
             return
-        with found:
-            size = os.fstat(found.fileno()).st_size
+        with opened:
+            size = os.fstat(opened.fileno()).st_size
             kind = TYPES.get(PurePosixPath(names[-1]).suffix, BYTES)
-            self._head(HTTPStatus.OK, size, TEXT if kind == HTML and policy == FILES else kind, policy)
+            self._send_head(HTTPStatus.OK, size, TEXT if kind == HTML and policy == FILES else kind, policy)
             if self.command != "HEAD":
-                shutil.copyfileobj(_Prefix(found, size), self.wfile)
+                shutil.copyfileobj(_Prefix(opened, size), self.wfile)
 
-    def _say(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
+    def _send_problem(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
         page = render_page("watch/problem.html.j2", printable.clean, sentence=sentence)
-        self._send(page.encode(), HTML, FILES, status, **headers)
+        self._send_body(page.encode(), HTML, FILES, status, **headers)
 
-    def _send(self, body: bytes, kind: str, policy: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> None:
-        self._head(status, len(body), kind, policy, **headers)
+    def _send_body(self, body: bytes, kind: str, policy: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> None:
+        self._send_head(status, len(body), kind, policy, **headers)
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def _head(self, status: HTTPStatus, size: int, kind: str, policy: str, **headers: str) -> None:
+    def _send_head(self, status: HTTPStatus, size: int, kind: str, policy: str, **headers: str) -> None:
         self.send_response(status)
-        always = {
+        common_headers = {
             "Content-Type": kind if kind == BYTES else f"{kind}; charset=utf-8",
             "Content-Length": str(size),
             "Content-Security-Policy": policy,
@@ -222,7 +222,7 @@ class Handler(BaseHTTPRequestHandler):
             "Cross-Origin-Opener-Policy": "same-origin",
             "Cache-Control": "no-store",
         }
-        for name, value in (always | headers).items():
+        for name, value in (common_headers | headers).items():
             self.send_header(name, value)
         self.end_headers()
 
@@ -262,14 +262,14 @@ def open_below(root: Path, names: Sequence[str]) -> io.BufferedReader | list[str
         if not stat.S_ISDIR(mode):
             raise FileNotFoundError(names[-1] if names else str(root))
         with os.scandir(descriptor) as entries:
-            found = sorted(f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in entries)
-        return found[:MOST_ENTRIES]
+            entry_names = sorted(f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in entries)
+        return entry_names[:MOST_ENTRIES]
     finally:
         if descriptor >= 0:
             os.close(descriptor)
 
 
-def serve(workspace: Workspace, port: int, output: Output) -> int:
+def serve_live_page(workspace: Workspace, port: int, output: Output) -> int:
     """Serve the live page until Ctrl-C or SIGTERM, then return exit code 0. port: the port of the server; 0: any free port.
 
     Raises InputError if the folder of the workspace does not exist or the port cannot be used.

@@ -57,7 +57,7 @@ def find_missing_data(cells: Sequence[Cell], source: RenderContext, workspace: W
     """
     cluster, options = source.where, [cell.options for cell in cells]
     if cluster.data.stage == "node" and (
-        refused := [why for cell_options in options if (why := data_sets.not_copied(cell_options))]
+        refused := [why for cell_options in options if (why := data_sets.refuse_copy(cell_options))]
     ):
         return MissingData(list(dict.fromkeys(refused)))
     data_set_names = _data_set_names(options)
@@ -102,7 +102,7 @@ def must_have_data(missing_data: MissingData) -> None:
 def _describe_missing(options: Sequence[dict[str, Any]], data_path: Path) -> list[str]:
     """A sentence for each data set that cells with these options read and that is not on the disk of this machine."""
     cells_by_data_set = Counter(
-        data_set for cell_options in options if (data_set := data_sets.of(cell_options, data_path)) is not None
+        data_set for cell_options in options if (data_set := data_sets.find_data_path(cell_options, data_path)) is not None
     )
     absent = [(data_set, count) for data_set, count in cells_by_data_set.items() if not data_set.path.exists()]
     return [f"{count} of {len(options)} cell(s) read {data_set.name}: {data_set.refusal}" for data_set, count in absent]
@@ -111,7 +111,7 @@ def _describe_missing(options: Sequence[dict[str, Any]], data_path: Path) -> lis
 def _data_set_names(options: Sequence[dict[str, Any]]) -> str:
     """The names of the data sets that cells with these options read from files, separated by commas."""
     return ", ".join(
-        sorted({data_set.name for cell_options in options if (data_set := data_sets.of(cell_options, Path())) is not None})
+        sorted({data_set.name for cell_options in options if (data_set := data_sets.find_data_path(cell_options, Path())) is not None})
     )
 
 

@@ -26,35 +26,35 @@ ITERATIONS = 5
 WARMUP = 2
 
 
-def meet(backend: str, nodes: str, place: str, endpoint: str, *, gpu: int | None = None) -> None:
+def run_node_rank(backend: str, nodes: str, rank: str, endpoint: str, *, gpu: int | None = None) -> None:
     """Run the rank of this node in a test with one rank per node.
 
-    nodes: the number of nodes, in decimal. place: the rank of this node, in decimal. endpoint: HOST:PORT where rank 0 listens.
+    nodes: the number of nodes, in decimal. rank: the rank of this node, in decimal. endpoint: HOST:PORT where rank 0 listens.
     gpu: as for `work`.
     """
     host, port = endpoint.rsplit(":", 1)
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
-    work(backend, int(place), int(nodes), "env://", gpu)
+    run_rank(backend, int(rank), int(nodes), "env://", gpu)
 
 
-def work(backend: str, rank: int, ranks: int, meeting: str, gpu: int | None = None) -> None:
+def run_rank(backend: str, rank: int, ranks: int, init_method: str, gpu: int | None = None) -> None:
     """Run one rank. Rank 0 prints an AllReduceReport as JSON.
 
-    meeting: the init_method of torch.distributed. gpu: the index of the GPU that the rank uses; None: the index is the rank.
+    init_method: the init_method of torch.distributed. gpu: the index of the GPU that the rank uses; None: the index is the rank.
     """
     device = torch.device("cuda", rank if gpu is None else gpu) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks, timeout=timedelta(seconds=180))
+    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=ranks, timeout=timedelta(seconds=180))
     wrong = torch.zeros(1, dtype=torch.int64, device=device)
-    times = torch.stack([_times(elements, rank, ranks, device, wrong) for elements in ELEMENTS[backend]])
+    times = torch.stack([_measure_times(elements, rank, ranks, device, wrong) for elements in ELEMENTS[backend]])
     dist.all_reduce(wrong)
     dist.barrier()
     clock = torch.tensor([time.time(), -time.time()], dtype=torch.float64, device=device)
     dist.all_reduce(clock, op=dist.ReduceOp.MAX)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)  # an all-reduce takes as long as its slowest rank
     if rank == 0:
-        sizes = [_figures(4 * elements, ranks, row) for elements, row in zip(ELEMENTS[backend], times.tolist(), strict=True)]
+        sizes = [_summarize_times(4 * elements, ranks, row) for elements, row in zip(ELEMENTS[backend], times.tolist(), strict=True)]
         report = {
             "backend": backend,
             "ranks": ranks,
@@ -70,7 +70,7 @@ def work(backend: str, rank: int, ranks: int, meeting: str, gpu: int | None = No
     dist.destroy_process_group()
 
 
-def _times(elements: int, rank: int, ranks: int, device: torch.device, wrong: torch.Tensor) -> torch.Tensor:
+def _measure_times(elements: int, rank: int, ranks: int, device: torch.device, wrong: torch.Tensor) -> torch.Tensor:
     """Sum tensors of one size. Returns the seconds of each iteration on this rank, without the warm-up.
 
     wrong: the number of wrong elements is added to this tensor.
@@ -90,14 +90,14 @@ def _times(elements: int, rank: int, ranks: int, device: torch.device, wrong: to
     return times[WARMUP:]
 
 
-def _figures(size: int, ranks: int, times: list[float]) -> dict[str, float]:
+def _summarize_times(size: int, ranks: int, times: list[float]) -> dict[str, float]:
     """The fields of an AllReduceTime, by name. size: the size of the tensor in bytes. times: for each iteration, the seconds on
     the slowest rank."""
-    middle = statistics.median(times)
-    rate = bus_bandwidth(ranks, size, middle) / 1e9
+    median_s = statistics.median(times)
+    rate = bus_bandwidth(ranks, size, median_s) / 1e9
     return {
         "bytes": size,
-        "seconds": middle,
+        "seconds": median_s,
         "fastest_s": min(times),
         "slowest_s": max(times),
         "bus_bandwidth_gb_per_s": rate,
@@ -105,4 +105,4 @@ def _figures(size: int, ranks: int, times: list[float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    meet(*sys.argv[1:])
+    run_node_rank(*sys.argv[1:])

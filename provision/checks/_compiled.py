@@ -9,7 +9,7 @@ import sys
 import torch
 
 
-def difference(device: torch.device) -> float:
+def largest_difference(device: torch.device) -> float:
     """The largest difference between the results of the compiled function and of the plain function, for inputs from 0 to 2."""
 
     def function(numbers: torch.Tensor) -> torch.Tensor:
@@ -22,4 +22,4 @@ def difference(device: torch.device) -> float:
 
 def main() -> None:
     """Print, as JSON, the difference between compiled and plain results on the first GPU."""
-    sys.stdout.write(json.dumps({"difference": difference(torch.device("cuda", 0))}) + "\n")
+    sys.stdout.write(json.dumps({"difference": largest_difference(torch.device("cuda", 0))}) + "\n")

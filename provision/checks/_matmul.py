@@ -11,7 +11,7 @@ SIDE = 512  # an element of the product is at most 512 x 7 x 7; float32 represen
 TOP = 8  # the elements of the two factors are integers from 0 to 7
 
 
-def wrong_elements(device: torch.device) -> int:
+def count_wrong_elements(device: torch.device) -> int:
     """The number of elements of the product on `device` that differ from the exact integer product on the CPU."""
     rows = torch.arange(SIDE * SIDE).reshape(SIDE, SIDE)
     left, right = rows % TOP, (rows // 3) % TOP
@@ -22,4 +22,4 @@ def wrong_elements(device: torch.device) -> int:
 def main() -> None:
     """Print, as JSON, the number of wrong elements on each GPU."""
     gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    sys.stdout.write(json.dumps({"wrong": [wrong_elements(gpu) for gpu in gpus]}) + "\n")
+    sys.stdout.write(json.dumps({"wrong": [count_wrong_elements(gpu) for gpu in gpus]}) + "\n")

@@ -31,28 +31,28 @@ def main(argv: list[str]) -> int:
     folder, head = Path(argv[0]), argv[1]
     name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     tasks = int(os.environ.get("SLURM_NTASKS", "1"))
-    place = int(os.environ.get("SLURM_PROCID", "0"))
+    rank = int(os.environ.get("SLURM_PROCID", "0"))
     (folder / f"word.{name}").write_text(name)
-    trial = _trial.attempt()
-    seen = _wait_for(folder, "word.*", tasks)
-    together = _together(folder, place, tasks, trial, head) if tasks > 1 and len(seen) == tasks else None
+    trial = _trial.try_torch()
+    word_paths = _wait_for_files(folder, "word.*", tasks)
+    all_reduce = _run_all_reduce(folder, rank, tasks, trial, head) if tasks > 1 and len(word_paths) == tasks else None
     disk = shutil.disk_usage(folder)
     inodes = os.statvfs(folder).f_favail
     proof = NodeProof(
         host=host.observe(),
         trial=trial,
-        words=sorted(path.name.partition(".")[2] for path in seen),
+        words=sorted(path.name.partition(".")[2] for path in word_paths),
         tasks=tasks,
-        together=together,
+        together=all_reduce,
         free_bytes=disk.free,
         free_inodes=inodes or None,
-        rdma=_rdma(),
+        rdma=_read_rdma_links(),
     )
     files.write_atomic(folder / f"{name}.json", msgspec.json.encode(proof))
     return 0
 
 
-def _rdma() -> list[rdma.RdmaLink]:
+def _read_rdma_links() -> list[rdma.RdmaLink]:
     """The RDMA links of this node; empty if the kernel's files about them cannot be read."""
     try:
         return rdma.parse(subprocess.run(rdma.command(""), capture_output=True, text=True, timeout=30, check=True).stdout)
@@ -60,63 +60,63 @@ def _rdma() -> list[rdma.RdmaLink]:
         return []
 
 
-def _wait_for(folder: Path, pattern: str, count: int) -> list[Path]:
+def _wait_for_files(folder: Path, pattern: str, count: int) -> list[Path]:
     """Wait until `count` files match the pattern, or until MEET_S has passed. Returns the files that match."""
-    ends = time.monotonic() + MEET_S
-    while len(seen := list(folder.glob(pattern))) < count and time.monotonic() < ends:
+    deadline = time.monotonic() + MEET_S
+    while len(matching_paths := list(folder.glob(pattern))) < count and time.monotonic() < deadline:
         time.sleep(0.5)
-    return seen
+    return matching_paths
 
 
-def _together(folder: Path, place: int, tasks: int, trial: Trial, head: str) -> CommandOutput | None:
+def _run_all_reduce(folder: Path, rank_index: int, tasks: int, trial: Trial, head: str) -> CommandOutput | None:
     """Run an all-reduce with one rank on each node of the job. Returns the output of the rank of this node.
 
     None if torch does not work on this node, or if the first node does not write the address of the rendezvous into the folder.
-    folder: the folder of the job in the shared folder. place: the rank of this node. tasks: the number of nodes. head: the host
+    folder: the folder of the job in the shared folder. rank_index: the rank of this node. tasks: the number of nodes. head: the host
     name of the first node.
     """
     if not trial.torch.backends:
         return None
     backend = "nccl" if trial.torch.gpus and "nccl" in trial.torch.backends else "gloo"
     address = folder / "endpoint"
-    if place == 0:
-        with socket.socket() as listening:
-            listening.bind(("", 0))
-            port = listening.getsockname()[1]
+    if rank_index == 0:
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            port = listener.getsockname()[1]
         files.write_atomic(address, f"{head}:{port}".encode())
-    if not _wait_for(folder, "endpoint", 1):
+    if not _wait_for_files(folder, "endpoint", 1):
         return None
     endpoint = address.read_text()
 
     other = (
         head
-        if place
+        if rank_index
         else next((path.name.partition(".")[2] for path in folder.glob("word.*") if path.name != f"word.{head}"), head)
     )
-    interface = _interface(other)
+    interface = _find_interface(other)
 
     def rank() -> None:
         from provision.checks import _all_reduce_ranks
 
         if interface is not None:
             os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-        _all_reduce_ranks.meet(backend, str(tasks), str(place), endpoint, gpu=0)
+        _all_reduce_ranks.run_node_rank(backend, str(tasks), str(rank_index), endpoint, gpu=0)
 
-    return _trial.together([rank], MEET_S)
+    return _trial.run_in_children([rank], MEET_S)
 
 
-def _interface(other: str) -> str | None:
+def _find_interface(other: str) -> str | None:
     """The network interface through which this node reaches the node `other`; None if it cannot be determined."""
     try:
         address = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
     except OSError:
         return None
-    with socket.socket(address[0], socket.SOCK_DGRAM) as looking:
-        looking.connect(address[4])  # connect on a UDP socket sends nothing: the kernel only looks up the route
-        own = looking.getsockname()[0]
+    with socket.socket(address[0], socket.SOCK_DGRAM) as probe:
+        probe.connect(address[4])  # connect on a UDP socket sends nothing: the kernel only looks up the route
+        own_address = probe.getsockname()[0]
     nics = psutil.net_if_addrs()
     return next(
-        (name for name, entries in nics.items() if any(entry.address.partition("%")[0] == own for entry in entries)), None
+        (name for name, entries in nics.items() if any(entry.address.partition("%")[0] == own_address for entry in entries)), None
     )
 
 

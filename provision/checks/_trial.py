@@ -20,7 +20,7 @@ from typing import IO
 
 import msgspec
 
-from provision.checks.trial import COMPILED_S, LOOK_S, PRODUCT_S, RANKS, RANKS_S, Trial
+from provision.checks.trial import COMPILED_S, INSPECT_S, PRODUCT_S, RANKS, RANKS_S, Trial
 from provision.facts import _torch
 from provision.facts.torch import Torch, parse
 from provision.node import last_line
@@ -31,39 +31,39 @@ GRACE_S = 2.0  # after a rank has failed, the other ranks are killed this many s
 
 def main() -> None:
     """Run the checks of torch on this machine, and print the results (a Trial) as JSON."""
-    trial = attempt()
+    trial = try_torch()
     sys.stdout.write(msgspec.json.encode(trial).decode() + "\n")
 
 
-def attempt() -> Trial:
+def try_torch() -> Trial:
     """Import torch once, and run each check of torch in child processes."""
     with contextlib.suppress(Exception):  # if the import fails, the first child process reports the error
         import torch
         import torch.distributed  # noqa: F401 (imported before the fork)
-    looked = together([_torch.main], LOOK_S)
-    if looked.code != 0:
-        how = f"it did not end within {LOOK_S:g} s" if looked.code is None else last_line(looked)
-        return Trial(Torch(why_absent=f"it fails when it looks for GPUs: {how}"))
-    torch_state = parse(looked.stdout)
+    torch_output = run_in_children([_torch.main], INSPECT_S)
+    if torch_output.code != 0:
+        failure = f"it did not end within {INSPECT_S:g} s" if torch_output.code is None else last_line(torch_output)
+        return Trial(Torch(why_absent=f"it fails when it looks for GPUs: {failure}"))
+    torch_state = parse(torch_output.stdout)
     if torch_state.version is None or not torch_state.backends:
         return Trial(torch_state)
     with tempfile.TemporaryDirectory(prefix="shardlab-") as folder:
         backend = "nccl" if torch_state.gpus and torch_state.gpus >= RANKS and "nccl" in torch_state.backends else "gloo"
         store = f"file://{folder}/store"
-        ranks = [functools.partial(_rank, backend, place, store) for place in range(RANKS)]
-        summed = together(ranks, RANKS_S)
+        ranks = [functools.partial(_run_rank, backend, rank, store) for rank in range(RANKS)]
+        all_reduce = run_in_children(ranks, RANKS_S)
     if not torch_state.gpus:
-        return Trial(torch_state, summed)
-    return Trial(torch_state, summed, together([_product], PRODUCT_S), together([_compiled], COMPILED_S))
+        return Trial(torch_state, all_reduce)
+    return Trial(torch_state, all_reduce, run_in_children([_multiply_matrices], PRODUCT_S), run_in_children([_compiled], COMPILED_S))
 
 
-def _rank(backend: str, place: int, store: str) -> None:
+def _run_rank(backend: str, rank: int, store: str) -> None:
     from provision.checks import _all_reduce_ranks
 
-    _all_reduce_ranks.work(backend, place, RANKS, store)
+    _all_reduce_ranks.run_rank(backend, rank, RANKS, store)
 
 
-def _product() -> None:
+def _multiply_matrices() -> None:
     from provision.checks import _matmul
 
     _matmul.main()
@@ -78,24 +78,24 @@ def _compiled() -> None:
         _compiled.main()
 
 
-def together(works: Sequence[Callable[[], None]], limit_s: float) -> CommandOutput:
+def run_in_children(functions: Sequence[Callable[[], None]], limit_s: float) -> CommandOutput:
     """Run each function in a child process, in parallel. Returns the output of a child that failed, or, if no child failed, of
     the first child.
 
     The exit code in the result is None if a child was killed after `limit_s` seconds.
     """
     with contextlib.ExitStack() as files:
-        said = [(files.enter_context(tempfile.TemporaryFile()), files.enter_context(tempfile.TemporaryFile())) for _ in works]
-        children = [_fork(work, *streams) for work, streams in zip(works, said, strict=True)]
-        codes = _wait(children, limit_s)
+        outputs = [(files.enter_context(tempfile.TemporaryFile()), files.enter_context(tempfile.TemporaryFile())) for _ in functions]
+        children = [_fork_child(function, *streams) for function, streams in zip(functions, outputs, strict=True)]
+        codes = _wait_for_children(children, limit_s)
         worst = next((child for child in children if codes[child] not in (0, None)), None)
         if worst is None:
             worst = next((child for child in children if codes[child] is None), children[0])
-        stdout, stderr = (_read(stream) for stream in said[children.index(worst)])
+        stdout, stderr = (_read_stream(stream) for stream in outputs[children.index(worst)])
         return CommandOutput(codes[worst], stdout, stderr)
 
 
-def _fork(work: Callable[[], None], stdout: IO[bytes], stderr: IO[bytes]) -> int:
+def _fork_child(function: Callable[[], None], stdout: IO[bytes], stderr: IO[bytes]) -> int:
     child = os.fork()
     if child:
         return child
@@ -103,7 +103,7 @@ def _fork(work: Callable[[], None], stdout: IO[bytes], stderr: IO[bytes]) -> int
     try:
         os.dup2(stdout.fileno(), 1)
         os.dup2(stderr.fileno(), 2)
-        work()
+        function()
         sys.stdout.flush()
         code = 0
     except BaseException:  # noqa: BLE001 (the child must exit here and never return into the code of its parent)
@@ -112,16 +112,16 @@ def _fork(work: Callable[[], None], stdout: IO[bytes], stderr: IO[bytes]) -> int
         os._exit(code)
 
 
-def _wait(children: Sequence[int], limit_s: float) -> dict[int, int | None]:
+def _wait_for_children(children: Sequence[int], limit_s: float) -> dict[int, int | None]:
     """Wait for the children. Returns the exit code of each child; None: the child was killed at the time limit."""
     codes: dict[int, int | None] = {}
-    ends = time.monotonic() + limit_s
-    while len(codes) < len(children) and time.monotonic() < ends:
+    deadline = time.monotonic() + limit_s
+    while len(codes) < len(children) and time.monotonic() < deadline:
         for child in children:
-            if child not in codes and (ended := os.waitpid(child, os.WNOHANG))[0]:
-                codes[child] = os.waitstatus_to_exitcode(ended[1])
+            if child not in codes and (wait_result := os.waitpid(child, os.WNOHANG))[0]:
+                codes[child] = os.waitstatus_to_exitcode(wait_result[1])
                 if codes[child]:
-                    ends = min(ends, time.monotonic() + GRACE_S)
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
         time.sleep(0.01)
     for child in children:
         if child not in codes:
@@ -131,7 +131,7 @@ def _wait(children: Sequence[int], limit_s: float) -> dict[int, int | None]:
     return codes
 
 
-def _read(stream: IO[bytes]) -> str:
+def _read_stream(stream: IO[bytes]) -> str:
     stream.seek(0)
     return stream.read().decode("utf-8", "replace")
 

@@ -11,7 +11,7 @@ import msgspec
 from provision.check import Check, Outcome
 from provision.checks import trial
 from provision.checks.trial import RANKS, RANKS_S
-from provision.fact import decode
+from provision.fact import decode_last_line
 from provision.facts.host import HOST
 from provision.node import last_line
 from provision.operation import Site, Target
@@ -37,29 +37,29 @@ class AllReduceReport(msgspec.Struct, frozen=True):
 
 def run(site: Site, target: Target) -> Outcome:
     """Returns a passed Outcome if the ranks of this node sum exactly."""
-    summed = trial.of(target).all_reduce
-    if summed is None:
+    output = trial.run_trial(target).all_reduce
+    if output is None:
         return Outcome(None, "needs torch")
-    outcome = judge(summed, cores=target.facts[HOST].cpus_allowed)
-    return kept(outcome, summed, [target.node.name], gpu_of(target.facts[HOST]))
+    outcome = judge_all_reduce(output, cores=target.facts[HOST].cpus_allowed)
+    return add_measurement(outcome, output, [target.node.name], first_gpu_name(target.facts[HOST]))
 
 
-def kept(outcome: Outcome, answer: CommandOutput, nodes: Sequence[str], gpu: str | None) -> Outcome:
+def add_measurement(outcome: Outcome, answer: CommandOutput, nodes: Sequence[str], gpu: str | None) -> Outcome:
     """The outcome of a check, to which the measured times for the inventory are added if the check passed.
 
     answer: the output of the ranks. nodes: the names of the nodes of the ranks. gpu: NVML's name of the GPUs, if NCCL was used.
     """
-    if not outcome.passed or (measured := measured_by(answer, nodes, gpu)) is None:
+    if not outcome.passed or (measured := read_measurement(answer, nodes, gpu)) is None:
         return outcome
     return msgspec.structs.replace(outcome, all_reduces=(measured,))
 
 
-def measured_by(answer: CommandOutput, nodes: Sequence[str], gpu: str | None) -> MeasuredAllReduce | None:
+def read_measurement(answer: CommandOutput, nodes: Sequence[str], gpu: str | None) -> MeasuredAllReduce | None:
     """The all-reduce that the ranks measured; None if their report has no times. answer, nodes, gpu: as for `kept`."""
     line = next((line for line in answer.stdout.splitlines() if '"iterations"' in line), "")
     try:
-        report = decode(line, AllReduceReport)
-        made = MeasuredAllReduce(
+        report = decode_last_line(line, AllReduceReport)
+        measurement = MeasuredAllReduce(
             tuple(nodes),
             report.ranks,
             report.backend,  # type: ignore[arg-type]  # checked below
@@ -67,37 +67,37 @@ def measured_by(answer: CommandOutput, nodes: Sequence[str], gpu: str | None) ->
             datetime.now(UTC).replace(microsecond=0).isoformat(),
             report.times,
         )
-        return msgspec.convert(msgspec.to_builtins(made), MeasuredAllReduce)
+        return msgspec.convert(msgspec.to_builtins(measurement), MeasuredAllReduce)
     except ValueError:  # msgspec.ValidationError is a subclass of ValueError
         return None
 
 
-def gpu_of(host: Host) -> str | None:
+def first_gpu_name(host: Host) -> str | None:
     """NVML's name of the first GPU of a node; None if the node has no GPU."""
     return host.gpus[0].name if host.gpus else None
 
 
-def judge(answer: CommandOutput, *, cores: int) -> Outcome:
+def judge_all_reduce(answer: CommandOutput, *, cores: int) -> Outcome:
     """Returns a passed Outcome if every element of the sum is exact on every rank."""
-    what = f"{RANKS}-rank all-reduce"
+    test_name = f"{RANKS}-rank all-reduce"
     if answer.code is None:
         advice = (
             f"is the loopback interface up (ip link show lo), or the machine overloaded ({cores} cores)? -v shows the output"
         )
-        return Outcome(False, f"the {what} did not end within {RANKS_S:g} s", advice, transcript=answer.stderr)
+        return Outcome(False, f"the {test_name} did not end within {RANKS_S:g} s", advice, transcript=answer.stderr)
     if answer.code != 0:
         advice = "is the loopback interface up (ip link show lo), or is /dev/shm full (df /dev/shm)? -v shows the output"
-        return Outcome(False, f"the {what} failed: {cause(answer)}", advice, transcript=answer.stderr)
+        return Outcome(False, f"the {test_name} failed: {last_python_error(answer)}", advice, transcript=answer.stderr)
     try:
-        report = decode(answer.stdout, AllReduceReport)
+        report = decode_last_line(answer.stdout, AllReduceReport)
     except ValueError as error:
-        return Outcome(False, f"the output of the {what} cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
+        return Outcome(False, f"the output of the {test_name} cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
     if report.wrong:
-        says = f"the {what} ({report.backend}) gave {report.wrong} wrong sums"
-        return Outcome(False, says, "do not train here: check the memory, the GPUs (nvidia-smi -q -d ECC) and the driver")
+        sentence = f"the {test_name} ({report.backend}) gave {report.wrong} wrong sums"
+        return Outcome(False, sentence, "do not train here: check the memory, the GPUs (nvidia-smi -q -d ECC) and the driver")
     rate = bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
     size = f"{report.bytes / 2**20:g} MiB"
-    says = f"{what} of {size} ({report.backend}) is exact; bus bandwidth {rate:.2f} GB/s ({FORMULA})"
+    sentence = f"{test_name} of {size} ({report.backend}) is exact; bus bandwidth {rate:.2f} GB/s ({FORMULA})"
     measured: dict[str, float | int | str] = {
         "backend": report.backend,
         "ranks": report.ranks,
@@ -107,15 +107,15 @@ def judge(answer: CommandOutput, *, cores: int) -> Outcome:
         "bus_bandwidth_gb_per_s": rate,
         "formula": FORMULA,
     }
-    return Outcome(True, says, measured=measured)
+    return Outcome(True, sentence, measured=measured)
 
 
-def why_not(answer: CommandOutput, limit_s: float) -> str:
+def explain_failure(answer: CommandOutput, limit_s: float) -> str:
     """Why a test program failed: its error, or a sentence that it did not end within `limit_s` seconds."""
-    return f"it did not end within {limit_s:g} s" if answer.code is None else cause(answer)
+    return f"it did not end within {limit_s:g} s" if answer.code is None else last_python_error(answer)
 
 
-def cause(answer: CommandOutput) -> str:
+def last_python_error(answer: CommandOutput) -> str:
     """The line with the last Python error in the error output; libraries may print other lines after it."""
     pattern = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception)\b: .+)$", re.MULTILINE)
     errors = pattern.findall(answer.stderr)

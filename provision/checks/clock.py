@@ -9,7 +9,7 @@ from provision.operation import Site, Target
 
 def run(site: Site, target: Target) -> Outcome:
     """Returns a passed Outcome if the clocks differ by at most one second, even with the uncertainty added."""
-    offset = clock.measure(target.node)
+    offset = clock.measure_offset(target.node)
     if offset.agrees:
         return Outcome(True, str(offset), measured={"offset_s": offset.seconds, "unsure_s": offset.unsure_s})
     return Outcome(False, str(offset), "set the clock with sudo chronyc makestep; chronyc sources lists the time servers")

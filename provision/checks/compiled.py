@@ -6,13 +6,13 @@ import msgspec
 
 from provision.check import Check, Outcome
 from provision.checks import trial
-from provision.checks.all_reduce import why_not
+from provision.checks.all_reduce import explain_failure
 from provision.checks.trial import COMPILED_S
-from provision.fact import decode
+from provision.fact import decode_last_line
 from provision.operation import Site, Target
 from shardlab.remote.remote import CommandOutput
 
-LARGEST = 1e-5  # allowed difference: results are float32 numbers up to 3, and two versions of sin may differ in the last bits
+MOST_DIFFERENCE = 1e-5  # allowed difference: results are float32 numbers up to 3, and two versions of sin may differ in the last bits
 ADVICE = "install a C compiler and Python's headers (gcc, libc6-dev, python3-dev), or train without compile: true"
 
 
@@ -24,24 +24,24 @@ class CompiledReport(msgspec.Struct, frozen=True):
 
 def run(site: Site, target: Target) -> Outcome:
     """Returns a passed Outcome if torch.compile generates correct kernels for the first GPU of this node."""
-    shown = trial.of(target)
-    if shown.compiled is None:
+    torch_trial = trial.run_trial(target)
+    if torch_trial.compiled is None:
         return Outcome(None, "torch sees no GPU to compile for")
-    return judge(shown.compiled)
+    return judge_compiled(torch_trial.compiled)
 
 
-def judge(answer: CommandOutput) -> Outcome:
+def judge_compiled(answer: CommandOutput) -> Outcome:
     """Returns a passed Outcome if the results of the compiled function and of the plain function agree."""
     if answer.code != 0:
-        says = f"torch.compile does not work on the GPU: {why_not(answer, COMPILED_S)}"
-        return Outcome(False, says, ADVICE, transcript=answer.stderr)
+        sentence = f"torch.compile does not work on the GPU: {explain_failure(answer, COMPILED_S)}"
+        return Outcome(False, sentence, ADVICE, transcript=answer.stderr)
     try:
-        difference = decode(answer.stdout, CompiledReport).difference
+        difference = decode_last_line(answer.stdout, CompiledReport).difference
     except ValueError as error:
         return Outcome(False, f"the test's output cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
-    if not difference <= LARGEST:
-        says = f"a compiled function differs from the plain one by {difference:g}"
-        return Outcome(False, says, "do not train with compile: true here: is Triton the version that torch was built with?")
+    if not difference <= MOST_DIFFERENCE:
+        sentence = f"a compiled function differs from the plain one by {difference:g}"
+        return Outcome(False, sentence, "do not train with compile: true here: is Triton the version that torch was built with?")
     return Outcome(True, "torch.compile makes kernels for the GPU", measured={"largest_difference": difference})
 
 

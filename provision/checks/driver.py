@@ -6,9 +6,9 @@ import msgspec
 
 from provision.check import Check, Outcome
 from provision.checks import trial
-from provision.checks.all_reduce import why_not
+from provision.checks.all_reduce import explain_failure
 from provision.checks.trial import PRODUCT_S
-from provision.fact import decode
+from provision.fact import decode_last_line
 from provision.facts.nvidia import NVIDIA, Nvidia
 from provision.facts.system import SYSTEM
 from provision.operation import Site, Target
@@ -23,35 +23,35 @@ class ProductReport(msgspec.Struct, frozen=True):
 
 def run(site: Site, target: Target) -> Outcome:
     """Returns a passed Outcome if the driver is complete, the number of GPUs is right, and each GPU computes exactly."""
-    asked = site.cluster.gpus.per_node if site.cluster.gpus else 0
+    requested_gpus = site.cluster.gpus.per_node if site.cluster.gpus else 0
     if target.facts[SYSTEM].is_container:
         return Outcome(None, "it is a container: its GPUs, if any, belong to its host")
-    if not asked or not target.has("worker"):
+    if not requested_gpus or not target.has_role("worker"):
         return Outcome(None, "the cluster file requests no GPUs for it")
     nvidia = target.facts[NVIDIA]
-    if (fault := judge(nvidia, asked)) is not None:
+    if (fault := judge_driver(nvidia, requested_gpus)) is not None:
         return fault
-    shown = trial.of(target)
-    if shown.product is None:
-        why = shown.torch.why_absent or shown.torch.why_no_gpus or "torch sees none"
+    torch_trial = trial.run_trial(target)
+    if torch_trial.product is None:
+        why = torch_trial.torch.why_absent or torch_trial.torch.why_no_gpus or "torch sees none"
         return Outcome(False, f"no GPU could compute: {why}", "see the checks torch and gpus")
-    return judge_product(shown.product, nvidia)
+    return judge_product(torch_trial.product, nvidia)
 
 
-def judge(nvidia: Nvidia, asked: int) -> Outcome | None:
+def judge_driver(nvidia: Nvidia, requested_gpus: int) -> Outcome | None:
     """An Outcome that says what is wrong with the driver or the number of GPUs; None if nothing is wrong.
 
-    asked: the number of GPUs per node that the cluster file requests.
+    requested_gpus: the number of GPUs per node that the cluster file requests.
     """
     if not nvidia.works:
         nouveau = ", and nouveau is loaded" if nvidia.nouveau else ""
         nvml = f"; nvidia-smi: {nvidia.why_no_nvml}" if nvidia.why_no_nvml else ""
-        says = f"the driver is incomplete, or its parts differ in version ({nvidia.versions}{nouveau}){nvml}"
-        return Outcome(False, says, "run: provision CLUSTER.yaml --only nvidia, which repairs the driver or says why it cannot")
-    if not len(nvidia.gpus) == len(nvidia.seen) == asked:
-        says = f"the cluster file requests {asked} GPUs, the PCI bus has {len(nvidia.gpus)}, the driver sees {len(nvidia.seen)}"
+        sentence = f"the driver is incomplete, or its parts differ in version ({nvidia.versions}{nouveau}){nvml}"
+        return Outcome(False, sentence, "run: provision CLUSTER.yaml --only nvidia, which repairs the driver or says why it cannot")
+    if not len(nvidia.gpus) == len(nvidia.seen) == requested_gpus:
+        sentence = f"the cluster file requests {requested_gpus} GPUs, the PCI bus has {len(nvidia.gpus)}, the driver sees {len(nvidia.seen)}"
         return Outcome(
-            False, says, "a missing GPU may have fallen off the bus (sudo dmesg | grep -i xid); else correct gpus.per_node"
+            False, sentence, "a missing GPU may have fallen off the bus (sudo dmesg | grep -i xid); else correct gpus.per_node"
         )
     return None
 
@@ -59,23 +59,23 @@ def judge(nvidia: Nvidia, asked: int) -> Outcome | None:
 def judge_product(answer: CommandOutput, nvidia: Nvidia) -> Outcome:
     """Returns a passed Outcome if every element is exact on every GPU that the driver sees."""
     if answer.code != 0:
-        why = why_not(answer, PRODUCT_S)
+        why = explain_failure(answer, PRODUCT_S)
         advice = "does torch see the GPUs (the check gpus)? -v shows all output"
         return Outcome(False, f"a matrix product on the GPUs failed: {why}", advice, transcript=answer.stderr)
     try:
-        wrong = decode(answer.stdout, ProductReport).wrong
+        wrong_counts = decode_last_line(answer.stdout, ProductReport).wrong
     except ValueError as error:
         return Outcome(False, f"the matrix product printed no result: {error}", "try again: provision CLUSTER.yaml verify")
-    if len(wrong) != len(nvidia.seen):
-        says = f"torch computed on {len(wrong)} of {len(nvidia.seen)} GPUs"
-        return Outcome(False, says, "is CUDA_VISIBLE_DEVICES set, or torch built for another CUDA? see the check gpus")
-    bad = [f"GPU {index}: {count}" for index, count in enumerate(wrong) if count]
-    if bad:
-        says = f"wrong elements in a matrix product: {', '.join(bad)}"
-        return Outcome(False, says, "do not train here: look at nvidia-smi -q -d ECC")
-    measured: dict[str, float | int | str] = {"gpus": len(wrong), "driver": nvidia.nvml or ""}
-    says = f"all parts of the driver have version {nvidia.nvml}; {len(wrong)} x {nvidia.seen[0].name} compute exactly"
-    return Outcome(True, says, measured=measured)
+    if len(wrong_counts) != len(nvidia.seen):
+        sentence = f"torch computed on {len(wrong_counts)} of {len(nvidia.seen)} GPUs"
+        return Outcome(False, sentence, "is CUDA_VISIBLE_DEVICES set, or torch built for another CUDA? see the check gpus")
+    faulty_gpus = [f"GPU {index}: {count}" for index, count in enumerate(wrong_counts) if count]
+    if faulty_gpus:
+        sentence = f"wrong elements in a matrix product: {', '.join(faulty_gpus)}"
+        return Outcome(False, sentence, "do not train here: look at nvidia-smi -q -d ECC")
+    measured: dict[str, float | int | str] = {"gpus": len(wrong_counts), "driver": nvidia.nvml or ""}
+    sentence = f"all parts of the driver have version {nvidia.nvml}; {len(wrong_counts)} x {nvidia.seen[0].name} compute exactly"
+    return Outcome(True, sentence, measured=measured)
 
 
 DRIVER_WORKS = Check("driver", run)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from provision.check import Check, Outcome, each, without
+from provision.check import Check, Outcome, map_targets, absent_nodes_note
 from provision.facts.environment import ENVIRONMENT
 from provision.operation import Site, Target
 
 
 def run(site: Site, target: Target) -> Outcome:
     """Returns a passed Outcome if all nodes report the same version of Python and the same digests of packages and source."""
-    nodes = site.standing
-    environments = each(nodes, lambda one: one.facts[ENVIRONMENT])
-    told = [f"Python {one.version}, packages {one.packages}, source {one.source}" for one in environments]
-    if len(set(told)) == 1:
-        return Outcome(True, f"equal on {len(nodes)} nodes: {told[0]}{without(site)}")
-    says = "; ".join(f"{one.node.name}: {said}" for one, said in zip(nodes, told, strict=True))
-    return Outcome(False, f"the nodes differ: {says}", "run: provision CLUSTER.yaml --only environment")
+    targets = site.active_targets
+    environments = map_targets(targets, lambda one: one.facts[ENVIRONMENT])
+    descriptions = [f"Python {one.version}, packages {one.packages}, source {one.source}" for one in environments]
+    if len(set(descriptions)) == 1:
+        return Outcome(True, f"equal on {len(targets)} nodes: {descriptions[0]}{absent_nodes_note(site)}")
+    differences = "; ".join(f"{one.node.name}: {description}" for one, description in zip(targets, descriptions, strict=True))
+    return Outcome(False, f"the nodes differ: {differences}", "run: provision CLUSTER.yaml --only environment")
 
 
 ENVIRONMENTS = Check("environments", run, once=True)

@@ -33,24 +33,24 @@ def run(site: Site, target: Target) -> Outcome:
             f"{target.entry.address}, on which the nodes would train, is its address on the control network",
             "remove `nodes` from the cluster file, so that they are taken from the manifest",
         )
-    return judge(target.entry, target.facts[HOST].nics, target.facts[ADDRESSES])
+    return judge_interfaces(target.entry, target.facts[HOST].nics, target.facts[ADDRESSES])
 
 
-def judge(entry: NodeEntry, nics: list[Nic], addresses: dict[str, list[str]]) -> Outcome:
+def judge_interfaces(entry: NodeEntry, nics: list[Nic], addresses: dict[str, list[str]]) -> Outcome:
     """Returns a passed Outcome if the interfaces of the node have the addresses that the manifest states.
 
     entry: the node in the manifest. nics: the interfaces that the node reports. addresses: their IP addresses, by interface.
     """
-    found = experiment_interfaces.find(nics, addresses, entry.address, entry.control)
-    experiment, control = found.experiment, found.control
+    interfaces = experiment_interfaces.find_interfaces(nics, addresses, entry.address, entry.control)
+    experiment, control = interfaces.experiment, interfaces.control
     if entry.mac is not None:
-        named = [nic.name for nic in nics if nic.mac == entry.mac]  # several are possible: a VLAN has the MAC of its parent
-        if not named:
+        named_interfaces = [nic.name for nic in nics if nic.mac == entry.mac]  # several are possible: a VLAN has the MAC of its parent
+        if not named_interfaces:
             return Outcome(False, f"no interface has the MAC address {entry.mac} of the manifest", ADVICE)
-        if experiment.interface not in named:
-            where = f"it is on {experiment.interface}" if experiment.interface is not None else "no interface has it"
-            says = f"{' and '.join(named)} with the manifest's MAC address {entry.mac} should have {entry.address}, but {where}"
-            return Outcome(False, says, ADVICE)
+        if experiment.interface not in named_interfaces:
+            actual = f"it is on {experiment.interface}" if experiment.interface is not None else "no interface has it"
+            sentence = f"{' and '.join(named_interfaces)} with the manifest's MAC address {entry.mac} should have {entry.address}, but {actual}"
+            return Outcome(False, sentence, ADVICE)
     elif experiment.interface is None:
         return Outcome(False, f"no interface has the experiment address {entry.address}", ADVICE)
     if control.interface is None:

@@ -13,25 +13,25 @@ from shardlab.hardware.host import Host
 
 def run(site: Site, target: Target) -> Outcome:
     """Returns a passed Outcome if NVML and torch see the same number of GPUs on this node."""
-    return judge(target.facts[HOST], trial.of(target).torch)
+    return judge_gpus(target.facts[HOST], trial.run_trial(target).torch)
 
 
-def judge(host: Host, torch: Torch) -> Outcome:
+def judge_gpus(host: Host, torch: Torch) -> Outcome:
     """Returns a passed Outcome if NVML and torch see the same number of GPUs; does not apply if neither of them sees a GPU."""
     if torch.version is None:
         return Outcome(None, "needs torch")
     if not host.gpus:
         why = host.gpu_why_absent or "NVML finds none"
         if torch.gpus:
-            says = f"torch sees {torch.gpus} GPUs, NVML none ({why})"
-            return Outcome(False, says, "install the driver's NVML (libnvidia-ml): telemetry needs it")
+            sentence = f"torch sees {torch.gpus} GPUs, NVML none ({why})"
+            return Outcome(False, sentence, "install the driver's NVML (libnvidia-ml): telemetry needs it")
         return Outcome(None, f"no GPU here ({why}): ranks run on the CPU")
     count = len(host.gpus)
     if torch.gpus == count:
         return Outcome(True, f"NVML and torch both see {count} x {host.gpus[0].name}", measured={"gpus": count})
-    seen = "none" if torch.gpus is None else str(torch.gpus)
+    torch_count = "none" if torch.gpus is None else str(torch.gpus)
     why = f" ({torch.why_no_gpus})" if torch.why_no_gpus else ""
-    return Outcome(False, f"NVML sees {count} GPUs, torch {seen}{why}", _advice(host, torch))
+    return Outcome(False, f"NVML sees {count} GPUs, torch {torch_count}{why}", _advice(host, torch))
 
 
 def _advice(host: Host, torch: Torch) -> str:

@@ -15,7 +15,7 @@ from provision import software
 from provision.check import Check, Outcome
 from provision.checks import judged_proof, proven_nodes
 from provision.checks.node_proof import NodeProof, Proofs
-from provision.fact import Unanswered, decode
+from provision.fact import Unanswered, decode_last_line
 from provision.facts.node_types import MOST_FEATURES, NODE_TYPES, NodeType
 from provision.facts.partitions import PARTITIONS
 from provision.facts.slurm_text import is_name
@@ -33,7 +33,7 @@ MINUTES = 20  # time limit of a proof job
 CPUS_PER_GPU = 4  # CPU cores that a proof job requests per GPU; its ranks only sum and multiply, so few are enough
 MOST_TYPES = 8  # the most node types of a partition that are tested, each by one job
 # Prints each proof in the folder as one line, then the id, the state and the reason of the job.
-LOOK = f"""\
+READ_PROOFS = f"""\
 {requests.WITHOUT_VARIABLES}
 cd "$1" 2>/dev/null || exit 0
 for proof in *.json; do test -f "$proof" && cat "$proof" && echo; done
@@ -68,54 +68,54 @@ def run(site: Site, target: Target) -> Outcome:
     """Submit a proof job for each node type without a result for this environment, wait for the jobs, and judge the results."""
     folders: dict[str, tuple[Cluster, NodeType, str]] = {}
     left_out: list[str] = []
-    for cluster in _clusters(site.cluster):
-        types = _types(cluster, target.facts[NODE_TYPES], _partition(cluster, target))
+    for cluster in _cluster_variants(site.cluster):
+        types = _select_types(cluster, target.facts[NODE_TYPES], _choose_partition(cluster, target))
         if not types:
             partition = cluster.slurm.partition if cluster.slurm is not None else None
-            where = f"the partition {partition}" if partition is not None else "any partition"
-            says = f"Slurm shows no node in {where} that has what the cluster file requests"
-            return Outcome(False, says, "compare the keys gpus and slurm of the cluster file with what `sinfo` shows")
-        asked = dict(list(types.items())[:MOST_TYPES])
-        left_out += [f"{kind!s}: not proven, as only the {MOST_TYPES} first types are" for kind in types if kind not in asked]
-        folders |= {_folder(cluster, target, kind): (cluster, kind, others) for kind, others in asked.items()}
-    for folder, (cluster, kind, others) in folders.items():
-        seen = _look(target, folder)
+            partition_text = f"the partition {partition}" if partition is not None else "any partition"
+            sentence = f"Slurm shows no node in {partition_text} that has what the cluster file requests"
+            return Outcome(False, sentence, "compare the keys gpus and slurm of the cluster file with what `sinfo` shows")
+        tested_types = dict(list(types.items())[:MOST_TYPES])
+        left_out += [f"{node_type!s}: not proven, as only the {MOST_TYPES} first types are" for node_type in types if node_type not in tested_types]
+        folders |= {_proof_folder(cluster, target, node_type): (cluster, node_type, unsuitable_names) for node_type, unsuitable_names in tested_types.items()}
+    for folder, (cluster, node_type, unsuitable_names) in folders.items():
+        proofs = _read_proofs(target, folder)
         # If the job of an earlier command failed, its failure is reported before a new job is submitted.
-        if seen.nodes or seen.job is not None:
+        if proofs.nodes or proofs.job is not None:
             continue
-        if (refused := _submit(cluster, target, folder, kind, others)) is not None:
-            says = f"{kind!s}: Slurm rejects the job: {refused}"
-            return Outcome(False, says, "change the keys under slurm in the cluster file as Slurm's words say")
-    ends, ended = time.monotonic() + WAIT_S, dict[str, float]()
+        if (rejection := _submit_proof_job(cluster, target, folder, node_type, unsuitable_names)) is not None:
+            sentence = f"{node_type!s}: Slurm rejects the job: {rejection}"
+            return Outcome(False, sentence, "change the keys under slurm in the cluster file as Slurm's words say")
+    deadline, ended_at = time.monotonic() + WAIT_S, dict[str, float]()
     while True:
-        seen_by = {folder: _look(target, folder) for folder in folders}
-        now = time.monotonic()
-        ended = {folder: ended.get(folder, now) for folder, seen in seen_by.items() if seen.state == "ENDED"}
-        settled = [seen.has_all() or now - ended.get(folder, now) > VISIBLE_S for folder, seen in seen_by.items()]
-        if all(settled) or now > ends:
+        proofs_by_folder = {folder: _read_proofs(target, folder) for folder in folders}
+        checked_at = time.monotonic()
+        ended_at = {folder: ended_at.get(folder, checked_at) for folder, proofs in proofs_by_folder.items() if proofs.state == "ENDED"}
+        are_settled = [proofs.has_all() or checked_at - ended_at.get(folder, checked_at) > VISIBLE_S for folder, proofs in proofs_by_folder.items()]
+        if all(are_settled) or checked_at > deadline:
             break
         STOPPING.wait(POLL_S)
     outcomes, proven = [], []
-    for folder, (cluster, kind, _) in folders.items():
-        wanted = cluster.gpus.per_node if cluster.gpus is not None else 0
-        outcomes.append(judged_proof.judge(kind, seen_by[folder], folder, wanted))
+    for folder, (cluster, node_type, _) in folders.items():
+        requested_gpus = cluster.gpus.per_node if cluster.gpus is not None else 0
+        outcomes.append(judged_proof.judge_proofs(node_type, proofs_by_folder[folder], folder, requested_gpus))
         if outcomes[-1].passed:
-            proven.append((kind, seen_by[folder].nodes))
-        elif seen_by[folder].state == "ENDED":
+            proven.append((node_type, proofs_by_folder[folder].nodes))
+        elif proofs_by_folder[folder].state == "ENDED":
             target.node.run(["sh", "-c", SET_ASIDE, "set-aside", folder], timeout_s=60)
-    proven_nodes.record(site, proven)
+    proven_nodes.record_proven_nodes(site, proven)
     failed = next((outcome for outcome in outcomes if not outcome.passed), None)
-    says = "; ".join([*(outcome.says for outcome in outcomes), *left_out])
-    return Outcome(failed is None, says, failed.advice if failed else None, transcript=failed.transcript if failed else "")
+    sentence = "; ".join([*(outcome.says for outcome in outcomes), *left_out])
+    return Outcome(failed is None, sentence, failed.advice if failed else None, transcript=failed.transcript if failed else "")
 
 
-def _clusters(cluster: Cluster) -> list[Cluster]:
+def _cluster_variants(cluster: Cluster) -> list[Cluster]:
     """The variants of the cluster file: one for cells without a GPU type, and one for each GPU type of `slurm.partitions`."""
     partitions = cluster.slurm.partitions if cluster.slurm is not None else []
     return [cluster, *(cluster.for_gpu_type(partition.gpus.type) for partition in partitions)]
 
 
-def _partition(cluster: Cluster, target: Target) -> str | None:
+def _choose_partition(cluster: Cluster, target: Target) -> str | None:
     """The partition of the runs: `slurm.partition`, otherwise a default partition with the GPUs that the cluster file requests.
 
     None: there is no such partition, and a submit plugin of the site may choose any partition.
@@ -124,61 +124,61 @@ def _partition(cluster: Cluster, target: Target) -> str | None:
     if partition is not None:
         return partition
     names = [entry.name for entry in target.facts[PARTITIONS] if entry.is_default]
-    return next((name for name in names if _types(cluster, target.facts[NODE_TYPES], name)), None)
+    return next((name for name in names if _select_types(cluster, target.facts[NODE_TYPES], name)), None)
 
 
-def _types(cluster: Cluster, found: tuple[NodeType, ...], partition: str | None) -> dict[NodeType, str]:
+def _select_types(cluster: Cluster, node_types: tuple[NodeType, ...], partition: str | None) -> dict[NodeType, str]:
     """The node types on which Slurm may start runs. Maps each type to the nodes that its proof job must not get.
 
     The job must not get nodes with other CPUs or GPUs than the type. Of types with the same CPUs and GPUs, only the type with
     the most nodes is included.
-    found: all node types of the site. partition: the partition of the runs; None: any partition.
+    node_types: all node types of the site. partition: the partition of the runs; None: any partition.
     """
-    inside = [kind for kind in found if partition in (None, kind.partition)]
+    candidates = [node_type for node_type in node_types if partition in (None, node_type.partition)]
     constraint = cluster.slurm.constraint if cluster.slurm is not None else None
-    plain = constraint is not None and not set(constraint) & set("|()[]*")  # False: it has operators that only sbatch evaluates
-    features = [word for word in constraint.split("&") if is_name(word)] if constraint is not None and plain else []
+    is_plain = constraint is not None and not set(constraint) & set("|()[]*")  # False: it has operators that only sbatch evaluates
+    features = [word for word in constraint.split("&") if is_name(word)] if constraint is not None and is_plain else []
     groups: dict[tuple[object, ...], list[NodeType]] = {}
-    for kind in inside:
-        if len(kind.features) < MOST_FEATURES and any(feature not in kind.features for feature in features):
+    for node_type in candidates:
+        if len(node_type.features) < MOST_FEATURES and any(feature not in node_type.features for feature in features):
             continue
-        if cluster.gpus is None or not cluster.gpus.per_node or _has(kind, cluster):
-            groups.setdefault((kind.cpus, kind.gpus), []).append(kind)
-    largest = [max(alike, key=lambda kind: kind.count) for alike in groups.values()]
+        if cluster.gpus is None or not cluster.gpus.per_node or _has_gpus(node_type, cluster):
+            groups.setdefault((node_type.cpus, node_type.gpus), []).append(node_type)
+    largest = [max(similar_types, key=lambda kind: kind.count) for similar_types in groups.values()]
     return {
-        kind: ",".join(other.names for other in inside if (other.cpus, other.gpus) != (kind.cpus, kind.gpus) and other.names)
-        for kind in largest
+        node_type: ",".join(other.names for other in candidates if (other.cpus, other.gpus) != (node_type.cpus, node_type.gpus) and other.names)
+        for node_type in largest
     }
 
 
-def _has(kind: NodeType, cluster: Cluster) -> bool:
-    wanted = cluster.gpus
-    assert wanted is not None
-    return any(gpu.count >= wanted.per_node and wanted.type in (None, gpu.type) for gpu in kind.gpus)
+def _has_gpus(node_type: NodeType, cluster: Cluster) -> bool:
+    requested = cluster.gpus
+    assert requested is not None
+    return any(gpu.count >= requested.per_node and requested.type in (None, gpu.type) for gpu in node_type.gpus)
 
 
-def _folder(cluster: Cluster, target: Target, kind: NodeType) -> str:
-    gpus_ = cluster.gpus.per_node if cluster.gpus is not None else 0
-    asked = requests.options(cluster, nodes=2, minutes=MINUTES, gpus=gpus_, cpus=_cpus(kind))
-    key = json.dumps([target.node.python, software.source_digest(), kind.cpus, [str(gpu) for gpu in kind.gpus], asked])
+def _proof_folder(cluster: Cluster, target: Target, node_type: NodeType) -> str:
+    gpu_count = cluster.gpus.per_node if cluster.gpus is not None else 0
+    options = requests.sbatch_options(cluster, nodes=2, minutes=MINUTES, gpus=gpu_count, cpus=_requested_cpus(node_type))
+    key = json.dumps([target.node.python, software.source_digest(), node_type.cpus, [str(gpu) for gpu in node_type.gpus], options])
     return f"{cluster.storage.shared}/proofs/{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
-def _cpus(kind: NodeType) -> int:
+def _requested_cpus(node_type: NodeType) -> int:
     """The number of CPU cores that a proof job requests on a node that it may share with other jobs."""
-    return min(kind.cpus, max(2, CPUS_PER_GPU * sum(gpu.count for gpu in kind.gpus)))
+    return min(node_type.cpus, max(2, CPUS_PER_GPU * sum(gpu.count for gpu in node_type.gpus)))
 
 
-def _look(target: Target, folder: str) -> Proofs:
+def _read_proofs(target: Target, folder: str) -> Proofs:
     """Read the results and the state of the proof job in `folder`. Raises Unanswered."""
-    answer = target.node.run(["sh", "-c", LOOK, "look", folder], timeout_s=60)
+    answer = target.node.run(["sh", "-c", READ_PROOFS, "look", folder], timeout_s=60)
     if answer.code != 0:
         raise Unanswered(f"{target.node.name}: {folder}: {last_line(answer)}")
     nodes, job, state = [], None, "ENDED"
     for line in answer.stdout.splitlines():
         if line.startswith("{"):
             try:
-                nodes.append(decode(line, NodeProof))
+                nodes.append(decode_last_line(line, NodeProof))
             except ValueError as error:
                 raise Unanswered(f"{target.node.name}: {folder}: a result of a node cannot be read: {error}") from None
         elif line.startswith("job="):
@@ -186,32 +186,32 @@ def _look(target: Target, folder: str) -> Proofs:
     return Proofs(nodes, job, state)
 
 
-def _submit(cluster: Cluster, target: Target, folder: str, kind: NodeType, others: str) -> str | None:
+def _submit_proof_job(cluster: Cluster, target: Target, folder: str, node_type: NodeType, unsuitable_names: str) -> str | None:
     """Submit the proof job of a node type. Returns why Slurm rejects the job; None if Slurm accepts it.
 
-    folder: the folder for the job's results. others: the names of the nodes that the job must not get.
+    folder: the folder for the job's results. unsuitable_names: the names of the nodes that the job must not get.
     """
-    gpus_ = cluster.gpus.per_node if cluster.gpus is not None else 0
-    count = min(2, kind.count, cluster.slurm.max_nodes or 2 if cluster.slurm is not None else 2)
-    excluded = ",".join([*(cluster.slurm.exclude if cluster.slurm is not None else []), *([others] if others else [])])
+    gpu_count = cluster.gpus.per_node if cluster.gpus is not None else 0
+    count = min(2, node_type.count, cluster.slurm.max_nodes or 2 if cluster.slurm is not None else 2)
+    excluded = ",".join([*(cluster.slurm.exclude if cluster.slurm is not None else []), *([unsuitable_names] if unsuitable_names else [])])
     options = [
         "--job-name=shardlab-prove",
         f"--output={folder}/prove.log",
-        *requests.options(cluster, nodes=count, minutes=MINUTES, gpus=gpus_, cpus=_cpus(kind)),
+        *requests.sbatch_options(cluster, nodes=count, minutes=MINUTES, gpus=gpu_count, cpus=_requested_cpus(node_type)),
         "--no-requeue",  # a requeued job would find the files of its first start
         *([f"--exclude={excluded}"] if excluded else []),  # all names in one option: sbatch uses only the last --exclude
     ]
     script = templates.render(
         "site/prove.sh.j2",
         options=options,
-        kind=str(kind),
+        kind=str(node_type),
         folder=folder,
         container=container.srun_options(cluster, folder),
         python=container.rank_python(cluster, target.node.python),
     ).encode()
-    written = target.node.put(script, f"{folder}/prove.sh", mode=0o755, owner="")
-    if written.code != 0:
-        raise Unanswered(f"{target.node.name}: {folder}/prove.sh: {last_line(written)}")
+    put_answer = target.node.put(script, f"{folder}/prove.sh", mode=0o755, owner="")
+    if put_answer.code != 0:
+        raise Unanswered(f"{target.node.name}: {folder}/prove.sh: {last_line(put_answer)}")
     answer = target.node.run(["sh", "-c", SUBMIT, "submit", folder], timeout_s=120)
     if answer.code is None:
         raise Unanswered(

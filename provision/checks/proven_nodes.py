@@ -12,21 +12,21 @@ from shardlab.files import files
 from shardlab.workspace.inventory import path_of
 
 
-def record(site: Site, types: list[tuple[NodeType, list[NodeProof]]]) -> None:
+def record_proven_nodes(site: Site, types: list[tuple[NodeType, list[NodeProof]]]) -> None:
     """Write the proven node types into the inventory; do nothing if there is no inventory yet. Raises WorkspaceError.
 
     types: each node type with the results of its nodes.
     """
-    written = inventory_file.read(site.workspace)
-    if written is None:
+    old_content = inventory_file.read_inventory(site.workspace)
+    if old_content is None:
         return
     entries = [
         {
-            **{key: value for key, value in msgspec.to_builtins(kind).items() if key != "names"},
-            "nodes": [{"facts": inventory_file.facts(proof.host), "rdma": msgspec.to_builtins(proof.rdma)} for proof in proofs],
+            **{key: value for key, value in msgspec.to_builtins(node_type).items() if key != "names"},
+            "nodes": [{"facts": inventory_file.select_stable_facts(proof.host), "rdma": msgspec.to_builtins(proof.rdma)} for proof in proofs],
         }
-        for kind, proofs in types
+        for node_type, proofs in types
     ]
-    content = inventory_file.encoded({**msgspec.json.decode(written), "node_types": entries})
-    if content != written:
+    content = inventory_file.encode_inventory({**msgspec.json.decode(old_content), "node_types": entries})
+    if content != old_content:
         files.write_atomic(path_of(site.workspace), content)

@@ -8,7 +8,7 @@ from provision.facts.rdma import RDMA, RdmaLink
 from provision.facts.system import SYSTEM
 from provision.operation import Site, Target
 
-ROUTED = "RoCE v2"  # the GID type that can be routed, and that NCCL uses
+ROUTED_GID = "RoCE v2"  # the GID type that can be routed, and that NCCL uses
 
 
 def run(site: Site, target: Target) -> Outcome:
@@ -19,27 +19,27 @@ def run(site: Site, target: Target) -> Outcome:
     if not links:
         return Outcome(None, "it has no RDMA card")
     nics = [nic for nic, addresses in target.facts[ADDRESSES].items() if target.node.address in addresses]
-    return judge(links, nics[0] if nics else None)
+    return judge_links(links, nics[0] if nics else None)
 
 
-def judge(links: list[RdmaLink], nic: str | None) -> Outcome:
+def judge_links(links: list[RdmaLink], nic: str | None) -> Outcome:
     """Returns a passed Outcome if at least one RDMA link is up, and no link has a fault. If the interface `nic` has an RDMA
     link, this link must be up; other links may be down.
 
     nic: the interface over which the ranks communicate; None: it is not known.
     """
-    told = ", ".join(f"{link.name} ({link.nic or link.layer}) is {link.state}" for link in links)
-    up = [link for link in links if link.state == "ACTIVE"]
-    if any(link.nic is not None and link.nic == nic and link not in up for link in links):
-        return Outcome(False, told, f"is the cable of {nic} plugged in, and its switch port up? rdma link; ip link show {nic}")
+    link_states = ", ".join(f"{link.name} ({link.nic or link.layer}) is {link.state}" for link in links)
+    active_links = [link for link in links if link.state == "ACTIVE"]
+    if any(link.nic is not None and link.nic == nic and link not in active_links for link in links):
+        return Outcome(False, link_states, f"is the cable of {nic} plugged in, and its switch port up? rdma link; ip link show {nic}")
     if any(link.state in ("INIT", "ARMED") for link in links):
-        return Outcome(False, told, "no subnet manager has set the link up: start opensm on one node, or in the switch")
-    if not up:
-        return Outcome(False, told, "is a cable plugged in? If RDMA is not wanted, unload its kernel module (see rdma link)")
-    unrouted = [link.name for link in up if link.layer == "Ethernet" and ROUTED not in link.gids]
-    if unrouted:
-        return Outcome(False, f"{told}; {', '.join(unrouted)} has no GID of {ROUTED}", "give its interface an address: ip addr")
-    return Outcome(True, told, measured={"links_active": len(up)})
+        return Outcome(False, link_states, "no subnet manager has set the link up: start opensm on one node, or in the switch")
+    if not active_links:
+        return Outcome(False, link_states, "is a cable plugged in? If RDMA is not wanted, unload its kernel module (see rdma link)")
+    unrouted_names = [link.name for link in active_links if link.layer == "Ethernet" and ROUTED_GID not in link.gids]
+    if unrouted_names:
+        return Outcome(False, f"{link_states}; {', '.join(unrouted_names)} has no GID of {ROUTED_GID}", "give its interface an address: ip addr")
+    return Outcome(True, link_states, measured={"links_active": len(active_links)})
 
 
 RDMA_UP = Check("rdma", run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from provision.check import Check, Outcome, each, without
+from provision.check import Check, Outcome, map_targets, absent_nodes_note
 from provision.node import Node, last_line
 from provision.operation import Site, Target
 from shardlab.remote.remote import CommandOutput
@@ -17,29 +17,29 @@ def run(site: Site, target: Target) -> Outcome:
     folder = site.cluster.storage.shared
     if folder is None:
         return Outcome(None, "cluster.yaml names no storage.shared")
-    mark = f"{folder}/.shardlab-verify-{secrets.token_hex(4)}"
-    nodes = site.standing
+    mark_path = f"{folder}/.shardlab-verify-{secrets.token_hex(4)}"
+    members = site.active_targets
     try:
-        written = each(nodes, lambda member: _write(member.node, mark))
-        for member, answer in zip(nodes, written, strict=True):
+        write_answers = map_targets(members, lambda member: _write_mark(member.node, mark_path))
+        for member, answer in zip(members, write_answers, strict=True):
             if answer.code != 0:
                 why = f"it did not answer within {LIMIT_S:g} s" if answer.code is None else last_line(answer)
-                says = f"{member.node.name} cannot write into {folder}: {why}"
-                return Outcome(False, says, "is it mounted there (findmnt), and who owns it (ls -ld)?")
-        wanted = sorted(member.node.name for member in nodes)
-        read = each(nodes, lambda member: member.node.run(["sh", "-c", f"cat {mark}.*"], timeout_s=LIMIT_S))
-        for member, answer in zip(nodes, read, strict=True):
-            seen = sorted(answer.stdout.split())
-            if seen != wanted:
-                says = f"{member.node.name} sees only the files of {', '.join(seen) or 'no node'} in {folder}"
-                return Outcome(False, says, "the folder is not the same on all nodes: compare findmnt on all nodes")
+                sentence = f"{member.node.name} cannot write into {folder}: {why}"
+                return Outcome(False, sentence, "is it mounted there (findmnt), and who owns it (ls -ld)?")
+        expected_names = sorted(member.node.name for member in members)
+        read_answers = map_targets(members, lambda member: member.node.run(["sh", "-c", f"cat {mark_path}.*"], timeout_s=LIMIT_S))
+        for member, answer in zip(members, read_answers, strict=True):
+            seen_names = sorted(answer.stdout.split())
+            if seen_names != expected_names:
+                sentence = f"{member.node.name} sees only the files of {', '.join(seen_names) or 'no node'} in {folder}"
+                return Outcome(False, sentence, "the folder is not the same on all nodes: compare findmnt on all nodes")
     finally:
-        nodes[0].node.run(["sh", "-c", f"rm -f {mark}.*"], timeout_s=LIMIT_S)
-    return Outcome(True, f"{folder}: {len(nodes)} nodes wrote files, and each node read all of them{without(site)}")
+        members[0].node.run(["sh", "-c", f"rm -f {mark_path}.*"], timeout_s=LIMIT_S)
+    return Outcome(True, f"{folder}: {len(members)} nodes wrote files, and each node read all of them{absent_nodes_note(site)}")
 
 
-def _write(node: Node, mark: str) -> CommandOutput:
-    return node.run(["sh", "-euc", f"echo {node.name} > {mark}.{node.name}"], timeout_s=LIMIT_S)
+def _write_mark(node: Node, mark_path: str) -> CommandOutput:
+    return node.run(["sh", "-euc", f"echo {node.name} > {mark_path}.{node.name}"], timeout_s=LIMIT_S)
 
 
 SHARED = Check("shared_storage", run, once=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provision.check import Check, Outcome, without
+from provision.check import Check, Outcome, absent_nodes_note
 from provision.node import Node, last_line
 from provision.operation import Site, Target
 from shardlab.remote.remote import CommandOutput
@@ -28,28 +28,28 @@ def run(site: Site, target: Target) -> Outcome:
     if site.cluster.slurm is None:
         return Outcome(None, "cluster.yaml has no key slurm")
     (controller,) = site.with_role("controller")
-    workers = sorted(one.node.name for one in site.with_role("worker") if one.node.name not in site.skipped)
+    workers = sorted(worker.node.name for worker in site.with_role("worker") if worker.node.name not in site.skipped)
     node = controller.node
     if node.name in site.skipped or not workers:
-        return Outcome(None, f"the controller or all workers do not answer{without(site)}")
-    options = _options(site)
+        return Outcome(None, f"the controller or all workers do not answer{absent_nodes_note(site)}")
+    options = _slurm_options(site)
     command = ["srun", *options, "-N", str(len(workers)), "-w", ",".join(workers), "--ntasks-per-node=1", "--time=2"]
-    spread = node.run([*command, "hostname"], timeout_s=LIMIT_S)
-    if (fault := _fault(spread)) or sorted(spread.stdout.split()) != workers:
-        says = f"a job on all {len(workers)} workers ran on {', '.join(sorted(spread.stdout.split())) or 'none'}{fault}"
-        return Outcome(False, says, f"on {node.name}: sinfo -R; journalctl -u slurmctld", transcript=spread.stderr)
-    if (gpus := _gpus(site, node, workers[0])) is not None:
+    spread_job = node.run([*command, "hostname"], timeout_s=LIMIT_S)
+    if (fault := _describe_fault(spread_job)) or sorted(spread_job.stdout.split()) != workers:
+        sentence = f"a job on all {len(workers)} workers ran on {', '.join(sorted(spread_job.stdout.split())) or 'none'}{fault}"
+        return Outcome(False, sentence, f"on {node.name}: sinfo -R; journalctl -u slurmctld", transcript=spread_job.stderr)
+    if (gpus := _check_gpu_job(site, node, workers[0])) is not None:
         return gpus
     canary = node.run(["sh", "-c", CANARY_SCRIPT, "canary", workers[0], *options], timeout_s=LIMIT_S)
-    if (fault := _fault(canary)) or canary.stdout.strip() != f"FAILED|{CANARY}:0":
-        says = f"for a job that ends with exit code {CANARY}, sacct reports: {canary.stdout.strip() or 'nothing'}{fault}"
-        return Outcome(False, says, f"on {node.name}: sacctmgr show cluster; journalctl -u slurmdbd", transcript=canary.stderr)
-    asked = "; a job that requests one GPU sees one" if site.cluster.gpus and site.cluster.gpus.per_node else ""
-    says = f"a job ran on {', '.join(workers)}{asked}; sacct reports exit codes{without(site)}"
-    return Outcome(True, says)
+    if (fault := _describe_fault(canary)) or canary.stdout.strip() != f"FAILED|{CANARY}:0":
+        sentence = f"for a job that ends with exit code {CANARY}, sacct reports: {canary.stdout.strip() or 'nothing'}{fault}"
+        return Outcome(False, sentence, f"on {node.name}: sacctmgr show cluster; journalctl -u slurmdbd", transcript=canary.stderr)
+    gpu_clause = "; a job that requests one GPU sees one" if site.cluster.gpus and site.cluster.gpus.per_node else ""
+    sentence = f"a job ran on {', '.join(workers)}{gpu_clause}; sacct reports exit codes{absent_nodes_note(site)}"
+    return Outcome(True, sentence)
 
 
-def _gpus(site: Site, node: Node, worker: str) -> Outcome | None:
+def _check_gpu_job(site: Site, node: Node, worker: str) -> Outcome | None:
     """A failed Outcome if a job that requests one GPU does not see exactly one GPU; otherwise None. None also if the cluster
     file requests no GPUs.
 
@@ -59,7 +59,7 @@ def _gpus(site: Site, node: Node, worker: str) -> Outcome | None:
         return None
     command = [
         "srun",
-        *_options(site),
+        *_slurm_options(site),
         "-n1",
         "-w",
         worker,
@@ -70,27 +70,27 @@ def _gpus(site: Site, node: Node, worker: str) -> Outcome | None:
         "echo $CUDA_VISIBLE_DEVICES",
     ]
     job = node.run(command, timeout_s=LIMIT_S)
-    seen = [number for number in job.stdout.strip().split(",") if number]
-    if (fault := _fault(job)) or len(seen) != 1:
-        says = f"a job that requests one GPU sees {len(seen)}{fault}"
+    gpu_numbers = [number for number in job.stdout.strip().split(",") if number]
+    if (fault := _describe_fault(job)) or len(gpu_numbers) != 1:
+        sentence = f"a job that requests one GPU sees {len(gpu_numbers)}{fault}"
         return Outcome(
-            False, says, f"on {node.name}: scontrol show node; see gres in the slurmd logs of workers", transcript=job.stderr
+            False, sentence, f"on {node.name}: scontrol show node; see gres in the slurmd logs of workers", transcript=job.stderr
         )
     return None
 
 
-def _options(site: Site) -> list[str]:
+def _slurm_options(site: Site) -> list[str]:
     """The options of the cluster file for srun and sbatch.
 
     A Slurm that provision did not install may have another default partition, or may require an account.
     """
     assert site.cluster.slurm is not None
     slurm = site.cluster.slurm
-    given = {"partition": slurm.partition, "account": slurm.account, "qos": slurm.qos}
-    return [f"--{name}={value}" for name, value in given.items() if value is not None]
+    option_values = {"partition": slurm.partition, "account": slurm.account, "qos": slurm.qos}
+    return [f"--{name}={value}" for name, value in option_values.items() if value is not None]
 
 
-def _fault(answer: CommandOutput) -> str:
+def _describe_fault(answer: CommandOutput) -> str:
     if answer.code is None:
         return f"; it did not end within {LIMIT_S:g} s"
     return f"; {last_line(answer)}" if answer.code else ""

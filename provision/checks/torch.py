@@ -16,38 +16,38 @@ TRIED = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
 
 def run(site: Site, target: Target) -> Outcome:
     """Returns a passed Outcome if torch can be imported on this node and has a backend."""
-    return judge(trial.of(target).torch, here=target.entry is None)
+    return judge_torch(trial.run_trial(target).torch, is_this_machine=target.entry is None)
 
 
-def judge(torch: Torch, *, here: bool = False) -> Outcome:
+def judge_torch(torch: Torch, *, is_this_machine: bool = False) -> Outcome:
     """Returns a passed Outcome if torch can be imported, is not too old, and has a backend with which ranks communicate.
 
-    here: whether the node is this machine, for which the advice is a command.
+    is_this_machine: whether the node is this machine, for which the advice is a command.
     """
     if torch.version is None:
-        return Outcome(False, f"torch cannot be imported ({torch.why_absent})", _advice(here=here))
-    if (release := _release(torch.version)) is not None and release < OLDEST:
-        says = f"torch {torch.version} is too old: shardlab was tried with torch {TRIED}"
-        return Outcome(False, says, _advice("--upgrade", here=here))
+        return Outcome(False, f"torch cannot be imported ({torch.why_absent})", _advice(is_this_machine=is_this_machine))
+    if (release := _parse_release(torch.version)) is not None and release < OLDEST:
+        sentence = f"torch {torch.version} is too old: shardlab was tried with torch {TRIED}"
+        return Outcome(False, sentence, _advice("--upgrade", is_this_machine=is_this_machine))
     if not torch.backends:
-        says = f"torch {torch.version} is built without distributed training"
-        return Outcome(False, says, _advice("--force-reinstall", here=here))
-    return Outcome(True, f"torch {torch.version} can be imported; backends: {', '.join(torch.backends)}{remark(torch.version)}")
+        sentence = f"torch {torch.version} is built without distributed training"
+        return Outcome(False, sentence, _advice("--force-reinstall", is_this_machine=is_this_machine))
+    return Outcome(True, f"torch {torch.version} can be imported; backends: {', '.join(torch.backends)}{untried_remark(torch.version)}")
 
 
-def _advice(*options: str, here: bool) -> str:
-    if here:
+def _advice(*options: str, is_this_machine: bool) -> str:
+    if is_this_machine:
         return f"install an official build: {extras.install_command('trainers', *options)}"
     return "install an official build of torch into the environment of the node, which the cluster file or `provision` chose"
 
 
-def remark(version: str) -> str:
+def untried_remark(version: str) -> str:
     """The end of a sentence about a torch that is newer than those that shardlab was tried with; '' for another torch."""
-    release = _release(version)
+    release = _parse_release(version)
     return f"; shardlab was tried with torch {TRIED} only" if release is not None and release > NEWEST else ""
 
 
-def _release(version: str) -> tuple[int, ...] | None:
+def _parse_release(version: str) -> tuple[int, ...] | None:
     """The first two numbers of a version, such as (2, 11) of 2.11.0a0+nv25.10; None if it is no version."""
     try:
         return Version(version).release[:2]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.fact import Fact, decode
+from provision.fact import Fact, decode_last_line
 from provision.facts.torch import TORCH, Torch
 from provision.operation import Target
 from shardlab.remote.remote import CommandOutput
 
 RANKS = 2
-LOOK_S = 180.0
+INSPECT_S = 180.0
 RANKS_S = 195.0  # the time limit of the all-reduce; the ranks themselves stop waiting for one another after 180 s
 PRODUCT_S = 90.0  # the time limit of the matrix product; the first kernel on a GPU may load libraries over a network
 COMPILED_S = 120.0  # the time limit of torch.compile; Triton first compiles its own launcher in C
@@ -36,13 +36,13 @@ def command(python: str) -> list[str]:
 
 def parse(stdout: str) -> Trial:
     """The trial that the command printed as JSON. Raises ValueError."""
-    return decode(stdout, Trial)
+    return decode_last_line(stdout, Trial)
 
 
 TRIAL = Fact("trial", command, parse, timeout_s=LIMIT_S)
 
 
-def of(target: Target) -> Trial:
+def run_trial(target: Target) -> Trial:
     """The trial of a node. Also stores the properties of torch as the answer to the fact TORCH. Raises Unanswered."""
     trial = target.facts[TRIAL]
     target.facts.answers.setdefault(TORCH.name, trial.torch)

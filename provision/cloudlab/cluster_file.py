@@ -19,7 +19,7 @@ from shardlab.cluster import cloudlab_keys
 from shardlab.cluster.cloudlab_keys import EXTRA_DISK, ExperimentNode
 from shardlab.errors import InputError
 
-ON_ROOT = "/srv/shardlab"  # the shared folder of an experiment whose nodes have no disk at /mydata
+ROOT_DISK_FOLDER = "/srv/shardlab"  # the shared folder of an experiment whose nodes have no disk at /mydata
 
 
 class ProposedGpus(msgspec.Struct, frozen=True):
@@ -30,36 +30,36 @@ class ProposedGpus(msgspec.Struct, frozen=True):
     memory_gib: int | None  # memory of one GPU; None: not known, or the nodes have different types
 
 
-def text(manifests: Sequence[Path]) -> str:
+def propose_cluster_file(manifests: Sequence[Path]) -> str:
     """The text of the proposed cluster file.
 
     manifests: the manifest files of the experiment; empty: this machine is a node of the experiment and has the manifest.
     Raises InputError for a file that is not a manifest, or for nodes that do not share a network.
     """
-    named = [(str(path), cloudlab_manifest.read(path)) for path in manifests] or [_of_this_node()]
-    experiment = cloudlab_manifest.parse(named)
+    sources = [(str(path), cloudlab_manifest.read(path)) for path in manifests] or [_read_own_manifest()]
+    experiment = cloudlab_manifest.parse(sources)
     members = sorted(experiment.users())
-    own = getpass.getuser()
-    user = own if own in members else members[0] if len(members) == 1 else None
-    what = ", ".join(name for name, _ in named)
-    nodes = cloudlab_keys.select(experiment, user or next(iter(members), None), what)
-    entries = [hardware.catalogue().entry(node.site, node.hardware or "") for node in experiment.nodes]
-    name = _experiment_name(experiment.nodes[0])
+    user_name = getpass.getuser()
+    user = user_name if user_name in members else members[0] if len(members) == 1 else None
+    source_names = ", ".join(name for name, _ in sources)
+    nodes = cloudlab_keys.select(experiment, user or next(iter(members), None), source_names)
+    entries = [hardware.load_catalogue().find_type(node.site, node.hardware or "") for node in experiment.nodes]
+    name = _find_experiment_name(experiment.nodes[0])
     return templates.render(
         "cluster/cloudlab.yaml.j2",
         cluster_name=name or "experiment",
         is_name_known=name is not None,
         manifests=[str(path) for path in manifests],
-        nodes=_lines(nodes, entries),
+        nodes=_describe_nodes(nodes, entries),
         members=members,
         user=user,
         expires=experiment.expires,
-        gpus=_gpus(entries),
+        gpus=_propose_gpus(entries),
         kinds=sorted(
             {f"{node.hardware or 'a type that the manifest does not name'} at {node.site}" for node in experiment.nodes}
         ),
-        wheels=_wheels(entries),
-        shared=f"{EXTRA_DISK}/shardlab" if EXTRA_DISK in experiment.nodes[0].mounts else ON_ROOT,
+        wheels=_describe_wheels(entries),
+        shared=f"{EXTRA_DISK}/shardlab" if EXTRA_DISK in experiment.nodes[0].mounts else ROOT_DISK_FOLDER,
         has_disk=EXTRA_DISK in experiment.nodes[0].mounts,
         disk=EXTRA_DISK,
         server=nodes[0].name,
@@ -67,41 +67,41 @@ def text(manifests: Sequence[Path]) -> str:
     )
 
 
-def _of_this_node() -> tuple[str, bytes]:
+def _read_own_manifest() -> tuple[str, bytes]:
     """Read the manifest of this machine. Raises InputError if this machine is not a node of an experiment.
 
     Returns (the name of the manifest for error messages, the bytes of the manifest).
     """
-    if not own_manifest.is_node():
+    if not own_manifest.is_experiment_node():
         raise InputError(
             "--cloudlab names no manifest, and this machine is no node of an experiment, because it has no command "
             f"{own_manifest.COMMAND[0]}. Allowed: --cloudlab FILE."
         )
-    return " ".join(own_manifest.COMMAND), own_manifest.read()
+    return " ".join(own_manifest.COMMAND), own_manifest.read_own_manifest()
 
 
-def _experiment_name(node: ManifestNode) -> str | None:
+def _find_experiment_name(node: ManifestNode) -> str | None:
     """The name of the experiment, from the full host name of a node, shortened to a valid cluster name; None: not known."""
     labels = (node.full_name or "").lower().split(".")
     name = labels[1] if len(labels) > 2 and labels[0] == node.name.lower() else ""
     return name[:31] if re.match(r"^[a-z0-9][a-z0-9-]*\Z", name) else None
 
 
-def _lines(nodes: Sequence[ExperimentNode], entries: Sequence[HardwareType | None]) -> list[str]:
+def _describe_nodes(nodes: Sequence[ExperimentNode], entries: Sequence[HardwareType | None]) -> list[str]:
     """A line about each node: its host, hardware, GPUs and address. entries: the catalogue's entries of the nodes."""
     return [
         f"{node.name}: {node.host}, {node.hardware or 'type not known'} at {node.site}"
-        + (f", {_gpu_words(entry)}" if entry is not None else "")
+        + (f", {_gpu_text(entry)}" if entry is not None else "")
         + (f", trains on {node.network.address}" if node.network is not None else "")
         for node, entry in zip(nodes, entries, strict=True)
     ]
 
 
-def _gpu_words(entry: HardwareType) -> str:
+def _gpu_text(entry: HardwareType) -> str:
     return f"{entry.gpus} x {entry.gpu}" if entry.gpus is not None and entry.gpu is not None else "GPUs not known"
 
 
-def _gpus(entries: Sequence[HardwareType | None]) -> ProposedGpus | None:
+def _propose_gpus(entries: Sequence[HardwareType | None]) -> ProposedGpus | None:
     """The GPUs of each node; None if the catalogue does not know the number of GPUs of a node."""
     counts = [entry.gpus for entry in entries if entry is not None and entry.gpus is not None]
     if len(counts) < len(entries):
@@ -111,14 +111,14 @@ def _gpus(entries: Sequence[HardwareType | None]) -> ProposedGpus | None:
     return ProposedGpus(min(counts), model.lower().replace(" ", "-") if model is not None else None, memory)
 
 
-def _wheels(entries: Sequence[HardwareType | None]) -> list[str]:
+def _describe_wheels(entries: Sequence[HardwareType | None]) -> list[str]:
     """For each hardware type that the usual build of torch does not support, a sentence with the builds that support it."""
-    said = []
+    sentences = []
     for entry in {entry.name: entry for entry in entries if entry is not None}.values():
         builds = hardware.cuda_builds(entry)
         if builds is None or gpu_generations.USUAL_CUDA in builds:
             continue
-        usual = f"torch {gpu_generations.TORCH} for CUDA {gpu_generations.USUAL_CUDA}, which pip installs"
-        needs = f"it needs wheels of torch for CUDA {' or '.join(builds)}" if builds else "and no other build does"
-        said.append(f"{entry.name}: {usual}, does not support its {entry.gpu} GPUs; {needs}")
-    return said
+        usual_build = f"torch {gpu_generations.TORCH_VERSION} for CUDA {gpu_generations.USUAL_CUDA}, which pip installs"
+        needed_text = f"it needs wheels of torch for CUDA {' or '.join(builds)}" if builds else "and no other build does"
+        sentences.append(f"{entry.name}: {usual_build}, does not support its {entry.gpu} GPUs; {needed_text}")
+    return sentences

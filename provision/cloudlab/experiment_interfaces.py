@@ -30,12 +30,12 @@ class ExperimentInterfaces(msgspec.Struct, frozen=True):
     control: NodeInterface
 
 
-def with_address(addresses: dict[str, list[str]], address: str | None) -> str | None:
+def find_interface_name(addresses: dict[str, list[str]], address: str | None) -> str | None:
     """The name of the interface that has this address; None if no interface has it. addresses: by name of the interface."""
-    return next((name for name, own in addresses.items() if address in own), None)
+    return next((name for name, interface_addresses in addresses.items() if address in interface_addresses), None)
 
 
-def find(
+def find_interfaces(
     nics: Sequence[Nic], addresses: dict[str, list[str]], experiment: str | None, control: str | None
 ) -> ExperimentInterfaces:
     """The interfaces of a node that have the addresses `experiment` and `control`.
@@ -45,13 +45,13 @@ def find(
     macs = {nic.name: nic.mac for nic in nics}
 
     def with_(address: str | None) -> NodeInterface:
-        name = with_address(addresses, address)
+        name = find_interface_name(addresses, address)
         return NodeInterface(address, name, macs.get(name) if name is not None else None)
 
     return ExperimentInterfaces(with_(experiment), with_(control))
 
 
-def of(target: Target) -> ExperimentInterfaces | None:
+def find_node_interfaces(target: Target) -> ExperimentInterfaces | None:
     """The two interfaces of a node; None if the node belongs to no CloudLab experiment.
 
     Raises Unanswered if the node does not report its interfaces.
@@ -59,4 +59,4 @@ def of(target: Target) -> ExperimentInterfaces | None:
     entry = target.entry
     if entry is None or entry.control is None:
         return None
-    return find(target.facts[HOST].nics, target.facts[ADDRESSES], entry.address, entry.control)
+    return find_interfaces(target.facts[HOST].nics, target.facts[ADDRESSES], entry.address, entry.control)

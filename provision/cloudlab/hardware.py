@@ -50,28 +50,28 @@ class Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The short name of a site -> its aggregate, such as wisc -> wisc.cloudlab.us."""
     types: tuple[HardwareType, ...]
 
-    def named(self, name: str) -> list[HardwareType]:
+    def types_named(self, name: str) -> list[HardwareType]:
         """All types with this name, at any site."""
         return [entry for entry in self.types if entry.type == name]
 
-    def entry(self, site: str, name: str) -> HardwareType | None:
+    def find_type(self, site: str, name: str) -> HardwareType | None:
         """The type at a site, or None if the catalogue does not list it. site: its short name or its aggregate."""
-        return next((one for one in self.named(name) if site in (one.site, self.sites[one.site])), None)
+        return next((hardware_type for hardware_type in self.types_named(name) if site in (hardware_type.site, self.sites[hardware_type.site])), None)
 
     def aggregate(self, site: str) -> str:
         """The aggregate of a site. site: its short name, or an aggregate such as wisc.cloudlab.us. Raises InputError."""
         if site in self.sites:
             return self.sites[site]
         if "." not in site:
-            known = ", ".join(self.sites)
+            site_names = ", ".join(self.sites)
             raise InputError(
-                f"cloudlab.site is {site}. Allowed: {known}, or the name of an aggregate such as wisc.cloudlab.us."
+                f"cloudlab.site is {site}. Allowed: {site_names}, or the name of an aggregate such as wisc.cloudlab.us."
             )
         return site
 
 
 @functools.cache
-def catalogue() -> Catalogue:
+def load_catalogue() -> Catalogue:
     """The hardware catalogue that ships with shardlab."""
     content = resources.files("provision.cloudlab").joinpath("hardware.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=Catalogue)
@@ -79,16 +79,16 @@ def catalogue() -> Catalogue:
 
 def generation(entry: HardwareType) -> Generation | None:
     """The generation of the GPUs of this hardware type; None if it is not known."""
-    return next((one for one in gpu_generations.GENERATIONS if one.name == entry.generation), None)
+    return next((candidate for candidate in gpu_generations.GENERATIONS if candidate.name == entry.generation), None)
 
 
 def cuda_builds(entry: HardwareType) -> list[str] | None:
     """The CUDA releases for which there is a build of torch that supports the GPUs and the processor of this type; None if the
     GPUs or the processor are not known."""
-    known = generation(entry)
-    if known is None or entry.arch is None:
+    gpu_generation = generation(entry)
+    if gpu_generation is None or entry.arch is None:
         return None
-    return [cuda for (arch, cuda), names in gpu_generations.SERVED.items() if arch == entry.arch and known.name in names]
+    return [cuda for (arch, cuda), names in gpu_generations.SUPPORTED_GENERATIONS.items() if arch == entry.arch and gpu_generation.name in names]
 
 
 COLUMNS = (
@@ -108,33 +108,33 @@ COLUMNS = (
 )
 
 
-def rows() -> list[list[str]]:
+def catalogue_rows() -> list[list[str]]:
     """The catalogue as rows of text, in the order of COLUMNS; an unknown value is empty."""
     return [
         [
-            _text(value)
+            _value_text(value)
             for value in (
-                entry.site, entry.type, entry.nodes, entry.gpus, entry.gpu, entry.gpu_memory_gib, _builds(entry), entry.arch,
+                entry.site, entry.type, entry.nodes, entry.gpus, entry.gpu, entry.gpu_memory_gib, _builds_text(entry), entry.arch,
                 entry.processors, entry.memory_gb, entry.network, entry.disks, entry.source,
             )
         ]
-        for entry in catalogue().types
+        for entry in load_catalogue().types
     ]  # fmt: skip
 
 
-def document() -> dict[str, object]:
+def catalogue_document() -> dict[str, object]:
     """The catalogue as a document for JSON; an unknown value is null."""
     return {
         "schema": 1,
-        "sites": catalogue().sites,
-        "types": [{**msgspec.to_builtins(entry), "cuda_builds": cuda_builds(entry)} for entry in catalogue().types],
+        "sites": load_catalogue().sites,
+        "types": [{**msgspec.to_builtins(entry), "cuda_builds": cuda_builds(entry)} for entry in load_catalogue().types],
     }
 
 
-def _builds(entry: HardwareType) -> str | None:
+def _builds_text(entry: HardwareType) -> str | None:
     builds = cuda_builds(entry)
     return None if builds is None else ", ".join(builds) or "none"
 
 
-def _text(value: object) -> str:
+def _value_text(value: object) -> str:
     return "" if value is None else str(value)

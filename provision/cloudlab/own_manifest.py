@@ -15,32 +15,32 @@ COMMAND = ("geni-get", "manifest")
 TIMEOUT_S = 60.0
 
 
-def is_node() -> bool:
+def is_experiment_node() -> bool:
     """Whether this machine is a node of an experiment."""
     return shutil.which(COMMAND[0]) is not None
 
 
-def read() -> bytes:
+def read_own_manifest() -> bytes:
     """The manifest of this node's experiment. Raises InputError if the command fails."""
-    what, instead = " ".join(COMMAND), "Set cloudlab.manifest to a file instead."
+    command_text, alternative = " ".join(COMMAND), "Set cloudlab.manifest to a file instead."
     try:
-        done = subprocess.run(COMMAND, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False)
+        process = subprocess.run(COMMAND, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise InputError(f"{what}: did not end within {TIMEOUT_S:g} s. {instead}") from None
+        raise InputError(f"{command_text}: did not end within {TIMEOUT_S:g} s. {alternative}") from None
     except OSError as error:  # the command cannot be started, for example because its interpreter is missing
-        raise InputError(f"{what}: cannot be executed ({error.strerror}). {instead}") from None
-    if done.returncode != 0:
-        said = done.stderr.decode("utf-8", "replace").strip()[-500:]
-        raise InputError(f"{what}: exit code {done.returncode}: {said}. {instead}")
-    return done.stdout
+        raise InputError(f"{command_text}: cannot be executed ({error.strerror}). {alternative}") from None
+    if process.returncode != 0:
+        error_text = process.stderr.decode("utf-8", "replace").strip()[-500:]
+        raise InputError(f"{command_text}: exit code {process.returncode}: {error_text}. {alternative}")
+    return process.stdout
 
 
-def store(cluster: Cluster, workspace: Workspace) -> None:
+def store_own_manifest(cluster: Cluster, workspace: Workspace) -> None:
     """Store this node's manifest in the workspace, for other commands. Raises InputError.
 
     The note about the experiment in the workspace says that `provision` did not create the experiment.
     """
-    text = read()
+    text = read_own_manifest()
     experiment = cloudlab_manifest.parse([(" ".join(COMMAND), text)])
     cloudlab_experiment.write(
         workspace.own,

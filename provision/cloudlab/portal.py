@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from provision.cloudlab.portal_answers import PortalExperiment, PortalFault, PortalVersion, TokenOwner
-from provision.cloudlab.token import DEFAULT_URL, HOW, Token
+from provision.cloudlab.token import DEFAULT_URL, TOKEN_HELP, Token
 from shardlab.errors import InputError, MissingExtra, ShardlabError
 from shardlab.files.decoders import DECODE_FAULTS, decoder
 from shardlab.terminal import moments
@@ -28,9 +28,9 @@ BACKOFF_S = (2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 MOST_RETRY_AFTER_S = 120.0
 CONNECT_S = 30.0
 TIMEOUT_S = 60.0  # the time limit for each part of an answer
-MOST_S = 300.0  # the time limit for a whole answer
-CLOCK = timedelta(minutes=5)  # allowed difference between the clocks of this machine and of the portal
-MOST_SAID = 1000  # the most characters of an error of the portal that are shown
+MOST_ANSWER_S = 300.0  # the time limit for a whole answer
+CLOCK_TOLERANCE = timedelta(minutes=5)  # allowed difference between the clocks of this machine and of the portal
+MOST_ERROR_CHARACTERS = 1000  # the most characters of an error of the portal that are shown
 MOST_BYTES = 64 << 20  # the largest allowed answer; an answer may contain the manifests of several sites
 
 CREATION = "the creation of the experiment"
@@ -61,7 +61,7 @@ class NoConnection(PortalError):
 
 
 @contextmanager
-def nothing_changed() -> Iterator[None]:
+def refusal_as_input_error() -> Iterator[None]:
     """In this block, a request that the portal refuses raises InputError, which means that nothing was changed."""
     try:
         yield
@@ -132,64 +132,64 @@ class Portal:
 
     def compare_clocks(self) -> None:
         """Warn once if the clocks of this machine and of the portal differ: then the remaining time of the lease is wrong."""
-        theirs, ours = http_date(self.date), datetime.now(UTC)
-        if theirs is not None and abs(ours - theirs) > CLOCK and not self._clocks_differ:
+        portal_time, own_time = parse_http_date(self.date), datetime.now(UTC)
+        if portal_time is not None and abs(own_time - portal_time) > CLOCK_TOLERANCE and not self._clocks_differ:
             self._clocks_differ = True
-            how = "behind" if ours < theirs else "ahead of"
-            by = moments.duration(abs(ours - theirs).total_seconds())
+            direction = "behind" if own_time < portal_time else "ahead of"
+            difference = moments.duration(abs(own_time - portal_time).total_seconds())
             self._say(
-                f"warning: the clock of this machine is {by} {how} that of {self._host}, so the time until the end of the "
+                f"warning: the clock of this machine is {difference} {direction} that of {self._host}, so the time until the end of the "
                 "lease is wrong by as much. Set the clock."
             )
 
     def user(self) -> str | None:
         """The name of the user to whom the token belongs; None if the portal does not state the name."""
         try:
-            return self._decoded(TokenOwner, self._asked("GET", "/tokens/this", "who the token belongs to")).user
+            return self._decode_answer(TokenOwner, self._send_request("GET", "/tokens/this", "who the token belongs to")).user
         except NoExperiment:  # an older portal does not know this request and answers with HTTP 404
             return None
 
     def create(self, request: Mapping[str, Any]) -> PortalExperiment:
         """Create an experiment. Raises PortalError, and OutcomeUnknown if it may have been created."""
-        answer = self._asked("POST", "/experiments", CREATION, request)
-        return self._decoded(PortalExperiment, answer)
+        answer = self._send_request("POST", "/experiments", CREATION, request)
+        return self._decode_answer(PortalExperiment, answer)
 
-    def experiment(self, which: str) -> PortalExperiment | None:
-        """The experiment with its nodes; None if the portal has no such experiment. which: the uuid of the experiment, or
+    def find_experiment(self, identifier: str) -> PortalExperiment | None:
+        """The experiment with its nodes; None if the portal has no such experiment. identifier: the uuid of the experiment, or
         PROJECT,NAME. Raises PortalError."""
         try:
-            return self._decoded(PortalExperiment, self._asked("GET", f"/experiments/{which}", "the experiment"))
+            return self._decode_answer(PortalExperiment, self._send_request("GET", f"/experiments/{identifier}", "the experiment"))
         except NoExperiment:
             return None
 
     def manifests(self, uuid: str) -> dict[str, str]:
         """The manifests of an experiment, by URN of the aggregate. Raises PortalError."""
-        return self._decoded(dict[str, str], self._asked("GET", f"/experiments/{uuid}/manifests", "the manifests"))
+        return self._decode_answer(dict[str, str], self._send_request("GET", f"/experiments/{uuid}/manifests", "the manifests"))
 
     def extend(self, uuid: str, hours: int, reason: str) -> None:
         """Ask for more hours for an experiment. Its field `expires_at` then shows the granted hours. Raises PortalError."""
-        self._asked("PUT", f"/experiments/{uuid}", "the extension", {"extend_by": hours, "reason": reason})
+        self._send_request("PUT", f"/experiments/{uuid}", "the extension", {"extend_by": hours, "reason": reason})
 
     def terminate(self, uuid: str) -> None:
         """Ask the portal to terminate an experiment. It exists until the method `experiment` returns None.
 
         Raises PortalError, and NoExperiment.
         """
-        self._asked("DELETE", f"/experiments/{uuid}", "the termination")
+        self._send_request("DELETE", f"/experiments/{uuid}", "the termination")
 
-    def _asked(self, method: str, path: str, what: str, content: Mapping[str, Any] | None = None) -> PortalAnswer:
-        """Send a request and return its successful answer. what: a phrase that names the request in errors.
+    def _send_request(self, method: str, path: str, request_name: str, content: Mapping[str, Any] | None = None) -> PortalAnswer:
+        """Send a request and return its successful answer. request_name: a phrase that names the request in errors.
 
         Raises PortalError.
         """
         if self._prefix is None:
-            self._prefix = self._found_prefix()
-        return self._repeated(method, f"{self._prefix}{path}", what, content)
+            self._prefix = self._find_prefix()
+        return self._send_with_retries(method, f"{self._prefix}{path}", request_name, content)
 
-    def _found_prefix(self) -> str:
+    def _find_prefix(self) -> str:
         for prefix in PREFIXES:
             try:
-                answer = self._repeated("GET", f"{prefix}/version", "its version", None)
+                answer = self._send_with_retries("GET", f"{prefix}/version", "its version", None)
                 decoder(PortalVersion).decode(answer.body)
             except DECODE_FAULTS:  # the answer is a page of a web server, not of the portal's API
                 continue
@@ -203,14 +203,14 @@ class Portal:
             f"{self.url}: is no portal that we know: it has none of {tried}. Set cloudlab.portal_url with its path."
         )
 
-    def _repeated(self, method: str, path: str, what: str, content: Mapping[str, Any] | None) -> PortalAnswer:
+    def _send_with_retries(self, method: str, path: str, request_name: str, content: Mapping[str, Any] | None) -> PortalAnswer:
         """Send a request, and repeat it where the docstring of this file allows it. Returns the successful answer.
 
         Raises PortalError.
         """
         for pause_s in (*BACKOFF_S, None):
             try:
-                answer = self._sent(method, path, what, content)
+                answer = self._send_once(method, path, request_name, content)
             except (NoConnection, OutcomeUnknown) as error:
                 was_reached = self.date is not None
                 may_repeat = was_reached if isinstance(error, NoConnection) else method == "GET"
@@ -220,14 +220,14 @@ class Portal:
             else:
                 overloaded = answer.status == 429 or (answer.status >= 500 and method == "GET")
                 if not overloaded or pause_s is None:
-                    return answer if 200 <= answer.status < 300 else self._refuse(answer, what)
+                    return answer if 200 <= answer.status < 300 else self._raise_refusal(answer, request_name)
                 why = f"{self._host} is overloaded (HTTP {answer.status})."
                 pause_s = _retry_after_s(answer, pause_s)
-            self._say(f"{why} Asking again for {what} in {pause_s:g} s.")
+            self._say(f"{why} Asking again for {request_name} in {pause_s:g} s.")
             self._sleep(pause_s)
         raise AssertionError("the last turn returns or raises")
 
-    def _sent(self, method: str, path: str, what: str, content: Mapping[str, Any] | None) -> PortalAnswer:
+    def _send_once(self, method: str, path: str, request_name: str, content: Mapping[str, Any] | None) -> PortalAnswer:
         """Send a request once and read the whole answer, whatever its status.
 
         Raises PortalError if nothing was sent, and OutcomeUnknown if the request was sent but no complete answer came.
@@ -237,80 +237,80 @@ class Portal:
         headers = {"X-Api-Elaborate": "true", "Accept-Encoding": "identity"}
         if self._prefix is not None:  # else this request only asks whether a portal is there
             headers["X-Api-Token"] = self._token.reveal()
-        ends = time.monotonic() + MOST_S
+        deadline = time.monotonic() + MOST_ANSWER_S
         try:
             with self._client.stream(method, f"{self.url}{path}", json=content, headers=headers) as response:
                 body = bytearray()
                 for part in response.iter_bytes():
                     body += part
-                    if len(body) > MOST_BYTES or time.monotonic() > ends:
-                        limit = f"{MOST_BYTES >> 20} MiB" if len(body) > MOST_BYTES else f"{MOST_S:g} s"
-                        raise OutcomeUnknown(f"{self._host}: the answer to {what} goes on beyond {limit}.")
+                    if len(body) > MOST_BYTES or time.monotonic() > deadline:
+                        limit = f"{MOST_BYTES >> 20} MiB" if len(body) > MOST_BYTES else f"{MOST_ANSWER_S:g} s"
+                        raise OutcomeUnknown(f"{self._host}: the answer to {request_name} goes on beyond {limit}.")
                 self.date = response.headers.get("Date") or self.date
                 retry_after = response.headers.get("Retry-After")
                 return PortalAnswer(response.status_code, bytes(body), self.date, retry_after)
         except httpx.ConnectTimeout:
             raise NoConnection(f"{self._host}: does not accept a connection within {CONNECT_S:g} s. {NOTHING_SENT}") from None
         except (httpx.ConnectError, httpx.ProxyError) as error:  # if a proxy opens no connection, the portal received nothing
-            raise self._no_connection(str(error)) from None
+            raise self._connection_error(str(error)) from None
         except httpx.TimeoutException:
-            raise OutcomeUnknown(f"{self._host}: did not answer to {what} within {TIMEOUT_S:g} s.") from None
+            raise OutcomeUnknown(f"{self._host}: did not answer to {request_name} within {TIMEOUT_S:g} s.") from None
         except httpx.HTTPError as error:
             raise OutcomeUnknown(
-                f"{self._host}: the answer to {what} is truncated ({self._token.hide(str(error))[:200]})."
+                f"{self._host}: the answer to {request_name} is truncated ({self._token.hide(str(error))[:200]})."
             ) from None
 
-    def _no_connection(self, said: str) -> PortalError:
-        if "SSL" in said or "CERTIFICATE" in said:
+    def _connection_error(self, error_text: str) -> PortalError:
+        if "SSL" in error_text or "CERTIFICATE" in error_text:
             return PortalError(
-                f"{self._host}: its certificate is not trusted, or it does not speak TLS ({said[:200]}). {NOTHING_SENT} If an "
+                f"{self._host}: its certificate is not trusted, or it does not speak TLS ({error_text[:200]}). {NOTHING_SENT} If an "
                 "authority of its own signed the certificate, set SSL_CERT_FILE to the certificate of this authority."
             )
-        return NoConnection(f"{self._host}: cannot be reached ({said[:200]}). {NOTHING_SENT}")
+        return NoConnection(f"{self._host}: cannot be reached ({error_text[:200]}). {NOTHING_SENT}")
 
-    def _refuse(self, answer: PortalAnswer, what: str) -> NoReturn:
-        """Raise PortalError for an answer whose status is not a success. what: names the request in the error."""
-        said = self._said(answer.body)
+    def _raise_refusal(self, answer: PortalAnswer, request_name: str) -> NoReturn:
+        """Raise PortalError for an answer whose status is not a success. request_name: names the request in the error."""
+        error_text = self._error_text(answer.body)
         status = answer.status
         if status == 401:
             raise PortalError(
-                f"{self._host}: does not accept the token of {self._token.source} (HTTP 401{said}). A token is valid for two "
-                f"months, and a new one revokes it. {HOW}",
+                f"{self._host}: does not accept the token of {self._token.source} (HTTP 401{error_text}). A token is valid for two "
+                f"months, and a new one revokes it. {TOKEN_HELP}",
                 status,
             )
         if status == 403:
             raise PortalError(
-                f"{self._host}: the user of the token may not do this: {what} (HTTP 403{said}). Allowed: a member of the "
+                f"{self._host}: the user of the token may not do this: {request_name} (HTTP 403{error_text}). Allowed: a member of the "
                 "project.",
                 status,
             )
-        if status == 404 and what != CREATION:
-            raise NoExperiment(f"{self._host}: has no such experiment (HTTP 404{said}).", status)
+        if status == 404 and request_name != CREATION:
+            raise NoExperiment(f"{self._host}: has no such experiment (HTTP 404{error_text}).", status)
         if status == 429:
             raise PortalError(
-                f"{self._host}: is overloaded (HTTP 429{said}), also after {len(BACKOFF_S)} repetitions. Nothing was changed "
+                f"{self._host}: is overloaded (HTTP 429{error_text}), also after {len(BACKOFF_S)} repetitions. Nothing was changed "
                 "by this request; run the same command again later.",
                 status,
             )
         if status >= 500:
-            raise OutcomeUnknown(f"{self._host}: failed with {what} (HTTP {status}{said}).", status)
+            raise OutcomeUnknown(f"{self._host}: failed with {request_name} (HTTP {status}{error_text}).", status)
         if status < 400:
             raise PortalError(
                 f"{self._host}: answers with HTTP {status}, which is no answer of the API, and redirects are not followed. Set "
                 "cloudlab.portal_url to the address of the API.",
                 status,
             )
-        raise PortalError(f"{self._host}: refuses {what} (HTTP {status}{said}).", status)
+        raise PortalError(f"{self._host}: refuses {request_name} (HTTP {status}{error_text}).", status)
 
-    def _said(self, body: bytes) -> str:
+    def _error_text(self, body: bytes) -> str:
         try:
-            says = decoder(PortalFault).decode(body).says
+            message = decoder(PortalFault).decode(body).message
         except DECODE_FAULTS:
             return ""
-        said = self._token.hide(says)[:MOST_SAID]  # the token is hidden before the text is cut: half a token would not be found
-        return f": {said.rstrip('.')}" if said else ""
+        shown_text = self._token.hide(message)[:MOST_ERROR_CHARACTERS]  # the token is hidden before the text is cut: half a token would not be found
+        return f": {shown_text.rstrip('.')}" if shown_text else ""
 
-    def _decoded(self, shape: type[T], answer: PortalAnswer) -> T:
+    def _decode_answer(self, shape: type[T], answer: PortalAnswer) -> T:
         try:
             return decoder(shape).decode(answer.body)
         except DECODE_FAULTS as error:
@@ -334,15 +334,15 @@ def _retry_after_s(answer: PortalAnswer, least_s: float) -> float:
     """
     header = answer.retry_after or ""
     if header.isascii() and header.isdigit():
-        asked_s = float(header[:9])
-    elif (until := http_date(header)) is not None and (now := http_date(answer.date)) is not None:
-        asked_s = (until - now).total_seconds()
+        requested_s = float(header[:9])
+    elif (until := parse_http_date(header)) is not None and (answered_at := parse_http_date(answer.date)) is not None:
+        requested_s = (until - answered_at).total_seconds()
     else:
-        asked_s = 0.0
-    return min(max(asked_s, least_s), MOST_RETRY_AFTER_S)
+        requested_s = 0.0
+    return min(max(requested_s, least_s), MOST_RETRY_AFTER_S)
 
 
-def http_date(header: str | None) -> datetime | None:
+def parse_http_date(header: str | None) -> datetime | None:
     """The time in a header such as Date; None if it cannot be read. A time without a zone is read as UTC."""
     try:
         moment = parsedate_to_datetime(header or "")

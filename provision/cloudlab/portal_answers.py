@@ -12,11 +12,11 @@ from shardlab.terminal import moments
 
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-READY = {"status": "ready", "state": "started", "rawstate": "ISUP"}
+READY_VALUES = {"status": "ready", "state": "started", "rawstate": "ISUP"}
 # Values of `startup_status` of a node that has no startup service, or whose service has ended without an error. In published
 # answers, only null was seen.
 STARTUP_ENDED = {None, "", "0", "done", "exited", "finished", "ready"}
-ENDED = {"failed", "canceled", "terminating", "terminated"}  # states from which an experiment or a node never becomes ready
+ENDED_STATES = {"failed", "canceled", "terminating", "terminated"}  # states from which an experiment or a node never becomes ready
 
 
 class PortalVersion(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class PortalFault(msgspec.Struct, frozen=True):
     errors: list[Text] | None = None
 
     @property
-    def says(self) -> str:
+    def message(self) -> str:
         """All sentences of the errors in one line, which may be long; empty if there are none."""
         sentences = [self.error, *(self.errors or [])]
         return " ".join(" ".join(sentence.split()) for sentence in sentences if sentence)
@@ -54,10 +54,10 @@ class PortalNode(msgspec.Struct, frozen=True):
     startup_status: Text | None = None
 
     @property
-    def lacks(self) -> str:
+    def missing_states(self) -> str:
         """The states of the node that are not ready yet, as text such as `rawstate BOOTING`; empty if the node is ready."""
         parts = [
-            f"{name} {getattr(self, name) or 'unknown'}" for name, wanted in READY.items() if getattr(self, name) != wanted
+            f"{name} {getattr(self, name) or 'unknown'}" for name, ready_value in READY_VALUES.items() if getattr(self, name) != ready_value
         ]
         if self.startup_status not in STARTUP_ENDED:
             parts.append(f"startup_status {self.startup_status}")
@@ -66,7 +66,7 @@ class PortalNode(msgspec.Struct, frozen=True):
     @property
     def has_failed(self) -> bool:
         """Whether the node has failed or ended, so that it never becomes ready by itself."""
-        return self.status in ENDED or self.startup_status == "failed"
+        return self.status in ENDED_STATES or self.startup_status == "failed"
 
 
 class PortalAggregate(msgspec.Struct, frozen=True):
@@ -97,6 +97,6 @@ class PortalExperiment(msgspec.Struct, frozen=True):
         return [node for aggregate in (self.aggregates or {}).values() for node in aggregate.nodes or []]
 
 
-def moment(text: str | None) -> datetime | None:
+def parse_portal_time(text: str | None) -> datetime | None:
     """A time that the portal states; None if it cannot be read. A time without a zone is read as UTC, which the portal uses."""
     return moments.read_utc(text or "")

@@ -18,8 +18,8 @@ from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
 
 SMALL_LAN = "small-lan"
-NAME = re.compile(r"[a-z][a-z0-9-]{1,15}")  # Emulab allows at most 16 characters in the name of an experiment
-OF_KEYS = {  # parameter of small-lan -> key under `cloudlab` that sets this parameter instead of the key `bindings`
+EXPERIMENT_NAME = re.compile(r"[a-z][a-z0-9-]{1,15}")  # Emulab allows at most 16 characters in the name of an experiment
+KEY_OF_PARAMETER = {  # parameter of small-lan -> key under `cloudlab` that sets this parameter instead of the key `bindings`
     "nodeCount": "nodes",
     "phystype": "hardware",
     "osImage": "image",
@@ -31,7 +31,7 @@ OF_KEYS = {  # parameter of small-lan -> key under `cloudlab` that sets this par
 LINK_MBPS = (100, 1_000, 10_000, 25_000, 100_000)
 MOST_DISK_GB = 200
 BYTES_PER_GIB, BYTES_PER_GB = 2**30, 10**9
-OWN_PROFILE = (
+OWN_PROFILE_ADVICE = (
     "Or print a profile with `provision CLUSTER.yaml request --profile`, store it at the portal, and name it in "
     "cloudlab.profile and cloudlab.profile_project"
 )
@@ -68,56 +68,56 @@ class ProfilePlan(msgspec.Struct, frozen=True):
     does not use."""
 
 
-def plan(cluster: Cluster) -> ProfilePlan:
+def plan_profile_request(cluster: Cluster) -> ProfilePlan:
     """The request for this cluster file. Raises InputError for a key that the portal or the profile cannot express."""
     keys = cluster.cloudlab
     assert keys is not None  # the provider cloudlab requires the key `cloudlab`
     if keys.project is None:
-        raise _refused("project: null", "the project in which the experiment is created")
-    if not NAME.fullmatch(cluster.name):
+        raise _refusal_error("project: null", "the project in which the experiment is created")
+    if not EXPERIMENT_NAME.fullmatch(cluster.name):
         raise InputError(
             f"the cluster file: name: {cluster.name} becomes the name of the experiment. Allowed: a letter, then letters, "
             "digits and -, at most 16 characters."
         )
     is_small_lan = keys.profile == SMALL_LAN
-    planned = request.plan(cluster) if is_small_lan or keys.hardware is not None else None
-    bindings = _small_lan(keys, planned) if is_small_lan and planned is not None else {}
-    sent = ProfileRequest(
+    experiment_request = request.plan_experiment(cluster) if is_small_lan or keys.hardware is not None else None
+    bindings = _small_lan_bindings(keys, experiment_request) if is_small_lan and experiment_request is not None else {}
+    profile_request = ProfileRequest(
         cluster.name, keys.project, keys.profile, keys.profile_project, keys.hours, {**bindings, **keys.bindings}
     )
-    return ProfilePlan(sent, [*(planned.unknown if planned is not None else ()), *_not_sent(keys, sent)])
+    return ProfilePlan(profile_request, [*(experiment_request.unknown if experiment_request is not None else ()), *_list_unsent_keys(keys, profile_request)])
 
 
-def _not_sent(keys: Cloudlab, sent: ProfileRequest) -> list[str]:
+def _list_unsent_keys(keys: Cloudlab, profile_request: ProfileRequest) -> list[str]:
     if keys.profile != SMALL_LAN:
-        return [f"the parameters of {sent.profile} are not known here, so only cloudlab.bindings are sent to it"]
+        return [f"the parameters of {profile_request.profile} are not known here, so only cloudlab.bindings are sent to it"]
     if keys.site is None:
         return []
-    elsewhere = f"if the nodes are not at {keys.site}, the command fails after the experiment was created"
-    return [f"{sent.profile} cannot choose the site, which the hardware type decides: {elsewhere}"]
+    failure = f"if the nodes are not at {keys.site}, the command fails after the experiment was created"
+    return [f"{profile_request.profile} cannot choose the site, which the hardware type decides: {failure}"]
 
 
-def _small_lan(keys: Cloudlab, planned: ExperimentRequest) -> dict[str, str]:
-    for name, key in OF_KEYS.items():
+def _small_lan_bindings(keys: Cloudlab, experiment_request: ExperimentRequest) -> dict[str, str]:
+    for name, key in KEY_OF_PARAMETER.items():
         if name in keys.bindings:
-            raise _refused(f"bindings: {name}", f"cloudlab.{key}, which is checked and converted")
-    bindings = {"nodeCount": str(len(planned.nodes)), "phystype": planned.hardware, "osImage": planned.image}
-    if planned.lan_kbps is not None:
+            raise _refusal_error(f"bindings: {name}", f"cloudlab.{key}, which is checked and converted")
+    bindings = {"nodeCount": str(len(experiment_request.nodes)), "phystype": experiment_request.hardware, "osImage": experiment_request.image}
+    if experiment_request.lan_kbps is not None:
         if keys.lan_mbps not in LINK_MBPS:
             rates = ", ".join(map(str, LINK_MBPS))
-            raise _refused(f"lan_mbps: {keys.lan_mbps}", f"{rates} with the profile {SMALL_LAN}, or null. {OWN_PROFILE}")
-        bindings["linkSpeed"] = str(planned.lan_kbps)
-    if (size_gb := planned.blockstore_gb) is not None:
+            raise _refusal_error(f"lan_mbps: {keys.lan_mbps}", f"{rates} with the profile {SMALL_LAN}, or null. {OWN_PROFILE_ADVICE}")
+        bindings["linkSpeed"] = str(experiment_request.lan_kbps)
+    if (size_gb := experiment_request.blockstore_gb) is not None:
         if size_gb > MOST_DISK_GB:
-            most = MOST_DISK_GB * BYTES_PER_GB // BYTES_PER_GIB
-            raise _refused(
+            most_gib = MOST_DISK_GB * BYTES_PER_GB // BYTES_PER_GIB
+            raise _refusal_error(
                 f"blockstore_gib: {keys.blockstore_gib}",
-                f"1 to {most} with the profile {SMALL_LAN}, 0 for all free space, or null. {OWN_PROFILE}",
+                f"1 to {most_gib} with the profile {SMALL_LAN}, 0 for all free space, or null. {OWN_PROFILE_ADVICE}",
             )
         bindings["tempFileSystemMount"] = EXTRA_DISK
         bindings |= {"tempFileSystemSize": str(size_gb)} if size_gb else {"tempFileSystemMax": "true"}
     return bindings
 
 
-def _refused(found: str, allowed: str) -> InputError:
-    return InputError(f"the cluster file: cloudlab.{found} cannot be requested. Allowed: {allowed}.")
+def _refusal_error(setting: str, allowed: str) -> InputError:
+    return InputError(f"the cluster file: cloudlab.{setting} cannot be requested. Allowed: {allowed}.")

@@ -6,7 +6,7 @@ import time
 
 from provision.cloudlab import waiting
 from provision.cloudlab.portal import Portal
-from provision.cloudlab.portal_answers import ENDED, PortalExperiment
+from provision.cloudlab.portal_answers import ENDED_STATES, PortalExperiment
 from shardlab.cloudlab.cloudlab_experiment import ExperimentNote
 from shardlab.cluster import lease
 from shardlab.errors import ShardlabError
@@ -16,58 +16,58 @@ from shardlab.workspace.workspace import Workspace
 
 POLL_S = 15.0
 MOST_WAIT_S = 3600.0
-DOWN = "provision CLUSTER.yaml down"
+DOWN_COMMAND = "provision CLUSTER.yaml down"
 
 
-def wait(note: ExperimentNote, workspace: Workspace, portal: Portal, output: Output) -> PortalExperiment:
+def wait_until_ready(note: ExperimentNote, workspace: Workspace, portal: Portal, output: Output) -> PortalExperiment:
     """Wait until all nodes of the experiment are ready, and return the experiment.
 
-    Raises ShardlabError if the experiment fails, ends, or is not ready after MOST_WAIT_S.
+    Raises ShardlabError if the experiment fails, deadline, or is not ready after MOST_WAIT_S.
     """
-    ends = time.monotonic() + MOST_WAIT_S
-    with waiting.shown(output, f"waiting for the nodes of the experiment {note.name}") as show:
+    deadline = time.monotonic() + MOST_WAIT_S
+    with waiting.show_waiting(output, f"waiting for the nodes of the experiment {note.name}") as show:
         while True:
-            found = existing(note, workspace, portal)
-            late = {node.client_id or "a node without a name": node.lacks for node in found.nodes if node.lacks}
-            failed = [node.client_id or "a node without a name" for node in found.nodes if node.has_failed]
-            if found.status in ENDED or failed:
+            experiment = fetch_experiment(note, workspace, portal)
+            unready_nodes = {node.client_id or "a node without a name": node.missing_states for node in experiment.nodes if node.missing_states}
+            failed = [node.client_id or "a node without a name" for node in experiment.nodes if node.has_failed]
+            if experiment.status in ENDED_STATES or failed:
                 raise ShardlabError(
-                    f"the experiment {note.name} has failed: its status is {found.status}"
+                    f"the experiment {note.name} has failed: its status is {experiment.status}"
                     + (f", and these nodes failed: {', '.join(failed)}" if failed else "")
-                    + f". The portal says why{f' at {found.url}' if found.url else ''}, such as too few free nodes, or no such "
-                    f"image. To end it: {DOWN}"
+                    + f". The portal says why{f' at {experiment.url}' if experiment.url else ''}, such as too few free nodes, or no such "
+                    f"image. To end it: {DOWN_COMMAND}"
                 )
-            if found.status == "ready" and found.nodes and not late:
-                return found
-            if time.monotonic() > ends:
+            if experiment.status == "ready" and experiment.nodes and not unready_nodes:
+                return experiment
+            if time.monotonic() > deadline:
                 raise ShardlabError(
-                    f"the experiment {note.name} is not ready after {MOST_WAIT_S / 60:.0f} min: {_state(found, late)}. It "
-                    f"still exists. To wait on, run the same command again; to end it: {DOWN}"
+                    f"the experiment {note.name} is not ready after {MOST_WAIT_S / 60:.0f} min: {_describe_state(experiment, unready_nodes)}. It "
+                    f"still exists. To wait on, run the same command again; to end it: {DOWN_COMMAND}"
                 )
-            show(_state(found, late))
+            show(_describe_state(experiment, unready_nodes))
             portal.pause(POLL_S)
 
 
-def existing(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment:
+def fetch_experiment(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment:
     """Ask the portal for the experiment of the note. Raises PortalError, and ShardlabError if the experiment is gone."""
     assert note.uuid is not None
-    found = portal.experiment(note.uuid)
-    if found is None:
-        known = lease.newest(workspace.own, [])
-        end = f" It was to end at {moments.in_words(known.expires)}." if known is not None else ""
+    experiment = portal.find_experiment(note.uuid)
+    if experiment is None:
+        last_lease = lease.newest(workspace.own, [])
+        end = f" It was to end at {moments.in_words(last_lease.expires)}." if last_lease is not None else ""
         raise ShardlabError(
             f"the experiment {note.name} ({note.uuid}) no longer exists at the portal.{end} To remove its note and its "
-            f"manifests from this workspace: {DOWN}"
+            f"manifests from this workspace: {DOWN_COMMAND}"
         )
-    return found
+    return experiment
 
 
-def _state(found: PortalExperiment, late: dict[str, str]) -> str:
+def _describe_state(experiment: PortalExperiment, unready_nodes: dict[str, str]) -> str:
     """The state of the experiment in a line, such as `experiment provisioning, 1 of 2 nodes ready; gpu1: rawstate BOOTING`.
 
-    late: for each node that is not ready, by name, the states that are not ready yet.
+    unready_nodes: for each node that is not ready, by name, the states that are not ready yet.
     """
-    shown = [f"{name}: {lacks}" for name, lacks in list(late.items())[:3]] + (["..."] if len(late) > 3 else [])
-    nodes = len(found.nodes)
-    of_nodes = f"{nodes - len(late)} of {nodes} nodes ready" if nodes else "no nodes yet"
-    return "; ".join([f"experiment {found.status or 'unknown'}, {of_nodes}", *shown])
+    node_texts = [f"{name}: {lacks}" for name, lacks in list(unready_nodes.items())[:3]] + (["..."] if len(unready_nodes) > 3 else [])
+    nodes = len(experiment.nodes)
+    ready_text = f"{nodes - len(unready_nodes)} of {nodes} nodes ready" if nodes else "no nodes yet"
+    return "; ".join([f"experiment {experiment.status or 'unknown'}, {ready_text}", *node_texts])

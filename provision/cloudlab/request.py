@@ -25,7 +25,7 @@ EACH_OCTET = 254  # of 256 addresses, 254 are used: addresses that end with 0 or
 RATED_NODES = 100  # most nodes if lan_mbps is set: a request then states the rate for each ordered pair of interfaces
 UBUNTU = re.compile(r"(?:^|[:/+])UBUNTU(\d\d)-64-")  # the names of CloudLab's own Ubuntu images, such as UBUNTU24-64-STD
 OLDEST_UBUNTU = 24  # the first Ubuntu LTS whose Python is 3.11 or newer
-BY_HAND = "To use it nevertheless, create the experiment at the portal, and name its manifest in cloudlab.manifest"
+BY_HAND_ADVICE = "To use it nevertheless, create the experiment at the portal, and name its manifest in cloudlab.manifest"
 
 
 class NodeRequest(msgspec.Struct, frozen=True):
@@ -59,17 +59,17 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
         return f"urn:publicid:IDN+{self.aggregate}+authority+cm"
 
 
-def plan(cluster: Cluster) -> ExperimentRequest:
+def plan_experiment(cluster: Cluster) -> ExperimentRequest:
     """The request that a cluster file with the key `cloudlab` describes. Raises InputError if its experiment could not work."""
     keys = cluster.cloudlab
     if keys is None or keys.hardware is None:
         raise InputError(
             f"{cluster.name}: cloudlab.hardware is missing. Allowed: a type; `provision hardware` lists types with GPUs."
         )
-    entry, site = _place(keys, keys.hardware)
+    entry, site = _find_hardware(keys, keys.hardware)
     unknown = [f"the hardware catalogue does not list {keys.hardware} at {site}, so nothing of it was checked"]
     if entry is not None:
-        unknown = _check(entry, keys.nodes, cluster.environment.wheelhouse is not None)
+        unknown = _check_hardware(entry, keys.nodes, cluster.environment.wheelhouse is not None)
     if (release := UBUNTU.search(keys.image)) is not None and int(release[1]) < OLDEST_UBUNTU:
         raise InputError(
             f"cloudlab.image: {keys.image} is Ubuntu {release[1]}.04, whose Python is older than 3.11. Allowed: "
@@ -81,10 +81,10 @@ def plan(cluster: Cluster) -> ExperimentRequest:
             "rate that the nodes have."
         )
     return ExperimentRequest(
-        aggregate=hardware.catalogue().aggregate(site),
+        aggregate=hardware.load_catalogue().aggregate(site),
         hardware=keys.hardware,
         image=image(keys.image),
-        nodes=tuple(NodeRequest(f"node{place}", _address(place) if keys.nodes > 1 else None) for place in range(keys.nodes)),
+        nodes=tuple(NodeRequest(f"node{index}", _node_address(index) if keys.nodes > 1 else None) for index in range(keys.nodes)),
         lan_kbps=keys.lan_mbps * 1000 if keys.lan_mbps is not None and keys.nodes > 1 else None,
         blockstore_gb=None if keys.blockstore_gib is None else math.ceil(keys.blockstore_gib * 2**30 / 1e9),
         unknown=tuple(unknown),
@@ -101,35 +101,35 @@ def image(name: str) -> str:
     return f"urn:publicid:IDN+emulab.net+image+{name if '//' in name else f'emulab-ops//{name}'}"
 
 
-def _address(place: int) -> str:
-    block, last = divmod(place, EACH_OCTET)
+def _node_address(index: int) -> str:
+    block, last = divmod(index, EACH_OCTET)
     return str(LAN.network_address + ((block + 1) * 256 + last + 1))
 
 
-def _place(keys: Cloudlab, name: str) -> tuple[HardwareType | None, str]:
+def _find_hardware(keys: Cloudlab, name: str) -> tuple[HardwareType | None, str]:
     """Find the hardware type `name` in the catalogue. Raises InputError if the cluster file names no site and the catalogue
     does not tell which site is meant.
 
     Returns (the type, or None if the catalogue does not list it; the site of its machines).
     """
-    catalogue = hardware.catalogue()
-    listed = catalogue.named(name)
+    catalogue = hardware.load_catalogue()
+    listed_types = catalogue.types_named(name)
     if keys.site is not None:
-        return catalogue.entry(keys.site, name), keys.site
-    if len(listed) > 1:
-        choices = "; ".join(f"{one.site}: {_gpus(one)}" for one in listed)
+        return catalogue.find_type(keys.site, name), keys.site
+    if len(listed_types) > 1:
+        choices = "; ".join(f"{hardware_type.site}: {_gpu_text(hardware_type)}" for hardware_type in listed_types)
         raise InputError(
             f"cloudlab.site is missing, and {name} is another machine at each site ({choices}). Allowed: one of them."
         )
-    if not listed:
+    if not listed_types:
         raise InputError(
             f"cloudlab.site is missing, and the hardware catalogue does not list {name}. Allowed: one of "
             f"{', '.join(catalogue.sites)}."
         )
-    return listed[0], listed[0].site
+    return listed_types[0], listed_types[0].site
 
 
-def _check(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> list[str]:
+def _check_hardware(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> list[str]:
     """Check that the hardware type can be used. Returns a sentence for each property that could not be checked.
 
     Raises InputError if shardlab or its torch does not support the type, or if the site has fewer machines than `nodes`.
@@ -139,12 +139,12 @@ def _check(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> list[str]:
         raise InputError(f"{entry.name}: its processors are POWER (ppc64le), for which torch has no build. Allowed: x86_64.")
     if entry.arch is not None and entry.arch != "x86_64":
         raise InputError(
-            f"{entry.name}: its processors are {entry.arch}, on which shardlab was never run. Allowed: x86_64. {BY_HAND}."
+            f"{entry.name}: its processors are {entry.arch}, on which shardlab was never run. Allowed: x86_64. {BY_HAND_ADVICE}."
         )
     if entry.nodes is not None and nodes > entry.nodes:
         raise InputError(
             f"{entry.name}: {nodes} nodes are requested, but the site has {entry.nodes} ({entry.source}). Allowed: at most "
-            f"{entry.nodes}. {BY_HAND}."
+            f"{entry.nodes}. {BY_HAND_ADVICE}."
         )
     builds = hardware.cuda_builds(entry)
     if builds is None:
@@ -153,29 +153,29 @@ def _check(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> list[str]:
         ]
     gpu = f"its {entry.gpu} GPUs ({entry.generation})"
     if not builds:
-        raise InputError(f"{entry.name}: torch {gpu_generations.TORCH} has no build for {gpu}. Allowed: {_supported()}.")
+        raise InputError(f"{entry.name}: torch {gpu_generations.TORCH_VERSION} has no build for {gpu}. Allowed: {_list_supported_types()}.")
     if gpu_generations.USUAL_CUDA not in builds and not has_wheelhouse:
         raise InputError(
-            f"{entry.name}: torch {gpu_generations.TORCH} for CUDA {gpu_generations.USUAL_CUDA}, which pip installs, does not "
+            f"{entry.name}: torch {gpu_generations.TORCH_VERSION} for CUDA {gpu_generations.USUAL_CUDA}, which pip installs, does not "
             f"support {gpu}. Allowed: environment.wheelhouse, a folder on each node with wheels of torch for CUDA "
-            f"{' or '.join(builds)}; or another type: {_supported()}."
+            f"{' or '.join(builds)}; or another type: {_list_supported_types()}."
         )
     return []
 
 
-def _supported() -> str:
+def _list_supported_types() -> str:
     """The names of the hardware types whose GPUs are supported by the build of torch that pip installs."""
-    usual = gpu_generations.USUAL_CUDA
+    usual_cuda = gpu_generations.USUAL_CUDA
     return ", ".join(
-        one.name for one in hardware.catalogue().types if one.arch == "x86_64" and usual in (hardware.cuda_builds(one) or ())
+        hardware_type.name for hardware_type in hardware.load_catalogue().types if hardware_type.arch == "x86_64" and usual_cuda in (hardware.cuda_builds(hardware_type) or ())
     )
 
 
-def _gpus(entry: HardwareType) -> str:
+def _gpu_text(entry: HardwareType) -> str:
     return f"{entry.gpus} x {entry.gpu}" if entry.gpus is not None and entry.gpu is not None else "GPUs not known"
 
 
-def rspec(request: ExperimentRequest) -> str:
+def render_rspec(request: ExperimentRequest) -> str:
     """The request as an RSpec of version 3, in XML."""
     root = ElementTree.Element(
         "rspec",
@@ -195,7 +195,7 @@ def rspec(request: ExperimentRequest) -> str:
         ElementTree.SubElement(sliver, "disk_image", name=request.image)
         ElementTree.SubElement(element, "hardware_type", name=request.hardware)
         if node.address is not None:
-            interface = ElementTree.SubElement(element, "interface", client_id=_interface(node))
+            interface = ElementTree.SubElement(element, "interface", client_id=_interface_id(node))
             ElementTree.SubElement(interface, "ip", address=node.address, netmask=str(LAN.netmask), type="ipv4")
         if request.blockstore_gb is not None:
             store = {"name": f"{node.name}-bs", "class": "local", "mountpoint": EXTRA_DISK, "placement": "any"}
@@ -204,15 +204,15 @@ def rspec(request: ExperimentRequest) -> str:
     if linked:
         link = ElementTree.SubElement(root, "link", client_id="lan0")
         for node in linked:
-            ElementTree.SubElement(link, "interface_ref", client_id=_interface(node))
+            ElementTree.SubElement(link, "interface_ref", client_id=_interface_id(node))
         ElementTree.SubElement(link, "link_type", name="lan")
-        for source, target in _pairs(linked) if request.lan_kbps is not None else ():
+        for source, target in _interface_pairs(linked) if request.lan_kbps is not None else ():
             ElementTree.SubElement(link, "property", source_id=source, dest_id=target, capacity=str(request.lan_kbps))
     ElementTree.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
-def profile(request: ExperimentRequest) -> str:
+def render_profile(request: ExperimentRequest) -> str:
     """The request as a profile of CloudLab: a Python script for geni-lib. Its parameters have the names of small-lan."""
     return templates.render(
         "cloudlab/profile.py.j2",
@@ -225,9 +225,9 @@ def profile(request: ExperimentRequest) -> str:
     )
 
 
-def _interface(node: NodeRequest) -> str:
+def _interface_id(node: NodeRequest) -> str:
     return f"{node.name}:if0"
 
 
-def _pairs(nodes: list[NodeRequest]) -> list[tuple[str, str]]:
-    return [(_interface(one), _interface(other)) for one in nodes for other in nodes if one is not other]
+def _interface_pairs(nodes: list[NodeRequest]) -> list[tuple[str, str]]:
+    return [(_interface_id(node), _interface_id(other)) for node in nodes for other in nodes if node is not other]

@@ -8,7 +8,7 @@ import time
 import msgspec
 
 from provision.cloudlab import creation, waiting
-from provision.cloudlab.portal import NoExperiment, OutcomeUnknown, Portal, nothing_changed
+from provision.cloudlab.portal import NoExperiment, OutcomeUnknown, Portal, refusal_as_input_error
 from shardlab.cloudlab import cloudlab_experiment
 from shardlab.cloudlab.cloudlab_experiment import ExperimentNote
 from shardlab.cluster.cluster import Cluster
@@ -22,10 +22,10 @@ from shardlab.workspace.workspace import Workspace
 
 POLL_S = 5.0
 MOST_WAIT_S = 900.0
-MOST_NAMED = 20  # the most runs that the warning names
+MOST_NAMED_RUNS = 20  # the most runs that the warning names
 
 
-class RunThere(msgspec.Struct, frozen=True):
+class ClusterRun(msgspec.Struct, frozen=True):
     """A run on the cluster, as `jobs status --json` prints it."""
 
     id: str
@@ -37,10 +37,10 @@ class RunThere(msgspec.Struct, frozen=True):
         return self.state != "planned" and RUN_ID.fullmatch(self.id) is not None
 
 
-class RunsThere(msgspec.Struct, frozen=True):
+class ClusterRuns(msgspec.Struct, frozen=True):
     """The part of the output of `jobs status --json` that this module reads."""
 
-    runs: list[RunThere]
+    runs: list[ClusterRun]
 
 
 class FetchedManifest(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class FetchedManifest(msgspec.Struct, frozen=True):
     complete: bool
 
 
-def terminate(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> str:
+def terminate_experiment(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> str:
     """Terminate the experiment, wait until it no longer exists at the portal, and rename its note and manifests.
 
     Returns a sentence for the user. Raises ShardlabError.
@@ -57,79 +57,79 @@ def terminate(cluster: Cluster, workspace: Workspace, portal: Portal, output: Ou
     note = cloudlab_experiment.read(workspace.own)
     assert note is not None  # the caller has read the note and asked the user for a confirmation
     assert note.created_by_us
-    with nothing_changed():
-        found = creation.adopted(note, workspace, portal) if note.uuid is None else portal.experiment(note.uuid)
-    if found is None:
-        _forget(cluster, workspace)
+    with refusal_as_input_error():
+        experiment = creation.find_created_experiment(note, workspace, portal) if note.uuid is None else portal.find_experiment(note.uuid)
+    if experiment is None:
+        _forget_experiment(cluster, workspace)
         return f"the experiment {note.name} no longer exists at the portal; its note was put away in {workspace.own}."
-    uuid = note.uuid or found.id
+    uuid = note.uuid or experiment.id
     try:
-        with nothing_changed():
+        with refusal_as_input_error():
             portal.terminate(uuid)
     except NoExperiment:
         pass
     except OutcomeUnknown as error:
         output.remark(f"{error} Looking whether the experiment still exists.")
-    ends = time.monotonic() + MOST_WAIT_S
-    with waiting.shown(output, f"waiting for the end of the experiment {note.name}") as show:
-        while (found := portal.experiment(uuid)) is not None:
-            if time.monotonic() > ends:
+    deadline = time.monotonic() + MOST_WAIT_S
+    with waiting.show_waiting(output, f"waiting for the end of the experiment {note.name}") as show:
+        while (experiment := portal.find_experiment(uuid)) is not None:
+            if time.monotonic() > deadline:
                 raise ShardlabError(
                     f"the experiment {note.name} still exists {MOST_WAIT_S / 60:.0f} min after it was told to end, with the "
-                    "status " + f"{found.status}. Run the same command again."
+                    "status " + f"{experiment.status}. Run the same command again."
                 )
-            show(f"experiment {found.status or 'unknown'}")
+            show(f"experiment {experiment.status or 'unknown'}")
             portal.pause(POLL_S)
-    _forget(cluster, workspace)
+    _forget_experiment(cluster, workspace)
     return f"terminated the experiment {note.name} ({uuid}); its note and its manifests were put away in {workspace.own}."
 
 
-def leave(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> str:
+def leave_experiment(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> str:
     """Rename the note and the manifests of an experiment that `provision` did not create. Raises WorkspaceError.
 
     Returns a sentence for the user.
     """
-    _forget(cluster, workspace)
+    _forget_experiment(cluster, workspace)
     return (
         f"provision did not create the experiment {note.name}, so it was not terminated: do this on its page at the portal. "
         f"Its note and its manifests were put away in {workspace.own}."
     )
 
 
-def unfetched(workspace: Workspace) -> str:
+def unfetched_runs_warning(workspace: Workspace) -> str:
     """A warning about runs on the cluster whose files are not completely on this machine; empty if there are no such runs."""
-    there = remote_workspace.known(workspace)
-    if there is None:
+    remote = remote_workspace.known(workspace)
+    if remote is None:
         return ""
     try:
-        known = there.ask("jobs", ["status"], RunsThere).runs
+        cluster_runs = remote.ask("jobs", ["status"], ClusterRuns).runs
     except (ShardlabError, OSError, subprocess.SubprocessError) as error:
         return f"The cluster does not say which runs it has ({error}). Runs that were not fetched are lost."
-    names = sorted(run.id for run in known if run.may_have_results and not _is_here(workspace, run.id))
-    if not names:
+    run_ids = sorted(run.id for run in cluster_runs if run.may_have_results and not _is_fetched(workspace, run.id))
+    if not run_ids:
         return ""
-    shown = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
-    return f"{len(names)} run(s) were not fetched and would be lost: {shown}. To fetch them, run: collect fetch"
+    shown_ids = ", ".join(run_ids[:MOST_NAMED_RUNS]) + (f" and {len(run_ids) - MOST_NAMED_RUNS} more" if len(run_ids) > MOST_NAMED_RUNS else "")
+    return f"{len(run_ids)} run(s) were not fetched and would be lost: {shown_ids}. To fetch them, run: collect fetch"
 
 
-def _is_here(workspace: Workspace, run_id: str) -> bool:
+def _is_fetched(workspace: Workspace, run_id: str) -> bool:
     manifest = json_file.read_if_valid(workspace.runs / run_id / "manifest.json", FetchedManifest)
     return manifest is not None and manifest.complete
 
 
-def _forget(cluster: Cluster, workspace: Workspace) -> None:
+def _forget_experiment(cluster: Cluster, workspace: Workspace) -> None:
     """Rename the note and the manifests of the experiment, and remove the nodes' host keys from known_hosts.
 
     When CloudLab lends these machines again, the machines have new host keys.
     """
     known_hosts = workspace.own / "known_hosts"
     if known_hosts.exists():
-        gone = {_named_in_known_hosts(node) for node in cluster.nodes}
+        removed_hosts = {_known_hosts_name(node) for node in cluster.nodes}
         lines = files.read(known_hosts).decode(errors="replace").splitlines(keepends=True)
-        kept = [line for line in lines if line.split(" ")[0] not in gone]
-        files.write_atomic(known_hosts, "".join(kept).encode())
+        other_lines = [line for line in lines if line.split(" ")[0] not in removed_hosts]
+        files.write_atomic(known_hosts, "".join(other_lines).encode())
     cloudlab_experiment.forget(workspace.own)
 
 
-def _named_in_known_hosts(node: NodeEntry) -> str:
+def _known_hosts_name(node: NodeEntry) -> str:
     return f"[{node.host}]:{node.port}" if node.port not in (None, 22) else str(node.host)

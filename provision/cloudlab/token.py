@@ -13,12 +13,12 @@ from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import files
 
 DEFAULT_URL = "https://boss.emulab.net:43794"  # the address of CloudLab's portal
-FILE = Path(".config", "shardlab", "cloudlab-token")  # the file with the token, relative to the home folder of the user
+TOKEN_FILE = Path(".config", "shardlab", "cloudlab-token")  # the file with the token, relative to the home folder of the user
 MOST_BYTES = 16 << 10
 HIDDEN = "[token]"
-HOW = (
-    f"To get a token, sign in at the portal, choose your name, then Portal API Token; store it in ~/{FILE} with mode "
-    f"0600, or set {TOKEN_VARIABLE}. A token for the portal of another cloudlab.portal_url is in ~/{FILE}.HOST:PORT."
+TOKEN_HELP = (
+    f"To get a token, sign in at the portal, choose your name, then Portal API Token; store it in ~/{TOKEN_FILE} with mode "
+    f"0600, or set {TOKEN_VARIABLE}. A token for the portal of another cloudlab.portal_url is in ~/{TOKEN_FILE}.HOST:PORT."
 )
 
 
@@ -42,7 +42,7 @@ class Token:
         return text.replace(self._secret, HIDDEN)
 
 
-def read(url: str | None = None) -> Token | None:
+def read_token(url: str | None = None) -> Token | None:
     """The token for one portal; None if there is none. url: the address of the portal; None: CloudLab's portal.
 
     A token goes only to the portal that it was stored for, because a cluster file of somebody else may name any portal:
@@ -52,9 +52,9 @@ def read(url: str | None = None) -> Token | None:
     """
     host = urlsplit(url or DEFAULT_URL).netloc
     is_cloudlab = host == urlsplit(DEFAULT_URL).netloc
-    if is_cloudlab and (given := os.environ.get(TOKEN_VARIABLE, "").strip()):
-        return _checked(given, TOKEN_VARIABLE)
-    path = Path.home() / (FILE if is_cloudlab else FILE.with_name(f"{FILE.name}.{host}"))
+    if is_cloudlab and (secret := os.environ.get(TOKEN_VARIABLE, "").strip()):
+        return _check_token(secret, TOKEN_VARIABLE)
+    path = Path.home() / (TOKEN_FILE if is_cloudlab else TOKEN_FILE.with_name(f"{TOKEN_FILE.name}.{host}"))
     try:
         with files.open_regular(path) as handle:
             status = os.fstat(handle.fileno())
@@ -67,11 +67,11 @@ def read(url: str | None = None) -> Token | None:
         raise InputError(f"{path}: has mode {mode:04o}, so others can use the token. Allowed: 0600. Run: chmod 600 {path}")
     if status.st_uid not in (os.geteuid(), 0):
         raise InputError(f"{path}: belongs to another user (uid {status.st_uid}). Allowed: a file of your own.")
-    return _checked(content.decode("latin-1").strip(), str(path))
+    return _check_token(content.decode("latin-1").strip(), str(path))
 
 
-def _checked(secret: str, source: str) -> Token:
+def _check_token(secret: str, source: str) -> Token:
     """The token, if it contains only characters that an HTTP header may contain. Raises InputError."""
     if not secret or len(secret) > MOST_BYTES or not all("!" <= char <= "~" for char in secret):
-        raise InputError(f"{source}: holds no token. Allowed: one line of visible ASCII characters. {HOW}")
+        raise InputError(f"{source}: holds no token. Allowed: one line of visible ASCII characters. {TOKEN_HELP}")
     return Token(secret, source)

@@ -20,29 +20,29 @@ class WaitingLines:
         self._output = output
         self._began = time.monotonic()
         self._last = ""
-        self._said_s = 0.0
+        self._printed_s = 0.0
 
     def show(self, text: str) -> None:
         """Print what the command waits for now, unless the same text was printed less than REPEAT_S ago."""
         passed_s = time.monotonic() - self._began
-        if text != self._last or passed_s - self._said_s >= REPEAT_S:
+        if text != self._last or passed_s - self._printed_s >= REPEAT_S:
             self._output.remark(f"{text} ({passed_s / 60:.0f} min)")
-            self._last, self._said_s = text, passed_s
+            self._last, self._printed_s = text, passed_s
 
 
 @contextmanager
-def shown(output: Output, first: str) -> Iterator[Callable[[str], None]]:
+def show_waiting(output: Output, first_text: str) -> Iterator[Callable[[str], None]]:
     """During the block, show what the command waits for. Yields a function that replaces the shown text.
 
-    first: the text that is shown at the beginning.
+    first_text: the text that is shown at the beginning.
     """
     if not output.remarks.is_terminal:
         lines = WaitingLines(output)
-        lines.show(first)
+        lines.show(first_text)
         yield lines.show
         return
     began = time.monotonic()
-    with output.remarks.console.status(Text(first)) as status:
+    with output.remarks.console.status(Text(first_text)) as status:
 
         def show(text: str) -> None:
             status.update(

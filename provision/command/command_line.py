@@ -21,9 +21,9 @@ VERBS = {
     "down": "remove what provision created (practice nodes and their network, an experiment of CloudLab)",
     "init": "print a commented cluster file of a Slurm site, SSH hosts, a CloudLab experiment or this machine; change nothing",
 }
-WITHOUT_FILE = ("hardware", "init")  # verbs that take no cluster file
-VERB_OF = {"pretend": "plan", "profile": "request", "hours": "extend", "reason": "extend", "yes": "down"}
-VERB_OF |= dict.fromkeys(("site", "ssh", "cloudlab"), "init")  # option -> the only verb that has it
+VERBS_WITHOUT_FILE = ("hardware", "init")  # verbs that take no cluster file
+VERB_OF_OPTION = {"pretend": "plan", "profile": "request", "hours": "extend", "reason": "extend", "yes": "down"}
+VERB_OF_OPTION |= dict.fromkeys(("site", "ssh", "cloudlab"), "init")  # option -> the only verb that has it
 EXAMPLE = """\
 example:
   provision init > cluster.yaml          a cluster file of this machine
@@ -41,62 +41,62 @@ run the same command again to continue
 
 def parser() -> console.Parser:
     """The parser. Call `parse_intermixed_args`, which allows options between FILE and the verb, then `file_and_verb`."""
-    menu = "\n".join(f"  {verb:8} {says}" for verb, says in VERBS.items())
-    made = console.Parser(
+    verb_lines = "\n".join(f"  {verb:8} {help_text}" for verb, help_text in VERBS.items())
+    command_parser = console.Parser(
         prog="provision",
-        description=f"Prepare the machines of a cluster for training, and verify them.\n\nverbs:\n{menu}",
+        description=f"Prepare the machines of a cluster for training, and verify them.\n\nverbs:\n{verb_lines}",
         epilog=EXAMPLE,
         parents=[console.common_options()],
     )
     file_help = "the cluster file (default: cluster.yaml of the workspace)"
-    file = made.add_argument("file", nargs="?", metavar="FILE", help=file_help)
-    verb = made.add_argument("verb", nargs="?", metavar="VERB", help=f"{' | '.join(VERBS)}")
+    file = command_parser.add_argument("file", nargs="?", metavar="FILE", help=file_help)
+    verb = command_parser.add_argument("verb", nargs="?", metavar="VERB", help=f"{' | '.join(VERBS)}")
     completion.offer(file, lambda _: VERBS, endings=(".yaml", ".yml"))
     completion.offer(verb, lambda _: VERBS)
-    made.add_argument("--check", action="store_true", help="the same as the verb plan")
-    made.add_list("--limit", ends=_ends_names, type=_names, metavar="NODE,...", help="work only on these nodes")
-    made.add_list("--only", ends=_ends_names, type=_names, metavar="OP,...", help="carry out only these operations")
-    made.add_list("--skip", ends=_ends_names, type=_names, metavar="OP,...", help="carry out all operations except these")
-    made.add_argument(
+    command_parser.add_argument("--check", action="store_true", help="the same as the verb plan")
+    command_parser.add_list("--limit", ends=_ends_names, type=_parse_names, metavar="NODE,...", help="work only on these nodes")
+    command_parser.add_list("--only", ends=_ends_names, type=_parse_names, metavar="OP,...", help="carry out only these operations")
+    command_parser.add_list("--skip", ends=_ends_names, type=_parse_names, metavar="OP,...", help="carry out all operations except these")
+    command_parser.add_argument(
         "--pretend",
         type=Path,
         metavar="FACTS.json",
         help="with the verb plan: take the facts of the nodes from this file, as --json prints them; no machine is reached",
     )
-    made.add_argument(
-        "--parallel", type=_count, metavar="N", help="number of nodes that an operation changes at the same time (default: all)"
+    command_parser.add_argument(
+        "--parallel", type=_parse_count, metavar="N", help="number of nodes that an operation changes at the same time (default: all)"
     )
-    made.add_argument(
+    command_parser.add_argument(
         "--site",
         nargs="?",
         const="",
         metavar="USER@LOGIN",
         help="init: a Slurm site; without a value: this machine is its login node",
     )
-    made.add_list("--ssh", ends=VERBS.__contains__, type=_names, metavar="HOST,...", help="init: machines with a login by SSH")
-    made.add_list(
+    command_parser.add_list("--ssh", ends=VERBS.__contains__, type=_parse_names, metavar="HOST,...", help="init: machines with a login by SSH")
+    command_parser.add_list(
         "--cloudlab",
         ends=VERBS.__contains__,
-        type=lambda text: [Path(name) for name in _names(text)],
+        type=lambda text: [Path(name) for name in _parse_names(text)],
         nargs="?",
         const=[],
         metavar="FILE,...",
         help="init: the manifests of a CloudLab experiment; on one of its nodes none is needed",
     )
-    made.add_argument(
+    command_parser.add_argument(
         "--profile", action="store_true", help="request: print a profile (a script for geni-lib) instead of an RSpec"
     )
     here_help = "with provider local: check this machine although it is a login node of a Slurm cluster"
-    made.add_argument("--here", action="store_true", help=here_help)
-    made.add_argument("--hours", type=_count, metavar="N", help="extend: hours to ask for")
-    made.add_argument("--reason", metavar="TEXT", help="extend: why, for the administrators of the provider")
-    made.add_argument("--yes", action="store_true", help="down: do not ask before machines are given back")
-    console.add_trust(made)
-    console.add_version(made)
-    return made
+    command_parser.add_argument("--here", action="store_true", help=here_help)
+    command_parser.add_argument("--hours", type=_parse_count, metavar="N", help="extend: hours to ask for")
+    command_parser.add_argument("--reason", metavar="TEXT", help="extend: why, for the administrators of the provider")
+    command_parser.add_argument("--yes", action="store_true", help="down: do not ask before machines are given back")
+    console.add_trust(command_parser)
+    console.add_version(command_parser)
+    return command_parser
 
 
-def _names(text: str) -> list[str]:
+def _parse_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise argparse.ArgumentTypeError(f"found {text!r}. Allowed: one or more names, separated by commas or spaces")
@@ -108,32 +108,32 @@ def _ends_names(word: str) -> bool:
     return word in VERBS or _may_be_file(word)
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"found {text!r}. Allowed: a whole number, 1 or more")
     return int(text)
 
 
-def file_and_verb(arguments: argparse.Namespace) -> tuple[str | None, str]:
+def read_file_and_verb(arguments: argparse.Namespace) -> tuple[str | None, str]:
     """Returns (the cluster file or None, the verb). Raises InputError for words that do not belong together."""
     first, second = arguments.file, arguments.verb
     if first in VERBS and second is not None:
         if second in VERBS:
             raise InputError(f"found two verbs, {first} and {second}. Allowed: one; write a cluster file {first} as ./{first}.")
-        if first not in WITHOUT_FILE and _may_be_file(second):
+        if first not in VERBS_WITHOUT_FILE and _may_be_file(second):
             raise InputError(f"the cluster file comes before the verb: provision {second} {first}.")
         raise InputError(f"found the word {second} after the verb {first}, which takes none. See: provision --help")
-    file, given = (None, first) if first in VERBS else (first, second)
-    if file is not None and given is None and not _may_be_file(file):
+    file, given_verb = (None, first) if first in VERBS else (first, second)
+    if file is not None and given_verb is None and not _may_be_file(file):
         raise UnknownName("cluster file or verb", file, VERBS)
-    verb = given or ("plan" if arguments.check else "apply")
+    verb = given_verb or ("plan" if arguments.check else "apply")
     if verb not in VERBS:
         raise UnknownName("verb", verb, VERBS)
     if arguments.check and verb != "plan":
         raise InputError(f"--check means the verb plan and cannot be combined with the verb {verb!r}.")
-    if file is not None and verb in WITHOUT_FILE:
+    if file is not None and verb in VERBS_WITHOUT_FILE:
         raise InputError(f"{verb} takes no cluster file: found {file}.")
-    for option, owner in VERB_OF.items():
+    for option, owner in VERB_OF_OPTION.items():
         if verb != owner and getattr(arguments, option) not in (None, False):
             raise InputError(
                 f"--{option} belongs to the verb {owner} and cannot be combined with the verb {verb!r}. The verb comes before "

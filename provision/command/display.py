@@ -13,14 +13,14 @@ from provision.facts.host import HOST
 from provision.facts.torch import TORCH
 from provision.operation import Site, Target
 from provision.plan import OperationStep
-from provision.verify import Finding, verified
+from provision.verify import Finding, is_verified
 from shardlab.cluster.lease import Lease
 from shardlab.hardware.host import Host
 from shardlab.terminal import printable
 from shardlab.terminal.console import Output
 
 SCHEMA = 1
-INTERNAL = (
+HIDDEN_FACTS = (
     "packages",
     "files",
     "services",
@@ -29,10 +29,10 @@ INTERNAL = (
     "Slurm here",
 )  # facts that the output leaves out: their answers have hundreds of lines, which only operations and checks read
 STYLES = {"changed": "green", "would change": "yellow", "administrator": "yellow", "failed": "red", "skipped": "dim"}
-TOLD = ("changed", "would change", "administrator", "failed")  # states whose details are shown also for several nodes
+DETAILED_STATES = ("changed", "would change", "administrator", "failed")  # states whose details are shown also for several nodes
 
 
-def document(
+def result_document(
     verb: str,
     site: Site,
     targets: Sequence[Target],
@@ -51,24 +51,24 @@ def document(
         "provider": site.cluster.provider,
         "verb": verb,
         "changes": sum(step.changes for step in steps),
-        "nodes": [_node(target, steps) for target in targets],
-        "verified": verified(findings),
-        "checks": [{"node": f.node, "check": f.check, **msgspec.to_builtins(f.outcome)} for f in findings],
+        "nodes": [_node_document(target, steps) for target in targets],
+        "verified": is_verified(findings),
+        "checks": [{"node": finding.node, "check": finding.check, **msgspec.to_builtins(finding.outcome)} for finding in findings],
         **({"lease": lease} if lease is not None else {}),
     }
 
 
-def _node(target: Target, steps: Sequence[OperationStep]) -> dict[str, Any]:
+def _node_document(target: Target, steps: Sequence[OperationStep]) -> dict[str, Any]:
     node = target.node
     answers = target.facts.answers
-    known = {name: a for name, a in answers.items() if not isinstance(a, Unanswered) and name not in INTERNAL}
+    answered = {name: a for name, a in answers.items() if not isinstance(a, Unanswered) and name not in HIDDEN_FACTS}
     return {
         "name": node.name,
         "host": node.host,
         "port": node.port,
         "user": node.user,
-        "addresses": known.pop(ADDRESSES.name, None),
-        "facts": msgspec.to_builtins(known),
+        "addresses": answered.pop(ADDRESSES.name, None),
+        "facts": msgspec.to_builtins(answered),
         "unanswered": {name: str(answer) for name, answer in answers.items() if isinstance(answer, Unanswered)},
         "operations": [
             {"name": step.operation, "state": step.state, "changes": step.changes, "says": step.says}
@@ -79,10 +79,10 @@ def _node(target: Target, steps: Sequence[OperationStep]) -> dict[str, Any]:
     }
 
 
-def machines(output: Output, targets: Sequence[Target]) -> None:
+def show_machines(output: Output, targets: Sequence[Target]) -> None:
     """Print a table for each node with the facts that the node was asked for."""
     for target in targets:
-        rows = _machine(target)
+        rows = _machine_rows(target)
         for answer in target.facts.answers.values():
             if isinstance(answer, Unanswered):
                 rows.append(("not answered", str(answer)))
@@ -90,20 +90,20 @@ def machines(output: Output, targets: Sequence[Target]) -> None:
             output.table(target.node.name, ("what", "found"), rows)
 
 
-def _machine(target: Target) -> list[tuple[str, str]]:
+def _machine_rows(target: Target) -> list[tuple[str, str]]:
     answers = target.facts.answers
     rows: list[tuple[str, str]] = []
     host = answers.get(HOST.name)
     if isinstance(host, Host):
         addresses = answers.get(ADDRESSES.name)
-        spoken = addresses if isinstance(addresses, dict) else {}
-        nics = [nic.name for nic in host.nics if nic.kind == "physical" or nic.name in spoken]
+        addresses_by_nic = addresses if isinstance(addresses, dict) else {}
+        nics = [nic.name for nic in host.nics if nic.kind == "physical" or nic.name in addresses_by_nic]
         rows = [
             ("system", f"{host.system}, kernel {host.kernel}"),
             ("CPU", f"{host.cpu_model or 'model not stated'}, {host.cpus_allowed} of {host.cpus} usable"),
             ("memory", f"{host.memory_bytes / 2**30:.1f} GiB"),
-            ("GPUs", _gpus(host)),
-            ("NICs", ", ".join(" ".join([nic, *spoken.get(nic, ())]) for nic in nics) or "none but loopback"),
+            ("GPUs", _gpus_text(host)),
+            ("NICs", ", ".join(" ".join([nic, *addresses_by_nic.get(nic, ())]) for nic in nics) or "none but loopback"),
             ("Python", host.python),
         ]
         torch = answers.get(TORCH.name)
@@ -116,51 +116,51 @@ def _machine(target: Target) -> list[tuple[str, str]]:
     return rows
 
 
-def _gpus(host: Host) -> str:
+def _gpus_text(host: Host) -> str:
     if not host.gpus:
         return f"none ({host.gpu_why_absent or 'NVML finds none'})"
     kinds: dict[tuple[str, int | None], int] = {}
     for gpu in host.gpus:
         kinds[gpu.name, gpu.memory_bytes] = kinds.get((gpu.name, gpu.memory_bytes), 0) + 1
-    spoken = [
+    gpu_texts = [
         f"{count} x {name}" + (f" ({size / 2**30:.0f} GiB)" if size is not None else "")
         for (name, size), count in kinds.items()
     ]
-    return ", ".join(spoken) + f", driver {host.gpu_driver}"
+    return ", ".join(gpu_texts) + f", driver {host.gpu_driver}"
 
 
-def operations(output: Output, steps: Sequence[OperationStep]) -> None:
+def show_operations(output: Output, steps: Sequence[OperationStep]) -> None:
     """Print what each operation did on each node, the commands for an administrator, and the number of changes.
 
     For one node, or with --verbose, the details of all operations are listed; otherwise only the details of operations whose
     state is in TOLD.
     """
     nodes = list(dict.fromkeys(step.node for step in steps))
-    told = [step for step in steps if len(nodes) == 1 or output.verbose or step.state in TOLD]
+    detailed_steps = [step for step in steps if len(nodes) == 1 or output.verbose or step.state in DETAILED_STATES]
     if len(nodes) > 1:
         states = {(step.operation, step.node): step.state for step in steps}
         names = list(dict.fromkeys(step.operation for step in steps))
         rows = [[name, *(states.get((name, node), "") for node in nodes)] for name in names]
         output.table("operations", ("operation", *nodes), rows)
-    rows = [[step.node, step.operation, step.state, "\n".join(step.says)] for step in told]
+    rows = [[step.node, step.operation, step.state, "\n".join(step.says)] for step in detailed_steps]
     if rows:
-        title = "operations" if len(nodes) == 1 else "what was done" if any(s.state == "changed" for s in told) else "details"
-        output.table(title, ("node", "operation", "state", "what"), rows, [STYLES.get(step.state, "") for step in told])
-    administrator(output, steps)
+        title = "operations" if len(nodes) == 1 else "what was done" if any(s.state == "changed" for s in detailed_steps) else "details"
+        output.table(title, ("node", "operation", "state", "what"), rows, [STYLES.get(step.state, "") for step in detailed_steps])
+    show_administrator_commands(output, steps)
     changes = sum(step.changes for step in steps)
-    would = any(step.state == "would change" for step in steps)
+    is_planned = any(step.state == "would change" for step in steps)
     if any(step.state == "failed" for step in steps):
         output.line(f"changes: {changes}; some failed or could not be planned", "red")
-    elif missing := administrator_parts(steps):
-        parts = "; ".join(f"{node}: {', '.join(names)}" for node, names in missing.items())
-        output.line(f"changes: {changes}{' planned' if would else ''}; an administrator has to do: {parts}", "red")
+    elif operations_by_node := administrator_operations(steps):
+        parts = "; ".join(f"{node}: {', '.join(names)}" for node, names in operations_by_node.items())
+        output.line(f"changes: {changes}{' planned' if is_planned else ''}; an administrator has to do: {parts}", "red")
     elif changes:
-        output.line(f"changes: {changes}{' planned, none was made' if would else ''}")
+        output.line(f"changes: {changes}{' planned, none was made' if is_planned else ''}")
     else:
         output.line("changes: 0, nothing to do")
 
 
-def administrator_parts(steps: Sequence[OperationStep]) -> dict[str, list[str]]:
+def administrator_operations(steps: Sequence[OperationStep]) -> dict[str, list[str]]:
     """The operations that only an administrator can carry out, as a list for each node, by the name of the node."""
     parts: dict[str, list[str]] = {}
     for step in steps:
@@ -169,32 +169,32 @@ def administrator_parts(steps: Sequence[OperationStep]) -> dict[str, list[str]]:
     return parts
 
 
-def administrator(output: Output, steps: Sequence[OperationStep]) -> None:
+def show_administrator_commands(output: Output, steps: Sequence[OperationStep]) -> None:
     """Print the commands for an administrator, by node, as a shell script that the user can send to the administrator."""
-    for node in administrator_parts(steps):
+    for node in administrator_operations(steps):
         output.line(f"# for an administrator: to be run as root on {node}", "bold")
         for step in steps:
             if step.node != node or step.state != "administrator":
                 continue
-            for says, script in zip(step.says, step.commands, strict=True):
-                what = f"# {step.operation}: {printable.one_line(says)}"
-                if not output.script(f"{what}\n{script}"):
-                    output.script(f"{what}\n# not shown: a character of its commands would steer the terminal; use --json")
+            for description, script in zip(step.says, step.commands, strict=True):
+                heading = f"# {step.operation}: {printable.one_line(description)}"
+                if not output.script(f"{heading}\n{script}"):
+                    output.script(f"{heading}\n# not shown: a character of its commands would steer the terminal; use --json")
         output.line("")
 
 
-def checks(output: Output, findings: Sequence[Finding]) -> None:
+def show_checks(output: Output, findings: Sequence[Finding]) -> None:
     """Print a table of the checks of each node, the advice for each failed check, and whether the nodes are ready."""
-    words = {True: ("passed", "green"), False: ("failed", "red"), None: ("does not apply", "dim")}
-    rows = [(f.node, f.check, words[f.outcome.passed][0], f.outcome.says) for f in findings]
-    output.table("checks", ("node", "check", "result", "what"), rows, [words[f.outcome.passed][1] for f in findings])
+    label_and_color = {True: ("passed", "green"), False: ("failed", "red"), None: ("does not apply", "dim")}
+    rows = [(f.node, f.check, label_and_color[f.outcome.passed][0], f.outcome.says) for f in findings]
+    output.table("checks", ("node", "check", "result", "what"), rows, [label_and_color[f.outcome.passed][1] for f in findings])
     failed = [finding for finding in findings if finding.outcome.passed is False]
     for finding in failed:
         output.detail(finding.outcome.transcript)
-        said, advice = finding.outcome.says.rstrip("."), finding.outcome.advice or ""
+        sentence, advice = finding.outcome.says.rstrip("."), finding.outcome.advice or ""
         end = "" if advice.endswith("?") else "."
-        output.line(f"{finding.node}: {finding.check}: {said}. Advice: {advice}{end}", "red")
+        output.line(f"{finding.node}: {finding.check}: {sentence}. Advice: {advice}{end}", "red")
     if failed:
         output.line(f"not verified: {len(failed)} of {len(findings)} checks failed", "red")
-    elif verified(findings):
+    elif is_verified(findings):
         output.line("verified: ready to train", "green")

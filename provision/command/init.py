@@ -19,7 +19,7 @@ from provision.facts.shared_folders import SHARED_FOLDERS, SharedFolder
 from provision.facts.system import SYSTEM, System
 from provision.node import Node
 from provision.nodes.local_node import LocalNode
-from provision.nodes.login_node import LoginNode, address
+from provision.nodes.login_node import LoginNode, login_address
 from provision.providers.ssh import SshNode
 from provision.site import proposal, survey
 from provision.site.proposal import Proposal, TypedPartition
@@ -42,7 +42,7 @@ _SYSTEM = Fact("system", SYSTEM.command, SYSTEM.parse, SYSTEM.timeout_s)
 _NVIDIA = Fact("nvidia", NVIDIA.command, NVIDIA.parse, NVIDIA.timeout_s)
 
 
-def run(
+def print_cluster_file(
     output: Output, workspace: Workspace, site: str | None, hosts: Sequence[str], manifests: Sequence[Path] | None = None
 ) -> int:
     """Print a commented cluster file for the cluster that the arguments describe.
@@ -58,14 +58,14 @@ def run(
     if sum((site is not None, bool(hosts), manifests is not None)) > 1:
         raise InputError("--site, --ssh and --cloudlab describe different clusters. Allowed: one of them.")
     if manifests is not None:
-        text = cluster_file.text(manifests)
+        text = cluster_file.propose_cluster_file(manifests)
     elif hosts:
-        text = _ssh_file(output, workspace, [_login(host, "--ssh") for host in hosts])
+        text = _make_ssh_file(output, workspace, [_parse_login(host, "--ssh") for host in hosts])
     elif site is not None or is_login_node():
-        login = _login(site, "--site") if site else None
-        text = _site_file(output, login)
+        login = _parse_login(site, "--site") if site else None
+        text = _make_site_file(output, login)
     else:
-        text = _local_file()
+        text = _make_local_file()
     output.document({"schema": 1, "cluster_yaml": text})
     if not output.json:
         output.results.file.write(text)
@@ -73,170 +73,170 @@ def run(
     return 0
 
 
-def _login(text: str, option: str) -> Login:
+def _parse_login(text: str, option: str) -> Login:
     match = _LOGIN.match(text)
     if match is None:
         raise InputError(f"{option}: found {text!r}. Allowed: HOST or USER@HOST, with :PORT if it is not 22.")
     return Login(host=match[2], user=match[1], port=int(match[3]) if match[3] else None)
 
 
-def _site_file(output: Output, login: Login | None) -> str:
-    node: Node = LocalNode() if login is None else LoginNode(address(login.host, login.user, login.port))
-    place = "this machine" if login is None else login.host
-    output.remark(f"asking {place} for its partitions, accounts, modules and folders", style="dim")
-    answers = survey.survey(node)
+def _make_site_file(output: Output, login: Login | None) -> str:
+    node: Node = LocalNode() if login is None else LoginNode(login_address(login.host, login.user, login.port))
+    machine_name = "this machine" if login is None else login.host
+    output.remark(f"asking {machine_name} for its partitions, accounts, modules and folders", style="dim")
+    answers = survey.survey_site(node)
     for sentence in answers.unknown.values():
         output.remark(sentence, style="yellow")
     if not answers.partitions:
         raise InputError(
-            f"{place}: Slurm shows no partition "
+            f"{machine_name}: Slurm shows no partition "
             f"({answers.unknown.get('partitions', 'none is visible to this user')}). Allowed: a login node of a Slurm cluster."
         )
-    made = proposal.propose(answers)
-    return site_text(login, answers, made, survey.rejections(node, proposal.requests(made)))
+    proposed = proposal.propose(answers)
+    return render_site_file(login, answers, proposed, survey.find_rejections(node, proposal.propose_gpu_requests(proposed)))
 
 
-def site_text(login: Login | None, site: Survey, made: Proposal, rejected: dict[str, str | None]) -> str:
-    """The cluster file of a Slurm site. rejected: for each way to request a GPU, why Slurm would reject it, or None."""
-    partition, kind = made.partition, made.node_type
-    accepted = [request for request, why in rejected.items() if why is None]
-    undecided = [request for request, why in rejected.items() if why is not None and survey.UNDECIDED.search(why)]
-    gpus = kind.gpus[0] if kind is not None and kind.gpus else None
+def render_site_file(login: Login | None, site: Survey, proposed: Proposal, rejection_by_request: dict[str, str | None]) -> str:
+    """The cluster file of a Slurm site. rejection_by_request: for each way to request a GPU, why Slurm would reject it, or None."""
+    partition, node_type = proposed.partition, proposed.node_type
+    accepted = [request for request, why in rejection_by_request.items() if why is None]
+    undecided = [request for request, why in rejection_by_request.items() if why is not None and survey.UNDECIDED.search(why)]
+    gpus = node_type.gpus[0] if node_type is not None and node_type.gpus else None
     return templates.render(
         "cluster/slurm.yaml.j2",
-        cluster_name=_name(site.settings.cluster or (login.host if login else "site")),
+        cluster_name=_cluster_name(site.settings.cluster or (login.host if login else "site")),
         login=login,
         partition=partition,
-        partition_table=_partitions(site),
-        account=made.account,
-        accounts=made.accounts,
-        qos=made.qos,
-        needed_qos=made.needed_qos,
+        partition_table=_partition_lines(site),
+        account=proposed.account,
+        accounts=proposed.accounts,
+        qos=proposed.qos,
+        needed_qos=proposed.needed_qos,
         gpu_request=next(iter([*accepted, *undecided]), None),
-        request_table=[f"{request}: {_answer(why)}" for request, why in rejected.items()],
-        time=_time(proposal.time_s(partition)),
-        limits=_limits(partition) if partition is not None else {},
-        typed_partitions=_typed_partitions(proposal.typed_partitions(site, made)),
+        request_table=[f"{request}: {_answer_text(why)}" for request, why in rejection_by_request.items()],
+        time=_slurm_time(proposal.propose_time_s(partition)),
+        limits=_partition_limits(partition) if partition is not None else {},
+        typed_partitions=_typed_partition_entries(proposal.propose_typed_partitions(site, proposed)),
         exclusive=partition is None or partition.is_exclusive or gpus is None,
-        cpus_per_rank=min(max(1, kind.cpus // gpus.count), MOST_CPUS_PER_RANK) if kind and gpus else None,
+        cpus_per_rank=min(max(1, node_type.cpus // gpus.count), MOST_CPUS_PER_RANK) if node_type and gpus else None,
         gpus=gpus,
-        folder=made.folder,
-        free=_free(made.folder) if made.folder is not None else None,
-        folder_table=[_folder(folder) for folder in site.folders],
-        quota_table=[_quota(quota) for quota in site.quotas.quotas],
+        folder=proposed.folder,
+        free=_free_text(proposed.folder) if proposed.folder is not None else None,
+        folder_table=[_folder_line(folder) for folder in site.folders],
+        quota_table=[_quota_line(quota) for quota in site.quotas.quotas],
         quota_commands=site.quotas.site_commands,
-        module=made.module,
-        python=made.python,
-        has_python=made.has_python,
+        module=proposed.module,
+        python=proposed.python,
+        has_python=proposed.has_python,
         oldest=".".join(map(str, OLDEST)),
-        module_table=_modules(site.modules),
+        module_table=_module_lines(site.modules),
         unknown=site.unknown,
     )
 
 
-def _partitions(site: Survey) -> list[str]:
+def _partition_lines(site: Survey) -> list[str]:
     lines = []
     for partition in site.partitions:
-        kinds = [kind for kind in site.node_types if kind.partition == partition.name]
+        node_types = [node_type for node_type in site.node_types if node_type.partition == partition.name]
         nodes = "; ".join(
-            f"{kind.count} x {kind.cpus} CPUs, {kind.memory_mib // 1024} GiB"
-            + "".join(f", {gpu.count} GPUs {gpu.type or ''}".rstrip() for gpu in kind.gpus)
-            for kind in kinds
+            f"{node_type.count} x {node_type.cpus} CPUs, {node_type.memory_mib // 1024} GiB"
+            + "".join(f", {gpu.count} GPUs {gpu.type or ''}".rstrip() for gpu in node_type.gpus)
+            for node_type in node_types
         )
-        limit = f"at most {_time(partition.max_time_s)}" if partition.max_time_s else "no time limit"
+        limit = f"at most {_slurm_time(partition.max_time_s)}" if partition.max_time_s else "no time limit"
         state = "" if partition.is_up else " (not up)"
         lines.append(f"{partition.name}{state}: {nodes or 'no nodes shown'}; {limit}")
     return lines
 
 
-def _limits(partition: SitePartition) -> dict[str, str | int]:
+def _partition_limits(partition: SitePartition) -> dict[str, str | int]:
     """The time and node limits of a partition, by the keys of the cluster file. Limits that no run can reach are left out."""
     limits: dict[str, str | int] = {}
     if partition.max_time_s and partition.max_time_s <= proposal.LONGEST_S:
-        limits["max_time"] = _time(partition.max_time_s)
+        limits["max_time"] = _slurm_time(partition.max_time_s)
     if partition.max_nodes and partition.max_nodes <= MOST_NODES:
         limits["max_nodes"] = partition.max_nodes
     return limits
 
 
-def _typed_partitions(found: Sequence[TypedPartition]) -> list[str]:
+def _typed_partition_entries(typed_partitions: Sequence[TypedPartition]) -> list[str]:
     """The entries of `slurm.partitions` in the cluster file, as YAML; empty if the site has fewer than two types of GPUs."""
-    if len(found) < 2:
+    if len(typed_partitions) < 2:
         return []
     entries = [
         {
             "name": entry.partition.name,
             "gpus": {"type": entry.gpus.type, "per_node": entry.gpus.count},
-            **_limits(entry.partition),
+            **_partition_limits(entry.partition),
         }
-        for entry in found
+        for entry in typed_partitions
     ]
     return [json.dumps(entry) for entry in entries]
 
 
-def _modules(names: Sequence[str]) -> list[str]:
+def _module_lines(names: Sequence[str]) -> list[str]:
     """The modules of the site as lines of text. Modules with a Python come first, as a site may have hundreds of others."""
-    pythons = [name for name in names if proposal.is_python(name)]
-    others = [name for name in names if name not in pythons]
+    python_modules = [name for name in names if proposal.is_python_module(name)]
+    other_modules = [name for name in names if name not in python_modules]
     lines = []
-    for kind, members in (("modules with Python", pythons), ("other modules", others)):
-        more = f" and {len(members) - MOST_MODULES} more" if len(members) > MOST_MODULES else ""
-        lines += [f"{kind}: {', '.join(members[-MOST_MODULES:])}{more}"] if members else []
+    for kind, members in (("modules with Python", python_modules), ("other modules", other_modules)):
+        rest_text = f" and {len(members) - MOST_MODULES} more" if len(members) > MOST_MODULES else ""
+        lines += [f"{kind}: {', '.join(members[-MOST_MODULES:])}{rest_text}"] if members else []
     return lines
 
 
-def _folder(folder: SharedFolder) -> str:
+def _folder_line(folder: SharedFolder) -> str:
     name = f"{folder.variable}=" if folder.variable else ""
-    return f"{name}{folder.path}: {folder.file_system}, {_free(folder)}"
+    return f"{name}{folder.path}: {folder.file_system}, {_free_text(folder)}"
 
 
-def _local_file() -> str:
+def _make_local_file() -> str:
     facts = Facts(LocalNode())
     system = facts[_SYSTEM]
     return templates.render(
         "cluster/local.yaml.j2",
-        cluster_name=_name(system.hostname.partition(".")[0]),
-        machine=_machine(system),
-        gpus=_gpu_names(facts),
+        cluster_name=_cluster_name(system.hostname.partition(".")[0]),
+        machine=_machine_text(system),
+        gpus=_list_gpu_names(facts),
     )
 
 
-def _answer(why: str | None) -> str:
+def _answer_text(why: str | None) -> str:
     """Slurm's answer to one way to request GPUs, as text. why: why Slurm would reject the job; None if it would accept it."""
     if why is None:
         return "accepted"
     return f"ask: {why}; are all nodes down now?" if survey.UNDECIDED.search(why) else f"rejected: {why}"
 
 
-def _ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]) -> str:
+def _make_ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]) -> str:
     nodes: list[dict[str, object]] = []
     gpus: list[list[str]] = []
     folders: list[set[str]] = []
-    for place, login in enumerate(logins):
+    for index, login in enumerate(logins):
         output.remark(f"asking {login.host}", style="dim")
-        facts = Facts(_ssh_node(workspace, login))
+        facts = Facts(_make_ssh_node(workspace, login))
         system = facts[_SYSTEM]
-        gpus.append(_gpu_names(facts))
+        gpus.append(_list_gpu_names(facts))
         folders.append({entry.path for entry in facts[SHARED_FOLDERS] if entry.is_network})
-        remark = ", ".join([_machine(system), *gpus[-1]])
-        nodes.append({"name": f"node{place}", "host": login.host, "user": login.user, "port": login.port, "remark": remark})
-    common = sorted(set.intersection(*folders))
+        remark = ", ".join([_machine_text(system), *gpus[-1]])
+        nodes.append({"name": f"node{index}", "host": login.host, "user": login.user, "port": login.port, "remark": remark})
+    common_folders = sorted(set.intersection(*folders))
     return templates.render(
         "cluster/ssh.yaml.j2",
-        cluster_name=_name(logins[0].host.partition(".")[0]),
+        cluster_name=_cluster_name(logins[0].host.partition(".")[0]),
         nodes=nodes,
         gpus=min(map(len, gpus)),
-        shared=f"{common[0]}/shardlab" if common else None,
+        shared=f"{common_folders[0]}/shardlab" if common_folders else None,
     )
 
 
-def _ssh_node(workspace: Workspace, login: Login) -> SshNode:
+def _make_ssh_node(workspace: Workspace, login: Login) -> SshNode:
     workspace_trust.begin(workspace)  # a login writes the host key into .shardlab
-    where = Address(login.host, login.port, login.user, known_hosts=workspace.own / "known_hosts")
-    return SshNode(login.host, login.host, login.port, login.user, None, "python3", Remote(where))
+    ssh_address = Address(login.host, login.port, login.user, known_hosts=workspace.own / "known_hosts")
+    return SshNode(login.host, login.host, login.port, login.user, None, "python3", Remote(ssh_address))
 
 
-def _gpu_names(facts: Facts) -> list[str]:
+def _list_gpu_names(facts: Facts) -> list[str]:
     """A text for each GPU of a node, even if the driver is not installed there."""
     nvidia = facts[_NVIDIA]
     if nvidia.seen:
@@ -244,32 +244,32 @@ def _gpu_names(facts: Facts) -> list[str]:
     return [f"NVIDIA GPU {gpu.device:#06x} (without a driver)" for gpu in nvidia.gpus]
 
 
-def _machine(system: System) -> str:
+def _machine_text(system: System) -> str:
     return f"{system.cpus} CPUs, {system.memory_kib / (1 << 20):.0f} GiB memory, {system.pretty}"
 
 
-def _free(folder: SharedFolder) -> str:
+def _free_text(folder: SharedFolder) -> str:
     inodes = f", {folder.free_inodes:,} inodes" if folder.free_inodes else ""
     return "free space not known" if folder.free_bytes is None else f"{folder.free_bytes / GIB:,.0f} GiB free{inodes}"
 
 
-def _quota(quota: Quota) -> str:
+def _quota_line(quota: Quota) -> str:
     """A quota in one line, such as `/scratch: 120 of 1,000 GiB used, 40,000 of 1,000,000 files`."""
-    used, most = (None if size is None else f"{size / GIB:,.0f}" for size in (quota.used_bytes, quota.most_bytes))
+    used_text, most_text = (None if size is None else f"{size / GIB:,.0f}" for size in (quota.used_bytes, quota.most_bytes))
     files, most_files = (None if count is None else f"{count:,}" for count in (quota.used_files, quota.most_files))
-    sizes = f"{used or 'unknown'} of {most} GiB used" if most else "no limit of bytes"
+    sizes = f"{used_text or 'unknown'} of {most_text} GiB used" if most_text else "no limit of bytes"
     counts = f"{files or 'unknown'} of {most_files} files" if most_files else "no limit of files"
     return f"{quota.place}: {sizes}, {counts}"
 
 
-def _time(seconds: int) -> str:
+def _slurm_time(seconds: int) -> str:
     """A duration as Slurm writes it: HH:MM:SS or D-HH:MM:SS."""
     days, rest = divmod(seconds, 86_400)
     clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
     return f"{days}-{clock}" if days else clock
 
 
-def _name(text: str) -> str:
+def _cluster_name(text: str) -> str:
     """A name for the cluster, made from `text`, with only the characters that a cluster file allows in a name."""
     name = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:31]
     return name if re.match(r"^[a-z0-9]", name) else "site"

@@ -39,7 +39,7 @@ class NodeRow(msgspec.Struct):
     since: float = 0.0
     changes: int = 0
 
-    def drawn(self, operations: int, now: float) -> tuple[Text, str, str]:
+    def render_cells(self, operations: int, now_s: float) -> tuple[Text, str, str]:
         """The row of the table for this node.
 
         Returns (one letter for each operation, the number of changes, the running operation with its time in seconds).
@@ -48,8 +48,8 @@ class NodeRow(msgspec.Struct):
         for state in self.states:
             line.append(*LETTERS[state])
         line.append("." * (operations - len(self.states)), "dim")
-        doing = f"{self.running}  {now - self.since:.0f} s" if self.running else ""
-        return line, str(self.changes or ""), doing
+        running_text = f"{self.running}  {now_s - self.since:.0f} s" if self.running else ""
+        return line, str(self.changes or ""), running_text
 
 
 class ProgressTable(PlanObserver):
@@ -61,11 +61,11 @@ class ProgressTable(PlanObserver):
         self._clock = clock
         self._lock = threading.Lock()
 
-    def begins(self, node: str, operation: str) -> None:
+    def record_start(self, node: str, operation: str) -> None:
         with self._lock:
             self.rows[node].running, self.rows[node].since = operation, self._clock()
 
-    def ends(self, step: OperationStep) -> None:
+    def record_end(self, step: OperationStep) -> None:
         with self._lock:
             row = self.rows.get(step.node, NodeRow())  # no row: --limit left out this node, but another node needs it
             row.running = None
@@ -80,7 +80,7 @@ class ProgressTable(PlanObserver):
         table.add_column("now", no_wrap=True)
         with self._lock:
             for name, row in self.rows.items():
-                table.add_row(Text(name), *row.drawn(self.operations, self._clock()))
+                table.add_row(Text(name), *row.render_cells(self.operations, self._clock()))
         return Group(table, Text(LEGEND, "dim"))
 
 
@@ -90,7 +90,7 @@ class ProgressLines(PlanObserver):
     def __init__(self, output: Output) -> None:
         self._output = output
 
-    def ends(self, step: OperationStep) -> None:
+    def record_end(self, step: OperationStep) -> None:
         if step.state in ("changed", "failed"):
             self._output.remark(f"{step.node}: {step.operation}: {step.state}")
         elif step.state == "administrator":
@@ -98,7 +98,7 @@ class ProgressLines(PlanObserver):
 
 
 @contextmanager
-def shown(output: Output, nodes: Sequence[str], operations: int) -> Iterator[PlanObserver]:
+def show_progress(output: Output, nodes: Sequence[str], operations: int) -> Iterator[PlanObserver]:
     """Show the progress on standard error during the block: on a terminal as a table, which disappears at the end.
 
     Without a terminal, a line is printed for each operation that changed something, failed, or needs an administrator.

@@ -15,16 +15,16 @@ def main(verb: str, request: str) -> int:
 
     request: the data set, a `Wanted` as JSON. An error is printed to standard error. Returns the exit code.
     """
-    wanted = stage.Wanted(**json.loads(request))
+    stage_request = stage.StageRequest(**json.loads(request))
     try:
-        state = {"look": stage.look, "download": stage.download_archive, "stage": stage.stage}[verb](wanted)
+        state = {"look": stage.inspect_data_set, "download": stage.download_archive, "stage": stage.stage_data_set}[verb](stage_request)
     except ShardlabError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        print(f"{error.filename or wanted.data_path}: {error.strerror or error}.", file=sys.stderr)
+        print(f"{error.filename or stage_request.data_path}: {error.strerror or error}.", file=sys.stderr)
         return 1
-    print(json.dumps(stage.plain(state)))
+    print(json.dumps(stage.state_as_dict(state)))
     return 0
 
 

@@ -15,8 +15,8 @@ from provision.datasets.formats import Format, check_image_start
 from shardlab.errors import InputError
 
 CHUNK = 2**20
-HEADERS = 2**20  # the most bytes between two members; a header has 512 bytes, a long name a few more, and padding up to 20 KiB
-KINDS = {
+MOST_HEADER_BYTES = 2**20  # the most bytes between two members; a header has 512 bytes, a long name a few more, and padding up to 20 KiB
+MEMBER_KINDS = {
     tarfile.SYMTYPE: "a symbolic link",
     tarfile.LNKTYPE: "a hard link",
     tarfile.CHRTYPE: "a character device",
@@ -38,26 +38,26 @@ class ArchiveMember(NamedTuple):
         return source
 
 
-def unpack(archive: Path, wanted: Format, folder: Path, within: str = "") -> None:
+def unpack_archive(archive: Path, data_format: Format, folder: Path, name_prefix: str = "") -> None:
     """Write the members of a tar file, plain or gzipped, into the new folder `folder`. Raises InputError or OSError.
 
-    within: a prefix for the names of members, for an archive that contains only a part of the data set.
-    Names, types, sizes and the number of members are checked against `wanted` before a byte of a member is written.
+    name_prefix: a prefix for the names of members, for an archive that contains only a part of the data set.
+    Names, types, sizes and the number of members are checked against `data_format` before a byte of a member is written.
     """
-    written = 0
-    with archive.open("rb") as raw, whole(archive):
-        for member in members(archive, raw, wanted.most_files, wanted.most_bytes):
+    written_bytes = 0
+    with archive.open("rb") as raw, damage_as_input_error(archive):
+        for member in read_members(archive, raw, data_format.most_files, data_format.most_bytes):
             name = member.info.name
-            match = wanted.member.fullmatch(within + name.removeprefix("./").removeprefix(within))
+            match = data_format.member.fullmatch(name_prefix + name.removeprefix("./").removeprefix(name_prefix))
             if match is None:
-                raise foreign(archive, name, wanted.spoken)
-            written += member.info.size
-            write(archive, member, folder / match["kept"], image=wanted.linked)
-    if not written:
-        raise InputError(f"{archive}: contains no data. Allowed: {wanted.spoken}.")
+                raise foreign_member_error(archive, name, data_format.allowed_members)
+            written_bytes += member.info.size
+            write_member(archive, member, folder / match["kept"], image=data_format.linked)
+    if not written_bytes:
+        raise InputError(f"{archive}: contains no data. Allowed: {data_format.allowed_members}.")
 
 
-def members(
+def read_members(
     archive: Path | str, raw: IO[bytes], most_files: int, most_bytes: int, *, may_be_zipped: bool = True
 ) -> Iterator[ArchiveMember]:
     """The plain files of a tar file, in the order of the tar file; folders are skipped. Each file is checked before it is
@@ -69,16 +69,16 @@ def members(
 
     Raises InputError for a member with another type or a path out of its folder, and for a damaged archive.
     """
-    seen = size = 0
-    with _opened(archive, raw, may_be_zipped=may_be_zipped) as (tar, meter):
+    member_count = size = 0
+    with _open_archive(archive, raw, may_be_zipped=may_be_zipped) as (tar, meter):
         while True:
-            meter.left = HEADERS
+            meter.left = MOST_HEADER_BYTES
             info = tar.next()
             if info is None:
                 break
             tar.members.clear()  # type: ignore[attr-defined]  # otherwise a million headers would stay in memory
-            seen += 1
-            if seen > most_files:
+            member_count += 1
+            if member_count > most_files:
                 raise InputError(f"{archive}: has more than {most_files} members, the most that this set may have.")
             _check_path(archive, info.name)
             if info.isdir():
@@ -91,7 +91,7 @@ def members(
             yield ArchiveMember(tar, info)
 
 
-def foreign(archive: Path | str, name: str, allowed: str) -> InputError:
+def foreign_member_error(archive: Path | str, name: str, allowed: str) -> InputError:
     """The error for a member that does not belong to the data set. allowed: the allowed members, in words."""
     return InputError(f"{archive}: the member {name!r} does not belong to this set. Allowed: {allowed}.")
 
@@ -108,13 +108,13 @@ def _check_kind(archive: Path | str, member: tarfile.TarInfo) -> None:
     """Raises InputError if a member is not a plain file."""
     name = member.name
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
-        kind = KINDS.get(member.type, "a sparse file" if member.isreg() else f"of the type {member.type!r}")
+        kind = MEMBER_KINDS.get(member.type, "a sparse file" if member.isreg() else f"of the type {member.type!r}")
         raise InputError(f"{archive}: the member {name!r} is {kind}. Allowed: plain files.")
     if member.size < 0:
         raise InputError(f"{archive}: the member {name!r} has a size below 0.")
 
 
-def write(archive: Path | str, member: ArchiveMember, path: Path, *, image: bool) -> None:
+def write_member(archive: Path | str, member: ArchiveMember, path: Path, *, image: bool) -> None:
     """Write a member to a file that must not exist yet. image: whether its first bytes must be those of an image.
 
     Raises InputError if the member occurs twice or is truncated.
@@ -142,7 +142,7 @@ class _Meter:
 
     def __init__(self, file: IO[bytes], archive: Path | str) -> None:
         self._file, self._archive = file, archive
-        self.left = HEADERS
+        self.left = MOST_HEADER_BYTES
 
     def read(self, size: int) -> bytes:
         piece = self._file.read(size)
@@ -153,7 +153,7 @@ class _Meter:
 
 
 @contextlib.contextmanager
-def whole(archive: Path | str) -> Iterator[None]:
+def damage_as_input_error(archive: Path | str) -> Iterator[None]:
     """Turn the errors that a damaged archive causes in the `with` block into InputError. The block reads the archive."""
     try:
         yield
@@ -162,12 +162,12 @@ def whole(archive: Path | str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened(archive: Path | str, raw: IO[bytes], *, may_be_zipped: bool) -> Iterator[tuple[tarfile.TarFile, _Meter]]:
+def _open_archive(archive: Path | str, raw: IO[bytes], *, may_be_zipped: bool) -> Iterator[tuple[tarfile.TarFile, _Meter]]:
     """Open an archive as a stream that is read once. Yields (the open tar file, the meter that limits how many bytes are read
     from it)."""
     with contextlib.ExitStack() as opened:
-        zipped = may_be_zipped and raw.read(2) == b"\x1f\x8b"
+        is_zipped = may_be_zipped and raw.read(2) == b"\x1f\x8b"
         if may_be_zipped:
             raw.seek(0)
-        meter = _Meter(opened.enter_context(gzip.open(raw)) if zipped else raw, archive)  # type: ignore[arg-type]
+        meter = _Meter(opened.enter_context(gzip.open(raw)) if is_zipped else raw, archive)  # type: ignore[arg-type]
         yield opened.enter_context(tarfile.open(fileobj=meter, mode="r|", errorlevel=2)), meter  # type: ignore[call-overload]

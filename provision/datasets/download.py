@@ -21,79 +21,79 @@ PAUSE_S = 1.0  # seconds before the second attempt; the pause doubles for each f
 STALL_S = 60.0  # an attempt fails if no byte arrives for this many seconds
 
 
-def fetch(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
+def download_file(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
     """Download the rest of the archive into `partial`, and return it if its SHA-256 is `sha256`.
 
     most_bytes: the largest allowed size of the archive. Raises InputError if the archive has another SHA-256 (the partial file
     is then deleted), and ShardlabError if the download could not be completed (the partial file is then kept).
     """
-    why, shown = "", without_secrets(url)
+    why, shown_url = "", without_secrets(url)
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(PAUSE_S * 2 ** (attempt - 1))
         try:
-            if _transfer(url, partial, most_bytes):
+            if _download_rest(url, partial, most_bytes):
                 break
             why = "the connection ended early"
         except urllib.error.HTTPError as error:
             error.close()  # the answer of the server, which nobody reads
             if error.code < 500 and error.code not in (408, 416, 429):
-                raise InputError(f"{shown}: the server says {error.code} {without_secrets(str(error.reason))}.") from None
+                raise InputError(f"{shown_url}: the server says {error.code} {without_secrets(str(error.reason))}.") from None
             if error.code == 416:  # the server has no more bytes: the partial file is complete, or fails the checksum below
                 break
             why = f"the server says {error.code} {without_secrets(str(error.reason))}"
         except (OSError, http.client.HTTPException) as error:
             why = without_secrets(str(getattr(error, "reason", error))) or type(error).__name__
     else:
-        have = partial.stat().st_size if partial.exists() else 0
-        raise ShardlabError(f"{shown}: {why}, after {have} bytes; run the same command again to resume the download.")
-    actual = digest(partial)
-    if actual != sha256:
-        forget(partial)
+        received_bytes = partial.stat().st_size if partial.exists() else 0
+        raise ShardlabError(f"{shown_url}: {why}, after {received_bytes} bytes; run the same command again to resume the download.")
+    actual_sha256 = file_sha256(partial)
+    if actual_sha256 != sha256:
+        delete_partial(partial)
         raise InputError(
-            f"{shown}: its SHA-256 is {actual}. Allowed: {sha256}, as cluster.yaml says. The download was deleted."
+            f"{shown_url}: its SHA-256 is {actual_sha256}. Allowed: {sha256}, as cluster.yaml says. The download was deleted."
         )
     return partial
 
 
-def forget(partial: Path) -> None:
+def delete_partial(partial: Path) -> None:
     """Delete a partial file and the note beside it."""
     partial.unlink(missing_ok=True)
-    _note(partial).unlink(missing_ok=True)
+    _note_path(partial).unlink(missing_ok=True)
 
 
-def digest(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _transfer(url: str, partial: Path, most_bytes: int) -> bool:
+def _download_rest(url: str, partial: Path, most_bytes: int) -> bool:
     """Make one attempt to download the missing bytes. Returns whether the partial file is complete now."""
     request = urllib.request.Request(url)  # noqa: S310  # the scheme of the URL was checked when cluster.yaml was read
-    have, shown = partial.stat().st_size if partial.exists() else 0, without_secrets(url)
-    noted, asked = _noted(partial), hashlib.sha256(url.encode()).hexdigest()
-    if have and noted.get("url_sha256") == asked:
-        request.add_header("Range", f"bytes={have}-")
-        if validator := noted.get("validator"):
+    received_bytes, shown_url = partial.stat().st_size if partial.exists() else 0, without_secrets(url)
+    note, url_digest = _read_note(partial), hashlib.sha256(url.encode()).hexdigest()
+    if received_bytes and note.get("url_sha256") == url_digest:
+        request.add_header("Range", f"bytes={received_bytes}-")
+        if validator := note.get("validator"):
             request.add_header("If-Range", validator)  # if the file at the URL changed, the server sends the whole file
     with urllib.request.urlopen(request, timeout=STALL_S) as answer:  # noqa: S310
-        begin, total = _extent(answer.status, answer.headers)
-        if begin not in (0, have):
-            raise InputError(f"{shown}: asked for the bytes from {have}, the server sent those from {begin}.")
+        begin, total = _parse_extent(answer.status, answer.headers)
+        if begin not in (0, received_bytes):
+            raise InputError(f"{shown_url}: asked for the bytes from {received_bytes}, the server sent those from {begin}.")
         if total is not None and total > most_bytes:
-            raise InputError(f"{shown}: has {total} bytes. Allowed: at most {most_bytes} for this set.")
+            raise InputError(f"{shown_url}: has {total} bytes. Allowed: at most {most_bytes} for this set.")
         if not begin:
-            _note(partial).write_text(json.dumps({"url_sha256": asked, "validator": _validator(answer.headers)}))
+            _note_path(partial).write_text(json.dumps({"url_sha256": url_digest, "validator": _find_validator(answer.headers)}))
         with partial.open("ab" if begin else "wb") as file:
             while piece := answer.read(CHUNK):
                 if file.tell() + len(piece) > most_bytes:
-                    raise InputError(f"{shown}: sends more than {most_bytes} bytes, the most for this set.")
+                    raise InputError(f"{shown_url}: sends more than {most_bytes} bytes, the most for this set.")
                 file.write(piece)
             return total is None or file.tell() == total
 
 
-def _extent(status: int, headers: Message) -> tuple[int, int | None]:
+def _parse_extent(status: int, headers: Message) -> tuple[int, int | None]:
     """Returns (the position of the first byte that the server sends, the size of the whole file or None if it is not known)."""
     if status == 206 and (match := re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))):
         return int(match[1]), None if match[2] == "*" else int(match[2])
@@ -101,23 +101,23 @@ def _extent(status: int, headers: Message) -> tuple[int, int | None]:
     return 0, None if length is None else int(length)
 
 
-def _validator(headers: Message) -> str | None:
+def _find_validator(headers: Message) -> str | None:
     """The value for the header If-Range: a strong ETag, otherwise the date of the last change."""
     tag = headers.get("ETag")
     return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
 
 
-def _noted(partial: Path) -> dict[str, str | None]:
+def _read_note(partial: Path) -> dict[str, str | None]:
     """The note about a partial file: the SHA-256 of the URL from which it comes, and the validator of the file there.
 
     Empty if the note does not exist or is damaged; the download then starts again.
     """
     try:
-        noted = json.loads(_note(partial).read_text())
+        note = json.loads(_note_path(partial).read_text())
     except (FileNotFoundError, ValueError):
         return {}
-    return noted if isinstance(noted, dict) else {}
+    return note if isinstance(note, dict) else {}
 
 
-def _note(partial: Path) -> Path:
+def _note_path(partial: Path) -> Path:
     return partial.with_name(partial.name + ".json")

@@ -20,7 +20,7 @@ MNIST_PAIRS = (
     ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 )
 MNIST_PIXELS = (28, 28)
-LABELS = 10
+LABEL_COUNT = 10
 IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG")  # first bytes of JPEG and PNG; a few official .JPEG files of ImageNet are PNG
 
 
@@ -36,7 +36,7 @@ class Format:
 
     folder: str
     member: re.Pattern[str]
-    spoken: str
+    allowed_members: str
     most_files: int
     most_bytes: int
     check: Callable[[Path], None]
@@ -47,7 +47,7 @@ class Format:
 
 def _check_cifar10(folder: Path) -> None:
     for name in CIFAR10_FILES:
-        content = _content(folder / name, most=FORMATS["cifar10"].most_bytes)
+        content = _read_content(folder / name, most=FORMATS["cifar10"].most_bytes)
         if not content or len(content) % CIFAR10_RECORD:
             raise InputError(
                 f"{folder / name}: found {len(content)} bytes. Allowed: a multiple of {CIFAR10_RECORD}, one record."
@@ -57,8 +57,8 @@ def _check_cifar10(folder: Path) -> None:
 
 def _check_mnist(folder: Path) -> None:
     for images_name, labels_name in MNIST_PAIRS:
-        _, shape = _idx(folder, images_name, 3)
-        labels, _ = _idx(folder, labels_name, 1)
+        _, shape = _read_idx(folder, images_name, 3)
+        labels, _ = _read_idx(folder, labels_name, 1)
         if shape[1:] != MNIST_PIXELS:
             raise InputError(f"{folder / images_name}: found images of {shape[1]} x {shape[2]} pixels. Allowed: 28 x 28.")
         if shape[0] != len(labels):
@@ -66,23 +66,23 @@ def _check_mnist(folder: Path) -> None:
         _check_labels(folder / labels_name, labels)
 
 
-def _idx(folder: Path, name: str, dimensions: int) -> tuple[bytes, tuple[int, ...]]:
+def _read_idx(folder: Path, name: str, dimensions: int) -> tuple[bytes, tuple[int, ...]]:
     path = folder / name if (folder / name).exists() else folder / f"{name}.gz"
-    content = _content(path, most=FORMATS["mnist"].most_bytes)
+    content = _read_content(path, most=FORMATS["mnist"].most_bytes)
     begin = 4 + 4 * dimensions
     magic = bytes([0, 0, 8, dimensions])
     if content[:4] != magic or len(content) < begin:
         raise InputError(f"{path}: starts with {content[:4].hex(' ')}. Allowed: {magic.hex(' ')}, IDX of unsigned bytes.")
     shape = struct.unpack(f">{dimensions}I", content[4:begin])
-    promised = 1
+    promised_bytes = 1
     for size in shape:
-        promised *= size
-    if not promised or promised != len(content) - begin:
-        raise InputError(f"{path}: found {len(content) - begin} bytes after the header, which promises {promised}.")
+        promised_bytes *= size
+    if not promised_bytes or promised_bytes != len(content) - begin:
+        raise InputError(f"{path}: found {len(content) - begin} bytes after the header, which promises {promised_bytes}.")
     return content[begin:], shape
 
 
-def _content(path: Path, *, most: int) -> bytes:
+def _read_content(path: Path, *, most: int) -> bytes:
     """The bytes of a file, decompressed if its name ends with .gz. most: the largest allowed number of bytes."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as handle:
@@ -97,22 +97,22 @@ def _content(path: Path, *, most: int) -> bytes:
 
 
 def _check_labels(path: Path, labels: bytes) -> None:
-    if max(labels) >= LABELS:
-        first = next(place for place, label in enumerate(labels) if label >= LABELS)
-        raise InputError(f"{path}: record {first} has the label {labels[first]}. Allowed: 0 to {LABELS - 1}.")
+    if max(labels) >= LABEL_COUNT:
+        first = next(index for index, label in enumerate(labels) if label >= LABEL_COUNT)
+        raise InputError(f"{path}: record {first} has the label {labels[first]}. Allowed: 0 to {LABEL_COUNT - 1}.")
 
 
 def _check_imagenet(folder: Path) -> None:
     """Check that `train` and `val` have class folders, that every class of `val` is a class of `train`, and that the first file
     of each class folder is an image. Raises InputError."""
-    classes = {split: _folders(folder / split) for split in ("train", "val")}
+    classes = {split: _list_folders(folder / split) for split in ("train", "val")}
     if len(classes["train"]) < 2:
         raise InputError(f"{folder / 'train'}: found {len(classes['train'])} class folders. Allowed: at least 2.")
     if not classes["val"]:
         raise InputError(f"{folder / 'val'}: found no class folders. Allowed: val/WNID/*.JPEG; the official archive is flat.")
-    if strange := set(classes["val"]) - set(classes["train"]):
+    if unknown_classes := set(classes["val"]) - set(classes["train"]):
         raise InputError(
-            f"{folder / 'val' / min(strange)}: is no class of train. Allowed: its {len(classes['train'])} folders."
+            f"{folder / 'val' / min(unknown_classes)}: is no class of train. Allowed: its {len(classes['train'])} folders."
         )
     for split, names in classes.items():
         for name in names:
@@ -124,13 +124,13 @@ def _check_imagenet(folder: Path) -> None:
                 check_image_start(first, handle.read(4))
 
 
-def check_image_start(where: str, start: bytes) -> None:
-    """Check the first bytes of an image. Raises InputError if no image begins with them. where: the image, for the error."""
+def check_image_start(image_name: str, start: bytes) -> None:
+    """Check the first bytes of an image. Raises InputError if no image begins with them. image_name: the image, for the error."""
     if not start.startswith(IMAGE_STARTS):
-        raise InputError(f"{where}: starts with {start[:4].hex(' ') or 'nothing'}. Allowed: a JPEG.")
+        raise InputError(f"{image_name}: starts with {start[:4].hex(' ') or 'nothing'}. Allowed: a JPEG.")
 
 
-def _folders(folder: Path) -> list[str]:
+def _list_folders(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
@@ -138,12 +138,12 @@ def _folders(folder: Path) -> list[str]:
         raise InputError(f"{folder}: no such folder. Allowed: train/WNID/*.JPEG and val/WNID/*.JPEG.") from None
 
 
-def _sizes(folder: Path) -> dict[str, int]:
+def _file_sizes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
 
 
-def _class_counts(folder: Path) -> dict[str, int]:
-    return {split: len(_folders(folder / split)) for split in ("train", "val")}
+def _count_classes(folder: Path) -> dict[str, int]:
+    return {split: len(_list_folders(folder / split)) for split in ("train", "val")}
 
 
 FORMATS = {
@@ -152,29 +152,29 @@ FORMATS = {
         member=re.compile(
             r"(cifar-10-batches-bin/)?(?P<kept>(data_batch_[1-5]|test_batch)\.bin|batches\.meta\.txt|readme\.html)"
         ),
-        spoken="cifar-10-batches-bin/ with data_batch_1.bin to data_batch_5.bin, test_batch.bin, batches.meta.txt, readme.html",
+        allowed_members="cifar-10-batches-bin/ with data_batch_1.bin to data_batch_5.bin, test_batch.bin, batches.meta.txt, readme.html",
         most_files=16,
         most_bytes=256 * 2**20,
         check=_check_cifar10,
-        summary=_sizes,
+        summary=_file_sizes,
     ),
     "mnist": Format(
         folder="mnist",
         member=re.compile(r"([A-Za-z0-9_-]+/)*(?P<kept>(train|t10k)-(images-idx3|labels-idx1)-ubyte(\.gz)?)"),
-        spoken="{train,t10k}-{images-idx3,labels-idx1}-ubyte, with or without .gz",
+        allowed_members="{train,t10k}-{images-idx3,labels-idx1}-ubyte, with or without .gz",
         most_files=16,
         most_bytes=128 * 2**20,
         check=_check_mnist,
-        summary=_sizes,
+        summary=_file_sizes,
     ),
     "imagenet": Format(
         folder="imagenet",
         member=re.compile(r"([A-Za-z0-9_-]+/)?(?P<kept>(train|val)/[A-Za-z0-9_]+/[A-Za-z0-9_]+\.(JPEG|jpeg|JPG|jpg))"),
-        spoken="train/WNID/*.JPEG and val/WNID/*.JPEG",
+        allowed_members="train/WNID/*.JPEG and val/WNID/*.JPEG",
         most_files=2_000_000,
         most_bytes=400 * 2**30,
         check=_check_imagenet,
-        summary=_class_counts,
+        summary=_count_classes,
         linked=True,
         parts=("train", "val"),
     ),

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from provision.datasets import synsets
-from provision.datasets.archive import foreign, members, whole, write
+from provision.datasets.archive import foreign_member_error, read_members, damage_as_input_error, write_member
 from provision.datasets.formats import FORMATS
 from shardlab.errors import InputError
 
@@ -34,12 +34,12 @@ META, TRUTH = "data/meta.mat", "data/ILSVRC2012_validation_ground_truth.txt"
 WNID = re.compile(r"n[0-9]{1,12}")
 
 
-def are_in(folder: Path) -> bool:
+def has_official_archives(folder: Path) -> bool:
     """Whether a folder has the official archive of the training images."""
     return (folder / TRAIN).is_file()
 
 
-def unpack(source: Path, folder: Path, settle: Callable[[], None]) -> None:
+def unpack_official_archives(source: Path, folder: Path, settle: Callable[[], None]) -> None:
     """Unpack the three archives in `source` into `folder`, as train/WNID/*.JPEG and val/WNID/*.JPEG, then call `settle`.
 
     If an earlier call with the same archives was interrupted, this call continues after the last complete class.
@@ -53,12 +53,12 @@ def unpack(source: Path, folder: Path, settle: Callable[[], None]) -> None:
             raise InputError(f"{path}: no such file. Allowed: the official archives {', '.join(p.name for p in archives)}.")
     note = folder.with_name(f"{folder.name}.json")
     stats = [path.stat() for path in archives]
-    wanted = [[path.name, stat.st_size, stat.st_mtime_ns] for path, stat in zip(archives, stats, strict=True)]
-    if _noted(note) != wanted:
+    expected_note = [[path.name, stat.st_size, stat.st_mtime_ns] for path, stat in zip(archives, stats, strict=True)]
+    if _read_note(note) != expected_note:
         shutil.rmtree(folder, ignore_errors=True)
-        note.write_text(json.dumps(wanted))
+        note.write_text(json.dumps(expected_note))
     try:
-        wnids = _validation_classes(source / DEVELOPMENT_KIT)
+        wnids = _read_validation_classes(source / DEVELOPMENT_KIT)
         _unpack_train(source / TRAIN, folder / "train")
         _unpack_validation(source / VALIDATION, folder / "val", wnids)
         settle()
@@ -69,7 +69,7 @@ def unpack(source: Path, folder: Path, settle: Callable[[], None]) -> None:
     note.unlink()
 
 
-def _noted(note: Path) -> object:
+def _read_note(note: Path) -> object:
     """The names, sizes and times of the archives of an interrupted call, from its note; None if no note can be read."""
     try:
         return json.loads(note.read_text())
@@ -78,25 +78,25 @@ def _noted(note: Path) -> object:
 
 
 def _unpack_train(archive: Path, folder: Path) -> None:
-    form, classes = FORMATS["imagenet"], 0
-    with archive.open("rb") as raw, whole(archive):
-        for member in members(archive, raw, MOST_CLASSES, form.most_bytes, may_be_zipped=False):
+    data_format, classes = FORMATS["imagenet"], 0
+    with archive.open("rb") as raw, damage_as_input_error(archive):
+        for member in read_members(archive, raw, MOST_CLASSES, data_format.most_bytes, may_be_zipped=False):
             match = CLASS_ARCHIVE.fullmatch(member.info.name)
             if match is None:
-                raise foreign(archive, member.info.name, "WNID.tar, one for each class")
-            wnid, inner = match["wnid"], f"{archive}: {member.info.name}"
+                raise foreign_member_error(archive, member.info.name, "WNID.tar, one for each class")
+            wnid, inner_name = match["wnid"], f"{archive}: {member.info.name}"
             classes += 1
             if (folder / wnid).exists():
                 continue
-            growing = _new(folder / f".{wnid}.growing")
+            unfinished = _make_empty_folder(folder / f".{wnid}.growing")
             image = re.compile(rf"(?:\./)?(?P<name>{wnid}_[0-9]{{1,12}}\.JPEG)")
-            with whole(inner):
-                for photo in members(inner, member.open(), form.most_files, form.most_bytes, may_be_zipped=False):
-                    named = image.fullmatch(photo.info.name)
-                    if named is None:
-                        raise foreign(inner, photo.info.name, f"{wnid}_NUMBER.JPEG")
-                    write(inner, photo, growing / named["name"], image=True)
-            _publish(growing, folder / wnid)
+            with damage_as_input_error(inner_name):
+                for photo in read_members(inner_name, member.open(), data_format.most_files, data_format.most_bytes, may_be_zipped=False):
+                    name_match = image.fullmatch(photo.info.name)
+                    if name_match is None:
+                        raise foreign_member_error(inner_name, photo.info.name, f"{wnid}_NUMBER.JPEG")
+                    write_member(inner_name, photo, unfinished / name_match["name"], image=True)
+            _publish_folder(unfinished, folder / wnid)
     if not classes:
         raise InputError(f"{archive}: contains no data. Allowed: WNID.tar, one for each class.")
 
@@ -105,35 +105,35 @@ def _unpack_validation(archive: Path, folder: Path, wnids: Sequence[str]) -> Non
     """Unpack the validation images into one folder per class. wnids: the class of image 1, of image 2, and so on."""
     if folder.exists():
         return
-    form, images = FORMATS["imagenet"], 0
-    growing = _new(folder.with_name(f".{folder.name}.growing"))
-    with archive.open("rb") as raw, whole(archive):
-        for member in members(archive, raw, form.most_files, form.most_bytes, may_be_zipped=False):
+    data_format, images = FORMATS["imagenet"], 0
+    unfinished = _make_empty_folder(folder.with_name(f".{folder.name}.growing"))
+    with archive.open("rb") as raw, damage_as_input_error(archive):
+        for member in read_members(archive, raw, data_format.most_files, data_format.most_bytes, may_be_zipped=False):
             match = VALIDATION_IMAGE.fullmatch(member.info.name)
             if match is None:
-                raise foreign(archive, member.info.name, "ILSVRC2012_val_NUMBER.JPEG")
+                raise foreign_member_error(archive, member.info.name, "ILSVRC2012_val_NUMBER.JPEG")
             if not 1 <= (number := int(match["number"])) <= len(wnids):
                 raise InputError(
                     f"{archive}: the member {member.info.name!r} has no class. Allowed: the numbers 1 to {len(wnids)}, which "
                     f"{DEVELOPMENT_KIT} lists."
                 )
-            write(archive, member, growing / wnids[number - 1] / match["name"], image=True)
+            write_member(archive, member, unfinished / wnids[number - 1] / match["name"], image=True)
             images += 1
     if images != len(wnids):
         raise InputError(f"{archive}: has {images} images. Allowed: {len(wnids)}, as many as {DEVELOPMENT_KIT} lists.")
-    _publish(growing, folder)
+    _publish_folder(unfinished, folder)
 
 
-def _validation_classes(kit: Path) -> list[str]:
+def _read_validation_classes(kit: Path) -> list[str]:
     """The WNID of each validation image, in the order of their numbers."""
-    found = _read_kit(kit)
+    kit_files = _read_kit(kit)
     for name in (META, TRUTH):
-        if name not in found:
+        if name not in kit_files:
             raise InputError(f"{kit}: has no file {name}. Allowed: the official development kit of ILSVRC 2012.")
-    of_number = synsets.classes(found[META], f"{kit}: {META}")
+    wnid_by_id = synsets.read_classes(kit_files[META], f"{kit}: {META}")
     wnids: list[str] = []
-    for line, text in enumerate(found[TRUTH].decode("ascii", "replace").split(), 1):
-        wnid = of_number.get(int(text)) if len(text) < 10 and text.isdecimal() else None
+    for line, text in enumerate(kit_files[TRUTH].decode("ascii", "replace").split(), 1):
+        wnid = wnid_by_id.get(int(text)) if len(text) < 10 and text.isdecimal() else None
         if wnid is None or not WNID.fullmatch(wnid):
             raise InputError(f"{kit}: {TRUTH}: line {line}: found {text[:40]!r}. Allowed: an ILSVRC2012_ID of {META}.")
         wnids.append(wnid)
@@ -142,25 +142,25 @@ def _validation_classes(kit: Path) -> list[str]:
 
 def _read_kit(kit: Path) -> Mapping[str, bytes]:
     """The bytes of the files META and TRUTH of the development kit, by name; a file that the kit lacks is left out."""
-    found: dict[str, bytes] = {}
-    with kit.open("rb") as raw, whole(kit):
-        for member in members(kit, raw, MOST_KIT_FILES, MOST_KIT_BYTES):
+    contents: dict[str, bytes] = {}
+    with kit.open("rb") as raw, damage_as_input_error(kit):
+        for member in read_members(kit, raw, MOST_KIT_FILES, MOST_KIT_BYTES):
             for name in (META, TRUTH):
                 if member.info.name.endswith(f"/{name}"):
                     if member.info.size > MOST_TEXT_BYTES:
                         raise InputError(f"{kit}: {name} has {member.info.size} bytes. Allowed: at most {MOST_TEXT_BYTES}.")
-                    found[name] = member.open().read()
-    return found
+                    contents[name] = member.open().read()
+    return contents
 
 
-def _new(folder: Path) -> Path:
+def _make_empty_folder(folder: Path) -> Path:
     """Make an empty folder. If an interrupted call left this folder, it is removed first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
-def _publish(growing: Path, folder: Path) -> None:
+def _publish_folder(unfinished: Path, folder: Path) -> None:
     """Flush a complete folder to the disk and rename it, so that `folder` exists only when it is complete."""
     os.sync()  # one sync of all file systems is faster than a thousand calls of fsync
-    growing.rename(folder)
+    unfinished.rename(folder)

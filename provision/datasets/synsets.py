@@ -17,7 +17,7 @@ MOST_BYTES = 2**26  # most bytes of the decompressed elements; the official file
 HEADER_BYTES = 128
 BYTE_ORDERS = {b"IM": "<", b"MI": ">"}  # the last bytes of the header -> the byte order in the format strings of `struct`
 COMPRESSED, MATRIX = 15, 14  # types of elements
-NUMBERS = {1: "b", 2: "B", 3: "h", 4: "H", 5: "i", 6: "I", 7: "f", 9: "d"}  # type of an element -> format of a number
+NUMBER_FORMATS = {1: "b", 2: "B", 3: "h", 4: "H", 5: "i", 6: "I", 7: "f", 9: "d"}  # type of an element -> format of a number
 UTF8 = 16
 STRUCT = 2  # class of a matrix whose elements are structs
 
@@ -33,37 +33,37 @@ class MatElement(NamedTuple):
     data: memoryview
 
 
-def classes(content: bytes, where: str) -> dict[int, str]:
-    """The WNID of each ILSVRC2012_ID. content: the bytes of meta.mat. where: the file, for the message of an InputError."""
+def read_classes(content: bytes, file_name: str) -> dict[int, str]:
+    """The WNID of each ILSVRC2012_ID. content: the bytes of meta.mat. file_name: the file, for the message of an InputError."""
     try:
-        return _classes(content)
+        return _parse_classes(content)
     except (DamagedMatFile, struct.error, zlib.error, UnicodeDecodeError) as error:
         raise InputError(
-            f"{where}: the classes cannot be read: {error}. Allowed: meta.mat of the official development kit."
+            f"{file_name}: the classes cannot be read: {error}. Allowed: meta.mat of the official development kit."
         ) from None
 
 
-def _classes(content: bytes) -> dict[int, str]:
+def _parse_classes(content: bytes) -> dict[int, str]:
     order = BYTE_ORDERS.get(content[HEADER_BYTES - 2 : HEADER_BYTES])
     if order is None:
         raise DamagedMatFile("it is no MAT-file of level 5")
-    left = MOST_BYTES
-    for element in _elements(memoryview(content)[HEADER_BYTES:], order):
+    left_bytes = MOST_BYTES
+    for element in _read_elements(memoryview(content)[HEADER_BYTES:], order):
         if element.kind == COMPRESSED:
             inflater = zlib.decompressobj()
-            plain = inflater.decompress(element.data, left)
+            inflated = inflater.decompress(element.data, left_bytes)
             if inflater.unconsumed_tail:
                 raise DamagedMatFile(f"it decompresses to more than {MOST_BYTES} bytes")
-            left -= len(plain)
-            element = next(_elements(memoryview(plain), order), MatElement(0, memoryview(b"")))
-        if element.kind == MATRIX and (found := _synsets(element.data, order)) is not None:
-            return found
+            left_bytes -= len(inflated)
+            element = next(_read_elements(memoryview(inflated), order), MatElement(0, memoryview(b"")))
+        if element.kind == MATRIX and (wnid_by_id := _parse_synsets(element.data, order)) is not None:
+            return wnid_by_id
     raise DamagedMatFile("it has no array `synsets` with the fields ILSVRC2012_ID and WNID")
 
 
-def _synsets(matrix: memoryview, order: str) -> dict[int, str] | None:
+def _parse_synsets(matrix: memoryview, order: str) -> dict[int, str] | None:
     """The classes in `matrix`; None if it is not the array `synsets` with the fields ILSVRC2012_ID and WNID."""
-    parts = _elements(matrix, order)
+    parts = _read_elements(matrix, order)
     flags, _, name = (next(parts, None) for _ in range(3))
     if flags is None or name is None or not len(flags.data) or bytes(name.data) != b"synsets":
         return None
@@ -81,38 +81,38 @@ def _synsets(matrix: memoryview, order: str) -> dict[int, str] | None:
     values = list(parts)
     if not values or len(values) % len(fields):
         raise DamagedMatFile("`synsets` ends within a struct")
-    found: dict[int, str] = {}
+    wnid_by_id: dict[int, str] = {}
     for begin in range(0, len(values), len(fields)):
-        of_struct = dict(zip(fields, values[begin : begin + len(fields)], strict=True))
-        number, wnid = (_values(of_struct[field].data, order) for field in (b"ILSVRC2012_ID", b"WNID"))
+        struct_fields = dict(zip(fields, values[begin : begin + len(fields)], strict=True))
+        number, wnid = (_read_values(struct_fields[field].data, order) for field in (b"ILSVRC2012_ID", b"WNID"))
         if len(number) != 1 or not number[0].is_integer():
             raise DamagedMatFile("an ILSVRC2012_ID is no whole number")
         if not (0 < len(wnid) < 32 and all(0 < code < 128 for code in wnid)):
             raise DamagedMatFile("a WNID is no text")
-        found[int(number[0])] = "".join(chr(int(code)) for code in wnid)
-    return found
+        wnid_by_id[int(number[0])] = "".join(chr(int(code)) for code in wnid)
+    return wnid_by_id
 
 
-def _values(matrix: memoryview, order: str) -> list[float]:
+def _read_values(matrix: memoryview, order: str) -> list[float]:
     """The numbers of a matrix of numbers, or the character codes of a matrix of characters."""
-    *_, data = list(_elements(matrix, order))[:4] or [MatElement(0, memoryview(b""))]
-    form = NUMBERS.get(2 if data.kind == UTF8 else data.kind)
+    *_, data = list(_read_elements(matrix, order))[:4] or [MatElement(0, memoryview(b""))]
+    form = NUMBER_FORMATS.get(2 if data.kind == UTF8 else data.kind)
     if form is None:
         raise DamagedMatFile(f"a field has data of the type {data.kind}")
     count = len(data.data) // struct.calcsize(f"{order}{form}")
     return [float(value) for value in struct.unpack_from(f"{order}{count}{form}", data.data)]
 
 
-def _elements(data: memoryview, order: str) -> Iterator[MatElement]:
+def _read_elements(data: memoryview, order: str) -> Iterator[MatElement]:
     """The elements that stand one after another in `data`."""
-    at = 0
-    while len(data) - at >= 8:
-        kind, size = struct.unpack_from(f"{order}II", data, at)
-        begin = at + 8
+    offset = 0
+    while len(data) - offset >= 8:
+        kind, size = struct.unpack_from(f"{order}II", data, offset)
+        begin = offset + 8
         if kind >> 16:  # a small element: its size and type share four bytes, and its data are the next four
-            kind, size, begin = kind & 0xFFFF, kind >> 16, at + 4
+            kind, size, begin = kind & 0xFFFF, kind >> 16, offset + 4
         end = begin + size
-        if end > len(data) or (begin == at + 4 and size > 4):
-            raise DamagedMatFile(f"an element at byte {at} is longer than the data around it")
+        if end > len(data) or (begin == offset + 4 and size > 4):
+            raise DamagedMatFile(f"an element at byte {offset} is longer than the data around it")
         yield MatElement(kind, data[begin:end])
-        at = at + 8 if begin == at + 4 else end if kind == COMPRESSED else end + -end % 8
+        offset = offset + 8 if begin == offset + 4 else end if kind == COMPRESSED else end + -end % 8

@@ -10,7 +10,7 @@ from typing import Any
 BACKENDS = ("gloo", "nccl", "mpi")
 
 
-def look() -> dict[str, Any]:
+def inspect_torch() -> dict[str, Any]:
     """The fields of `provision.facts.torch.Torch` for this machine, by name.
 
     The import of torch can fail although torch is installed, for example because of a library of another CUDA release or an
@@ -37,7 +37,7 @@ def look() -> dict[str, Any]:
 
 def main() -> None:
     """Print the properties of torch on this machine as JSON."""
-    sys.stdout.write(json.dumps(look()) + "\n")
+    sys.stdout.write(json.dumps(inspect_torch()) + "\n")
 
 
 if __name__ == "__main__":

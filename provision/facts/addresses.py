@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provision.fact import Fact, decode
+from provision.fact import Fact, decode_last_line
 
 # Prints only IPv4 addresses. Ranks use IPv4 for their rendezvous; temporary IPv6 addresses would change the inventory often.
 PROGRAM = """\
@@ -22,8 +22,8 @@ def command(python: str) -> list[str]:
 
 def parse(stdout: str) -> dict[str, list[str]]:
     """The sorted addresses, by interface. Loopback and interfaces without addresses are left out. Raises ValueError."""
-    addresses_of = decode(stdout, dict[str, list[str]])
-    routable = {nic: [a for a in addresses if not a.startswith("127.")] for nic, addresses in addresses_of.items()}
+    addresses_of = decode_last_line(stdout, dict[str, list[str]])
+    routable = {nic: [address for address in addresses if not address.startswith("127.")] for nic, addresses in addresses_of.items()}
     return {nic: sorted(routable[nic]) for nic in sorted(routable) if routable[nic]}
 
 

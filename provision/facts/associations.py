@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from provision.fact import Fact
-from provision.facts.slurm_text import is_name, listed
+from provision.facts.slurm_text import is_name, parse_names
 
 FIELDS = "Account,Partition,QOS,DefaultQOS"
 # The program asks only about this cluster, because several clusters may share the accounting database, and an account of
@@ -31,22 +31,22 @@ def command(python: str) -> list[str]:
 
 def parse(stdout: str) -> tuple[Association, ...]:
     """The accounts of the user, from the output of PROGRAM. Raises ValueError if a line has another form."""
-    known = []
+    associations = []
     for line in stdout.splitlines():
         words = line.split("|")
         if len(words) != 4:
             raise ValueError(f"found {line[:80]!r}. Allowed: {FIELDS.replace(',', '|')}.")
         account, partition, qos, default_qos = words
         if is_name(account):
-            known.append(
+            associations.append(
                 Association(
                     account,
                     partition if is_name(partition) else None,
-                    listed(qos) or (),
+                    parse_names(qos) or (),
                     default_qos if is_name(default_qos) else None,
                 )
             )
-    return tuple(known)
+    return tuple(associations)
 
 
 ASSOCIATIONS = Fact("accounts", command, parse, timeout_s=60)

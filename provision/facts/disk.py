@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from provision.fact import Fact, decode
+from provision.fact import Fact, decode_last_line
 
 LABEL = "shardlab"  # the label of file systems that `provision` makes, by which it recognizes them before they are mounted
 # PROGRAM uses wipefs, which lists all signatures of file systems, RAID, LVM and encryption that libblkid finds. lsblk is not
@@ -26,7 +26,7 @@ printf '{"there": true, "tree": %s, "signs": "%s", "held": "%s", "blank": %s, "m
 """
 
 
-class _Found(msgspec.Struct):
+class _DiskReport(msgspec.Struct):
     there: bool
     tree: dict[str, Any] = {}
     signs: str = ""
@@ -43,26 +43,26 @@ class Disk(msgspec.Struct, frozen=True):
     ours: bool = False  # whether the disk holds only a file system that `provision` made and that is not mounted
 
 
-def disk(path: str) -> Fact[Disk]:
+def disk_fact(path: str) -> Fact[Disk]:
     """The fact about the disk at `path`. Only this disk is read, because other disks may be in sleep mode."""
     return Fact(f"disk {path}", lambda python: ["sh", "-euc", PROGRAM, "disk", path, LABEL], parse, timeout_s=60, root=True)
 
 
 def parse(stdout: str) -> Disk:
     """The disk, parsed from the output of PROGRAM. Raises ValueError."""
-    said = decode(stdout, _Found)
-    if not said.there:
+    report = decode_last_line(stdout, _DiskReport)
+    if not report.there:
         return Disk()
     try:
-        (top,) = said.tree["blockdevices"]
-        holds = [] if top["type"] == "disk" else [f"it is not a whole disk but a {top['type']}"]
-        holds += [f"the {child['type']} {child['path']}" for child in top.get("children", ())]
-        mounted = [place for place in top["mountpoints"] if place]
-        holds += [f"it is in use at {place}" for place in mounted]
-        holds += [f"a signature of {sign}" for sign in said.signs.split()]
-        holds += [f"it is used by {holder}" for holder in said.held.split()]
-        if not said.blank and not holds:
+        (block_device,) = report.tree["blockdevices"]
+        holds = [] if block_device["type"] == "disk" else [f"it is not a whole disk but a {block_device['type']}"]
+        holds += [f"the {child['type']} {child['path']}" for child in block_device.get("children", ())]
+        mounted = [mountpoint for mountpoint in block_device["mountpoints"] if mountpoint]
+        holds += [f"it is in use at {mountpoint}" for mountpoint in mounted]
+        holds += [f"a signature of {sign}" for sign in report.signs.split()]
+        holds += [f"it is used by {holder}" for holder in report.held.split()]
+        if not report.blank and not holds:
             holds.append("data of no known kind in its first MiB")
-        return Disk(str(top["path"]), tuple(holds), said.made and holds == ["a signature of ext4"])
+        return Disk(str(block_device["path"]), tuple(holds), report.made and holds == ["a signature of ext4"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"lsblk does not say {error}.") from None

@@ -44,4 +44,4 @@ def parse(stdout: str) -> dict[str, NodeFile]:
     return files
 
 
-FILES = Fact("files", command, parse, timeout_s=30, root=True, of_files=True)
+FILES = Fact("files", command, parse, timeout_s=30, root=True, takes_paths=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provision.fact import Fact, decode
+from provision.fact import Fact, decode_last_line
 from shardlab.hardware.host import Host
 
 
@@ -13,7 +13,7 @@ def command(python: str) -> list[str]:
 
 def parse(stdout: str) -> Host:
     """The host that `python -m shardlab.hardware.host` printed as JSON. Raises ValueError."""
-    return decode(stdout, Host)
+    return decode_last_line(stdout, Host)
 
 
 HOST = Fact("host", command, parse, timeout_s=30)

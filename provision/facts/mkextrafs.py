@@ -16,9 +16,9 @@ def command(python: str) -> list[str]:
 def parse(stdout: str) -> bool:
     """True for the output yes, False for no. Raises ValueError for any other output."""
     answers = {"yes": True, "no": False}
-    if (said := stdout.strip()) not in answers:
-        raise ValueError(f"found {said[:40]!r}, not yes or no.")
-    return answers[said]
+    if (word := stdout.strip()) not in answers:
+        raise ValueError(f"found {word[:40]!r}, not yes or no.")
+    return answers[word]
 
 
 MKEXTRAFS = Fact("mkextrafs", command, parse, timeout_s=30)

@@ -46,7 +46,7 @@ class MountPlace(msgspec.Struct, frozen=True):
     empty: bool = True  # whether the folder, as it is seen now, contains nothing
 
 
-def place(path: str) -> Fact[MountPlace]:
+def mount_fact(path: str) -> Fact[MountPlace]:
     """The fact about the folder `path` as a place for a mount."""
     command = ["sh", "-c", PROGRAM, "place", path]
     return Fact(f"place {path}", lambda python: command, parse, timeout_s=3 * ANSWERS_S, root=True)
@@ -57,12 +57,12 @@ def parse(stdout: str) -> MountPlace:
     mounts: dict[str, Mount] = {}
     words = set()
     for line in stdout.splitlines():
-        what, _, rest = line.partition(" ")
-        if what in ("mount", "fstab"):
+        word, _, rest = line.partition(" ")
+        if word in ("mount", "fstab"):
             source, kind, options = rest.split()
-            mounts[what] = Mount(source, kind, tuple(options.split(",")))
+            mounts[word] = Mount(source, kind, tuple(options.split(",")))
         else:
-            words.add(what)
+            words.add(word)
     if not words & {"answers", "hangs", "absent"}:
         raise ValueError("it does not say whether the folder answers.")
     return MountPlace(mounts.get("mount"), mounts.get("fstab"), "absent" not in words, "hangs" in words, "empty" in words)

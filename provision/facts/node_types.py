@@ -56,7 +56,7 @@ def parse(stdout: str) -> tuple[NodeType, ...]:
             raise ValueError(f"found {line[:80]!r}. Allowed: {FORMAT}.")
         partition, count, cpus, memory, gres, features, names = (word.strip() for word in words)
         if is_name(partition) and count.isdigit() and cpus.isdigit() and memory.isdigit():
-            known = tuple(name for name in features.split(",") if is_name(name))[:MOST_FEATURES]
+            feature_names = tuple(name for name in features.split(",") if is_name(name))[:MOST_FEATURES]
             types.append(
                 NodeType(
                     partition,
@@ -64,7 +64,7 @@ def parse(stdout: str) -> tuple[NodeType, ...]:
                     int(cpus),
                     int(memory),
                     gpus(gres),
-                    () if features == "(null)" else known,
+                    () if features == "(null)" else feature_names,
                     names if _NAMES.match(names) else "",
                 )
             )

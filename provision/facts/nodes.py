@@ -8,7 +8,7 @@ from provision.fact import Fact
 
 FORMAT = "%N|%t|%u|%E"
 FLAGS = "*~#!%$@^-+"  # characters with which a state may end, such as * for a node that does not respond
-MOST = 200  # the most characters of a reason; the rest is cut off
+MOST_REASON = 200  # the most characters of a reason; the rest is cut off
 
 
 class SlurmNode(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ def parse(stdout: str) -> dict[str, SlurmNode]:
         if len(words) != 4:
             raise ValueError(f"found {line[:80]!r}. Allowed: {FORMAT}.")
         name, state, user, reason = words
-        text = "" if reason == "none" else "".join(char if char.isprintable() else "?" for char in reason)[:MOST]
+        text = "" if reason == "none" else "".join(char if char.isprintable() else "?" for char in reason)[:MOST_REASON]
         nodes[name] = SlurmNode(state.rstrip(FLAGS), user if text else "", text)
     return nodes
 

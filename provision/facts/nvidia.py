@@ -87,35 +87,35 @@ def command(python: str) -> list[str]:
 def parse(stdout: str) -> Nvidia:
     """The devices and the driver, from the output of PROGRAM. Raises ValueError."""
     pairs = [line.split("=", 1) for line in stdout.splitlines() if "=" in line]
-    said = dict(pairs)
-    devices = [_pci(value) for key, value in pairs if key == "pci"]
+    values = dict(pairs)
+    devices = [_parse_pci(value) for key, value in pairs if key == "pci"]
     rows = [value.split(", ", 5) for key, value in pairs if key == "gpu"]
     if any(len(row) != 6 for row in rows):
         raise ValueError(f"a line of nvidia-smi does not have the columns {SMI}: {rows[0]!r}.")
     versions = {row[0] for row in rows}
     if len(versions) > 1:
         raise ValueError(f"NVML reports several driver versions: {', '.join(sorted(versions))}.")
-    loaded = _LOADED.search(said.get("loaded", ""))
+    loaded = _LOADED.search(values.get("loaded", ""))
     return Nvidia(
-        gpus=[one for one in devices if one.kind in (0x0300, 0x0302)],
-        switches=[one for one in devices if one.kind == 0x0680],
+        gpus=[device for device in devices if device.kind in (0x0300, 0x0302)],
+        switches=[device for device in devices if device.kind == 0x0680],
         loaded=loaded[1] if loaded else None,
-        module=said.get("module") or None,
+        module=values.get("module") or None,
         nvml=versions.pop() if versions else None,
-        why_no_nvml=said.get("why_no_nvml") or None,
-        seen=[GpuSettings(row[4], row[5], *(_switch(word) for word in row[1:4])) for row in rows],
-        nouveau="nouveau" in said,
-        secure_boot={"0": False, "1": True}.get(said.get("secure_boot", "")),
+        why_no_nvml=values.get("why_no_nvml") or None,
+        seen=[GpuSettings(row[4], row[5], *(_parse_switch(word) for word in row[1:4])) for row in rows],
+        nouveau="nouveau" in values,
+        secure_boot={"0": False, "1": True}.get(values.get("secure_boot", "")),
         held=sorted(value for key, value in pairs if key == "held"),
     )
 
 
-def _pci(text: str) -> Pci:
+def _parse_pci(text: str) -> Pci:
     address, kind, device = text.split()
     return Pci(address, int(kind, 16) >> 8, int(device, 16))
 
 
-def _switch(word: str) -> bool | None:
+def _parse_switch(word: str) -> bool | None:
     """The value of a setting that nvidia-smi prints: True for Enabled, False for Disabled, None for others such as [N/A]."""
     return {"Enabled": True, "Disabled": False}.get(word)
 

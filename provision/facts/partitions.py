@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from provision.fact import Fact
-from provision.facts.slurm_text import duration_s, is_name, listed, number, pairs
+from provision.facts.slurm_text import parse_duration_s, is_name, parse_names, parse_limit, parse_pairs
 
 
 class SitePartition(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ def command(python: str) -> list[str]:
 def parse(stdout: str) -> tuple[SitePartition, ...]:
     """The partitions, in the order in which Slurm's controller prints them. Partitions whose name is not a plain word are left
     out. Raises ValueError if no line describes a partition."""
-    lines = [pairs(line) for line in stdout.splitlines() if line.startswith("PartitionName=")]
+    lines = [parse_pairs(line) for line in stdout.splitlines() if line.startswith("PartitionName=")]
     if not lines:
         raise ValueError(f"no line begins with PartitionName=: {re.sub(r'[^ -~]', '?', stdout[:80])!r}.")
     return tuple(
@@ -42,15 +42,15 @@ def parse(stdout: str) -> tuple[SitePartition, ...]:
             name=line["PartitionName"],
             is_default=line.get("Default") == "YES",
             is_up=line.get("State", "UP") == "UP",
-            max_time_s=duration_s(line.get("MaxTime", "")),
-            default_time_s=duration_s(line.get("DefaultTime", "")),
-            max_nodes=number(line.get("MaxNodes", "")),
-            accounts=listed(line.get("AllowAccounts", "ALL")),
-            qos=listed(line.get("AllowQos", "ALL")),
+            max_time_s=parse_duration_s(line.get("MaxTime", "")),
+            default_time_s=parse_duration_s(line.get("DefaultTime", "")),
+            max_nodes=parse_limit(line.get("MaxNodes", "")),
+            accounts=parse_names(line.get("AllowAccounts", "ALL")),
+            qos=parse_names(line.get("AllowQos", "ALL")),
             is_exclusive=line.get("OverSubscribe", "").startswith("EXCLUSIVE")
             or line.get("Exclusive") in ("NODE", "TOPO"),  # the key `Exclusive` of Slurm 26.05 and newer
-            denied_accounts=listed(line.get("DenyAccounts", "")) or (),
-            denied_qos=listed(line.get("DenyQos", "")) or (),
+            denied_accounts=parse_names(line.get("DenyAccounts", "")) or (),
+            denied_qos=parse_names(line.get("DenyQos", "")) or (),
             is_root_only=line.get("RootOnly") == "YES",
         )
         for line in lines

@@ -9,7 +9,7 @@ import msgspec
 from provision.fact import Fact
 
 # Commands by which sites show quotas in a form of their own. Their output is not read; only their names are shown to the user.
-OF_SITES = ("myquota", "quotas", "showquota", "diskquota", "mmlsquota-all", "check-quota", "cquota")
+SITE_COMMANDS = ("myquota", "quotas", "showquota", "diskquota", "mmlsquota-all", "check-quota", "cquota")
 ANSWER_S = 5  # the time limit of each command; all commands run at the same time
 # The output of each command begins with a line `== NAME`. All commands print sizes in KiB.
 PROGRAM = rf"""
@@ -33,7 +33,7 @@ if command -v mmlsquota > /dev/null 2>&1; then
 fi
 wait
 cat "$folder"/* 2> /dev/null
-for name in {" ".join(OF_SITES)}; do command -v "$name" > /dev/null 2>&1 && echo "== site $name"; done
+for name in {" ".join(SITE_COMMANDS)}; do command -v "$name" > /dev/null 2>&1 && echo "== site $name"; done
 exit 0
 """
 _PLACE = re.compile(r"^[A-Za-z0-9._/:@-]{1,200}\Z")
@@ -64,23 +64,23 @@ def command(python: str) -> list[str]:
 
 def parse(stdout: str) -> Quotas:
     """The quotas in the output of PROGRAM. Lines that cannot be read as the output of a known command are skipped."""
-    found: dict[str, Quota] = {}
-    names: list[str] = []
+    quota_by_place: dict[str, Quota] = {}
+    command_names: list[str] = []
     kind, lines = "", list[str]()
     for line in [*stdout.splitlines(), "== end"]:
         if not line.startswith("== "):
             lines.append(line)
             continue
-        found |= {quota.place: quota for quota in _quotas(kind, lines)}
+        quota_by_place |= {quota.place: quota for quota in _parse_quotas(kind, lines)}
         kind, lines = line.removeprefix("== "), []
-        if kind.startswith("site ") and (name := kind.removeprefix("site ")) in OF_SITES:
-            names.append(name)
-    return Quotas(tuple(found.values()), tuple(names))
+        if kind.startswith("site ") and (name := kind.removeprefix("site ")) in SITE_COMMANDS:
+            command_names.append(name)
+    return Quotas(tuple(quota_by_place.values()), tuple(command_names))
 
 
-def _quotas(kind: str, lines: list[str]) -> list[Quota]:
+def _parse_quotas(kind: str, lines: list[str]) -> list[Quota]:
     if kind == "mmlsquota":
-        return _of_scale(lines)
+        return _parse_scale_quotas(lines)
     if kind != "quota" and not kind.startswith("lfs "):
         return []
     # A long name of a file system stands on a line of its own, so the words of all lines after the header are joined.
@@ -90,14 +90,14 @@ def _quotas(kind: str, lines: list[str]) -> list[Quota]:
         place, numbers = words[0], words[1:9]
         if _PLACE.match(place) and _NUMBER.match(numbers[0]) and _NUMBER.match(numbers[4]):
             where = kind.removeprefix("lfs ") if kind.startswith("lfs ") else place
-            quotas += _quota(where, numbers[0:3], numbers[4:7])
+            quotas += _make_quota(where, numbers[0:3], numbers[4:7])
             words = words[9:]
         else:
             words = words[1:]
     return quotas
 
 
-def _of_scale(lines: list[str]) -> list[Quota]:
+def _parse_scale_quotas(lines: list[str]) -> list[Quota]:
     """The quotas in the output of mmlsquota -Y: fields between colons, whose names are in lines with the word HEADER."""
     names: list[str] = []
     quotas = []
@@ -110,25 +110,25 @@ def _of_scale(lines: list[str]) -> list[Quota]:
         if entry.get("quotaType", "USR") == "USR" and _PLACE.match(entry.get("filesystemName", "")):
             sizes = [entry.get(name, "") for name in ("blockUsage", "blockQuota", "blockLimit")]
             files = [entry.get(name, "") for name in ("filesUsage", "filesQuota", "filesLimit")]
-            quotas += _quota(entry["filesystemName"], sizes, files)
+            quotas += _make_quota(entry["filesystemName"], sizes, files)
     return quotas
 
 
-def _quota(place: str, sizes: list[str], files: list[str]) -> list[Quota]:
+def _make_quota(place: str, sizes: list[str], files: list[str]) -> list[Quota]:
     """The quota of one place as a list; empty if nothing is limited there.
 
     sizes: used, soft limit and hard limit in KiB. files: used, soft limit and hard limit as numbers of files.
     """
-    used, *limits = (_count(text) for text in sizes)
-    used_files, *file_limits = (_count(text) for text in files)
-    most, most_files = (next((limit for limit in group if limit), None) for group in (limits, file_limits))
-    if most is None and most_files is None:
+    used_kib, *limits = (_parse_count(text) for text in sizes)
+    used_files, *file_limits = (_parse_count(text) for text in files)
+    most_kib, most_files = (next((limit for limit in group if limit), None) for group in (limits, file_limits))
+    if most_kib is None and most_files is None:
         return []
-    in_bytes = [None if number is None else number * KIB for number in (used, most)]
+    in_bytes = [None if number is None else number * KIB for number in (used_kib, most_kib)]
     return [Quota(place, in_bytes[0], in_bytes[1], used_files, most_files)]
 
 
-def _count(text: str) -> int | None:
+def _parse_count(text: str) -> int | None:
     match = _NUMBER.match(text)
     return int(match[1]) if match else None
 

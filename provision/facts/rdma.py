@@ -45,15 +45,15 @@ def command(python: str) -> list[str]:
 
 def parse(stdout: str) -> list[RdmaLink]:
     """The RDMA links in the output of PROGRAM. Raises ValueError."""
-    return [_link(line) for line in stdout.splitlines() if line.strip()]
+    return [_parse_link(line) for line in stdout.splitlines() if line.strip()]
 
 
-def _link(line: str) -> RdmaLink:
+def _parse_link(line: str) -> RdmaLink:
     fields = line.split("\t")
     if len(fields) != 6 or (state := _STATE.match(fields[2])) is None:
         raise ValueError(f"found {line!r}. Allowed: device, port, state, layer, interface, GID types.")
     device, port, _, layer, nic, gids = fields
-    return RdmaLink(device, int(port), state[1], layer, nic or None, [one for one in gids.split(",") if one])
+    return RdmaLink(device, int(port), state[1], layer, nic or None, [gid_type for gid_type in gids.split(",") if gid_type])
 
 
 RDMA = Fact("rdma", command, parse, timeout_s=30)

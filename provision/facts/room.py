@@ -21,7 +21,7 @@ class Room(msgspec.Struct, frozen=True):
     mount: str  # the folder at which the file system is mounted
 
 
-def room(path: str, *, root: bool = True) -> Fact[Room]:
+def room_fact(path: str, *, root: bool = True) -> Fact[Room]:
     """The fact about one folder. root: whether the command runs as root, who may look into every folder."""
     return Fact(f"room {path}", lambda python: ["sh", "-c", PROGRAM, "room", path], parse, timeout_s=30, root=root)
 

@@ -8,10 +8,10 @@ import msgspec
 
 from provision.fact import Fact
 
-TIME = ("systemd-timesyncd", "ntp", "ntpsec", "openntpd")  # services other than chrony that set the clock
-SLURM = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmd")
-UNITS = ("chrony", *TIME, *SLURM, "nfs-server", "nvidia-persistenced", "nvidia-fabricmanager")
-_MOMENT = "%a %Y-%m-%d %H:%M:%S.%f UTC"
+TIME_SERVICES = ("systemd-timesyncd", "ntp", "ntpsec", "openntpd")  # services other than chrony that set the clock
+SLURM_SERVICES = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmd")
+UNITS = ("chrony", *TIME_SERVICES, *SLURM_SERVICES, "nfs-server", "nvidia-persistenced", "nvidia-fabricmanager")
+_TIME_FORMAT = "%a %Y-%m-%d %H:%M:%S.%f UTC"
 
 
 class Service(msgspec.Struct, frozen=True):
@@ -24,21 +24,21 @@ class Service(msgspec.Struct, frozen=True):
 
 def command(python: str) -> list[str]:
     """The command that asks systemd about all services at once."""
-    wanted = ["Id", "LoadState", "ActiveState", "UnitFileState", "ExecMainStartTimestamp"]
-    return ["systemctl", "show", "--timestamp=us+utc", *(f"--property={name}" for name in wanted), "--", *UNITS]
+    properties = ["Id", "LoadState", "ActiveState", "UnitFileState", "ExecMainStartTimestamp"]
+    return ["systemctl", "show", "--timestamp=us+utc", *(f"--property={name}" for name in properties), "--", *UNITS]
 
 
 def parse(stdout: str) -> dict[str, Service]:
     """The installed services, by name. Raises ValueError."""
     services = {}
     for block in stdout.split("\n\n"):
-        said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-        if said.get("LoadState") != "loaded":
+        values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if values.get("LoadState") != "loaded":
             continue
-        moment = said.get("ExecMainStartTimestamp", "")
-        since = datetime.strptime(moment, _MOMENT).replace(tzinfo=UTC).timestamp() if moment and moment != "n/a" else None
-        enabled = said.get("UnitFileState") in ("enabled", "static", "generated")
-        services[said["Id"].removesuffix(".service")] = Service(said.get("ActiveState", ""), enabled, since)
+        start_text = values.get("ExecMainStartTimestamp", "")
+        since = datetime.strptime(start_text, _TIME_FORMAT).replace(tzinfo=UTC).timestamp() if start_text and start_text != "n/a" else None
+        enabled = values.get("UnitFileState") in ("enabled", "static", "generated")
+        services[values["Id"].removesuffix(".service")] = Service(values.get("ActiveState", ""), enabled, since)
     return services
 
 

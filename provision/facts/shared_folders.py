@@ -74,11 +74,11 @@ def parse(stdout: str) -> tuple[SharedFolder, ...]:
         if len(words) == 5 and (words[0] == "-" or _VARIABLE.match(words[0])) and _FOLDER.match(words[1]):
             variable, path, kind, free, inodes = words
             variable = "" if variable == "-" else variable
-            folders.setdefault(path, SharedFolder(variable, path, kind, _count(free), _count(inodes)))
+            folders.setdefault(path, SharedFolder(variable, path, kind, _parse_count(free), _parse_count(inodes)))
     return tuple(folders.values())
 
 
-def _count(text: str) -> int | None:
+def _parse_count(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 

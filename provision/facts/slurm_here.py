@@ -7,16 +7,16 @@ import re
 import msgspec
 
 from provision.fact import Fact
-from provision.facts.slurm_text import is_name, listed, pairs
+from provision.facts.slurm_text import is_name, parse_names, parse_pairs
 
-OURS = "# Written by shardlab's provision"  # the beginning of slurm.conf if shardlab wrote the file
+SHARDLAB_HEADER = "# Written by shardlab's provision"  # the beginning of slurm.conf if shardlab wrote the file
 CONF = "/etc/slurm/slurm.conf"
 ANSWER_S = 10  # the time limit of each command; commands of Slurm retry for minutes if the controller does not answer
 PROGRAM = f"""\
 if command -v scontrol > /dev/null 2>&1; then echo is_in_path=yes
 else path=$(bash -lc 'printf "\\n%s\\n" "$PATH"' 2> /dev/null < /dev/null | tail -n 1); PATH=${{path:-$PATH}}; fi
 test ! -e {CONF} || echo conf={CONF}
-is_ours() {{ head -n 1 "$1" 2> /dev/null | grep -q "^{OURS}" && echo is_ours=yes; }}
+is_ours() {{ head -n 1 "$1" 2> /dev/null | grep -q "^{SHARDLAB_HEADER}" && echo is_ours=yes; }}
 is_ours {CONF}
 folder=$(command -v scontrol) || exit 0
 printf 'commands=%s\\n' "${{folder%/*}}"
@@ -63,35 +63,35 @@ def command(python: str) -> list[str]:
 
 def parse(stdout: str) -> SlurmHere:
     """Slurm as the output of PROGRAM describes it. Lines that cannot be read are skipped."""
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     nodes, partitions = [], []
     for line in stdout.splitlines():
         if line.startswith("NodeName="):
-            nodes.append(_node(pairs(line)))
+            nodes.append(_parse_node(parse_pairs(line)))
         elif line.startswith("PartitionName="):
-            partitions.append(pairs(line)["PartitionName"])
+            partitions.append(parse_pairs(line)["PartitionName"])
         else:
             key, _, value = line.partition("=")
             if _VALUE.match(value.strip()):
-                said[key] = value.strip()
+                values[key] = value.strip()
     return SlurmHere(
-        commands=said.get("commands", ""),
-        is_in_path=said.get("is_in_path") == "yes",
-        conf=said.get("conf", ""),
-        is_ours=said.get("is_ours") == "yes",
-        answers=said.get("answers") == "yes",
-        cluster=said.get("cluster", ""),
-        version=said.get("version", ""),
+        commands=values.get("commands", ""),
+        is_in_path=values.get("is_in_path") == "yes",
+        conf=values.get("conf", ""),
+        is_ours=values.get("is_ours") == "yes",
+        answers=values.get("answers") == "yes",
+        cluster=values.get("cluster", ""),
+        version=values.get("version", ""),
         nodes=tuple(node for node in nodes if is_name(node.name)),
         partitions=tuple(name for name in partitions if is_name(name)),
     )
 
 
-def _node(line: dict[str, str]) -> KnownNode:
+def _parse_node(line: dict[str, str]) -> KnownNode:
     name = line.get("NodeName", "")
     state = "".join(char for char in line.get("State", "") if char.isalpha() or char in "+_*")[:60]
     return KnownNode(
-        name, line.get("NodeHostName", name), line.get("NodeAddr", name), state, listed(line.get("Partitions", "")) or ()
+        name, line.get("NodeHostName", name), line.get("NodeAddr", name), state, parse_names(line.get("Partitions", "")) or ()
     )
 
 

@@ -34,25 +34,25 @@ def command(python: str) -> list[str]:
 
 def parse(stdout: str) -> SlurmSettings:
     """The settings in the output of `scontrol show config`. Raises ValueError if the output contains none of the settings."""
-    given: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in stdout.splitlines():
         key, _, value = line.partition("=")
         field = KEYS.get(key.strip())
         if field is not None and value.strip() not in ("(null)", "none", "N/A"):
-            given[field] = "".join(char for char in value.strip() if char.isprintable())[:200]
-    if "cluster" not in given and "version" not in given:
+            values[field] = "".join(char for char in value.strip() if char.isprintable())[:200]
+    if "cluster" not in values and "version" not in values:
         raise ValueError("it shows neither ClusterName nor SLURM_VERSION.")
     return SlurmSettings(
-        cluster=given.get("cluster", ""),
-        version=given.get("version", ""),
-        select=given.get("select", ""),
-        gres=_words(given.get("gres", "")),
-        submit_plugins=_words(given.get("submit_plugins", "")),
-        enforces=_words(given.get("enforces", "")),
+        cluster=values.get("cluster", ""),
+        version=values.get("version", ""),
+        select=values.get("select", ""),
+        gres=_split_words(values.get("gres", "")),
+        submit_plugins=_split_words(values.get("submit_plugins", "")),
+        enforces=_split_words(values.get("enforces", "")),
     )
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _split_words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.fact import Fact, decode
+from provision.fact import Fact, decode_last_line
 
 
 class Torch(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -26,7 +26,7 @@ def command(python: str) -> list[str]:
 
 def parse(stdout: str) -> Torch:
     """The properties of torch that the command printed as JSON. Raises ValueError."""
-    torch = decode(stdout, Torch)
+    torch = decode_last_line(stdout, Torch)
     if (torch.version is None) == (torch.why_absent is None):
         raise ValueError("it names neither a version nor why there is none.")
     return torch

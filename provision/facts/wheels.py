@@ -21,6 +21,6 @@ def parse(stdout: str) -> str | None:
     return f"{digits[:-1]}.{digits[-1]}" if kind == "cu" and len(digits) > 1 else None
 
 
-def torch_of(folder: str) -> Fact[str | None]:
+def torch_build_fact(folder: str) -> Fact[str | None]:
     """The fact for a node on which pip installs all packages from `folder`."""
     return Fact(f"torch in {folder}", lambda python: ["ls", "-1", "--", folder], parse, timeout_s=30)

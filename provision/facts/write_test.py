@@ -29,7 +29,7 @@ class WriteTest(msgspec.Struct, frozen=True):
     why_not: str = ""
 
 
-def write_test(path: str) -> Fact[WriteTest]:
+def write_test_fact(path: str) -> Fact[WriteTest]:
     """The write test of one folder, as a fact."""
     return Fact(f"write test {path}", lambda python: ["sh", "-c", PROGRAM, "write", path], parse, timeout_s=30)
 

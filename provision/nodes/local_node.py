@@ -68,21 +68,21 @@ class LocalNode(msgspec.Struct, eq=False):
             return CommandOutput(127, "", f"{argv[0]}: {error.strerror}")
         _RUNNING[process.pid] = process
         if STOPPING.is_set():  # tested after the process was added to _RUNNING, so that `end` cannot miss the process
-            _end(process, 0)
+            _end_process(process, 0)
             _RUNNING.pop(process.pid, None)
             raise Unreachable("this program was interrupted.")
         with process:
             try:
                 stdout, stderr = process.communicate(stdin, timeout=timeout_s)
             except subprocess.TimeoutExpired:
-                stdout, stderr = _end(process)
-                return CommandOutput(None, _text(stdout), _text(stderr))
+                stdout, stderr = _end_process(process)
+                return CommandOutput(None, _decode_text(stdout), _decode_text(stderr))
             except BaseException:
-                _end(process)
+                _end_process(process)
                 raise
             finally:
                 _RUNNING.pop(process.pid, None)
-        return CommandOutput(process.returncode, _text(stdout), _text(stderr))
+        return CommandOutput(process.returncode, _decode_text(stdout), _decode_text(stderr))
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -95,20 +95,20 @@ class LocalNode(msgspec.Struct, eq=False):
         Between the signals, programs such as torchrun can end the processes that they started.
         """
         processes = list(_RUNNING.values())
-        descendants = [one for process in processes for one in _descendants(process)]
+        descendants = [descendant for process in processes for descendant in _find_descendants(process)]
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
-        self._wait(limit_s / 2)
+        self._wait_until_idle(limit_s / 2)
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        _kill_all(descendants)
-        self._wait(limit_s / 2)
+        _kill_processes(descendants)
+        self._wait_until_idle(limit_s / 2)
 
-    def _wait(self, limit_s: float) -> None:
-        ends = time.monotonic() + limit_s
-        while _RUNNING and time.monotonic() < ends:
+    def _wait_until_idle(self, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while _RUNNING and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
@@ -116,44 +116,44 @@ class LocalNode(msgspec.Struct, eq=False):
         return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=bool(owner))
 
 
-def _text(said: bytes) -> str:
-    return said.decode("utf-8", "replace")
+def _decode_text(output: bytes) -> str:
+    return output.decode("utf-8", "replace")
 
 
-def _descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def _find_descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     try:
         return psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
 
 
-def _end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> tuple[bytes, bytes]:
+def _end_process(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> tuple[bytes, bytes]:
     """End a process and all its descendants: SIGTERM, and SIGKILL after `grace_s` seconds. Returns (its stdout, its stderr).
 
     Descendants are ended one by one: torchrun starts every rank in a session of its own, outside its process group.
     """
-    descendants = _descendants(process)
+    descendants = _find_descendants(process)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     try:
         return process.communicate(timeout=grace_s)
     except subprocess.TimeoutExpired:
-        return _kill(process, descendants)
+        return _kill_process(process, descendants)
     finally:
-        _kill_all(descendants)
+        _kill_processes(descendants)
 
 
-def _kill(process: subprocess.Popen[bytes], descendants: list[psutil.Process]) -> tuple[bytes, bytes]:
+def _kill_process(process: subprocess.Popen[bytes], descendants: list[psutil.Process]) -> tuple[bytes, bytes]:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    _kill_all(descendants)
+    _kill_processes(descendants)
     try:
         return process.communicate(timeout=GRACE_S)
     except subprocess.TimeoutExpired:  # a process that is no longer a descendant still holds the pipe open
         return b"", b""
 
 
-def _kill_all(processes: list[psutil.Process]) -> None:
+def _kill_processes(processes: list[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

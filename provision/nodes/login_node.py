@@ -17,7 +17,7 @@ from shardlab.cluster.address import Address
 from shardlab.remote import shared_connection
 from shardlab.remote.remote import GRACE_S, SESSION, CommandOutput, Unreachable, for_any_shell, in_short, putting, ssh_command
 
-LOST = 255  # the exit code with which ssh reports its own failure, such as a broken connection
+CONNECTION_LOST = 255  # the exit code with which ssh reports its own failure, such as a broken connection
 # Takes PATH from a login shell if sbatch is not found: a command over SSH runs in no login shell, and at many sites only login
 # shells have Slurm's commands in PATH.
 FIND_SLURM = """\
@@ -53,13 +53,13 @@ class LoginNode:
 
         The commands get SIGTERM on the login node, because a command without a terminal does not end when its connection ends.
         """
-        ends = time.monotonic() + limit_s
+        deadline = time.monotonic() + limit_s
         # The brackets in the pattern prevent that pkill matches its own command line.
-        kill = [*self._command, f"pkill -TERM -f '[{SESSION[0]}]{SESSION[1:]}'"]
+        kill_command = [*self._command, f"pkill -TERM -f '[{SESSION[0]}]{SESSION[1:]}'"]
         null = subprocess.DEVNULL
         with suppress(subprocess.TimeoutExpired):
-            subprocess.run(kill, stdin=null, stdout=null, stderr=null, timeout=limit_s, check=False, start_new_session=True)
-        while self._running and time.monotonic() < ends:
+            subprocess.run(kill_command, stdin=null, stdout=null, stderr=null, timeout=limit_s, check=False, start_new_session=True)
+        while self._running and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def run(
@@ -92,14 +92,14 @@ class LoginNode:
         ]
         mark = secrets.token_hex(8)  # printed before the command's output: text before the mark comes from a shell profile
         script = f"{FIND_SLURM}echo {mark}; echo {mark} >&2; {shlex.join(words)}"
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
-            given.write(stdin)
-            given.seek(0)
+        with tempfile.TemporaryFile() as input_file, tempfile.TemporaryFile() as output_file, tempfile.TemporaryFile() as error_file:
+            input_file.write(stdin)
+            input_file.seek(0)
             process = subprocess.Popen(
                 [*self._command, for_any_shell(script)],
-                stdin=given,
-                stdout=out,
-                stderr=errors,
+                stdin=input_file,
+                stdout=output_file,
+                stderr=error_file,
                 start_new_session=True,  # otherwise Ctrl-C would end ssh here, but not the command on the login node
             )
             self._running[mark] = in_short(argv)
@@ -113,21 +113,21 @@ class LoginNode:
             finally:
                 self._running.pop(mark, None)
             texts = []
-            for stream in (out, errors):
+            for stream in (output_file, error_file):
                 stream.seek(0)
                 texts.append(stream.read().decode("utf-8", "replace"))
-        if code == LOST:  # ssh exits with this code also if the connection broke during a command
+        if code == CONNECTION_LOST:  # ssh exits with this code also if the connection broke during a command
             self._is_open = False
             lines = texts[1].replace(f"{mark}\n", "").strip().splitlines()
             raise Unreachable(f"{self.name}: {lines[-1].strip() if lines else 'the connection broke'}.")
         stdout, stderr = (text.partition(mark + "\n")[2] for text in texts)
         # `timeout` exits with 124 or 137 at the time limit. A command that the site killed also exits with 137, but earlier.
-        ended = code in (124, 137) and time.monotonic() - begin >= timeout_s
-        return CommandOutput(None if ended else code, stdout, stderr)
+        timed_out = code in (124, 137) and time.monotonic() - begin >= timeout_s
+        return CommandOutput(None if timed_out else code, stdout, stderr)
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file on the login node as the user, completely or not at all. owner: is ignored. Raises Unreachable."""
-        return self.run(putting(content, path, mode=mode, owner=""), timeout_s=_sending_s(content), stdin=content)
+        return self.run(putting(content, path, mode=mode, owner=""), timeout_s=_sending_limit_s(content), stdin=content)
 
     def _log_in(self) -> None:
         if self._is_open:
@@ -139,12 +139,12 @@ class LoginNode:
         self._is_open = True
 
 
-def address(host: str, user: str | None = None, port: int | None = None, identity: Path | None = None) -> Address:
+def login_address(host: str, user: str | None = None, port: int | None = None, identity: Path | None = None) -> Address:
     """The SSH address of a login node, with one connection that all commands share."""
     return Address(host, port, user, identity, shared=True)
 
 
-class LoginNodeHere(LocalNode, eq=False):
+class LocalLoginNode(LocalNode, eq=False):
     """The login node of a Slurm site, if this program runs on this node."""
 
     may_sudo: bool = False
@@ -154,7 +154,7 @@ class LoginNodeHere(LocalNode, eq=False):
         return self.run(putting(content, path, mode=mode, owner=""), timeout_s=600, stdin=content)
 
 
-def _sending_s(content: bytes) -> float:
+def _sending_limit_s(content: bytes) -> float:
     """The time limit for sending a file, in seconds: 10 minutes, or the time at 4 Mbit/s if that is longer.
 
     At this rate, a gigabyte of torch is sent in time over the internet connection of a home.

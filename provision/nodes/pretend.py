@@ -84,18 +84,18 @@ class PretendedFacts(Facts):
     def __init__(self, node: Node, path: Path, described: DescribedMachine) -> None:
         super().__init__(node)
         self._path = path
-        self._known = dict(described.facts)
+        self._described_answers = dict(described.facts)
         if described.addresses != NULL:
-            self._known.setdefault(ADDRESSES.name, described.addresses)
+            self._described_answers.setdefault(ADDRESSES.name, described.addresses)
 
     def _ask(self, fact: Fact[T]) -> T | Unanswered:
         name = self.node.name
-        if fact.name not in self._known:
+        if fact.name not in self._described_answers:
             why = f"{name}: {self._path} does not have the fact {fact.name!r}"
             return Unanswered(why, {name: why})
         shape: type[T] = get_type_hints(fact.parse)["return"]
         try:
-            return decoder(shape).decode(self._known[fact.name])
+            return decoder(shape).decode(self._described_answers[fact.name])
         except DECODE_FAULTS as error:
             raise InputError(f"{self._path}: node {name}: the fact {fact.name!r}: {error}.") from None
 
@@ -108,14 +108,14 @@ def facts(path: Path, nodes: Sequence[Node]) -> list[Facts]:
         raise InputError(f"{path}: {error.strerror}. Allowed: a document of provision plan --json.") from None
     except DECODE_FAULTS as error:
         raise InputError(f"{path}: {error}. Allowed: a document of provision plan --json.") from None
-    described = {machine.name: machine for machine in machines}
+    machine_by_name = {machine.name: machine for machine in machines}
     names = [node.name for node in nodes]
     if sorted(machine.name for machine in machines) != sorted(names):
-        found = ", ".join(machine.name for machine in machines) or "no node"
-        raise InputError(f"{path}: describes {found}. Allowed: each node of the cluster file once: {', '.join(names)}.")
-    return [PretendedFacts(_pretended(node), path, described[node.name]) for node in nodes]
+        described_names = ", ".join(machine.name for machine in machines) or "no node"
+        raise InputError(f"{path}: describes {described_names}. Allowed: each node of the cluster file once: {', '.join(names)}.")
+    return [PretendedFacts(_make_pretended_node(node), path, machine_by_name[node.name]) for node in nodes]
 
 
-def _pretended(node: Node) -> PretendedNode:
+def _make_pretended_node(node: Node) -> PretendedNode:
     login = (node.name, node.host, node.port, node.user, node.identity)
     return PretendedNode(*login, node.python, node.wheelhouse, node.may_sudo, node.venv_python, node.address)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from provision.datasets.stage import DataSetState, Wanted
-from provision.fact import Unanswered, decode
+from provision.datasets.stage import DataSetState, StageRequest
+from provision.fact import Unanswered, decode_last_line
 from provision.node import last_line
-from provision.operation import Change, Here, Nothing, Operation, Site, Target, Write
+from provision.operation import Change, LocalCall, Nothing, Operation, Site, Target, Write
 from provision.site import jobs, requests
 from shardlab import url
 from shardlab.cluster import first_node
@@ -19,7 +19,7 @@ from shardlab.remote import remote_workspace
 from templates import render
 
 JOB_MINUTES = 12 * 60  # time limit of a job that stages; ImageNet has 1.3 million files
-LOOK_S, STAGE_S = 120.0, 24 * 3600.0  # time limits: to look for a data set, and to stage it, such as a download of ImageNet
+INSPECT_S, STAGE_S = 120.0, 24 * 3600.0  # time limits: to look for a data set, and to stage it, such as a download of ImageNet
 NOT_FOUND = (126, 127)  # exit codes of a command that cannot be started
 # Errors of an environment that is not complete, or of an older version of shardlab, which expects the request as an argument.
 NO_ENVIRONMENT = ("No module named", "missing 1 required positional argument: 'request'")
@@ -31,66 +31,66 @@ class NoEnvironment(Unanswered):
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Stage each data set that is missing, and verify existing data sets once. Raises Unanswered."""
-    sets = site.cluster.data.named()
-    if not sets:
+    data_sets = site.cluster.data.named()
+    if not data_sets:
         return Nothing("cluster.yaml names no data sets under data.sets")
     changes: list[Change] = []
-    for wanted in sets:
-        request = _request(site, wanted)
+    for data_set in data_sets:
+        request = _make_request(site, data_set)
         try:
-            state = _ask(target, "look", request, LOOK_S)
+            state = _ask_node(target, "look", request, INSPECT_S)
         except NoEnvironment:  # the operation that makes the environment was only planned, or --only excludes it
             changes.append(
-                Here(
-                    f"look for the data set {wanted.name}, and stage it if it is missing, once the Python environment is made",
-                    functools.partial(_ask, target, "stage", request, STAGE_S),
+                LocalCall(
+                    f"look for the data set {data_set.name}, and stage it if it is missing, once the Python environment is made",
+                    functools.partial(_ask_node, target, "stage", request, STAGE_S),
                 )
             )
             continue
         if not state.can:
             raise Unanswered(f"{target.node.name}: {state.says}.")
         if state.makes and site.cluster.provider == "slurm":
-            changes += _in_a_job(site, target, wanted, request, state)
+            changes += _stage_in_job(site, target, data_set, request, state)
         elif not state.ready:
-            changes.append(Here(state.says, functools.partial(_ask, target, "stage", request, STAGE_S)))
-    return changes or Nothing(f"{', '.join(wanted.name for wanted in sets)}: staged and unchanged")
+            changes.append(LocalCall(state.says, functools.partial(_ask_node, target, "stage", request, STAGE_S)))
+    return changes or Nothing(f"{', '.join(data_set.name for data_set in data_sets)}: staged and unchanged")
 
 
-def _in_a_job(site: Site, target: Target, wanted: DataSet, request: str, state: DataSetState) -> list[Change]:
+def _stage_in_job(site: Site, target: Target, data_set: DataSet, request: str, state: DataSetState) -> list[Change]:
     """The changes that stage a data set in a job, as login nodes of a Slurm site must not unpack archives or copy folders.
 
     Raises Unanswered if a job of an earlier command that stages this data set has not ended yet.
     """
     folder = f"{site.cluster.storage.shared}/datasets"
-    script, log, asked = (f"{folder}/{wanted.name}.{end}" for end in ("sh", "log", "request"))
-    jobs.must_not_wait(target.node, script, f"stages the data set {wanted.name}")
+    script, log, request_path = (f"{folder}/{data_set.name}.{suffix}" for suffix in ("sh", "log", "request"))
+    jobs.check_no_waiting_job(target.node, script, f"stages the data set {data_set.name}")
     changes: list[Change] = []
-    if wanted.is_url and site.cluster.environment.build != "job":  # at most sites, only the login node can download
-        download = functools.partial(_ask, target, "download", request, STAGE_S)
-        changes.append(Here(f"download {url.without_secrets(wanted.archive or '')} on the login node", download))
+    if data_set.is_url and site.cluster.environment.build != "job":  # at most sites, only the login node can download
+        download = functools.partial(_ask_node, target, "download", request, STAGE_S)
+        changes.append(LocalCall(f"download {url.without_secrets(data_set.archive or '')} on the login node", download))
     options = [
-        f"--job-name={jobs.NAME}",
+        f"--job-name={jobs.JOB_NAME}",
         f"--output={log}",
-        *requests.options(site.cluster, nodes=1, minutes=JOB_MINUTES),
+        *requests.sbatch_options(site.cluster, nodes=1, minutes=JOB_MINUTES),
     ]
-    text = render(
+    script_text = render(
         "site/dataset.sh.j2",
         options=options,
-        data_set=wanted.name,
+        data_set=data_set.name,
         data_path=_data_path(site),
         python=target.node.python,
-        request=asked,
+        request=request_path,
     )
-    changes.append(Write(f"send the request to stage {wanted.name}", asked, request.encode(), 0o600, ""))
-    changes.append(Write(f"send the script that stages {wanted.name}", script, text.encode(), 0o755, ""))
-    return [*changes, jobs.submit(f"{state.says}, in a job", script, log, STAGE_S)]
+    changes.append(Write(f"send the request to stage {data_set.name}", request_path, request.encode(), 0o600, ""))
+    changes.append(Write(f"send the script that stages {data_set.name}", script, script_text.encode(), 0o755, ""))
+    return [*changes, jobs.submit_script(f"{state.says}, in a job", script, log, STAGE_S)]
 
 
-def _request(site: Site, wanted: DataSet) -> str:
-    source = wanted.archive
-    if source is not None and not wanted.is_url:
+def _make_request(site: Site, data_set: DataSet) -> str:
+    source = data_set.archive
+    if source is not None and not data_set.is_url:
         source = str(site.workspace.relative(source))
-    return msgspec.json.encode(Wanted(_data_path(site), wanted.name, source, wanted.sha256)).decode()
+    return msgspec.json.encode(StageRequest(_data_path(site), data_set.name, source, data_set.sha256)).decode()
 
 
 def _data_path(site: Site) -> str:
@@ -105,24 +105,24 @@ def _data_path(site: Site) -> str:
         is_here = shared is not None and workspace.real_path.is_relative_to(Path(shared).resolve())
     else:
         is_here = cluster.provider == "local" or first_node.is_here(cluster)
-    stored = workspace if is_here else remote_workspace.twin(workspace, cluster)
-    return str(stored.data(cluster.data.path))
+    run_workspace = workspace if is_here else remote_workspace.twin(workspace, cluster)
+    return str(run_workspace.data(cluster.data.path))
 
 
-def _ask(target: Target, verb: str, request: str, timeout_s: float) -> DataSetState:
+def _ask_node(target: Target, verb: str, request: str, timeout_s: float) -> DataSetState:
     argv = [target.node.python, "-m", "provision.datasets", verb]
     answer = target.node.run(argv, timeout_s=timeout_s, stdin=request.encode())  # other users can read argv, and scripts
-    where = f"{target.node.name}: the data sets"
+    subject = f"{target.node.name}: the data sets"
     if answer.code is None:
-        raise Unanswered(f"{where}: not finished within {timeout_s:g} s; run the same command again.")
+        raise Unanswered(f"{subject}: not finished within {timeout_s:g} s; run the same command again.")
     if answer.code in NOT_FOUND or any(text in answer.stderr for text in NO_ENVIRONMENT):
-        raise NoEnvironment(f"{where}: its Python environment is not made yet; run the same command without --only and --skip.")
+        raise NoEnvironment(f"{subject}: its Python environment is not made yet; run the same command without --only and --skip.")
     if answer.code != 0:
-        raise Unanswered(f"{where}: {last_line(answer)}")
+        raise Unanswered(f"{subject}: {last_line(answer)}")
     try:
-        return decode(answer.stdout, DataSetState)
+        return decode_last_line(answer.stdout, DataSetState)
     except ValueError as error:
-        raise Unanswered(f"{where}: the answer cannot be read: {error}") from None
+        raise Unanswered(f"{subject}: the answer cannot be read: {error}") from None
 
 
 DATASETS = Operation("datasets", plan)

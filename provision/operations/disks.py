@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from provision.fact import Unanswered
-from provision.facts.disk import LABEL, Disk, disk
-from provision.operation import Change, Nothing, Operation, Site, Target, shell
+from provision.facts.disk import LABEL, Disk, disk_fact
+from provision.operation import Change, Nothing, Operation, Site, Target, shell_change
 from provision.operations import fstab
 
 MAKE_S = 900.0  # time limit of mkfs, which takes minutes on a spinning disk of several terabytes
 # The command that makes the file system checks once more that the disk is empty, because the disk may have been used after the
 # plan was made.
-EMPTY = """\
+CHECK_EMPTY = """\
 test "$(lsblk --noheadings --list --output PATH,MOUNTPOINTS -- {disk} | wc -w)" = 1
 signs=$(wipefs --no-act --noheadings -- {disk})
 test -z "$signs"
 cmp -s -n 1048576 -- {disk} /dev/zero"""
 # mkfs runs in a session of its own, so that Ctrl-C or a time limit does not end mkfs: the next command would refuse a
 # half-formatted disk as not empty.
-FORMAT = "setsid --wait mkfs.ext4 -q -L {label} -- {disk}"
+MAKE_FILE_SYSTEM = "setsid --wait mkfs.ext4 -q -L {label} -- {disk}"
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
@@ -25,50 +25,50 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     storage = site.cluster.storage
     if storage.disk is None or storage.mount is None:
         return Nothing("cluster.yaml names no storage.disk")
-    place = fstab.look(target, storage.mount)
-    where = target.node.name
-    if place.fstab is not None and place.mount is not None:
-        return Nothing(f"{place.mount.source} is mounted at {storage.mount}")
-    if place.fstab is not None:  # the disk is found by the UUID in this line: its name in storage.disk may change at a boot
-        if not place.fstab.source.startswith("UUID="):
+    mount_place = fstab.inspect_mount(target, storage.mount)
+    node_name = target.node.name
+    if mount_place.fstab is not None and mount_place.mount is not None:
+        return Nothing(f"{mount_place.mount.source} is mounted at {storage.mount}")
+    if mount_place.fstab is not None:  # the disk is found by the UUID in this line: its name in storage.disk may change at a boot
+        if not mount_place.fstab.source.startswith("UUID="):
             raise Unanswered(
-                f"{where}: /etc/fstab already lists {place.fstab.source} for {storage.mount}: mount it, or choose another "
+                f"{node_name}: /etc/fstab already lists {mount_place.fstab.source} for {storage.mount}: mount it, or choose another "
                 "storage.mount"
             )
-        return fstab.mount(storage.mount)
-    empty_disk = target.facts[disk(storage.disk)]
-    if place.mount is not None:
-        if place.mount.source != empty_disk.path:
+        return fstab.mount_folder(storage.mount)
+    empty_disk = target.facts[disk_fact(storage.disk)]
+    if mount_place.mount is not None:
+        if mount_place.mount.source != empty_disk.path:
             raise Unanswered(
-                f"{where}: {place.mount.source} is mounted at {storage.mount}, but storage.disk is {storage.disk}: choose "
+                f"{node_name}: {mount_place.mount.source} is mounted at {storage.mount}, but storage.disk is {storage.disk}: choose "
                 "another storage.mount, or, if the mounted disk is the one you want, remove storage.disk and storage.mount"
             )
-        return [_entry(storage.disk, storage.mount)]
-    return [*_format(where, storage.disk, empty_disk), _entry(storage.disk, storage.mount), *fstab.mount(storage.mount)]
+        return [_add_to_fstab(storage.disk, storage.mount)]
+    return [*_format_disk(node_name, storage.disk, empty_disk), _add_to_fstab(storage.disk, storage.mount), *fstab.mount_folder(storage.mount)]
 
 
-def _format(where: str, path: str, there: Disk) -> list[Change]:
+def _format_disk(node_name: str, path: str, disk_state: Disk) -> list[Change]:
     """The change that makes a file system on an empty disk; none if `provision` has already made the file system.
 
-    where: the name of the node. Raises Unanswered if the disk does not exist or is not empty.
+    node_name: the name of the node. Raises Unanswered if the disk does not exist or is not empty.
     """
-    if there.path is None:
-        raise Unanswered(f"{where}: there is no disk {path}: lsblk on this node lists its disks; correct storage.disk")
-    if there.ours:
+    if disk_state.path is None:
+        raise Unanswered(f"{node_name}: there is no disk {path}: lsblk on this node lists its disks; correct storage.disk")
+    if disk_state.ours:
         return []
-    if there.holds:
+    if disk_state.holds:
         raise Unanswered(
-            f"{where}: {path} is not empty and was not changed: {', '.join(there.holds)}. Set storage.disk to an empty disk, "
+            f"{node_name}: {path} is not empty and was not changed: {', '.join(disk_state.holds)}. Set storage.disk to an empty disk, "
             "or, if its data is no longer needed, erase it yourself on this node"
         )
-    make = f"{EMPTY.format(disk=path)}\n{FORMAT.format(label=LABEL, disk=path)}"
-    return [shell(f"make an ext4 file system on {path}, which is empty", make, timeout_s=MAKE_S)]
+    make_script = f"{CHECK_EMPTY.format(disk=path)}\n{MAKE_FILE_SYSTEM.format(label=LABEL, disk=path)}"
+    return [shell_change(f"make an ext4 file system on {path}, which is empty", make_script, timeout_s=MAKE_S)]
 
 
-def _entry(path: str, mount: str) -> Change:
+def _add_to_fstab(path: str, mount: str) -> Change:
     """The change that adds the disk to /etc/fstab. Without the option nofail, a node with a broken disk would not boot."""
     uuid = f"UUID=$(blkid --probe --match-tag UUID --output value -- {path})"
-    return fstab.add(f"mount {path} at {mount} at every boot (/etc/fstab)", f"{uuid} {mount} ext4 defaults,nofail 0 2")
+    return fstab.add_fstab_line(f"mount {path} at {mount} at every boot (/etc/fstab)", f"{uuid} {mount} ext4 defaults,nofail 0 2")
 
 
 DISKS = Operation("disks", plan)

@@ -8,11 +8,11 @@ from provision import software
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.system import SYSTEM
 from provision.node import Node
-from provision.operation import Change, Nothing, Operation, Site, Target, Write, shell
+from provision.operation import Change, Nothing, Operation, Site, Target, Write, shell_change
 from provision.operations import fstab
 
 MAKE_S = 3600.0  # time limit of pip: torch with CUDA has gigabytes, and the network may be slow
-LINK = "shardlab.pth"
+PATH_FILE = "shardlab.pth"
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
@@ -24,24 +24,24 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     installed = target.facts[ENVIRONMENT]
     owner = target.facts[SYSTEM].user
     changes: list[Change] = []
-    if installed.packages != software.digest():
-        changes += _packages(folder, owner, node)
+    if installed.packages != software.packages_digest():
+        changes += _install_packages(folder, owner, node)
     source = software.source_digest()
     if changes or installed.source != source:
         archive = f"{folder}/source-{source}.tar"
-        changes.append(Write(f"send shardlab's own source ({source})", archive, software.source(), 0o644, _owner(node, owner)))
-        changes.append(shell("make Python use this source", _unpack(node, folder, owner, archive, source), root=node.may_sudo))
+        changes.append(Write(f"send shardlab's own source ({source})", archive, software.source_archive(), 0o644, _file_owner(node, owner)))
+        changes.append(shell_change("make Python use this source", _unpack_script(node, folder, owner, archive, source), root=node.may_sudo))
     if changes:
-        return [*fstab.guard(site, target), *changes]
-    return Nothing(f"{folder}: packages {software.digest()}, source {source}")
+        return [*fstab.mount_guards(site, target), *changes]
+    return Nothing(f"{folder}: packages {software.packages_digest()}, source {source}")
 
 
-def _owner(node: Node, owner: str) -> str:
+def _file_owner(node: Node, owner: str) -> str:
     """The value `owner` for `Write`: the user `owner`, or, on a node without sudo, empty: the user writes the file."""
     return f"{owner}:" if node.may_sudo else ""
 
 
-def _packages(folder: PurePosixPath, owner: str, node: Node) -> list[Change]:
+def _install_packages(folder: PurePosixPath, owner: str, node: Node) -> list[Change]:
     """The changes that make the environment with its packages. The last command writes a file that marks it as complete.
 
     The environment is made in its final folder, because a Python environment cannot be moved.
@@ -49,25 +49,25 @@ def _packages(folder: PurePosixPath, owner: str, node: Node) -> list[Change]:
     wheelhouse = node.wheelhouse
     constraints = f"{folder}/constraints.txt"
     as_user, make_folder = (f"runuser -u {owner} -- ", f"install -d -o {owner}") if node.may_sudo else ("", "install -d")
-    begin = f"rm -rf {folder}; {make_folder} {folder}; {as_user}{node.venv_python} -m venv {folder}"
-    from_where = f"--no-index --find-links {wheelhouse}" if wheelhouse else ""
-    words = " ".join(f"'{word}'" for word in software.requirements())
+    make_venv = f"rm -rf {folder}; {make_folder} {folder}; {as_user}{node.venv_python} -m venv {folder}"
+    index_options = f"--no-index --find-links {wheelhouse}" if wheelhouse else ""
+    words = " ".join(f"'{word}'" for word in software.required_packages())
     pip = f"{as_user}{folder}/bin/python -m pip --disable-pip-version-check -q install"
-    pip += f" {from_where} -c {constraints} {words}"
-    mark = f"printf '%s\\n' {software.digest()} > {folder}/packages.made"
+    pip += f" {index_options} -c {constraints} {words}"
+    mark_complete = f"printf '%s\\n' {software.packages_digest()} > {folder}/packages.made"
     return [
-        shell(f"make a Python environment at {folder}", begin, timeout_s=300, root=node.may_sudo),
-        Write("send the tested package versions", constraints, software.constraints(), 0o644, _owner(node, owner)),
-        shell(
+        shell_change(f"make a Python environment at {folder}", make_venv, timeout_s=300, root=node.may_sudo),
+        Write("send the tested package versions", constraints, software.read_constraints(), 0o644, _file_owner(node, owner)),
+        shell_change(
             "install the packages" + (f" from {wheelhouse}" if wheelhouse else ""),
-            f"{pip}; {mark}",
+            f"{pip}; {mark_complete}",
             timeout_s=MAKE_S,
             root=node.may_sudo,
         ),
     ]
 
 
-def _unpack(node: Node, folder: PurePosixPath, owner: str, archive: str, source: str) -> str:
+def _unpack_script(node: Node, folder: PurePosixPath, owner: str, archive: str, source: str) -> str:
     """A shell script that unpacks the new source into a folder of its own, and then makes Python use it by one rename."""
     purelib = f"$({folder}/bin/python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
     return f"""\
@@ -75,7 +75,7 @@ new={folder}/source-{source}
 rm -rf "$new"; mkdir "$new"; tar -x -C "$new" -f {archive} --no-same-owner; rm {archive}
 {f'chown -R {owner}: "$new"' if node.may_sudo else ""}
 site={purelib}
-printf '%s\\n' "$new" > "$site/.{LINK}"; mv "$site/.{LINK}" "$site/{LINK}"
+printf '%s\\n' "$new" > "$site/.{PATH_FILE}"; mv "$site/.{PATH_FILE}" "$site/{PATH_FILE}"
 printf '%s\\n' {source} > {folder}/source.made
 find {folder} -maxdepth 1 -name 'source-*' ! -name source-{source} -exec rm -rf {{}} +"""
 

@@ -17,20 +17,20 @@ MAKE_S = 900.0  # time limit of mkextrafs.pl, which takes minutes on a spinning 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Make sure that a file system is mounted at /mydata. Raises Unanswered if nothing can be mounted there."""
-    where = target.node.name
+    node_name = target.node.name
     if site.cluster.storage.mount == EXTRA_DISK:
         return Nothing(f"storage.disk is mounted at {EXTRA_DISK}")
     folders = [path for path in (site.cluster.storage.shared, site.cluster.data.path) if path is not None]
-    if not any(EXTRA_DISK in fstab.own_disks(site, target, folder) for folder in folders):
+    if not any(EXTRA_DISK in fstab.required_mounts(site, target, folder) for folder in folders):
         return Nothing(f"cluster.yaml names no folder of this node in {EXTRA_DISK}")
-    place = fstab.look(target, EXTRA_DISK)
-    if place.mount is not None:
-        return Nothing(f"{place.mount.source} is mounted at {EXTRA_DISK}")
-    if place.fstab is not None:
-        return fstab.mount(EXTRA_DISK)
+    mount_place = fstab.inspect_mount(target, EXTRA_DISK)
+    if mount_place.mount is not None:
+        return Nothing(f"{mount_place.mount.source} is mounted at {EXTRA_DISK}")
+    if mount_place.fstab is not None:
+        return fstab.mount_folder(EXTRA_DISK)
     if not target.facts[MKEXTRAFS]:
         raise Unanswered(
-            f"{where}: nothing is mounted at {EXTRA_DISK}, and {PATH} does not exist: request the experiment with "
+            f"{node_name}: nothing is mounted at {EXTRA_DISK}, and {PATH} does not exist: request the experiment with "
             f"cloudlab.blockstore_gib, or choose a folder outside {EXTRA_DISK}"
         )
     return [

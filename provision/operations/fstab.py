@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 
 from provision.fact import Unanswered
-from provision.facts.mounts import MountPlace, place
-from provision.operation import Change, RunCommand, Site, Target, shell
+from provision.facts.mounts import MountPlace, mount_fact
+from provision.operation import Change, RunCommand, Site, Target, shell_change
 from shardlab.cluster.cloudlab_keys import EXTRA_DISK
 
 # Writes a copy of /etc/fstab with one more line, and replaces /etc/fstab by this copy with one rename.
-ADD = """\
+ADD_LINE = """\
 new=$(mktemp /etc/fstab.XXXXXX)
 trap 'rm -f -- "$new"' EXIT
 sed -e '$a\\' /etc/fstab > "$new"
@@ -19,15 +19,15 @@ chmod 644 "$new"
 sync -- "$new"
 mv -fT -- "$new" /etc/fstab
 if test -d /run/systemd/system; then systemctl daemon-reload; fi"""
-BARE = "it is not mounted, so nothing is written there: first run the operations disks, extra-disks, nfs-server and nfs"
+NOT_MOUNTED = "it is not mounted, so nothing is written there: first run the operations disks, extra-disks, nfs-server and nfs"
 
 
-def add(says: str, line: str) -> Change:
+def add_fstab_line(description: str, line: str) -> Change:
     """The change that adds a line to /etc/fstab. The line may contain $(COMMAND), which the shell of the node executes."""
-    return shell(says, f'line="{line}"\n{ADD}')
+    return shell_change(description, f'line="{line}"\n{ADD_LINE}')
 
 
-def mount(folder: str) -> list[Change]:
+def mount_folder(folder: str) -> list[Change]:
     """The changes that mount a folder as /etc/fstab says."""
     return [
         RunCommand(f"make the folder {folder}", ["mkdir", "-p", "--", folder]),
@@ -35,19 +35,19 @@ def mount(folder: str) -> list[Change]:
     ]
 
 
-def look(target: Target, folder: str) -> MountPlace:
+def inspect_mount(target: Target, folder: str) -> MountPlace:
     """The state of a folder to be mounted. Raises Unanswered if the folder hangs, or if a mount would hide its files."""
-    there = target.facts[place(folder)]
-    where = target.node.name
-    if there.hangs:
-        source = f" ({there.mount.source})" if there.mount else ""
+    mount_place = target.facts[mount_fact(folder)]
+    node_name = target.node.name
+    if mount_place.hangs:
+        source = f" ({mount_place.mount.source})" if mount_place.mount else ""
         raise Unanswered(
-            f"{where}: {folder}{source} does not answer. Make sure that its server runs; then, on {where}, run umount -f -l "
+            f"{node_name}: {folder}{source} does not answer. Make sure that its server runs; then, on {node_name}, run umount -f -l "
             f"{shlex.quote(folder)}, and run the same command again"
         )
-    if there.mount is None and there.there and not there.empty:
-        raise Unanswered(f"{where}: {folder} is not mounted, and contains files that a mount would hide: move these files")
-    return there
+    if mount_place.mount is None and mount_place.there and not mount_place.empty:
+        raise Unanswered(f"{node_name}: {folder} is not mounted, and contains files that a mount would hide: move these files")
+    return mount_place
 
 
 def is_below(folder: str, other: str) -> bool:
@@ -55,19 +55,19 @@ def is_below(folder: str, other: str) -> bool:
     return f"{folder}/".startswith(f"{other}/")
 
 
-def own_disks(site: Site, target: Target, folder: str) -> list[str]:
+def required_mounts(site: Site, target: Target, folder: str) -> list[str]:
     """The folders at which this node has to mount disks, because `folder` must not be on the root file system."""
     storage = site.cluster.storage
-    places = [storage.mount] if storage.mount is not None else []
+    mountpoints = [storage.mount] if storage.mount is not None else []
     if site.cluster.provider == "cloudlab" and storage.mount != EXTRA_DISK:
         is_client = storage.shared is not None and storage.server not in (None, target.node.name)
         # On a client, a folder in the shared folder is on the disk of the server.
         if not (is_client and storage.shared is not None and is_below(folder, storage.shared)):
-            places.append(EXTRA_DISK)
-    return [place for place in places if is_below(folder, place)]
+            mountpoints.append(EXTRA_DISK)
+    return [mountpoint for mountpoint in mountpoints if is_below(folder, mountpoint)]
 
 
-def guard(site: Site, target: Target, folder: str | None = None) -> list[Change]:
+def mount_guards(site: Site, target: Target, folder: str | None = None) -> list[Change]:
     """Changes that check that the file system of a folder is mounted. They come before a change that writes to the folder.
 
     folder: None means storage.shared.
@@ -76,14 +76,14 @@ def guard(site: Site, target: Target, folder: str | None = None) -> list[Change]
     folder = folder or storage.shared
     if site.is_practice or folder is None:
         return []
-    needed = own_disks(site, target, folder)
+    mountpoints = required_mounts(site, target, folder)
     if storage.shared is not None and storage.server not in (None, target.node.name):
-        needed.append(storage.shared)
+        mountpoints.append(storage.shared)
     return [
-        shell(
+        shell_change(
             f"check that {folder} is mounted",
-            f"mountpoint -q -- {folder} || {{ echo '{BARE}' >&2; exit 1; }}",
+            f"mountpoint -q -- {folder} || {{ echo '{NOT_MOUNTED}' >&2; exit 1; }}",
             root=target.node.may_sudo,
         )
-        for folder in needed
+        for folder in mountpoints
     ]

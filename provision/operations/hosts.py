@@ -5,12 +5,12 @@ from __future__ import annotations
 from provision.facts.files import FILES
 from provision.facts.system import SYSTEM
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write
-from provision.operations.existing_slurm import existing
+from provision.operations.existing_slurm import find_existing_slurm
 
 PATH = "/etc/hosts"
 
 
-def content(site: Site) -> bytes:
+def render_hosts(site: Site) -> bytes:
     """The content of /etc/hosts, without 127.0.1.1: otherwise a node would tell the other nodes this loopback address."""
     lines = ["# Written by shardlab's provision.", "127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
     lines += [f"{target.node.address} {target.node.name}" for target in site.targets]
@@ -19,7 +19,7 @@ def content(site: Site) -> bytes:
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Set the hostname, and write /etc/hosts if it differs. Raises Unanswered."""
-    if existing(site) is not None:
+    if find_existing_slurm(site) is not None:
         return Nothing("names stay as the Slurm that is there uses them")
     if not target.node.may_sudo and site.cluster.slurm is None:
         return Nothing("names stay as they are: runs use the addresses of the nodes")
@@ -31,10 +31,10 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
                 f"set the hostname {name} (now {target.facts[SYSTEM].hostname})", ["hostnamectl", "set-hostname", "--", name]
             )
         )
-    wanted = content(site)
+    hosts_content = render_hosts(site)
     file = target.facts[FILES].get(PATH)
-    if file is None or not file.holds(wanted):
-        changes.append(Write(f"write the names of all {len(site.targets)} nodes into {PATH}", PATH, wanted))
+    if file is None or not file.holds(hosts_content):
+        changes.append(Write(f"write the names of all {len(site.targets)} nodes into {PATH}", PATH, hosts_content))
     return changes or Nothing("all nodes are known by name")
 
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from provision.fact import Unanswered
 from provision.facts.keys import KEYS, Keys
-from provision.operation import Change, Here, Nothing, Operation, RunCommand, Site, Target
+from provision.operation import Change, LocalCall, Nothing, Operation, RunCommand, Site, Target
 
-KNOWN = "/etc/ssh/ssh_known_hosts"
-OFF = "ssh.between_nodes is not set in cluster.yaml"
+KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
+NOT_SET = "ssh.between_nodes is not set in cluster.yaml"
 _KEY = re.compile(r"(ssh|ecdsa)-[a-z0-9-]+ [A-Za-z0-9+/=]+")
 # The key is made under a temporary name and then linked to its final name. If another node, which shares the home folder, has
 # made a key first, the link fails and the key of the other node is used.
-MAKE = """\
+MAKE_KEY = """\
 umask 077
 mkdir -p -- "$HOME/.ssh"
 new=$(mktemp -d -- "$HOME/.ssh/new.XXXXXX")
@@ -24,7 +24,7 @@ ssh-keygen -q -t ed25519 -N '' -C "$1" -f "$new/key" </dev/null
 if ln -T -- "$new/key" "$HOME/.ssh/id_ed25519" 2>/dev/null; then mv -f -- "$new/key.pub" "$HOME/.ssh/id_ed25519.pub"; fi
 test -f "$HOME/.ssh/id_ed25519\""""
 # Replaces the lines of shardlab in a file, from the line $2 to the line $3, by the lines on standard input. Other lines stay.
-BLOCK = """\
+REPLACE_BLOCK = """\
 path=$(readlink -f -- "$1"); begin=$2; end=$3
 umask 077
 new=$(mktemp -- "$path.XXXXXX")
@@ -38,10 +38,10 @@ sync -- "$new"
 mv -fT -- "$new" "$path\""""
 
 
-def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
+def plan_ssh_key(site: Site, target: Target) -> list[Change] | Nothing:
     """Make a key for the user who logs in, on the node. If the user has a key, this key is used. Raises Unanswered."""
     if not site.cluster.ssh.between_nodes:
-        return Nothing(OFF)
+        return Nothing(NOT_SET)
     keys = target.facts[KEYS]
     if keys.key == "":
         raise Unanswered(
@@ -51,73 +51,73 @@ def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
     if keys.key is not None:
         return Nothing(f"{keys.login} has a key")
     as_user = ["runuser", "-u", keys.login, "--"] if target.node.may_sudo else []
-    make = [*as_user, "env", f"HOME={keys.home}", "sh", "-euc", MAKE, "make", f"{keys.login}@{target.node.name}"]
-    return [RunCommand(f"make an SSH key of {keys.login}", make, root=target.node.may_sudo)]
+    make_key = [*as_user, "env", f"HOME={keys.home}", "sh", "-euc", MAKE_KEY, "make", f"{keys.login}@{target.node.name}"]
+    return [RunCommand(f"make an SSH key of {keys.login}", make_key, root=target.node.may_sudo)]
 
 
-def plan_trust(site: Site, target: Target) -> list[Change] | Nothing:
+def plan_ssh_trust(site: Site, target: Target) -> list[Change] | Nothing:
     """Make the node accept the users' keys of all nodes, and know the host keys of all nodes. Raises Unanswered."""
     if not site.cluster.ssh.between_nodes:
-        return Nothing(OFF)
-    own = target.facts[KEYS]
+        return Nothing(NOT_SET)
+    own_keys = target.facts[KEYS]
     begin, end = (f"# {word} shardlab {site.cluster.name}" for word in ("begin", "end"))
-    told = site.answers(KEYS)
-    absent = [one.node.name for one in site.targets if one not in [each for each, _ in told]]
-    if absent and begin in own.authorized:  # the keys of nodes that do not answer must stay in the files
+    answers = site.answers(KEYS)
+    absent = [member.node.name for member in site.targets if member not in [answering for answering, _ in answers]]
+    if absent and begin in own_keys.authorized:  # the keys of nodes that do not answer must stay in the files
         return Nothing(f"not changed: {', '.join(absent)} cannot be asked")
-    if lacking := [one.node.name for one, keys in told if not keys.key]:
-        return [Here("accept the keys of all nodes, once all nodes have a key", functools.partial(_lack, lacking))]
-    wanted = {
-        f"{own.home}/.ssh/authorized_keys": (own.authorized, authorized(told), f"{own.login}:", "600"),
+    if keyless_names := [member.node.name for member, keys in answers if not keys.key]:
+        return [LocalCall("accept the keys of all nodes, once all nodes have a key", functools.partial(_raise_missing_keys, keyless_names))]
+    wanted_files = {
+        f"{own_keys.home}/.ssh/authorized_keys": (own_keys.authorized, authorized_keys_lines(answers), f"{own_keys.login}:", "600"),
     }
     if target.node.may_sudo:
-        wanted[KNOWN] = (own.known, known(told), "root:root", "644")
+        wanted_files[KNOWN_HOSTS] = (own_keys.known, known_hosts_lines(answers), "root:root", "644")
     else:
-        wanted[f"{own.home}/.ssh/known_hosts"] = (own.known_by_user, known(told), f"{own.login}:", "600")
+        wanted_files[f"{own_keys.home}/.ssh/known_hosts"] = (own_keys.known_by_user, known_hosts_lines(answers), f"{own_keys.login}:", "600")
     changes: list[Change] = []
-    for path, (there, lines, owner, mode) in wanted.items():
+    for path, (present_lines, lines, owner, mode) in wanted_files.items():
         block = [begin, *lines, end]
-        if _block(target, path, there, begin, end) != block:
-            replace = ["sh", "-euc", BLOCK, "block", path, begin, end, owner, mode]
+        if _find_block(target, path, present_lines, begin, end) != block:
+            replace_command = ["sh", "-euc", REPLACE_BLOCK, "block", path, begin, end, owner, mode]
             content = "".join(f"{line}\n" for line in block).encode()
             changes.append(
                 RunCommand(
-                    f"write the keys of {len(told)} nodes into {path}", replace, stdin=content, root=target.node.may_sudo
+                    f"write the keys of {len(answers)} nodes into {path}", replace_command, stdin=content, root=target.node.may_sudo
                 )
             )
-    return changes or Nothing(f"{len(told)} nodes know one another")
+    return changes or Nothing(f"{len(answers)} nodes know one another")
 
 
-def _lack(names: Sequence[str]) -> None:
+def _raise_missing_keys(names: Sequence[str]) -> None:
     raise Unanswered(f"{', '.join(names)}: the user who logs in has no SSH key: run the operation keys first")
 
 
-def authorized(told: Sequence[tuple[Target, Keys]]) -> list[str]:
+def authorized_keys_lines(answers: Sequence[tuple[Target, Keys]]) -> list[str]:
     """The lines of authorized_keys: the user's key of each node. A key that nodes share is listed once. Raises Unanswered."""
     lines: dict[str, str] = {}
-    for target, keys in told:
-        lines.setdefault(_plain(target, keys.key or ""), f"{keys.login}@{target.node.name}")
-    return [f"{key} {whose}" for key, whose in lines.items()]
+    for target, keys in answers:
+        lines.setdefault(_check_public_key(target, keys.key or ""), f"{keys.login}@{target.node.name}")
+    return [f"{key} {comment}" for key, comment in lines.items()]
 
 
-def known(told: Sequence[tuple[Target, Keys]]) -> list[str]:
+def known_hosts_lines(answers: Sequence[tuple[Target, Keys]]) -> list[str]:
     """The lines of known_hosts: the host keys of each node, under its names and addresses. Raises Unanswered."""
     lines = []
-    for target, keys in told:
+    for target, keys in answers:
         names = list(dict.fromkeys((target.node.name, target.node.host, target.node.address)))
         if target.node.port not in (None, 22):
             names += [f"[{name}]:{target.node.port}" for name in names]
-        lines += [f"{','.join(names)} {_plain(target, key)}" for key in keys.hosts]
+        lines += [f"{','.join(names)} {_check_public_key(target, key)}" for key in keys.hosts]
     return lines
 
 
-def _plain(target: Target, key: str) -> str:
+def _check_public_key(target: Target, key: str) -> str:
     if not _KEY.fullmatch(key):
         raise Unanswered(f"{target.node.name}: {key[:80]!r} is not a public key")
     return key
 
 
-def _block(target: Target, path: str, lines: Sequence[str], begin: str, end: str) -> list[str]:
+def _find_block(target: Target, path: str, lines: Sequence[str], begin: str, end: str) -> list[str]:
     """The lines of shardlab in a file on a node: from the line `begin` to the line `end`; empty if there are none.
 
     lines: all lines of the file. Raises Unanswered if `begin` or `end` is missing or occurs twice.
@@ -131,5 +131,5 @@ def _block(target: Target, path: str, lines: Sequence[str], begin: str, end: str
     return list(lines[lines.index(begin) : lines.index(end) + 1])
 
 
-SSH_KEYS = Operation("keys", plan_key)
-SSH_TRUST = Operation("trust", plan_trust)
+SSH_KEYS = Operation("keys", plan_ssh_key)
+SSH_TRUST = Operation("trust", plan_ssh_trust)

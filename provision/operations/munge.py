@@ -5,41 +5,41 @@ from __future__ import annotations
 from provision.fact import Unanswered
 from provision.facts.files import FILES
 from provision.node import Node, last_line
-from provision.operation import Change, Here, Nothing, Operation, Site, Target, shell
-from provision.operations.existing_slurm import existing, used
-from provision.operations.service import running
+from provision.operation import Change, LocalCall, Nothing, Operation, Site, Target, shell_change
+from provision.operations.existing_slurm import find_existing_slurm, report_existing_slurm
+from provision.operations.service import ensure_running
 
 PATH = "/etc/munge/munge.key"
 BYTES = 1024
 MODE, OWNER = 0o400, "munge:munge"
 # Writes standard input to the file of the key, completely or not at all.
-KEEP = f'umask 077; new=$(mktemp {PATH}.XXXXXX); cat > "$new"; chown {OWNER} "$new"; chmod 400 "$new"; mv "$new" {PATH}'
-MAKE = f"head -c {BYTES} /dev/urandom | (set -e; {KEEP})"
+WRITE_KEY = f'umask 077; new=$(mktemp {PATH}.XXXXXX); cat > "$new"; chown {OWNER} "$new"; chmod 400 "$new"; mv "$new" {PATH}'
+MAKE_KEY = f"head -c {BYTES} /dev/urandom | (set -e; {WRITE_KEY})"
 
 
-def plan_key(site: Site, target: Target) -> list[Change] | Nothing:
+def plan_munge_key(site: Site, target: Target) -> list[Change] | Nothing:
     """Make the munge key on the controller. Raises Unanswered."""
-    if site.cluster.slurm is None or not target.has("controller"):
+    if site.cluster.slurm is None or not target.has_role("controller"):
         return Nothing("only the controller of Slurm makes a munge key")
-    if (there := existing(site)) is not None:
-        return used(there)
+    if (present_slurm := find_existing_slurm(site)) is not None:
+        return report_existing_slurm(present_slurm)
     key = target.facts[FILES].get(PATH)
     changes: list[Change] = []
     if key is None:
         # Without root, it is not known whether the controller has a key, so the administrator's script tests it.
-        changes.append(shell("make a random munge key", MAKE if target.node.may_sudo else f"test -s {PATH} || {{ {MAKE}; }}"))
+        changes.append(shell_change("make a random munge key", MAKE_KEY if target.node.may_sudo else f"test -s {PATH} || {{ {MAKE_KEY}; }}"))
     elif (key.mode, key.owner) != (MODE, OWNER):  # other users may have read the key, so a new key is made
-        changes.append(shell(f"make a new munge key (the old one had mode {key.mode:o}, owner {key.owner})", MAKE))
-    changes += running(target, "munge", [PATH], changed=bool(changes))
+        changes.append(shell_change(f"make a new munge key (the old one had mode {key.mode:o}, owner {key.owner})", MAKE_KEY))
+    changes += ensure_running(target, "munge", [PATH], changed=bool(changes))
     return changes or Nothing("it has a munge key")
 
 
-def plan_shared(site: Site, target: Target) -> list[Change] | Nothing:
+def plan_munge_key_copy(site: Site, target: Target) -> list[Change] | Nothing:
     """Copy the munge key from the controller to the other nodes. Raises Unanswered."""
-    if site.cluster.slurm is None or target.has("controller"):
+    if site.cluster.slurm is None or target.has_role("controller"):
         return Nothing("the cluster has no Slurm" if site.cluster.slurm is None else "it has made the munge key")
-    if (there := existing(site)) is not None:
-        return used(there)
+    if (present_slurm := find_existing_slurm(site)) is not None:
+        return report_existing_slurm(present_slurm)
     (controller,) = site.with_role("controller")
     if controller.node.name in site.skipped:
         return Nothing(f"{controller.node.name}, which has the munge key, cannot be asked")
@@ -47,28 +47,28 @@ def plan_shared(site: Site, target: Target) -> list[Change] | Nothing:
     key = target.facts[FILES].get(PATH)
     changes: list[Change] = []
     if key is None or source is None or (key.sha256, key.mode, key.owner) != (source.sha256, MODE, OWNER):
-        says = f"copy the munge key from {controller.node.name}"
-        changes.append(Here(says, lambda: _copy(controller.node, target.node), script=_by_hand(controller.node)))
-    changes += running(target, "munge", [PATH], changed=bool(changes))
+        description = f"copy the munge key from {controller.node.name}"
+        changes.append(LocalCall(description, lambda: _copy_key(controller.node, target.node), script=_copy_script(controller.node)))
+    changes += ensure_running(target, "munge", [PATH], changed=bool(changes))
     return changes or Nothing(f"it has the munge key of {controller.node.name}")
 
 
-def _by_hand(controller: Node) -> str:
-    return f"ssh root@{controller.host} cat {PATH} | (set -eu; {KEEP})"
+def _copy_script(controller: Node) -> str:
+    return f"ssh root@{controller.host} cat {PATH} | (set -eu; {WRITE_KEY})"
 
 
-def _copy(controller: Node, node: Node) -> None:
+def _copy_key(controller: Node, node: Node) -> None:
     """Copy the key from the controller to a node through the memory of this program, so that no file on this machine contains
     the key."""
     key = controller.run(["base64", PATH], timeout_s=30, root=True, secret=True)
     if key.code != 0:
-        said = f"{controller.name}: the munge key cannot be read: {last_line(key)}"
-        raise Unanswered(said, {controller.name: said})
-    keep = ["sh", "-euc", f"base64 -d | (set -e; {KEEP})"]
-    answer = node.run(keep, timeout_s=30, root=True, stdin=key.stdout.encode())
+        message = f"{controller.name}: the munge key cannot be read: {last_line(key)}"
+        raise Unanswered(message, {controller.name: message})
+    write_command = ["sh", "-euc", f"base64 -d | (set -e; {WRITE_KEY})"]
+    answer = node.run(write_command, timeout_s=30, root=True, stdin=key.stdout.encode())
     if answer.code != 0:
         raise Unanswered(f"{node.name}: the munge key cannot be written: {last_line(answer)}")
 
 
-MUNGE_KEY = Operation("munge-key", plan_key, files=(PATH,))
-MUNGE = Operation("munge", plan_shared, files=(PATH,))
+MUNGE_KEY = Operation("munge-key", plan_munge_key, files=(PATH,))
+MUNGE = Operation("munge", plan_munge_key_copy, files=(PATH,))

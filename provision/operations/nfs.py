@@ -7,12 +7,12 @@ import re
 from provision.fact import Unanswered
 from provision.facts.exports import EXPORTED, EXPORTED_BY_US, EXPORTS
 from provision.facts.files import FILES
-from provision.facts.mounts import NFS_MOUNTS, place
+from provision.facts.mounts import NFS_MOUNTS, mount_fact
 from provision.facts.services import SERVICES
 from provision.facts.system import SYSTEM
-from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write, shell
+from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write, shell_change
 from provision.operations import fstab
-from provision.operations.packages import nfs_server
+from provision.operations.packages import find_nfs_server
 
 # no_root_squash: `provision` writes the environment into the folder as root, from any node; all nodes belong to one owner.
 EXPORT = "rw,sync,no_subtree_check,no_root_squash"
@@ -20,28 +20,28 @@ MOUNT = "hard,vers=4.2,_netdev"  # hard: a write waits until a slow server has a
 _CLIENT = re.compile(r"[A-Za-z0-9._:-]+")
 
 
-def content(site: Site, server: Target) -> bytes:
+def render_exports(site: Site, server: Target) -> bytes:
     """The content of the server's file of exports: one line that exports the folder to all other nodes. Raises Unanswered."""
     clients = [target.node.address for target in site.targets if target is not server]
     for client in clients:
         if not _CLIENT.fullmatch(client):
             raise Unanswered(f"{client!r} is not allowed in {EXPORTED}")
-    said = " ".join(f"{client}({EXPORT})" for client in clients)
-    return f"# Written by shardlab's provision.\n{site.cluster.storage.shared} {said}\n".encode()
+    client_options = " ".join(f"{client}({EXPORT})" for client in clients)
+    return f"# Written by shardlab's provision.\n{site.cluster.storage.shared} {client_options}\n".encode()
 
 
-def plan_server(site: Site, target: Target) -> list[Change] | Nothing:
+def plan_nfs_server(site: Site, target: Target) -> list[Change] | Nothing:
     """Make the shared folder, export it, and start the NFS server. Raises Unanswered."""
-    folder, server = site.cluster.storage.shared, nfs_server(site)
+    folder, server = site.cluster.storage.shared, find_nfs_server(site)
     if folder is None or server is not target:
-        return _withdraw(site, target) or Nothing(_elsewhere(site, "it is not storage.server"))
+        return _withdraw_export(site, target) or Nothing(_explain_no_export(site, "it is not storage.server"))
     changes: list[Change] = []
-    if not target.facts[place(folder)].there:
+    if not target.facts[mount_fact(folder)].there:
         owner = target.facts[SYSTEM].user
-        changes += fstab.guard(site, target)
+        changes += fstab.mount_guards(site, target)
         changes.append(RunCommand(f"make the folder {folder}", ["install", "-d", "-o", owner, "--", folder]))
     if len(site.targets) == 1:  # a line of exports without a client would export the folder to every machine
-        return [*changes, *_withdraw(site, target)] or Nothing(f"{folder} exists, and there is no other node to export it to")
+        return [*changes, *_withdraw_export(site, target)] or Nothing(f"{folder} exists, and there is no other node to export it to")
     service = target.facts[SERVICES].get("nfs-server")
     if service is None or not service.enabled or service.state != "active":
         changes.append(
@@ -49,19 +49,19 @@ def plan_server(site: Site, target: Target) -> list[Change] | Nothing:
                 "start the NFS server, now and at every boot", ["systemctl", "enable", "--quiet", "--now", "nfs-server"], 120
             )
         )
-    wanted = content(site, target)
+    exports_content = render_exports(site, target)
     exports = target.facts[FILES].get(EXPORTED)
     clients = sorted(client.node.address for client in site.targets if client is not target)
-    if exports is None or not exports.holds(wanted):
+    if exports is None or not exports.holds(exports_content):
         changes.append(RunCommand("make the folder for our exports", ["mkdir", "-p", EXPORTED.rpartition("/")[0]]))
-        changes.append(Write(f"export {folder} to {', '.join(clients)}", EXPORTED, wanted))
+        changes.append(Write(f"export {folder} to {', '.join(clients)}", EXPORTED, exports_content))
     # Only the number of clients is compared, because the table of exports may contain names instead of addresses.
     if changes or len(target.facts[EXPORTS].get(folder, [])) != len(clients):
         changes.append(RunCommand("make the server read its exports", ["exportfs", "-ra"]))
     return changes or Nothing(f"{folder} is exported to {len(clients)} nodes")
 
 
-def _withdraw(site: Site, target: Target) -> list[Change]:
+def _withdraw_export(site: Site, target: Target) -> list[Change]:
     """Withdraw the export that `provision` made if the cluster file no longer names it.
 
     Raises Unanswered if a node still mounts the exported folder.
@@ -70,70 +70,70 @@ def _withdraw(site: Site, target: Target) -> list[Change]:
         return []
     folders = target.facts[EXPORTED_BY_US]
     sources = {f"{name}:{folder}" for name in (target.node.name, target.node.address) for folder in folders}
-    held = [
-        f"{other.node.name} at {place}"
+    users = [
+        f"{other.node.name} at {mountpoint}"
         for other, mounts in site.answers(NFS_MOUNTS)
-        for place, source in mounts.items()
+        for mountpoint, source in mounts.items()
         if source in sources
     ]
-    if held:  # without the server, every program that uses these hard mounts would hang
+    if users:  # without the server, every program that uses these hard mounts would hang
         raise Unanswered(
             f"{target.node.name}: it exports {', '.join(folders)}, which the cluster file no longer names, but which is still "
-            f"mounted on {', '.join(held)}: unmount it there, remove its line in /etc/fstab, and run the same command again"
+            f"mounted on {', '.join(users)}: unmount it there, remove its line in /etc/fstab, and run the same command again"
         )
     script = f"rm -f -- {EXPORTED}; if command -v exportfs >/dev/null; then exportfs -ra; fi"
-    return [shell(f"withdraw the export of {', '.join(folders)}, which the cluster file no longer names", script)]
+    return [shell_change(f"withdraw the export of {', '.join(folders)}, which the cluster file no longer names", script)]
 
 
-def plan_client(site: Site, target: Target) -> list[Change] | Nothing:
+def plan_nfs_mount(site: Site, target: Target) -> list[Change] | Nothing:
     """Mount the shared folder of the server on another node. Raises Unanswered."""
-    folder, server = site.cluster.storage.shared, nfs_server(site)
+    folder, server = site.cluster.storage.shared, find_nfs_server(site)
     if folder is None or server is None:
-        return _expected(site, target)
+        return _check_folder_exists(site, target)
     if server is target:
         return Nothing("it is the server of the folder")
     name = server.node.name
     if name in site.skipped:
         return Nothing(f"{name}, which exports the folder, cannot be asked")
-    there, source = fstab.look(target, folder), f"{name}:{folder}"
-    where = target.node.name
-    for what, other in (("mounts", there.mount), ("lists in /etc/fstab", there.fstab)):
+    mount_place, source = fstab.inspect_mount(target, folder), f"{name}:{folder}"
+    node_name = target.node.name
+    for verb, other in (("mounts", mount_place.mount), ("lists in /etc/fstab", mount_place.fstab)):
         if other is not None and other.source != source:
             raise Unanswered(
-                f"{where}: it {what} {other.source} at {folder}, not {source}: unmount it, or change storage.shared"
+                f"{node_name}: it {verb} {other.source} at {folder}, not {source}: unmount it, or change storage.shared"
             )
     changes: list[Change] = []
-    if there.fstab is None:
-        changes.append(fstab.add(f"mount {source} at every boot (/etc/fstab)", f"{source} {folder} nfs {MOUNT} 0 0"))
-    if there.mount is None:
-        changes += fstab.mount(folder)
-    elif not {"hard", "vers=4.2"} <= set(there.mount.options):
+    if mount_place.fstab is None:
+        changes.append(fstab.add_fstab_line(f"mount {source} at every boot (/etc/fstab)", f"{source} {folder} nfs {MOUNT} 0 0"))
+    if mount_place.mount is None:
+        changes += fstab.mount_folder(folder)
+    elif not {"hard", "vers=4.2"} <= set(mount_place.mount.options):
         raise Unanswered(
-            f"{where}: {folder} is mounted with {','.join(there.mount.options)}, not {MOUNT}: first unmount {folder} there"
+            f"{node_name}: {folder} is mounted with {','.join(mount_place.mount.options)}, not {MOUNT}: first unmount {folder} there"
         )
     return changes or Nothing(f"{source} is mounted")
 
 
-def _expected(site: Site, target: Target) -> Nothing:
+def _check_folder_exists(site: Site, target: Target) -> Nothing:
     """Check that the shared folder exists, if the cluster file names no storage.server. Raises Unanswered if it is missing."""
     folder = site.cluster.storage.shared
     if folder is None or site.is_practice:
-        return Nothing(_elsewhere(site, ""))
-    there = target.facts[place(folder)]
-    if there.hangs or not there.there:
-        what = "does not answer" if there.hangs else "does not exist"
+        return Nothing(_explain_no_export(site, ""))
+    mount_place = target.facts[mount_fact(folder)]
+    if mount_place.hangs or not mount_place.there:
+        fault = "does not answer" if mount_place.hangs else "does not exist"
         raise Unanswered(
-            f"{target.node.name}: {folder} {what}: without storage.server, each node must already have the folder; mount it "
+            f"{target.node.name}: {folder} {fault}: without storage.server, each node must already have the folder; mount it "
             "there, or set storage.server to the node that should export it"
         )
     return Nothing(f"{folder} exists, as required without storage.server")
 
 
-def _elsewhere(site: Site, otherwise: str) -> str:
+def _explain_no_export(site: Site, otherwise: str) -> str:
     if site.cluster.storage.shared is None:
         return "cluster.yaml names no storage.shared"
     return "practice nodes share the folder of this machine" if site.is_practice else otherwise
 
 
-NFS_SERVER = Operation("nfs-server", plan_server, files=(EXPORTED,))
-NFS = Operation("nfs", plan_client)
+NFS_SERVER = Operation("nfs-server", plan_nfs_server, files=(EXPORTED,))
+NFS = Operation("nfs", plan_nfs_mount)

@@ -15,25 +15,25 @@ from provision.facts.nodes import NODES
 from provision.facts.nvidia import NVIDIA, Nvidia
 from provision.facts.packages import PACKAGES
 from provision.facts.system import SYSTEM
-from provision.facts.wheels import torch_of
+from provision.facts.wheels import torch_build_fact
 from provision.gpu_generations import Generation
-from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write, shell
-from provision.operations.packages import install
+from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write, shell_change
+from provision.operations.packages import install_packages
 from provision.operations.reboot import Reboot
-from provision.operations.service import running
+from provision.operations.service import ensure_running
 from templates import render
 
 NOUVEAU = "/etc/modprobe.d/shardlab-nouveau.conf"
 PERSISTENCE = "/etc/systemd/system/nvidia-persistenced.service.d/shardlab.conf"
 # Packages of the driver and the kernel, which apt must not upgrade: if the library is newer than the loaded module, every job
 # fails until a reboot.
-KEPT = r"^((lib)?nvidia-.*[0-9]{3}(-|$)|linux-(generic|virtual|image|headers)(-|$))"
-LIST = "dpkg-query -W -f '${db:Status-Abbrev} ${Package}\\n' | sed -n 's/^.i  *//p'"
-HOLD = f"{LIST} | grep -E '{KEPT}' | xargs apt-mark hold"
-BUSY = ("alloc", "mix", "comp", "drng")  # states of a node with running jobs; drng: it is drained, but its jobs still run
-_OWN = re.compile(r"^nvidia-(?:headless|headless-no-dkms|driver)-(\d{3})-server(?:-open)?\Z")
+HELD_PACKAGES = r"^((lib)?nvidia-.*[0-9]{3}(-|$)|linux-(generic|virtual|image|headers)(-|$))"
+LIST_PACKAGES = "dpkg-query -W -f '${db:Status-Abbrev} ${Package}\\n' | sed -n 's/^.i  *//p'"
+HOLD_PACKAGES = f"{LIST_PACKAGES} | grep -E '{HELD_PACKAGES}' | xargs apt-mark hold"
+BUSY_STATES = ("alloc", "mix", "comp", "drng")  # states of a node with running jobs; drng: it is drained, but its jobs still run
+_UBUNTU_DRIVER = re.compile(r"^nvidia-(?:headless|headless-no-dkms|driver)-(\d{3})-server(?:-open)?\Z")
 # Packages that must not be mixed with Ubuntu's -server packages: Ubuntu's desktop drivers, and NVIDIA's own packages.
-_FOREIGN = re.compile(r"^(cuda-drivers|nvidia-open|nvidia-driver$|nvidia-(driver|dkms|headless)-\d{3}(-open)?$)")
+_FOREIGN_DRIVER = re.compile(r"^(cuda-drivers|nvidia-open|nvidia-driver$|nvidia-(driver|dkms|headless)-\d{3}(-open)?$)")
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
@@ -42,104 +42,104 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     Raises Unanswered, before anything is changed, if the GPUs cannot be supported.
     """
     name = target.node.name
-    asked = site.cluster.gpus.per_node if site.cluster.gpus else 0
+    requested_gpus = site.cluster.gpus.per_node if site.cluster.gpus else 0
     if target.facts[SYSTEM].is_container:
         return Nothing("it is a container, which uses the kernel and the driver of its host")
-    if not asked or not target.has("worker"):
+    if not requested_gpus or not target.has_role("worker"):
         return Nothing("the cluster file requests no GPUs for it")
     nvidia = target.facts[NVIDIA]
     if not nvidia.gpus:
-        raise Unanswered(f"{name}: the cluster file requests {asked} GPUs, but its PCI bus has no NVIDIA GPU")
-    cuda = _cuda(target)
-    known = _known(name, nvidia)
-    if (why := gpu_generations.unserved(known, target.facts[SYSTEM].arch, cuda)) is not None:
+        raise Unanswered(f"{name}: the cluster file requests {requested_gpus} GPUs, but its PCI bus has no NVIDIA GPU")
+    cuda = _find_torch_cuda(target)
+    generations = _find_generations(name, nvidia)
+    if (why := gpu_generations.explain_unsupported(generations, target.facts[SYSTEM].arch, cuda)) is not None:
         raise Unanswered(f"{name}: {why}")
-    if parted := sum(gpu.mig is True for gpu in nvidia.seen):
+    if divided_gpus := sum(gpu.mig is True for gpu in nvidia.seen):
         raise Unanswered(
-            f"{name}: MIG divides {parted} of its GPUs, but runs need whole GPUs: sudo nvidia-smi -mig 0, then reboot"
+            f"{name}: MIG divides {divided_gpus} of its GPUs, but runs need whole GPUs: sudo nvidia-smi -mig 0, then reboot"
         )
-    serves = nvidia.works and _branch(nvidia) >= gpu_generations.oldest_driver(cuda)
-    told = f"driver {nvidia.nvml} works with {len(nvidia.seen)} GPUs"
-    if serves and not target.node.may_sudo:
-        return Nothing(f"{told}; without root, it is not changed")
-    if serves and _own(target) is None:
-        return Nothing(f"{told}; it came from another source and is not changed")
-    changes = _fabric(target, nvidia) if serves else _driver(target, nvidia, known, cuda)
-    if changes or any(re.match(KEPT, name) and name not in nvidia.held for name in target.facts[PACKAGES].versions):
-        changes.append(shell("keep the driver and the kernel at their versions (apt-mark hold)", HOLD))
-    changes += _without_nouveau(target, nvidia)
-    changes += _services(target, nvidia) if serves else [Reboot(_reboot(site, name, nvidia))]
-    return changes or Nothing(told)
+    is_sufficient = nvidia.works and _driver_branch(nvidia) >= gpu_generations.oldest_driver_branch(cuda)
+    works_text = f"driver {nvidia.nvml} works with {len(nvidia.seen)} GPUs"
+    if is_sufficient and not target.node.may_sudo:
+        return Nothing(f"{works_text}; without root, it is not changed")
+    if is_sufficient and _find_ubuntu_driver(target) is None:
+        return Nothing(f"{works_text}; it came from another source and is not changed")
+    changes = _install_fabric_manager(target, nvidia) if is_sufficient else _install_driver(target, nvidia, generations, cuda)
+    if changes or any(re.match(HELD_PACKAGES, name) and name not in nvidia.held for name in target.facts[PACKAGES].versions):
+        changes.append(shell_change("keep the driver and the kernel at their versions (apt-mark hold)", HOLD_PACKAGES))
+    changes += _block_nouveau(target, nvidia)
+    changes += _set_up_services(target, nvidia) if is_sufficient else [Reboot(_explain_reboot(site, name, nvidia))]
+    return changes or Nothing(works_text)
 
 
-def _cuda(target: Target) -> str:
+def _find_torch_cuda(target: Target) -> str:
     """The CUDA release of the torch that this node will get. Raises Unanswered."""
     folder = target.node.wheelhouse
-    cuda = target.facts[torch_of(folder)] if folder else gpu_generations.USUAL_CUDA
+    cuda = target.facts[torch_build_fact(folder)] if folder else gpu_generations.USUAL_CUDA
     if cuda is None:
         raise Unanswered(f"{target.node.name}: the torch in {folder} is built without CUDA; replace it by a build with CUDA")
     return cuda
 
 
-def _known(name: str, nvidia: Nvidia) -> list[Generation]:
-    kinds = {gpu.device: gpu_generations.of(gpu.device) for gpu in nvidia.gpus}
-    strange = ", ".join(f"10de:{device:04x}" for device, generation in kinds.items() if generation is None)
-    if strange:
-        raise Unanswered(f"{name}: the driver for the GPU {strange} is not known: it is no GPU from Kepler to Blackwell")
-    return [generation for generation in kinds.values() if generation is not None]
+def _find_generations(name: str, nvidia: Nvidia) -> list[Generation]:
+    generation_by_device = {gpu.device: gpu_generations.find_generation(gpu.device) for gpu in nvidia.gpus}
+    unknown_devices = ", ".join(f"10de:{device:04x}" for device, generation in generation_by_device.items() if generation is None)
+    if unknown_devices:
+        raise Unanswered(f"{name}: the driver for the GPU {unknown_devices} is not known: it is no GPU from Kepler to Blackwell")
+    return [generation for generation in generation_by_device.values() if generation is not None]
 
 
-def _own(target: Target) -> str | None:
+def _find_ubuntu_driver(target: Target) -> str | None:
     """The name of Ubuntu's package with the driver that is installed on the node; None if no such package is installed."""
-    return next((name for name in target.facts[PACKAGES].versions if _OWN.match(name)), None)
+    return next((name for name in target.facts[PACKAGES].versions if _UBUNTU_DRIVER.match(name)), None)
 
 
-def _branch(nvidia: Nvidia) -> int:
+def _driver_branch(nvidia: Nvidia) -> int:
     return int(nvidia.nvml.partition(".")[0]) if nvidia.nvml else 0
 
 
-def _fabric(target: Target, nvidia: Nvidia) -> list[Change]:
+def _install_fabric_manager(target: Target, nvidia: Nvidia) -> list[Change]:
     """Install the fabric manager in the driver's version if the GPUs are connected by NVSwitches: without it, no GPU works."""
-    package = f"nvidia-fabricmanager-{_branch(nvidia)}"
-    there = target.facts[PACKAGES].versions.get(package, "")
-    if not nvidia.switches or there.startswith(f"{nvidia.nvml}-"):
+    package = f"nvidia-fabricmanager-{_driver_branch(nvidia)}"
+    installed_version = target.facts[PACKAGES].versions.get(package, "")
+    if not nvidia.switches or installed_version.startswith(f"{nvidia.nvml}-"):
         return []
-    return install([f"{package}={nvidia.nvml}-*"], "--allow-change-held-packages")
+    return install_packages([f"{package}={nvidia.nvml}-*"], "--allow-change-held-packages")
 
 
-def _driver(target: Target, nvidia: Nvidia, known: list[Generation], cuda: str) -> list[Change]:
+def _install_driver(target: Target, nvidia: Nvidia, generations: list[Generation], cuda: str) -> list[Change]:
     name, versions, system = target.node.name, target.facts[PACKAGES].versions, target.facts[SYSTEM]
-    own = _own(target)
-    state = f"its driver does not work with torch for CUDA {cuda} ({nvidia.versions})"
+    ubuntu_driver = _find_ubuntu_driver(target)
+    state_text = f"its driver does not work with torch for CUDA {cuda} ({nvidia.versions})"
     if system.id != "ubuntu":
-        why = f"shardlab installs drivers on Ubuntu only, and {system.pretty} has no driver of branch {gpu_generations.BRANCH}"
-        raise Unanswered(f"{name}: {state}; {why}: install NVIDIA's driver by hand and try again")
-    foreign = ", ".join(sorted(package for package in versions if _FOREIGN.match(package)))
-    if foreign or (nvidia.module is not None and own is None):
-        whose = foreign or "NVIDIA's installer (sudo nvidia-uninstall)"
-        raise Unanswered(f"{name}: {state}; it came from {whose}, which must not be mixed with Ubuntu's: first remove it")
+        why = f"shardlab installs drivers on Ubuntu only, and {system.pretty} has no driver of branch {gpu_generations.LONG_SUPPORT_BRANCH}"
+        raise Unanswered(f"{name}: {state_text}; {why}: install NVIDIA's driver by hand and try again")
+    foreign_packages = ", ".join(sorted(package for package in versions if _FOREIGN_DRIVER.match(package)))
+    if foreign_packages or (nvidia.module is not None and ubuntu_driver is None):
+        source = foreign_packages or "NVIDIA's installer (sudo nvidia-uninstall)"
+        raise Unanswered(f"{name}: {state_text}; it came from {source}, which must not be mixed with Ubuntu's: first remove it")
     if nvidia.secure_boot is not False and nvidia.loaded is None:
-        on = "Secure Boot is on" if nvidia.secure_boot else "it is not known whether Secure Boot is on"
+        secure_boot_text = "Secure Boot is on" if nvidia.secure_boot else "it is not known whether Secure Boot is on"
         why = "the kernel does not load a driver built here until its key is enrolled at the console"
-        raise Unanswered(f"{name}: {on}: {why}. Disable Secure Boot, or install Ubuntu's signed modules by hand")
-    suffix = "-open" if gpu_generations.flavour(known) == "open" else ""
-    branch = gpu_generations.branch(known, cuda, int(_OWN.sub(r"\1", own)) if own else None)
-    wanted = [f"nvidia-headless-{branch}-server{suffix}", f"nvidia-utils-{branch}-server"]
-    wanted += [f"nvidia-compute-utils-{branch}-server", f"linux-headers-{system.kernel}"]
-    wanted += [f"nvidia-fabricmanager-{branch}"] if nvidia.switches else []
-    if not all(package in versions for package in wanted):
-        return install(wanted, "--allow-change-held-packages")
+        raise Unanswered(f"{name}: {secure_boot_text}: {why}. Disable Secure Boot, or install Ubuntu's signed modules by hand")
+    suffix = "-open" if gpu_generations.kernel_module_kind(generations) == "open" else ""
+    branch = gpu_generations.choose_driver_branch(generations, cuda, int(_UBUNTU_DRIVER.sub(r"\1", ubuntu_driver)) if ubuntu_driver else None)
+    needed_packages = [f"nvidia-headless-{branch}-server{suffix}", f"nvidia-utils-{branch}-server"]
+    needed_packages += [f"nvidia-compute-utils-{branch}-server", f"linux-headers-{system.kernel}"]
+    needed_packages += [f"nvidia-fabricmanager-{branch}"] if nvidia.switches else []
+    if not all(package in versions for package in needed_packages):
+        return install_packages(needed_packages, "--allow-change-held-packages")
     if nvidia.module is None:  # the kernel was upgraded after the module was built, or the build was interrupted
         build = f"dkms autoinstall -k {system.kernel}; modinfo -F version nvidia"
-        return [shell(f"build the driver for kernel {system.kernel}", build, timeout_s=1800)]
+        return [shell_change(f"build the driver for kernel {system.kernel}", build, timeout_s=1800)]
     return []
 
 
-def _without_nouveau(target: Target, nvidia: Nvidia) -> list[Change]:
-    wanted = render("node/nouveau.conf.j2").encode()
+def _block_nouveau(target: Target, nvidia: Nvidia) -> list[Change]:
+    content = render("node/nouveau.conf.j2").encode()
     changes: list[Change] = []
-    if _differs(target, NOUVEAU, wanted):
-        changes.append(Write("block the driver nouveau", NOUVEAU, wanted))
+    if _file_differs(target, NOUVEAU, content):
+        changes.append(Write("block the driver nouveau", NOUVEAU, content))
     if changes or nvidia.nouveau:  # if nouveau is loaded, the initramfs may still contain nouveau
         changes.append(
             RunCommand("update the initramfs, so that the kernel starts without nouveau", ["update-initramfs", "-u"], 600)
@@ -147,12 +147,12 @@ def _without_nouveau(target: Target, nvidia: Nvidia) -> list[Change]:
     return changes
 
 
-def _reboot(site: Site, name: str, nvidia: Nvidia) -> str:
+def _explain_reboot(site: Site, name: str, nvidia: Nvidia) -> str:
     """Why a node has to reboot. Raises Unanswered if the reboot would end jobs of Slurm. name: the node."""
     if site.cluster.slurm is not None:
         (controller,) = site.with_role("controller")
         states = {} if controller.node.name in site.skipped else controller.facts[NODES]
-        if name in states and states[name].state in BUSY:
+        if name in states and states[name].state in BUSY_STATES:
             # The operation `slurm-nodes` resumes a node with this reason.
             drain = f"sudo scontrol update NodeName={name} State=DRAIN Reason=shardlab:driver"
             raise Unanswered(f"{name}: its driver needs a reboot, but jobs run on it; drain it first: {drain}")
@@ -161,21 +161,21 @@ def _reboot(site: Site, name: str, nvidia: Nvidia) -> str:
     return f"the loaded driver is not the required one ({nvidia.versions})"
 
 
-def _services(target: Target, nvidia: Nvidia) -> list[Change]:
-    wanted = render("node/persistence.conf.j2").encode()
+def _set_up_services(target: Target, nvidia: Nvidia) -> list[Change]:
+    content = render("node/persistence.conf.j2").encode()
     changes: list[Change] = []
-    if _differs(target, PERSISTENCE, wanted):
+    if _file_differs(target, PERSISTENCE, content):
         folder = PERSISTENCE.rpartition("/")[0]
         changes.append(RunCommand("make a folder for our settings of nvidia-persistenced", ["mkdir", "-p", folder]))
-        changes.append(Write(f"write {PERSISTENCE}", PERSISTENCE, wanted))
+        changes.append(Write(f"write {PERSISTENCE}", PERSISTENCE, content))
         changes.append(RunCommand("make systemd read this file", ["systemctl", "daemon-reload"]))
-    changes += running(target, "nvidia-persistenced", [PERSISTENCE], changed=bool(changes))
-    return [*changes, *(running(target, "nvidia-fabricmanager", []) if nvidia.switches else [])]
+    changes += ensure_running(target, "nvidia-persistenced", [PERSISTENCE], changed=bool(changes))
+    return [*changes, *(ensure_running(target, "nvidia-fabricmanager", []) if nvidia.switches else [])]
 
 
-def _differs(target: Target, path: str, content: bytes) -> bool:
-    there = target.facts[FILES].get(path)
-    return there is None or not there.holds(content)
+def _file_differs(target: Target, path: str, content: bytes) -> bool:
+    file = target.facts[FILES].get(path)
+    return file is None or not file.holds(content)
 
 
 DRIVER = Operation("nvidia", plan, files=(NOUVEAU, PERSISTENCE))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from provision.facts.packages import PACKAGES
 from provision.facts.system import SYSTEM
 from provision.facts.tools import TOOLS
-from provision.operation import Change, Nothing, Operation, Site, Target, shell
-from provision.operations.existing_slurm import existing
+from provision.operation import Change, Nothing, Operation, Site, Target, shell_change
+from provision.operations.existing_slurm import find_existing_slurm
 
 BASE = ("python3-venv", "rsync")  # rsync: `collect fetch` uses it
 MUNGE = ("munge",)
@@ -26,29 +26,29 @@ OPTIONS = "-qq -y --no-install-recommends"
 QUIET = "export DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a"
 
 
-def nfs_server(site: Site) -> Target | None:
+def find_nfs_server(site: Site) -> Target | None:
     """The node that exports the shared folder; None if no node exports it, as in a cluster of practice nodes."""
     if site.is_practice:
         return None
     return next((target for target in site.targets if target.node.name == site.cluster.storage.server), None)
 
 
-def wanted(site: Site, target: Target) -> list[str]:
+def list_needed_packages(site: Site, target: Target) -> list[str]:
     """The packages that a node needs for its roles. Raises Unanswered.
 
     A container needs no chrony, because it uses the clock of its host. Without root, the service of the clock is not examined.
     """
     names = [*BASE]
-    if site.cluster.slurm is not None and existing(site) is None:
-        names += [*MUNGE, *(CONTROLLER if target.has("controller") else ()), *(WORKER if target.has("worker") else ())]
+    if site.cluster.slurm is not None and find_existing_slurm(site) is None:
+        names += [*MUNGE, *(CONTROLLER if target.has_role("controller") else ()), *(WORKER if target.has_role("worker") else ())]
     if target.node.may_sudo and not target.facts[SYSTEM].is_container:
         names += CLOCK
     if site.cluster.ssh.between_nodes:
         names += SSH_CLIENT
     has_gpus = site.cluster.gpus is not None and site.cluster.gpus.per_node > 0 and not site.is_practice
-    if has_gpus and target.has("worker"):
+    if has_gpus and target.has_role("worker"):
         names += COMPILER
-    if server := nfs_server(site):
+    if server := find_nfs_server(site):
         names += NFS_SERVER if server is target else NFS_CLIENT
     return sorted(set(names))
 
@@ -56,34 +56,34 @@ def wanted(site: Site, target: Target) -> list[str]:
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Install the missing packages of a node. Raises Unanswered."""
     if not target.node.may_sudo:
-        missing = lacking(site, target, wanted(site, target))
-        return install(missing) if missing else Nothing("it has all tools that are needed")
+        missing = find_missing_packages(site, target, list_needed_packages(site, target))
+        return install_packages(missing) if missing else Nothing("it has all tools that are needed")
     installed = target.facts[PACKAGES]
-    missing = [name for name in wanted(site, target) if name not in installed.versions]
+    missing = [name for name in list_needed_packages(site, target) if name not in installed.versions]
     changes: list[Change] = []
     if installed.interrupted:
         # If a package was only partly unpacked, dpkg cannot configure the packages that depend on it. Then apt repairs it.
         repair = f"{QUIET}; dpkg --force-confdef --force-confold --configure -a || {APT} {OPTIONS} --fix-broken install"
-        changes.append(shell("finish the installation that was interrupted", repair, timeout_s=LOCK_S))
+        changes.append(shell_change("finish the installation that was interrupted", repair, timeout_s=LOCK_S))
     if missing:
-        changes += install(missing)
+        changes += install_packages(missing)
     return changes or Nothing("all packages are installed")
 
 
-def lacking(site: Site, target: Target, names: Sequence[str]) -> list[str]:
+def find_missing_packages(site: Site, target: Target, names: Sequence[str]) -> list[str]:
     """The names of the packages that a node lacks. On a node without root, a package is not lacking if the node has its tool
     from any source."""
-    present = target.facts[PACKAGES].versions if target.node.may_sudo else target.facts[TOOLS]
-    return [name for name in names if name not in present]
+    installed_names = target.facts[PACKAGES].versions if target.node.may_sudo else target.facts[TOOLS]
+    return [name for name in names if name not in installed_names]
 
 
-def install(names: Sequence[str], options: str = "") -> list[Change]:
+def install_packages(names: Sequence[str], options: str = "") -> list[Change]:
     """The changes that install these packages. options: further options of apt-get."""
     lists = f"{QUIET}; {APT} -qq update || true"  # if no archive can be reached, the cached lists are used
     words = " ".join([OPTIONS, *([options] if options else []), "install", *names])
     return [
-        shell("update the package lists", lists, timeout_s=LOCK_S + 300),
-        shell(f"install {', '.join(names)}", f"{QUIET}; {APT} {words}", timeout_s=LOCK_S + 1800),
+        shell_change("update the package lists", lists, timeout_s=LOCK_S + 300),
+        shell_change(f"install {', '.join(names)}", f"{QUIET}; {APT} {words}", timeout_s=LOCK_S + 1800),
     ]
 
 

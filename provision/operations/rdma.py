@@ -5,9 +5,9 @@ from __future__ import annotations
 from provision.facts.rdma import RDMA
 from provision.facts.system import SYSTEM
 from provision.operation import Change, Nothing, Operation, Site, Target
-from provision.operations.packages import install, lacking
+from provision.operations.packages import install_packages, find_missing_packages
 
-WANTED = ("rdma-core", "ibverbs-utils")
+RDMA_PACKAGES = ("rdma-core", "ibverbs-utils")
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
@@ -17,8 +17,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     links = target.facts[RDMA]
     if not links:
         return Nothing("it has no RDMA card")
-    missing = lacking(site, target, WANTED)
-    return install(missing) if missing else Nothing(f"{', '.join(link.name for link in links)} can be used")
+    missing = find_missing_packages(site, target, RDMA_PACKAGES)
+    return install_packages(missing) if missing else Nothing(f"{', '.join(link.name for link in links)} can be used")
 
 
 LIBRARIES = Operation("rdma", plan)

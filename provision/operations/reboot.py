@@ -27,7 +27,7 @@ class Reboot(msgspec.Struct, frozen=True):
     pause_s: float = 2.0
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         return f"reboot it, because {self.why}; further changes are planned after the reboot"
 
     @property
@@ -40,21 +40,21 @@ class Reboot(msgspec.Struct, frozen=True):
 
     def make(self, node: Node) -> None:
         """Reboot the node and wait until it is back. Raises Unanswered if it did not reboot, or does not come back in time."""
-        before = boot_of(node)
-        if before is None:
+        old_boot_id = read_boot_id(node)
+        if old_boot_id is None:
             raise Unanswered(f"{node.name}: its boot id is not known, so a reboot could not be verified")
-        _ask(node)
-        ends = time.monotonic() + self.limit_s
-        while time.monotonic() < ends:
-            if boot_of(node) not in (None, before):
-                _wait(node)
+        _order_reboot(node)
+        deadline = time.monotonic() + self.limit_s
+        while time.monotonic() < deadline:
+            if read_boot_id(node) not in (None, old_boot_id):
+                _wait_for_services(node)
                 return
             time.sleep(self.pause_s)
-        went = "it has not rebooted" if boot_of(node) == before else "it does not answer"
-        raise Unanswered(f"{node.name}: {went}, {self.limit_s:g} s after the command to reboot; look at its console")
+        failure = "it has not rebooted" if read_boot_id(node) == old_boot_id else "it does not answer"
+        raise Unanswered(f"{node.name}: {failure}, {self.limit_s:g} s after the command to reboot; look at its console")
 
 
-def boot_of(node: Node) -> str | None:
+def read_boot_id(node: Node) -> str | None:
     """The boot id of a node, which differs after each boot; None if the node does not answer."""
     try:
         answer = node.run(["cat", BOOT_ID], timeout_s=10)
@@ -63,7 +63,7 @@ def boot_of(node: Node) -> str | None:
     return answer.stdout.strip() or None if answer.code == 0 else None
 
 
-def _ask(node: Node) -> None:
+def _order_reboot(node: Node) -> None:
     try:
         answer = node.run(["systemctl", "reboot"], timeout_s=30, root=True)
     except Unreachable:
@@ -72,6 +72,6 @@ def _ask(node: Node) -> None:
         raise Unanswered(f"{node.name}: it does not reboot: {last_line(answer)}")
 
 
-def _wait(node: Node) -> None:
+def _wait_for_services(node: Node) -> None:
     """Wait until all services of a node have started. If a service fails to start, the reboot still counts as successful."""
     node.run(["systemctl", "is-system-running", "--wait"], timeout_s=STARTS_S)

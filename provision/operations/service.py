@@ -9,11 +9,11 @@ from provision.facts.services import SERVICES
 from provision.operation import Change, RunCommand, Target
 
 
-def running(target: Target, name: str, reads: Sequence[str], *, changed: bool = False) -> list[Change]:
+def ensure_running(target: Target, name: str, read_paths: Sequence[str], *, changed: bool = False) -> list[Change]:
     """The changes that the service `name` needs: none, enable, start, or restart. Raises Unanswered.
 
-    reads: the files that the service reads. changed: whether earlier changes of the plan write these files.
-    The service is restarted if `changed`, or if a file in `reads` is newer than the process of the service: an earlier
+    read_paths: the files that the service reads. changed: whether earlier changes of the plan write these files.
+    The service is restarted if `changed`, or if a file in `read_paths` is newer than the process of the service: an earlier
     `provision` may have been killed after it wrote the file and before it restarted the service.
     """
     service = target.facts[SERVICES].get(name)
@@ -21,9 +21,9 @@ def running(target: Target, name: str, reads: Sequence[str], *, changed: bool = 
     if service is None or not service.enabled:
         changes.append(RunCommand(f"enable {name}, so that it starts at every boot", ["systemctl", "enable", "--quiet", name]))
     files = target.facts[FILES]
-    newest = max((files[path].written_s for path in reads if path in files), default=0.0)
+    newest_s = max((files[path].written_s for path in read_paths if path in files), default=0.0)
     if service is None or service.state != "active" or service.since_s is None:
         changes.append(RunCommand(f"start {name}", ["systemctl", "restart", name], 120))
-    elif changed or newest > service.since_s:
+    elif changed or newest_s > service.since_s:
         changes.append(RunCommand(f"restart {name}, because its files have changed", ["systemctl", "restart", name], 120))
     return changes

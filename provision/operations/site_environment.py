@@ -26,7 +26,7 @@ INSTALL_S = 4 * 3600.0  # the time limit for a job's wait in the queue and its i
 INSTALL_MINUTES = 60
 LIST_MINUTES = 15  # time limit of a job that lists packages; pyxis may first have to import the image
 # Makes the virtual environment. $1: the folder of the environment. $2: the interpreter.
-VENV = """\
+MAKE_VENV = """\
 set -e
 mkdir -p "$1/tmp"
 rm -rf "$1/venv" "$1/packages.made"
@@ -59,116 +59,116 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Make the environment of a site, or bring it to the current packages and source. Raises Unanswered."""
     folder = PurePosixPath(target.node.python).parent.parent
     environment = site.cluster.environment
-    found = target.facts[ENVIRONMENT]
-    source, digest, changes = software.source_digest(), software.digest(python.extras(site.cluster)), list[Change]()
-    starters = python.scripts(site.cluster, folder, source)
-    purged = found.incomplete is not None or (found.source is not None and found.version is None)
-    if found.packages != digest or purged:
+    installed = target.facts[ENVIRONMENT]
+    source, digest, changes = software.source_digest(), software.packages_digest(python.installed_extras(site.cluster)), list[Change]()
+    starters = python.write_scripts(site.cluster, folder, source)
+    is_damaged = installed.incomplete is not None or (installed.source is not None and installed.version is None)
+    if installed.packages != digest or is_damaged:
         if environment.use or environment.container:
-            changes += [*starters, _check(site, target, folder)]
-        changes += [_mark(folder, digest)] if environment.use else _packages(site, target, folder)
-    if changes or found.source != source:
+            changes += [*starters, _check_packages(site, target, folder)]
+        changes += [_mark_packages(folder, digest)] if environment.use else _install_packages(site, target, folder)
+    if changes or installed.source != source:
         archive = f"{folder}/source-{source}.tar"
-        changes.append(Write(f"send shardlab's own source ({source})", archive, software.source(), 0o644, ""))
-        changes.append(_command("unpack this source", ["sh", "-c", UNPACK, "unpack", str(folder), source]))
+        changes.append(Write(f"send shardlab's own source ({source})", archive, software.source_archive(), 0o644, ""))
+        changes.append(_user_command("unpack this source", ["sh", "-c", UNPACK, "unpack", str(folder), source]))
         changes += [starter for starter in starters if starter not in changes]
         changes.append(Write("mark this source as complete", f"{folder}/source.made", f"{source}\n".encode(), 0o644, ""))
-    differ = f"; {_given(environment)}: {found.differences}" if found.differences else ""
-    return changes or Nothing(f"{folder}: packages {digest}, source {source}{differ}")
+    difference_text = f"; {_packages_setting(environment)}: {installed.differences}" if installed.differences else ""
+    return changes or Nothing(f"{folder}: packages {digest}, source {source}{difference_text}")
 
 
-def _given(environment: Environment) -> str:
+def _packages_setting(environment: Environment) -> str:
     """A text KEY: VALUE, the entry of the cluster file for the packages that `provision` did not install."""
     if environment.container is not None:
         return f"environment.container: {environment.container}"
     return f"environment.use: {environment.use}"
 
 
-def _check(site: Site, target: Target, folder: PurePosixPath) -> PackageCheck:
+def _check_packages(site: Site, target: Target, folder: PurePosixPath) -> PackageCheck:
     """The change that checks packages which `provision` did not install: on the login node if possible, otherwise in a job."""
     environment = site.cluster.environment
-    ranks = container.rank_python(site.cluster, target.node.python)
-    what, folders = _given(environment), " ".join(container.folders(site.cluster))
+    rank_python = container.rank_python(site.cluster, target.node.python)
+    setting, folders = _packages_setting(environment), " ".join(container.folders(site.cluster))
     advice = "Is this the folder of a virtual or conda environment?"
     if environment.container is not None:
         advice = f"Does {environment.runtime} start this image there?"
     if environment.runtime == "charliecloud":
         advice += f" The image must contain folders for what is mounted: {folders}"
     if environment.container is None or (environment.runtime != "pyxis" and environment.build != "job"):
-        return PackageCheck(what, ["env", f"--chdir={folder}", ranks, "-c", software.LISTING], folder, MAKE_S, advice)
+        return PackageCheck(setting, ["env", f"--chdir={folder}", rank_python, "-c", software.LISTING_PROGRAM], folder, MAKE_S, advice)
     options = [
         "--job-name=shardlab-packages",
         f"--output={folder}/packages.log",
-        *requests.options(site.cluster, nodes=1, minutes=LIST_MINUTES),
+        *requests.sbatch_options(site.cluster, nodes=1, minutes=LIST_MINUTES),
     ]
     text = templates.render(
         "site/list_packages.sh.j2",
         options=options,
         folder=str(folder),
         container=container.srun_options(site.cluster, str(folder)),
-        python=ranks,
-        program=software.LISTING,
+        python=rank_python,
+        program=software.LISTING_PROGRAM,
     )
     argv = ["sh", "-c", SUBMIT_AND_SHOW, "submit", str(folder), text]
-    return PackageCheck(what, argv, folder, INSTALL_S, advice)
+    return PackageCheck(setting, argv, folder, INSTALL_S, advice)
 
 
-def _mark(folder: PurePosixPath, digest: str) -> Write:
+def _mark_packages(folder: PurePosixPath, digest: str) -> Write:
     return Write("mark these packages as checked", f"{folder}/packages.made", f"{digest}\n".encode(), 0o644, "")
 
 
-def _packages(site: Site, target: Target, folder: PurePosixPath) -> list[Change]:
+def _install_packages(site: Site, target: Target, folder: PurePosixPath) -> list[Change]:
     """The changes that make the virtual environment and install the packages.
 
     Raises Unanswered if there is too little space, or if a job of an earlier command still installs the packages.
     """
     environment = site.cluster.environment
-    space.environment_fits(target, from_index=environment.wheelhouse is None)
+    space.check_environment_fits(target, from_index=environment.wheelhouse is None)
     if environment.build != "login":
-        jobs.must_not_wait(target.node, f"{folder}/install.sh", "installs the packages")
+        jobs.check_no_waiting_job(target.node, f"{folder}/install.sh", "installs the packages")
     interpreter = environment.python or "python3"
-    make = python.with_modules(site.cluster, ["sh", "-c", VENV, "venv", str(folder), interpreter])
+    make_venv = python.wrap_with_modules(site.cluster, ["sh", "-c", MAKE_VENV, "venv", str(folder), interpreter])
     changes: list[Change] = [
-        _command(f"make a Python environment at {folder}", make),
-        Write("send the tested package versions", f"{folder}/constraints.txt", software.constraints(), 0o644, ""),
+        _user_command(f"make a Python environment at {folder}", make_venv),
+        Write("send the tested package versions", f"{folder}/constraints.txt", software.read_constraints(), 0o644, ""),
     ]
     wheels = environment.wheelhouse
     if wheels is None and environment.build == "auto":
         wheels = f"{folder}/wheels"
-        changes.append(_download(site, target, folder, wheels))
+        changes.append(_download_wheels(site, target, folder, wheels))
     script = f"{folder}/install.sh"
-    changes.append(Write("send the script that installs the packages", script, _install(site, folder, wheels), 0o755, ""))
+    changes.append(Write("send the script that installs the packages", script, _render_install_script(site, folder, wheels), 0o755, ""))
     if environment.build == "login":
-        changes.append(_command("install the packages on the login node", ["bash", script], INSTALL_S))
+        changes.append(_user_command("install the packages on the login node", ["bash", script], INSTALL_S))
     else:
-        changes.append(jobs.submit("install the packages in a job", script, f"{folder}/install.log", INSTALL_S))
+        changes.append(jobs.submit_script("install the packages in a job", script, f"{folder}/install.log", INSTALL_S))
     return changes
 
 
-def _download(site: Site, target: Target, folder: PurePosixPath, wheels: str) -> WheelDownload:
+def _download_wheels(site: Site, target: Target, folder: PurePosixPath, wheels: str) -> WheelDownload:
     """The change that downloads all packages as wheels into the folder `wheels`.
 
     If the package index has no wheel of a package, pip builds the wheel: the job that installs it cannot get build tools.
     """
-    needed = software.requirements(python.extras(site.cluster))
+    requirements = software.required_packages(python.installed_extras(site.cluster))
     interpreter = f"{folder}/venv/bin/python"
-    variables = [*python.caches(folder), ("TMPDIR", f"{folder}/tmp")]  # pip must not use /tmp, which is small
-    words = ["-I", *PIP, "wheel", "--wheel-dir", wheels, "--constraint", f"{folder}/constraints.txt", *needed]
+    variables = [*python.cache_variables(folder), ("TMPDIR", f"{folder}/tmp")]  # pip must not use /tmp, which is small
+    words = ["-I", *PIP, "wheel", "--wheel-dir", wheels, "--constraint", f"{folder}/constraints.txt", *requirements]
     return WheelDownload(
-        on_node=python.with_modules(site.cluster, [interpreter, *words], variables),
-        interpreter=python.with_modules(site.cluster, [interpreter]),
+        on_node=python.wrap_with_modules(site.cluster, [interpreter, *words], variables),
+        interpreter=python.wrap_with_modules(site.cluster, [interpreter]),
         folder=PurePosixPath(wheels),
-        needed=needed,
-        here=None if site.cluster.login is None else site.workspace.own,
+        requirements=requirements,
+        local_folder=None if site.cluster.login is None else site.workspace.own,
     )
 
 
-def _install(site: Site, folder: PurePosixPath, wheels: str | None) -> bytes:
+def _render_install_script(site: Site, folder: PurePosixPath, wheels: str | None) -> bytes:
     slurm = site.cluster.slurm
     options = [
-        f"--job-name={jobs.NAME}",
+        f"--job-name={jobs.JOB_NAME}",
         f"--output={folder}/install.log",
-        *requests.options(site.cluster, nodes=1, minutes=INSTALL_MINUTES),
+        *requests.sbatch_options(site.cluster, nodes=1, minutes=INSTALL_MINUTES),
     ]
     return templates.render(
         "site/install.sh.j2",
@@ -176,15 +176,15 @@ def _install(site: Site, folder: PurePosixPath, wheels: str | None) -> bytes:
         folder=str(folder),
         modules=site.cluster.environment.modules,
         setup=slurm.setup if slurm is not None else [],
-        caches=[*python.caches(folder), ("TMPDIR", f"{folder}/tmp")],
+        caches=[*python.cache_variables(folder), ("TMPDIR", f"{folder}/tmp")],
         wheels=wheels,
-        requirements=software.requirements(python.extras(site.cluster)),
-        digest=software.digest(python.extras(site.cluster)),
+        requirements=software.required_packages(python.installed_extras(site.cluster)),
+        digest=software.packages_digest(python.installed_extras(site.cluster)),
     ).encode()
 
 
-def _command(says: str, argv: list[str], limit_s: float = MAKE_S) -> RunCommand:
-    return RunCommand(says, argv, limit_s, root=False)
+def _user_command(description: str, argv: list[str], limit_s: float = MAKE_S) -> RunCommand:
+    return RunCommand(description, argv, limit_s, root=False)
 
 
 SITE_SOFTWARE = Operation("site-environment", plan)

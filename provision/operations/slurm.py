@@ -10,92 +10,92 @@ from provision.facts.nodes import FORMAT, NODES, SlurmNode
 from provision.facts.nodes import parse as parse_nodes
 from provision.facts.services import SERVICES
 from provision.node import Node, last_line
-from provision.operation import Change, Nothing, On, Operation, RunCommand, Site, Target, Write, shell
-from provision.operations.existing_slurm import check, existing, used
-from provision.operations.service import running
-from provision.operations.slurm_files import CGROUP, CONF, GRES, accounts, files
+from provision.operation import Change, Nothing, OnNode, Operation, RunCommand, Site, Target, Write, shell_change
+from provision.operations.existing_slurm import check_existing_slurm, find_existing_slurm, report_existing_slurm
+from provision.operations.service import ensure_running
+from provision.operations.slurm_files import CGROUP, CONF, GRES, render_slurmdbd_conf, render_slurm_files
 from templates import render
 
 DATABASE = "slurm_acct_db"
-DBD = "/etc/slurm/slurmdbd.conf"
+DBD_CONF = "/etc/slurm/slurmdbd.conf"
 WORKER_OPTIONS, WORKER_UNIT = "/etc/default/slurmd", "/etc/systemd/system/slurmd.service.d/configless.conf"
 # Makes the database and its user; the statements have no effect if they exist.
 SQL = (
     f"CREATE DATABASE IF NOT EXISTS {DATABASE}; CREATE USER IF NOT EXISTS 'slurm'@'localhost' IDENTIFIED VIA unix_socket; "
     f"GRANT ALL ON {DATABASE}.* TO 'slurm'@'localhost';"
 )
-HEALTHY = frozenset({"idle", "alloc", "mix", "comp"})
-DRAINED, DOWN = frozenset({"drain", "drng"}), frozenset({"down", "fail", "failg"})
+HEALTHY_STATES = frozenset({"idle", "alloc", "mix", "comp"})
+DRAINED_STATES, DOWN_STATES = frozenset({"drain", "drng"}), frozenset({"down", "fail", "failg"})
 READY_S = 60.0
-SLURM = "slurm"  # the user that Slurm reports if Slurm itself drained a node
-OURS = "shardlab:"  # the beginning of the reason if `provision` asked the user to drain a node
-AWAY = ("Not responding", "Node unexpectedly rebooted")  # reasons of Slurm that no longer hold when slurmd runs on the node
-SMALLER = ("Low RealMemory", "Low CPUs", "Low socket*core")  # reasons that no longer hold when slurm.conf is correct
+SLURM_USER = "slurm"  # the user that Slurm reports if Slurm itself drained a node
+SHARDLAB_REASON = "shardlab:"  # the beginning of the reason if `provision` asked the user to drain a node
+AWAY_REASONS = ("Not responding", "Node unexpectedly rebooted")  # reasons of Slurm that no longer hold when slurmd runs on the node
+SMALLER_REASONS = ("Low RealMemory", "Low CPUs", "Low socket*core")  # reasons that no longer hold when slurm.conf is correct
 
 
 def plan_accounts(site: Site, target: Target) -> list[Change] | Nothing:
     """Set up accounting on the controller: MariaDB and slurmdbd. Raises Unanswered."""
-    if site.cluster.slurm is None or not target.has("controller"):
+    if site.cluster.slurm is None or not target.has_role("controller"):
         return Nothing("it does no accounting")
-    if (there := existing(site)) is not None:
-        return used(there)
-    changes = running(target, "mariadb", [])
-    wanted = accounts(site)
-    if _differs(target, DBD, wanted, 0o600, "slurm:slurm"):
-        changes.append(shell("make the accounting database", f'mariadb --batch -e "{SQL}"', timeout_s=120))
+    if (present_slurm := find_existing_slurm(site)) is not None:
+        return report_existing_slurm(present_slurm)
+    changes = ensure_running(target, "mariadb", [])
+    conf_content = render_slurmdbd_conf(site)
+    if _file_differs(target, DBD_CONF, conf_content, 0o600, "slurm:slurm"):
+        changes.append(shell_change("make the accounting database", f'mariadb --batch -e "{SQL}"', timeout_s=120))
         # this file is written after the database was made: if it exists, the database exists
-        changes.append(Write(f"write {DBD}", DBD, wanted, 0o600, "slurm:slurm"))
-    changes += running(target, "slurmdbd", [DBD], changed=bool(changes))
+        changes.append(Write(f"write {DBD_CONF}", DBD_CONF, conf_content, 0o600, "slurm:slurm"))
+    changes += ensure_running(target, "slurmdbd", [DBD_CONF], changed=bool(changes))
     return changes or Nothing("slurmdbd runs with MariaDB")
 
 
 def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
     """Set up slurmctld on the controller, with its configuration files. Raises Unanswered."""
-    if site.cluster.slurm is None or not target.has("controller"):
+    if site.cluster.slurm is None or not target.has_role("controller"):
         return Nothing("it is not the controller")
-    if (there := existing(site)) is not None:
-        return used(there)
-    absent = site.absent("worker")
+    if (present_slurm := find_existing_slurm(site)) is not None:
+        return report_existing_slurm(present_slurm)
+    absent = site.absent_names("worker")
     if (
         absent and CONF in target.facts[FILES]
     ):  # the facts for the line of an absent worker are missing, and a slurm.conf without this line would end the worker's jobs
-        return running(target, "slurmctld", [CONF]) or Nothing(f"slurm.conf not changed: {', '.join(absent)} cannot be asked")
+        return ensure_running(target, "slurmctld", [CONF]) or Nothing(f"slurm.conf not changed: {', '.join(absent)} cannot be asked")
     changes: list[Change] = []
-    wanted = files(site)
+    content_by_path = render_slurm_files(site)
     # slurm.conf is written last: if it exists, all other files exist.
-    for path, content in sorted(wanted.items(), key=lambda file: file[0] == CONF):
-        if _differs(target, path, content):
+    for path, content in sorted(content_by_path.items(), key=lambda file: file[0] == CONF):
+        if _file_differs(target, path, content):
             changes.append(Write(f"write {path}", path, content))
     if changes:  # slurmdbd answers some seconds after its start; slurmctld does not start if it never reached slurmdbd
-        wait = (
+        wait_script = (
             "for n in $(seq 60); do sacctmgr -nP show user >/dev/null 2>&1 && exit 0; sleep 0.5; done; sacctmgr -nP show user"
         )
-        changes.append(shell("wait until slurmdbd answers", wait, timeout_s=60))
-    changes += running(target, "slurmctld", [*wanted], changed=bool(changes))
+        changes.append(shell_change("wait until slurmdbd answers", wait_script, timeout_s=60))
+    changes += ensure_running(target, "slurmctld", [*content_by_path], changed=bool(changes))
     return changes or Nothing("slurmctld runs with the right configuration")
 
 
 def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
     """Set up slurmd on a worker. Raises Unanswered."""
-    if site.cluster.slurm is None or not target.has("worker"):
+    if site.cluster.slurm is None or not target.has_role("worker"):
         return Nothing("it is not a worker")
-    if (there := existing(site)) is not None:
-        return used(there)
+    if (present_slurm := find_existing_slurm(site)) is not None:
+        return report_existing_slurm(present_slurm)
     (controller,) = site.with_role("controller")
     if controller.node.name in site.skipped:
         return Nothing(f"{controller.node.name}, which has the configuration, cannot be asked")
     changes: list[Change] = []
     options = f'SLURMD_OPTIONS="--conf-server {controller.node.address}:6817 -N {target.node.name}"\n'.encode()
     unit = render("slurm/configless.conf.j2").encode()
-    if _differs(target, WORKER_UNIT, unit):
+    if _file_differs(target, WORKER_UNIT, unit):
         changes.append(RunCommand("make a folder for our settings of slurmd", ["mkdir", "-p", WORKER_UNIT.rpartition("/")[0]]))
         changes.append(Write(f"write {WORKER_UNIT}", WORKER_UNIT, unit))
         changes.append(RunCommand("make systemd read this file", ["systemctl", "daemon-reload"]))
-    if _differs(target, WORKER_OPTIONS, options):
+    if _file_differs(target, WORKER_OPTIONS, options):
         changes.append(Write(f"write {WORKER_OPTIONS}", WORKER_OPTIONS, options))
     conf = controller.facts[FILES].get(CONF)
-    changes += running(target, "slurmd", [WORKER_UNIT, WORKER_OPTIONS], changed=bool(changes))
-    if not changes and conf is not None and _is_older(target, conf.written_s):
+    changes += ensure_running(target, "slurmd", [WORKER_UNIT, WORKER_OPTIONS], changed=bool(changes))
+    if not changes and conf is not None and _started_before(target, conf.written_s):
         changes.append(
             RunCommand(
                 "restart slurmd, because the controller's configuration changed", ["systemctl", "restart", "slurmd"], 120
@@ -112,28 +112,28 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
     """
     if site.cluster.slurm is None:
         return Nothing("the cluster has no Slurm")
-    if (there := existing(site)) is not None:
-        return check(site, there)
+    if (present_slurm := find_existing_slurm(site)) is not None:
+        return check_existing_slurm(site, present_slurm)
     (controller,) = site.with_role("controller")
     if controller.node.name in site.skipped:
         return Nothing("the controller cannot be asked")
     workers = {worker.node.name: worker for worker in site.with_role("worker") if worker.node.name not in site.skipped}
     states = controller.facts[NODES]
-    known = {name: states.get(name, SlurmNode("not registered")) for name in workers}
-    bad = {name: node for name, node in known.items() if node.state not in HEALTHY}
-    if not bad:
+    node_states = {name: states.get(name, SlurmNode("not registered")) for name in workers}
+    unready_nodes = {name: node for name, node in node_states.items() if node.state not in HEALTHY_STATES}
+    if not unready_nodes:
         return Nothing(f"{len(workers)} workers are ready")
-    resumed = [name for name, node in bad.items() if node.state in DRAINED and _may_resume(site, workers[name], node)]
-    kept = {name: _unavailable(controller, name, node) for name, node in bad.items() if _is_kept(node) and name not in resumed}
-    if kept:
-        raise Unanswered("; ".join(kept.values()), kept)
+    resumed_names = [name for name, node in unready_nodes.items() if node.state in DRAINED_STATES and _may_resume(site, workers[name], node)]
+    unavailable_texts = {name: _explain_unavailable(controller, name, node) for name, node in unready_nodes.items() if _is_waiting_useless(node) and name not in resumed_names}
+    if unavailable_texts:
+        raise Unanswered("; ".join(unavailable_texts.values()), unavailable_texts)
     changes: list[Change] = []
-    for name in resumed:
-        says = f"resume {name}, whose state in Slurm is {bad[name].state} ({bad[name].reason})"
-        changes.append(On(controller.node, shell(says, _resume_script(name))))
+    for name in resumed_names:
+        description = f"resume {name}, whose state in Slurm is {unready_nodes[name].state} ({unready_nodes[name].reason})"
+        changes.append(OnNode(controller.node, shell_change(description, _resume_script(name))))
     return [
         *changes,
-        Registration(controller, tuple(workers), ", ".join(f"{name}: {node.state}" for name, node in bad.items())),
+        Registration(controller, tuple(workers), ", ".join(f"{name}: {node.state}" for name, node in unready_nodes.items())),
     ]
 
 
@@ -142,18 +142,18 @@ class Registration(msgspec.Struct, frozen=True):
 
     controller: Target
     workers: tuple[str, ...]
-    found: str
+    worker_states: str
 
     @property
-    def says(self) -> str:
-        return f"wait until all workers are ready ({self.found})"
+    def description(self) -> str:
+        return f"wait until all workers are ready ({self.worker_states})"
 
     @property
     def command(self) -> str:
         names = ",".join(self.workers)
         return f"""\
 for n in $(seq {2 * READY_S:.0f}); do
-    ready=$(sinfo -hN -n {names} -o '%N %t' | sort -u | grep -cE ' ({"|".join(sorted(HEALTHY))})$')
+    ready=$(sinfo -hN -n {names} -o '%N %t' | sort -u | grep -cE ' ({"|".join(sorted(HEALTHY_STATES))})$')
     test "$ready" = {len(self.workers)} && exit 0
     sleep 0.5
 done
@@ -174,9 +174,9 @@ exit 1"""
         except ValueError:  # the output is not a list of nodes
             states = {}
         blames = {
-            name: _unavailable(self.controller, name, state)
+            name: _explain_unavailable(self.controller, name, state)
             for name in self.workers
-            if (state := states.get(name, SlurmNode("not registered"))).state not in HEALTHY
+            if (state := states.get(name, SlurmNode("not registered"))).state not in HEALTHY_STATES
         }
         if not states:
             blames = {self.controller.node.name: f"{self.controller.node.name}: Slurm does not answer: {last_line(answer)}"}
@@ -185,39 +185,39 @@ exit 1"""
 
 def _may_resume(site: Site, worker: Target, drained: SlurmNode) -> bool:
     """Whether a worker was drained by `provision`, or by Slurm for a reason that no longer holds according to its facts."""
-    if drained.reason.startswith(OURS):
+    if drained.reason.startswith(SHARDLAB_REASON):
         return True
-    if drained.user != SLURM:
+    if drained.user != SLURM_USER:
         return False
-    runs = worker.facts[SERVICES].get("slurmd")
-    if runs is None or runs.state != "active":
+    service = worker.facts[SERVICES].get("slurmd")
+    if service is None or service.state != "active":
         return False
-    if drained.reason.startswith(AWAY):
+    if drained.reason.startswith(AWAY_REASONS):
         return True
     # the reason no longer holds if slurm.conf is up to date; an earlier operation restarted slurmd after slurm.conf was written
     (controller,) = site.with_role("controller")
-    return drained.reason.startswith(SMALLER) and not any(
-        _differs(controller, path, content) for path, content in files(site).items()
+    return drained.reason.startswith(SMALLER_REASONS) and not any(
+        _file_differs(controller, path, content) for path, content in render_slurm_files(site).items()
     )
 
 
-def _is_kept(state: SlurmNode) -> bool:
+def _is_waiting_useless(state: SlurmNode) -> bool:
     """Whether waiting for a node is useless, because the node is drained or a person set it to down."""
-    return state.state in DRAINED or (state.state in DOWN and state.user not in ("", SLURM))
+    return state.state in DRAINED_STATES or (state.state in DOWN_STATES and state.user not in ("", SLURM_USER))
 
 
-def _unavailable(controller: Target, name: str, state: SlurmNode) -> str:
+def _explain_unavailable(controller: Target, name: str, state: SlurmNode) -> str:
     """A sentence that says why a worker gets no jobs, with the command that makes it available again. name: the worker."""
     if not state.reason:
         return f"{name}: Slurm reports the state {state.state} and gives no reason; on {name}, run: journalctl -u slurmd"
-    who = "Slurm itself" if state.user == SLURM else f"the user {state.user}"
+    author = "Slurm itself" if state.user == SLURM_USER else f"the user {state.user}"
     return (
-        f"{name}: Slurm reports the state {state.state}; the reason, given by {who}, is: {state.reason}. The state was not "
-        f"changed; when the cause is fixed, run on {controller.node.name}: sudo {_resume(name)}"
+        f"{name}: Slurm reports the state {state.state}; the reason, given by {author}, is: {state.reason}. The state was not "
+        f"changed; when the cause is fixed, run on {controller.node.name}: sudo {_resume_command(name)}"
     )
 
 
-def _resume(name: str) -> str:
+def _resume_command(name: str) -> str:
     return f"scontrol update nodename={name} state=resume"
 
 
@@ -228,25 +228,25 @@ def _resume_script(name: str) -> str:
     or slurmctld may have restarted after the state was read. In this case the script succeeds, and the next change,
     `Registration`, checks whether the worker becomes ready.
     """
-    drained = " | ".join(f"{state}*" for state in sorted(DRAINED))
+    drained = " | ".join(f"{state}*" for state in sorted(DRAINED_STATES))
     return f"""\
-said=$({_resume(name)} 2>&1) && exit 0
+said=$({_resume_command(name)} 2>&1) && exit 0
 case "$(sinfo -h -N -n {name} -o %t | sort -u)" in '' | {drained}) ;; *) exit 0 ;; esac
 echo "$said" >&2
 exit 1"""
 
 
-def _is_older(target: Target, moment_s: float) -> bool:
+def _started_before(target: Target, moment_s: float) -> bool:
     since = target.facts[SERVICES]["slurmd"].since_s
     return since is not None and since < moment_s
 
 
-def _differs(target: Target, path: str, content: bytes, mode: int = 0o644, owner: str = "root:root") -> bool:
+def _file_differs(target: Target, path: str, content: bytes, mode: int = 0o644, owner: str = "root:root") -> bool:
     file = target.facts[FILES].get(path)
     return file is None or not file.holds(content) or (file.mode, file.owner) != (mode, owner)
 
 
-ACCOUNTS = Operation("slurm-accounts", plan_accounts, files=(DBD,))
+ACCOUNTS = Operation("slurm-accounts", plan_accounts, files=(DBD_CONF,))
 CONTROLLER = Operation("slurm-controller", plan_controller, files=(CONF, GRES, CGROUP))
 WORKERS = Operation("slurm-workers", plan_worker, files=(WORKER_OPTIONS, WORKER_UNIT))
 REGISTERED = Operation("slurm-nodes", plan_nodes, once=True)

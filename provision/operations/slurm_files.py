@@ -16,7 +16,7 @@ from templates import render
 
 CONF, GRES, CGROUP = "/etc/slurm/slurm.conf", "/etc/slurm/gres.conf", "/etc/slurm/cgroup.conf"
 PRACTICE_GPUS, REAL_GPUS = "/opt/gpus", "/dev"
-KEPT_MEMORY = 0.95  # the share of a node's memory that slurm.conf states; Slurm drains a node that reports less than stated
+MEMORY_SHARE = 0.95  # the share of a node's memory that slurm.conf states; Slurm drains a node that reports less than stated
 DISABLES_CGROUPS = (24, 5)  # the first release of Slurm with the setting CgroupPlugin=disabled
 _WORD = re.compile(r"[A-Za-z0-9._:\[\]/-]+")
 
@@ -31,18 +31,18 @@ class Worker(msgspec.Struct, frozen=True):
     gres: str
 
 
-def files(site: Site) -> dict[str, bytes]:
+def render_slurm_files(site: Site) -> dict[str, bytes]:
     """The content of the controller's configuration files, by path. Raises Unanswered if facts of a worker are not known."""
     (controller,) = site.with_role("controller")
-    workers = [one for one in site.with_role("worker") if one.node.name not in site.skipped]
+    workers = [worker for worker in site.with_role("worker") if worker.node.name not in site.skipped]
     if not workers:
         raise Unanswered("all workers have failed, so slurm.conf cannot be written")
-    told = [_worker(site.cluster, target) for target in workers]
+    worker_entries = [_worker_entry(site.cluster, target) for target in workers]
     systems = [target.facts[SYSTEM] for target in workers]
-    shared = any(system.is_container for system in systems)
+    is_kernel_shared = any(system.is_container for system in systems)
     gpus = site.cluster.gpus
-    devices = _devices(site)
-    for word in (controller.node.name, controller.node.address, *(w for one in told for w in (one.name, one.address)), devices):
+    devices = _device_path(site)
+    for word in (controller.node.name, controller.node.address, *(text for worker in worker_entries for text in (worker.name, worker.address)), devices):
         if not _WORD.fullmatch(word):
             raise Unanswered(f"{word!r} is not allowed in slurm.conf")
     assert site.cluster.slurm is not None
@@ -50,19 +50,19 @@ def files(site: Site) -> dict[str, bytes]:
         "slurm/slurm.conf.j2",
         cluster=site.cluster.name,
         controller=controller.node,
-        workers=told,
-        gpus=any(one.gres for one in told),
+        workers=worker_entries,
+        gpus=any(worker.gres for worker in worker_entries),
         partition=site.cluster.slurm.partition,
-        shared_kernel=shared,
-        memory_per_cpu_mib=min(one.memory_mib // one.cpus for one in told),
+        shared_kernel=is_kernel_shared,
+        memory_per_cpu_mib=min(worker.memory_mib // worker.cpus for worker in worker_entries),
     )
-    gres = render("slurm/gres.conf.j2", workers=told, kind=gpus.type if gpus else None, devices=devices)
-    unified = all(system.cgroup == "cgroup2fs" for system in systems)
-    plugin = "cgroup/v2" if unified else "cgroup/v1"
-    if shared and unified and _slurm_release(controller) >= DISABLES_CGROUPS:
+    gres = render("slurm/gres.conf.j2", workers=worker_entries, kind=gpus.type if gpus else None, devices=devices)
+    is_unified = all(system.cgroup == "cgroup2fs" for system in systems)
+    plugin = "cgroup/v2" if is_unified else "cgroup/v1"
+    if is_kernel_shared and is_unified and _slurm_release(controller) >= DISABLES_CGROUPS:
         # practice nodes do not need cgroups, and the plugin cgroup/v2 fails on a kernel whose controllers are in version 1
         plugin = "disabled"
-    cgroup = render("slurm/cgroup.conf.j2", plugin=plugin, shared_kernel=shared)
+    cgroup = render("slurm/cgroup.conf.j2", plugin=plugin, shared_kernel=is_kernel_shared)
     return {
         CONF: slurm.encode(),
         GRES: gres.encode(),
@@ -76,21 +76,21 @@ def _slurm_release(controller: Target) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
-def accounts(site: Site) -> bytes:
+def render_slurmdbd_conf(site: Site) -> bytes:
     """The content of slurmdbd.conf."""
     (controller,) = site.with_role("controller")
     return render("slurm/slurmdbd.conf.j2", controller=controller.node.name).encode()
 
 
-def _worker(cluster: Cluster, target: Target) -> Worker:
+def _worker_entry(cluster: Cluster, target: Target) -> Worker:
     system = target.facts[SYSTEM]
     gpus = cluster.gpus
     gres = ":".join(["gpu", *([gpus.type] if gpus.type else []), str(gpus.per_node)]) if gpus and gpus.per_node else ""
-    memory_mib = int(system.memory_kib / 1024 * KEPT_MEMORY)
+    memory_mib = int(system.memory_kib / 1024 * MEMORY_SHARE)
     return Worker(target.node.name, target.node.address, system.cpus, memory_mib, gres)
 
 
-def _devices(site: Site) -> str:
+def _device_path(site: Site) -> str:
     count = site.cluster.gpus.per_node if site.cluster.gpus else 0
     folder = PRACTICE_GPUS if site.is_practice else REAL_GPUS
     return f"{folder}/nvidia[0-{count - 1}]" if count > 1 else f"{folder}/nvidia0"

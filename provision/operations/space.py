@@ -7,12 +7,12 @@ from pathlib import PurePosixPath
 from provision import software
 from provision.fact import Unanswered
 from provision.facts.environment import ENVIRONMENT
-from provision.facts.mounts import place
-from provision.facts.room import Room, room
+from provision.facts.mounts import mount_fact
+from provision.facts.room import Room, room_fact
 from provision.facts.system import SYSTEM
 from provision.operation import Change, Nothing, Operation, Site, Target
-from provision.operations.fstab import own_disks
-from provision.operations.packages import lacking, nfs_server, wanted
+from provision.operations.fstab import required_mounts
+from provision.operations.packages import find_missing_packages, find_nfs_server, list_needed_packages
 
 GIB = 2**30
 PACKAGES_BYTES, PACKAGES_INODES = 2 * GIB, 30_000  # what Slurm, MariaDB and their state need, with a reserve
@@ -33,63 +33,63 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
             f"{target.node.name}: {system.pretty} has Python {OLD_PYTHONS[system.codename]}, and shardlab needs 3.11 or newer; "
             "nothing was installed. Use Ubuntu 24.04, Debian 12, or a newer release of them"
         )
-    root = target.facts[room("/")]
+    root_space = target.facts[room_fact("/")]
     purposes: dict[str, list[tuple[str, int, int]]] = {}
-    if lacking(site, target, wanted(site, target)):
+    if find_missing_packages(site, target, list_needed_packages(site, target)):
         purposes["/"] = [("packages", PACKAGES_BYTES, PACKAGES_INODES)]
-    where = _environment(site, target)
-    if where is not None:
-        needed = INDEX_BYTES if target.node.wheelhouse is None else WHEELHOUSE_BYTES
-        purposes.setdefault(where.mount, []).append(("the Python environment", needed, ENVIRONMENT_INODES))
-    told = [
-        _fits(target.node.name, root if where is None or mount == root.mount else where, of_it)
-        for mount, of_it in purposes.items()
+    environment_space = _find_environment_space(site, target)
+    if environment_space is not None:
+        needed_bytes = INDEX_BYTES if target.node.wheelhouse is None else WHEELHOUSE_BYTES
+        purposes.setdefault(environment_space.mount, []).append(("the Python environment", needed_bytes, ENVIRONMENT_INODES))
+    sentences = [
+        _check_fits(target.node.name, root_space if environment_space is None or mount == root_space.mount else environment_space, mount_purposes)
+        for mount, mount_purposes in purposes.items()
     ]
-    return Nothing("; ".join(told) or "nothing large will be installed on it")
+    return Nothing("; ".join(sentences) or "nothing large will be installed on it")
 
 
-def _environment(site: Site, target: Target) -> Room | None:
+def _find_environment_space(site: Site, target: Target) -> Room | None:
     """The free space for the Python environment; None if the environment exists, or if another node checks its file system."""
     storage = site.cluster.storage
     if storage.shared is not None:
-        server = nfs_server(site)
+        server = find_nfs_server(site)
         if target is not (server or site.targets[0]):  # another node, whose folder this node mounts later, checks the space
             return None
-        if any(not target.facts[place(disk)].mount for disk in own_disks(site, target, storage.shared)):
+        if any(not target.facts[mount_fact(disk)].mount for disk in required_mounts(site, target, storage.shared)):
             return None  # the disk has no file system yet: all of it will be free
-    if target.facts[ENVIRONMENT].packages == software.digest():
+    if target.facts[ENVIRONMENT].packages == software.packages_digest():
         return None
-    return target.facts[room(str(PurePosixPath(target.node.python).parent.parent))]
+    return target.facts[room_fact(str(PurePosixPath(target.node.python).parent.parent))]
 
 
-def environment_fits(target: Target, *, from_index: bool) -> None:
+def check_environment_fits(target: Target, *, from_index: bool) -> None:
     """Check the free space for a Python environment; a quota of the user is not checked. Raises Unanswered if it is too little.
 
     from_index: whether pip installs from a package index, whose torch needs more space.
     """
-    needed = INDEX_BYTES if from_index else WHEELHOUSE_BYTES
-    there = target.facts[room(str(PurePosixPath(target.node.python).parent.parent), root=False)]
-    _fits(target.node.name, there, [("the Python environment", needed, ENVIRONMENT_INODES)])
+    needed_bytes = INDEX_BYTES if from_index else WHEELHOUSE_BYTES
+    free_space = target.facts[room_fact(str(PurePosixPath(target.node.python).parent.parent), root=False)]
+    _check_fits(target.node.name, free_space, [("the Python environment", needed_bytes, ENVIRONMENT_INODES)])
 
 
-def _fits(name: str, there: Room, purposes: list[tuple[str, int, int]]) -> str:
+def _check_fits(name: str, free_space: Room, purposes: list[tuple[str, int, int]]) -> str:
     """A sentence about the free space on the node `name`. Raises Unanswered if the space is not enough for all purposes.
 
     purposes: for each purpose its name, the bytes that it needs, and the number of files that it needs.
     """
-    what = " and ".join(purpose for purpose, _, _ in purposes)
-    needed, inodes = sum(size for _, size, _ in purposes), sum(count for _, _, count in purposes)
-    if there.free_bytes < needed:
+    purposes_text = " and ".join(purpose for purpose, _, _ in purposes)
+    needed_bytes, needed_inodes = sum(size for _, size, _ in purposes), sum(count for _, _, count in purposes)
+    if free_space.free_bytes < needed_bytes:
         raise Unanswered(
-            f"{name}: {there.free_bytes / GIB:.1f} GiB are free on {there.mount}, and {what} may take {needed / GIB:.0f} GiB; "
+            f"{name}: {free_space.free_bytes / GIB:.1f} GiB are free on {free_space.mount}, and {purposes_text} may take {needed_bytes / GIB:.0f} GiB; "
             "nothing was installed. Free some space there, or put storage.shared on a larger disk."
         )
-    if 0 < there.free_inodes < inodes:  # 0 free inodes: the file system does not count inodes, such as btrfs
+    if 0 < free_space.free_inodes < needed_inodes:  # 0 free inodes: the file system does not count inodes, such as btrfs
         raise Unanswered(
-            f"{name}: {there.free_inodes} inodes are free on {there.mount}, and {what} may take {inodes}; nothing was "
+            f"{name}: {free_space.free_inodes} inodes are free on {free_space.mount}, and {purposes_text} may take {needed_inodes}; nothing was "
             "installed. Remove small files there, or put storage.shared on another disk."
         )
-    return f"{there.free_bytes / GIB:.1f} GiB are free on {there.mount}, and {what} may take {needed / GIB:.0f} GiB"
+    return f"{free_space.free_bytes / GIB:.1f} GiB are free on {free_space.mount}, and {purposes_text} may take {needed_bytes / GIB:.0f} GiB"
 
 
 SPACE = Operation("space", plan)

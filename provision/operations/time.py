@@ -6,11 +6,11 @@ import functools
 
 from provision import clock
 from provision.fact import Unanswered
-from provision.facts.services import SERVICES, TIME
+from provision.facts.services import SERVICES, TIME_SERVICES
 from provision.facts.system import SYSTEM
 from provision.node import Node
-from provision.operation import Change, Here, Nothing, Operation, RunCommand, Site, Target, shell
-from provision.operations.service import running
+from provision.operation import Change, LocalCall, Nothing, Operation, RunCommand, Site, Target, shell_change
+from provision.operations.service import ensure_running
 
 HOST_CLOCK = "it is a container, which uses the clock of its host"
 WAIT_S = 30  # the most seconds to wait for chrony's first measurements, which take some seconds after its start
@@ -19,7 +19,7 @@ WAIT_S = 30  # the most seconds to wait for chrony's first measurements, which t
 STEP = f"chronyc waitsync {WAIT_S} 0 0 1 >/dev/null || true; chronyc makestep"
 
 
-def plan_daemon(site: Site, target: Target) -> list[Change] | Nothing:
+def plan_chrony(site: Site, target: Target) -> list[Change] | Nothing:
     """Start chrony, and stop every other service that sets the clock. Raises Unanswered."""
     if target.facts[SYSTEM].is_container:
         return Nothing(HOST_CLOCK)
@@ -30,16 +30,16 @@ def plan_daemon(site: Site, target: Target) -> list[Change] | Nothing:
         RunCommand(
             f"stop {name}, because only chrony should set the clock", ["systemctl", "disable", "--quiet", "--now", name], 120
         )
-        for name in TIME
+        for name in TIME_SERVICES
         if name in services and (services[name].enabled or services[name].state == "active")
     ]
-    changes += running(target, "chrony", [])
+    changes += ensure_running(target, "chrony", [])
     return changes or Nothing("only chrony sets its clock")
 
 
-def plan_offset(site: Site, target: Target) -> list[Change] | Nothing:
+def plan_clock_offset(site: Site, target: Target) -> list[Change] | Nothing:
     """Set the clock of a node once if it is wrong. Raises Unanswered if the clock is still wrong afterwards."""
-    offset = clock.measure(target.node)
+    offset = clock.measure_offset(target.node)
     if offset.agrees:
         return Nothing(str(offset))
     if target.facts[SYSTEM].is_container:
@@ -47,13 +47,13 @@ def plan_offset(site: Site, target: Target) -> list[Change] | Nothing:
             f"{target.node.name}: its clock is {offset}, so munge and Slurm would refuse it; {HOST_CLOCK}: set that clock"
         )
     return [
-        shell(f"set the clock, which is {offset}", STEP, timeout_s=WAIT_S + 30),
-        Here("measure the clock again", functools.partial(_hold, target.node)),
+        shell_change(f"set the clock, which is {offset}", STEP, timeout_s=WAIT_S + 30),
+        LocalCall("measure the clock again", functools.partial(_check_clock, target.node)),
     ]
 
 
-def _hold(node: Node) -> None:
-    offset = clock.measure(node)
+def _check_clock(node: Node) -> None:
+    offset = clock.measure_offset(node)
     if not offset.agrees:
         raise Unanswered(
             f"{node.name}: its clock is {offset}, also after chronyc makestep, so munge and Slurm would refuse it. Check that "
@@ -61,5 +61,5 @@ def _hold(node: Node) -> None:
         )
 
 
-TIME_SYNC = Operation("time", plan_daemon)
-CLOCK_OFFSET = Operation("clock", plan_offset)
+TIME_SYNC = Operation("time", plan_chrony)
+CLOCK_OFFSET = Operation("clock", plan_clock_offset)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from provision.fact import Unanswered
-from provision.facts.mounts import place
+from provision.facts.mounts import mount_fact
 from provision.facts.system import SYSTEM
-from provision.facts.write_test import WriteTest, write_test
+from provision.facts.write_test import WriteTest, write_test_fact
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target
 from provision.operations import fstab
 
 # Advice for the user, by words that the error of the node contains. {key}: the key of cluster.yaml that names the folder.
-HELP = {
+ADVICE = {
     "Read-only": "mount it so that it can be written (findmnt shows how it is mounted)",
     "quota": "remove files there, ask for a larger quota, or set {key} to another folder",
     "No space": "remove files there, or set {key} to a folder on a larger disk",
@@ -23,38 +23,38 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
     Raises Unanswered, for example if the user cannot write into the folder.
     """
-    storage, separate = site.cluster.storage, site.cluster.has_separate_folders
-    folder = str(site.cluster.workspaces) if separate else storage.shared
+    storage, is_separate = site.cluster.storage, site.cluster.has_separate_folders
+    folder = str(site.cluster.workspaces) if is_separate else storage.shared
     if folder is None:
         return Nothing("cluster.yaml names no storage.shared")
-    if not separate and _is_made_later(site, target, folder):
+    if not is_separate and _is_made_later(site, target, folder):
         return Nothing(f"{folder} is made by another operation, and tested then")
     user = target.facts[SYSTEM].user
-    if separate and not target.facts[place(folder)].there:
-        make = RunCommand(f"make the folder {folder}", ["install", "-d", "-o", user, "--", folder])
-        return [*fstab.guard(site, target, folder), make]
-    test = target.facts[write_test(folder)]
-    if test.why_not:
-        raise Unanswered(_refusal(target, user, test, "storage.mount" if separate else "storage.shared"))
-    return Nothing(f"{user} can write to {test.folder}")
+    if is_separate and not target.facts[mount_fact(folder)].there:
+        make_folder = RunCommand(f"make the folder {folder}", ["install", "-d", "-o", user, "--", folder])
+        return [*fstab.mount_guards(site, target, folder), make_folder]
+    write_result = target.facts[write_test_fact(folder)]
+    if write_result.why_not:
+        raise Unanswered(_refusal_text(target, user, write_result, "storage.mount" if is_separate else "storage.shared"))
+    return Nothing(f"{user} can write to {write_result.folder}")
 
 
 def _is_made_later(site: Site, target: Target, folder: str) -> bool:
     """Whether an earlier operation of the same plan makes or mounts the shared folder, so that the folder is missing only
     because this is a dry run."""
-    needed = fstab.own_disks(site, target, folder)
+    mountpoints = fstab.required_mounts(site, target, folder)
     server = site.cluster.storage.server
     if server is not None:
         if server != target.node.name:
-            needed.append(folder)
-        elif not target.facts[place(folder)].there:
+            mountpoints.append(folder)
+        elif not target.facts[mount_fact(folder)].there:
             return True
-    return any(target.facts[place(mounted)].mount is None for mounted in needed)
+    return any(target.facts[mount_fact(mountpoint)].mount is None for mountpoint in mountpoints)
 
 
-def _refusal(target: Target, user: str, test: WriteTest, key: str) -> str:
-    advice = next(text for words, text in HELP.items() if words.lower() in test.why_not.lower())
-    return f"{target.node.name}: {user} cannot write to {test.folder}: {test.why_not}; {advice.format(key=key)}."
+def _refusal_text(target: Target, user: str, write_result: WriteTest, key: str) -> str:
+    advice = next(text for words, text in ADVICE.items() if words.lower() in write_result.why_not.lower())
+    return f"{target.node.name}: {user} cannot write to {write_result.folder}: {write_result.why_not}; {advice.format(key=key)}."
 
 
 WORKSPACES = Operation("workspaces", plan)

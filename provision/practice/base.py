@@ -22,87 +22,87 @@ from shardlab.files import files
 
 USER = "practice"  # the user of practice nodes, who may use sudo without a password, as in CloudLab's images
 UID = 65888  # the UID of USER; a user of this machine with the same UID could change files of a node and become root
-SYSTEM = (
+SYSTEM_PACKAGES = (
     "systemd", "systemd-sysv", "dbus", "openssh-server", "sudo", "iproute2", "python3-minimal", "ca-certificates", "procps",
     "ethtool", "udev", "rsync",
 )  # fmt: skip
-NEEDED = ("systemd-nspawn", "debootstrap", "ip", "tc", "ssh-keygen")
-RECIPE = 2  # a version number; must be increased if making.py makes another base from the same packages and Debian release
+NEEDED_COMMANDS = ("systemd-nspawn", "debootstrap", "ip", "tc", "ssh-keygen")
+RECIPE_VERSION = 2  # a version number; must be increased if making.py makes another base from the same packages and Debian release
 LIMIT_S = 1800
 
 
-class NoBase(ShardlabError):
+class PracticeNodeError(ShardlabError):
     """Raised if practice nodes are not possible on this machine, or if work on them failed. The message says why."""
 
 
-def folder(packages: Sequence[str], release: str | None = None) -> Path:
+def base_folder(packages: Sequence[str], release: str | None = None) -> Path:
     """The folder of the base with these packages, below the user's cache folder. The folder may not exist yet.
 
     release: the codename of a release of Debian; None: the release of this machine.
     """
-    words = [str(RECIPE), release or own_release(), platform.machine(), *SYSTEM, *sorted(packages)]
-    if is_other(release):  # the base of another Debian release contains libraries of this machine's Python
+    words = [str(RECIPE_VERSION), release or own_release(), platform.machine(), *SYSTEM_PACKAGES, *sorted(packages)]
+    if is_other_release(release):  # the base of another Debian release contains libraries of this machine's Python
         words += [sys.version, sys.base_prefix]
     digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
-    return cache() / f"base-{digest}"
+    return cache_folder() / f"base-{digest}"
 
 
-def cache() -> Path:
+def cache_folder() -> Path:
     """The folder in the user's cache for files that all clusters of practice nodes share."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / "practice"
 
 
-def alone() -> AbstractContextManager[int]:
+def hold_practice_lock() -> AbstractContextManager[int]:
     """A context manager that holds the lock for making and removing what all practice nodes share, such as the base."""
-    return files.locked(cache() / "lock")
+    return files.locked(cache_folder() / "lock")
 
 
 def own_release() -> str:
     """The codename of the release of Debian or Ubuntu on this machine, such as bookworm."""
-    return os_release()["VERSION_CODENAME"]
+    return read_os_release()["VERSION_CODENAME"]
 
 
-def is_other(release: str | None) -> bool:
+def is_other_release(release: str | None) -> bool:
     """Whether a release of Debian, given by its codename, differs from the release of this machine; False for None."""
-    return release is not None and release != os_release().get("VERSION_CODENAME")
+    return release is not None and release != read_os_release().get("VERSION_CODENAME")
 
 
-def os_release() -> dict[str, str]:
+def read_os_release() -> dict[str, str]:
     """The variables in /etc/os-release of this machine."""
     lines = Path("/etc/os-release").read_text().splitlines()
     pairs = (line.split("=", 1) for line in lines if "=" in line)
     return {name: value.strip('"') for name, value in pairs}
 
 
-def check(release: str | None = None) -> None:
+def check_machine(release: str | None = None) -> None:
     """Check that this machine can have practice nodes with a release of Debian. Raises NoBase if it cannot.
 
     release: the codename; None: the release of this machine.
     """
     if os.geteuid() != 0:
-        raise NoBase("practice nodes need root on this machine: sudo provision ...")
-    if os_release().get("ID") not in ("debian", "ubuntu"):
-        raise NoBase(f"practice nodes need Debian or Ubuntu; this is {os_release().get('PRETTY_NAME', 'another system')}.")
-    missing = [name for name in NEEDED if shutil.which(name) is None]
+        raise PracticeNodeError("practice nodes need root on this machine: sudo provision ...")
+    if read_os_release().get("ID") not in ("debian", "ubuntu"):
+        raise PracticeNodeError(f"practice nodes need Debian or Ubuntu; this is {read_os_release().get('PRETTY_NAME', 'another system')}.")
+    missing = [name for name in NEEDED_COMMANDS if shutil.which(name) is None]
     if missing:
-        raise NoBase(
+        raise PracticeNodeError(
             f"practice nodes need {', '.join(missing)}: apt-get install --no-install-recommends systemd-container debootstrap "
             "iproute2 openssh-client"
         )
-    if is_other(release):
-        _check_other(f"practice nodes of Debian {release}", own=os_release())
+    if is_other_release(release):
+        _check_other_release(f"practice nodes of Debian {release}", release_variables=read_os_release())
 
 
-def _check_other(what: str, own: dict[str, str]) -> None:
+def _check_other_release(subject: str, release_variables: dict[str, str]) -> None:
     """Check that this machine can boot nodes with another release of Debian than its own. Raises NoBase if it cannot.
 
-    what: the subject of the error message. own: /etc/os-release of this machine.
+    subject: the subject of the error message. release_variables: /etc/os-release of this machine.
     """
-    if own.get("ID") != "debian":
-        raise NoBase(f"{what} need Debian on this machine, whose apt sources name the archive; this is {own['PRETTY_NAME']}.")
+    if release_variables.get("ID") != "debian":
+        raise PracticeNodeError(f"{subject} need Debian on this machine, whose apt sources name the archive; this is {release_variables['PRETTY_NAME']}.")
     if not any(line.split(" ")[2] == "cgroup2" for line in Path("/proc/self/mounts").read_text().splitlines()):
-        raise NoBase(
-            f"{what} need control groups of version 2, without which systemd from version 258 on refuses to start; this "
+        raise PracticeNodeError(
+            f"{subject} need control groups of version 2, without which systemd from version 258 on refuses to start; this "
             "machine has not mounted them: mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified"
         )
 
@@ -110,10 +110,10 @@ def _check_other(what: str, own: dict[str, str]) -> None:
 def wheels_folder() -> Path:
     """The folder with the wheels that practice nodes install, for this set of packages and this version of Python. The folder
     may not exist yet."""
-    return cache() / f"wheels-{software.digest()}-{sys.version_info.major}.{sys.version_info.minor}"
+    return cache_folder() / f"wheels-{software.packages_digest()}-{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def mirror() -> str:
+def find_mirror() -> str:
     """The URL of the first package archive that apt on this machine uses for its Debian release. Raises NoBase if apt uses
     none."""
     codename = own_release()
@@ -122,7 +122,7 @@ def mirror() -> str:
         made_by, suite, uri = line.split(" ", 2)
         if made_by == "Packages" and suite == codename:
             return uri
-    raise NoBase(f"the apt sources of this machine name no archive of {codename}, which practice nodes need.")
+    raise PracticeNodeError(f"the apt sources of this machine name no archive of {codename}, which practice nodes need.")
 
 
 def run(argv: Sequence[str]) -> str:
@@ -132,6 +132,6 @@ def run(argv: Sequence[str]) -> str:
         argv, check=False, capture_output=True, text=True, env=environment, timeout=LIMIT_S, stdin=subprocess.DEVNULL
     )
     if answer.returncode:
-        said = [line for line in (answer.stderr + answer.stdout).splitlines() if line.strip()]
-        raise NoBase(f"{argv[0]} failed: {said[-1] if said else f'exit status {answer.returncode}'}")
+        error_lines = [line for line in (answer.stderr + answer.stdout).splitlines() if line.strip()]
+        raise PracticeNodeError(f"{argv[0]} failed: {error_lines[-1] if error_lines else f'exit status {answer.returncode}'}")
     return answer.stdout

@@ -17,13 +17,13 @@ import msgspec
 import psutil
 
 from provision.practice import network, python, shared
-from provision.practice.base import UID, USER, NoBase, run
+from provision.practice.base import UID, USER, PracticeNodeError, run
 from templates import render
 
 STATE = Path("/var/lib/shardlab/practice")
 GPUS = "/opt/gpus"  # the folder on a node with the devices that Slurm hands out as GPUs
 WHEELS = "/opt/wheels"  # the folder of wheels on a node; not the path on this machine, as a node's user cannot read root's home
-SCRATCH, MARK = Path("/run/systemd/nspawn"), "shardlab-practice"  # nspawn's folder; in /proc/mounts, the source of our mount
+SCRATCH, MOUNT_SOURCE = Path("/run/systemd/nspawn"), "shardlab-practice"  # nspawn's folder; in /proc/mounts, the source of our mount
 CGROUP = "shardlab-practice"
 LIMIT_S = 20.0
 _UPPER = re.compile(r"upperdir=([^, ]+)")
@@ -63,14 +63,14 @@ class PracticeMachine(msgspec.Struct, frozen=True):
 
     def pid(self) -> int | None:
         """The PID on this machine of the node's process 1; None if the node does not run."""
-        return init_of(self.folder / "upper")
+        return find_init_pid(self.folder / "upper")
 
     def age_s(self) -> float | None:
         """The time since the node was started, in seconds; 0 while its process 1 is being started; None if it does not run."""
         if (pid := self.pid()) is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 return time.time() - psutil.Process(pid).create_time()
-        return None if self._loop() is None else 0.0
+        return None if self._find_boot_process() is None else 0.0
 
     def create(self) -> None:
         """Make the files of the node, mount its root file system and boot it. Existing files are kept. Raises NoBase
@@ -88,10 +88,10 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         """Start the node; its root file system must be mounted."""
         if not os.path.ismount(SCRATCH):  # without this mount, nspawn fails: "Attempted to remove disk file system"
             SCRATCH.mkdir(parents=True, exist_ok=True)
-            run(["mount", "-t", "tmpfs", MARK, str(SCRATCH)])
-        binds = [("--bind", str(self._devices()), GPUS)] if self.gpus else []
+            run(["mount", "-t", "tmpfs", MOUNT_SOURCE, str(SCRATCH)])
+        binds = [("--bind", str(self._make_devices()), GPUS)] if self.gpus else []
         if self.shared:
-            shared.protect(STATE / self.cluster, Path(self.shared))
+            shared.protect_folder(STATE / self.cluster, Path(self.shared))
             binds.append(("--bind", self.shared, self.shared))
         if self.wheelhouse:
             binds.append(("--bind-ro", self.wheelhouse, WHEELS))
@@ -99,8 +99,8 @@ class PracticeMachine(msgspec.Struct, frozen=True):
             binds.append(("--bind-ro", self.python, python.PREFIX))
         script = self.folder / "boot.sh"
         # nspawn names the node's network interface on this machine after `machine`; nodes of two clusters may have one name
-        machine = network.label(f"{self.cluster}/{self.name}")
-        words: dict[str, Any] = {
+        machine = network.interface_name(f"{self.cluster}/{self.name}")
+        context: dict[str, Any] = {
             "root": self.root,
             "machine": machine,
             "hostname": self.name,
@@ -109,7 +109,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
             "cgroups": make_cgroups(self.cluster, self.name),
             "unified": self.unified,
         }
-        script.write_text(render("practice/boot.sh.j2", **words), encoding="utf-8")
+        script.write_text(render("practice/boot.sh.j2", **context), encoding="utf-8")
         with (self.folder / "boot.log").open("ab") as log:
             process = subprocess.Popen(
                 ["sh", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
@@ -118,13 +118,13 @@ class PracticeMachine(msgspec.Struct, frozen=True):
 
     def crash(self) -> None:
         """End the node as a power cut does: kill all its processes, so that nothing more is written."""
-        if (loop := self._loop()) is not None:
+        if (boot_pid := self._find_boot_process()) is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(loop, signal.SIGKILL)
-        ends = time.monotonic() + LIMIT_S
-        while (pid := self.pid()) is not None or _lives(loop):
-            if time.monotonic() > ends:
-                raise NoBase(f"{self.name}: processes of this practice node do not end.")
+                os.kill(boot_pid, signal.SIGKILL)
+        deadline = time.monotonic() + LIMIT_S
+        while (pid := self.pid()) is not None or _is_group_alive(boot_pid):
+            if time.monotonic() > deadline:
+                raise PracticeNodeError(f"{self.name}: processes of this practice node do not end.")
             if pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -134,11 +134,11 @@ class PracticeMachine(msgspec.Struct, frozen=True):
     def remove(self) -> None:
         """End the node and remove all its files."""
         self.crash()
-        ends = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + LIMIT_S
         while os.path.ismount(self.root):
             answer = subprocess.run(["umount", str(self.root)], check=False, capture_output=True, text=True)
-            if answer.returncode and time.monotonic() > ends:
-                raise NoBase(f"{self.root}: {answer.stderr.strip()}")
+            if answer.returncode and time.monotonic() > deadline:
+                raise PracticeNodeError(f"{self.root}: {answer.stderr.strip()}")
             time.sleep(0 if answer.returncode == 0 else 0.1)
         shutil.rmtree(self.folder)
 
@@ -150,7 +150,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
             self.folder.mkdir(parents=True, exist_ok=True)
             note.write_text(self.base.name, encoding="utf-8")
         elif not note.exists() or note.read_text(encoding="utf-8") != self.base.name:
-            raise NoBase(
+            raise PracticeNodeError(
                 f"{self.name}: this practice node was made by another version of shardlab, or for another release; remove the "
                 f"nodes of {self.cluster} with provision FILE down, and run the same command again."
             )
@@ -165,22 +165,22 @@ class PracticeMachine(msgspec.Struct, frozen=True):
             (etc / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}\n")
             link = etc / "systemd/network/10-host0.network"  # read before 80-container-host0.network, which would use DHCP
             link.parent.mkdir(parents=True)
-            shape = f"\n[TokenBucketFilter]\nRate={self.mbps}M\nBurstBytes=256K\nLatencySec=50ms\n" if self.mbps else ""
-            link.write_text(f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/{self.prefix}\n{shape}")
+            rate_limit = f"\n[TokenBucketFilter]\nRate={self.mbps}M\nBurstBytes=256K\nLatencySec=50ms\n" if self.mbps else ""
+            link.write_text(f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/{self.prefix}\n{rate_limit}")
         home = upper / "home" / USER
         keys = home / ".ssh/authorized_keys"
         for path in (home, keys.parent, keys):
             if path.is_symlink():  # a link that a user of the node made could lead to a file of this machine
                 path.unlink()
         keys.parent.mkdir(parents=True, exist_ok=True)
-        known = keys.read_text().splitlines() if keys.exists() else []  # the keys of other nodes stay in the file
-        if self.authorized not in known:
-            keys.write_text("".join(f"{line}\n" for line in [*known, self.authorized]))
+        authorized_lines = keys.read_text().splitlines() if keys.exists() else []  # the keys of other nodes stay in the file
+        if self.authorized not in authorized_lines:
+            keys.write_text("".join(f"{line}\n" for line in [*authorized_lines, self.authorized]))
         for path, mode in ((home, 0o755), (keys.parent, 0o700), (keys, 0o600)):
             os.chown(path, UID, UID)
             path.chmod(mode)
 
-    def _devices(self) -> Path:
+    def _make_devices(self) -> Path:
         """Make the devices in place of GPUs, which Slurm can assign to jobs: they can be opened and do nothing.
 
         Returns the folder of the devices on this machine.
@@ -194,7 +194,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
                 device.chmod(0o666)
         return folder
 
-    def _loop(self) -> int | None:
+    def _find_boot_process(self) -> int | None:
         """The PID of the process that starts nspawn again after each reboot of the node; None if it does not run.
 
         This process is the leader of nspawn's process group. nspawn ends after the node's process 1.
@@ -206,7 +206,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         return None
 
 
-def _lives(group: int | None) -> bool:
+def _is_group_alive(group: int | None) -> bool:
     """Whether a process of a process group still runs. An ended process stays in the group until its parent has waited for it.
 
     group: the id of the process group; None: there is no group.
@@ -217,17 +217,17 @@ def _lives(group: int | None) -> bool:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
-    return any(_is_of(process, group) for process in psutil.process_iter())
+    return any(_belongs_to_group(process, group) for process in psutil.process_iter())
 
 
-def _is_of(process: psutil.Process, group: int) -> bool:
+def _belongs_to_group(process: psutil.Process, group: int) -> bool:
     try:
         return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
     except (ProcessLookupError, psutil.NoSuchProcess):
         return False
 
 
-def init_of(upper: Path) -> int | None:
+def find_init_pid(upper: Path) -> int | None:
     """The PID on this machine of a node's process 1; None if the node does not run. upper: the upper folder of its overlay.
 
     Processes of the node have this overlay as their root; nspawn, their parent, has another root. Of the processes of the node,
@@ -241,7 +241,7 @@ def init_of(upper: Path) -> int | None:
             if numbers is None or numbers[1].split()[1:] != ["1"]:
                 continue
             for line in (entry / "mountinfo").read_text().splitlines():
-                if line.split(" ")[4] == "/" and (found := _UPPER.search(line)) and found[1] == str(upper):
+                if line.split(" ")[4] == "/" and (upper_match := _UPPER.search(line)) and upper_match[1] == str(upper):
                     return int(entry.name)
     return None
 
@@ -253,12 +253,12 @@ def make_cgroups(cluster: str, node: str) -> Sequence[Path]:
     share it: the systemd of one node would remove the group of a service that ended while the other systemd puts a process into
     it, and this process would fail with 219/CGROUP.
     """
-    folders = [root / CGROUP / cluster / node for root in _cgroup_roots()]
+    folders = [root / CGROUP / cluster / node for root in _list_cgroup_roots()]
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise NoBase(f"{folder}: cannot make the control group of a practice node: {error.strerror}.") from None
+            raise PracticeNodeError(f"{folder}: cannot make the control group of a practice node: {error.strerror}.") from None
     return folders
 
 
@@ -267,21 +267,21 @@ def remove_cgroups(cluster: str, node: str) -> None:
 
     Raises NoBase.
     """
-    ends = time.monotonic() + LIMIT_S
-    for root in _cgroup_roots():
-        top = root / CGROUP / cluster / node
-        while top.exists():
-            for place, _, _ in os.walk(top, topdown=False):
+    deadline = time.monotonic() + LIMIT_S
+    for root in _list_cgroup_roots():
+        node_group = root / CGROUP / cluster / node
+        while node_group.exists():
+            for group_path, _, _ in os.walk(node_group, topdown=False):
                 with contextlib.suppress(OSError):  # fails while a process in the group is ending; the loop tries again
-                    Path(place).rmdir()
-            if time.monotonic() > ends:
-                raise NoBase(f"{top}: some processes in this control group do not end.")
+                    Path(group_path).rmdir()
+            if time.monotonic() > deadline:
+                raise PracticeNodeError(f"{node_group}: some processes in this control group do not end.")
             time.sleep(0.01)
         with contextlib.suppress(OSError):  # raised if other nodes use the folder, or if it was never made
-            top.parent.rmdir()
+            node_group.parent.rmdir()
 
 
-def _cgroup_roots() -> Sequence[Path]:
+def _list_cgroup_roots() -> Sequence[Path]:
     """The folders at which control groups are mounted: version 2, and systemd's own hierarchy of version 1, if they exist."""
     roots: dict[str, Path] = {}
     for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
@@ -291,22 +291,22 @@ def _cgroup_roots() -> Sequence[Path]:
     return list(roots.values())
 
 
-def machines(cluster: str) -> Sequence[Path]:
+def list_machine_folders(cluster: str) -> Sequence[Path]:
     """The folders of all practice nodes of a cluster on this machine, whether they run or not."""
     folder = STATE / cluster
     return sorted(path for path in folder.iterdir() if (path / "upper").is_dir()) if folder.is_dir() else []
 
 
-def leave() -> None:
+def remove_unused_folders() -> None:
     """Remove the folders and the mount that all practice nodes share, if no node of any cluster is left.
 
     The caller holds the lock of `base.alone`: another cluster may be making its first node in these folders.
     """
-    for folder in (*(root / CGROUP for root in _cgroup_roots()), STATE, STATE.parent):
+    for folder in (*(root / CGROUP for root in _list_cgroup_roots()), STATE, STATE.parent):
         with contextlib.suppress(OSError):  # raised if the folder contains other nodes, or if it was never made
             folder.rmdir()
-    ours = any(line.split()[:2] == [MARK, str(SCRATCH)] for line in Path("/proc/mounts").read_text().splitlines())
-    if ours and not STATE.exists():
-        with contextlib.suppress(NoBase, OSError):  # another container may use the mount now
+    has_mount = any(line.split()[:2] == [MOUNT_SOURCE, str(SCRATCH)] for line in Path("/proc/mounts").read_text().splitlines())
+    if has_mount and not STATE.exists():
+        with contextlib.suppress(PracticeNodeError, OSError):  # another container may use the mount now
             run(["umount", str(SCRATCH)])
             SCRATCH.rmdir()

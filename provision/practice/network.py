@@ -7,13 +7,13 @@ import ipaddress
 import json
 from typing import Any
 
-from provision.practice.base import NoBase, run
+from provision.practice.base import PracticeNodeError, run
 
 
-def label(what: str) -> str:
-    """A unique name for a network interface, with at most 15 characters, which is the limit of Linux. what: a name that may be
+def interface_name(long_name: str) -> str:
+    """A unique name for a network interface, with at most 15 characters, which is the limit of Linux. long_name: a name that may be
     longer."""
-    return f"sl-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+    return f"sl-{hashlib.sha256(long_name.encode()).hexdigest()[:8]}"
 
 
 def hardware_address(name: str) -> str:
@@ -25,53 +25,53 @@ def hardware_address(name: str) -> str:
     return ":".join(["02", *(f"{byte:02x}" for byte in hashlib.sha256(name.encode()).digest()[:5])])
 
 
-def bridge(cluster: str) -> str:
+def bridge_name(cluster: str) -> str:
     """The name of the bridge (a network interface of this machine) to which the practice nodes of a cluster are connected."""
-    return label(cluster)
+    return interface_name(cluster)
 
 
-def address(subnet: str, number: int) -> str:
+def node_address(subnet: str, number: int) -> str:
     """The address of a node: node 0 has the first address of the subnet. Raises NoBase if the subnet is too small.
 
     number: the place of the node in the cluster file, counted from 0.
     """
     hosts = ipaddress.ip_network(subnet)
     if number + 2 >= hosts.num_addresses - 1:
-        raise NoBase(f"the subnet {subnet} is too small for {number + 1} nodes; set lan.subnet to a larger one.")
+        raise PracticeNodeError(f"the subnet {subnet} is too small for {number + 1} nodes; set lan.subnet to a larger one.")
     return str(hosts[number + 1])
 
 
-def gateway(subnet: str) -> str:
+def gateway_address(subnet: str) -> str:
     """The address of this machine on the bridge: the last address of the subnet."""
     return str(ipaddress.ip_network(subnet)[-2])
 
 
-def is_up(name: str) -> bool:
+def interface_exists(name: str) -> bool:
     """Whether a network interface of this name exists."""
-    return any(link["ifname"] == name for link in _links())
+    return any(link["ifname"] == name for link in _list_links())
 
 
-def up(name: str, subnet: str) -> None:
+def make_bridge(name: str, subnet: str) -> None:
     """Make the bridge `name` if it does not exist. Raises NoBase if another interface has an address in the subnet."""
     network = ipaddress.ip_network(subnet)
-    for link in _links():
+    for link in _list_links():
         for entry in link.get("addr_info", ()):
             if link["ifname"] != name and entry["family"] == "inet" and ipaddress.ip_address(entry["local"]) in network:
-                raise NoBase(
+                raise PracticeNodeError(
                     f"{link['ifname']} already has {entry['local']} of the subnet {subnet}; set lan.subnet to another subnet."
                 )
-    if not is_up(name):
+    if not interface_exists(name):
         run(["ip", "link", "add", name, "address", hardware_address(name), "type", "bridge"])
-    run(["ip", "address", "replace", f"{gateway(subnet)}/{network.prefixlen}", "dev", name])
+    run(["ip", "address", "replace", f"{gateway_address(subnet)}/{network.prefixlen}", "dev", name])
     run(["ip", "link", "set", name, "up"])
 
 
-def down(name: str) -> None:
+def delete_bridge(name: str) -> None:
     """Delete the bridge `name` if it exists."""
-    if is_up(name):
+    if interface_exists(name):
         run(["ip", "link", "delete", name])
 
 
-def _links() -> list[dict[str, Any]]:
+def _list_links() -> list[dict[str, Any]]:
     links: list[dict[str, Any]] = json.loads(run(["ip", "-json", "address", "show"]))
     return links

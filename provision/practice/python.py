@@ -15,7 +15,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from provision.practice.base import NoBase, run
+from provision.practice.base import PracticeNodeError, run
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 PREFIX = "/opt/python"  # the folder on a node at which the folder of this machine's Python is mounted
@@ -36,12 +36,12 @@ mount --bind -o ro "$1" "$2{PREFIX}" && mount -t tmpfs tmpfs "$2/tmp" && exec ch
 /tmp/venv/bin/python -c "import ctypes, ssl, zlib"'"""
 
 
-def folder() -> Path:
+def python_folder() -> Path:
     """The folder of this machine's Python."""
     return Path(sys.base_prefix)
 
 
-def offer(base: Path) -> None:
+def offer_python(base: Path) -> None:
     """Add a module to the base that loads this machine's Python. Raises NoBase if this Python does not work in the base."""
     (base / PREFIX[1:]).mkdir(parents=True)
     home = base / HOME[1:]
@@ -57,18 +57,18 @@ def offer(base: Path) -> None:
     module.write_text(f'#%Module1.0\nmodule-whatis "Python {VERSION}"\nprepend-path PATH {COMMANDS}\n')
     _copy_libraries(base)
     try:
-        run(["unshare", "--mount", "sh", "-c", PROOF, "proof", str(folder()), str(base)])
-    except NoBase as error:
-        raise NoBase(f"this machine's Python {VERSION} does not run on practice nodes of another release: {error}") from None
+        run(["unshare", "--mount", "sh", "-c", PROOF, "proof", str(python_folder()), str(base)])
+    except PracticeNodeError as error:
+        raise PracticeNodeError(f"this machine's Python {VERSION} does not run on practice nodes of another release: {error}") from None
 
 
 def _copy_libraries(base: Path) -> None:
     """Copy the shared libraries that this machine's interpreter and its modules load and that the base lacks into the base."""
-    there = {line.split(" ")[0] for line in run(["chroot", str(base), "ldconfig", "-p"]).split("\n\t")[1:]}
+    present_names = {line.split(" ")[0] for line in run(["chroot", str(base), "ldconfig", "-p"]).split("\n\t")[1:]}
     target = base / LIBRARIES[1:]
     target.mkdir()
-    for name, path in _libraries():
-        if name not in there:
+    for name, path in _find_libraries():
+        if name not in present_names:
             shutil.copy(path, target / name)
     linker = base / LINKER
     linker.parent.mkdir(parents=True, exist_ok=True)
@@ -76,10 +76,10 @@ def _copy_libraries(base: Path) -> None:
     run(["chroot", str(base), "ldconfig"])
 
 
-def _libraries() -> Iterator[tuple[str, str]]:
+def _find_libraries() -> Iterator[tuple[str, str]]:
     """The name and the path of each shared library that the interpreter and its modules load."""
     modules = sorted(Path(sysconfig.get_path("stdlib"), "lib-dynload").glob("*.so"))
-    for file in (folder() / "bin" / f"python{VERSION}", *modules):
+    for file in (python_folder() / "bin" / f"python{VERSION}", *modules):
         answer = subprocess.run(["ldd", str(file)], check=False, capture_output=True, text=True)
         for line in answer.stdout.splitlines():
             name, arrow, rest = line.strip().partition(" => ")

@@ -20,10 +20,10 @@ NOTE = "shared"  # the name of a note in the folder of a cluster's nodes: the bo
 
 def is_protected(folder: Path) -> bool:
     """Whether setuid programs and devices in the folder have no effect on this machine; true if the folder does not exist."""
-    return not folder.exists() or _options(folder) >= OPTIONS
+    return not folder.exists() or _read_mount_options(folder) >= OPTIONS
 
 
-def protect(state: Path, folder: Path) -> None:
+def protect_folder(state: Path, folder: Path) -> None:
     """Make the shared folder if it is missing, owned by the nodes' user. Mount it over itself with the options `nosuid` and
     `nodev`, unless it has them already. Raises NoBase.
 
@@ -37,11 +37,11 @@ def protect(state: Path, folder: Path) -> None:
         # the note is written before the mount: if the process is killed in between, a note without a mount is harmless
         (state / NOTE).write_text(f"{boot_id()} {folder}\n", encoding="utf-8")
         run(["mount", "--bind", "-o", "nosuid,nodev", str(folder), str(folder)])
-    elif not (state / NOTE).exists() and (other := _noted_by_another(state, folder)) is not None:
+    elif not (state / NOTE).exists() and (other := _find_other_user(state, folder)) is not None:
         (state / NOTE).write_bytes((other / NOTE).read_bytes())
 
 
-def release(state: Path) -> None:
+def release_folder(state: Path) -> None:
     """Unmount the shared folder that `protect` mounted, if no other cluster uses the folder. Raises NoBase.
 
     Setuid bits and devices in the folder are removed first, because they would have an effect without the mount.
@@ -52,38 +52,38 @@ def release(state: Path) -> None:
         return
     boot, _, path = note.read_text(encoding="utf-8").rstrip("\n").partition(" ")
     folder = Path(path)
-    if boot == boot_id() and _noted_by_another(state, folder) is None and _options(folder) >= OPTIONS:
-        disarm(folder)
+    if boot == boot_id() and _find_other_user(state, folder) is None and _read_mount_options(folder) >= OPTIONS:
+        disarm_folder(folder)
         run(["umount", "--lazy", str(folder)])  # lazy, because the folder may be the current folder of a shell
     note.unlink()
 
 
-def disarm(folder: Path) -> None:
+def disarm_folder(folder: Path) -> None:
     """Remove the setuid and setgid bits of files, and all devices, below a folder. Other file systems below it are skipped."""
     device = folder.lstat().st_dev
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if (Path(place) / name).lstat().st_dev == device]
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if (Path(parent) / name).lstat().st_dev == device]
         for name in names:
-            path = Path(place) / name
-            found = path.lstat()
-            if stat.S_ISBLK(found.st_mode) or stat.S_ISCHR(found.st_mode):
+            path = Path(parent) / name
+            status = path.lstat()
+            if stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode):
                 path.unlink()
-            elif stat.S_ISREG(found.st_mode) and found.st_mode & (stat.S_ISUID | stat.S_ISGID):
-                path.chmod(stat.S_IMODE(found.st_mode) & 0o777)
+            elif stat.S_ISREG(status.st_mode) and status.st_mode & (stat.S_ISUID | stat.S_ISGID):
+                path.chmod(stat.S_IMODE(status.st_mode) & 0o777)
 
 
-def _options(folder: Path) -> set[str]:
+def _read_mount_options(folder: Path) -> set[str]:
     """The mount options of the file system that contains a folder."""
     return set(run(["findmnt", "--noheadings", "--output", "OPTIONS", "--target", str(folder)]).strip().split(","))
 
 
-def _noted_by_another(state: Path, folder: Path) -> Path | None:
+def _find_other_user(state: Path, folder: Path) -> Path | None:
     """The state folder of another cluster that, by its note, mounted the same shared folder since this boot; None if none did.
 
     state: the state folder of this cluster. folder: the shared folder.
     """
-    wanted = f"{boot_id()} {folder}\n"
+    note_text = f"{boot_id()} {folder}\n"
     for other in sorted(state.parent.iterdir()):
-        if other != state and (other / NOTE).is_file() and (other / NOTE).read_text(encoding="utf-8") == wanted:
+        if other != state and (other / NOTE).is_file() and (other / NOTE).read_text(encoding="utf-8") == note_text:
             return other
     return None

@@ -7,7 +7,7 @@ import json
 from pathlib import PurePosixPath
 
 from provision import software
-from provision.nodes.login_node import LoginNode, LoginNodeHere
+from provision.nodes.login_node import LoginNode, LocalLoginNode
 from provision.provider import Provider
 from provision.site import python as site_python
 from shardlab.cluster import container
@@ -16,14 +16,14 @@ from shardlab.cluster.cluster import Cluster
 from shardlab.workspace.workspace import Workspace
 
 
-def nodes(cluster: Cluster, workspace: Workspace) -> list[LoginNode] | list[LoginNodeHere]:
+def nodes(cluster: Cluster, workspace: Workspace) -> list[LoginNode] | list[LocalLoginNode]:
     """The nodes of the cluster: only the login node, because Slurm knows the compute nodes."""
-    python = f"{environment(cluster)}/bin/python"
+    python = f"{environment_folder(cluster)}/bin/python"
     login = cluster.login
     if login is None:
-        return [LoginNodeHere(name="login", python=python)]
+        return [LocalLoginNode(name="login", python=python)]
     identity = workspace.relative(cluster.ssh.identity) if cluster.ssh.identity else None
-    where = Address(
+    ssh_address = Address(
         login.host,
         login.port,
         login.user or cluster.ssh.user,
@@ -32,24 +32,24 @@ def nodes(cluster: Cluster, workspace: Workspace) -> list[LoginNode] | list[Logi
         cluster.ssh.host_keys,
         shared=True,
     )
-    return [LoginNode(where, python)]
+    return [LoginNode(ssh_address, python)]
 
 
-def environment(cluster: Cluster) -> PurePosixPath:
+def environment_folder(cluster: Cluster) -> PurePosixPath:
     """The folder of the Python environment. Its name has a digest of all values that decide its packages and its Python."""
     assert cluster.storage.shared is not None
     assert cluster.slurm is not None
     keys = cluster.environment
-    decides: list[object] = [
-        software.digest(site_python.extras(cluster)),
+    digest_values: list[object] = [
+        software.packages_digest(site_python.installed_extras(cluster)),
         keys.modules,
         keys.python,
         keys.use,
         cluster.slurm.setup,
     ]
     if keys.container is not None:
-        decides += [keys.runtime, keys.container, container.folders(cluster), site_python.has_gpus(cluster)]
-    content = json.dumps(decides)
+        digest_values += [keys.runtime, keys.container, container.folders(cluster), site_python.has_gpus(cluster)]
+    content = json.dumps(digest_values)
     return PurePosixPath(cluster.storage.shared) / f"python-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 

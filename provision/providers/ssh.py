@@ -21,7 +21,7 @@ from shardlab.remote.remote import CommandOutput, Remote, Unreachable
 from shardlab.workspace.workspace import Workspace
 
 NO_ROOT = CommandOutput(1, "", "this needs root, and cluster.yaml says ssh.sudo: false")
-SAID = 2000  # the most characters of stdout and of stderr of a command that the log of a node keeps
+MOST_LOGGED = 2000  # the most characters of stdout and of stderr of a command that the log of a node keeps
 
 
 class SshNode(msgspec.Struct, eq=False):
@@ -61,9 +61,9 @@ class SshNode(msgspec.Struct, eq=False):
         """Run a command on the node, as `Node.run` describes, and log it. Raises Unreachable."""
         if root and not self.may_sudo:
             return NO_ROOT
-        with self._named():
+        with self._name_unreachable():
             answer = self.remote.run(argv, timeout_s=timeout_s, env=env, stdin=stdin, root=root)
-        self._note(("sudo " if root else "") + shlex.join(argv), CommandOutput(answer.code, "", "") if secret else answer)
+        self._log_command(("sudo " if root else "") + shlex.join(argv), CommandOutput(answer.code, "", "") if secret else answer)
         return answer
 
     @property
@@ -79,13 +79,13 @@ class SshNode(msgspec.Struct, eq=False):
         """Write a file on the node, as `Node.put` describes, and log it. Raises Unreachable."""
         if owner and not self.may_sudo:
             return NO_ROOT
-        with self._named():
+        with self._name_unreachable():
             answer = self.remote.put(content, path, mode=mode, owner=owner)
-        self._note(f"put {path} ({len(content)} bytes, {mode:o}, {owner})", answer)
+        self._log_command(f"put {path} ({len(content)} bytes, {mode:o}, {owner})", answer)
         return answer
 
     @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
+    def _name_unreachable(self) -> Iterator[None]:
         """The context of a command: adds the node's name to Unreachable. Raises Unreachable if this process was interrupted."""
         try:
             if STOPPING.is_set():
@@ -95,12 +95,12 @@ class SshNode(msgspec.Struct, eq=False):
             error.node = self.name
             raise
 
-    def _note(self, what: str, answer: CommandOutput) -> None:
+    def _log_command(self, action: str, answer: CommandOutput) -> None:
         if self.log is None:
             return
         files.make_folder(self.log.parent)
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        lines = [f"{moment} $ {what}", *(answer.stdout[-SAID:] + answer.stderr[-SAID:]).splitlines()]
+        time_text = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        lines = [f"{time_text} $ {action}", *(answer.stdout[-MOST_LOGGED:] + answer.stderr[-MOST_LOGGED:]).splitlines()]
         with files.as_workspace_error("write"):
             text = "\n  ".join(lines) + f"\n  -> {'ended at its limit' if answer.code is None else answer.code}\n"
             files.append(self.log, text.encode(errors="replace"))
@@ -109,10 +109,10 @@ class SshNode(msgspec.Struct, eq=False):
 def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
     """The machines that the cluster file lists. No connection is opened."""
     wheelhouse = cluster.environment.wheelhouse
-    return [of(cluster, workspace, entry, host=entry.host or entry.name, wheelhouse=wheelhouse) for entry in cluster.nodes]
+    return [make_node(cluster, workspace, entry, host=entry.host or entry.name, wheelhouse=wheelhouse) for entry in cluster.nodes]
 
 
-def of(
+def make_node(
     cluster: Cluster,
     workspace: Workspace,
     entry: NodeEntry,
@@ -143,8 +143,8 @@ def of(
     )
     log = workspace.own / "log" / f"{entry.name}.log"
     folder = f"{cluster.storage.shared}/shardlab" if cluster.storage.shared else LOCAL_FOLDER
-    of_its_own = "" if venv_python == "python3" else f"-{PurePosixPath(venv_python).parent.parent.name}"
-    python = f"{folder}/python-{software.digest()}{of_its_own}/bin/python"
+    folder_suffix = "" if venv_python == "python3" else f"-{PurePosixPath(venv_python).parent.parent.name}"
+    python = f"{folder}/python-{software.packages_digest()}{folder_suffix}/bin/python"
     remote = Remote(address, may_sudo=ssh.sudo)
     login = (entry.name, host, entry.port, address.user, identity)
     return SshNode(*login, python, remote, log, wheelhouse, ssh.sudo, venv_python, entry.address)

@@ -7,11 +7,11 @@ import os
 import time
 from pathlib import Path
 
-from provision.operation import Change, Here, Nothing
+from provision.operation import Change, LocalCall, Nothing
 from provision.operations import packages
 from provision.practice import base, making, network, python, shared
-from provision.practice.base import USER, NoBase, run
-from provision.practice.machine import STATE, WHEELS, PracticeMachine, leave, machines
+from provision.practice.base import USER, PracticeNodeError, run
+from provision.practice.machine import STATE, WHEELS, PracticeMachine, remove_unused_folders, list_machine_folders
 from provision.provider import Provider
 from provision.providers import ssh
 from provision.providers.ssh import SshNode
@@ -24,41 +24,41 @@ from shardlab.workspace.workspace import Workspace
 BOOTS_S = 60.0
 LOCKS = Path("/run/shardlab")  # the folder of lock files, for root only; not in STATE, which is removed with the last node
 INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")  # the limit per user; systemd of all nodes runs as root
-EACH, OTHERS = 7, 20  # inotify instances: the need of one node (measured with 20 nodes), and the need of this machine itself
+INSTANCES_PER_NODE, OTHER_INSTANCES = 7, 20  # inotify instances: the need of one node (measured with 20 nodes), and the need of this machine itself
 
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
     """The practice nodes that the cluster file lists, whether they run or not."""
-    venv_python = python.INTERPRETER if base.is_other(cluster.release) else "python3"
+    venv_python = python.INTERPRETER if base.is_other_release(cluster.release) else "python3"
     return [
-        ssh.of(
+        ssh.make_node(
             cluster,
             workspace,
             entry,
-            host=network.address(cluster.lan.subnet, place),
-            identity=_identity(workspace),
+            host=network.node_address(cluster.lan.subnet, index),
+            identity=_identity_path(workspace),
             user=USER,
             wheelhouse=WHEELS,
             venv_python=venv_python,
         )
-        for place, entry in enumerate(cluster.nodes)
+        for index, entry in enumerate(cluster.nodes)
     ]
 
 
 def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Change] | Nothing:
     """The changes that make and boot a node, if it does not run. Raises NoBase if this machine cannot have practice nodes."""
-    base.check(cluster.release)
+    base.check_machine(cluster.release)
     _check_owner(cluster, workspace)
-    _check_room(cluster)
-    machine = _machine(cluster, workspace, node, base.folder(packages.ALL, cluster.release))
-    protections = _protections(cluster)
+    _check_inotify_limit(cluster)
+    machine = _make_machine(cluster, workspace, node, base.base_folder(packages.ALL, cluster.release))
+    protections = _plan_protections(cluster)
     if (age_s := machine.age_s()) is not None:
         if age_s < BOOTS_S:  # the node may still be booting, if an earlier command was interrupted
             with contextlib.suppress(Unreachable):  # later operations report a node that does not answer
-                _wait(node, BOOTS_S - age_s)
+                _wait_for_node(node, BOOTS_S - age_s)
         return protections or Nothing(f"practice node at {node.host}, running")
-    what = "boot" if machine.folder.exists() else "make and boot"
-    return [*protections, Here(f"{what} the practice node {node.name} at {node.host}", lambda: _boot(cluster, workspace, node))]
+    action = "boot" if machine.folder.exists() else "make and boot"
+    return [*protections, LocalCall(f"{action} the practice node {node.name} at {node.host}", lambda: _boot_node(cluster, workspace, node))]
 
 
 def locks(cluster: Cluster) -> list[Path]:
@@ -80,150 +80,150 @@ def locks(cluster: Cluster) -> list[Path]:
 
 def down(cluster: Cluster, workspace: Workspace) -> str:
     """Remove all nodes of the cluster and its bridge. The base and the shared folder are kept. Returns what was removed."""
-    base.check()
-    found = machines(cluster.name)
-    for folder in found:
-        _bare(cluster, folder.name).remove()
+    base.check_machine()
+    machine_folders = list_machine_folders(cluster.name)
+    for folder in machine_folders:
+        _make_bare_machine(cluster, folder.name).remove()
     state = STATE / cluster.name
-    with base.alone():
-        network.down(network.bridge(cluster.name))
-        shared.release(state)
+    with base.hold_practice_lock():
+        network.delete_bridge(network.bridge_name(cluster.name))
+        shared.release_folder(state)
         (state / "workspace").unlink(missing_ok=True)
         if state.is_dir():
             state.rmdir()
-        leave()
-    if not found:
+        remove_unused_folders()
+    if not machine_folders:
         return f"no practice nodes of {cluster.name} are on this machine."
-    return f"removed {', '.join(folder.name for folder in found)} and their network."
+    return f"removed {', '.join(folder.name for folder in machine_folders)} and their network."
 
 
 def warm(cluster: Cluster, workspace: Workspace) -> str:
     """Make the base and the folder of wheels before their first use. Returns a sentence that names them."""
-    with base.alone():
-        made = making.make_base(packages.ALL, cluster.release, _remark)
-        return f"ready: {made} and {making.make_wheels(_remark)}"
+    with base.hold_practice_lock():
+        base_folder = making.make_base(packages.ALL, cluster.release, _print_remark)
+        return f"ready: {base_folder} and {making.make_wheels(_print_remark)}"
 
 
-def _boot(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
+def _boot_node(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
     """Make and boot a node, and wait until it answers. Raises NoBase, or Unreachable if it does not answer in time."""
-    with base.alone():
-        made = making.make_base(packages.ALL, cluster.release, _remark)
+    with base.hold_practice_lock():
+        base_folder = making.make_base(packages.ALL, cluster.release, _print_remark)
         if cluster.environment.wheelhouse is None:
-            making.make_wheels(_remark)
-        network.up(network.bridge(cluster.name), cluster.lan.subnet)
-        _close()
+            making.make_wheels(_print_remark)
+        network.make_bridge(network.bridge_name(cluster.name), cluster.lan.subnet)
+        _close_state_folder()
         files.make_folder(STATE / cluster.name)
         files.write_atomic(STATE / cluster.name / "workspace", f"{workspace.real_path}\n".encode())
-        identity = _identity(workspace)
+        identity = _identity_path(workspace)
         if not identity.exists():
             files.make_folder(identity.parent)
             run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"shardlab {cluster.name}", "-f", str(identity)])
-        machine = _machine(cluster, workspace, node, made)
+        machine = _make_machine(cluster, workspace, node, base_folder)
         machine.create()
-        _trust(workspace, node.host, files.read(machine.host_key.with_suffix(".pub")).decode())
-    _wait(node, BOOTS_S)
+        _add_known_host(workspace, node.host, files.read(machine.host_key.with_suffix(".pub")).decode())
+    _wait_for_node(node, BOOTS_S)
 
 
-def _protections(cluster: Cluster) -> list[Change]:
+def _plan_protections(cluster: Cluster) -> list[Change]:
     """The changes that protect nodes from other users of this machine, if an older shardlab booted them without protection."""
     changes: list[Change] = []
     if STATE.is_dir() and STATE.stat().st_mode & 0o077:
-        changes.append(Here(f"close {STATE} to other users of this machine", _close))
+        changes.append(LocalCall(f"close {STATE} to other users of this machine", _close_state_folder))
     folder = cluster.storage.shared
     if folder is not None and (STATE / cluster.name).is_dir() and not shared.is_protected(Path(folder)):
-        changes.append(Here(f"mount {folder} with nosuid,nodev", lambda: _protect(cluster, Path(folder))))
+        changes.append(LocalCall(f"mount {folder} with nosuid,nodev", lambda: _protect_shared_folder(cluster, Path(folder))))
     return changes
 
 
-def _close() -> None:
+def _close_state_folder() -> None:
     """Make the folder of all nodes if it does not exist, and close it to other users. Raises NoBase if root does not own it."""
     files.make_folder(STATE)
     if (owner := STATE.stat().st_uid) != 0:
-        raise NoBase(
+        raise PracticeNodeError(
             f"{STATE}: owned by the user {owner}, who could change the files of practice nodes. Run: chown root {STATE}"
         )
     STATE.chmod(0o700)
 
 
-def _protect(cluster: Cluster, folder: Path) -> None:
-    with base.alone():
-        shared.protect(STATE / cluster.name, folder)
+def _protect_shared_folder(cluster: Cluster, folder: Path) -> None:
+    with base.hold_practice_lock():
+        shared.protect_folder(STATE / cluster.name, folder)
 
 
-def _wait(node: SshNode, limit_s: float) -> None:
+def _wait_for_node(node: SshNode, limit_s: float) -> None:
     """Wait until a node answers. Raises Unreachable if it does not answer within `limit_s` seconds."""
-    ends = time.monotonic() + limit_s
+    deadline = time.monotonic() + limit_s
     while True:
         try:
             node.remote.run(["true"], timeout_s=10)
         except Unreachable:
-            if time.monotonic() > ends:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
         else:
             return
 
 
-def _remark(sentence: str) -> None:
+def _print_remark(sentence: str) -> None:
     """Print a sentence for the user about work that takes minutes."""
     Output().remark(sentence)
 
 
-def _identity(workspace: Workspace) -> Path:
+def _identity_path(workspace: Workspace) -> Path:
     return workspace.own / "practice" / "id_ed25519"
 
 
-def _trust(workspace: Workspace, host: str, public: str) -> None:
+def _add_known_host(workspace: Workspace, host: str, public: str) -> None:
     """Write the public host key of a node, which this machine made, into known_hosts of the workspace. host: its address."""
     path = workspace.own / "known_hosts"
-    old = files.read(path).decode(errors="replace").splitlines() if path.exists() else []
-    kept = [line for line in old if line.split(" ")[0] != host]
-    files.write_atomic(path, "".join(f"{line}\n" for line in [*kept, f"{host} {' '.join(public.split()[:2])}"]).encode())
+    old_lines = files.read(path).decode(errors="replace").splitlines() if path.exists() else []
+    other_lines = [line for line in old_lines if line.split(" ")[0] != host]
+    files.write_atomic(path, "".join(f"{line}\n" for line in [*other_lines, f"{host} {' '.join(public.split()[:2])}"]).encode())
 
 
 def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
     """Raises NoBase if another workspace has practice nodes with this cluster name: a name can be used once per machine."""
     owner = STATE / cluster.name / "workspace"
     if owner.exists() and Path(other := files.read(owner).decode().strip()).resolve() != workspace.real_path:
-        raise NoBase(
+        raise PracticeNodeError(
             f"the workspace {other} already has practice nodes of the name {cluster.name} on this machine; "
             "choose another name for this cluster."
         )
 
 
-def _check_room(cluster: Cluster) -> None:
+def _check_inotify_limit(cluster: Cluster) -> None:
     """Raises NoBase if root may have too few inotify instances for all nodes: systemd of the last nodes would not boot."""
-    beside = [folder.name for folder in STATE.iterdir() if folder.name != cluster.name] if STATE.is_dir() else []
-    count = len(cluster.nodes) + sum(len(machines(name)) for name in beside)
-    needed, limit = EACH * count + OTHERS, int(files.read(INSTANCES))
-    if needed > limit:
-        raise NoBase(
-            f"{count} practice nodes on this machine need {needed} inotify instances, but its limit is {limit}; run: "
-            f"sysctl -w fs.inotify.max_user_instances={2 * needed}"
+    other_clusters = [folder.name for folder in STATE.iterdir() if folder.name != cluster.name] if STATE.is_dir() else []
+    count = len(cluster.nodes) + sum(len(list_machine_folders(name)) for name in other_clusters)
+    needed_instances, limit = INSTANCES_PER_NODE * count + OTHER_INSTANCES, int(files.read(INSTANCES))
+    if needed_instances > limit:
+        raise PracticeNodeError(
+            f"{count} practice nodes on this machine need {needed_instances} inotify instances, but its limit is {limit}; run: "
+            f"sysctl -w fs.inotify.max_user_instances={2 * needed_instances}"
         )
 
 
-def _machine(cluster: Cluster, workspace: Workspace, node: SshNode, made: Path) -> PracticeMachine:
+def _make_machine(cluster: Cluster, workspace: Workspace, node: SshNode, base_folder: Path) -> PracticeMachine:
     entry = next(entry for entry in cluster.nodes if entry.name == node.name)
-    public = _identity(workspace).with_suffix(".pub")
+    public = _identity_path(workspace).with_suffix(".pub")
     return PracticeMachine(
         cluster=cluster.name,
         name=node.name,
         address=node.host,
         prefix=int(cluster.lan.subnet.split("/")[1]),
-        bridge=network.bridge(cluster.name),
-        base=made,
+        bridge=network.bridge_name(cluster.name),
+        base=base_folder,
         authorized=files.read(public).decode().strip() if public.exists() else "",
         shared=cluster.storage.shared,
         wheelhouse=cluster.environment.wheelhouse or str(base.wheels_folder()),
-        python=str(python.folder()) if base.is_other(cluster.release) else None,
-        unified=base.is_other(cluster.release),
+        python=str(python.python_folder()) if base.is_other_release(cluster.release) else None,
+        unified=base.is_other_release(cluster.release),
         gpus=cluster.gpus.per_node if cluster.gpus and "worker" in entry.roles else 0,
         mbps=cluster.lan.mbps,
     )
 
 
-def _bare(cluster: Cluster, name: str) -> PracticeMachine:
+def _make_bare_machine(cluster: Cluster, name: str) -> PracticeMachine:
     """A practice node with only the values that its removal needs, because the cluster file may no longer list it."""
     return PracticeMachine(cluster.name, name, "", 0, "", Path(), "")
 

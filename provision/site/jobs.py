@@ -7,7 +7,7 @@ from provision.node import Node, last_line
 from provision.operation import RunCommand
 from provision.site import requests
 
-NAME = "shardlab-provision"  # the name of these jobs
+JOB_NAME = "shardlab-provision"  # the name of these jobs
 # Submits the script $1 and waits for the job. If the job failed, prints the last line of its log $2 as the reason.
 SUBMIT = f"""\
 {requests.WITHOUT_VARIABLES}
@@ -17,27 +17,27 @@ sbatch --wait --parsable "$1" || {{ test ! -s "$2" || echo "$(tail -n 1 "$2") (s
 # Prints a job that waits or runs with the script $1. A second job with this script would write to the same folder.
 WAITING = f"""\
 {requests.WITHOUT_VARIABLES}
-jobs=$(squeue --noheader --user "$(id -un)" --name {NAME} --format '%i %T %o') || exit 1
+jobs=$(squeue --noheader --user "$(id -un)" --name {JOB_NAME} --format '%i %T %o') || exit 1
 printf '%s\\n' "$jobs" | while read -r job state script; do
     test "$script" != "$1" || printf '%s (%s)\\n' "$job" "$state"
 done
 """
 
 
-def submit(says: str, script: str, log: str, limit_s: float) -> RunCommand:
+def submit_script(description: str, script: str, log: str, limit_s: float) -> RunCommand:
     """The change that submits a script as a job and waits until the job ends. log: the path of the job's log."""
-    return RunCommand(says, ["sh", "-c", SUBMIT, "submit", script, log], limit_s, root=False)
+    return RunCommand(description, ["sh", "-c", SUBMIT, "submit", script, log], limit_s, root=False)
 
 
-def must_not_wait(node: Node, script: str, does: str) -> None:
+def check_no_waiting_job(node: Node, script: str, work: str) -> None:
     """Check that no job of an earlier command with this script still waits or runs. Raises Unanswered if there is one.
 
-    does: what the job does, as a clause for the error.
+    work: what the job does, as a clause for the error.
     """
     answer = node.run(["sh", "-c", WAITING, "waiting", script], timeout_s=60)
     if answer.code != 0:
         raise Unanswered(f"{node.name}: squeue does not say which jobs wait: {last_line(answer)}")
     if job := answer.stdout.strip():
         raise Unanswered(
-            f"{node.name}: job {job} of an earlier command {does}. When the job has ended, run the same command again."
+            f"{node.name}: job {job} of an earlier command {work}. When the job has ended, run the same command again."
         )

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from provision import software
 from provision.fact import Unanswered
 from provision.node import Node, last_line
-from provision.operation import reason
+from provision.operation import failure_reason
 
 
 class PackageCheck:
@@ -24,15 +24,15 @@ class PackageCheck:
 
     script = ""
 
-    def __init__(self, what: str, argv: Sequence[str], folder: PurePosixPath, limit_s: float, advice: str) -> None:
-        self.what, self.argv, self.folder, self.limit_s, self.advice = what, argv, folder, limit_s, advice
+    def __init__(self, setting: str, argv: Sequence[str], folder: PurePosixPath, limit_s: float, advice: str) -> None:
+        self.setting, self.argv, self.folder, self.limit_s, self.advice = setting, argv, folder, limit_s, advice
         self._differences: str | None = None
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         """The sentence for this change, as `Change.says`. After the check, it contains the result."""
-        found = "" if self._differences is None else f": {self._differences}"
-        return f"check the packages of {self.what}{found}"
+        result_text = "" if self._differences is None else f": {self._differences}"
+        return f"check the packages of {self.setting}{result_text}"
 
     @property
     def command(self) -> str:
@@ -43,18 +43,18 @@ class PackageCheck:
         """Check the packages. Raises Unanswered if they cannot be listed, or if a needed package is missing."""
         answer = node.run(self.argv, timeout_s=self.limit_s)
         if answer.code is None:
-            raise Unanswered(f"{node.name}: {self.what}: its packages were not listed within {self.limit_s:g} s")
+            raise Unanswered(f"{node.name}: {self.setting}: its packages were not listed within {self.limit_s:g} s")
         if answer.code != 0:
-            raise Unanswered(f"{node.name}: {self.what}: its packages cannot be listed: {reason(answer)}. {self.advice}")
-        found = software.differences(answer.stdout)
-        if found.missing:
-            raise Unanswered(f"{node.name}: {self.what} lacks {', '.join(found.missing)}. Install what is missing there.")
-        self._differences = summary(found.other)
-        written = node.put(f"{self._differences}\n".encode(), f"{self.folder}/differences.made", mode=0o644, owner="")
-        if written.code != 0:
-            raise Unanswered(f"{node.name}: {self.folder}: {last_line(written)}")
+            raise Unanswered(f"{node.name}: {self.setting}: its packages cannot be listed: {failure_reason(answer)}. {self.advice}")
+        differences = software.compare_packages(answer.stdout)
+        if differences.missing:
+            raise Unanswered(f"{node.name}: {self.setting} lacks {', '.join(differences.missing)}. Install what is missing there.")
+        self._differences = summarize_versions(differences.other)
+        put_answer = node.put(f"{self._differences}\n".encode(), f"{self.folder}/differences.made", mode=0o644, owner="")
+        if put_answer.code != 0:
+            raise Unanswered(f"{node.name}: {self.folder}: {last_line(put_answer)}")
 
 
-def summary(other: Sequence[str]) -> str:
+def summarize_versions(other: Sequence[str]) -> str:
     """The differences from the tested packages as one line. other: a clause for each package with another version."""
     return f"other versions than tested: {', '.join(other)}" if other else "the tested versions"

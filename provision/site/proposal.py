@@ -40,30 +40,30 @@ class Proposal(msgspec.Struct, frozen=True):
 
 def propose(site: Survey) -> Proposal:
     """The proposal for one partition that this user may use: a partition with GPUs is preferred to the default partition."""
-    usable = [partition for partition in site.partitions if _is_usable(site, partition)]
-    with_gpus = [partition for partition in usable if _largest(site, partition.name, gpus=True) is not None]
-    default = [partition for partition in usable if partition.is_default]
-    ordered = [*[partition for partition in with_gpus if partition.is_default], *with_gpus, *default, *usable]
-    partition = ordered[0] if ordered else None
-    accounts = (accounts_in(site, partition) or ()) if partition is not None else ()
+    usable_partitions = [partition for partition in site.partitions if _is_usable(site, partition)]
+    gpu_partitions = [partition for partition in usable_partitions if _find_largest_type(site, partition.name, gpus=True) is not None]
+    default_partitions = [partition for partition in usable_partitions if partition.is_default]
+    ordered_partitions = [*[partition for partition in gpu_partitions if partition.is_default], *gpu_partitions, *default_partitions, *usable_partitions]
+    partition = ordered_partitions[0] if ordered_partitions else None
+    accounts = (find_valid_accounts(site, partition) or ()) if partition is not None else ()
     account = accounts[0] if accounts else None
-    qos, needed_qos = _qos(site, partition, account) if partition is not None else ((), None)
-    module, python, has_python = _python(site)
+    qos, needed_qos = _choose_qos(site, partition, account) if partition is not None else ((), None)
+    module, python, has_python = _choose_python(site)
     return Proposal(
         partition=partition,
-        node_type=_largest(site, partition.name, gpus=partition in with_gpus) if partition is not None else None,
+        node_type=_find_largest_type(site, partition.name, gpus=partition in gpu_partitions) if partition is not None else None,
         account=account,
         accounts=accounts,
         qos=qos,
         needed_qos=needed_qos,
         module=module,
         python=python,
-        folder=_folder(site),
+        folder=_choose_folder(site),
         has_python=has_python,
     )
 
 
-def accounts_in(site: Survey, partition: SitePartition) -> tuple[str, ...] | None:
+def find_valid_accounts(site: Survey, partition: SitePartition) -> tuple[str, ...] | None:
     """The user's accounts that are valid in a partition, an account for GPUs first. () if the user's accounts are not known;
     None if the partition accepts no account of the user."""
     if not site.associations:
@@ -71,33 +71,33 @@ def accounts_in(site: Survey, partition: SitePartition) -> tuple[str, ...] | Non
     names = {
         entry.account
         for entry in site.associations
-        if entry.partition in (None, partition.name) and (not entry.qos or _allowed_qos(entry.qos, partition))
+        if entry.partition in (None, partition.name) and (not entry.qos or _select_allowed_qos(entry.qos, partition))
     }
     allowed = names - set(partition.denied_accounts) if partition.accounts is None else names & set(partition.accounts)
     if not allowed:
         return None
-    has_gpus = _largest(site, partition.name, gpus=True) is not None
+    has_gpus = _find_largest_type(site, partition.name, gpus=True) is not None
     return tuple(sorted(allowed, key=lambda name: (not (has_gpus and re.search(r"[_-]g(pu)?$", name)), name)))
 
 
 def _is_usable(site: Survey, partition: SitePartition) -> bool:
-    return partition.is_up and not partition.is_root_only and accounts_in(site, partition) is not None
+    return partition.is_up and not partition.is_root_only and find_valid_accounts(site, partition) is not None
 
 
-def _allowed_qos(names: Iterable[str], partition: SitePartition) -> list[str]:
+def _select_allowed_qos(names: Iterable[str], partition: SitePartition) -> list[str]:
     """The QOS of `names` that jobs of the partition may have."""
     if partition.qos is not None:
         return [name for name in names if name in partition.qos]
     return [name for name in names if name not in partition.denied_qos]
 
 
-def _qos(site: Survey, partition: SitePartition, account: str | None) -> tuple[tuple[str, ...], str | None]:
+def _choose_qos(site: Survey, partition: SitePartition, account: str | None) -> tuple[tuple[str, ...], str | None]:
     """Which QOS a job of this account may have in the partition.
 
     Returns (the QOS that the user may choose, the QOS that a job must name or None if the account's default is allowed).
     """
     entries = [entry for entry in site.associations if entry.account == account and entry.partition in (None, partition.name)]
-    names = tuple(_allowed_qos(sorted({name for entry in entries for name in entry.qos}), partition))
+    names = tuple(_select_allowed_qos(sorted({name for entry in entries for name in entry.qos}), partition))
     defaults = [entry.default_qos for entry in entries]
     restricted = partition.qos is not None or partition.denied_qos
     if not names or not restricted or any(name in names for name in defaults):
@@ -112,80 +112,80 @@ class TypedPartition(NamedTuple):
     gpus: GpuGres
 
 
-def typed_partitions(site: Survey, proposal: Proposal) -> list[TypedPartition]:
+def propose_typed_partitions(site: Survey, proposal: Proposal) -> list[TypedPartition]:
     """For each type of GPUs, one partition that accepts the proposed account and QOS. The proposed partition comes first."""
     partitions = [partition for partition in site.partitions if _is_usable(site, partition)]
     partitions.sort(key=lambda partition: partition != proposal.partition)
     types: dict[str, TypedPartition] = {}
     for partition in partitions:
-        if time_s(partition) < time_s(proposal.partition):  # a cluster file has one time limit for all its partitions
+        if propose_time_s(partition) < propose_time_s(proposal.partition):  # a cluster file has one time limit for all its partitions
             continue
-        if proposal.account is not None and proposal.account not in (accounts_in(site, partition) or ()):
+        if proposal.account is not None and proposal.account not in (find_valid_accounts(site, partition) or ()):
             continue
-        if proposal.needed_qos is not None and not _allowed_qos([proposal.needed_qos], partition):
+        if proposal.needed_qos is not None and not _select_allowed_qos([proposal.needed_qos], partition):
             continue
-        if proposal.needed_qos is None and _qos(site, partition, proposal.account)[1] is not None:
+        if proposal.needed_qos is None and _choose_qos(site, partition, proposal.account)[1] is not None:
             continue
-        kinds = [kind for kind in site.node_types if kind.partition == partition.name]
-        for kind in sorted(kinds, key=lambda kind: -kind.count):
-            for gpu in kind.gpus:
+        node_types = [node_type for node_type in site.node_types if node_type.partition == partition.name]
+        for node_type in sorted(node_types, key=lambda kind: -kind.count):
+            for gpu in node_type.gpus:
                 if gpu.type is not None:
                     types.setdefault(gpu.type, TypedPartition(partition, gpu))
     return list(types.values())
 
 
-def time_s(partition: SitePartition | None) -> int:
+def propose_time_s(partition: SitePartition | None) -> int:
     """The proposed time limit of runs, in seconds: an hour, or less if the partition allows less."""
     return min((partition.max_time_s if partition is not None else None) or HOUR_S, HOUR_S)
 
 
-def requests(proposal: Proposal) -> dict[str, list[str]]:
+def propose_gpu_requests(proposal: Proposal) -> dict[str, list[str]]:
     """For each way to request a GPU, the options of sbatch that use this way. Empty if no partition with GPUs is proposed."""
-    kind, where = proposal.node_type, proposal.partition
-    if kind is None or where is None or not kind.gpus:
+    node_type, partition = proposal.node_type, proposal.partition
+    if node_type is None or partition is None or not node_type.gpus:
         return {}
-    named = {"partition": where.name, "account": proposal.account, "qos": proposal.needed_qos}
-    common = [f"--{option}={value}" for option, value in named.items() if value is not None]
-    gpu = kind.gpus[0]
+    option_values = {"partition": partition.name, "account": proposal.account, "qos": proposal.needed_qos}
+    common = [f"--{option}={value}" for option, value in option_values.items() if value is not None]
+    gpu = node_type.gpus[0]
     name = f"{gpu.type}:" if gpu.type else ""
     options = {"gpus-per-node": f"--gpus-per-node={name}1", "gres": f"--gres=gpu:{name}1", "gpus": f"--gpus={name}1"}
     return {request: [*common, options[request]] for request in REQUESTS}
 
 
-def _largest(site: Survey, partition: str, *, gpus: bool) -> NodeType | None:
+def _find_largest_type(site: Survey, partition: str, *, gpus: bool) -> NodeType | None:
     """The node type with the most nodes in a partition; None if there is none. gpus: only types with GPUs are considered."""
-    kinds = [kind for kind in site.node_types if kind.partition == partition and (kind.gpus or not gpus)]
-    return max(kinds, key=lambda kind: kind.count, default=None)
+    node_types = [node_type for node_type in site.node_types if node_type.partition == partition and (node_type.gpus or not gpus)]
+    return max(node_types, key=lambda kind: kind.count, default=None)
 
 
-def _python(site: Survey) -> tuple[str | None, str | None, bool]:
+def _choose_python(site: Survey) -> tuple[str | None, str | None, bool]:
     """Choose a Python of the site.
 
     Returns (a module or None, an interpreter or None, whether any Python is new enough). For python3, the first two are None.
     """
-    plain = [path for path in site.pythons if path.endswith("/python3") and site.pythons[path] >= OLDEST]
-    if plain:
+    python3_paths = [path for path in site.pythons if path.endswith("/python3") and site.pythons[path] >= OLDEST]
+    if python3_paths:
         return None, None, True
-    named = [path for path, version in site.pythons.items() if version >= OLDEST]
-    if named:
-        return None, named[0], True
+    other_paths = [path for path, version in site.pythons.items() if version >= OLDEST]
+    if other_paths:
+        return None, other_paths[0], True
     modules = [
         (version, name)
         for name in site.modules
-        if is_python(name) and (match := _VERSION.search(name)) and (version := (int(match[1]), int(match[2]))) >= OLDEST
+        if is_python_module(name) and (match := _VERSION.search(name)) and (version := (int(match[1]), int(match[2]))) >= OLDEST
     ]
     return (max(modules)[1] if modules else None), None, bool(modules)
 
 
-def is_python(module: str) -> bool:
+def is_python_module(module: str) -> bool:
     """Whether a module, such as `python/3.12.4`, provides a Python, judged by its name."""
     return module.rpartition("/")[0].rpartition("/")[2].lower() in PYTHON_MODULES
 
 
-def _folder(site: Survey) -> SharedFolder | None:
+def _choose_folder(site: Survey) -> SharedFolder | None:
     """The folder for runs: a folder in a network file system, or a folder for large data. `_preference` has the order."""
     large = [folder for folder in site.folders if folder.is_network or _is_large(folder)]
-    return max(large, key=_preference, default=None)
+    return max(large, key=_folder_preference, default=None)
 
 
 def _is_large(folder: SharedFolder) -> bool:
@@ -195,7 +195,7 @@ def _is_large(folder: SharedFolder) -> bool:
     return _LARGE_PATH.search(folder.path.rpartition("/")[0]) is not None
 
 
-def _preference(folder: SharedFolder) -> tuple[bool, bool, bool, int]:
+def _folder_preference(folder: SharedFolder) -> tuple[bool, bool, bool, int]:
     """The sort key by which folders are compared; the largest key wins.
 
     Folders for large data come first, because variables such as CONDA_PREFIX may name folders in the home folder. The home

@@ -12,17 +12,17 @@ from shardlab.cluster import container, tool_caches
 from shardlab.cluster.cluster import Cluster
 
 
-def scripts(cluster: Cluster, folder: PurePosixPath, source: str) -> list[Write]:
+def write_scripts(cluster: Cluster, folder: PurePosixPath, source: str) -> list[Write]:
     """The changes that write the scripts of the environment in `folder`. source: the digest of the source that they use."""
     python = f"{folder}/bin/python"
-    written = [Write("write the script that starts Python", python, script(cluster, folder, source), 0o755, "")]
+    changes = [Write("write the script that starts Python", python, render_script(cluster, folder, source), 0o755, "")]
     if cluster.environment.container is not None:
-        path, content = container.rank_python(cluster, python), script(cluster, folder, source, ranks=True)
-        written.append(Write("write the script that starts the Python of ranks in the container", path, content, 0o755, ""))
-    return written
+        path, content = container.rank_python(cluster, python), render_script(cluster, folder, source, ranks=True)
+        changes.append(Write("write the script that starts the Python of ranks in the container", path, content, 0o755, ""))
+    return changes
 
 
-def script(cluster: Cluster, folder: PurePosixPath, source: str, *, ranks: bool = False) -> bytes:
+def render_script(cluster: Cluster, folder: PurePosixPath, source: str, *, ranks: bool = False) -> bytes:
     """The content of a script that loads the site's modules and starts an interpreter.
 
     ranks: True for the interpreter of the container image, which ranks use; False for the interpreter of the environment.
@@ -34,7 +34,7 @@ def script(cluster: Cluster, folder: PurePosixPath, source: str, *, ranks: bool 
         modules=environment.modules,
         setup=cluster.slurm.setup if cluster.slurm is not None else [],
         wrapper=python,
-        caches=caches(folder),
+        caches=cache_variables(folder),
         source=f"{folder}/source-{source}",
         interpreter="python3" if ranks else f"{environment.use or f'{folder}/venv'}/bin/python",
         ranks=ranks,
@@ -47,12 +47,12 @@ def script(cluster: Cluster, folder: PurePosixPath, source: str, *, ranks: bool 
     ).encode()
 
 
-def extras(cluster: Cluster) -> tuple[str, ...]:
+def installed_extras(cluster: Cluster) -> tuple[str, ...]:
     """The extras of shardlab that are installed: none with a container, because ranks use the packages of the image."""
     return () if cluster.environment.container is not None else software.EXTRAS
 
 
-def caches(folder: PurePosixPath) -> list[tuple[str, str]]:
+def cache_variables(folder: PurePosixPath) -> list[tuple[str, str]]:
     """Environment variables that move the caches of tools out of $HOME, where users of a site have a small quota."""
     return tool_caches.variables(folder.parent / "cache")
 
@@ -64,7 +64,7 @@ def has_gpus(cluster: Cluster) -> bool:
     return any(kind.per_node for kind in kinds)
 
 
-def with_modules(cluster: Cluster, argv: Sequence[str], variables: Sequence[tuple[str, str]] = ()) -> list[str]:
+def wrap_with_modules(cluster: Cluster, argv: Sequence[str], variables: Sequence[tuple[str, str]] = ()) -> list[str]:
     """A command line that loads the site's modules in a login shell and then executes `argv`. variables: names with values."""
     lines = list(cluster.slurm.setup) if cluster.slurm is not None else []
     lines += [f"module load {name}" for name in cluster.environment.modules]

@@ -15,7 +15,7 @@ done
 INSTALL_CPUS = 2
 
 
-def options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | None = None, cpus: int = INSTALL_CPUS) -> list[str]:
+def sbatch_options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | None = None, cpus: int = INSTALL_CPUS) -> list[str]:
     """The options of sbatch for a job with one task on each of `nodes` nodes.
 
     minutes: the time limit of the job.
@@ -34,21 +34,21 @@ def options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | None = No
         "licenses": slurm.licenses,
         "exclude": ",".join(slurm.exclude) or None,
     }
-    given = [f"--{name}={value}" for name, value in words.items() if value is not None]
-    longest = slurm.max_time_s  # some sites accept a job with a longer time limit but never start the job
-    minutes = minutes if longest is None else max(1, min(minutes, longest // 60))
-    given += [f"--nodes={nodes}", "--ntasks-per-node=1", f"--time={minutes}", "--export=NONE"]
+    arguments = [f"--{name}={value}" for name, value in words.items() if value is not None]
+    longest_s = slurm.max_time_s  # some sites accept a job with a longer time limit but never start the job
+    minutes = minutes if longest_s is None else max(1, min(minutes, longest_s // 60))
+    arguments += [f"--nodes={nodes}", "--ntasks-per-node=1", f"--time={minutes}", "--export=NONE"]
     if gpus is not None and slurm.exclusive:
-        given += ["--exclusive", f"--mem={slurm.mem or 0}"]  # --mem=0: all memory of the node
+        arguments += ["--exclusive", f"--mem={slurm.mem or 0}"]  # --mem=0: all memory of the node
     else:
-        given.append(f"--cpus-per-task={cpus}")
-        given += [f"--mem={slurm.mem}"] if slurm.mem is not None else []
+        arguments.append(f"--cpus-per-task={cpus}")
+        arguments += [f"--mem={slurm.mem}"] if slurm.mem is not None else []
     per_node = cluster.gpus.per_node if cluster.gpus is not None else 0
-    asked = min(1, per_node) if gpus is None else gpus
-    if asked:
-        given.append(gpu_option(cluster, asked, nodes))
-    given += [f"--{name}" if value is None else f"--{name}={value}" for name, value in slurm.extra.items()]
-    return given
+    gpu_count = min(1, per_node) if gpus is None else gpus
+    if gpu_count:
+        arguments.append(gpu_option(cluster, gpu_count, nodes))
+    arguments += [f"--{name}" if value is None else f"--{name}={value}" for name, value in slurm.extra.items()]
+    return arguments
 
 
 def gpu_option(cluster: Cluster, per_node: int, nodes: int) -> str:

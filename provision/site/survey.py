@@ -22,12 +22,12 @@ from provision.node import Node
 from provision.site import requests
 
 T = TypeVar("T")
-ASKED: list[Fact[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, MODULES, SHARED_FOLDERS, PYTHONS, QUOTAS]
+SURVEY_FACTS: list[Fact[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, MODULES, SHARED_FOLDERS, PYTHONS, QUOTAS]
 TEST_S = 60.0
 # If Slurm gives this answer, it is not known whether a request is possible: Slurm gives the same answer if suitable nodes exist
 # but are down or drained at this moment.
 UNDECIDED = re.compile(r"node configuration is not available")
-SAYS_NOTHING = "Unspecified error"  # sbatch prints this line in addition to the reason of a submit plugin
+UNSPECIFIED_ERROR = "Unspecified error"  # sbatch prints this line in addition to the reason of a submit plugin
 _ERROR = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?", re.M)
 
 
@@ -45,12 +45,12 @@ class Survey(msgspec.Struct, frozen=True):
     unknown: dict[str, str] = {}
 
 
-def survey(node: Node) -> Survey:
+def survey_site(node: Node) -> Survey:
     """Ask the login node of a site all questions, several at the same time. Raises Unreachable if the login fails."""
     node.run(["true"], timeout_s=30)  # log in once, before several threads use the connection
     facts = Facts(node)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda fact: _asked(facts, fact), ASKED))
+        list(pool.map(lambda fact: _ask_fact(facts, fact), SURVEY_FACTS))
     unknown = {name: str(answer) for name, answer in facts.answers.items() if isinstance(answer, Unanswered)}
 
     def known(fact: Fact[T], otherwise: T) -> T:
@@ -71,29 +71,29 @@ def survey(node: Node) -> Survey:
     )
 
 
-def _asked(facts: Facts, fact: Fact[Any]) -> None:
+def _ask_fact(facts: Facts, fact: Fact[Any]) -> None:
     try:
         facts[fact]
     except Unanswered:
         return  # `facts` has stored the error in place of an answer
 
 
-def rejections(node: Node, asked: Mapping[str, list[str]]) -> dict[str, str | None]:
+def find_rejections(node: Node, options_by_request: Mapping[str, list[str]]) -> dict[str, str | None]:
     """For each request, why Slurm would reject a job with these options of sbatch; None if Slurm would accept the job.
 
-    asked: the options of each request, by its name. `sbatch --test-only` submits nothing. Raises Unreachable.
+    options_by_request: the options of each request, by its name. `sbatch --test-only` submits nothing. Raises Unreachable.
     """
-    return {name: _rejection(node.run, options) for name, options in asked.items()}
+    return {name: _find_rejection(node.run, options) for name, options in options_by_request.items()}
 
 
-def _rejection(run: Callable[..., Any], options: list[str]) -> str | None:
-    test = ["sbatch", "--test-only", "--nodes=1", "--ntasks=1", "--time=5", *options, "--wrap=true"]
-    argv = ["sh", "-c", f'{requests.WITHOUT_VARIABLES} exec "$@"', "test", *test]
+def _find_rejection(run: Callable[..., Any], options: list[str]) -> str | None:
+    test_command = ["sbatch", "--test-only", "--nodes=1", "--ntasks=1", "--time=5", *options, "--wrap=true"]
+    argv = ["sh", "-c", f'{requests.WITHOUT_VARIABLES} exec "$@"', "test", *test_command]
     answer = run(argv, timeout_s=TEST_S)
     if answer.code == 0:
         return None
     lines = [_ERROR.sub("", line).strip() for line in answer.stderr.splitlines()]
     lines = [line for line in dict.fromkeys(lines) if any(char.isalnum() for char in line)]  # without the lines of drawn frames
-    telling = [line for line in lines if not line.endswith(SAYS_NOTHING)] or lines
-    text = "; ".join(telling) or ("no answer" if answer.code is None else f"exit code {answer.code}")
+    informative_lines = [line for line in lines if not line.endswith(UNSPECIFIED_ERROR)] or lines
+    text = "; ".join(informative_lines) or ("no answer" if answer.code is None else f"exit code {answer.code}")
     return "".join(char if char.isprintable() else "?" for char in text)[:200]

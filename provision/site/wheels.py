@@ -16,9 +16,9 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from provision import software
-from provision.fact import Unanswered, decode
+from provision.fact import Unanswered, decode_last_line
 from provision.node import Node, last_line
-from provision.operation import reason
+from provision.operation import failure_reason
 from shardlab.files import files
 from shardlab.remote.remote import CommandOutput
 
@@ -27,7 +27,7 @@ ANSWER_S = 300.0
 PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
 FROM_SOURCE = ("deepspeed",)  # the index has no wheels of these packages; the wheels that pip builds work with any Python
 OLDEST_GLIBC = 17  # glibc 2.17 of manylinux2014, the oldest platform for which packages still publish wheels
-TARGET = """\
+PLATFORM_PROGRAM = """\
 import json, platform, sys
 version = '%d.%d' % sys.version_info[:2]
 kind = {'system': sys.platform, 'machine': platform.machine(), 'libc': platform.libc_ver()}
@@ -35,7 +35,7 @@ print(json.dumps({'python': version, **kind}))
 """
 # Prints the digests of the wheels in a folder. All these wheels are complete, because `put` gives a file its name only when the
 # whole file has arrived.
-ARRIVED = 'cd "$1" 2> /dev/null || exit 0; for wheel in *.whl; do test ! -f "$wheel" || sha256sum -- "$wheel"; done'
+LIST_ARRIVED = 'cd "$1" 2> /dev/null || exit 0; for wheel in *.whl; do test ! -f "$wheel" || sha256sum -- "$wheel"; done'
 
 
 class InterpreterPlatform(msgspec.Struct, frozen=True):
@@ -64,18 +64,18 @@ class WheelDownload:
         on_node: Sequence[str],
         interpreter: Sequence[str],
         folder: PurePosixPath,
-        needed: Sequence[str],
-        here: Path | None,
+        requirements: Sequence[str],
+        local_folder: Path | None,
     ) -> None:
-        self.on_node, self.interpreter, self.folder, self.needed, self.here = on_node, interpreter, folder, needed, here
-        self._where = ""
+        self.on_node, self.interpreter, self.folder, self.requirements, self.local_folder = on_node, interpreter, folder, requirements, local_folder
+        self._downloaded_where = ""
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         """The sentence for this change, as `Change.says`. After the download, it says which machine downloaded the packages."""
-        if self._where:
-            return f"download the packages {self._where}"
-        return f"download the packages on the login node{', or here and send them' if self.here is not None else ''}"
+        if self._downloaded_where:
+            return f"download the packages {self._downloaded_where}"
+        return f"download the packages on the login node{', or here and send them' if self.local_folder is not None else ''}"
 
     @property
     def command(self) -> str:
@@ -86,35 +86,35 @@ class WheelDownload:
         """Download the wheels. Raises Unanswered if neither the login node nor this machine can download them."""
         answer = node.run(self.on_node, timeout_s=DOWNLOAD_S)
         if answer.code == 0:
-            self._where = "on the login node"
+            self._downloaded_where = "on the login node"
             return
-        why = f"not ended within {DOWNLOAD_S:g} s" if answer.code is None else reason(answer)
-        if self.here is None:
-            raise Unanswered(f"{node.name}: the packages cannot be downloaded: {why}. {HELP}")
-        target = self._target(node)
-        files.make_folder(self.here)
-        with tempfile.TemporaryDirectory(dir=self.here, prefix="wheels-") as temporary:
+        why = f"not ended within {DOWNLOAD_S:g} s" if answer.code is None else failure_reason(answer)
+        if self.local_folder is None:
+            raise Unanswered(f"{node.name}: the packages cannot be downloaded: {why}. {WHEELHOUSE_ADVICE}")
+        target = self._read_platform(node)
+        files.make_folder(self.local_folder)
+        with tempfile.TemporaryDirectory(dir=self.local_folder, prefix="wheels-") as temporary:
             try:
-                wheels = download(Path(temporary), target, self.needed)
+                wheels = download_wheels(Path(temporary), target, self.requirements)
             except Unanswered as error:
                 raise Unanswered(
-                    f"{node.name}: the packages cannot be downloaded there ({why}), nor here: {error} {HELP}"
+                    f"{node.name}: the packages cannot be downloaded there ({why}), nor here: {error} {WHEELHOUSE_ADVICE}"
                 ) from None
-            self._send(node, wheels)
-        self._where = f"here, as the login node could not ({why}), and send them"
+            self._send_wheels(node, wheels)
+        self._downloaded_where = f"here, as the login node could not ({why}), and send them"
 
-    def _target(self, node: Node) -> InterpreterPlatform:
-        answer = node.run([*self.interpreter, "-I", "-c", TARGET], timeout_s=ANSWER_S)
+    def _read_platform(self, node: Node) -> InterpreterPlatform:
+        answer = node.run([*self.interpreter, "-I", "-c", PLATFORM_PROGRAM], timeout_s=ANSWER_S)
         if answer.code != 0:
             raise Unanswered(f"{node.name}: its Python does not start: {last_line(answer)}.")
         try:
-            return decode(answer.stdout, InterpreterPlatform)
+            return decode_last_line(answer.stdout, InterpreterPlatform)
         except ValueError as error:
             raise Unanswered(f"{node.name}: its Python cannot be identified: {error}") from None
 
-    def _send(self, node: Node, wheels: Sequence[Path]) -> None:
+    def _send_wheels(self, node: Node, wheels: Sequence[Path]) -> None:
         """Send wheels from this machine to the site. Wheels that an interrupted command has sent before are skipped."""
-        answer = node.run(["sh", "-c", ARRIVED, "arrived", str(self.folder)], timeout_s=ANSWER_S)
+        answer = node.run(["sh", "-c", LIST_ARRIVED, "arrived", str(self.folder)], timeout_s=ANSWER_S)
         arrived = {line.partition("  ")[2]: line.partition("  ")[0] for line in answer.stdout.splitlines()}
         for wheel in wheels:
             content = wheel.read_bytes()
@@ -122,40 +122,40 @@ class WheelDownload:
                 continue
             answer = node.put(content, f"{self.folder}/{wheel.name}", mode=0o644, owner="")
             if answer.code != 0:
-                why = "it took too long" if answer.code is None else reason(answer)
+                why = "it took too long" if answer.code is None else failure_reason(answer)
                 raise Unanswered(f"{node.name}: {wheel.name} was downloaded here, but not sent to {self.folder}: {why}.")
 
 
-HELP = "Set environment.wheelhouse to a folder of wheels at the site, or environment.use to an environment of yours."
+WHEELHOUSE_ADVICE = "Set environment.wheelhouse to a folder of wheels at the site, or environment.use to an environment of yours."
 
 
-def download(folder: Path, target: InterpreterPlatform, needed: Sequence[str]) -> list[Path]:
-    """Download the wheels of the requirements `needed` into `folder`, for the interpreter `target` of another machine.
+def download_wheels(folder: Path, target: InterpreterPlatform, requirements: Sequence[str]) -> list[Path]:
+    """Download the wheels of the requirements `requirements` into `folder`, for the interpreter `target` of another machine.
 
     Returns the paths of the wheels. Raises Unanswered.
     """
-    own = (sys.platform, platform.machine())
-    if (target.system, target.machine) != own:  # pip would skip packages that only the system of the site needs
-        theirs = f"{target.system} {target.machine}"
-        raise Unanswered(f"this machine is {' '.join(own)}, the site is {theirs}; pip downloads only for its own system.")
-    here = ".".join(platform.python_version_tuple()[:2])
-    if target.python != here:  # requirements may depend on the version of Python; pip evaluates them for its own version
+    own_platform = (sys.platform, platform.machine())
+    if (target.system, target.machine) != own_platform:  # pip would skip packages that only the system of the site needs
+        site_platform = f"{target.system} {target.machine}"
+        raise Unanswered(f"this machine is {' '.join(own_platform)}, the site is {site_platform}; pip downloads only for its own system.")
+    own_version = ".".join(platform.python_version_tuple()[:2])
+    if target.python != own_version:  # requirements may depend on the version of Python; pip evaluates them for its own version
         raise Unanswered(
-            f"`provision` runs here with Python {here}, the site's Python is {target.python}; for another version, pip may "
+            f"`provision` runs here with Python {own_version}, the site's Python is {target.python}; for another version, pip may "
             f"choose the wrong packages. Run `provision` with Python {target.python}, or let environment.modules or "
-            f"environment.python name a Python {here} of the site."
+            f"environment.python name a Python {own_version} of the site."
         )
     constraints = folder / "constraints.txt"
-    constraints.write_bytes(software.constraints())
+    constraints.write_bytes(software.read_constraints())
     common = ["--constraint", str(constraints)]
-    source = [word for word in needed if any(word.startswith(name) for name in FROM_SOURCE)]
+    source = [word for word in requirements if any(word.startswith(name) for name in FROM_SOURCE)]
     if source:
-        _pip(["wheel", "--no-deps", "--wheel-dir", str(folder), *common, *source])
-    _pip(["download", "--dest", str(folder), "--find-links", str(folder), *wanted(target), *common, *needed])
+        _run_pip(["wheel", "--no-deps", "--wheel-dir", str(folder), *common, *source])
+    _run_pip(["download", "--dest", str(folder), "--find-links", str(folder), *pip_platform_options(target), *common, *requirements])
     return sorted(folder.glob("*.whl"))
 
 
-def wanted(target: InterpreterPlatform) -> list[str]:
+def pip_platform_options(target: InterpreterPlatform) -> list[str]:
     """The options of `pip download` for wheels that work with the interpreter `target` and its C library."""
     words = ["--only-binary=:all:", "--implementation=cp", f"--python-version={target.python}"]
     name, version = target.libc
@@ -166,14 +166,14 @@ def wanted(target: InterpreterPlatform) -> list[str]:
     return [*words, *(f"--platform={tag}_{target.machine}" for tag in tags)]
 
 
-def _pip(words: Sequence[str]) -> None:
+def _run_pip(words: Sequence[str]) -> None:
     argv = [sys.executable, *PIP, *words]
     environment = {**os.environ, "LC_ALL": "C"}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             argv, capture_output=True, text=True, errors="replace", timeout=DOWNLOAD_S, env=environment, check=False
         )
     except subprocess.TimeoutExpired:
         raise Unanswered(f"pip did not end within {DOWNLOAD_S:g} s.") from None
-    if done.returncode != 0:
-        raise Unanswered(f"{reason(CommandOutput(done.returncode, done.stdout, done.stderr)).rstrip('.')}.")
+    if process.returncode != 0:
+        raise Unanswered(f"{failure_reason(CommandOutput(process.returncode, process.stdout, process.stderr)).rstrip('.')}.")

@@ -50,15 +50,15 @@ def waits(cell: dict[str, Any], data: str) -> dict[str, int]:
             found.counting = passed > asked.warmup_steps
             return step(*args)
 
-        settle = recorder.settle
+        settle = recorder.write_remaining
 
         def settled() -> None:  # called after the last step, where the host must wait for the GPU to finish
             found.counting = False
             settle()
 
-        engine.forward_backward, recorder.settle = counted, settled
+        engine.forward_backward, recorder.write_remaining = counted, settled
         with found:
-            loop._steps(asked, task, order, engine, ranks.device, engine.company(ranks), recorder, watch)
+            loop._run_steps(asked, task, order, engine, ranks.device, engine.training_peers(ranks), recorder, watch)
     engine.close()
     ranks.leave()
     return dict(found.lines)
@@ -92,7 +92,7 @@ def one_gpu(cell: dict[str, Any], data: str, index: int, local_rank: int) -> dic
         path = Path(folder) / "steps.jsonl"
         with LineWriter(path) as lines:
             recorder, watch = loop.Recorder(lines, ()), RunInstruments([], ranks.device)
-            loop._steps(asked, task, order, engine, ranks.device, engine.company(ranks), recorder, watch)
+            loop._run_steps(asked, task, order, engine, ranks.device, engine.training_peers(ranks), recorder, watch)
         records = [json.loads(line) for line in path.read_text().splitlines()]
     used = {number: torch.cuda.memory_allocated(number) for number in range(torch.cuda.device_count())}
     return {

@@ -35,23 +35,23 @@ class Saver:
     def __init__(self, engine: Saved, rank: int, world: int, device: torch.device, group: dist.ProcessGroup) -> None:
         self._engine, self._rank, self._world, self._device, self._group = engine, rank, world, device, group
 
-    def save(self, growing: Path, layout: Literal["sharded", "whole"]) -> tuple[list[checkpoint.CheckpointFile], int]:
+    def save(self, folder: Path, layout: Literal["sharded", "whole"]) -> tuple[list[checkpoint.CheckpointFile], int]:
         """Write the files of a checkpoint into an empty folder that all ranks see.
 
         layout: `sharded`: each rank writes its own parts; `whole`: rank 0 gathers and writes whole tensors. On rank 0, returns
         (the entries of the files for the manifest, the sum of their bytes); on other ranks, ([], 0).
         """
-        state = self._named({**self._engine.state(), **state_parts.of_random_numbers(self._device)}, self._world)
-        writer = Writer(growing, self._rank)
+        state = self._name_parts({**self._engine.state(), **state_parts.random_state_parts(self._device)}, self._world)
+        writer = Writer(folder, self._rank)
         if layout == "whole":
-            writer = Gatherer(growing, self._group, self._engine.reordered)
+            writer = Gatherer(folder, self._group, self._engine.element_order)
         save(state, storage_writer=writer, planner=SavingPlanner(), process_group=self._group)
         if self._rank:
             return [], 0
-        index = checkpoint.GrowingFile(growing / INDEX)
+        index = checkpoint.GrowingFile(folder / INDEX)
         index.write(msgspec.json.encode(writer.index))
-        found = [*writer.files, index.close()]
-        return found, sum(file.bytes for file in found)
+        checkpoint_files = [*writer.files, index.close()]
+        return checkpoint_files, sum(file.bytes for file in checkpoint_files)
 
     def load(self, path: Path, manifest: CheckpointManifest) -> None:
         """Load an undamaged checkpoint into the engine. Raises InputError if it does not fit the engine.
@@ -60,29 +60,29 @@ class Saver:
         differs from the saved number N, rank r loads the buffers and errors of the saved rank r modulo N, and random numbers
         start again from the seed.
         """
-        self._engine.make_room(manifest.numbers)
+        self._engine.allocate_optimizer_state(manifest.numbers)
         state: State = self._engine.state()
         if manifest.world == self._world:
-            state |= state_parts.of_random_numbers(self._device)
-        asked = self._named(state, manifest.world)
+            state |= state_parts.random_state_parts(self._device)
+        named_parts = self._name_parts(state, manifest.world)
         index = msgspec.json.decode(files.read(path / INDEX), type=Index)
-        whole = manifest.layout == "whole"
-        for name, part in asked.items():
+        is_whole = manifest.layout == "whole"
+        for name, part in named_parts.items():
             entry = index.tensors.get(name)
             if entry is None:
                 raise InputError(f"{path}: has no tensor {name}, which this run needs (saved by {manifest.strategy}).")
-            if not whole and entry.shape != list(part.shape):
+            if not is_whole and entry.shape != list(part.shape):
                 raise InputError(f"{path}: {name} has the shape {entry.shape}, expected {list(part.shape)}.")
-        sizes = {file.name: file.bytes for file in manifest.files}
-        reader = Reader(path, index, sizes, asked, self._engine.reordered if whole else None)
+        file_sizes = {file.name: file.bytes for file in manifest.files}
+        reader = Reader(path, index, file_sizes, named_parts, self._engine.element_order if is_whole else None)
         with torch.no_grad():
-            load(dict(asked), storage_reader=reader, planner=LoadingPlanner(), process_group=self._group)
-            self._engine.restored(manifest.numbers)
+            load(dict(named_parts), storage_reader=reader, planner=LoadingPlanner(), process_group=self._group)
+            self._engine.finish_loading(manifest.numbers)
         if manifest.world == self._world:
-            state_parts.set_random_numbers(state, self._device)
+            state_parts.restore_random_state(state, self._device)
 
-    def _named(self, state: State, saved_world: int) -> dict[str, TensorPart]:
+    def _name_parts(self, state: State, saved_world: int) -> dict[str, TensorPart]:
         """The parts of a state, by the names of the parts in a checkpoint. The name of a tensor that differs
         between ranks (`own`) begins with the number of the saved rank."""
         rank = self._rank % saved_world
-        return {f"rank-{rank:05d}/{name}" if part.own else name: part for name, part in state.items()}
+        return {f"rank-{rank:05d}/{name}" if part.differs_by_rank else name: part for name, part in state.items()}

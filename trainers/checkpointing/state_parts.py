@@ -26,12 +26,12 @@ class TensorPart:
     `__create_write_items__` let torch.distributed.checkpoint treat a part like a tensor.
     """
 
-    def __init__(self, memory: torch.Tensor, shape: Iterable[int], offsets: Iterable[int], *, own: bool = False) -> None:
+    def __init__(self, memory: torch.Tensor, shape: Iterable[int], offsets: Iterable[int], *, differs_by_rank: bool = False) -> None:
         self.memory = memory.detach()
-        self.shape, self.offsets, self.own = torch.Size(shape), torch.Size(offsets), own
+        self.shape, self.offsets, self.differs_by_rank = torch.Size(shape), torch.Size(offsets), differs_by_rank
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorPart:
+    def from_tensor(cls, tensor: torch.Tensor) -> TensorPart:
         """Make the TensorPart for a whole tensor, or for this rank's shard of a DTensor."""
         if isinstance(tensor, DTensor):
             (box,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
@@ -39,7 +39,7 @@ class TensorPart:
         return cls(tensor, tensor.shape, [0] * tensor.dim())
 
     @classmethod
-    def flat(cls, memory: torch.Tensor, elements: int, begin: int) -> TensorPart:
+    def from_flat_shard(cls, memory: torch.Tensor, elements: int, begin: int) -> TensorPart:
         """The part for a flat shard.
 
         memory: the shard. elements: number of elements of the whole tensor. begin: index of the shard's first element in the
@@ -63,74 +63,74 @@ class TensorPart:
 State = dict[str, TensorPart]
 
 
-def of_parameters(named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> State:
+def parameter_parts(named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> State:
     """The parts of parameters and of their optimizer state. named: (name, parameter), whole or as DTensor. If this rank has no
     element of a tensor, the tensor is left out."""
-    found = {}
+    parts = {}
     for name, parameter in named:
-        found[f"parameters/{name}"] = TensorPart.of(parameter)
+        parts[f"parameters/{name}"] = TensorPart.from_tensor(parameter)
         for key, value in optimizer.state[parameter].items():
             if isinstance(value, torch.Tensor):
-                found[f"optimizer/{key}/{name}"] = TensorPart.of(value)
-    return {name: part for name, part in found.items() if part.memory.numel()}
+                parts[f"optimizer/{key}/{name}"] = TensorPart.from_tensor(value)
+    return {name: part for name, part in parts.items() if part.memory.numel()}
 
 
-def of_shares(shares: Iterable[tuple[str, torch.Tensor, int, int]], optimizer_state: Iterable[dict[str, Any]]) -> State:
+def shard_parts(shards: Iterable[tuple[str, torch.Tensor, int, int]], optimizer_state: Iterable[dict[str, Any]]) -> State:
     """The parts of parameters with flat shards, and of their optimizer state, which is sharded in the same way.
 
-    shares: for each parameter (name, memory of the shard, elements of the whole parameter, first element of the shard).
+    shards: for each parameter (name, memory of the shard, elements of the whole parameter, first element of the shard).
     optimizer_state: for each parameter, in the same order, the entry of the optimizer's state.
     """
-    found = {}
-    for (name, memory, elements, begin), state in zip(shares, optimizer_state, strict=True):
+    parts = {}
+    for (name, memory, elements, begin), state in zip(shards, optimizer_state, strict=True):
         if not memory.numel():
             continue
-        found[f"parameters/{name}"] = TensorPart.flat(memory, elements, begin)
+        parts[f"parameters/{name}"] = TensorPart.from_flat_shard(memory, elements, begin)
         for key, value in state.items():
             if isinstance(value, torch.Tensor):
-                like_it = value.dim() > 0
-                found[f"optimizer/{key}/{name}"] = TensorPart.flat(value, elements, begin) if like_it else TensorPart.of(value)
-    return found
+                is_sharded = value.dim() > 0
+                parts[f"optimizer/{key}/{name}"] = TensorPart.from_flat_shard(value, elements, begin) if is_sharded else TensorPart.from_tensor(value)
+    return parts
 
 
-def of_buffers(model: nn.Module) -> State:
+def buffer_parts(model: nn.Module) -> State:
     """The parts of a model's persistent buffers. Each rank saves its own buffers, because BatchNorm's statistics differ between
     ranks."""
-    found = {}
+    parts = {}
     for path, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
-                plain = model_options.plain_name(f"{path}.{name}" if path else name)
-                found[f"buffers/{plain}"] = TensorPart(buffer, buffer.shape, [0] * buffer.dim(), own=True)
-    return found
+                plain_name = model_options.plain_name(f"{path}.{name}" if path else name)
+                parts[f"buffers/{plain_name}"] = TensorPart(buffer, buffer.shape, [0] * buffer.dim(), differs_by_rank=True)
+    return parts
 
 
-def of_random_numbers(device: torch.device) -> State:
+def random_state_parts(device: torch.device) -> State:
     """The parts of the states of torch's random generators, as copies. After loading, call `set_random_numbers`."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
-    return {f"random/{name}": TensorPart(state, state.shape, (0,), own=True) for name, state in states.items()}
+    return {f"random/{name}": TensorPart(state, state.shape, (0,), differs_by_rank=True) for name, state in states.items()}
 
 
-def set_random_numbers(state: State, device: torch.device) -> None:
+def restore_random_state(state: State, device: torch.device) -> None:
     torch.set_rng_state(state["random/cpu"].memory)
     if device.type == "cuda":
         torch.cuda.set_rng_state(state["random/cuda"].memory, device)
 
 
-def make_room(optimizer: torch.optim.Optimizer) -> None:
+def allocate_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     """Make an optimizer allocate its state, by a step with zero gradients and learning rate 0, which changes no parameter.
 
     Without this, an optimizer has no state into which a checkpoint could be loaded before its first step.
     """
-    kept = [(group["lr"], [p.grad for p in group["params"]]) for group in optimizer.param_groups]
+    rates_and_gradients = [(group["lr"], [p.grad for p in group["params"]]) for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    for group, (rate, gradients) in zip(optimizer.param_groups, kept):
+    for group, (rate, gradients) in zip(optimizer.param_groups, rates_and_gradients):
         group["lr"] = rate
         for parameter, gradient in zip(group["params"], gradients):
             parameter.grad = gradient

@@ -29,8 +29,8 @@ from torch.futures import Future
 from shardlab.runs.checkpoint import CheckpointFile, GrowingFile
 from trainers.checkpointing.state_parts import State
 
-ALIGNED = 64  # each box begins at a multiple of 64 bytes, so that a tensor of any dtype can use the mapped file as its memory
-Reorder = Callable[[str, torch.Size], torch.Tensor | None]
+ALIGNMENT = 64  # each box begins at a multiple of 64 bytes, so that a tensor of any dtype can use the mapped file as its memory
+ElementOrder = Callable[[str, torch.Size], torch.Tensor | None]
 
 
 class Box(msgspec.Struct, frozen=True):
@@ -114,33 +114,33 @@ class Writer(StorageWriter):
         return False  # torch calls this to choose a storage for a checkpoint name; this writer gets its folder explicitly
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        return _done(self._write((item, planner.resolve_data(item)) for item in plan.items))
+        return _completed_future(self._write((item, planner.resolve_data(item)) for item in plan.items))
 
     def _write(self, boxes: Iterator[tuple[WriteItem, Any]]) -> list[WriteResult]:
-        found, growing = [], None
+        written_boxes, growing_file = [], None
         for item, tensor in boxes:
-            growing = growing or GrowingFile(self._path)
-            content = _bytes(tensor)
-            growing.write(bytes(-growing.size % ALIGNED))
-            found.append((item, tensor, growing.size, len(content)))
-            growing.write(content)
-        file = growing.close() if growing else None
+            growing_file = growing_file or GrowingFile(self._path)
+            content = _tensor_bytes(tensor)
+            growing_file.write(bytes(-growing_file.size % ALIGNMENT))
+            written_boxes.append((item, tensor, growing_file.size, len(content)))
+            growing_file.write(content)
+        file = growing_file.close() if growing_file else None
         return [
             WriteResult(
-                item.index, size, (Box(list(item.index.offset or ()), list(tensor.shape), self._path.name, begin), file)
+                item.index, byte_count, (Box(list(item.index.offset or ()), list(tensor.shape), self._path.name, begin), file)
             )
-            for item, tensor, begin, size in found
+            for item, tensor, begin, byte_count in written_boxes
         ]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         tensors: dict[str, TensorEntry] = {}
         files: dict[str, CheckpointFile] = {}
-        for result in (result for of_rank in results for result in of_rank):
+        for result in (result for rank_results in results for result in rank_results):
             box, file = result.storage_data
-            about = metadata.state_dict_metadata[result.index.fqn]
-            assert isinstance(about, TensorStorageMetadata)
-            dtype = str(about.properties.dtype).removeprefix("torch.")
-            shape = box.sizes if self.gathers else list(about.size)
+            tensor_metadata = metadata.state_dict_metadata[result.index.fqn]
+            assert isinstance(tensor_metadata, TensorStorageMetadata)
+            dtype = str(tensor_metadata.properties.dtype).removeprefix("torch.")
+            shape = box.sizes if self.gathers else list(tensor_metadata.size)
             tensors.setdefault(result.index.fqn, TensorEntry(dtype, shape, [])).boxes.append(box)
             files[file.name] = file
         self.index, self.files = Index(tensors), [files[name] for name in sorted(files)]
@@ -154,10 +154,10 @@ class Gatherer(Writer):
 
     gathers = True
 
-    def __init__(self, folder: Path, group: dist.ProcessGroup, reorder: Reorder) -> None:
+    def __init__(self, folder: Path, group: dist.ProcessGroup, element_order: ElementOrder) -> None:
         super().__init__(folder, 0)
         self._path = folder / "whole.bin"
-        self._group, self._reorder = group, reorder
+        self._group, self._element_order = group, element_order
         self._plans: list[SavePlan] = []  # the plans of all ranks; only the first rank has them
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -166,38 +166,38 @@ class Gatherer(Writer):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         if self._plans:
-            return _done(self._write(self._gathered(planner)))
-        for item in sorted(plan.items, key=_place):
+            return _completed_future(self._write(self._gather_tensors(planner)))
+        for item in sorted(plan.items, key=_sort_key):
             tensor = planner.resolve_data(item)
             assert isinstance(tensor, torch.Tensor)
             dist.send(_flat_bytes(tensor), group_dst=0, group=self._group)
-        return _done([])
+        return _completed_future([])
 
-    def _gathered(self, planner: SavePlanner) -> Iterator[tuple[WriteItem, torch.Tensor]]:
-        everything = sorted(
-            ((_place(item), rank, item) for rank, plan in enumerate(self._plans) for item in plan.items),
+    def _gather_tensors(self, planner: SavePlanner) -> Iterator[tuple[WriteItem, torch.Tensor]]:
+        sorted_items = sorted(
+            ((_sort_key(item), rank, item) for rank, plan in enumerate(self._plans) for item in plan.items),
             key=lambda entry: (entry[0][0], entry[1], entry[0][1]),
         )
-        for position, (_, rank, item) in enumerate(everything):
-            about, name = item.tensor_data, item.index.fqn
-            assert about is not None
-            assert about.chunk is not None
-            first = position == 0 or everything[position - 1][2].index.fqn != name
-            last = position == len(everything) - 1 or everything[position + 1][2].index.fqn != name
-            if first:
-                together = torch.empty(about.size, dtype=about.properties.dtype)
-            box = torch.empty(about.chunk.sizes, dtype=about.properties.dtype)
+        for position, (_, rank, item) in enumerate(sorted_items):
+            tensor_data, name = item.tensor_data, item.index.fqn
+            assert tensor_data is not None
+            assert tensor_data.chunk is not None
+            is_first_box = position == 0 or sorted_items[position - 1][2].index.fqn != name
+            is_last_box = position == len(sorted_items) - 1 or sorted_items[position + 1][2].index.fqn != name
+            if is_first_box:
+                whole_tensor = torch.empty(tensor_data.size, dtype=tensor_data.properties.dtype)
+            box = torch.empty(tensor_data.chunk.sizes, dtype=tensor_data.properties.dtype)
             if rank == 0:
-                mine = planner.resolve_data(item)
-                assert isinstance(mine, torch.Tensor)
-                box.copy_(mine)
+                local_box = planner.resolve_data(item)
+                assert isinstance(local_box, torch.Tensor)
+                box.copy_(local_box)
             else:
                 dist.recv(_flat_bytes(box), group_src=rank, group=self._group)
-            together[tuple(slice(at, at + n) for at, n in zip(about.chunk.offsets, about.chunk.sizes))] = box
-            if last:
-                order = self._reorder(name, together.shape)
-                together = together if order is None else together.flatten()[order]
-                yield WriteItem(MetadataIndex(name, [0] * together.dim()), item.type, tensor_data=item.tensor_data), together
+            whole_tensor[tuple(slice(offset, offset + length) for offset, length in zip(tensor_data.chunk.offsets, tensor_data.chunk.sizes))] = box
+            if is_last_box:
+                order = self._element_order(name, whole_tensor.shape)
+                whole_tensor = whole_tensor if order is None else whole_tensor.flatten()[order]
+                yield WriteItem(MetadataIndex(name, [0] * whole_tensor.dim()), item.type, tensor_data=item.tensor_data), whole_tensor
 
 
 class Reader(StorageReader):
@@ -208,13 +208,13 @@ class Reader(StorageReader):
     number of elements. For the layout `sharded`, None.
     """
 
-    def __init__(self, folder: Path, index: Index, sizes: dict[str, int], state: State, reorder: Reorder | None) -> None:
-        self._folder, self._sizes, self._reorder = folder, sizes, reorder
-        self._entries = {name: self._as_asked(entry, state.get(name)) for name, entry in index.tensors.items()}
-        self._mapped: dict[str, torch.Tensor] = {}
+    def __init__(self, folder: Path, index: Index, sizes: dict[str, int], state: State, element_order: ElementOrder | None) -> None:
+        self._folder, self._sizes, self._element_order = folder, sizes, element_order
+        self._entries = {name: self._reshape_entry(entry, state.get(name)) for name, entry in index.tensors.items()}
+        self._mapped_files: dict[str, torch.Tensor] = {}
 
-    def _as_asked(self, entry: TensorEntry, part: Any) -> TensorEntry:
-        if self._reorder is None or part is None or math.prod(part.shape) != math.prod(entry.shape):
+    def _reshape_entry(self, entry: TensorEntry, part: Any) -> TensorEntry:
+        if self._element_order is None or part is None or math.prod(part.shape) != math.prod(entry.shape):
             return entry
         shape = list(part.shape)
         box = msgspec.structs.replace(entry.boxes[0], offsets=[0] * len(shape), sizes=shape)
@@ -237,36 +237,36 @@ class Reader(StorageReader):
         return False
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        found = {}
+        tensor_metadata = {}
         for name, entry in self._entries.items():
             boxes = [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in entry.boxes]
             properties = TensorProperties(dtype=getattr(torch, entry.dtype))
-            found[name] = TensorStorageMetadata(properties, torch.Size(entry.shape), boxes)
-        return Metadata(dict(found))
+            tensor_metadata[name] = TensorStorageMetadata(properties, torch.Size(entry.shape), boxes)
+        return Metadata(dict(tensor_metadata))
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         for item in plan.items:
             name = item.storage_index.fqn
-            tensor = self._box(name, list(item.storage_index.offset or ()))
+            tensor = self._read_box(name, list(item.storage_index.offset or ()))
             for dimension, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths)):
                 tensor = tensor.narrow(dimension, begin, length)
             planner.resolve_tensor(item).copy_(tensor)
-        return _done(None)
+        return _completed_future(None)
 
-    def _box(self, name: str, offsets: list[int]) -> torch.Tensor:
+    def _read_box(self, name: str, offsets: list[int]) -> torch.Tensor:
         entry = self._entries[name]
         box = next(box for box in entry.boxes if box.offsets == offsets)
-        if box.file not in self._mapped:
+        if box.file not in self._mapped_files:
             path = str(self._folder / box.file)
-            self._mapped[box.file] = torch.from_file(path, shared=False, size=self._sizes[box.file], dtype=torch.uint8)
+            self._mapped_files[box.file] = torch.from_file(path, shared=False, size=self._sizes[box.file], dtype=torch.uint8)
         dtype = getattr(torch, entry.dtype)
-        content = self._mapped[box.file].narrow(0, box.begin, math.prod(box.sizes) * dtype.itemsize).view(dtype)
-        if self._reorder is not None and (order := self._reorder(name, torch.Size(entry.shape))) is not None:
+        content = self._mapped_files[box.file].narrow(0, box.begin, math.prod(box.sizes) * dtype.itemsize).view(dtype)
+        if self._element_order is not None and (order := self._element_order(name, torch.Size(entry.shape))) is not None:
             content = torch.empty_like(content).index_copy_(0, order.flatten(), content)
         return content.view(box.sizes)
 
 
-def _place(item: WriteItem) -> tuple[str, tuple[int, ...]]:
+def _sort_key(item: WriteItem) -> tuple[str, tuple[int, ...]]:
     return item.index.fqn, tuple(item.index.offset or ())
 
 
@@ -274,11 +274,11 @@ def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 
-def _bytes(tensor: torch.Tensor) -> memoryview:
+def _tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return _flat_bytes(tensor).numpy().data
 
 
-def _done(value: Any) -> Future[Any]:
+def _completed_future(value: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(value)
     return future

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardlab.errors import InputError, WorkspaceError
 from trainers.data.data_sets import FOLDERS, DataSource, not_staged
-from trainers.data.images import ImageSet, Subset, resized
+from trainers.data.images import ImageSet, Subset, resize_images
 
 FOLDER = FOLDERS["cifar10"]
 FILES = {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "validation": ("test_batch.bin",)}
@@ -31,8 +31,8 @@ def opened(data_path: Path, split: str, size: int, subset: int | None, subset_se
     folder = data_path / FOLDER
     if not folder.is_dir():
         raise not_staged("cifar10", folder)
-    whole = Cifar10(folder, split, size)
-    return whole if subset is None else Subset(whole, subset, subset_seed)
+    full_split = Cifar10(folder, split, size)
+    return full_split if subset is None else Subset(full_split, subset, subset_seed)
 
 
 class Cifar10(ImageSet):
@@ -42,7 +42,7 @@ class Cifar10(ImageSet):
 
     def __init__(self, folder: Path, split: str, size: int) -> None:
         """Raises InputError with the name of a file whose content is not a number of whole records with labels below 10."""
-        records = np.concatenate([_records(folder / name, FILES[split]) for name in FILES[split]])
+        records = np.concatenate([_read_records(folder / name, FILES[split]) for name in FILES[split]])
         self._size = size
         self._labels = records[:, 0]
         self._pixels = records[:, 1:].reshape(-1, 3, SIDE, SIDE)
@@ -56,14 +56,14 @@ class Cifar10(ImageSet):
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean, std = (np.array(values, np.float32).reshape(3, 1, 1) for values in (MEAN, STD))
         scaled = (self._pixels[indices] * np.float32(1 / 255) - mean) / std
-        return resized(scaled, self._size), self._labels[indices].astype(np.int64)
+        return resize_images(scaled, self._size), self._labels[indices].astype(np.int64)
 
 
-def _records(path: Path, wanted: Sequence[str]) -> np.ndarray:
+def _read_records(path: Path, file_names: Sequence[str]) -> np.ndarray:
     try:
         raw = np.fromfile(path, dtype=np.uint8)
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file. Allowed: a folder with {', '.join(wanted)}.") from None
+        raise InputError(f"{path}: no such file. Allowed: a folder with {', '.join(file_names)}.") from None
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read the data set") from error
     if len(raw) == 0 or len(raw) % RECORD_BYTES:

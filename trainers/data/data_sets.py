@@ -41,15 +41,15 @@ class DataPath(NamedTuple):
     refusal: str
 
 
-def of(options: Mapping[str, Any], data_path: Path) -> DataPath | None:
+def find_data_path(options: Mapping[str, Any], data_path: Path) -> DataPath | None:
     """The path of the data set that a cell with these options reads; None if the data set needs no file from the user."""
     name = str(options.get("data"))
     if name in FOLDERS:
         folder = data_path / FOLDERS[name]
         return DataPath(name, folder, str(not_staged(name, folder)))
     if name == "tokens" and options.get("tokens_file") is not None:
-        path = path_of(str(options["tokens_file"]), data_path)
-        return DataPath(name, path, str(no_such_file(path)))
+        path = token_file_path(str(options["tokens_file"]), data_path)
+        return DataPath(name, path, str(missing_token_file(path)))
     return None
 
 
@@ -62,12 +62,12 @@ def not_staged(name: str, missing: Path) -> InputError:
     )
 
 
-def path_of(tokens_file: str, data_path: Path) -> Path:
+def token_file_path(tokens_file: str, data_path: Path) -> Path:
     """The path of the token file that a cell names: relative to the data path, or absolute."""
     return data_path / Path(tokens_file).expanduser()
 
 
-def not_copied(options: Mapping[str, Any]) -> str | None:
+def refuse_copy(options: Mapping[str, Any]) -> str | None:
     """Why the data of a cell with these options cannot be copied to the nodes, as a sentence; None if they can be copied, or
     need no file."""
     name = str(options.get("tokens_file"))
@@ -76,5 +76,5 @@ def not_copied(options: Mapping[str, Any]) -> str | None:
     return f"tokens_file: found {name!r} with `data: {{stage: node}}`. Allowed: a path within the data path, such as my.tokens."
 
 
-def no_such_file(path: Path) -> InputError:
+def missing_token_file(path: Path) -> InputError:
     return InputError(f"{path}: no such file. `python -m trainers tokenize TEXT --out {path}` makes it from a text file.")

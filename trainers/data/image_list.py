@@ -17,8 +17,8 @@ import msgspec
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
-from trainers.data.images import draw
-from trainers.data.made_once import make_once, writable
+from trainers.data.images import draw_subset
+from trainers.data.made_once import make_once, writable_path
 
 SCHEMA = 1
 SUFFIXES = (".jpeg", ".jpg")
@@ -57,7 +57,7 @@ class ImageList(msgspec.Struct, frozen=True):
     sha256: str
 
 
-def ready(root: Path, split: str, subset: int | None, seed: int) -> ImageList:
+def ensure_image_list(root: Path, split: str, subset: int | None, seed: int) -> ImageList:
     """The list of `root/train` or `root/val`. If it does not exist, it is written to `path_of`.
 
     The first caller reads every image of the list once, to compute its checksum; all later callers read only the list.
@@ -65,35 +65,35 @@ def ready(root: Path, split: str, subset: int | None, seed: int) -> ImageList:
     split: `train` or `val`. subset: number of images to draw; None: all. seed: draws the subset. Raises InputError and
     WorkspaceError.
     """
-    path = path_of(root, split, subset, seed)
-    make_once(path, lambda temporary: _make(root, split, subset, seed, temporary))
-    return read(path, split, subset)
+    path = list_path(root, split, subset, seed)
+    make_once(path, lambda temporary: _write_list(root, split, subset, seed, temporary))
+    return read_list(path, split, subset)
 
 
-def path_of(root: Path, split: str, subset: int | None, seed: int) -> Path:
+def list_path(root: Path, split: str, subset: int | None, seed: int) -> Path:
     """The path of the list, which may not exist yet: next to `root`, or in the user's cache if the
     folder that contains `root` is not writable."""
     # Not inside `root`, because `root` may be a link to a folder of other users.
-    return writable(root.with_name(file_name(root, split, subset, seed)))
+    return writable_path(root.with_name(file_name(root, split, subset, seed)))
 
 
 def file_name(root: Path, split: str, subset: int | None, seed: int) -> str:
     """The file name of a list. It contains everything that decides the content of the list."""
-    drawn = f"-{subset}-seed-{seed}" if subset else ""
-    return f"{root.name}-{split}{drawn}.list"
+    subset_suffix = f"-{subset}-seed-{seed}" if subset else ""
+    return f"{root.name}-{split}{subset_suffix}.list"
 
 
-def read(path: Path, split: str, subset: int | None) -> ImageList:
+def read_list(path: Path, split: str, subset: int | None) -> ImageList:
     """Read a list and check every line. Raises InputError with the file and the line of the first error."""
     with files.as_workspace_error("read the list of images"):
         lines = path.read_bytes().splitlines()
     try:
-        head = msgspec.json.decode(lines[0] if lines else b"", type=ListHeader)
+        header = msgspec.json.decode(lines[0] if lines else b"", type=ListHeader)
     except DECODE_FAULTS as error:
         raise InputError(
             f"{path}:1: is not the header of an image list: {error}. Delete the file; the next run makes it again."
         ) from None
-    if head.schema != SCHEMA or head.split != split or head.images != len(lines) - 1 or head.images != (subset or head.found):
+    if header.schema != SCHEMA or header.split != split or header.images != len(lines) - 1 or header.images != (subset or header.found):
         raise InputError(
             f"{path}: its first line does not match the lines after it, or the split and subset of this run. "
             "Delete the file; the next run makes it again."
@@ -107,15 +107,15 @@ def read(path: Path, split: str, subset: int | None) -> ImageList:
             raise InputError(f"{path}:{number}: is not an entry of an image list: {error}.") from None
         parts = entry.path.split("/")
         if (
-            not 0 <= entry.label < head.classes
+            not 0 <= entry.label < header.classes
             or len(parts) != 3
             or parts[0] != split
             or not set(parts).isdisjoint({"", ".", ".."})
         ):
-            allowed = f"{split}/CLASS/FILE, 0 to {head.classes - 1}"
+            allowed = f"{split}/CLASS/FILE, 0 to {header.classes - 1}"
             raise InputError(f"{path}:{number}: found {entry.path!r} of class {entry.label}. Allowed: {allowed}.")
         entries.append(entry)
-    return ImageList(head, entries, hashlib.sha256(b"\n".join(lines)).hexdigest())
+    return ImageList(header, entries, hashlib.sha256(b"\n".join(lines)).hexdigest())
 
 
 def class_names(root: Path) -> list[str]:
@@ -123,7 +123,7 @@ def class_names(root: Path) -> list[str]:
 
     Raises InputError if there are fewer than 2 classes.
     """
-    names = sorted(entry.name for entry in _entries(root / "train") if entry.is_dir() and not entry.name.startswith("."))
+    names = sorted(entry.name for entry in _scan_folder(root / "train") if entry.is_dir() and not entry.name.startswith("."))
     if len(names) < 2:
         raise InputError(
             f"{root / 'train'}: found {len(names)} class folders. Allowed: at least 2, one per class, named by its wnid."
@@ -131,34 +131,34 @@ def class_names(root: Path) -> list[str]:
     return names
 
 
-def _make(root: Path, split: str, subset: int | None, seed: int, path: Path) -> None:
+def _write_list(root: Path, split: str, subset: int | None, seed: int, path: Path) -> None:
     names = class_names(root)
-    found = [(name, label) for label, folder in enumerate(names) for name in _images(root, split, folder)]
-    strangers = {entry.name for entry in _entries(root / split) if entry.is_dir() and not entry.name.startswith(".")} - set(
+    image_files = [(name, label) for label, folder in enumerate(names) for name in _image_paths(root, split, folder)]
+    unknown_classes = {entry.name for entry in _scan_folder(root / split) if entry.is_dir() and not entry.name.startswith(".")} - set(
         names
     )
-    if strangers:
+    if unknown_classes:
         raise InputError(
-            f"{root / split / min(strangers)}: is not a class of {root / 'train'}. Allowed: its {len(names)} folders."
+            f"{root / split / min(unknown_classes)}: is not a class of {root / 'train'}. Allowed: its {len(names)} folders."
         )
-    if not found:
+    if not image_files:
         raise InputError(f"{root / split}: found no image. Allowed: CLASS/*.JPEG, as in the official archive.")
-    chosen = found if subset is None else [found[i] for i in draw(len(found), subset, seed, str(root / split))]
-    head = ListHeader(SCHEMA, split, len(names), len(found), len(chosen), None if subset is None else seed)
+    listed_files = image_files if subset is None else [image_files[i] for i in draw_subset(len(image_files), subset, seed, str(root / split))]
+    header = ListHeader(SCHEMA, split, len(names), len(image_files), len(listed_files), None if subset is None else seed)
     with files.as_workspace_error("read the data set"), ThreadPoolExecutor(8) as threads:
-        digests = threads.map(files.sha256, [root / name for name, _ in chosen])
-        entries = [ImageEntry(name, label, digest) for (name, label), digest in zip(chosen, digests, strict=True)]
-    files.write_atomic(path, b"".join(msgspec.json.encode(line) + b"\n" for line in [head, *entries]))
+        digests = threads.map(files.sha256, [root / name for name, _ in listed_files])
+        entries = [ImageEntry(name, label, digest) for (name, label), digest in zip(listed_files, digests, strict=True)]
+    files.write_atomic(path, b"".join(msgspec.json.encode(line) + b"\n" for line in [header, *entries]))
 
 
-def _images(root: Path, split: str, folder: str) -> list[str]:
-    place = root / split / folder
-    if split != "train" and not place.is_dir():
+def _image_paths(root: Path, split: str, folder: str) -> list[str]:
+    class_folder = root / split / folder
+    if split != "train" and not class_folder.is_dir():
         return []  # a validation split may have no images of some classes
-    return [f"{split}/{folder}/{name}" for name in sorted(e.name for e in _entries(place) if e.name.lower().endswith(SUFFIXES))]
+    return [f"{split}/{folder}/{name}" for name in sorted(e.name for e in _scan_folder(class_folder) if e.name.lower().endswith(SUFFIXES))]
 
 
-def _entries(folder: Path) -> Iterable[os.DirEntry[str]]:
+def _scan_folder(folder: Path) -> Iterable[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)

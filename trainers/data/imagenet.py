@@ -46,12 +46,12 @@ class ImageFolders(ImageSet):
 
     def __init__(self, root: Path, split: str, size: int, subset: int | None, subset_seed: int) -> None:
         """Raises InputError with the file or folder that is missing or damaged."""
-        listed = image_list.ready(root, FOLDERS[split], subset, subset_seed)
-        self.classes = listed.head.classes
-        self._root, self._size, self._entries = root, size, listed.entries
-        drawn = "" if subset is None else f", {subset} images by seed {subset_seed}"
+        listing = image_list.ensure_image_list(root, FOLDERS[split], subset, subset_seed)
+        self.classes = listing.head.classes
+        self._root, self._size, self._entries = root, size, listing.entries
+        subset_text = "" if subset is None else f", {subset} images by seed {subset_seed}"
         self.source = DataSource(
-            name=f"ImageNet, {size} x {size}{drawn}", sha256=listed.sha256, synthetic=False, items=len(listed.entries)
+            name=f"ImageNet, {size} x {size}{subset_text}", sha256=listing.sha256, synthetic=False, items=len(listing.entries)
         )
         self._pool: ThreadPoolExecutor | None = None
 
@@ -59,12 +59,12 @@ class ImageFolders(ImageSet):
         entries = [self._entries[int(index)] for index in indices]
         images = np.empty((len(entries), 3, self._size, self._size), np.float32)
         if self._pool is None:  # made at the first use: a process that is forked later would inherit a pool without threads
-            self._pool = ThreadPoolExecutor(threads())
-        for _ in self._pool.map(self._fill, images, entries):
+            self._pool = ThreadPoolExecutor(decoding_threads())
+        for _ in self._pool.map(self._decode_into, images, entries):
             pass  # iterating over the results raises the exception of a thread
         return images, np.array([entry.label for entry in entries], np.int64)
 
-    def _fill(self, image: np.ndarray, entry: image_list.ImageEntry) -> None:
+    def _decode_into(self, image: np.ndarray, entry: image_list.ImageEntry) -> None:
         path = self._root / entry.path
         try:
             content = path.read_bytes()
@@ -72,37 +72,37 @@ class ImageFolders(ImageSet):
             raise WorkspaceError.from_os_error(error, "read the image") from error
         if hashlib.sha256(content).hexdigest() != entry.sha256:
             raise InputError(f"{path}: the file changed after the image list was made (SHA-256 differs).")
-        decode(content, path, self._size, image)
+        decode_image(content, path, self._size, image)
 
 
-def decode(content: bytes, path: Path, size: int, image: np.ndarray) -> None:
+def decode_image(content: bytes, path: Path, size: int, image: np.ndarray) -> None:
     """Decode, scale and normalise an image into `image`, (3, size, size) in float32.
 
     content: the bytes of the file. path: the file, for the message of an InputError.
     """
     try:
-        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as opened:  # a few official .JPEG files are PNG
-            if opened.width * opened.height > MOST_PIXELS:
-                raise InputError(f"{path}: found {opened.width} x {opened.height} pixels. Allowed: at most {MOST_PIXELS}.")
-            side = min(opened.size) / MARGIN
+        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as encoded_image:  # a few official .JPEG files are PNG
+            if encoded_image.width * encoded_image.height > MOST_PIXELS:
+                raise InputError(f"{path}: found {encoded_image.width} x {encoded_image.height} pixels. Allowed: at most {MOST_PIXELS}.")
+            side = min(encoded_image.size) / MARGIN
             # The JPEG decoder is faster if it may decode to a smaller image, which has at least twice the needed size.
-            opened.draft("RGB", (round(2 * opened.width * size / side), round(2 * opened.height * size / side)))
-            colours = opened.convert("RGB")
+            encoded_image.draft("RGB", (round(2 * encoded_image.width * size / side), round(2 * encoded_image.height * size / side)))
+            rgb_image = encoded_image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"{path}: the image is damaged or incomplete: {error}.") from None
-    side = min(colours.size) / MARGIN
-    left, top = (colours.width - side) / 2, (colours.height - side) / 2
+    side = min(rgb_image.size) / MARGIN
+    left, top = (rgb_image.width - side) / 2, (rgb_image.height - side) / 2
     # Only the square is scaled. The result is the same as if the whole image were scaled and the square were then cut out.
-    square = colours.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+    cut_image = rgb_image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
     mean, std = (np.array(values, np.float32).reshape(3, 1, 1) for values in (MEAN, STD))
-    np.multiply(np.asarray(square).transpose(2, 0, 1), 1 / (255 * std), out=image)
+    np.multiply(np.asarray(cut_image).transpose(2, 0, 1), 1 / (255 * std), out=image)
     image -= mean / std
 
 
-def threads() -> int:
+def decoding_threads() -> int:
     """The number of threads with which a rank decodes images: its share of the processors that this process may use, at most 8.
 
     The processors are shared among the ranks of this host (LOCAL_WORLD_SIZE).
     """
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // ranks))
+    ranks_on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // ranks_on_host))

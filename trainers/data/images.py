@@ -34,7 +34,7 @@ class ImageSet(ABC):
         """
 
 
-def draw(items: int, subset: int, seed: int, name: str) -> np.ndarray:
+def draw_subset(items: int, subset: int, seed: int, name: str) -> np.ndarray:
     """Draw `subset` of `items` items at random. Returns their indices in ascending order, (subset,) in int64.
 
     name: the data set, for messages. Raises InputError if there are fewer items than `subset`.
@@ -43,8 +43,8 @@ def draw(items: int, subset: int, seed: int, name: str) -> np.ndarray:
         raise InputError(f"subset: found {subset}, but {name} has {items} images. Allowed: at most {items}.")
     # Raw random numbers are sorted, because NumPy guarantees that they are the same in all its versions. It does not guarantee
     # this for the result of `permutation`.
-    numbers = np.random.Philox(key=np.array([seed, 0], np.uint64)).random_raw(items)
-    return np.sort(np.argsort(numbers, kind="stable")[:subset])
+    random_numbers = np.random.Philox(key=np.array([seed, 0], np.uint64)).random_raw(items)
+    return np.sort(np.argsort(random_numbers, kind="stable")[:subset])
 
 
 class Subset(ImageSet):
@@ -54,9 +54,9 @@ class Subset(ImageSet):
     def __init__(self, whole: ImageSet, subset: int, seed: int) -> None:
         """Raises InputError if `whole` has fewer than `subset` images."""
         self._whole = whole
-        self._chosen = draw(whole.source.items, subset, seed, whole.source.name)
+        self._indices = draw_subset(whole.source.items, subset, seed, whole.source.name)
         self.classes = whole.classes
-        digest = hashlib.sha256(bytes.fromhex(whole.source.sha256) + self._chosen.astype("<i8").tobytes())
+        digest = hashlib.sha256(bytes.fromhex(whole.source.sha256) + self._indices.astype("<i8").tobytes())
         self.source = msgspec.structs.replace(
             whole.source,
             name=f"{whole.source.name}, {subset} images by seed {seed}",
@@ -65,10 +65,10 @@ class Subset(ImageSet):
         )
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self._whole.read(self._chosen[indices])
+        return self._whole.read(self._indices[indices])
 
 
-def resized(images: np.ndarray, size: int) -> np.ndarray:
+def resize_images(images: np.ndarray, size: int) -> np.ndarray:
     """Resize images bilinearly, from (n, c, h, w) to (n, c, size, size), in float32.
 
     The result is the same as with Pillow's BILINEAR: when an image shrinks, a pixel is a weighted mean of all pixels that it
@@ -78,12 +78,12 @@ def resized(images: np.ndarray, size: int) -> np.ndarray:
     images = images.astype(np.float32, copy=False)
     if (height, width) == (size, size):
         return images
-    result: np.ndarray = _weights(height, size) @ images @ _weights(width, size).T
+    result: np.ndarray = _resize_weights(height, size) @ images @ _resize_weights(width, size).T
     return result
 
 
 @functools.cache
-def _weights(source: int, target: int) -> np.ndarray:
+def _resize_weights(source: int, target: int) -> np.ndarray:
     """The weights for resizing one dimension from `source` to `target` pixels, (target, source). Each row is a triangle around
     the centre of a target pixel, with the sum 1."""
     scale = source / target

@@ -12,7 +12,7 @@ from shardlab.cluster import data_cache
 from shardlab.files import files
 
 
-def writable(path: Path) -> Path:
+def writable_path(path: Path) -> Path:
     """The path at which a file can be written: `path` if this file exists or if its folder is writable; otherwise a path with
     the same file name in this user's cache, because the data path may be a folder of the site in which users cannot write."""
     if path.exists() or not path.parent.exists() or data_cache.is_writable(path.parent):

@@ -19,7 +19,7 @@ import numpy as np
 
 from shardlab.errors import InputError, WorkspaceError
 from trainers.data.data_sets import FOLDERS, DataSource, not_staged
-from trainers.data.images import ImageSet, Subset, resized
+from trainers.data.images import ImageSet, Subset, resize_images
 
 FOLDER = FOLDERS["mnist"]
 FILES = {
@@ -40,8 +40,8 @@ def opened(data_path: Path, split: str, size: int, subset: int | None, subset_se
     folder = data_path / FOLDER
     if not folder.is_dir():
         raise not_staged("mnist", folder)
-    whole = Mnist(folder, split, size)
-    return whole if subset is None else Subset(whole, subset, subset_seed)
+    full_split = Mnist(folder, split, size)
+    return full_split if subset is None else Subset(full_split, subset, subset_seed)
 
 
 class Mnist(ImageSet):
@@ -52,22 +52,22 @@ class Mnist(ImageSet):
     def __init__(self, folder: Path, split: str, size: int) -> None:
         """Raises InputError with the file if images do not have 28 x 28 pixels, or if there is not one label below 10 for each
         image."""
-        images_file, labels_file = (_present(folder, name) for name in FILES[split])
+        images_file, labels_file = (_find_file(folder, name) for name in FILES[split])
         self._planes, self._labels = read_idx(images_file, 3), read_idx(labels_file, 1)
         if self._planes.shape[1:] != (SIDE, SIDE):
-            found = " x ".join(map(str, self._planes.shape[1:]))
-            raise InputError(f"{images_file}: found images of {found} pixels. Allowed: {SIDE} x {SIDE}.")
+            pixels = " x ".join(map(str, self._planes.shape[1:]))
+            raise InputError(f"{images_file}: found images of {pixels} pixels. Allowed: {SIDE} x {SIDE}.")
         if len(self._planes) != len(self._labels):
             raise InputError(
                 f"{labels_file}: found {len(self._labels)} labels. Allowed: one for each of {len(self._planes)} images."
             )
-        if (wrong := np.flatnonzero(self._labels >= CLASSES)).size:
-            first = int(wrong[0])
-            raise InputError(f"{labels_file}: label {first} is {self._labels[first]}. Allowed: 0 to {CLASSES - 1}.")
+        if (wrong_labels := np.flatnonzero(self._labels >= CLASSES)).size:
+            first_wrong = int(wrong_labels[0])
+            raise InputError(f"{labels_file}: label {first_wrong} is {self._labels[first_wrong]}. Allowed: 0 to {CLASSES - 1}.")
         self._size = size
-        shown = {SIDE: "", SIDE + 2 * FRAME: " framed to 32 x 32"}.get(size, f" framed to 32 x 32, resized to {size} x {size}")
+        framing = {SIDE: "", SIDE + 2 * FRAME: " framed to 32 x 32"}.get(size, f" framed to 32 x 32, resized to {size} x {size}")
         self.source = DataSource(
-            name=f"MNIST, grey in three colours{shown}",
+            name=f"MNIST, grey in three colours{framing}",
             sha256=hashlib.sha256(self._planes.tobytes() + self._labels.tobytes()).hexdigest(),
             synthetic=False,
             items=len(self._labels),
@@ -77,7 +77,7 @@ class Mnist(ImageSet):
         planes = self._planes[indices, None]
         if self._size != SIDE:
             planes = np.pad(planes, ((0, 0), (0, 0), (FRAME, FRAME), (FRAME, FRAME)))
-        scaled = resized((planes * np.float32(1 / 255) - np.float32(MEAN)) / np.float32(STD), self._size)
+        scaled = resize_images((planes * np.float32(1 / 255) - np.float32(MEAN)) / np.float32(STD), self._size)
         return np.repeat(scaled, 3, axis=1), self._labels[indices].astype(np.int64)
 
 
@@ -87,7 +87,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     Raises InputError for a wrong header before memory for the data is allocated.
     """
     try:
-        with _unpacked(path) as handle:
+        with _open_unpacked(path) as handle:
             header = handle.read(4 + 4 * dimensions)
             magic = bytes([0, 0, UNSIGNED_BYTES, dimensions])
             if header[:4] != magic or len(header) < 4 + 4 * dimensions:
@@ -95,33 +95,33 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
                     f"{path}: starts with {header[:4].hex(' ')}. Allowed: {magic.hex(' ')}, IDX of unsigned bytes."
                 )
             shape = struct.unpack(f">{dimensions}I", header[4:])
-            count = 1
+            byte_count = 1
             for size in shape:
-                count *= size  # Python's integers do not overflow; NumPy's integers would
-            if not 0 < count <= MOST_BYTES:
-                raise InputError(f"{path}: its header announces {count} bytes. Allowed: 1 to {MOST_BYTES}.")
-            if path.suffix != ".gz" and path.stat().st_size != len(header) + count:
-                raise _wrong_size(path, path.stat().st_size - len(header), count)
-            content = handle.read(count + 1)  # one byte more than the header announces, to notice a file that is too long
+                byte_count *= size  # Python's integers do not overflow; NumPy's integers would
+            if not 0 < byte_count <= MOST_BYTES:
+                raise InputError(f"{path}: its header announces {byte_count} bytes. Allowed: 1 to {MOST_BYTES}.")
+            if path.suffix != ".gz" and path.stat().st_size != len(header) + byte_count:
+                raise _wrong_size_error(path, path.stat().st_size - len(header), byte_count)
+            content = handle.read(byte_count + 1)  # one byte more than the header announces, to notice a file that is too long
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: the gzip file is damaged or incomplete: {error}.") from None
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read the data set") from error
-    if len(content) != count:
-        raise _wrong_size(path, len(content), count)
+    if len(content) != byte_count:
+        raise _wrong_size_error(path, len(content), byte_count)
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def _wrong_size(path: Path, found: int, promised: int) -> InputError:
-    much = f"found more than {promised}" if found > promised else f"found {found}"
-    return InputError(f"{path}: {much} bytes after the header. Allowed: {promised}, by the dimensions in its header.")
+def _wrong_size_error(path: Path, actual_bytes: int, promised: int) -> InputError:
+    found_text = f"found more than {promised}" if actual_bytes > promised else f"found {actual_bytes}"
+    return InputError(f"{path}: {found_text} bytes after the header. Allowed: {promised}, by the dimensions in its header.")
 
 
-def _unpacked(path: Path) -> BinaryIO:
+def _open_unpacked(path: Path) -> BinaryIO:
     return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
-def _present(folder: Path, name: str) -> Path:
+def _find_file(folder: Path, name: str) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.exists():
             return path

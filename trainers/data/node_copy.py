@@ -27,12 +27,12 @@ from trainers.ranks import hang_dump
 CHUNK = 1 << 24
 THREADS = 8
 BATCH = 10_000  # number of files that are queued at once: each queued file needs an object of more than 1 KiB
-SAID_S = 20.0  # seconds between two events while files are copied; without events, the supervisor would end the run as hung
+REPORT_S = 20.0  # seconds between two events while files are copied; without events, the supervisor would end the run as hung
 GIB = 1 << 30
 
 
 @contextlib.contextmanager
-def opened(run: Run, run_dir: RunDir) -> Iterator[Path]:
+def stage_data(run: Run, run_dir: RunDir) -> Iterator[Path]:
     """The data path from which this rank reads in the `with` block: the data path of the run, or the copy on this node.
 
     Raises InputError and WorkspaceError.
@@ -45,7 +45,7 @@ def opened(run: Run, run_dir: RunDir) -> Iterator[Path]:
     # `fill` builds the list of paths, which needs 0.6 GiB of memory for ImageNet. Only the rank that copies the files calls
     # `fill`, so the other ranks do not need this memory.
     def fill(folder: Path) -> None:
-        _copy(run.cell, data_path, folder, run_dir)
+        _copy_data_set(run.cell, data_path, folder, run_dir)
 
     node_folder.remove_unused()  # copies that killed runs left behind occupy space that this run needs
     with node_folder.shared(node_folder.name_of(run_dir.path), fill) as folder:
@@ -53,72 +53,72 @@ def opened(run: Run, run_dir: RunDir) -> Iterator[Path]:
 
 
 def _reads_files(cell: Cell, data_path: Path) -> bool:
-    return data_sets.of(cell.options, data_path) is not None or cell.options.get("data") == "stdlib-text"
+    return data_sets.find_data_path(cell.options, data_path) is not None or cell.options.get("data") == "stdlib-text"
 
 
-def _files(cell: Cell, data_path: Path) -> dict[str, Path]:
+def _files_to_copy(cell: Cell, data_path: Path) -> dict[str, Path]:
     """The files that the cell reads, by their relative path in the copy. Raises InputError and WorkspaceError."""
-    place = data_sets.of(cell.options, data_path)
-    if place is None:
-        text = token_sets.stdlib_text(data_path)
-        return {token_sets.stdlib_name(): text}
-    if not place.path.exists():
-        raise InputError(place.refusal)
-    if place.name == "imagenet":
-        return _images(cell, place.path)
-    if place.path.is_dir():
-        paths = sorted(path for path in place.path.rglob("*") if path.is_file())
+    source = data_sets.find_data_path(cell.options, data_path)
+    if source is None:
+        text_path = token_sets.ensure_stdlib_text(data_path)
+        return {token_sets.stdlib_file_name(): text_path}
+    if not source.path.exists():
+        raise InputError(source.refusal)
+    if source.name == "imagenet":
+        return _images_to_copy(cell, source.path)
+    if source.path.is_dir():
+        paths = sorted(path for path in source.path.rglob("*") if path.is_file())
         return {str(path.relative_to(data_path)): path for path in paths}
-    if (why := data_sets.not_copied(cell.options)) is not None:
+    if (why := data_sets.refuse_copy(cell.options)) is not None:
         raise InputError(why)
-    return {str(cell.options["tokens_file"]): place.path}
+    return {str(cell.options["tokens_file"]): source.path}
 
 
-def _images(cell: Cell, root: Path) -> dict[str, Path]:
+def _images_to_copy(cell: Cell, root: Path) -> dict[str, Path]:
     """The images in the lists that the cell reads, and the lists themselves, so that no rank has to create the lists again."""
     splits: list[tuple[str, int | None]] = [("train", cell.options["subset"])]  # type: ignore[list-item]
     if cell.instruments.validation is not None:
         splits.append(("val", None))
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for split, subset in splits:
         seed = int(str(cell.options["subset_seed"]))
-        listed = image_list.ready(root, split, subset, seed)
-        found[image_list.file_name(root, split, subset, seed)] = image_list.path_of(root, split, subset, seed)
-        found |= {f"{root.name}/{entry.path}": root / entry.path for entry in listed.entries}
-    return found
+        listing = image_list.ensure_image_list(root, split, subset, seed)
+        paths[image_list.file_name(root, split, subset, seed)] = image_list.list_path(root, split, subset, seed)
+        paths |= {f"{root.name}/{entry.path}": root / entry.path for entry in listing.entries}
+    return paths
 
 
-def _copy(cell: Cell, data_path: Path, folder: Path, run_dir: RunDir) -> None:
+def _copy_data_set(cell: Cell, data_path: Path, folder: Path, run_dir: RunDir) -> None:
     """Copy the data set into a folder of this node and write an event of the run.
 
     Raises InputError if the data set is missing or if the node's disk is too small, and WorkspaceError.
     """
-    begun, progress = time.monotonic(), _Progress(run_dir)
-    where, why = node_folder.parent()
+    started, progress = time.monotonic(), _Progress(run_dir)
+    parent, why = node_folder.parent()
     with files.as_workspace_error("copy the data set"):
-        names = _files(cell, data_path)
-        size = 0
-        for path in names.values():  # this may take minutes for ImageNet on a network disk, so it reports progress
-            size += path.stat().st_size
+        sources = _files_to_copy(cell, data_path)
+        total_bytes = 0
+        for path in sources.values():  # this may take minutes for ImageNet on a network disk, so it reports progress
+            total_bytes += path.stat().st_size
             progress.add(0)
-        free = shutil.disk_usage(folder).free
-        if size > free:
+        free_bytes = shutil.disk_usage(folder).free
+        if total_bytes > free_bytes:
             raise InputError(
-                f"{where} ({why}): the data set has {size / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free on "
+                f"{parent} ({why}): the data set has {total_bytes / GIB:.1f} GiB, and {free_bytes / GIB:.1f} GiB are free on "
                 f"{gethostname()}. Set TMPDIR to a larger disk of the node, or remove `stage: node` under `data`."
             )
         with ThreadPoolExecutor(THREADS) as pool:
-            listed = list(names)
-            for start in range(0, len(listed), BATCH):
-                for _ in pool.map(lambda name: _copy_file(names[name], folder / name, progress), listed[start : start + BATCH]):
+            relative_paths = list(sources)
+            for start in range(0, len(relative_paths), BATCH):
+                for _ in pool.map(lambda name: _copy_file(sources[name], folder / name, progress), relative_paths[start : start + BATCH]):
                     pass  # iterating over the results raises the exception of a thread
     run_dir.write_event(
-        _writer(),
+        _event_writer(),
         "data_copied",
         sync=False,
         bytes=progress.copied,
-        files=len(names),
-        seconds=round(time.monotonic() - begun, 3),
+        files=len(sources),
+        seconds=round(time.monotonic() - started, 3),
         folder=str(folder),
         why=why,
     )
@@ -127,9 +127,9 @@ def _copy(cell: Cell, data_path: Path, folder: Path, run_dir: RunDir) -> None:
 def _copy_file(source: Path, target: Path, progress: _Progress) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with source.open("rb") as reader, target.open("xb") as writer:
-        while piece := reader.read(CHUNK):
-            writer.write(piece)
-            progress.add(len(piece))
+        while chunk := reader.read(CHUNK):
+            writer.write(chunk)
+            progress.add(len(chunk))
 
 
 class _Progress:
@@ -137,17 +137,17 @@ class _Progress:
 
     def __init__(self, run_dir: RunDir) -> None:
         self.copied = 0
-        self._run_dir, self._said, self._lock = run_dir, time.monotonic(), threading.Lock()
+        self._run_dir, self._reported_s, self._lock = run_dir, time.monotonic(), threading.Lock()
 
-    def add(self, size: int) -> None:
+    def add(self, byte_count: int) -> None:
         with self._lock:
-            self.copied += size
-            if time.monotonic() - self._said < SAID_S:
+            self.copied += byte_count
+            if time.monotonic() - self._reported_s < REPORT_S:
                 return
-            self._said = time.monotonic()
-            hang_dump.alive()
-            self._run_dir.write_event(_writer(), "data_copying", sync=False, bytes=self.copied)
+            self._reported_s = time.monotonic()
+            hang_dump.report_progress()
+            self._run_dir.write_event(_event_writer(), "data_copying", sync=False, bytes=self.copied)
 
 
-def _writer() -> str:
+def _event_writer() -> str:
     return f"data-{gethostname()}"

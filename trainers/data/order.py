@@ -23,13 +23,13 @@ class Order:
     """
 
     def __init__(self, items: int, global_batch_size: int, seed: int, rest: int = 0) -> None:
-        self._whole = items // global_batch_size  # number of steps of an epoch that have a whole global batch
-        self.steps_per_epoch = self._whole + (rest > 0)  # number of steps of a timed epoch, including the short step
-        if self._whole == 0:
+        self._whole_batches = items // global_batch_size  # number of steps of an epoch that have a whole global batch
+        self.steps_per_epoch = self._whole_batches + (rest > 0)  # number of steps of a timed epoch, including the short step
+        if self._whole_batches == 0:
             raise InputError(
                 f"global_batch_size: found {global_batch_size}, but the data has {items} items. Allowed: at most {items}."
             )
-        self._items, self._size, self._seed, self._rest = items, global_batch_size, seed, rest
+        self._items, self._batch_size, self._seed, self._rest = items, global_batch_size, seed, rest
         self._current: tuple[tuple[int, int], np.ndarray] | None = None
 
     def timed_steps(self, cell: Cell) -> int:
@@ -39,17 +39,17 @@ class Order:
     def with_rest(self, share: int) -> Order:
         """The same order with an additional short step at the end of each timed epoch. share: the number of items of one rank
         in a step; the short step has as many whole shares as the remaining items allow."""
-        left = self._items % self._size
-        return Order(self._items, self._size, self._seed, left - left % share)
+        leftover = self._items % self._batch_size
+        return Order(self._items, self._batch_size, self._seed, leftover - leftover % share)
 
     def items_in(self, phase: int, step: int) -> int:
         """The number of items in the global batch of a step. step: 0, 1, ... in the phase."""
-        return self._size if self._place(phase, step)[1] < self._whole else self._rest
+        return self._batch_size if self._locate_step(phase, step)[1] < self._whole_batches else self._rest
 
     def batch(self, phase: int, step: int) -> np.ndarray:
         """The indices of the items in the global batch of a step, (items_in(phase, step),). step: 0, 1, ... in the phase."""
-        epoch, position = self._place(phase, step)
-        begin = position * self._size
+        epoch, position = self._locate_step(phase, step)
+        begin = position * self._batch_size
         return self._permutation(phase, epoch)[begin : begin + self.items_in(phase, step)]
 
     def micro_batches(self, phase: int, step: int, *, part: int, parts: int, size: int) -> list[np.ndarray]:
@@ -58,18 +58,18 @@ class Order:
         The global batch is divided into `parts` equal slices; `part` is the number of the slice, from 0. In a short step, the
         first slices have their full size and all later slices are empty. Raises InputError if the sizes are not divisible.
         """
-        share, rest = divmod(self._size, parts)
-        if rest or share % size:
+        share, remainder = divmod(self._batch_size, parts)
+        if remainder or share % size:
             raise InputError(
-                f"global_batch_size: {self._size} cannot be divided into {parts} slices of micro-batches of {size} items."
+                f"global_batch_size: {self._batch_size} cannot be divided into {parts} slices of micro-batches of {size} items."
             )
-        mine = self.batch(phase, step)[part * share : (part + 1) * share]
-        return [mine[begin : begin + size] for begin in range(0, len(mine), size)]
+        slice_items = self.batch(phase, step)[part * share : (part + 1) * share]
+        return [slice_items[begin : begin + size] for begin in range(0, len(slice_items), size)]
 
-    def _place(self, phase: int, step: int) -> tuple[int, int]:
+    def _locate_step(self, phase: int, step: int) -> tuple[int, int]:
         """The place of a step in the order of a phase: (number of its epoch, position of the step in this epoch), both from
         0."""
-        return divmod(step, self.steps_per_epoch if phase == TIMED else self._whole)
+        return divmod(step, self.steps_per_epoch if phase == TIMED else self._whole_batches)
 
     def _permutation(self, phase: int, epoch: int) -> np.ndarray:
         key = (phase, epoch)

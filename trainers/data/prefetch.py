@@ -11,21 +11,21 @@ T = TypeVar("T")
 AHEAD = 2  # number of steps that are fetched ahead: one is ready, and the next one is being fetched
 
 
-def prefetched(steps: Iterable[Callable[[], T]], ahead: int = AHEAD) -> Generator[T, None, None]:
+def prefetch_results(steps: Iterable[Callable[[], T]], ahead: int = AHEAD) -> Generator[T, None, None]:
     """Call functions in a thread and yield their results in order.
 
     The thread calls up to `ahead` functions before their results are requested. If a function raises an error, the error is
     raised when its result is requested. The thread starts when the first result is requested.
     """
-    waiting: deque[Future[T]] = deque()
+    futures: deque[Future[T]] = deque()
     pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:
-        coming = iter(steps)
-        for fetch in coming:
-            waiting.append(pool.submit(fetch))
-            if len(waiting) > ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        fetches = iter(steps)
+        for fetch in fetches:
+            futures.append(pool.submit(fetch))
+            if len(futures) > ahead:
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)

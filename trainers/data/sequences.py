@@ -32,7 +32,7 @@ class TokenSet(ABC):
         """
 
 
-def part(sequences: int, split: str) -> tuple[int, int]:
+def split_range(sequences: int, split: str) -> tuple[int, int]:
     """Which sequences of a set belong to a split: (index of the first sequence, number of sequences). sequences: the number of
     sequences in the whole set. split: `train` or `validation`."""
     held_out = sequences // VALIDATION

@@ -27,11 +27,11 @@ class SyntheticImages(ImageSet):
             raise InputError(f"classes: found {classes}. Allowed: at least 2, or there is nothing to learn.")
         self.classes, self._size = classes, size
         count = items or ITEMS[split]
-        self._first = 0 if split == "train" else 2**40  # far above each number of a `train` image: no common image
-        drawn = np.random.Philox(key=np.array([SEED, 2**63], np.uint64)).random_raw(classes * 3 * COARSE**2) / 2.0**64
-        patterns = (2 * drawn - 1).reshape(classes, 3, COARSE, COARSE) * PATTERN - NOISE
-        self._field = np.arange(size) * COARSE // size
-        self._rows = patterns.astype(np.float32)[..., self._field]  # patterns with `size` columns, but only COARSE rows
+        self._first_index = 0 if split == "train" else 2**40  # far above each number of a `train` image: no common image
+        random_numbers = np.random.Philox(key=np.array([SEED, 2**63], np.uint64)).random_raw(classes * 3 * COARSE**2) / 2.0**64
+        patterns = (2 * random_numbers - 1).reshape(classes, 3, COARSE, COARSE) * PATTERN - NOISE
+        self._fields = np.arange(size) * COARSE // size
+        self._patterns = patterns.astype(np.float32)[..., self._fields]  # patterns with `size` columns, but only COARSE rows
         rule = f"synthetic images {VERSION}, seed {SEED}, {split}, {count} of {size} x {size} in {classes} classes"
         self.source = DataSource(
             name=f"synthetic images, {size} x {size}, {classes} classes",
@@ -42,16 +42,16 @@ class SyntheticImages(ImageSet):
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         size = self._size
-        values = 3 * size * size
+        value_count = 3 * size * size
         labels = np.empty(len(indices), np.int64)
         images = np.empty((len(indices), 3, size, size), np.float32)
         for row, index in enumerate(indices):
             # Philox is a counter-based generator, so an image can be drawn without the images before it. One draw of 64 bits
             # gives 8 pixels.
-            generator = np.random.Philox(key=np.array([SEED, self._first + int(index)], np.uint64))
-            drawn = generator.random_raw(1 + (values + 7) // 8)
-            labels[row] = drawn[0] % self.classes
-            noise = drawn[1:].view(np.uint8)[:values].reshape(3, size, size)
+            generator = np.random.Philox(key=np.array([SEED, self._first_index + int(index)], np.uint64))
+            random_numbers = generator.random_raw(1 + (value_count + 7) // 8)
+            labels[row] = random_numbers[0] % self.classes
+            noise = random_numbers[1:].view(np.uint8)[:value_count].reshape(3, size, size)
             np.multiply(noise, np.float32(2 * NOISE / 255), out=images[row])
-            images[row] += self._rows[labels[row]].take(self._field, axis=1)
+            images[row] += self._patterns[labels[row]].take(self._fields, axis=1)
         return images, labels

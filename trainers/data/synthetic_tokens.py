@@ -9,7 +9,7 @@ import numpy as np
 
 from shardlab.errors import InputError
 from trainers.data.data_sets import DataSource
-from trainers.data.sequences import TokenSet, part
+from trainers.data.sequences import TokenSet, split_range
 
 VOCABULARY, SEQUENCES = 256, 10_000
 SEED, VERSION = 10, 1  # if the rule for the tokens changes, the version must change, because it is in the checksum
@@ -31,7 +31,7 @@ class SyntheticTokens(TokenSet):
             raise InputError(f"vocabulary: found {vocabulary}. Allowed: at least 2, or there is nothing to learn.")
         self.vocabulary = vocabulary
         self._symbols = min(vocabulary, MOST_SYMBOLS)
-        self._first, items = part(SEQUENCES, split)
+        self._first_index, items = split_range(SEQUENCES, split)
         factors, terms = [1], [0]  # the rule applied k times is: factors[k] * token + terms[k]
         for _ in range(seq_len):
             factors.append(5 * factors[-1] % self._symbols)
@@ -47,17 +47,17 @@ class SyntheticTokens(TokenSet):
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         length = len(self._factors)
-        drawn = np.empty((len(indices), length), np.uint64)
+        random_numbers = np.empty((len(indices), length), np.uint64)
         for row, index in enumerate(indices):
-            drawn[row] = np.random.Philox(key=np.array([SEED, self._first + int(index)], np.uint64)).random_raw(length)
+            random_numbers[row] = np.random.Philox(key=np.array([SEED, self._first_index + int(index)], np.uint64)).random_raw(length)
         # The lower 32 bits of a draw select the random symbol; the upper 32 bits decide whether the token is random.
-        fresh = (drawn % 2**32 % self._symbols).astype(np.int64)
+        random_tokens = (random_numbers % 2**32 % self._symbols).astype(np.int64)
         positions = np.arange(length)
-        surprised = np.where(drawn >> 32 < int(SURPRISE * 2**32), positions, 0)
+        random_positions = np.where(random_numbers >> 32 < int(SURPRISE * 2**32), positions, 0)
         # For each position, the position of the last random token, from which the rule computes this token. The first token of
         # a sequence is always random.
-        drawn_at = np.maximum.accumulate(surprised, axis=1)
-        steps = positions - drawn_at
-        begun = np.take_along_axis(fresh, drawn_at, axis=1)
-        tokens: np.ndarray = (self._factors[steps] * begun + self._terms[steps]) % self._symbols
+        last_random = np.maximum.accumulate(random_positions, axis=1)
+        distances = positions - last_random
+        start_tokens = np.take_along_axis(random_tokens, last_random, axis=1)
+        tokens: np.ndarray = (self._factors[distances] * start_tokens + self._terms[distances]) % self._symbols
         return tokens

@@ -10,9 +10,9 @@ import numpy as np
 
 from shardlab.errors import InputError, UnknownName
 from trainers.data import tokens
-from trainers.data.data_sets import SPLITS, TOKENS, DataSource, no_such_file, path_of
-from trainers.data.made_once import make_once, writable
-from trainers.data.sequences import VALIDATION, TokenSet, part
+from trainers.data.data_sets import SPLITS, TOKENS, DataSource, missing_token_file, token_file_path
+from trainers.data.made_once import make_once, writable_path
+from trainers.data.sequences import VALIDATION, TokenSet, split_range
 from trainers.data.synthetic_tokens import VOCABULARY, SyntheticTokens
 from trainers.data.tokens import TokenFile
 
@@ -45,7 +45,7 @@ def open_tokens(
         raise InputError(f"tokens_file: found {tokens_file!r} with the data set {name}. Allowed: a path, only with tokens.")
     if name == "synthetic":
         return SyntheticTokens(split, seq_len, vocabulary or VOCABULARY)
-    path = stdlib_text(data_path) if tokens_file is None else path_of(tokens_file, data_path)
+    path = ensure_stdlib_text(data_path) if tokens_file is None else token_file_path(tokens_file, data_path)
     return FileTokens(path, split, seq_len, vocabulary)
 
 
@@ -55,47 +55,47 @@ class FileTokens(TokenSet):
     def __init__(self, path: Path, split: str, seq_len: int, vocabulary: int | None) -> None:
         """Raises InputError with the file if it is missing or damaged, or does not fit the model."""
         if not path.exists():
-            raise no_such_file(path)
+            raise missing_token_file(path)
         self._file, self._seq_len = TokenFile(path), seq_len
         self.vocabulary = self._file.vocabulary
         if vocabulary is not None and self.vocabulary > vocabulary:
             raise InputError(f"{path}: has a vocabulary of {self.vocabulary}. Allowed: at most the model's, {vocabulary}.")
-        self._first, items = part(self._file.sequences(seq_len), split)
+        self._first_index, items = split_range(self._file.count_sequences(seq_len), split)
         if items == 0:
-            few = f"{path}: {len(self._file.tokens)} tokens make {self._file.sequences(seq_len)} sequences of {seq_len}"
+            few = f"{path}: {len(self._file.tokens)} tokens make {self._file.count_sequences(seq_len)} sequences of {seq_len}"
             raise InputError(f"{few}, too few for the {split} split. Allowed: at least {VALIDATION} sequences.")
         self.source = DataSource(name=path.stem, sha256=self._file.sha256, synthetic=False, items=items)
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        return self._file.sample(self._first + indices, self._seq_len)
+        return self._file.read_sequences(self._first_index + indices, self._seq_len)
 
 
-def stdlib_text(data_path: Path) -> Path:
+def ensure_stdlib_text(data_path: Path) -> Path:
     """The path of a token file with the source code of Python's standard library, which needs no download.
 
     If the file does not exist, it is written into the data folder, or into the user's cache if the data folder is not writable.
     The version of Python is part of the name, because each version has a different text. Raises WorkspaceError.
     """
-    path = writable(data_path / stdlib_name())
-    make_once(path, _make)
+    path = writable_path(data_path / stdlib_file_name())
+    make_once(path, _write_stdlib_text)
     return path
 
 
-def stdlib_name() -> str:
+def stdlib_file_name() -> str:
     """The name of the file with the standard library's source."""
     return f"stdlib-text-{platform.python_version()}.tokens"
 
 
-def sources(library: Path) -> list[Path]:
+def source_files(library: Path) -> list[Path]:
     """The library's .py files, sorted by path, without tests and without installed packages."""
-    found = (path.relative_to(library) for path in library.rglob("*.py"))
-    return [library / path for path in sorted(found, key=Path.as_posix) if not LEFT_OUT.intersection(path.parts)]
+    relative_paths = (path.relative_to(library) for path in library.rglob("*.py"))
+    return [library / path for path in sorted(relative_paths, key=Path.as_posix) if not LEFT_OUT.intersection(path.parts)]
 
 
-def _make(path: Path) -> None:
+def _write_stdlib_text(path: Path) -> None:
     library = Path(sysconfig.get_path("stdlib"))
     text = bytearray()
-    for source in sources(library):
+    for source in source_files(library):
         if len(text) >= MOST_BYTES:
             break
         text += source.read_bytes()

@@ -22,7 +22,7 @@ LONGEST_LINE = 2**24  # characters; a longer line is cut at any place
 LINE_END = re.compile(r"\n(?=\S)")
 
 
-def make(texts: list[Path], out: Path, tokenizer: str) -> str:
+def tokenize_texts(texts: list[Path], out: Path, tokenizer: str) -> str:
     """Write the tokens of the texts to `out` and return a sentence about the file. There is no separator between the texts.
 
     tokenizer: `bytes`, or the path of a tokenizer.json of the tokenizers library. The library gets a text in pieces of about
@@ -35,21 +35,21 @@ def make(texts: list[Path], out: Path, tokenizer: str) -> str:
         if out.exists() and out.samefile(text):
             raise InputError(f"--out: {out} is also one of the input texts. Allowed: another file.")
     if tokenizer == "bytes":
-        vocabulary, pieces = 256, _bytes(texts)
+        vocabulary, pieces = 256, _byte_tokens(texts)
     else:
-        vocabulary, encode = _encoder(Path(tokenizer))
-        pieces = (encode(piece) for text in texts for piece in _pieces(text))
+        vocabulary, encode = _load_tokenizer(Path(tokenizer))
+        pieces = (encode(piece) for text in texts for piece in _split_at_line_ends(text))
     count = tokens.write(out, pieces, vocabulary)
     return f"{out}: {count} tokens, with ids from 0 to {vocabulary - 1}"
 
 
-def _bytes(texts: Iterable[Path]) -> Iterator[np.ndarray]:
+def _byte_tokens(texts: Iterable[Path]) -> Iterator[np.ndarray]:
     import numpy as np
 
-    return (np.frombuffer(piece, np.uint8) for text in texts for piece in _read(text))
+    return (np.frombuffer(piece, np.uint8) for text in texts for piece in _read_pieces(text))
 
 
-def _encoder(path: Path) -> tuple[int, Callable[[str], np.ndarray]]:
+def _load_tokenizer(path: Path) -> tuple[int, Callable[[str], np.ndarray]]:
     """Load a tokenizer.json. Returns (size of its vocabulary, function that turns a text into tokens)."""
     import numpy as np
 
@@ -69,35 +69,35 @@ def _encoder(path: Path) -> tuple[int, Callable[[str], np.ndarray]]:
     return vocabulary, lambda piece: np.array(tokenizer.encode(piece, add_special_tokens=False).ids, np.uint32)
 
 
-def _pieces(text: Path) -> Iterator[str]:
+def _split_at_line_ends(text: Path) -> Iterator[str]:
     """Read a text file in pieces. A piece ends at the last line end that was read; the text after it is in the next piece."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    held, read = "", 0
+    pending_text, bytes_read = "", 0
     try:
-        for piece in _read(text):
-            read += len(piece)
-            held += decoder.decode(piece)
-            ends = [match.end() for match in LINE_END.finditer(held)]
-            if ends:
-                yield held[: ends[-1]]
-                held = held[ends[-1] :]
-            elif len(held) > LONGEST_LINE:
-                yield held
-                held = ""
-        held += decoder.decode(b"", final=True)
+        for piece in _read_pieces(text):
+            bytes_read += len(piece)
+            pending_text += decoder.decode(piece)
+            line_ends = [match.end() for match in LINE_END.finditer(pending_text)]
+            if line_ends:
+                yield pending_text[: line_ends[-1]]
+                pending_text = pending_text[line_ends[-1] :]
+            elif len(pending_text) > LONGEST_LINE:
+                yield pending_text
+                pending_text = ""
+        pending_text += decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        byte = read - len(error.object) + error.start
+        byte_offset = bytes_read - len(error.object) + error.start
         allowed = "Allowed: UTF-8, or --tokenizer bytes"
-        raise InputError(f"{text}: byte {byte} is not UTF-8 text: {error.reason}. {allowed}.") from None
-    if held:
-        yield held
+        raise InputError(f"{text}: byte {byte_offset} is not UTF-8 text: {error.reason}. {allowed}.") from None
+    if pending_text:
+        yield pending_text
 
 
-def _read(text: Path) -> Iterator[bytes]:
-    empty = True
+def _read_pieces(text: Path) -> Iterator[bytes]:
+    is_empty = True
     with files.as_workspace_error("read the text"), text.open("rb") as handle:
         while piece := handle.read(PIECE):
-            empty = False
+            is_empty = False
             yield piece
-    if empty:
+    if is_empty:
         raise InputError(f"{text}: the file is empty. Allowed: text files.")

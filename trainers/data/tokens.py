@@ -38,7 +38,7 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         """Raises InputError with the file if it is not a complete and undamaged token file."""
-        width, count, self.vocabulary, digest = _header(path)
+        width, count, self.vocabulary, digest = _read_header(path)
         self.sha256 = digest.hex()
         self.tokens: np.ndarray = np.memmap(path, dtype=DTYPES[width], mode="r", offset=HEADER.size, shape=(count,))
         if hashlib.sha256(self.tokens.data).digest() != digest:
@@ -46,12 +46,12 @@ class TokenFile:
         if (largest := int(self.tokens.max())) >= self.vocabulary:
             raise InputError(f"{path}: found the token {largest}. Allowed: below its vocabulary size {self.vocabulary}.")
 
-    def sequences(self, seq_len: int) -> int:
+    def count_sequences(self, seq_len: int) -> int:
         """The number of samples of seq_len + 1 tokens in the file. Consecutive samples share one token, so that each token is
         predicted once."""
         return max(0, (len(self.tokens) - 1) // seq_len)
 
-    def sample(self, indices: np.ndarray, seq_len: int) -> np.ndarray:
+    def read_sequences(self, indices: np.ndarray, seq_len: int) -> np.ndarray:
         """The samples with these indices, (n,), as an array (n, seq_len + 1) in int64."""
         offsets = indices[:, None] * seq_len + np.arange(seq_len + 1)
         return self.tokens[offsets].astype(np.int64)
@@ -68,9 +68,9 @@ def write(path: Path, pieces: Iterable[np.ndarray], vocabulary: int) -> int:
     with files.writing(path) as handle:
         handle.write(bytes(HEADER.size))  # room for the header, whose values are known only at the end
         for piece in pieces:
-            payload = piece.astype(DTYPES[width], copy=False).tobytes()
-            digest.update(payload)
-            handle.write(payload)
+            token_bytes = piece.astype(DTYPES[width], copy=False).tobytes()
+            digest.update(token_bytes)
+            handle.write(token_bytes)
             count += len(piece)
         if not count:
             raise InputError(f"{path}: found no tokens to write. Allowed: texts with at least one token.")
@@ -79,7 +79,7 @@ def write(path: Path, pieces: Iterable[np.ndarray], vocabulary: int) -> int:
     return count
 
 
-def _header(path: Path) -> tuple[int, int, int, bytes]:
+def _read_header(path: Path) -> tuple[int, int, int, bytes]:
     """Read and check the header: (bytes per token, number of tokens, vocabulary size, SHA-256).
 
     All checks that do not need the tokens themselves are made here. Raises InputError and WorkspaceError.

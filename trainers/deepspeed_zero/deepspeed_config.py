@@ -14,13 +14,13 @@ BUCKET = 50_000_000
 NEVER = 10**9  # a number of steps that no run reaches
 
 
-def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str, Any]:
+def make_config(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str, Any]:
     """The configuration for a cell and a ZeRO stage.
 
     elements: number of elements of all parameters of the model. pin_memory: whether offloaded tensors are in pinned memory.
     """
-    pure, fp16 = cell.precision == "bf16-pure", cell.precision == "fp16"
-    bf16 = cell.precision == "bf16" or pure
+    is_pure, is_fp16 = cell.precision == "bf16-pure", cell.precision == "fp16"
+    is_bf16 = cell.precision == "bf16" or is_pure
     config: dict[str, Any] = {
         "train_batch_size": cell.global_batch_size,
         "train_micro_batch_size_per_gpu": cell.micro_batch_size,
@@ -28,19 +28,19 @@ def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str
         "gradient_clipping": cell.max_grad_norm or 0.0,  # 0 switches clipping off; without this key, DeepSpeed clips at 1.0
         "prescale_gradients": False,
         "gradient_predivide_factor": 1.0,
-        "communication_data_type": "bf16" if pure else cell.options["communication_dtype"] if bf16 else "fp32",
+        "communication_data_type": "bf16" if is_pure else cell.options["communication_dtype"] if is_bf16 else "fp32",
         "bf16": {
-            "enabled": bf16,
+            "enabled": is_bf16,
             "check_grad_overflow": True,
-            "bf16_master_weights_and_grads": pure,
-            "bf16_optimizer_states": pure,
+            "bf16_master_weights_and_grads": is_pure,
+            "bf16_optimizer_states": is_pure,
         },
-        "fp16": {"enabled": fp16, **(_dynamic_scale() if fp16 else {})},
+        "fp16": {"enabled": is_fp16, **(_dynamic_scale_keys() if is_fp16 else {})},
         "torch_autocast": {"enabled": False},
         # The optimizer is torch's optimizer, made by trainers.model.optimization, as for every other strategy.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": {"stage": stage, **_zero(cell, stage, elements, pin_memory)},
+        "zero_optimization": {"stage": stage, **_zero_section(cell, stage, elements, pin_memory)},
         "steps_per_print": NEVER,
         "wall_clock_breakdown": False,
         "memory_breakdown": False,
@@ -52,7 +52,7 @@ def make(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str
     return config
 
 
-def _dynamic_scale() -> dict[str, Any]:
+def _dynamic_scale_keys() -> dict[str, Any]:
     """The keys that make DeepSpeed scale losses by the rule of trainers.model.loss_scaling, as far as DeepSpeed can do this.
     Unlike that rule, DeepSpeed stops the run if the scale is too small."""
     return {
@@ -67,13 +67,13 @@ def _dynamic_scale() -> dict[str, Any]:
     }
 
 
-def _zero(cell: Cell, stage: int, elements: int, pin_memory: bool) -> dict[str, Any]:
+def _zero_section(cell: Cell, stage: int, elements: int, pin_memory: bool) -> dict[str, Any]:
     """The part `zero_optimization` of the configuration: buckets (sizes in elements), prefetching, ZeRO++ and offloading."""
     if stage == 0:
         return {}
-    options, every = cell.options, min(elements + elements % 2, BUCKET)  # DeepSpeed refuses buckets of odd size
-    zero: dict[str, Any] = {
-        "reduce_bucket_size": options["reduce_bucket_size"] or every,
+    options, default_bucket = cell.options, min(elements + elements % 2, BUCKET)  # DeepSpeed refuses buckets of odd size
+    section: dict[str, Any] = {
+        "reduce_bucket_size": options["reduce_bucket_size"] or default_bucket,
         "overlap_comm": options["overlap_comm"],
         "contiguous_gradients": True,
         "reduce_scatter": True,
@@ -81,13 +81,13 @@ def _zero(cell: Cell, stage: int, elements: int, pin_memory: bool) -> dict[str, 
         "round_robin_gradients": False,
     }
     if stage < 3:
-        zero |= {
-            "allgather_bucket_size": options["allgather_bucket_size"] or every,
+        section |= {
+            "allgather_bucket_size": options["allgather_bucket_size"] or default_bucket,
             "allgather_partitions": True,
             "use_multi_rank_bucket_allreduce": True,
         }
     else:
-        zero |= {
+        section |= {
             "stage3_prefetch_bucket_size": options["prefetch_bucket_size"],
             "stage3_param_persistence_threshold": options["param_persistence_threshold"],
             "stage3_max_reuse_distance": options["max_reuse_distance"],
@@ -100,8 +100,8 @@ def _zero(cell: Cell, stage: int, elements: int, pin_memory: bool) -> dict[str, 
             "zero_quantized_nontrainable_weights": False,
             "zero_quantized_gradients": options["quantized_gradients"],
         }
-    for what in ("offload_optimizer", "offload_param"):
-        if (device := options.get(what, "none")) != "none":
-            path = {"nvme_path": options["nvme_path"]} if device == "nvme" else {}
-            zero[what] = {"device": device, "pin_memory": pin_memory, **path}
-    return zero
+    for option_name in ("offload_optimizer", "offload_param"):
+        if (device := options.get(option_name, "none")) != "none":
+            nvme_keys = {"nvme_path": options["nvme_path"]} if device == "nvme" else {}
+            section[option_name] = {"device": device, "pin_memory": pin_memory, **nvme_keys}
+    return section

@@ -18,43 +18,43 @@ from trainers.checkpointing import state_parts
 from trainers.checkpointing.state_parts import State
 
 
-def parts(engine: Any, inner: torch.optim.Optimizer, sizes: dict[int, int]) -> State:
+def checkpoint_parts(engine: Any, inner: torch.optim.Optimizer, sizes: dict[int, int]) -> State:
     """This rank's parts of the fp32 weights and of the optimizer state.
 
     engine: the engine of DeepSpeed. inner: torch's optimizer, which DeepSpeed's optimizer may wrap. sizes: number of elements
     of each whole parameter, by the parameter's id.
     """
-    outer, named = engine.optimizer, [(model_options.plain_name(name), p) for name, p in engine.module.named_parameters()]
+    outer, named_parameters = engine.optimizer, [(model_options.plain_name(name), p) for name, p in engine.module.named_parameters()]
     if outer is inner:
-        return state_parts.of_parameters(named, inner)
+        return state_parts.parameter_parts(named_parameters, inner)
     if isinstance(outer, FP16_UnfusedOptimizer):
-        masters = {id(low): high for lows, highs in zip(outer.fp16_groups, outer.fp32_groups) for low, high in zip(lows, highs)}
-        return state_parts.of_parameters([(name, masters[id(p)]) for name, p in named], inner)
+        fp32_weights = {id(low): high for lows, highs in zip(outer.fp16_groups, outer.fp32_groups) for low, high in zip(lows, highs)}
+        return state_parts.parameter_parts([(name, fp32_weights[id(p)]) for name, p in named_parameters], inner)
     shares, states = [], []
-    for name, parameter in named:
-        flat, at, count, begin = _cut(outer, parameter)
+    for name, parameter in named_parameters:
+        flat, start, count, begin = _locate_shard(outer, parameter)
         count = min(count, sizes[id(parameter)] - begin)  # the share of the last rank may end with padding
         if count <= 0:
             continue
-        shares.append((name, flat.narrow(0, at, count), sizes[id(parameter)], begin))
-        laid_out = {key: value for key, value in inner.state[flat].items() if isinstance(value, torch.Tensor)}
-        states.append({k: v.narrow(0, at, count) if v.shape == flat.shape else v for k, v in laid_out.items()})
-    return state_parts.of_shares(shares, states)
+        shares.append((name, flat.narrow(0, start, count), sizes[id(parameter)], begin))
+        state_tensors = {key: value for key, value in inner.state[flat].items() if isinstance(value, torch.Tensor)}
+        states.append({k: v.narrow(0, start, count) if v.shape == flat.shape else v for k, v in state_tensors.items()})
+    return state_parts.shard_parts(shares, states)
 
 
-def make_room(engine: Any, inner: torch.optim.Optimizer) -> None:
+def allocate_optimizer_state(engine: Any, inner: torch.optim.Optimizer) -> None:
     """Make the optimizer allocate its state. At stage 3, torch's optimizer has its parameters only during a step of
     DeepSpeed, so this function gives the optimizer the parameters for a short time."""
     outer = engine.optimizer
-    lent = hasattr(outer, "_set_fp32_optimizer_param_groups")
-    if lent:
+    lends_parameters = hasattr(outer, "_set_fp32_optimizer_param_groups")
+    if lends_parameters:
         outer._set_fp32_optimizer_param_groups()
-    state_parts.make_room(inner)
-    if lent:
+    state_parts.allocate_optimizer_state(inner)
+    if lends_parameters:
         outer._clear_fp32_optimizer_param_groups()
 
 
-def restored(engine: Any) -> None:
+def finish_loading(engine: Any) -> None:
     """Update the model's weights from the fp32 weights. A collective: all ranks call it."""
     outer = engine.optimizer
     if isinstance(outer, FP16_UnfusedOptimizer):
@@ -70,15 +70,15 @@ def restored(engine: Any) -> None:
         outer.update_lp_params()
 
 
-def _cut(outer: Any, parameter: Any) -> tuple[torch.Tensor, int, int, int]:
+def _locate_shard(outer: Any, parameter: Any) -> tuple[torch.Tensor, int, int, int]:
     """Where this rank's shard of a parameter is: (flat tensor of fp32 weights, index of the shard's first element in this
     tensor, number of its elements, index of its first element in the flattened parameter)."""
     if hasattr(parameter, "ds_id"):
-        group, at, count = map(int, outer.grad_position[outer.get_param_id(parameter)])
-        return outer.fp32_partitioned_groups_flat[group], at, count, count * outer._get_param_partition_rank(parameter)
-    flats = outer.fp32_groups_flat_partition if isinstance(outer, BF16_Optimizer) else outer.single_partition_of_fp32_groups
-    cut = parameter._hp_mapping
-    if cut is None:
-        return flats[0], 0, 0, 0
-    high, low = cut.hp_fragment_address, cut.lp_fragment_address
-    return flats[cut.param_group_index], high.start, low.numel, low.start
+        group, start, count = map(int, outer.grad_position[outer.get_param_id(parameter)])
+        return outer.fp32_partitioned_groups_flat[group], start, count, count * outer._get_param_partition_rank(parameter)
+    flat_groups = outer.fp32_groups_flat_partition if isinstance(outer, BF16_Optimizer) else outer.single_partition_of_fp32_groups
+    mapping = parameter._hp_mapping
+    if mapping is None:
+        return flat_groups[0], 0, 0, 0
+    high, low = mapping.hp_fragment_address, mapping.lp_fragment_address
+    return flat_groups[mapping.param_group_index], high.start, low.numel, low.start

@@ -23,28 +23,28 @@ from trainers.model import counted_flops
 from trainers.plugins import own_model
 from trainers.plugins.own_model import OwnModel
 from trainers.task import Batch
-from trainers.tasks.own import GIVEN, OwnTask
+from trainers.tasks.own import FLOPS_FROM_FILE, OwnTask
 
 
-def describe(file: Path) -> Description:
+def describe_workload_file(file: Path) -> Description:
     """The workload of a file, and its tiny twin if the file defines one. An error in the file is returned as the `fault` of the
     description and not raised."""
     try:
         source = plugin_source.read(file)
-        own = own_model.load(source)
-        found = [_known(own, source, source.name, {})]
-        if own.tiny is not None:
-            found.append(_known(own, source, f"{source.name}-tiny", own.tiny))
+        plugin = own_model.load_definitions(source)
+        workloads = [_describe_workload(plugin, source, source.name, {})]
+        if plugin.tiny is not None:
+            workloads.append(_describe_workload(plugin, source, f"{source.name}-tiny", plugin.tiny))
     except ShardlabError as error:
         return Description(fault=str(error))
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return Description(fault=own_code.sentence(str(file), error))
-    return Description(workloads=found)
+    return Description(workloads=workloads)
 
 
-def _known(own: OwnModel, source: PluginSource, name: str, sizes: dict[str, Value]) -> OwnWorkload:
-    options = tuple(option.with_default(sizes.get(option.name, option.default)) for option in own.options)
-    task = OwnTask(own, source.digest, {option.name: option.default for option in options})
+def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, sizes: dict[str, Value]) -> OwnWorkload:
+    options = tuple(option.with_default(sizes.get(option.name, option.default)) for option in plugin.options)
+    task = OwnTask(plugin, source.digest, {option.name: option.default for option in options})
     task.must_repeat_items()
     try:
         with torch.device("meta"):
@@ -52,50 +52,50 @@ def _known(own: OwnModel, source: PluginSource, name: str, sizes: dict[str, Valu
     except ShardlabError:
         raise
     except Exception as error:
-        why = own_code.sentence(own.file, error)
+        why = own_code.sentence(plugin.file, error)
         raise InputError(f"{why} model() has to work on torch's meta device, on which FSDP and ZeRO-3 build it.") from error
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if not parameters:
-        raise InputError(f"{own.file}: the module of model() has no parameters to train.")
-    flops, flops_source = _flops(own, task)
-    plan = task.plan() if own.tensor_parallel is not None or own.pipeline is not None else None
-    if plan is not None and own.pipeline is not None:
+        raise InputError(f"{plugin.file}: the module of model() has no parameters to train.")
+    flops, flops_source = _count_flops(plugin, task)
+    plan = task.plan() if plugin.tensor_parallel is not None or plugin.pipeline is not None else None
+    if plan is not None and plugin.pipeline is not None:
         plan.stage(model, 0, 1)
     return OwnWorkload(
         name=name,
-        summary=own.summary if not sizes else f"the twin of {source.name}: {own.summary}",
+        summary=plugin.summary if not sizes else f"the twin of {source.name}: {plugin.summary}",
         code=source.digest,
         file=str(source.file),
-        unit=own.unit,
+        unit=plugin.unit,
         parameters=parameters,
-        block_parameters=block_parameters(task.blocks(model)),
+        block_parameters=count_block_parameters(task.blocks(model)),
         flops_per_unit=flops,
         flops_source=flops_source,
-        optimizer=own.optimizer,
+        optimizer=plugin.optimizer,
         options=options,
-        tensor_degrees=plan.degrees() if plan is not None and own.tensor_parallel is not None else (),
-        most_stages=plan.count if plan is not None and own.pipeline is not None else 0,
+        tensor_degrees=plan.degrees() if plan is not None and plugin.tensor_parallel is not None else (),
+        most_stages=plan.count if plan is not None and plugin.pipeline is not None else 0,
     )
 
 
-def block_parameters(blocks: Sequence[nn.Module]) -> tuple[int, ...]:
+def count_block_parameters(blocks: Sequence[nn.Module]) -> tuple[int, ...]:
     """The number of trainable parameters of each block. A parameter that several blocks share counts in the first of them."""
-    counted: set[nn.Parameter] = set()
+    counted_parameters: set[nn.Parameter] = set()
     sizes = []
     for block in blocks:
-        new = {parameter for parameter in block.parameters() if parameter.requires_grad} - counted
-        sizes.append(sum(parameter.numel() for parameter in new))
-        counted |= new
+        new_parameters = {parameter for parameter in block.parameters() if parameter.requires_grad} - counted_parameters
+        sizes.append(sum(parameter.numel() for parameter in new_parameters))
+        counted_parameters |= new_parameters
     return tuple(sizes)
 
 
-def _flops(own: OwnModel, task: OwnTask) -> tuple[float | None, str]:
+def _count_flops(plugin: OwnModel, task: OwnTask) -> tuple[float | None, str]:
     """Count the operations of a model. Returns (floating-point operations of forward and backward for one unit, or None; the
     source of this number, or why there is no number)."""
-    if own.flops_per_unit is not None:
-        return own.flops_per_unit, GIVEN
+    if plugin.flops_per_unit is not None:
+        return plugin.flops_per_unit, FLOPS_FROM_FILE
     try:
-        counted = counted_flops.of(task, Batch(*task.items(np.arange(1)))).flops
+        counted = counted_flops.count_flops(task, Batch(*task.items(np.arange(1)))).flops
     except Exception as error:  # noqa: BLE001 - the model may need data to compute
-        return None, f"not counted: {own_code.sentence(own.file, error)}"
+        return None, f"not counted: {own_code.sentence(plugin.file, error)}"
     return (counted, counted_flops.SOURCE) if counted else (None, "not counted: the model has no matrix product")

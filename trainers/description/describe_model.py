@@ -25,10 +25,10 @@ from shardlab.plugins.own_workload import Description, OwnWorkload
 from shardlab.registry import Option
 from trainers import menu
 from trainers.convolutional_workload import OPTIONS
-from trainers.description.describe import block_parameters
+from trainers.description.describe import count_block_parameters
 from trainers.model import configuration, counted_flops
-from trainers.model.blocks import classes
-from trainers.model.frozen_statistics import layers as batch_norms
+from trainers.model.blocks import block_class_names
+from trainers.model.frozen_statistics import batch_norm_layers as batch_norms
 from trainers.plans import derived
 from trainers.task import Batch, Task
 from trainers.tasks import configured, vision_classifier
@@ -43,7 +43,7 @@ LAYERS_OF_TWIN, MOST_OF_TWIN, MOST_FLOPS_OF_TWIN = 4, 30_000_000, 1e10  # larges
 IMAGE_SIZE = 224
 IMAGE_SIZES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512)
 # The outputs for one item in two different batches may differ by this much, relative to the largest output, by rounding.
-INDEPENDENT = 1e-3
+OUTPUT_TOLERANCE = 1e-3
 
 
 class Sizes(NamedTuple):
@@ -60,7 +60,7 @@ class Sizes(NamedTuple):
     longest: int | None = None
 
 
-def describe(file: Path, seq_len: int | None) -> Description:
+def describe_configuration(file: Path, seq_len: int | None) -> Description:
     """The workload of a configuration file (shardlab/matrix/model_file.py), and its tiny twin if a twin can be derived.
 
     seq_len: tokens of a sequence; None for a model of images. An error is returned as the `fault` of the description and not
@@ -69,46 +69,46 @@ def describe(file: Path, seq_len: int | None) -> Description:
     try:
         source = plugin_source.read(file)
         content = model_file.read_content(source.contents[file.name])
-        found = _known(content, source.digest, file.stem, seq_len, twin=False)
+        workload = _describe_workload(content, source.digest, file.stem, seq_len, twin=False)
     except ShardlabError as error:
         return Description(fault=str(error))
     except Exception as error:  # noqa: BLE001 - a library may raise anything if the content of the file is invalid
-        return Description(fault=f"the model cannot be built: {configuration.one_line(error)}")
-    if found.name.endswith("-tiny"):
-        return Description(workloads=[found])
+        return Description(fault=f"the model cannot be built: {configuration.error_line(error)}")
+    if workload.name.endswith("-tiny"):
+        return Description(workloads=[workload])
     try:
-        twin = _known(content, source.digest, f"{file.stem}-tiny", seq_len, twin=True)
+        twin = _describe_workload(content, source.digest, f"{file.stem}-tiny", seq_len, twin=True)
     except Exception as error:  # noqa: BLE001 - the sizes of a twin are a guess, with which a library may raise anything
-        why = str(error) if isinstance(error, ShardlabError) else configuration.one_line(error)
-        said = f"no tiny twin could be derived, so --scale tiny refuses it: {why}"
-        return Description(workloads=[msgspec.structs.replace(found, remarks=(*found.remarks, said))])
+        why = str(error) if isinstance(error, ShardlabError) else configuration.error_line(error)
+        remark = f"no tiny twin could be derived, so --scale tiny refuses it: {why}"
+        return Description(workloads=[msgspec.structs.replace(workload, remarks=(*workload.remarks, remark))])
     try:
-        _must_be_provable(content, twin)
+        _check_provable(content, twin)
     except InputError as error:
         return Description(fault=str(error))
-    return Description(workloads=[found, twin])
+    return Description(workloads=[workload, twin])
 
 
-def _known(content: dict[str, Any], code: str, name: str, seq_len: int | None, *, twin: bool) -> OwnWorkload:
-    sizes = _sizes(content, seq_len, twin=twin)
+def _describe_workload(content: dict[str, Any], digest: str, name: str, seq_len: int | None, *, twin: bool) -> OwnWorkload:
+    sizes = _read_sizes(content, seq_len, twin=twin)
     options = {option.name: option.default for option in sizes.options}
-    task = configured.of_content(content, cell_of(name, sizes.seq_len, options), Path(), twin=twin)
+    task = configured.make_task(content, one_process_cell(name, sizes.seq_len, options), Path(), twin=twin)
     with torch.device("meta"):
         model = task.model()
     blocks = task.blocks(model)
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if twin and parameters > MOST_OF_TWIN:
         raise InputError(f"at the smallest sizes that are known it has {parameters:,} parameters.")
-    flops, source = _flops(task)
+    flops, source = _count_flops(task)
     if twin and (flops or 0) * task.units_per_item > MOST_FLOPS_OF_TWIN:
         raise InputError(f"at the smallest sizes that are known an item needs {flops:.1e} operations.")
     if twin:
-        _must_train(task)
+        _check_gradients(task)
     split: Split | str = "how to split its layers over ranks is not known"
     if isinstance(task, configured.CausalTask):
-        split = derived.split_of(model, blocks, task.made)
-    remarks = [f"{split}, so {_refused('tp')} are refused"] if isinstance(split, str) else []
-    remarks.append(f"where a pipeline may cut it is not known, so {_refused('pp')} are refused")
+        split = derived.derive_split(model, blocks, task.config)
+    remarks = [f"{split}, so {_refused_strategies('tp')} are refused"] if isinstance(split, str) else []
+    remarks.append(f"where a pipeline may cut it is not known, so {_refused_strategies('pp')} are refused")
     if not blocks:
         remarks.append("no repeated blocks were found, so FSDP and ZeRO-3 gather the whole model at once")
     if flops is None:
@@ -116,16 +116,16 @@ def _known(content: dict[str, Any], code: str, name: str, seq_len: int | None, *
     return OwnWorkload(
         name=name,
         summary=("the tiny twin of " if twin else "") + sizes.summary,
-        code=code,
+        code=digest,
         file=f"{name.removesuffix('-tiny') if twin else name}{model_file.SUFFIX}",
         unit="images" if sizes.seq_len is None else "tokens",
         parameters=parameters,
-        block_parameters=block_parameters(blocks),
+        block_parameters=count_block_parameters(blocks),
         flops_per_unit=flops,
         flops_source=source,
         optimizer=OPTIMIZER,
         options=sizes.options,
-        block=classes(blocks),
+        block=block_class_names(blocks),
         twin=twin,
         seq_len=sizes.seq_len,
         longest=sizes.longest,
@@ -134,37 +134,37 @@ def _known(content: dict[str, Any], code: str, name: str, seq_len: int | None, *
     )
 
 
-def _refused(degree: str) -> str:
+def _refused_strategies(degree: str) -> str:
     """The names of the strategies that use a dimension of the mesh (`tp` or `pp`), for a message that they are refused."""
     return ", ".join(name for name, strategy in menu.strategies().items() if degree in strategy.degrees)
 
 
-def _sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> Sizes:
+def _read_sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> Sizes:
     """The options and sequence lengths of the model, or of its tiny twin. Raises InputError if `seq_len` or the size of images
     does not fit the model."""
     if "torchvision" in content:
-        return _sizes_of_torchvision(content["torchvision"], twin=twin)
+        return _torchvision_sizes(content["torchvision"], twin=twin)
     values = content["transformers"]
-    found = configuration.architecture(values)
+    architecture = configuration.find_architecture(values)
     if twin:
-        values = configuration.twin_of(found, values)
-    made = configuration.configured(found, values, dropout=True)
-    rates = configuration.rates(made)
-    depth = getattr(made, configuration.LAYERS, None)
+        values = configuration.shrink_to_twin(architecture, values)
+    config = configuration.make_config(architecture, values, dropout=True)
+    rates = configuration.dropout_keys(config)
+    depth = getattr(config, configuration.LAYERS, None)
     layers: tuple[Option, ...] = ()
-    if isinstance(depth, int) and depth > 0 and not hasattr(made, "depths"):
-        said = "blocks; if fewer than in the configuration, the first ones"
-        layers = (Option("n_layer", min(depth, LAYERS_OF_TWIN) if twin else depth, said, least=1, most=depth),)
-    summary = f"{found.model.__name__} of transformers, random weights"
-    if found.kind == "image classifier":
+    if isinstance(depth, int) and depth > 0 and not hasattr(config, "depths"):
+        help_text = "blocks; if fewer than in the configuration, the first ones"
+        layers = (Option("n_layer", min(depth, LAYERS_OF_TWIN) if twin else depth, help_text, least=1, most=depth),)
+    summary = f"{architecture.model.__name__} of transformers, random weights"
+    if architecture.kind == "image classifier":
         if seq_len is not None:
             raise InputError("seq_len: an image classifier has no sequences. Allowed: leave seq_len out.")
-        return Sizes(summary, (*layers, *_image_options(*_images(found, made, twin=twin), ", ".join(rates) or None)))
+        return Sizes(summary, (*layers, *_image_options(*_image_sizes(architecture, config, twin=twin), ", ".join(rates) or None)))
     if seq_len is None:
         raise InputError(
             "seq_len is missing: the tokens of a sequence. Needed: {transformers: FILE, seq_len: 1024}, for example."
         )
-    longest = getattr(made, "max_position_embeddings", None)
+    longest = getattr(config, "max_position_embeddings", None)
     longest = longest if type(longest) is int and longest > 0 else None
     if longest is not None and seq_len > longest:
         raise InputError(f"seq_len: found {seq_len}. Allowed: up to {longest} (max_position_embeddings).")
@@ -175,48 +175,48 @@ def _sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> Sizes
     return Sizes(summary, (*layers, dropout, *of_tokens("synthetic")), seq_len, longest)
 
 
-def _images(found: Architecture, made: Any, *, twin: bool) -> tuple[int, tuple[int, ...]]:
+def _image_sizes(architecture: Architecture, config: Any, *, twin: bool) -> tuple[int, tuple[int, ...]]:
     """The sizes of the images of a classifier of transformers, as widths in pixels: (default size, all possible sizes).
 
     Raises InputError if the configuration asks for images that are not square or do not have 3 channels.
     """
-    size, colours = getattr(made, "image_size", None), getattr(made, "num_channels", 3)
+    size, colours = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
     if colours != 3 or (size is not None and type(size) is not int):
         raise InputError(f"image_size, num_channels: found {str(size)[:40]}, {str(colours)[:40]}. Allowed: a whole number, 3.")
     if size is not None:
         return size, (size,)
     with torch.device("meta"):
-        network = configuration.build(found, made).train()
-    return _default(lambda images: network(images).logits, twin=twin)
+        network = configuration.build_model(architecture, config).train()
+    return _find_image_sizes(lambda images: network(images).logits, twin=twin)
 
 
-def _sizes_of_torchvision(name: str, *, twin: bool) -> Sizes:
+def _torchvision_sizes(name: str, *, twin: bool) -> Sizes:
     with torch.device("meta"):
-        network = vision_classifier.network(name, 2, dropout=True, twin=twin).train()
-    dropout = "those of torchvision" if vision_classifier.rates(network) else None
-    options = (*_image_options(*_default(network, twin=twin), dropout), *OPTIONS)
+        network = vision_classifier.build_network(name, 2, dropout=True, twin=twin).train()
+    dropout = "those of torchvision" if vision_classifier.dropout_modules(network) else None
+    options = (*_image_options(*_find_image_sizes(network, twin=twin), dropout), *OPTIONS)
     return Sizes(f"{name} of torchvision, random weights", options)
 
 
-def _default(network: Callable[[torch.Tensor], Any], *, twin: bool) -> tuple[int, tuple[int, ...]]:
+def _find_image_sizes(network: Callable[[torch.Tensor], Any], *, twin: bool) -> tuple[int, tuple[int, ...]]:
     """The sizes of the images of a network, as widths in pixels: (default size, all possible sizes). They are found by trying,
     because the network does not name its sizes. For a twin, only the smallest possible size. Raises InputError if the network
     accepts no size."""
-    able = tuple(itertools.islice(_able(network), 1 if twin else None))
-    if not able:
+    working_sizes = tuple(itertools.islice(_trainable_sizes(network), 1 if twin else None))
+    if not working_sizes:
         raise InputError(f"the network computes no image in training, of {', '.join(map(str, IMAGE_SIZES))} pixels a side.")
-    return (IMAGE_SIZE if IMAGE_SIZE in able else max(able)), able
+    return (IMAGE_SIZE if IMAGE_SIZE in working_sizes else max(working_sizes)), working_sizes
 
 
-def _able(network: Callable[[torch.Tensor], Any]) -> Iterator[int]:
+def _trainable_sizes(network: Callable[[torch.Tensor], Any]) -> Iterator[int]:
     """The sizes of IMAGE_SIZES with which the network can compute in training mode, for a batch of one image."""
     for size in IMAGE_SIZES:
         try:
-            found = network(torch.empty(1, 3, size, size, device="meta"))
+            outputs = network(torch.empty(1, 3, size, size, device="meta"))
         except Exception:  # noqa: BLE001 - networks raise many kinds of errors if an image is too small
             continue
-        if not isinstance(found, torch.Tensor):
-            raise InputError(f"the network returns a {type(found).__name__} in training. Allowed: a network with one output.")
+        if not isinstance(outputs, torch.Tensor):
+            raise InputError(f"the network returns a {type(outputs).__name__} in training. Allowed: a network with one output.")
         yield size
 
 
@@ -227,50 +227,50 @@ def _image_options(size: int, sizes: tuple[int, ...], dropout: str | None) -> tu
     )
 
 
-def _flops(task: Task) -> tuple[float | None, str]:
+def _count_flops(task: Task) -> tuple[float | None, str]:
     """Count the operations of a model. Returns (floating-point operations of forward and backward for one unit, or None; the
     source of this number, or why there is no number).
 
     Raises InputError if some parameters get no gradient, because DDP cannot train such a model.
     """
     try:
-        counted = counted_flops.of(task, task.fetch(np.arange(1), torch.device("cpu")))
+        flop_count = counted_flops.count_flops(task, task.fetch(np.arange(1), torch.device("cpu")))
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - the model may need data to compute
-        return None, f"its operations cannot be counted: {configuration.one_line(error)}"
-    if counted.unused:
-        names = ", ".join(counted.unused[:3])
-        raise InputError(f"{len(counted.unused)} of its parameters get no gradient, such as {names}; DDP cannot train it.")
-    return counted.flops or None, counted_flops.SOURCE
+        return None, f"its operations cannot be counted: {configuration.error_line(error)}"
+    if flop_count.unused:
+        names = ", ".join(flop_count.unused[:3])
+        raise InputError(f"{len(flop_count.unused)} of its parameters get no gradient, such as {names}; DDP cannot train it.")
+    return flop_count.flops or None, counted_flops.SOURCE
 
 
-def _must_train(task: Task) -> None:
+def _check_gradients(task: Task) -> None:
     """Raises an error if the twin cannot compute its loss, or if a parameter gets no finite gradient."""
-    outputs, targets, model = _computed(task, 2)
+    outputs, targets, model = _compute_outputs(task, 2)
     task.criterion(outputs, targets).backward()  # type: ignore[no-untyped-call]
-    if lacking := [name for name, p in model.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]:
-        raise InputError(f"its parameter {lacking[0]} gets no finite gradient.")
+    if without_gradient := [name for name, p in model.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]:
+        raise InputError(f"its parameter {without_gradient[0]} gets no finite gradient.")
 
 
-def _must_be_provable(content: dict[str, Any], twin: OwnWorkload) -> None:
+def _check_provable(content: dict[str, Any], twin: OwnWorkload) -> None:
     """Raises InputError if the model's outputs for an item depend on chance or on the other items of the batch, because ranks
     could not share the work of such a model. BatchNorm is allowed, because the same-work proof freezes it."""
     options = {option.name: option.default for option in twin.options}
-    task = configured.of_content(content, cell_of(twin.name, twin.seq_len, options), Path(), twin=True)
+    task = configured.make_task(content, one_process_cell(twin.name, twin.seq_len, options), Path(), twin=True)
     with torch.no_grad():
-        together, _, model = _computed(task, 2)
+        batch_outputs, _, model = _compute_outputs(task, 2)
         if batch_norms(model):
             return
-        alone, _, _ = _computed(task, 1)
-    if float((together[:1] - alone).abs().max()) > INDEPENDENT * float(together.abs().max()):
+        single_output, _, _ = _compute_outputs(task, 1)
+    if float((batch_outputs[:1] - single_output).abs().max()) > OUTPUT_TOLERANCE * float(batch_outputs.abs().max()):
         raise InputError(
             "what it computes for an item depends on chance or on the other items of the batch, so that ranks cannot share the "
             "work. Needed: the same outputs for the same item."
         )
 
 
-def _computed(task: Task, items: int) -> tuple[torch.Tensor, torch.Tensor, nn.Module]:
+def _compute_outputs(task: Task, items: int) -> tuple[torch.Tensor, torch.Tensor, nn.Module]:
     """Compute the twin's outputs for its first `items` items. Returns (outputs, targets, model); the weights are the same in
     each call."""
     torch.manual_seed(0)
@@ -281,7 +281,7 @@ def _computed(task: Task, items: int) -> tuple[torch.Tensor, torch.Tensor, nn.Mo
     return outputs, batch.targets, model
 
 
-def cell_of(name: str, seq_len: int | None, options: dict[str, Any]) -> Cell:
+def one_process_cell(name: str, seq_len: int | None, options: dict[str, Any]) -> Cell:
     """A cell of one process with this workload, from which a task takes its sizes."""
     return Cell(
         workload=name, strategy="single", gpus=1, nnodes=1, dp=1, tp=1, pp=1, servers=0, launcher="fork", global_batch_size=1,

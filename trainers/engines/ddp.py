@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound="DdpEngine")
 MIB = 2**20
-WORTH = 2  # PowerSGD compresses a matrix only if the matrix becomes smaller by more than this factor
+MIN_COMPRESSION = 2  # PowerSGD compresses a matrix only if the matrix becomes smaller by more than this factor
 EXACT_STEPS = 2  # steps without compression at the start; PowerSGD with error feedback needs at least 2
 
 
@@ -42,8 +42,8 @@ class DdpEngine(ReplicatedEngine):
     hook = "none"  # how gradients are compressed before they are sent
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
-        wrapped = cast("DistributedDataParallel", self.model)
-        return nullcontext() if last else wrapped.no_sync()
+        ddp_model = cast("DistributedDataParallel", self.model)
+        return nullcontext() if last else ddp_model.no_sync()
 
     @contextmanager
     def join(self) -> Iterator[None]:
@@ -52,23 +52,23 @@ class DdpEngine(ReplicatedEngine):
         A rank without data takes part in the collectives of the other ranks. Gradients are averaged over the ranks with data.
         At the end, all ranks get the parameters of one rank with data.
         """
-        wrapped = cast("DistributedDataParallel", self.model)
-        with wrapped.join(divide_by_initial_world_size=False):
+        ddp_model = cast("DistributedDataParallel", self.model)
+        with ddp_model.join(divide_by_initial_world_size=False):
             yield
-        wrapped._join_config = _JoinConfig(
+        ddp_model._join_config = _JoinConfig(
             enable=False, throw_on_early_termination=False, is_first_joinable=False
         )  # torch itself does not switch `join` off after the step, and a validation may follow
 
     def theory(self) -> list[Term]:
         n, psi = self.data_ranks, bytes_of(self.model.parameters(), 2 if self.hook == "bf16" else None)
-        held = bytes_of(self.model.buffers())
-        buffers = [Term("buffers (BatchNorm's statistics), rank 0's to all, once a step", "broadcast", held, n)] if held else []
+        buffer_bytes = bytes_of(self.model.buffers())
+        buffers = [Term("buffers (BatchNorm's statistics), rank 0's to all, once a step", "broadcast", buffer_bytes, n)] if buffer_bytes else []
         if self.hook == "powersgd":
-            vectors, factors = _powersgd(self.model)
+            uncompressed_bytes, factor_bytes = _powersgd_bytes(self.model)
             return [
-                Term("gradients that are not worth compressing", "all_reduce", vectors, n),
+                Term("gradients that are not worth compressing", "all_reduce", uncompressed_bytes, n),
                 Term(f"both factors of rank {RANK} of the others, once its {EXACT_STEPS} exact steps are over", "all_reduce",
-                     factors, n),
+                     factor_bytes, n),
                 *buffers,
             ]  # fmt: skip
         return [Term("gradients, all buckets of a step together: 2 (n-1)/n psi", "all_reduce", psi, n), *buffers]
@@ -77,17 +77,17 @@ class DdpEngine(ReplicatedEngine):
         return 2.0 * bytes_of(self.model.parameters())
 
     def effective(self) -> dict[str, Any]:
-        logged = cast("DistributedDataParallel", self.model)._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        buckets = logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]  # DDP makes new buckets after the first step
+        log_data = cast("DistributedDataParallel", self.model)._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        buckets = log_data.get("rebuilt_bucket_sizes") or log_data["bucket_sizes"]  # DDP makes new buckets after the first step
         return {
             **super().effective(),
-            "bucket_cap_mb": logged["bucket_cap_bytes"] / MIB,
+            "bucket_cap_mb": log_data["bucket_cap_bytes"] / MIB,
             "bucket_sizes_bytes": [int(size) for size in buckets.split(",")],
-            "backend": logged["backend_name"],
+            "backend": log_data["backend_name"],
             "static_graph": cast("DistributedDataParallel", self.model).static_graph,
             "gradient_as_bucket_view": cast("DistributedDataParallel", self.model).gradient_as_bucket_view,
-            "comm_hook": logged.get("comm_hook") or "none",
-            "joined": bool(logged.get("join_uneven_inputs")),
+            "comm_hook": log_data.get("comm_hook") or "none",
+            "joined": bool(log_data.get("join_uneven_inputs")),
         }
 
 
@@ -95,92 +95,92 @@ class PowerSgdEngine(DdpEngine):
     """DDP with PowerSGD. PowerSGD has a state for each bucket of gradients, and DDP chooses the buckets only in its first
     steps."""
 
-    kept: PowerSGDState
+    powersgd_state: PowerSGDState
     hook = "powersgd"
 
     def state(self) -> State:
-        found = super().state()
+        parts = super().state()
         for name in ("error", "p_memory", "q_memory"):
-            for bucket, tensor in getattr(self.kept, f"{name}_dict").items():
-                found[f"powersgd/{name}/{bucket}"] = TensorPart(tensor, tensor.shape, (0,), own=True)
-        return found
+            for bucket, tensor in getattr(self.powersgd_state, f"{name}_dict").items():
+                parts[f"powersgd/{name}/{bucket}"] = TensorPart(tensor, tensor.shape, (0,), differs_by_rank=True)
+        return parts
 
     def numbers(self) -> dict[str, float]:
-        return {**super().numbers(), "powersgd_iterations": float(self.kept.iter)}
+        return {**super().numbers(), "powersgd_iterations": float(self.powersgd_state.iter)}
 
-    def make_room(self, numbers: dict[str, float]) -> None:
+    def allocate_optimizer_state(self, numbers: dict[str, float]) -> None:
         """Make steps on one item without updates, until DDP has chosen its buckets and PowerSGD has allocated its state."""
-        super().make_room(numbers)
+        super().allocate_optimizer_state(numbers)
         clock = clock_for(self.device)
         clock.start()
-        some = self.task.fetch(np.zeros(self.cell.micro_batch_size, dtype=np.int64), self.device)
+        batch = self.task.fetch(np.zeros(self.cell.micro_batch_size, dtype=np.int64), self.device)
         for _ in range(EXACT_STEPS + (numbers.get("powersgd_iterations", 0) > EXACT_STEPS)):
-            self.forward_backward([some], clock)
+            self.forward_backward([batch], clock)
             self.optimizer.zero_grad(set_to_none=True)
 
-    def restored(self, numbers: dict[str, float]) -> None:
-        super().restored(numbers)
-        self.kept.iter = int(numbers.get("powersgd_iterations", 0))  # 0: another strategy saved the checkpoint
+    def finish_loading(self, numbers: dict[str, float]) -> None:
+        super().finish_loading(numbers)
+        self.powersgd_state.iter = int(numbers.get("powersgd_iterations", 0))  # 0: another strategy saved the checkpoint
 
 
-def _powersgd(model: nn.Module) -> tuple[int, int]:
+def _powersgd_bytes(model: nn.Module) -> tuple[int, int]:
     """The bytes that PowerSGD sends: (bytes of the gradients that it does not compress, bytes of the two factors of all other
     gradients).
 
     PowerSGD (Vogels et al., 2019) treats a gradient with r rows as an r x c matrix. Its two factors have RANK (r + c) elements.
     """
-    whole = factors = 0
+    uncompressed_bytes = factor_bytes = 0
     for parameter in model.parameters():
         rows = parameter.shape[0] if parameter.dim() > 1 else 0
-        small = RANK * (rows + parameter.numel() // rows) if rows else 0
-        if small and small * WORTH < parameter.numel():
-            factors += small * parameter.element_size()
+        factor_elements = RANK * (rows + parameter.numel() // rows) if rows else 0
+        if factor_elements and factor_elements * MIN_COMPRESSION < parameter.numel():
+            factor_bytes += factor_elements * parameter.element_size()
         else:
-            whole += parameter.numel() * parameter.element_size()
-    return whole, factors
+            uncompressed_bytes += parameter.numel() * parameter.element_size()
+    return uncompressed_bytes, factor_bytes
 
 
 def build(cell: Cell, task: Task, ranks: Ranks, *, powersgd: bool = False) -> DdpEngine:
-    return _with_powersgd(cell, task, ranks) if powersgd else _wrapped(cell, task, ranks, DdpEngine)
+    return _build_with_powersgd(cell, task, ranks) if powersgd else _build_wrapped(cell, task, ranks, DdpEngine)
 
 
-def _wrapped(cell: Cell, task: Task, ranks: Ranks, kind: type[E]) -> E:
+def _build_wrapped(cell: Cell, task: Task, ranks: Ranks, engine_class: type[E]) -> E:
     model = task.model().to(ranks.device, weight_dtype(cell.precision))
     if cell.options["sync_batch_norm"]:
         if ranks.device.type == "cpu":
             raise InputError(f"sync_batch_norm: {WITHOUT_GPU}")
         model = SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    wrapped = DistributedDataParallel(
+    ddp_model = DistributedDataParallel(
         model_options.checkpoint_and_compile(cell, task, model),
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
         bucket_cap_mb=cast("int", cell.options["bucket_cap_mb"]),
         static_graph=cast("bool", cell.options["static_graph"]),
         gradient_as_bucket_view=cast("bool", cell.options["gradient_as_bucket_view"]),
     )
-    engine = kind(cell, task, ranks, wrapped)
+    engine = engine_class(cell, task, ranks, ddp_model)
     engine.joins = cell.options.get("join") is True
     if cell.options.get("comm_hook", "none") == "bf16":
-        wrapped.register_comm_hook(ranks.world_size, _in_bf16)
+        ddp_model.register_comm_hook(ranks.world_size, _bf16_hook)
         engine.hook = "bf16"
     return engine
 
 
-def _in_bf16(world_size, bucket):  # type: ignore[no-untyped-def]  # DDP accepts only its own classes as annotations, or none
+def _bf16_hook(world_size, bucket):  # type: ignore[no-untyped-def]  # DDP accepts only its own classes as annotations, or none
     """A communication hook of DDP: average a bucket of gradients in bf16. Torch's own hook does the same, but not on a CPU."""
     rounded = bucket.buffer().to(torch.bfloat16).div_(world_size)
-    sent = dist.all_reduce(rounded, async_op=True).get_future()
-    return sent.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+    pending = dist.all_reduce(rounded, async_op=True).get_future()
+    return pending.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
-def _with_powersgd(cell: Cell, task: Task, ranks: Ranks) -> PowerSgdEngine:
+def _build_with_powersgd(cell: Cell, task: Task, ranks: Ranks) -> PowerSgdEngine:
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook  # it imports modules that only PowerSGD needs
 
-    engine = _wrapped(cell, task, ranks, PowerSgdEngine)
-    engine.kept = state = powerSGD_hook.PowerSGDState(
+    engine = _build_wrapped(cell, task, ranks, PowerSgdEngine)
+    engine.powersgd_state = state = powerSGD_hook.PowerSGDState(
         process_group=None,
         matrix_approximation_rank=RANK,
         start_powerSGD_iter=EXACT_STEPS,
-        min_compression_rate=WORTH,
+        min_compression_rate=MIN_COMPRESSION,
         use_error_feedback=True,
         warm_start=True,
         orthogonalization_epsilon=0,

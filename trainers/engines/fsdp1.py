@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trainers.task import Task
 
 
-FREES = ("FULL_SHARD", "HYBRID_SHARD")  # the shardings that free parameters after forward, so backward gathers them again
+RESHARDING = ("FULL_SHARD", "HYBRID_SHARD")  # the shardings that free parameters after forward, so backward gathers them again
 
 
 class Fsdp1Engine(ReplicatedEngine):
@@ -39,31 +39,31 @@ class Fsdp1Engine(ReplicatedEngine):
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, sizes: tuple[int, int], sharding: str) -> None:
         super().__init__(cell, task, ranks, model)
-        self._blocks, self._rest = sizes  # number of elements in the FSDP units of blocks, and in the outermost FSDP unit
+        self._block_elements, self._rest_elements = sizes  # number of elements in the FSDP units of blocks, and in the outermost FSDP unit
         self._sharding = sharding
         self._replicas = cast("int", cell.options["replicas"]) if sharding in HYBRID else 1
 
     @property
-    def _wrapped(self) -> FullyShardedDataParallel:
+    def _fsdp_model(self) -> FullyShardedDataParallel:
         return cast("FullyShardedDataParallel", self.model)
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
-        return nullcontext() if last else self._wrapped.no_sync()
+        return nullcontext() if last else self._fsdp_model.no_sync()
 
     def clip(self, max_norm: float) -> None:
-        self._wrapped.clip_grad_norm_(max_norm)
+        self._fsdp_model.clip_grad_norm_(max_norm)
 
-    def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
+    def sum_overflow(self, overflowed: torch.Tensor) -> torch.Tensor:
         if self._sharding != "NO_SHARD":
-            dist.all_reduce(overflowed, group=self._wrapped.process_group)
+            dist.all_reduce(overflowed, group=self._fsdp_model.process_group)
         return overflowed
 
     def gradient_norm(self) -> float:
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]  # this rank's shards, perhaps on the CPU
-        squares = [g.float().square().sum().to(self.device) for g in grads]
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]  # this rank's shards, perhaps on the CPU
+        squares = [gradient.float().square().sum().to(self.device) for gradient in gradients]
         square = torch.stack([torch.zeros((), device=self.device), *squares]).sum()
         if self._sharding != "NO_SHARD":
-            dist.all_reduce(square, group=self._wrapped.process_group)
+            dist.all_reduce(square, group=self._fsdp_model.process_group)
         return float(square.sqrt())
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
@@ -78,41 +78,41 @@ class Fsdp1Engine(ReplicatedEngine):
         for unit in FullyShardedDataParallel.fsdp_modules(self.model):
             # No public interface tells which part of a parameter a flat shard has, so private fields are read. The version of
             # torch is pinned, and a test resumes a run with FSDP1.
-            flat = unit._handle.flat_param  # type: ignore[union-attr]
-            for parameter, here, shape in zip(flat._params or (), flat._shard_param_infos, flat._shapes):
-                if here.in_shard:
-                    shares.append((names[id(parameter)], parameter, shape.numel(), here.intra_param_start_idx or 0))
+            flat_parameter = unit._handle.flat_param  # type: ignore[union-attr]
+            for parameter, shard_info, shape in zip(flat_parameter._params or (), flat_parameter._shard_param_infos, flat_parameter._shapes):
+                if shard_info.in_shard:
+                    shares.append((names[id(parameter)], parameter, shape.numel(), shard_info.intra_param_start_idx or 0))
                     states.append(self.optimizer.state[parameter])
-        return {**state_parts.of_shares(shares, states), **state_parts.of_buffers(self.model)}
+        return {**state_parts.shard_parts(shares, states), **state_parts.buffer_parts(self.model)}
 
     def parameters(self) -> int:
-        return self._blocks + self._rest
+        return self._block_elements + self._rest_elements
 
     def theory(self) -> list[Term]:
         passes, shards = self.cell.gradient_accumulation_steps, self.data_ranks // self._replicas
-        whole = self.parameters() * float(weight_bytes(self.cell.precision))  # bytes of all gradients when they are reduced
+        gradient_bytes = self.parameters() * float(weight_bytes(self.cell.precision))  # bytes of all gradients when they are reduced
         if self._sharding == "NO_SHARD":
-            return [Term("gradients, once a step", "all_reduce", whole, self.data_ranks)]
-        gathered = float(computed_bytes(self.cell.precision))
-        if self._sharding in FREES:
+            return [Term("gradients, once a step", "all_reduce", gradient_bytes, self.data_ranks)]
+        itemsize = float(computed_bytes(self.cell.precision))
+        if self._sharding in RESHARDING:
             gathers = [
                 Term("blocks' parameters, for forward and for backward of each pass", "all_gather",
-                     self._blocks * gathered, shards, 2 * passes),
-                Term("the outermost unit's parameters, once a pass", "all_gather", self._rest * gathered, shards, passes),
+                     self._block_elements * itemsize, shards, 2 * passes),
+                Term("the outermost unit's parameters, once a pass", "all_gather", self._rest_elements * itemsize, shards, passes),
             ]  # fmt: skip
         else:  # parameters stay gathered from forward to backward, and until the last pass of a step
-            gathers = [Term("parameters, once a step", "all_gather", self.parameters() * gathered, shards)]
-        reduces = [Term("gradients, once a step", "reduce_scatter", whole, shards)]
+            gathers = [Term("parameters, once a step", "all_gather", self.parameters() * itemsize, shards)]
+        reduces = [Term("gradients, once a step", "reduce_scatter", gradient_bytes, shards)]
         if self._replicas > 1:
-            reduces.append(Term("gradients' shards among replicas, once a step", "all_reduce", whole / shards, self._replicas))
-        return [*gathers, *reduces, *loss_scaling.sign(self.cell.precision, shards)]
+            reduces.append(Term("gradients' shards among replicas, once a step", "all_reduce", gradient_bytes / shards, self._replicas))
+        return [*gathers, *reduces, *loss_scaling.overflow_flag_terms(self.cell.precision, shards)]
 
     def textbook_bytes(self) -> float:
-        return (3 if self._sharding in FREES else 2) * float(weight_bytes(self.cell.precision)) * self.parameters()
+        return (3 if self._sharding in RESHARDING else 2) * float(weight_bytes(self.cell.precision)) * self.parameters()
 
     def effective(self) -> dict[str, Any]:
         units = FullyShardedDataParallel.fsdp_modules(self.model)
-        root = self._wrapped
+        root = self._fsdp_model
         prefetch, weights = root.backward_prefetch, next(self.model.parameters()).dtype
         return {
             **super().effective(),
@@ -136,13 +136,13 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, sharding: str) -> Fsdp1Engine
     mesh = replicas_mesh(cell, ranks) if sharding in HYBRID else None
     deferred = Deferred(task, ranks, weight_dtype(cell.precision))
     model = model_options.checkpoint_and_compile(cell, task, deferred.model)
-    blocks = activation_checkpointing.units(task, model) if options["wrap"] == "block" else []
-    chosen = {id(block) for block in blocks}
-    inside = sum(p.numel() for block in blocks for p in block.parameters())
-    sizes = inside, sum(p.numel() for p in model.parameters()) - inside
-    low = cast_dtype(cell.precision)
-    mixed = MixedPrecision(
-        param_dtype=low,
+    blocks = activation_checkpointing.list_units(task, model) if options["wrap"] == "block" else []
+    block_ids = {id(block) for block in blocks}
+    block_elements = sum(p.numel() for block in blocks for p in block.parameters())
+    sizes = block_elements, sum(p.numel() for p in model.parameters()) - block_elements
+    low_dtype = cast_dtype(cell.precision)
+    mixed_precision = MixedPrecision(
+        param_dtype=low_dtype,
         reduce_dtype=torch.float32,
         cast_forward_inputs=True,
         _module_classes_to_ignore=(),  # FSDP1's default excludes BatchNorm from casting; no other strategy excludes it
@@ -152,8 +152,8 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, sharding: str) -> Fsdp1Engine
         model,
         device_mesh=mesh,
         sharding_strategy=ShardingStrategy[sharding],
-        auto_wrap_policy=CustomPolicy(lambda module: id(module) in chosen) if chosen else None,
-        mixed_precision=mixed if low else None,
+        auto_wrap_policy=CustomPolicy(lambda module: id(module) in block_ids) if block_ids else None,
+        mixed_precision=mixed_precision if low_dtype else None,
         cpu_offload=CPUOffload(offload_params=options["offload"] == "cpu"),
         backward_prefetch=prefetch[cast("str", options["backward_prefetch"])],
         forward_prefetch=cast("bool", options["forward_prefetch"]),

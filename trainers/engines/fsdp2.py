@@ -36,19 +36,19 @@ class Fsdp2Engine(FullySharded):
         self._offloaded = cell.options["offload"] == "cpu"
 
     def theory(self) -> list[Term]:
-        precision, passes, n = self.cell.precision, self.cell.gradient_accumulation_steps, self.data_ranks // self._replicas
-        in_blocks = {id(p) for block in self.task.blocks(self.model) for p in block.parameters()}
+        precision, passes, shards = self.cell.precision, self.cell.gradient_accumulation_steps, self.data_ranks // self._replicas
+        block_parameter_ids = {id(p) for block in self.task.blocks(self.model) for p in block.parameters()}
         sizes = {True: 0, False: 0}
         for parameter in self.model.parameters():
-            sizes[id(parameter) in in_blocks] += fsdp.padded(parameter.shape, n)
+            sizes[id(parameter) in block_parameter_ids] += fsdp.count_padded_elements(parameter.shape, shards)
         gathers = (2 if self._reshards else 1) * passes
-        terms = fsdp.terms(precision, sizes[True], sizes[False], n, block_gathers=gathers, other_gathers=passes)
+        terms = fsdp.sharding_terms(precision, sizes[True], sizes[False], shards, block_gathers=gathers, other_gathers=passes)
         if self._replicas > 1:
-            shard = sum(sizes.values()) * weight_bytes(precision) / n
+            shard = sum(sizes.values()) * weight_bytes(precision) / shards
             terms.append(Term("gradients' shards among replicas, once a step", "all_reduce", shard, self._replicas))
-        return [*terms, *loss_scaling.sign(precision, n)]
+        return [*terms, *loss_scaling.overflow_flag_terms(precision, shards)]
 
-    def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
+    def sum_overflow(self, overflowed: torch.Tensor) -> torch.Tensor:
         mesh = cast("DTensor", next(self.model.parameters())).device_mesh
         dist.all_reduce(overflowed, group=mesh.get_group(mesh.ndim - 1))  # summed only within a replica: all replicas are equal
         return overflowed
@@ -65,13 +65,13 @@ class Fsdp2Engine(FullySharded):
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         if not self._offloaded:
             return super().whole_parameters()
-        found = {}
+        weights = {}
         for name, parameter in cast("Iterable[tuple[str, DTensor]]", self.model.named_parameters()):
             local, mesh = parameter.to_local().to(self.device), parameter.device_mesh
             shape, stride = parameter.shape, parameter.stride()
-            there = DTensor.from_local(local, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
-            found[model_options.plain_name(name)] = there.full_tensor().detach().float().cpu().clone()
-        return found
+            device_parameter = DTensor.from_local(local, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
+            weights[model_options.plain_name(name)] = device_parameter.full_tensor().detach().float().cpu().clone()
+        return weights
 
     def textbook_bytes(self) -> float:
         psi = float(weight_bytes(self.cell.precision)) * self.parameters()
@@ -81,7 +81,7 @@ class Fsdp2Engine(FullySharded):
         wrapped = [m for m in self.model.modules() if isinstance(m, FSDPModule)]
         return {
             **super().effective(),
-            **fsdp.effective(self.model, activation_checkpointing.units(self.task, self.model)),
+            **fsdp.effective(self.model, activation_checkpointing.list_units(self.task, self.model)),
             "mesh": list(next(self.model.parameters()).device_mesh.shape),  # type: ignore[attr-defined]
             "prefetch": max(len(m._get_fsdp_state()._states_to_forward_prefetch) for m in wrapped),
             "parameters_on": str(next(self.model.parameters()).device),
@@ -96,26 +96,26 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, reshard_after_forward: bool, 
     they are kept for backward. replicated: shard over the ranks of each replica (a 2-D mesh), not over all ranks.
     """
     mesh = replicas_mesh(cell, ranks) if replicated else ranks.mesh((ranks.world_size,))
-    pinned = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
-    given: dict[str, Any] = {
+    cpu_offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
+    shard_options: dict[str, Any] = {
         "mesh": mesh,
-        "mp_policy": fsdp.policy(cell.precision),
-        "offload_policy": pinned if cell.options["offload"] == "cpu" else OffloadPolicy(),
+        "mp_policy": fsdp.mixed_precision_policy(cell.precision),
+        "offload_policy": cpu_offload if cell.options["offload"] == "cpu" else OffloadPolicy(),
     }
     deferred = Deferred(task, ranks, weight_dtype(cell.precision))
     model = model_options.checkpoint_and_compile(cell, task, deferred.model)
-    blocks = activation_checkpointing.units(task, model)
+    blocks = activation_checkpointing.list_units(task, model)
     for block in blocks:
         deferred.fill(block)
-        fully_shard(block, reshard_after_forward=reshard_after_forward, **given)
+        fully_shard(block, reshard_after_forward=reshard_after_forward, **shard_options)
     # Parameters outside of blocks (embeddings, head) are not freed after forward, because backward needs them at once.
     deferred.fill(model)
-    fully_shard(model, reshard_after_forward=False, **given)
-    _prefetch(cast("list[FSDPModule]", blocks), cast("int", cell.options["prefetch"]))
+    fully_shard(model, reshard_after_forward=False, **shard_options)
+    _set_prefetching(cast("list[FSDPModule]", blocks), cast("int", cell.options["prefetch"]))
     return Fsdp2Engine(cell, task, ranks, model, reshards=reshard_after_forward)
 
 
-def _prefetch(blocks: list[FSDPModule], ahead: int) -> None:
+def _set_prefetching(blocks: list[FSDPModule], ahead: int) -> None:
     """Make each block start to gather the next `ahead` blocks: the blocks after it in forward, the blocks before it
     in backward."""
     for index, block in enumerate(blocks):

@@ -8,7 +8,7 @@ from shardlab.matrix.cell import Cell
 from trainers import menu
 from trainers.communication import Term
 from trainers.engines.pipeline import PipelineEngine
-from trainers.engines.tensor import TensorEngine, activations, split_layers
+from trainers.engines.tensor import TensorEngine, activation_terms, count_split_layers
 from trainers.parallel import fsdp
 from trainers.parallel.fsdp import FullySharded
 from trainers.parallel.mesh_model import MeshModel
@@ -25,11 +25,11 @@ class ShardedTensorEngine(FullySharded, TensorEngine):
 
     def theory(self) -> list[Term]:
         passes = self.cell.gradient_accumulation_steps
-        split = activations(self.cell, self.task, self.held)
-        return [*split, *shards(self.cell, self.held, block_gathers=2 * passes, other_gathers=passes), *self.agreeing()]
+        tensor_terms = activation_terms(self.cell, self.task, self.mesh_model)
+        return [*tensor_terms, *sharding_terms(self.cell, self.mesh_model, block_gathers=2 * passes, other_gathers=passes), *self.agreement_terms()]
 
     def effective(self) -> dict[str, Any]:
-        return {**super().effective(), **fsdp.effective(self.held.module, self.held.blocks)}
+        return {**super().effective(), **fsdp.effective(self.mesh_model.module, self.mesh_model.blocks)}
 
 
 class MeshPipelineEngine(PipelineEngine):
@@ -38,25 +38,25 @@ class MeshPipelineEngine(PipelineEngine):
     def theory(self) -> list[Term]:
         terms, degrees = super().theory(), menu.strategy_of(self.cell).degrees
         if "tp" in degrees:
-            terms += activations(self.cell, self.task, self.held)
+            terms += activation_terms(self.cell, self.task, self.mesh_model)
         if "dp" in degrees:
             # Parameters are gathered by the first micro-batch of a step and kept until the last one. To gather them again for
             # each micro-batch would cost more than the freed memory is worth.
-            terms += shards(self.cell, self.held, block_gathers=1, other_gathers=1)
+            terms += sharding_terms(self.cell, self.mesh_model, block_gathers=1, other_gathers=1)
         return terms
 
     def effective(self) -> dict[str, Any]:
         settings, degrees = super().effective(), menu.strategy_of(self.cell).degrees
         if "tp" in degrees:
-            settings["split_layers"] = split_layers(self.held)
-        return settings | (fsdp.effective(self.held.module, self.held.blocks) if "dp" in degrees else {})
+            settings["split_layers"] = count_split_layers(self.mesh_model)
+        return settings | (fsdp.effective(self.mesh_model.module, self.mesh_model.blocks) if "dp" in degrees else {})
 
 
-def shards(cell: Cell, held: MeshModel, *, block_gathers: int, other_gathers: int) -> list[Term]:
+def sharding_terms(cell: Cell, mesh_model: MeshModel, *, block_gathers: int, other_gathers: int) -> list[Term]:
     """The communication of fully_shard over the dp ranks in a step. block_gathers, other_gathers: how often a step gathers the
     parameters inside and outside of blocks."""
-    inside, outside, ranks = held.padded[True], held.padded[False], held.mesh["dp"].size()
-    return fsdp.terms(cell.precision, inside, outside, ranks, block_gathers=block_gathers, other_gathers=other_gathers)
+    block_elements, other_elements, ranks = mesh_model.padded[True], mesh_model.padded[False], mesh_model.mesh["dp"].size()
+    return fsdp.sharding_terms(cell.precision, block_elements, other_elements, ranks, block_gathers=block_gathers, other_gathers=other_gathers)
 
 
 def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine | PipelineEngine:
@@ -64,10 +64,10 @@ def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine | PipelineEngine
     degrees = menu.strategy_of(cell).degrees
     if "pp" not in degrees:
         sequence = bool(cell.options["sequence_parallel"])
-        held = MeshModel(cell, task, ranks, split=True, sequence=sequence, reshard_after_forward=True)
-        return ShardedTensorEngine(cell, task, ranks, held)
+        mesh_model = MeshModel(cell, task, ranks, split=True, sequence=sequence, reshard_after_forward=True)
+        return ShardedTensorEngine(cell, task, ranks, mesh_model)
     sharded = "dp" in degrees
     reshard_after_forward = False if sharded else None
-    held = MeshModel(cell, task, ranks, stages=cell.pp, split="tp" in degrees, reshard_after_forward=reshard_after_forward)
-    pipeline = Pipeline(cell, task, held, ranks.device, "1f1b", sharded=sharded)
-    return MeshPipelineEngine(cell, task, ranks, held, pipeline)
+    mesh_model = MeshModel(cell, task, ranks, stages=cell.pp, split="tp" in degrees, reshard_after_forward=reshard_after_forward)
+    pipeline = Pipeline(cell, task, mesh_model, ranks.device, "1f1b", sharded=sharded)
+    return MeshPipelineEngine(cell, task, ranks, mesh_model, pipeline)

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 def build(cell: Cell, task: Task, ranks: Ranks, *, waits: bool = False) -> WorkerEngine:
     """The engine of a rank that trains (a worker). waits: as in `mode`."""
     model = model_options.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weight_dtype(cell.precision)))
-    return WorkerEngine(cell, task, ranks, model, mode(cell, waits=waits))
+    return WorkerEngine(cell, task, ranks, model, make_mode(cell, waits=waits))
 
 
 def build_server(cell: Cell, task: Task, ranks: Ranks, *, waits: bool = False) -> ParameterServer:
     """The parameter server of one of the last ranks. waits: as in `mode`."""
-    return ParameterServer(cell, task, ranks, mode(cell, waits=waits))
+    return ParameterServer(cell, task, ranks, make_mode(cell, waits=waits))
 
 
-def mode(cell: Cell, *, waits: bool) -> Mode:
+def make_mode(cell: Cell, *, waits: bool) -> Mode:
     """How servers treat pushes, which are gradients that workers send. The sections named below are sections of the study (see
     trainers/strategies/parameter_server.py).
 
@@ -36,10 +36,10 @@ def mode(cell: Cell, *, waits: bool) -> Mode:
     all). If the cell has the options of bounded staleness (section 5.3.1, which gives no numbers), the bound is the bound of Ho
     et al. (2013), and the weight of a gradient is 1 / (1 + staleness).
     """
-    bound, weighted = cell.options.get("staleness_bound"), cell.options.get("staleness_weighted", False)
+    staleness_bound, staleness_weighted = cell.options.get("staleness_bound"), cell.options.get("staleness_weighted", False)
     return Mode(
         waits=waits,
-        staleness_bound=cast("int | None", bound),
-        staleness_weighted=cast("bool", weighted),
+        staleness_bound=cast("int | None", staleness_bound),
+        staleness_weighted=cast("bool", staleness_weighted),
         pull_interval=cast("int", cell.options.get("pull_interval", 1)),
     )

@@ -12,7 +12,7 @@ from trainers import model_options
 from trainers.communication import Term, bytes_of
 from trainers.instruments.timing import BACKWARD, clock_for
 from trainers.parallel.engine import MeshModelEngine
-from trainers.parallel.mesh_model import MeshModel, local
+from trainers.parallel.mesh_model import MeshModel, local_tensor
 from trainers.parallel.schedule import Pipeline
 
 if TYPE_CHECKING:
@@ -26,44 +26,44 @@ if TYPE_CHECKING:
 class PipelineEngine(MeshModelEngine):
     """Sends the micro-batches of a step through the stages. All stages of a pipeline train on the same slice of the data."""
 
-    def __init__(self, cell: Cell, task: Task, ranks: Ranks, held: MeshModel, pipeline: Pipeline) -> None:
-        super().__init__(cell, task, ranks, held)
+    def __init__(self, cell: Cell, task: Task, ranks: Ranks, mesh_model: MeshModel, pipeline: Pipeline) -> None:
+        super().__init__(cell, task, ranks, mesh_model)
         self._pipeline = pipeline
         pipeline.scaler = self.scaler
         clock = clock_for(ranks.device)
         clock.start()
-        pipeline.rehearse(clock)  # the setup of the schedule is done here and not in the first timed step
+        pipeline.warm_up(clock)  # the setup of the schedule is done here and not in the first timed step
         self.optimizer.zero_grad(set_to_none=True)
 
     def forward_backward(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
         loss = self._pipeline.step(micro_batches, clock)
-        self.held.sum_tied_gradients()
+        self.mesh_model.sum_tied_gradients()
         self.unscale()
         clock.mark(BACKWARD)
         return loss
 
     def evaluate(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        found = self._pipeline.evaluate(batch)
+        loss_and_correct = self._pipeline.evaluate(batch)
         model_options.free_gathered(self.model)
-        return found
+        return loss_and_correct
 
     def theory(self) -> list[Term]:
-        return [*self._pipeline.theory(), *tied_weights(self.held), *self.agreeing()]
+        return [*self._pipeline.theory(), *tied_weight_terms(self.mesh_model), *self.agreement_terms()]
 
     def effective(self) -> dict[str, Any]:
         return {**super().effective(), **self._pipeline.effective()}
 
 
-def tied_weights(held: MeshModel) -> list[Term]:
+def tied_weight_terms(mesh_model: MeshModel) -> list[Term]:
     """The all-reduces of the gradients of tied weights, each over the ranks whose stages have the weight."""
     return [
-        Term("gradient of a weight that stages have in common, once a step", "all_reduce", bytes_of([local(p)]), holders)
-        for p, holders in held.tied()
+        Term("gradient of a weight that stages have in common, once a step", "all_reduce", bytes_of([local_tensor(p)]), holders)
+        for p, holders in mesh_model.tied_parameters()
     ]
 
 
 def build(cell: Cell, task: Task, ranks: Ranks, *, schedule: str) -> PipelineEngine:
-    per_rank = cell.options.get("stages_per_rank", 1)
-    assert isinstance(per_rank, int)
-    held = MeshModel(cell, task, ranks, stages=cell.pp * per_rank)
-    return PipelineEngine(cell, task, ranks, held, Pipeline(cell, task, held, ranks.device, schedule))
+    stages_per_rank = cell.options.get("stages_per_rank", 1)
+    assert isinstance(stages_per_rank, int)
+    mesh_model = MeshModel(cell, task, ranks, stages=cell.pp * stages_per_rank)
+    return PipelineEngine(cell, task, ranks, mesh_model, Pipeline(cell, task, mesh_model, ranks.device, schedule))

@@ -28,10 +28,10 @@ LONGEST_LINE = 4 * 2**20  # bytes of a message; it contains an environment, whic
 
 def socket_path() -> Path:
     """The path of the socket for this interpreter, its packages and this source. Raises ShardlabError."""
-    return folder() / f"{key()}.sock"
+    return socket_folder() / f"{warm_parent_key()}.sock"
 
 
-def key() -> str:
+def warm_parent_key() -> str:
     """A digest of this interpreter, its installed packages and this source, which is the name of the warm parent's socket.
 
     The warm parent is the process that has imported torch and forks the ranks of each run.
@@ -40,15 +40,15 @@ def key() -> str:
     The path of the source is not part of the digest: runs of several workspaces, each with its own copy of the same source, use
     the same warm parent.
     """
-    seen = hashlib.sha256(json.dumps([sys.executable, sys.version, host.packages()]).encode())
+    digest = hashlib.sha256(json.dumps([sys.executable, sys.version, host.packages()]).encode())
     for package in ("shardlab", "trainers"):
         for path in sorted((SOURCE / package).rglob("*.py")):
             content = path.read_bytes()
-            seen.update(f"{path.relative_to(SOURCE)} {len(content)}\n".encode() + content)
-    return seen.hexdigest()[:16]
+            digest.update(f"{path.relative_to(SOURCE)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
 
 
-def folder() -> Path:
+def socket_folder() -> Path:
     """The user's own folder for sockets, which no other user can enter. It is created if it does not exist. It is in /tmp if
     the path of a socket would be too long in the temporary folder.
 
@@ -72,7 +72,7 @@ def folder() -> Path:
         ) from error
 
 
-def same_user(connection: socket.socket) -> bool:
+def is_same_user(connection: socket.socket) -> bool:
     """Whether the process at the other end of a connection runs as this user. The kernel reports its user id."""
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return bool(uid == os.getuid())
@@ -92,23 +92,23 @@ def receive(connection: socket.socket, descriptors: int = 0) -> tuple[dict[str, 
     descriptors: number of open files to expect. If it is 0, the message is read byte by byte, so that the message after it
     stays in the socket.
     """
-    raw, opened = b"", list[int]()
+    raw, open_descriptors = b"", list[int]()
     while not raw.endswith(b"\n"):
         if len(raw) > LONGEST_LINE:
             raise InputError(f"the message is longer than {LONGEST_LINE} bytes.")
         try:
             if descriptors:
-                part, found, _, _ = socket.recv_fds(connection, 2**16, descriptors)
-                opened += found
+                part, new_descriptors, _, _ = socket.recv_fds(connection, 2**16, descriptors)
+                open_descriptors += new_descriptors
             else:
                 part = connection.recv(1)
         except ConnectionResetError:
             part = b""
         if not part:
-            return None, opened
+            return None, open_descriptors
         raw += part
     message = json.loads(raw)
-    return (message if isinstance(message, dict) else None), opened
+    return (message if isinstance(message, dict) else None), open_descriptors
 
 
 def lock_path(socket_file: Path) -> Path:
@@ -119,7 +119,7 @@ def log_path(socket_file: Path) -> Path:
     return socket_file.with_suffix(".log")
 
 
-def unlink(socket_file: Path) -> None:
+def remove_socket(socket_file: Path) -> None:
     """Remove a socket, its lock and its log."""
     for path in (socket_file, lock_path(socket_file), log_path(socket_file)):
         path.unlink(missing_ok=True)

@@ -21,13 +21,13 @@ from shardlab.terminal.command_start import INTERRUPTED
 from trainers.forking import address
 
 START_LIMIT_S = 300  # time to import torch and transformers from a slow disk whose files are not cached
-LOOK_EVERY_S = 0.02
+POLL_INTERVAL_S = 0.02
 # The environment variables that the warm parent gets from the client that starts it. The ranks of a run get the whole
 # environment of the client that requests the run.
 INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "USER", "XDG_RUNTIME_DIR")
 
 
-def run(path: Path) -> int:
+def run_forked(path: Path) -> int:
     """Train the run whose folder is `path` with forked ranks on this machine's CPU, and return its exit code.
 
     If this process ends for any reason, the run ends too. Raises InputError and ShardlabError.
@@ -42,52 +42,52 @@ def run(path: Path) -> int:
         "environment": dict(os.environ),
         "folder": str(Path.cwd()),
     }
-    where = address.socket_path()
+    socket_file = address.socket_path()
     try:
         while True:
-            with _connect(where) as connection:
+            with _connect_to_warm_parent(socket_file) as connection:
                 try:
                     address.send(connection, request, [1, 2])
-                    begun, _ = address.receive(connection)
+                    start_message, _ = address.receive(connection)
                 except (BrokenPipeError, ConnectionResetError):
-                    begun = None
-                if begun is None:
+                    start_message = None
+                if start_message is None:
                     continue  # the warm parent, which was idle, has just ended; the run has not begun, so try again
-                ended, _ = address.receive(connection)
-                if ended is None:
+                end_message, _ = address.receive(connection)
+                if end_message is None:
                     raise ShardlabError(f"{run_dir.path}: the parent process of its ranks was killed, and so were the ranks.")
-                return int(ended["exit_code"])
+                return int(end_message["exit_code"])
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def _connect(where: Path) -> socket.socket:
+def _connect_to_warm_parent(socket_file: Path) -> socket.socket:
     """A connection to the warm parent, which is started if needed. Raises ShardlabError if it cannot be started."""
-    started: subprocess.Popen[bytes] | None = None
-    limit = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < limit:
+    warm_parent: subprocess.Popen[bytes] | None = None
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.connect(str(where))
+            connection.connect(str(socket_file))
         except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
             connection.close()
         else:
-            if address.same_user(connection):
+            if address.is_same_user(connection):
                 return connection
             connection.close()
-            raise ShardlabError(f"{where}: a process of another user answers at this socket.")
-        if started is not None and started.poll() not in (None, 0):
-            raise ShardlabError(f"the warm parent ended with code {started.returncode}; see {address.log_path(where)}.")
-        if (started is None or started.poll() == 0) and not _being_started(where):
-            started = _start(where)
-        time.sleep(LOOK_EVERY_S)
-    raise ShardlabError(f"the warm parent did not answer within {START_LIMIT_S} s; see {address.log_path(where)}.")
+            raise ShardlabError(f"{socket_file}: a process of another user answers at this socket.")
+        if warm_parent is not None and warm_parent.poll() not in (None, 0):
+            raise ShardlabError(f"the warm parent ended with code {warm_parent.returncode}; see {address.log_path(socket_file)}.")
+        if (warm_parent is None or warm_parent.poll() == 0) and not _is_starting(socket_file):
+            warm_parent = _start_warm_parent(socket_file)
+        time.sleep(POLL_INTERVAL_S)
+    raise ShardlabError(f"the warm parent did not answer within {START_LIMIT_S} s; see {address.log_path(socket_file)}.")
 
 
-def _being_started(where: Path) -> bool:
+def _is_starting(socket_file: Path) -> bool:
     """Whether a warm parent is running. It holds a lock from its start on, but answers only after it has imported all
     modules."""
-    with files.open_append(address.lock_path(where)) as lock:
+    with files.open_append(address.lock_path(socket_file)) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -95,11 +95,11 @@ def _being_started(where: Path) -> bool:
         return False
 
 
-def _start(where: Path) -> subprocess.Popen[bytes]:
+def _start_warm_parent(socket_file: Path) -> subprocess.Popen[bytes]:
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    with files.open_append(address.log_path(where)) as log:
+    with files.open_append(address.log_path(socket_file)) as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "trainers", "warm", str(where)],
+            [sys.executable, "-m", "trainers", "warm", str(socket_file)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

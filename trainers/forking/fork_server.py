@@ -59,21 +59,21 @@ def serve(path: Path) -> int:
             return 0
         _import_everything()
         path.unlink(missing_ok=True)  # left by a warm parent that was killed
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-            listening.bind(str(path))
-            listening.listen(128)
-            _answer(listening, lock.fileno(), path)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(path))
+            listener.listen(128)
+            _serve_requests(listener, lock.fileno(), path)
     return 0
 
 
-def preloaded() -> list[str]:
+def preloaded_modules() -> list[str]:
     """The modules that ranks import, except optional libraries."""
-    built = {strategy.engine for strategy in menu.strategies().values()} | {load.task for load in menu.workloads().values()}
-    return [*PRELOADED, *sorted(built)]
+    engines_and_tasks = {strategy.engine for strategy in menu.strategies().values()} | {workload.task for workload in menu.workloads().values()}
+    return [*PRELOADED, *sorted(engines_and_tasks)]
 
 
 def _import_everything() -> None:
-    for name in preloaded():
+    for name in preloaded_modules():
         importlib.import_module(name)
     os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed reads this variable only when it is imported
     for library, names in OPTIONAL.items():
@@ -85,54 +85,54 @@ def _import_everything() -> None:
     gc.freeze()  # then the garbage collector of a forked process does not write to these objects: pages stay shared
 
 
-def _answer(listening: socket.socket, lock: int, path: Path) -> None:
+def _serve_requests(listener: socket.socket, lock: int, path: Path) -> None:
     """Fork a parent process for every connection of this user, until there was no request and no run for IDLE_S seconds.
 
     If the source has changed or was removed since this process started, the socket is removed, and the client starts a new warm
     parent. This is necessary because ranks still import some modules. This process ends when its last run has ended.
     """
     runs: dict[int, int] = {}  # pidfd -> pid
-    current = True
+    is_current = True
     idle_since = time.monotonic()
-    with selectors.DefaultSelector() as waiting:
-        waiting.register(listening, selectors.EVENT_READ)
-        while runs or (current and time.monotonic() - idle_since < IDLE_S):
-            for key, _ in waiting.select(None if runs else IDLE_S):
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        while runs or (is_current and time.monotonic() - idle_since < IDLE_S):
+            for key, _ in selector.select(None if runs else IDLE_S):
                 idle_since = time.monotonic()
-                if key.fileobj is not listening:
-                    waiting.unregister(key.fd)
+                if key.fileobj is not listener:
+                    selector.unregister(key.fd)
                     os.waitpid(runs.pop(key.fd), 0)
                     os.close(key.fd)
                     continue
-                connection, _ = listening.accept()
+                connection, _ = listener.accept()
                 with connection:
-                    if not address.same_user(connection):
+                    if not address.is_same_user(connection):
                         continue
-                    if address.key() != path.stem:
-                        current = False
-                        waiting.unregister(listening)
-                        listening.close()
-                        address.unlink(path)
+                    if address.warm_parent_key() != path.stem:
+                        is_current = False
+                        selector.unregister(listener)
+                        listener.close()
+                        address.remove_socket(path)
                         break
                     sys.stdout.flush()
                     sys.stderr.flush()
                     if (pid := os.fork()) == 0:
-                        _become_parent_of_run(connection, [listening.fileno(), lock, *runs])
+                        _become_parent_of_run(connection, [listener.fileno(), lock, *runs])
                     with contextlib.suppress(ProcessLookupError):
                         descriptor = os.pidfd_open(pid)
                         runs[descriptor] = pid
-                        waiting.register(descriptor, selectors.EVENT_READ)
-    if current:
-        address.unlink(path)
+                        selector.register(descriptor, selectors.EVENT_READ)
+    if is_current:
+        address.remove_socket(path)
 
 
-def _become_parent_of_run(connection: socket.socket, not_ours: list[int]) -> None:
+def _become_parent_of_run(connection: socket.socket, inherited_descriptors: list[int]) -> None:
     """In the forked process: close the descriptors of the warm parent, execute the run, and exit."""
     code = 1
     try:
-        for descriptor in not_ours:
+        for descriptor in inherited_descriptors:
             os.close(descriptor)
-        fork_ranks.raise_ranks(connection)
+        fork_ranks.serve_run(connection)
         code = 0
     except BaseException:  # noqa: BLE001 - no exception of the forked process may reach the parent's code
         traceback.print_exc()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # How many seconds a rank waits if the run may have been suspended. The supervisor resumes at the same time as the rank, and
 # needs less than this time to record the suspension as an event.
-NOTED_S = 1.0
+RECORDED_WITHIN_S = 1.0
 
 
 class OutOfTime(Exception):
@@ -66,39 +66,39 @@ class Checkpoints(Instrument):
 
     def __init__(
         self,
-        asked: Asked,
+        settings: Asked,
         engine: Saved,
         run: Run,
         run_dir: RunDir,
         ranks: Ranks,
-        company: Peers,
+        peers: Peers,
         steps_per_epoch: int,
         train_time: TrainTime,
     ) -> None:
-        self._asked, self._engine, self._run, self._run_dir = asked, engine, run, run_dir
-        self._rank, self._company, self._world = ranks.rank, company, run.cell.gpus
+        self._settings, self._engine, self._run, self._run_dir = settings, engine, run, run_dir
+        self._rank, self._peers, self._world = ranks.rank, peers, run.cell.gpus
         # If the nodes share no folder, each node has its own part of a checkpoint. One rank per node creates this part and
         # gives it its final name.
         self._leads_node = run.separate_folders and ranks.local_rank == 0 and ranks.rank != 0
-        self._every = asked.every(steps_per_epoch)
+        self._every = settings.every(steps_per_epoch)
         # Parameter servers are not in the group and do not call new_group, so the group needs local synchronization. Without
         # parameter servers all ranks call new_group, and torch can give the group a safer name.
-        apart = self._world < ranks.world_size
-        group = dist.new_group(list(range(self._world)), backend="gloo", use_local_synchronization=apart)
+        has_servers = self._world < ranks.world_size
+        group = dist.new_group(list(range(self._world)), backend="gloo", use_local_synchronization=has_servers)
         assert group is not None
         self._group, self._saver = group, Saver(engine, ranks.rank, self._world, ranks.device, group)
         self._train_time = train_time
         self._load_s: float | None = None
-        self._saved_step, self._saves, self._bytes, self._save_s, self._agreeing_s = 0, 0, 0, 0.0, 0.0
-        self._why = ""  # why the run has to end; empty as long as this rank knows no reason
-        self._asking: tuple[torch.Tensor, dist.Work] | None = None
-        self._save_at = self._save_first = float(os.environ.get(SAVE_AT, "inf"))
-        self._began_s, self._asked_s = time.time(), time.monotonic()
+        self._saved_step, self._saves, self._bytes, self._save_s, self._agreement_s = 0, 0, 0, 0.0, 0.0
+        self._end_reason = ""  # why the run has to end; empty as long as this rank knows no reason
+        self._pending_agreement: tuple[torch.Tensor, dist.Work] | None = None
+        self._save_at = self._first_save_at = float(os.environ.get(SAVE_AT, "inf"))
+        self._began_s, self._last_check_s = time.time(), time.monotonic()
         for number in (signal.SIGUSR1, signal.SIGTERM):
-            signal.signal(number, self._told)
+            signal.signal(number, self._handle_signal)
 
-    def _told(self, number: int, _frame: object) -> None:
-        self._why = f"signal {signal.Signals(number).name}"
+    def _handle_signal(self, number: int, _frame: object) -> None:
+        self._end_reason = f"signal {signal.Signals(number).name}"
         if number == signal.SIGTERM:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -112,27 +112,27 @@ class Checkpoints(Instrument):
         none of the checkpoints that run.json names can be used.
         """
         runs = [self._run_dir, *(RunDir(self._run_dir.path.parent / name) for name in self._run.resume)]
-        for run, path in self._candidates(runs):
+        for run, path in self._list_candidates(runs):
             manifest = checkpoint.read(path)
-            why = manifest if isinstance(manifest, str) else self._damage(path, manifest, run)
-            if self._anywhere(why is not None):
+            why = manifest if isinstance(manifest, str) else self._find_damage(path, manifest, run)
+            if self._on_any_rank(why is not None):
                 if why is not None:
-                    self._event("checkpoint_passed_over", why=why)
+                    self._write_event("checkpoint_passed_over", why=why)
                 continue
             assert isinstance(manifest, CheckpointManifest)
-            ours = manifest.cell_hash == self._run.cell_hash
-            records = _records(run, self._rank, manifest.step) if ours else []
+            is_same_cell = manifest.cell_hash == self._run.cell_hash
+            records = _read_records(run, self._rank, manifest.step) if is_same_cell else []
             files.make_folder(self._run_dir.steps_file(self._rank).parent)
             lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
             files.write_atomic(self._run_dir.steps_file(self._rank), lines)
             self._load(path, manifest)
             if self._rank == 0:
-                for begin, end in suspension.of(run.events()) if ours and run is not self._run_dir else ():
+                for begin, end in suspension.of(run.events()) if is_same_cell and run is not self._run_dir else ():
                     # The suspensions of the earlier attempt are copied, because its records and times are part of this run now.
-                    self._event(suspension.EVENT, seconds=end - begin, ended_s=end)
-                self._event("resumed", step=manifest.step, run=run.run_id)
+                    self._write_event(suspension.EVENT, seconds=end - begin, ended_s=end)
+                self._write_event("resumed", step=manifest.step, run=run.run_id)
             self._saved_step = manifest.step if run is self._run_dir else 0
-            self._train_time.before_s = manifest.train_time_s if ours else 0.0
+            self._train_time.before_s = manifest.train_time_s if is_same_cell else 0.0
             return Resumed(manifest.step, records)
         # If the nodes share no folder, the first node has checked a checkpoint and sent it to the other nodes. So all nodes
         # should have a usable checkpoint, and it is an error if they have none.
@@ -146,15 +146,15 @@ class Checkpoints(Instrument):
         """Load a checkpoint into the engine, and measure how long it takes until all ranks have loaded it. A collective."""
         started = time.perf_counter()
         self._saver.load(path, manifest)
-        self._company.barrier()
+        self._peers.barrier()
         self._load_s = time.perf_counter() - started
 
-    def _damage(self, path: Path, manifest: CheckpointManifest, run: RunDir) -> str | None:
+    def _find_damage(self, path: Path, manifest: CheckpointManifest, run: RunDir) -> str | None:
         """Why this run cannot resume from a checkpoint, as a sentence, or None if it can. Each rank checks its share of the
         files and its own records. run: the run that saved the checkpoint."""
         if manifest.cell_hash == self._run.cell_hash:
-            timed = [record.step for record in _records(run, self._rank, manifest.step) if not record.warmup]
-            if timed != list(range(manifest.step - len(timed) + 1, manifest.step + 1)) or not timed:
+            timed_steps = [record.step for record in _read_records(run, self._rank, manifest.step) if not record.warmup]
+            if timed_steps != list(range(manifest.step - len(timed_steps) + 1, manifest.step + 1)) or not timed_steps:
                 return f"{path}: the records of rank {self._rank} end before step {manifest.step} of the checkpoint"
         else:
             options = [option.name for option in menu.workload_of(self._run.cell).options]
@@ -169,106 +169,106 @@ class Checkpoints(Instrument):
         started, train_time_s = time.perf_counter(), self._train_time.seconds()
         if self._rank == 0 or self._leads_node:
             checkpoint.begin(self._run_dir.path, step)
-        self._company.barrier()
-        found, size = self._saver.save(checkpoint.growing_path(self._run_dir.path, step), self._asked.layout)
+        self._peers.barrier()
+        checkpoint_files, checkpoint_bytes = self._saver.save(checkpoint.growing_path(self._run_dir.path, step), self._settings.layout)
         if self._run.separate_folders:
             if self._leads_node:
                 checkpoint.publish(self._run_dir.path, step)
-            self._company.barrier()  # the manifest, which is written last, says that the parts of all nodes are complete
+            self._peers.barrier()  # the manifest, which is written last, says that the parts of all nodes are complete
         if self._rank == 0:
             manifest = CheckpointManifest(
                 schema=SCHEMA,
                 step=step,
                 world=self._world,
-                layout=self._asked.layout,
+                layout=self._settings.layout,
                 strategy=self._run.cell.strategy,
                 tp=self._run.cell.tp,
                 cell_hash=self._run.cell_hash,
                 train_time_s=train_time_s,
                 numbers=self._engine.numbers(),
-                files=found,
+                files=checkpoint_files,
             )
-            checkpoint.commit(self._run_dir.path, manifest, self._asked.keep)
-        self._company.barrier()
+            checkpoint.commit(self._run_dir.path, manifest, self._settings.keep)
+        self._peers.barrier()
         if self._leads_node:
-            checkpoint.remove_old(self._run_dir.path, self._asked.keep)
-        self._saved_step, self._saves, self._bytes = step, self._saves + 1, size
+            checkpoint.remove_old(self._run_dir.path, self._settings.keep)
+        self._saved_step, self._saves, self._bytes = step, self._saves + 1, checkpoint_bytes
         self._save_s += time.perf_counter() - started
 
-    def ends(self, step: int) -> bool:
+    def ends_run(self, step: int) -> bool:
         """Whether all ranks save a checkpoint and end after this step. All ranks return the same."""
         started = time.perf_counter()
-        if not self._why and self._is_time():
-            self._why = "its time limit is near"
-        told = self._agreement()
-        self._agreeing_s += time.perf_counter() - started
-        return told
+        if not self._end_reason and self._is_save_time():
+            self._end_reason = "its time limit is near"
+        must_end = self._agree_to_end()
+        self._agreement_s += time.perf_counter() - started
+        return must_end
 
-    def _is_time(self) -> bool:
+    def _is_save_time(self) -> bool:
         """Whether the time in the variable SHARDLAB_SAVE_AT has come. The durations of suspensions are added to this time as
         soon as the supervisor has recorded them."""
-        since_s, self._asked_s = time.monotonic() - self._asked_s, time.monotonic()
+        since_s, self._last_check_s = time.monotonic() - self._last_check_s, time.monotonic()
         if time.time() < self._save_at:
             return False
         if since_s > suspension.LEAST_S:  # the last call was long ago: the run may have been suspended since
-            time.sleep(NOTED_S)
-        own = [pause for pause in suspension.of(self._run_dir.events()) if pause[1] > self._began_s]
-        self._save_at = self._save_first + suspension.total_s(own)
+            time.sleep(RECORDED_WITHIN_S)
+        new_suspensions = [suspended for suspended in suspension.of(self._run_dir.events()) if suspended[1] > self._began_s]
+        self._save_at = self._first_save_at + suspension.total_s(new_suspensions)
         return time.time() >= self._save_at
 
-    def _agreement(self) -> bool:
-        told = False
-        if self._asking is not None:
-            sign, work = self._asking
+    def _agree_to_end(self) -> bool:
+        must_end = False
+        if self._pending_agreement is not None:
+            flag, work = self._pending_agreement
             work.wait()
-            told = bool(sign.item())
-        sign = torch.tensor([float(bool(self._why))])
-        work = dist.all_reduce(sign, group=self._group, async_op=True)
+            must_end = bool(flag.item())
+        flag = torch.tensor([float(bool(self._end_reason))])
+        work = dist.all_reduce(flag, group=self._group, async_op=True)
         assert work is not None
-        self._asking = (sign, work)
-        return told
+        self._pending_agreement = (flag, work)
+        return must_end
 
-    def end(self, step: int) -> OutOfTime:
+    def end_run(self, step: int) -> OutOfTime:
         """Save a checkpoint, unless this step is already saved, and return the exception with which the rank ends."""
         if self._saved_step != step:
             self.after(step)
-        return OutOfTime(f"{self._why or 'another rank was told to end'}: saved after step {step}")
+        return OutOfTime(f"{self._end_reason or 'another rank was told to end'}: saved after step {step}")
 
     def found(self) -> dict[str, Any]:
         """saves: number of saved checkpoints. bytes: size of the last checkpoint. save_s: mean seconds of this rank per
         checkpoint. load_s: seconds of this rank to load a checkpoint, without the check of its checksums; absent if none was
         loaded. agreeing_s: seconds of this rank, in all steps together, for the agreement whether to end. A collective."""
-        if self._asking is not None:
-            self._asking[1].wait()  # no collective may be unfinished when the process group is destroyed
-        found: dict[str, Any] = {"saves": self._saves, "agreeing_s": round(self._agreeing_s, 6)}
+        if self._pending_agreement is not None:
+            self._pending_agreement[1].wait()  # no collective may be unfinished when the process group is destroyed
+        results: dict[str, Any] = {"saves": self._saves, "agreeing_s": round(self._agreement_s, 6)}
         if self._saves:
-            found |= {"bytes": self._bytes, "save_s": round(self._save_s / self._saves, 6)}
+            results |= {"bytes": self._bytes, "save_s": round(self._save_s / self._saves, 6)}
         # If the nodes share no folder, only the first node has the manifest.
-        if self._asked.time_loading and self._saved_step and not self._run.separate_folders:
+        if self._settings.time_loading and self._saved_step and not self._run.separate_folders:
             path = checkpoint.path_of(self._run_dir.path, self._saved_step)
             manifest = checkpoint.read(path)
             if isinstance(manifest, str):
                 raise InputError(manifest)
             self._load(path, manifest)
-        return found if self._load_s is None else {**found, "load_s": round(self._load_s, 6)}
+        return results if self._load_s is None else {**results, "load_s": round(self._load_s, 6)}
 
-    def _candidates(self, runs: Sequence[RunDir]) -> Iterator[tuple[RunDir, Path]]:
+    def _list_candidates(self, runs: Sequence[RunDir]) -> Iterator[tuple[RunDir, Path]]:
         """Yields (run, path) for each checkpoint that rank 0 finds: for each run in the order of `runs`, the newest first. A
         collective: all ranks use the list of rank 0, because a network file system may show other files to other nodes."""
-        mine = [(n, path) for n, run in enumerate(runs) for path in checkpoint.whole(run.path)]
-        for position in range(int(self._company.gather([float(len(mine))])[0, 0])):
-            here = [float(mine[position][0]), float(checkpoint.step_of(mine[position][1]))] if self._rank == 0 else [0.0, 0.0]
-            number, step = (int(value) for value in self._company.gather(here)[0])
-            yield runs[number], checkpoint.path_of(runs[number].path, step)
+        local_checkpoints = [(run_index, path) for run_index, run in enumerate(runs) for path in checkpoint.whole(run.path)]
+        for position in range(int(self._peers.gather([float(len(local_checkpoints))])[0, 0])):
+            candidate = [float(local_checkpoints[position][0]), float(checkpoint.step_of(local_checkpoints[position][1]))] if self._rank == 0 else [0.0, 0.0]
+            run_number, step = (int(value) for value in self._peers.gather(candidate)[0])
+            yield runs[run_number], checkpoint.path_of(runs[run_number].path, step)
 
-    def _anywhere(self, here: bool) -> bool:
-        return bool(self._company.gather([float(here)]).max())
+    def _on_any_rank(self, flag: bool) -> bool:
+        return bool(self._peers.gather([float(flag)]).max())
 
-    def _event(self, event: str, **data: Any) -> None:
+    def _write_event(self, event: str, **data: Any) -> None:
         self._run_dir.write_event(f"rank-{self._rank:05d}", event, **data)
 
 
-def _records(run: RunDir, rank: int, step: int) -> list[StepRecord]:
+def _read_records(run: RunDir, rank: int, step: int) -> list[StepRecord]:
     """A rank's warm-up records, and its timed records up to a step. If a step was recorded twice, the last record is used."""
-    kept = {(not r.warmup, r.step): r for r in run.steps(rank).records if r.warmup or r.step <= step}
-    return [kept[key] for key in sorted(kept)]
+    records = {(not record.warmup, record.step): record for record in run.steps(rank).records if record.warmup or record.step <= step}
+    return [records[key] for key in sorted(records)]

@@ -29,16 +29,16 @@ def write(path: Path, ranks: Ranks) -> None:
     """Write env/HOST.json: what `shardlab.hardware.host` finds out about this machine, torch's device and versions, environment
     variables, and the network interfaces that this process uses. Called after the rendezvous of the ranks."""
     files.make_folder(path.parent)
-    found: dict[str, Any] = {**msgspec.to_builtins(host.observe()), "torch": _torch(ranks)}
-    found["variables"] = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
-    if (interfaces := _interfaces()) and ranks.world_size > 1:
+    content: dict[str, Any] = {**msgspec.to_builtins(host.observe()), "torch": _describe_torch(ranks)}
+    content["variables"] = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
+    if (interfaces := _count_connections()) and ranks.world_size > 1:
         # NCCL uses these sockets for its rendezvous. It may then send data over NVLink, PCIe or InfiniBand, which sockets do
         # not show.
-        found["interfaces"] = {"used_by": "gloo" if ranks.backend == "gloo" else "nccl, to meet", "sockets": interfaces}
-    files.write_json(path, found)
+        content["interfaces"] = {"used_by": "gloo" if ranks.backend == "gloo" else "nccl, to meet", "sockets": interfaces}
+    files.write_json(path, content)
 
 
-def _torch(ranks: Ranks) -> dict[str, Any]:
+def _describe_torch(ranks: Ranks) -> dict[str, Any]:
     cuda = ranks.device.type == "cuda"
     return {
         "version": str(torch.__version__),
@@ -50,22 +50,22 @@ def _torch(ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def _interfaces() -> dict[str, int]:
+def _count_connections() -> dict[str, int]:
     """The number of TCP connections of this process on each network interface, without the connections to the store of the
     rendezvous (MASTER_PORT)."""
-    names = {entry.address: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
-    meeting = int(os.environ.get("MASTER_PORT", "0"))
-    found: Counter[str] = Counter()
+    interfaces = {entry.address: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
+    rendezvous_port = int(os.environ.get("MASTER_PORT", "0"))
+    connections_by_interface: Counter[str] = Counter()
     for connection in psutil.Process().net_connections("tcp"):
-        if connection.status == psutil.CONN_ESTABLISHED and meeting not in (connection.laddr.port, connection.raddr.port):
-            found[interface(connection.laddr.ip, names)] += 1
-    return dict(found)
+        if connection.status == psutil.CONN_ESTABLISHED and rendezvous_port not in (connection.laddr.port, connection.raddr.port):
+            connections_by_interface[interface_of_address(connection.laddr.ip, interfaces)] += 1
+    return dict(connections_by_interface)
 
 
-def interface(address: str, names: dict[str, str]) -> str:
-    """The network interface that has an address. names: address -> interface. Every address in 127.0.0.0/8 belongs to the
+def interface_of_address(address: str, interfaces: dict[str, str]) -> str:
+    """The network interface that has an address. interfaces: address -> interface. Every address in 127.0.0.0/8 belongs to the
     loopback interface."""
-    plain = address.removeprefix("::ffff:")  # the prefix of an IPv4 address in an IPv6 socket
-    if ip_address(plain.partition("%")[0]).is_loopback:
+    plain_address = address.removeprefix("::ffff:")  # the prefix of an IPv4 address in an IPv6 socket
+    if ip_address(plain_address.partition("%")[0]).is_loopback:
         return "lo (loopback)"
-    return names.get(plain) or names.get(address) or f"unknown ({plain})"
+    return interfaces.get(plain_address) or interfaces.get(address) or f"unknown ({plain_address})"

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Delay:
     """The delay of `instruments.straggler` on one rank. It does nothing on all other ranks."""
 
-    def __init__(self, asked: SlowedRank | None, rank: int, device: torch.device) -> None:
-        self._seconds = asked.delay_ms / 1000 if asked is not None and asked.rank == rank else 0.0
+    def __init__(self, settings: SlowedRank | None, rank: int, device: torch.device) -> None:
+        self._seconds = settings.delay_ms / 1000 if settings is not None and settings.rank == rank else 0.0
         self._device = device
 
     def wait(self) -> None:
@@ -46,16 +46,16 @@ class LostRank(Instrument):
 
     name = "lost_worker"
 
-    def __init__(self, asked: LostWorker, rank: int, run_dir: RunDir) -> None:
+    def __init__(self, settings: LostWorker, rank: int, run_dir: RunDir) -> None:
         """rank: the rank of this process."""
-        self._asked, self._rank, self._run_dir = asked, rank, run_dir
+        self._settings, self._rank, self._run_dir = settings, rank, run_dir
 
     def due(self, step: int) -> bool:
-        return step == self._asked.step - 1
+        return step == self._settings.step - 1
 
     def after(self, step: int) -> None:
-        if self._rank != self._asked.rank:
+        if self._rank != self._settings.rank:
             return
-        print(self._asked.why, flush=True)  # goes to the log of this rank
-        self._run_dir.write_event(f"rank-{self._rank:05d}", ENDED, why=self._asked.why)
+        print(self._settings.why, flush=True)  # goes to the log of this rank
+        self._run_dir.write_event(f"rank-{self._rank:05d}", ENDED, why=self._settings.why)
         os.kill(os.getpid(), signal.SIGKILL)

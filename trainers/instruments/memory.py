@@ -20,8 +20,8 @@ class MemoryMeter:
 
     def read(self) -> dict[str, int]:
         """Bytes by kind: `rss`, the resident memory now; on a GPU also `allocated` and `reserved`, the peaks since `start`."""
-        found = {"rss": int(self._process.memory_info().rss)}
+        sizes = {"rss": int(self._process.memory_info().rss)}
         if self._device.type == "cuda":
-            found["allocated"] = torch.cuda.max_memory_allocated(self._device)
-            found["reserved"] = torch.cuda.max_memory_reserved(self._device)
-        return found
+            sizes["allocated"] = torch.cuda.max_memory_allocated(self._device)
+            sizes["reserved"] = torch.cuda.max_memory_reserved(self._device)
+        return sizes

@@ -12,7 +12,7 @@ import torch
 
 from shardlab.files import files
 from trainers.instrument import Instrument
-from trainers.instruments.memory_timeline import CATEGORIES, Timeline, timeline
+from trainers.instruments.memory_timeline import CATEGORIES, Timeline, compute_timeline
 from trainers.instruments.step_memory import StepMemory
 
 if TYPE_CHECKING:
@@ -41,61 +41,61 @@ class MemoryCategories(Instrument):
     name = "memory"
 
     def __init__(
-        self, cell: Cell, strategy: Strategy, engine: Accounted, path: Path, steps: range, ranks: Ranks, company: Peers
+        self, cell: Cell, strategy: Strategy, engine: Accounted, path: Path, steps: range, ranks: Ranks, peers: Peers
     ) -> None:
         self._cell, self._strategy, self._engine = cell, strategy, engine
-        self._path, self._steps, self._ranks, self._company = path, steps, ranks, company
+        self._path, self._steps, self._ranks, self._peers = path, steps, ranks, peers
         self._timeline: Timeline | None = None
         self._unknown_bytes = self._allocated = 0
-        self._memory: StepMemory  # exists from the first to the last of `steps`
+        self._step_memory: StepMemory  # exists from the first to the last of `steps`
 
     def watches(self, step: int) -> bool:
         return step in self._steps
 
     def before(self, step: int) -> None:
         if step != self._steps[0]:
-            self._memory.next_step()
+            self._step_memory.next_step()
             return
-        self._memory = StepMemory(self._engine, self._ranks.device)
-        self._memory.__enter__()
+        self._step_memory = StepMemory(self._engine, self._ranks.device)
+        self._step_memory.__enter__()
 
     def after(self, step: int) -> None:
         if self._ranks.device.type == "cuda":  # the allocator's peak is reset at the start of each step
             self._allocated = max(self._allocated, torch.cuda.max_memory_allocated(self._ranks.device))
         if step != self._steps[-1]:
             return
-        memory = self._memory
+        memory = self._step_memory
         memory.__exit__(None, None, None)
-        self._timeline = timeline(memory.log.changes, memory.category)
-        written: dict[str, Any] = {"schema": SCHEMA, "rank": self._ranks.rank, "device": self._ranks.device.type}
-        written |= {"step": self._steps[0], "steps": len(self._steps)}
+        self._timeline = compute_timeline(memory.log.changes, memory.category)
+        content: dict[str, Any] = {"schema": SCHEMA, "rank": self._ranks.rank, "device": self._ranks.device.type}
+        content |= {"step": self._steps[0], "steps": len(self._steps)}
         if self._ranks.device.type == "cuda":
             self._unknown_bytes = max(0, self._allocated - sum(self._timeline.peak.values()))
-            written |= {"allocated": self._allocated, "unknown": self._unknown_bytes, "unknown_is": UNKNOWN}
+            content |= {"allocated": self._allocated, "unknown": self._unknown_bytes, "unknown_is": UNKNOWN}
         files.make_folder(self._path.parent)
-        files.write_json(self._path, {**written, "categories": CATEGORIES, **msgspec.to_builtins(self._timeline)}, sync=False)
-        del self._memory
-        self._company.barrier()  # else a rank that is ready early would wait in its next step, which is timed
+        files.write_json(self._path, {**content, "categories": CATEGORIES, **msgspec.to_builtins(self._timeline)}, sync=False)
+        del self._step_memory
+        self._peers.barrier()  # else a rank that is ready early would wait in its next step, which is timed
 
     def found(self) -> dict[str, Any]:
         """The results, from the rank with the highest peak. peak_bytes: bytes by category at the peak. largest_bytes: the
         maximum of each category. estimate_bytes: the estimate by formula, if there is one. A collective."""
         assert self._timeline is not None, "the step was refused or made"
         total = sum(self._timeline.peak.values())
-        mine = [total, self._unknown_bytes, *self._timeline.peak.values(), *self._timeline.most.values()]
-        everyone = self._company.gather(mine)
-        worst = [int(value) for value in everyone[everyone[:, 0].argmax()]]
-        peak, most = worst[2 : 2 + len(CATEGORIES)], worst[2 + len(CATEGORIES) :]
-        found: dict[str, Any] = {"step": self._steps[0], "peak_bytes": dict(zip(CATEGORIES, peak, strict=True))}
-        found["largest_bytes"] = dict(zip(CATEGORIES, most, strict=True))
+        row = [total, self._unknown_bytes, *self._timeline.peak.values(), *self._timeline.most.values()]
+        rows = self._peers.gather(row)
+        highest_row = [int(value) for value in rows[rows[:, 0].argmax()]]
+        peak, largest = highest_row[2 : 2 + len(CATEGORIES)], highest_row[2 + len(CATEGORIES) :]
+        results: dict[str, Any] = {"step": self._steps[0], "peak_bytes": dict(zip(CATEGORIES, peak, strict=True))}
+        results["largest_bytes"] = dict(zip(CATEGORIES, largest, strict=True))
         if self._ranks.device.type == "cuda":
-            found["peak_bytes"]["unknown"] = worst[1]
-            found["unknown_is"] = UNKNOWN
-        estimated = estimate_of_cell(self._engine.parameters(), self._cell, self._strategy)
-        return found if estimated is None else {**found, "estimate_bytes": estimated}
+            results["peak_bytes"]["unknown"] = highest_row[1]
+            results["unknown_is"] = UNKNOWN
+        estimate_bytes = estimate_cell_memory(self._engine.parameters(), self._cell, self._strategy)
+        return results if estimate_bytes is None else {**results, "estimate_bytes": estimate_bytes}
 
 
-def estimate(parameters: int, precision: str, optimizer: Optimizer, *, cut: dict[str, int] | None = None) -> dict[str, int]:
+def estimate_memory(parameters: int, precision: str, optimizer: Optimizer, *, ranks_by_category: dict[str, int] | None = None) -> dict[str, int]:
     """The bytes of parameters, gradients and optimizer state on one rank, estimated by the formula of papers, not measured.
 
     With P parameters of w bytes, sharded over n ranks, a category has ceil(w P / n) bytes; optimizer state has this for each of
@@ -105,20 +105,20 @@ def estimate(parameters: int, precision: str, optimizer: Optimizer, *, cut: dict
     The study of GPT-2 on two H100s uses the same estimate in its section 4.2.1: its numbers (474.70, 474.70 and 949.40 MiB) are
     the bytes of 124,439,808 parameters with 4 bytes each.
 
-    parameters: number of trainable parameters of the whole model. cut: category -> number of ranks over which
+    parameters: number of trainable parameters of the whole model. ranks_by_category: category -> number of ranks over which
     it is sharded; a category that is missing here is not sharded.
     """
-    w = 2 if precision == "bf16-pure" else 4
+    itemsize = 2 if precision == "bf16-pure" else 4
     states = STATES[optimizer.name] if optimizer.name != "sgd" or optimizer.momentum else 0
-    whole = {"parameter": w * parameters, "gradient": w * parameters, "optimizer_state": states * w * parameters}
-    return {category: -(-nbytes // (cut or {}).get(category, 1)) for category, nbytes in whole.items()}
+    unsharded = {"parameter": itemsize * parameters, "gradient": itemsize * parameters, "optimizer_state": states * itemsize * parameters}
+    return {category: -(-nbytes // (ranks_by_category or {}).get(category, 1)) for category, nbytes in unsharded.items()}
 
 
-def estimate_of_cell(parameters: int, cell: Cell, strategy: Strategy) -> dict[str, int] | None:
+def estimate_cell_memory(parameters: int, cell: Cell, strategy: Strategy) -> dict[str, int] | None:
     """The estimate for a cell with this strategy; None if the strategy divides the model in another way than by sharding over
     data-parallel ranks."""
     if strategy.cuts is None:
         return None
     replicas = cell.options.get("replicas", 1)
     ranks = cell.dp // (replicas if isinstance(replicas, int) else 1)
-    return estimate(parameters, cell.precision, cell.optimizer, cut=dict.fromkeys(strategy.cuts, ranks))
+    return estimate_memory(parameters, cell.precision, cell.optimizer, ranks_by_category=dict.fromkeys(strategy.cuts, ranks))

@@ -42,51 +42,51 @@ class Timeline(msgspec.Struct, frozen=True):
     points: dict[str, list[int]]
 
 
-def timeline(changes: Sequence[tuple[float, str, int, int]], category: Callable[[int], str]) -> Timeline:
+def compute_timeline(changes: Sequence[tuple[float, str, int, int]], category: Callable[[int], str]) -> Timeline:
     """Compute the curves of a step.
 
     changes: (seconds since the start of the step, phase, number of the storage, added bytes; negative if released). Storages
     that existed before the step have a change at 0 s. category: returns the category of a storage by its number.
     """
-    names = list(CATEGORIES)
-    place = {name: index for index, name in enumerate(names)}
-    now = [0] * len(names)
-    rows: list[tuple[float, str, list[int]]] = [(0.0, "outside", now)]
+    category_names = list(CATEGORIES)
+    category_index = {name: index for index, name in enumerate(category_names)}
+    sizes = [0] * len(category_names)
+    rows: list[tuple[float, str, list[int]]] = [(0.0, "outside", sizes)]
     for t_s, phase, number, nbytes in sorted(changes, key=lambda change: change[0]):
-        now = list(now)
-        now[place[category(number)]] += nbytes
-        row = (t_s * 1000, phase, now)
+        sizes = list(sizes)
+        sizes[category_index[category(number)]] += nbytes
+        row = (t_s * 1000, phase, sizes)
         if t_s == 0.0:
             rows[0] = row
         else:
             rows.append(row)
-    t_ms, phase, peak = max(rows, key=_total)
-    kept = _coalesced(rows)
+    t_ms, phase, peak = max(rows, key=_total_bytes)
+    curve = _coalesce(rows)
 
     def by_category(values: Sequence[Any]) -> dict[str, Any]:
-        return dict(zip(names, values, strict=True))
+        return dict(zip(category_names, values, strict=True))
 
     return Timeline(
         peak_t_ms=t_ms,
         peak_phase=phase,
         peak=by_category(peak),
-        most=by_category([max(row[2][index] for row in rows) for index in range(len(names))]),
+        most=by_category([max(row[2][index] for row in rows) for index in range(len(category_names))]),
         start=by_category(rows[0][2]),
         end=by_category(rows[-1][2]),
-        t_ms=[round(row[0], 4) for row in kept],
-        phase=[row[1] for row in kept],
-        points=by_category([[row[2][index] for row in kept] for index in range(len(names))]),
+        t_ms=[round(row[0], 4) for row in curve],
+        phase=[row[1] for row in curve],
+        points=by_category([[row[2][index] for row in curve] for index in range(len(category_names))]),
     )
 
 
-def _coalesced(rows: Sequence[tuple[float, str, list[int]]]) -> list[tuple[float, str, list[int]]]:
+def _coalesce(rows: Sequence[tuple[float, str, list[int]]]) -> list[tuple[float, str, list[int]]]:
     """Reduce rows to at most POINTS: the first row, the last row, and, of each group of consecutive rows between them, the row
     with the largest sum."""
     between = rows[1:-1]
     size = -(-len(between) // (POINTS - 2)) or 1
-    runs = [between[first : first + size] for first in range(0, len(between), size)]
-    return [rows[0], *(max(run, key=_total) for run in runs), *rows[-1:][: len(rows) - 1]]
+    groups = [between[first : first + size] for first in range(0, len(between), size)]
+    return [rows[0], *(max(group, key=_total_bytes) for group in groups), *rows[-1:][: len(rows) - 1]]
 
 
-def _total(row: tuple[float, str, list[int]]) -> int:
+def _total_bytes(row: tuple[float, str, list[int]]) -> int:
     return sum(row[2])

@@ -29,7 +29,7 @@ def refusals(cell: Cell, steps: int | None, *, cuda: bool | None = None) -> Iter
 
     steps: number of timed steps; None if it depends on the data. cuda: whether ranks have GPUs; None if this is not known yet.
     """
-    yield from _faults(cell, steps)
+    yield from _fault_refusals(cell, steps)
     profile, memory = cell.instruments.profile, cell.instruments.memory
     if profile is not None:
         last = profile.first_step + profile.steps - 1
@@ -45,13 +45,13 @@ def refusals(cell: Cell, steps: int | None, *, cuda: bool | None = None) -> Iter
     if steps is not None and (step := memory_step(cell)) > steps:
         after = ", the first that is not profiled" if step != MEMORY_FROM else ""
         yield "instruments.memory", f"{memory} needs timed step {step}{after}: found steps: {steps}. Allowed: more steps."
-    followed = memory_steps(cell)
-    if len(followed) > 1 and steps is not None and followed[-1] > steps >= followed[0]:
-        why = f"found steps {followed[0]} to {followed[-1]}, but the last timed step is {steps}."
-        yield "instruments.memory_steps", f"{why} Allowed: 1 to {steps - followed[0] + 1}."
-    if profile is not None and followed[0] < profile.first_step <= followed[-1]:
-        why = f"found steps {followed[0]} to {followed[-1]}, but step {profile.first_step} is profiled."
-        yield "instruments.memory_steps", f"{why} Allowed: 1 to {profile.first_step - followed[0]}."
+    recorded_steps = memory_steps(cell)
+    if len(recorded_steps) > 1 and steps is not None and recorded_steps[-1] > steps >= recorded_steps[0]:
+        why = f"found steps {recorded_steps[0]} to {recorded_steps[-1]}, but the last timed step is {steps}."
+        yield "instruments.memory_steps", f"{why} Allowed: 1 to {steps - recorded_steps[0] + 1}."
+    if profile is not None and recorded_steps[0] < profile.first_step <= recorded_steps[-1]:
+        why = f"found steps {recorded_steps[0]} to {recorded_steps[-1]}, but step {profile.first_step} is profiled."
+        yield "instruments.memory_steps", f"{why} Allowed: 1 to {profile.first_step - recorded_steps[0]}."
     if memory == "categories" and cell.compile:
         yield "instruments.memory", "categories needs to see every operator, and compiled blocks hide them. Allowed: peak."
     if memory == "snapshot" and (cell.launcher == "fork" or cuda is False):
@@ -61,7 +61,7 @@ def refusals(cell: Cell, steps: int | None, *, cuda: bool | None = None) -> Iter
         )
 
 
-def _faults(cell: Cell, steps: int | None) -> Iterator[tuple[str, str]]:
+def _fault_refusals(cell: Cell, steps: int | None) -> Iterator[tuple[str, str]]:
     slowed, lost = cell.instruments.straggler, cell.instruments.lost_worker
     for key, fault in (("straggler", slowed), ("lost_worker", lost)):
         if fault is not None and fault.rank >= cell.gpus:

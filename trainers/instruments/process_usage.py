@@ -21,16 +21,16 @@ class ProcessUsage:
     def read(self) -> dict[str, Any]:
         """`cpu_s`, `disk_read_bytes` and `disk_write_bytes` of all threads since the start of the process. Counters that the
         kernel does not have are absent."""
-        found: dict[str, Any] = {"cpu_s": time.process_time()}
+        counters: dict[str, Any] = {"cpu_s": time.process_time()}
         try:
             text = os.pread(self._io, 4096, 0) if self._io is not None else b""
         except OSError:
-            return found
+            return counters
         for line in text.splitlines():
             name, _, value = line.partition(b":")
             if name in _COUNTERS:
-                found[_COUNTERS[name]] = int(value)
-        return found
+                counters[_COUNTERS[name]] = int(value)
+        return counters
 
     def close(self) -> None:
         """Close the kernel's file with the counters of this process."""

@@ -26,21 +26,21 @@ class Profiler(Instrument):
 
     name = "profile"
 
-    def __init__(self, profile: Profile, path: Path, ranks: Ranks, company: Peers) -> None:
-        self._profile, self._path, self._company = profile, path, company
-        self._last = profile.first_step + profile.steps - 1
-        self._here = ranks.rank in profile.ranks
+    def __init__(self, profile: Profile, path: Path, ranks: Ranks, peers: Peers) -> None:
+        self._profile, self._path, self._peers = profile, path, peers
+        self._last_step = profile.first_step + profile.steps - 1
+        self._is_profiled = ranks.rank in profile.ranks
         activities = [ProfilerActivity.CPU]
         if ranks.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)  # torch records kernels with CUPTI
         self._activities = activities
-        self._step = ExitStack()
+        self._step_context = ExitStack()
 
     def watches(self, step: int) -> bool:
-        return self._profile.first_step <= step <= self._last
+        return self._profile.first_step <= step <= self._last_step
 
     def before(self, step: int) -> None:
-        if not self._here:
+        if not self._is_profiled:
             return
         if step == self._profile.first_step:
             self._profiler = torch.profiler.profile(
@@ -52,16 +52,16 @@ class Profiler(Instrument):
             self._profiler.start()
         # Programs that read traces look for the name ProfilerStep#NUMBER. Torch's profiler could add it itself, but would count
         # the steps from the start of the profiler.
-        self._step.enter_context(torch.profiler.record_function(f"ProfilerStep#{step}"))
+        self._step_context.enter_context(torch.profiler.record_function(f"ProfilerStep#{step}"))
 
     def after(self, step: int) -> None:
-        if self._here:
-            self._step.close()
-            if step == self._last:
+        if self._is_profiled:
+            self._step_context.close()
+            if step == self._last_step:
                 self._profiler.stop()
                 self._write()
-        if step == self._last:
-            self._company.barrier()  # writing takes seconds, for which other ranks would wait inside their next step
+        if step == self._last_step:
+            self._peers.barrier()  # writing takes seconds, for which other ranks would wait inside their next step
 
     def found(self) -> dict[str, Any]:
         profile = self._profile

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainers.task import Task
 
 
-def chosen(
+def create_instruments(
     cell: Cell,
     task: Task,
     engine: Engine,
@@ -31,24 +31,24 @@ def chosen(
     company: Peers,
     order: Order,
     *,
-    meets: bool,
+    may_wait: bool,
 ) -> list[Instrument]:
     """The instruments that a cell asks for, in the order in which they act after a step, without checkpoints.
 
-    meets: whether ranks may wait for each other before the last step. Raises InputError if this run cannot have an instrument.
+    may_wait: whether ranks may wait for each other before the last step. Raises InputError if this run cannot have an instrument.
     """
     for key, why in observed_steps.refusals(cell, order.timed_steps(cell), cuda=ranks.device.type == "cuda"):
         raise InputError(f"{key}: {why}")
     found: list[Instrument] = []
-    found += _memory(cell, engine, run_dir, ranks, company)
+    found += _memory_instruments(cell, engine, run_dir, ranks, company)
     found += _profile(cell, run_dir, ranks, company)
     if cell.instruments.validation is not None:
         path = run_dir.validation_file
-        found.append(Validator(cell.instruments.validation, cell, task, engine, ranks, company, order, path, meets=meets))
+        found.append(Validator(cell.instruments.validation, cell, task, engine, ranks, company, order, path, may_wait=may_wait))
     return found
 
 
-def _memory(cell: Cell, engine: Engine, run_dir: RunDir, ranks: Ranks, company: Peers) -> list[Instrument]:
+def _memory_instruments(cell: Cell, engine: Engine, run_dir: RunDir, ranks: Ranks, company: Peers) -> list[Instrument]:
     steps = observed_steps.memory_steps(cell)
     if cell.instruments.memory == "categories":
         path = run_dir.memory_file(ranks.rank)

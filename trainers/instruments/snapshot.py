@@ -26,8 +26,8 @@ class MemorySnapshot(Instrument):
 
     name = "memory"
 
-    def __init__(self, path: Path, step: int, ranks: Ranks, company: Peers) -> None:
-        self._path, self._step, self._ranks, self._company = path, step, ranks, company
+    def __init__(self, path: Path, step: int, ranks: Ranks, peers: Peers) -> None:
+        self._path, self._step, self._ranks, self._peers = path, step, ranks, peers
 
     def watches(self, step: int) -> bool:
         return step == self._step
@@ -36,13 +36,13 @@ class MemorySnapshot(Instrument):
         torch.cuda.memory._record_memory_history(max_entries=ENTRIES, stacks="python", device=self._ranks.device)
 
     def after(self, step: int) -> None:
-        taken = torch.cuda.memory._snapshot(self._ranks.device)
+        snapshot = torch.cuda.memory._snapshot(self._ranks.device)
         torch.cuda.memory._record_memory_history(enabled=None, device=self._ranks.device)
-        kept = {name: taken[name] for name in ("segments", "device_traces") if name in taken}
-        document = {"schema": SCHEMA, "rank": self._ranks.rank, "step": step, **kept}
+        sections = {name: snapshot[name] for name in ("segments", "device_traces") if name in snapshot}
+        document = {"schema": SCHEMA, "rank": self._ranks.rank, "step": step, **sections}
         files.make_folder(self._path.parent)
         files.write_atomic(self._path, gzip.compress(msgspec.json.encode(document), mtime=0), sync=False)
-        self._company.barrier()  # writing takes seconds, for which other ranks would wait inside their next step
+        self._peers.barrier()  # writing takes seconds, for which other ranks would wait inside their next step
 
     def found(self) -> dict[str, Any]:
         return {"step": self._step}

@@ -24,14 +24,14 @@ class StepMemory:
     def __init__(self, engine: Accounted, device: torch.device, log: type[StorageLog] = StorageLog) -> None:
         """log: the class of the log, which is StorageLog or a subclass that records more."""
         self._engine = engine
-        self._named: dict[int, str] = {}
-        self._looking = False  # whether the log must look for new gradients: from the end of backward to the optimizer's step
-        self.log = log(device, self._between)
+        self._category_by_number: dict[int, str] = {}
+        self._searching = False  # whether the log must look for new gradients: from the end of backward to the optimizer's step
+        self.log = log(device, self._name_new_gradients)
 
     def __enter__(self) -> StepMemory:
-        self._name(self._engine.keeps())
-        self._looking = True
-        self._hook = self._engine.optimizer.register_step_pre_hook(lambda *_: self._optimizer_steps())
+        self._record_categories(self._engine.tensors_by_category())
+        self._searching = True
+        self._hook = self._engine.optimizer.register_step_pre_hook(lambda *_: self._before_optimizer_step())
         self.log.__enter__()
         return self
 
@@ -39,32 +39,32 @@ class StepMemory:
         self.log.__exit__(kind, error, traceback)
         self._hook.remove()
         if error is None:
-            self._name(self._engine.keeps())
+            self._record_categories(self._engine.tensors_by_category())
 
     def next_step(self) -> None:
         """Record that another step of the engine begins, whose backward pass allocates gradients again."""
-        self._looking = True
+        self._searching = True
 
     def category(self, number: int) -> str:
         """The category of the storage with this number in the log. It is known only after the step."""
         storage = self.log.storages[number]
-        return self._named.get(number) or self._by_use(storage)
+        return self._category_by_number.get(number) or self._category_by_use(storage)
 
-    def _by_use(self, storage: TensorStorage) -> str:
+    def _category_by_use(self, storage: TensorStorage) -> str:
         if storage.as_weight:
             return "gathered"
         return "buffer" if storage.stays else "activation" if storage.saved else "temporary"
 
-    def _between(self) -> None:
-        if self._looking:
-            self._name({name: found for name, found in self._engine.keeps().items() if name not in ("parameter", "gathered")})
+    def _name_new_gradients(self) -> None:
+        if self._searching:
+            self._record_categories({name: tensors for name, tensors in self._engine.tensors_by_category().items() if name not in ("parameter", "gathered")})
 
-    def _optimizer_steps(self) -> None:
-        self._between()
-        self._looking = False
+    def _before_optimizer_step(self) -> None:
+        self._name_new_gradients()
+        self._searching = False
 
-    def _name(self, kept: dict[str, list[torch.Tensor]]) -> None:
-        for name, tensors in kept.items():
+    def _record_categories(self, tensors_by_category: dict[str, list[torch.Tensor]]) -> None:
+        for category, tensors in tensors_by_category.items():
             for tensor in tensors:
-                if (storage := self.log.find(tensor)) is not None:
-                    self._named.setdefault(storage.number, name)
+                if (storage := self.log.find_storage(tensor)) is not None:
+                    self._category_by_number.setdefault(storage.number, category)

@@ -58,16 +58,16 @@ class StorageLog(TorchDispatchMode):
     before the next forward pass.
     """
 
-    def __init__(self, device: torch.device, between: Callable[[], object]) -> None:
+    def __init__(self, device: torch.device, between_passes: Callable[[], object]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._device, self._between = device, between
+        self._device, self._between_passes = device, between_passes
         self._after_backward = False
         self.storages: list[TensorStorage] = []
         self.changes: list[StorageChange] = []
         # The keys of `_live` are addresses of torch's StorageImpl; an address is unique as long as the storage exists.
         self._live: dict[int, TensorStorage] = {}
-        self._ends: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._fresh: dict[int, TensorStorage] = {}  # storages that the current forward pass allocated
+        self._release_callbacks: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._forward_storages: dict[int, TensorStorage] = {}  # storages that the current forward pass allocated
         self._began = 0.0
 
     def __enter__(self) -> StorageLog:
@@ -76,10 +76,10 @@ class StorageLog(TorchDispatchMode):
         self._resize = resize = torch.UntypedStorage.resize_
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
-            self._seen(storage)
-            done = resize(storage, size)
-            self._sized(storage)
-            return done
+            self._find_or_record(storage)
+            result = resize(storage, size)
+            self._record_size(storage)
+            return result
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -88,81 +88,81 @@ class StorageLog(TorchDispatchMode):
     def __exit__(self, *failure: Any) -> None:
         super().__exit__(*failure)  # type: ignore[no-untyped-call]
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        self._ends.clear()
+        self._release_callbacks.clear()
         for storage in self._live.values():
             storage.stays = True
             if storage.first is not None:
                 self.changes[storage.first] = self.changes[storage.first]._replace(t_s=0.0, phase=OUTSIDE)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+        if any(hasattr(tensor_class, "__tensor_flatten__") for tensor_class in types):
             # After NotImplemented, DTensor and similar classes call operators on their inner tensors, which have the memory.
             return NotImplemented
-        taken = list(_plain(pytree.tree_leaves((args, kwargs))))
-        self._turn(_phase())
-        for tensor in taken:
-            storage = self._seen(tensor.untyped_storage())
+        inputs = list(_plain_tensors(pytree.tree_leaves((args, kwargs))))
+        self._enter_phase(_current_phase())
+        for tensor in inputs:
+            storage = self._find_or_record(tensor.untyped_storage())
             if storage is not None and (isinstance(tensor, torch.nn.Parameter) or cast_weights.is_copy(tensor)):
                 storage.as_weight = True
-        given = operator(*args, **(kwargs or {}))
-        for tensor in _plain(pytree.tree_leaves(given)):
-            self._seen(tensor.untyped_storage(), made=True)
-        return given
+        outputs = operator(*args, **(kwargs or {}))
+        for tensor in _plain_tensors(pytree.tree_leaves(outputs)):
+            self._find_or_record(tensor.untyped_storage(), is_output=True)
+        return outputs
 
-    def find(self, tensor: torch.Tensor) -> TensorStorage | None:
+    def find_storage(self, tensor: torch.Tensor) -> TensorStorage | None:
         """The storage of a tensor, or of a DTensor's local tensor; None if it is on another device. A storage that was not
         known is recorded from now on."""
         local = getattr(tensor, "_local_tensor", tensor)
-        return self._seen(local.untyped_storage()) if _is_plain(local) else None
+        return self._find_or_record(local.untyped_storage()) if _is_plain(local) else None
 
-    def _turn(self, phase: str) -> None:
+    def _enter_phase(self, phase: str) -> None:
         """Detect the end of a forward or a backward pass. phase: the phase of the operator that runs next."""
         if phase == BACKWARD:
-            for storage in self._fresh.values():
+            for storage in self._forward_storages.values():
                 storage.saved = True
-            self._fresh.clear()
+            self._forward_storages.clear()
         self._after_backward = phase == BACKWARD or (phase == OUTSIDE and self._after_backward)
         if phase == OUTSIDE and self._after_backward:
-            self._between()
+            self._between_passes()
 
-    def _seen(self, memory: torch.UntypedStorage, *, made: bool = False) -> TensorStorage | None:
+    def _find_or_record(self, memory: torch.UntypedStorage, *, is_output: bool = False) -> TensorStorage | None:
         if (storage := self._live.get(memory._cdata)) is not None:
             return storage
         if memory.device.type != self._device.type:
             return None
-        storage = TensorStorage(len(self.storages), memory.nbytes(), None if made else len(self.changes))
+        storage = TensorStorage(len(self.storages), memory.nbytes(), None if is_output else len(self.changes))
         self.storages.append(storage)
         self._live[memory._cdata] = storage
-        self._ends[storage.number] = weakref.ref(memory, partial(self._ended, memory._cdata, storage))
-        self._change(storage, storage.nbytes)
-        if made and _phase() == FORWARD:
-            self._fresh[storage.number] = storage
+        self._release_callbacks[storage.number] = weakref.ref(memory, partial(self._record_release, memory._cdata, storage))
+        self._record_change(storage, storage.nbytes)
+        if is_output and _current_phase() == FORWARD:
+            self._forward_storages[storage.number] = storage
         return storage
 
-    def _sized(self, memory: torch.UntypedStorage) -> None:
+    def _record_size(self, memory: torch.UntypedStorage) -> None:
         storage = self._live.get(memory._cdata)
         if storage is not None and memory.nbytes() != storage.nbytes:
-            self._change(storage, memory.nbytes() - storage.nbytes)
+            self._record_change(storage, memory.nbytes() - storage.nbytes)
             storage.nbytes = memory.nbytes()
 
-    def _ended(self, key: int, storage: TensorStorage, _: object) -> None:
+    def _record_release(self, key: int, storage: TensorStorage, _: object) -> None:
         self._live.pop(key, None)
-        self._fresh.pop(storage.number, None)
-        self._change(storage, -storage.nbytes)
+        self._forward_storages.pop(storage.number, None)
+        self._record_change(storage, -storage.nbytes)
 
-    def _change(self, storage: TensorStorage, nbytes: int) -> None:
-        since = time.perf_counter() - self._began if self._began else 0.0
-        self.changes.append(StorageChange(since, _phase(), storage.number, nbytes))
+    def _record_change(self, storage: TensorStorage, nbytes: int) -> None:
+        elapsed_s = time.perf_counter() - self._began if self._began else 0.0
+        self.changes.append(StorageChange(elapsed_s, _current_phase(), storage.number, nbytes))
 
 
-def _phase() -> str:
+def _current_phase() -> str:
     """The current phase. It is FORWARD if gradients are enabled; this is also so when backward recomputes a part of forward."""
     if torch.is_grad_enabled():
         return FORWARD
     return BACKWARD if torch._C._current_graph_task_id() != -1 else OUTSIDE
 
 
-def _plain(leaves: Iterable[Any]) -> Iterator[torch.Tensor]:
+def _plain_tensors(leaves: Iterable[Any]) -> Iterator[torch.Tensor]:
     return (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and _is_plain(leaf))
 
 

@@ -29,8 +29,8 @@ class Clock(ABC):
     occur several times), then `stop`."""
 
     @abstractmethod
-    def start(self, *, goes_on: bool = False) -> None:
-        """Begin a step. goes_on: whether the step begins at the end of the step before, and not now. The time between the two
+    def start(self, *, continues: bool = False) -> None:
+        """Begin a step. continues: whether the step begins at the end of the step before, and not now. The time between the two
         steps then belongs to the first part of this step, so that the sum of the step times is the whole time."""
 
     @abstractmethod
@@ -48,8 +48,8 @@ class HostClock(Clock):
     def __init__(self) -> None:
         self._marks: list[tuple[str, float]] = []
 
-    def start(self, *, goes_on: bool = False) -> None:
-        self._marks = [self._marks[-1] if goes_on else ("", time.perf_counter())]
+    def start(self, *, continues: bool = False) -> None:
+        self._marks = [self._marks[-1] if continues else ("", time.perf_counter())]
 
     def mark(self, part: str) -> None:
         self._marks.append((part, time.perf_counter()))
@@ -66,7 +66,7 @@ class HostReading(Reading):
         return True
 
     def parts_ms(self) -> dict[str, float]:
-        return _by_part([(part, (end - begin) * 1000) for (_, begin), (part, end) in pairwise(self._marks)])
+        return _sum_by_part([(part, (end - begin) * 1000) for (_, begin), (part, end) in pairwise(self._marks)])
 
 
 class CudaClock(Clock):
@@ -76,11 +76,11 @@ class CudaClock(Clock):
     def __init__(self) -> None:
         self._marks: list[tuple[str, torch.cuda.Event]] = []
 
-    def start(self, *, goes_on: bool = False) -> None:
-        self._marks = [self._marks[-1] if goes_on else ("", _event())]
+    def start(self, *, continues: bool = False) -> None:
+        self._marks = [self._marks[-1] if continues else ("", _record_event())]
 
     def mark(self, part: str) -> None:
-        self._marks.append((part, _event()))
+        self._marks.append((part, _record_event()))
 
     def stop(self) -> Reading:
         return CudaReading(self._marks)
@@ -95,7 +95,7 @@ class CudaReading(Reading):
 
     def parts_ms(self) -> dict[str, float]:
         self._marks[-1][1].synchronize()
-        return _by_part([(part, begin.elapsed_time(end)) for (_, begin), (part, end) in pairwise(self._marks)])
+        return _sum_by_part([(part, begin.elapsed_time(end)) for (_, begin), (part, end) in pairwise(self._marks)])
 
 
 def clock_for(device: torch.device) -> Clock:
@@ -103,13 +103,13 @@ def clock_for(device: torch.device) -> Clock:
     return CudaClock() if device.type == "cuda" else HostClock()
 
 
-def _event() -> torch.cuda.Event:
+def _record_event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
-def _by_part(spans: Sequence[tuple[str, float]]) -> dict[str, float]:
+def _sum_by_part(spans: Sequence[tuple[str, float]]) -> dict[str, float]:
     times = dict.fromkeys(PARTS, 0.0)
     for part, span_ms in spans:
         times[part] += span_ms

@@ -14,7 +14,7 @@ import torch
 from shardlab.errors import InputError
 from shardlab.matrix.cell import Cell, Validation
 from shardlab.runs.record import SCHEMA, LineWriter, ValidationRecord
-from trainers.data.prefetch import prefetched
+from trainers.data.prefetch import prefetch_results
 from trainers.instrument import Instrument
 
 if TYPE_CHECKING:
@@ -34,18 +34,18 @@ class Validator(Instrument):
 
     def __init__(
         self,
-        asked: Validation,
+        settings: Validation,
         cell: Cell,
         task: Task,
         engine: Trained,
         ranks: Ranks,
-        company: Peers,
+        peers: Peers,
         order: Order,
         path: Path,
         *,
-        meets: bool,
+        may_wait: bool,
     ) -> None:
-        """asked: the settings of the cell. path: the file for the records, which rank 0 writes. meets: whether ranks may wait
+        """settings: the settings of the cell. path: the file for the records, which rank 0 writes. may_wait: whether ranks may wait
         for each other before the last step; if not, only the last step is followed by a validation. Raises InputError if the
         data set has no validation split, or if the split is smaller than a global batch.
         """
@@ -54,31 +54,31 @@ class Validator(Instrument):
             raise InputError(
                 f"instruments.validation: the data of {cell.workload} has no validation split. Allowed: leave validation out."
             )
-        items = min(asked.items or split.source.items, split.source.items)
+        items = min(settings.items or split.source.items, split.source.items)
         self._batches = items // cell.global_batch_size
         if self._batches == 0:
             raise InputError(
                 f"instruments.validation: {items} validation items do not fill a global batch of {cell.global_batch_size}. "
                 "Allowed: a smaller global batch, or more items."
             )
-        self._cell, self._split, self._engine, self._ranks, self._company = cell, split, engine, ranks, company
-        self._every = asked.every(order.steps_per_epoch)
-        self._steps, self._meets, self._path = order.timed_steps(cell), meets, path
-        self._last: ValidationRecord | None = None
+        self._cell, self._split, self._engine, self._ranks, self._peers = cell, split, engine, ranks, peers
+        self._every = settings.every(order.steps_per_epoch)
+        self._steps, self._may_wait, self._path = order.timed_steps(cell), may_wait, path
+        self._last_record: ValidationRecord | None = None
 
     def due(self, step: int) -> bool:
-        return step == self._steps or (self._meets and step % self._every == 0)
+        return step == self._steps or (self._may_wait and step % self._every == 0)
 
     def after(self, step: int) -> None:
-        if not self._meets:  # all ranks evaluate the parameters that servers have after the last push of the last rank
-            self._company.barrier()
+        if not self._may_wait:  # all ranks evaluate the parameters that servers have after the last push of the last rank
+            self._peers.barrier()
         self._engine.refresh()
         loss = torch.zeros((), device=self._ranks.device)
         correct = torch.zeros((), dtype=torch.int64, device=self._ranks.device)
         targets = 0
         self._engine.model.eval()
         try:
-            for batches in prefetched(partial(self._fetch, number) for number in range(self._batches)):
+            for batches in prefetch_results(partial(self._fetch_batches, number) for number in range(self._batches)):
                 for batch in batches:
                     batch_loss, batch_correct = self._engine.evaluate(batch)
                     loss += batch_loss / (len(batches) * self._batches)
@@ -86,8 +86,8 @@ class Validator(Instrument):
                     targets += batch.targets.numel()
         finally:
             self._engine.model.train()
-        sums = self._company.gather([float(loss), float(correct), float(targets)])
-        self._last = ValidationRecord(
+        sums = self._peers.gather([float(loss), float(correct), float(targets)])
+        self._last_record = ValidationRecord(
             schema=SCHEMA,
             step=step,
             t_s=time.monotonic(),
@@ -98,19 +98,19 @@ class Validator(Instrument):
         )
         if self._ranks.rank == 0:
             with LineWriter(self._path) as lines:
-                lines.write(self._last)
+                lines.write(self._last_record)
 
     def found(self) -> dict[str, Any]:
-        if self._last is None:
+        if self._last_record is None:
             return {}
-        return {"items": self._last.items, "loss": self._last.loss, "accuracy": self._last.accuracy}
+        return {"items": self._last_record.items, "loss": self._last_record.loss, "accuracy": self._last_record.accuracy}
 
-    def _fetch(self, number: int) -> list[Batch]:
-        share, micro = self._cell.global_batch_size // self._engine.data_ranks, self._cell.micro_batch_size
+    def _fetch_batches(self, number: int) -> list[Batch]:
+        share, micro_batch_size = self._cell.global_batch_size // self._engine.data_ranks, self._cell.micro_batch_size
         begin = number * self._cell.global_batch_size + self._engine.data_rank * share
-        return [self._split.fetch(indices, self._ranks.device) for indices in _cut(begin, share, micro)]
+        return [self._split.fetch(indices, self._ranks.device) for indices in _micro_batch_indices(begin, share, micro_batch_size)]
 
 
-def _cut(begin: int, share: int, micro: int) -> Iterator[np.ndarray]:
-    for start in range(begin, begin + share, micro):
-        yield np.arange(start, start + micro)
+def _micro_batch_indices(begin: int, share: int, micro_batch_size: int) -> Iterator[np.ndarray]:
+    for start in range(begin, begin + share, micro_batch_size):
+        yield np.arange(start, start + micro_batch_size)

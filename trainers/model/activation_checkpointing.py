@@ -51,33 +51,33 @@ class MovedBlock(nn.Module):
         return hidden
 
 
-def checkpoint(which: str, task: Task, model: nn.Module) -> None:
+def checkpoint_blocks(setting: str, task: Task, model: nn.Module) -> None:
     """Apply activation checkpointing to a model's blocks, in place.
 
-    which: `full`, `every-K` or `segments-N`, as in `Cell.activation_checkpointing`. Raises InputError if there are more
+    setting: `full`, `every-K` or `segments-N`, as in `Cell.activation_checkpointing`. Raises InputError if there are more
     segments than blocks.
     """
     blocks = list(task.blocks(model))
-    kind, _, number = which.partition("-")
+    kind, _, number = setting.partition("-")
     if kind == "segments":
-        _chain(model, blocks, int(number))
+        _chain_segments(model, blocks, int(number))
         return
-    every = 1 if kind == "full" else int(number)
-    chosen = {id(block) for index, block in enumerate(blocks) if index % every == 0}
-    apply_activation_checkpointing(model, checkpoint_wrapper_fn=_wrapped, check_fn=lambda module: id(module) in chosen)
+    interval = 1 if kind == "full" else int(number)
+    chosen_ids = {id(block) for index, block in enumerate(blocks) if index % interval == 0}
+    apply_activation_checkpointing(model, checkpoint_wrapper_fn=_wrap, check_fn=lambda module: id(module) in chosen_ids)
 
 
-def count(model: nn.Module) -> int:
+def count_checkpointed(model: nn.Module) -> int:
     """The number of blocks and chains of a model whose activations are recomputed in backward."""
     return sum(isinstance(module, CheckpointWrapper) for module in model.modules())
 
 
-def units(task: Task, model: nn.Module) -> list[nn.Module]:
+def list_units(task: Task, model: nn.Module) -> list[nn.Module]:
     """The blocks of a model. A chain counts as one block; `MovedBlock` placeholders are left out."""
     return [block for block in task.blocks(model) if not isinstance(block, MovedBlock)]
 
 
-def _chain(model: nn.Module, blocks: Sequence[nn.Module], segments: int) -> None:
+def _chain_segments(model: nn.Module, blocks: Sequence[nn.Module], segments: int) -> None:
     if segments > len(blocks):
         raise InputError(
             f"activation_checkpointing: found segments-{segments} for {len(blocks)} blocks. "
@@ -87,32 +87,32 @@ def _chain(model: nn.Module, blocks: Sequence[nn.Module], segments: int) -> None
     bounds = [len(blocks) * index // segments for index in range(segments + 1)]
     # The last segment is not checkpointed: backward begins with it, so that recomputing its activations would save no memory.
     for begin, end in pairwise(bounds[:-1]):
-        run = blocks[begin:end]
-        model.set_submodule(names[id(run[0])], _wrapped(Chain([(names[id(block)], block) for block in run])))
-        for block in run[1:]:
+        segment = blocks[begin:end]
+        model.set_submodule(names[id(segment[0])], _wrap(Chain([(names[id(block)], block) for block in segment])))
+        for block in segment[1:]:
             model.set_submodule(names[id(block)], MovedBlock())
 
 
-def _wrapped(module: nn.Module) -> nn.Module:
-    normalised = [inner for inner in module.modules() if isinstance(inner, _BatchNorm)]
-    if not normalised:
+def _wrap(module: nn.Module) -> nn.Module:
+    batch_norms = [inner for inner in module.modules() if isinstance(inner, _BatchNorm)]
+    if not batch_norms:
         return checkpoint_wrapper(module)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _statistics_kept(normalised)
+        return nullcontext(), _keep_statistics(batch_norms)
 
     return checkpoint_wrapper(module, context_fn=contexts)
 
 
 @contextmanager
-def _statistics_kept(normalised: Sequence[_BatchNorm]) -> Iterator[None]:
+def _keep_statistics(batch_norms: Sequence[_BatchNorm]) -> Iterator[None]:
     """Keep BatchNorm's running statistics unchanged in the `with` block. Otherwise, recomputation would add the same batch to
     the statistics a second time."""
-    momenta = [module.momentum for module in normalised]
-    for module in normalised:
+    momenta = [module.momentum for module in batch_norms]
+    for module in batch_norms:
         module.momentum = 0.0
     try:
         yield
     finally:
-        for module, momentum in zip(normalised, momenta):
+        for module, momentum in zip(batch_norms, momenta):
             module.momentum = momentum

@@ -26,17 +26,17 @@ def cast_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     if dtype is None:
         yield
         return
-    places = [(module, name, p) for module in model.modules() for name, p in module._parameters.items() if p is not None]
+    weight_places = [(module, name, p) for module in model.modules() for name, p in module._parameters.items() if p is not None]
     copies: dict[int, torch.Tensor] = {}
     try:
-        for module, name, weight in places:
+        for module, name, weight in weight_places:
             if weight.is_floating_point():
                 if id(weight) not in copies:
-                    copies[id(weight)] = _marked(weight.to(dtype))
+                    copies[id(weight)] = _mark_as_copy(weight.to(dtype))
                 module._parameters[name] = copies[id(weight)]  # type: ignore[assignment]
         yield
     finally:
-        for module, name, weight in places:
+        for module, name, weight in weight_places:
             module._parameters[name] = weight
 
 
@@ -45,7 +45,7 @@ def is_copy(tensor: torch.Tensor) -> bool:
     return getattr(tensor, "_is_copy_of_weight", False)
 
 
-def _marked(copy: Any) -> torch.Tensor:
+def _mark_as_copy(copy: Any) -> torch.Tensor:
     copy._is_copy_of_weight = True
     if (local := getattr(copy, "_local_tensor", None)) is not None:  # an operator gets the local tensor of a DTensor
         local._is_copy_of_weight = True

@@ -41,78 +41,78 @@ class Architecture(NamedTuple):
     model_type: str
 
 
-def architecture(values: dict[str, Any]) -> Architecture:
+def find_architecture(values: dict[str, Any]) -> Architecture:
     """The class of models that a configuration names. values: the content of the configuration.
 
     Raises InputError, without the name of the file, if the configuration names no class that shardlab can train.
     """
-    model_type, named = values.get("model_type"), values.get("architectures")
+    model_type, class_names = values.get("model_type"), values.get("architectures")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING_NAMES:
-        found = "no model_type" if model_type is None else f"the model_type {str(model_type)[:40]!r}"
-        raise InputError(f"has {found}. Allowed: one that transformers {transformers.__version__} knows, such as llama.")
-    known = {name: kind for kind, classes in CLASSES.items() for name in _names(classes.get(model_type))}
-    if not known:
+        found_text = "no model_type" if model_type is None else f"the model_type {str(model_type)[:40]!r}"
+        raise InputError(f"has {found_text}. Allowed: one that transformers {transformers.__version__} knows, such as llama.")
+    kind_by_class = {name: kind for kind, classes in CLASSES.items() for name in _as_tuple(classes.get(model_type))}
+    if not kind_by_class:
         raise InputError(f"{model_type} of transformers has no model that can be trained here. Allowed: {', '.join(CLASSES)}.")
-    allowed = ", ".join(f"{name} ({kind})" for name, kind in known.items())
-    if named is None and len(known) == 1:
-        named = list(known)
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in known:
-        found = "nothing" if named is None else str(named)[:80]
-        raise InputError(f"architectures: found {found}. Allowed for {model_type}: a list with one of {allowed}.")
-    return Architecture(known[named[0]], getattr(transformers, named[0]), model_type)
+    allowed = ", ".join(f"{name} ({kind})" for name, kind in kind_by_class.items())
+    if class_names is None and len(kind_by_class) == 1:
+        class_names = list(kind_by_class)
+    if not isinstance(class_names, list) or len(class_names) != 1 or class_names[0] not in kind_by_class:
+        found_text = "nothing" if class_names is None else str(class_names)[:80]
+        raise InputError(f"architectures: found {found_text}. Allowed for {model_type}: a list with one of {allowed}.")
+    return Architecture(kind_by_class[class_names[0]], getattr(transformers, class_names[0]), model_type)
 
 
-def twin_of(found: Architecture, values: dict[str, Any]) -> dict[str, Any]:
+def shrink_to_twin(architecture: Architecture, values: dict[str, Any]) -> dict[str, Any]:
     """The content of the configuration of a tiny twin, which is a much smaller model of the same class. The configuration may
     be invalid for transformers, so the caller must try to build the twin."""
-    changed = _shrink_keys(configured(found, values, dropout=True))
-    kept = {key: value for key, value in values.items() if key not in changed}
-    for name, spelled in CONFIG_MAPPING[found.model_type].attribute_map.items():
-        if spelled in changed:
-            kept.pop(name, None)  # remove the other names of the same key, so that the old value does not remain
-    return kept | changed
+    changed = _shrink_keys(make_config(architecture, values, dropout=True))
+    unchanged = {key: value for key, value in values.items() if key not in changed}
+    for name, key_name in CONFIG_MAPPING[architecture.model_type].attribute_map.items():
+        if key_name in changed:
+            unchanged.pop(name, None)  # remove the other names of the same key, so that the old value does not remain
+    return unchanged | changed
 
 
-def configured(found: Architecture, values: dict[str, Any], *, dropout: bool, layers: int | None = None) -> Any:
+def make_config(architecture: Architecture, values: dict[str, Any], *, dropout: bool, layers: int | None = None) -> Any:
     """Make the configuration object of transformers from the content of a configuration.
 
     dropout: whether the rates of dropout stay; if not, they are set to 0. layers: number of blocks to keep, from the first one
     on; None: all. Raises InputError, without the name of the file, if transformers refuses the configuration, or if the model
     cannot be trained here.
     """
-    kept = {key: value for key, value in values.items() if key not in IGNORED}
+    used_values = {key: value for key, value in values.items() if key not in IGNORED}
     try:
-        made = CONFIG_MAPPING[found.model_type].from_dict(kept)
+        config = CONFIG_MAPPING[architecture.model_type].from_dict(used_values)
     except Exception as error:
-        raise InputError(f"transformers refuses it: {one_line(error)}") from error
-    if getattr(made, "sub_configs", None):
-        raise InputError(f"{found.model_type} consists of several models. Allowed: one model, such as its text model alone.")
-    if getattr(made, "is_encoder_decoder", False):
-        raise InputError(f"{found.model_type} has an encoder and a decoder. Allowed: {', '.join(CLASSES)}.")
+        raise InputError(f"transformers refuses it: {error_line(error)}") from error
+    if getattr(config, "sub_configs", None):
+        raise InputError(f"{architecture.model_type} consists of several models. Allowed: one model, such as its text model alone.")
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(f"{architecture.model_type} has an encoder and a decoder. Allowed: {', '.join(CLASSES)}.")
     # Whether models of this type can be used both with a causal mask and without a mask; the key `is_decoder` decides.
-    either_way = found.model_type in CLASSES["masked language model"]
-    if found.kind == "causal language model" and either_way and getattr(made, "is_decoder", True) is False:
+    also_masked = architecture.model_type in CLASSES["masked language model"]
+    if architecture.kind == "causal language model" and also_masked and getattr(config, "is_decoder", True) is False:
         raise InputError('is_decoder: found false, so that each token sees those after it. Allowed: "is_decoder": true.')
-    depth = getattr(made, LAYERS, None)
+    depth = getattr(config, LAYERS, None)
     for name, value in (
         (LAYERS, depth),
-        *((f"depths[{at}]", one) for at, one in enumerate(getattr(made, "depths", None) or ())),
+        *((f"depths[{stage}]", stage_depth) for stage, stage_depth in enumerate(getattr(config, "depths", None) or ())),
     ):
         if isinstance(value, int) and value > MOST_LAYERS:
             raise InputError(f"{name}: found {value}. Allowed: up to {MOST_LAYERS}.")
     if layers is not None and layers != depth:
-        shorten(made, layers)
-    if hasattr(made, "use_cache"):
-        made.use_cache = False
+        shorten(config, layers)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
     if not dropout:
-        for name in rates(made):
-            setattr(made, name, 0.0)
-    return made
+        for name in dropout_keys(config):
+            setattr(config, name, 0.0)
+    return config
 
 
-def rates(made: Any) -> list[str]:
+def dropout_keys(config: Any) -> list[str]:
     """The keys of a configuration whose values are rates above 0 of dropout or of other noise (jitter)."""
-    values = made.to_dict()
+    values = config.to_dict()
     words = ("drop", "jitter")
     return [
         name
@@ -121,76 +121,76 @@ def rates(made: Any) -> list[str]:
     ]
 
 
-def shorten(made: Any, layers: int) -> None:
+def shorten(config: Any, layers: int) -> None:
     """Change a configuration in place so that the model has only its first `layers` blocks. Lists that have one entry for each
     block are cut to the same length."""
-    depth = getattr(made, LAYERS)
-    for name, value in made.to_dict().items():
+    depth = getattr(config, LAYERS)
+    for name, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == depth:
-            setattr(made, name, value[:layers])
-    setattr(made, LAYERS, layers)
+            setattr(config, name, value[:layers])
+    setattr(config, LAYERS, layers)
 
 
-def build(found: Architecture, made: Any) -> nn.Module:
-    """Build the model with random weights. made: the configuration object from `configured`. Raises InputError, without the
+def build_model(architecture: Architecture, config: Any) -> nn.Module:
+    """Build the model with random weights. config: the configuration object from `configured`. Raises InputError, without the
     name of the file, if transformers cannot build the model."""
-    if found.kind != "image classifier" and getattr(found.model, "_supports_sdpa", False):
-        made._attn_implementation = unpacked_attention.register()
+    if architecture.kind != "image classifier" and getattr(architecture.model, "_supports_sdpa", False):
+        config._attn_implementation = unpacked_attention.register()
     try:
-        return cast("nn.Module", found.model(made))
+        return cast("nn.Module", architecture.model(config))
     except (MemoryError, RuntimeError):
         raise  # torch reports a lack of memory as a RuntimeError; the rank's process records this error as `oom`
     except Exception as error:
-        raise InputError(f"transformers cannot build it: {one_line(error)}") from error
+        raise InputError(f"transformers cannot build it: {error_line(error)}") from error
 
 
-def one_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """The type and the message of an error in one line with a period, for the end of a sentence."""
-    said = " ".join(str(error).split())[:200].rstrip(".")
-    return f"{type(error).__name__}: {said}." if said else f"{type(error).__name__}."
+    message = " ".join(str(error).split())[:200].rstrip(".")
+    return f"{type(error).__name__}: {message}." if message else f"{type(error).__name__}."
 
 
-def _names(value: Any) -> tuple[str, ...]:
+def _as_tuple(value: Any) -> tuple[str, ...]:
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
-def _shrink_keys(made: Any) -> dict[str, Any]:
+def _shrink_keys(config: Any) -> dict[str, Any]:
     """The keys of a configuration that change for the tiny twin, with their new values.
 
-    made: the configuration as an object of transformers. Keys that it does not have, or whose value is not a number, are not
+    config: the configuration as an object of transformers. Keys that it does not have, or whose value is not a number, are not
     changed. The twin of an unusual model may therefore be invalid; the caller must try to build it.
     """
-    found: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
 
     def number(name: str) -> int:
-        value = getattr(made, name, None)
+        value = getattr(config, name, None)
         return value if type(value) is int and value > 0 else 0
 
-    width, heads, pairs = number("hidden_size"), number("num_attention_heads"), number("num_key_value_heads")
+    width, heads, key_value_heads = number("hidden_size"), number("num_attention_heads"), number("num_key_value_heads")
     if width and heads:
-        of_twin = min(heads, HEADS)
-        found |= {"num_attention_heads": of_twin, "hidden_size": of_twin * HEAD_WIDTH}
-        if pairs:
-            shared = max(1, of_twin * pairs // heads)
-            found["num_key_value_heads"] = shared if of_twin % shared == 0 else of_twin
+        twin_heads = min(heads, HEADS)
+        changes |= {"num_attention_heads": twin_heads, "hidden_size": twin_heads * HEAD_WIDTH}
+        if key_value_heads:
+            twin_key_value_heads = max(1, twin_heads * key_value_heads // heads)
+            changes["num_key_value_heads"] = twin_key_value_heads if twin_heads % twin_key_value_heads == 0 else twin_heads
         if number("head_dim"):
-            found["head_dim"] = HEAD_WIDTH
+            changes["head_dim"] = HEAD_WIDTH
         for name in ("intermediate_size", "moe_intermediate_size"):
             if number(name):
-                found[name] = max(1, number(name) * of_twin * HEAD_WIDTH // (width * MULTIPLE)) * MULTIPLE
+                changes[name] = max(1, number(name) * twin_heads * HEAD_WIDTH // (width * MULTIPLE)) * MULTIPLE
     for name in ("num_experts", "num_local_experts", "n_routed_experts"):
         if number(name):
-            found[name] = min(number(name), EXPERTS)
+            changes[name] = min(number(name), EXPERTS)
     if number("num_experts_per_tok"):
-        found["num_experts_per_tok"] = min(number("num_experts_per_tok"), EXPERTS // 2)
+        changes["num_experts_per_tok"] = min(number("num_experts_per_tok"), EXPERTS // 2)
     if number("vocab_size"):
-        found["vocab_size"] = min(number("vocab_size"), VOCABULARY)
-        found |= {name: 0 for name in made.to_dict() if name.endswith("_token_id") and number(name) >= found["vocab_size"]}
+        changes["vocab_size"] = min(number("vocab_size"), VOCABULARY)
+        changes |= {name: 0 for name in config.to_dict() if name.endswith("_token_id") and number(name) >= changes["vocab_size"]}
     if number("patch_size") and number("image_size"):
-        found["patch_size"] = min(number("patch_size"), PATCH)
-        found["image_size"] = found["patch_size"] * PATCHES_A_SIDE
-    depths = getattr(made, "depths", None)
+        changes["patch_size"] = min(number("patch_size"), PATCH)
+        changes["image_size"] = changes["patch_size"] * PATCHES_A_SIDE
+    depths = getattr(config, "depths", None)
     if isinstance(depths, list):
-        found["depths"] = [min(depth, 1) if type(depth) is int else depth for depth in depths]
-    spelled = {made.attribute_map.get(name, name): value for name, value in found.items()}
-    return {name: value for name, value in spelled.items() if hasattr(made, name)}
+        changes["depths"] = [min(depth, 1) if type(depth) is int else depth for depth in depths]
+    renamed_changes = {config.attribute_map.get(name, name): value for name, value in changes.items()}
+    return {name: value for name, value in renamed_changes.items() if hasattr(config, name)}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SOURCE = "matrix products, convolutions and attention of forward and backward, counted by torch.utils.flop_counter"
 
 
-class Counted(NamedTuple):
+class FlopCount(NamedTuple):
     """What was counted in a model. flops: floating-point operations of forward and backward for one unit (a token, an image).
     unused: names of the parameters that got no gradient."""
 
@@ -28,7 +28,7 @@ class Counted(NamedTuple):
     unused: list[str]
 
 
-def of(task: Task, items: Batch) -> Counted:
+def count_flops(task: Task, items: Batch) -> FlopCount:
     """Count the operations of a model on the meta device; the text SOURCE lists which operations count. items: a batch of one
     item.
 
@@ -37,18 +37,18 @@ def of(task: Task, items: Batch) -> Counted:
     batch = Batch(items.inputs.to("meta"), items.targets.to("meta"))
     with torch.device("meta"):
         model = task.model().eval()  # not in training mode, in which BatchNorm needs more than one item
-    with counter() as counted:
+    with make_flop_counter() as flop_mode:
         task.criterion(task.outputs(model, batch), batch.targets).backward()  # type: ignore[no-untyped-call]
-    unused = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]
-    return Counted(float(counted.get_total_flops()) / task.units_per_item, unused)
+    without_gradient = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]
+    return FlopCount(float(flop_mode.get_total_flops()) / task.units_per_item, without_gradient)
 
 
-def counter() -> FlopCounterMode:
+def make_flop_counter() -> FlopCounterMode:
     """A context that counts operations as the text SOURCE says, by torch's formulas except for the backward of convolutions."""
-    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_of_convolution})
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward_flops})
 
 
-def _backward_of_convolution(
+def _convolution_backward_flops(
     gradient: torch.Size,
     inputs: torch.Size,
     weight: torch.Size,
@@ -57,7 +57,7 @@ def _backward_of_convolution(
     padding: object,
     dilation: object,
     transposed: bool,
-    *more: Any,
+    *other_arguments: Any,
     **named: Any,
 ) -> int:
     """The operations of a convolution's backward. The arguments are the arguments of torch's `aten.convolution_backward`, with
@@ -69,13 +69,13 @@ def _backward_of_convolution(
     # `outputs` is the shape of the tensor in which each element is a sum over all weights of one channel: the outputs of a
     # convolution, or, for a transposed convolution, the gradient of its inputs.
     outputs = inputs if transposed else gradient
-    gradients: int = sum(more[2][:2])  # output_mask: whether the gradients of inputs and weight are needed
-    return 2 * gradients * math.prod(outputs) * math.prod(weight[1:])
+    computed_gradients: int = sum(other_arguments[2][:2])  # output_mask: whether the gradients of inputs and weight are needed
+    return 2 * computed_gradients * math.prod(outputs) * math.prod(weight[1:])
 
 
-def of_task(task: Task) -> float | None:
+def count_task_flops(task: Task) -> float | None:
     """Floating-point operations of forward and backward for one unit; None if the model cannot compute without real data."""
     try:
-        return of(task, task.fetch(np.arange(1), torch.device("cpu"))).flops or None
+        return count_flops(task, task.fetch(np.arange(1), torch.device("cpu"))).flops or None
     except Exception:  # noqa: BLE001 - a library's model may raise anything on the meta device; `jobs plan` shows the reason
         return None

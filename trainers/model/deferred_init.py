@@ -32,11 +32,11 @@ class Deferred:
         self._device = ranks.device
         # The keys are meta tensors and not modules: sharding replaces modules, and a replaced module that is a key here would
         # keep its whole weights in memory.
-        self._drawn: dict[torch.Tensor, torch.Tensor] = {}
+        self._initial_values: dict[torch.Tensor, torch.Tensor] = {}
         if ranks.rank == 0:
-            for bare, drawn in zip(self.model.modules(), task.model().modules(), strict=True):
-                self._drawn |= {tensor: getattr(drawn, name).detach() for name, tensor in _own(bare)}
-        holders = Counter(tensor for module in self.model.modules() for _, tensor in _own(module))
+            for meta_module, initialized_module in zip(self.model.modules(), task.model().modules(), strict=True):
+                self._initial_values |= {tensor: getattr(initialized_module, name).detach() for name, tensor in _direct_tensors(meta_module)}
+        holders = Counter(tensor for module in self.model.modules() for _, tensor in _direct_tensors(module))
         # Only tied weights are kept here, so that they stay tied (`Module.to_empty` would untie them). Other weights are not
         # kept: after sharding, whole weights would stay in memory.
         self._tied = {tensor: torch.empty(0) for tensor, count in holders.items() if count > 1}
@@ -49,35 +49,35 @@ class Deferred:
         another pipeline stage has it, calls it with `keep` false; the module then stays on the meta device.
         """
         for module in outer.modules():
-            self.fill_own(module, keep=keep)
+            self.fill_direct(module, keep=keep)
 
-    def fill_own(self, module: nn.Module, *, keep: bool = True) -> None:
+    def fill_direct(self, module: nn.Module, *, keep: bool = True) -> None:
         """As `fill`, but only for the module's own tensors, not for the tensors of its submodules. A collective as well."""
-        for name, tensor in _own(module):
+        for name, tensor in _direct_tensors(module):
             if tensor.is_meta:
-                self._fill(module, name, tensor, keep)
+                self._fill_tensor(module, name, tensor, keep)
 
-    def _fill(self, module: nn.Module, name: str, tensor: torch.Tensor, keep: bool) -> None:
-        first = tensor not in self._sent
-        if not first and tensor not in self._tied:
+    def _fill_tensor(self, module: nn.Module, name: str, tensor: torch.Tensor, keep: bool) -> None:
+        is_first = tensor not in self._sent
+        if not is_first and tensor not in self._tied:
             return  # the tensor was sent earlier; this rank did not keep it, because another pipeline stage has it
-        if first:
+        if is_first:
             self._sent.add(tensor)
-            here = torch.empty_like(tensor, device=self._device, requires_grad=False)
-            if tensor in self._drawn:
-                here.copy_(self._drawn.pop(tensor))
-            dist.broadcast(here, src=0)
+            filled = torch.empty_like(tensor, device=self._device, requires_grad=False)
+            if tensor in self._initial_values:
+                filled.copy_(self._initial_values.pop(tensor))
+            dist.broadcast(filled, src=0)
             if isinstance(tensor, nn.Parameter):
-                here = nn.Parameter(here, requires_grad=tensor.requires_grad)
+                filled = nn.Parameter(filled, requires_grad=tensor.requires_grad)
             if tensor in self._tied:
-                self._tied[tensor] = here
+                self._tied[tensor] = filled
         else:
-            here = self._tied[tensor]
+            filled = self._tied[tensor]
         if keep:
-            setattr(module, name, here)
+            setattr(module, name, filled)
 
 
-def _own(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _direct_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """A module's own parameters and buffers, without the parameters and buffers of its submodules."""
     yield from module.named_buffers(recurse=False, remove_duplicate=False)
     yield from module.named_parameters(recurse=False, remove_duplicate=False)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainers.task import Task
 
 
-def frozen(task: Task, indices: np.ndarray, device: torch.device) -> Task:
+def freeze_statistics(task: Task, indices: np.ndarray, device: torch.device) -> Task:
     """A copy of the task whose models have BatchNorm layers with fixed statistics: the statistics of the items `indices`, (n,).
 
     All ranks get the same statistics. The initial statistics (mean 0, variance 1) cannot be used, because with them deep
@@ -26,31 +26,31 @@ def frozen(task: Task, indices: np.ndarray, device: torch.device) -> Task:
     """
 
     def model() -> nn.Module:
-        made = task.model()
-        _freeze(made, task, indices, device)
-        return made
+        network = task.model()
+        _freeze(network, task, indices, device)
+        return network
 
-    still = copy.copy(task)
-    still.model = model  # type: ignore[method-assign]
-    return still
+    frozen_task = copy.copy(task)
+    frozen_task.model = model  # type: ignore[method-assign]
+    return frozen_task
 
 
-def layers(model: nn.Module) -> list[nn.Module]:
+def batch_norm_layers(model: nn.Module) -> list[nn.Module]:
     """The BatchNorm layers of a model."""
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
 def _freeze(model: nn.Module, task: Task, indices: np.ndarray, device: torch.device) -> None:
-    normalising = layers(model)
-    if not normalising:
+    batch_norms = batch_norm_layers(model)
+    if not batch_norms:
         return
     if not next(model.parameters()).is_meta:  # the statistics of a meta model are broadcast with its weights (deferred_init)
-        momenta = [module.momentum for module in normalising]
-        for module in normalising:
+        momenta = [module.momentum for module in batch_norms]
+        for module in batch_norms:
             module.momentum = 1.0  # type: ignore[assignment]
         with torch.no_grad():
             task.outputs(model.to(device), task.fetch(indices, device))
-        for module, momentum in zip(normalising, momenta, strict=True):
+        for module, momentum in zip(batch_norms, momenta, strict=True):
             module.momentum = momentum
-    for module in normalising:
+    for module in batch_norms:
         module.eval()

@@ -20,7 +20,7 @@ from trainers.model.precision import scales_loss
 START = 65536.0
 GROWTH, INTERVAL = 2.0, 2000  # after INTERVAL steps in a row without an overflow, the scale is multiplied by GROWTH
 BACKOFF = 0.5  # after each step with an overflow, the scale is multiplied by BACKOFF
-SIGN_BYTES = 4  # size of the overflow flag, which is summed over ranks
+FLAG_BYTES = 4  # size of the overflow flag, which is summed over ranks
 
 
 class LossScaler:
@@ -33,9 +33,9 @@ class LossScaler:
     def __init__(self, device: torch.device) -> None:
         self.scale, self.skipped = START, 0
         self.overflowed = torch.zeros((), device=device)  # above 0 if a gradient of this rank in the step is not finite
-        self._made_in_a_row = 0
+        self._steps_without_overflow = 0
 
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """The scaled loss, from which backward starts."""
         return loss * self.scale
 
@@ -44,15 +44,15 @@ class LossScaler:
         self.overflowed.zero_()
         by_device: dict[torch.device, list[torch.Tensor]] = {}  # offloaded gradients are on the CPU, others on the GPU
         for gradient in gradients:
-            there = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            by_device.setdefault(there.device, []).append(there)
-        for device, lying_there in by_device.items():
-            found = torch.zeros((), device=device)
-            back = torch.full((), 1 / self.scale, device=device)
-            torch._amp_foreach_non_finite_check_and_unscale_(lying_there, found, back)
-            self.overflowed += found.to(self.overflowed.device)
+            local_gradient = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            by_device.setdefault(local_gradient.device, []).append(local_gradient)
+        for device, device_gradients in by_device.items():
+            overflow_flag = torch.zeros((), device=device)
+            inverse_scale = torch.full((), 1 / self.scale, device=device)
+            torch._amp_foreach_non_finite_check_and_unscale_(device_gradients, overflow_flag, inverse_scale)
+            self.overflowed += overflow_flag.to(self.overflowed.device)
 
-    def settle(self, overflowed: torch.Tensor) -> bool:
+    def decide_step(self, overflowed: torch.Tensor) -> bool:
         """Whether to make the optimizer step. Also sets the scale of the next step.
 
         overflowed: the overflow flag summed over all ranks, 0-dim. The host waits for the device here, once per step, as with
@@ -61,32 +61,32 @@ class LossScaler:
         if overflowed.item() > 0:
             self.scale *= BACKOFF
             self.skipped += 1
-            self._made_in_a_row = 0
+            self._steps_without_overflow = 0
             return False
-        self._made_in_a_row += 1
-        if self._made_in_a_row == INTERVAL:
+        self._steps_without_overflow += 1
+        if self._steps_without_overflow == INTERVAL:
             self.scale *= GROWTH
-            self._made_in_a_row = 0
+            self._steps_without_overflow = 0
         return True
 
     def numbers(self) -> dict[str, float]:
         """The state of the scaler for a checkpoint, as numbers by name."""
-        return {"loss_scale": self.scale, "skipped_steps": float(self.skipped), "made_in_a_row": float(self._made_in_a_row)}
+        return {"loss_scale": self.scale, "skipped_steps": float(self.skipped), "made_in_a_row": float(self._steps_without_overflow)}
 
-    def restored(self, numbers: dict[str, float]) -> None:
+    def load_numbers(self, numbers: dict[str, float]) -> None:
         """Set the state of the scaler from the numbers of a checkpoint. If the checkpoint has no such numbers, because its run
         had another precision, the defaults are used."""
         self.scale = numbers.get("loss_scale", START)
-        self.skipped, self._made_in_a_row = int(numbers.get("skipped_steps", 0)), int(numbers.get("made_in_a_row", 0))
+        self.skipped, self._steps_without_overflow = int(numbers.get("skipped_steps", 0)), int(numbers.get("made_in_a_row", 0))
 
     def effective(self) -> dict[str, Any]:
         """For `knobs.effective` of result.json: the scale of the next step, the number of skipped steps (warm-up included)."""
         return {"loss_scale": self.scale, "skipped_steps": self.skipped}
 
 
-def sign(precision: str, ranks: int) -> list[Term]:
+def overflow_flag_terms(precision: str, ranks: int) -> list[Term]:
     """The all-reduce of the overflow flag, with which `ranks` ranks with different gradients agree to skip a step; no term if
     the precision needs no loss scaling."""
     if not scales_loss(precision):
         return []
-    return [Term("the sign that a gradient overflowed, once a step", "all_reduce", SIGN_BYTES, ranks)]
+    return [Term("the sign that a gradient overflowed, once a step", "all_reduce", FLAG_BYTES, ranks)]

@@ -11,33 +11,33 @@ from torch import nn
 from shardlab.matrix.cell import Optimizer, Schedule
 
 
-def make(rule: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def make_optimizer(settings: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Make the torch optimizer that a cell asks for. parameters: whole parameters or shards."""
-    if rule.name == "sgd":
-        return torch.optim.SGD(parameters, lr=rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay)
-    kind = torch.optim.Adam if rule.name == "adam" else torch.optim.AdamW
-    betas = rule.beta1, rule.beta2
-    return kind(parameters, lr=rule.lr, betas=betas, eps=rule.eps, weight_decay=rule.weight_decay, fused=rule.fused or None)
+    if settings.name == "sgd":
+        return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    optimizer_class = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
+    betas = settings.beta1, settings.beta2
+    return optimizer_class(parameters, lr=settings.lr, betas=betas, eps=settings.eps, weight_decay=settings.weight_decay, fused=settings.fused or None)
 
 
-def learning_rate(rule: Optimizer, schedule: Schedule, step: int, steps: int, data_ranks: int) -> float:
+def learning_rate(settings: Optimizer, schedule: Schedule, step: int, steps: int, data_ranks: int) -> float:
     """The learning rate of a step.
 
     With linear scaling (`lr_scaling`), the full rate is `data_ranks` times the rate of the optimizer (Goyal et al., 2017).
     The rate rises linearly and reaches the full rate at step `lr_warmup_steps`. After this step it stays constant, or falls
     (linearly, or as a cosine) such that it would be 0 at the step after the last one.
 
-    rule: the optimizer of the cell. step: 0, 1, ..., steps - 1. steps: number of all steps, including the untimed warm-up
+    settings: the optimizer of the cell. step: 0, 1, ..., steps - 1. steps: number of all steps, including the untimed warm-up
     steps. data_ranks: number of slices of the global batch.
     """
-    rise = schedule.lr_warmup_steps
-    full = rule.lr * (data_ranks if schedule.lr_scaling == "linear" else 1)
-    if step < rise:
-        return full * (step + 1) / (rise + 1)
-    passed = (step - rise) / max(1, steps - rise)
+    warmup_steps = schedule.lr_warmup_steps
+    full_rate = settings.lr * (data_ranks if schedule.lr_scaling == "linear" else 1)
+    if step < warmup_steps:
+        return full_rate * (step + 1) / (warmup_steps + 1)
+    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
     if schedule.name == "cosine":
-        return full * 0.5 * (1 + math.cos(math.pi * passed))
-    return full * (1 - passed) if schedule.name == "linear" else full
+        return full_rate * 0.5 * (1 + math.cos(math.pi * progress))
+    return full_rate * (1 - progress) if schedule.name == "linear" else full_rate
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -22,18 +22,18 @@ NAME = "unpacked_sdpa"
 def register() -> str:
     """Register the attention with transformers and return its name. Call `vision_library.load()` before."""
     AttentionInterface.register(NAME, sdpa_attention_forward)
-    AttentionMaskInterface.register(NAME, _mask_without_padding)
+    AttentionMaskInterface.register(NAME, _make_mask)
     return NAME
 
 
-def nothing_padded(tokens: torch.Tensor) -> torch.Tensor:
+def unpadded_mask(tokens: torch.Tensor) -> torch.Tensor:
     """The padding mask (items, positions) of sequences without padding. If this mask is given, transformers does not check
     whether sequences are packed."""
     return torch.ones_like(tokens)
 
 
-def _mask_without_padding(*sizes: Any, attention_mask: torch.Tensor | None = None, **named: Any) -> torch.Tensor | None:
+def _make_mask(*sizes: Any, attention_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor | None:
     """Make a mask as transformers does, but without reading the padding mask from the GPU. attention_mask: the mask from
     `nothing_padded`; it is ignored, because its content is known."""
-    found: torch.Tensor | None = sdpa_mask(*sizes, attention_mask=None, **named)
-    return found
+    mask: torch.Tensor | None = sdpa_mask(*sizes, attention_mask=None, **options)
+    return mask

@@ -11,7 +11,7 @@ from shardlab.matrix.cell import Cell
 from trainers.checkpointing import state_parts
 from trainers.communication import Term
 from trainers.model import loss_scaling, optimization
-from trainers.parallel.mesh_model import local
+from trainers.parallel.mesh_model import local_tensor
 from trainers.replicated import ReplicatedEngine
 
 if TYPE_CHECKING:
@@ -25,44 +25,44 @@ class MeshModelEngine(ReplicatedEngine):
     """An engine over a mesh. The ranks of the mesh dimensions tp and pp share one model and one slice of the data; the
     dimension dp is the number of slices."""
 
-    def __init__(self, cell: Cell, task: Task, ranks: Ranks, held: MeshModel) -> None:
-        super().__init__(cell, task, ranks, held.module)
-        self.held = held
-        self.data_rank, self.data_ranks = held.mesh["dp"].get_local_rank(), held.mesh["dp"].size()
-        self.optimizer = optimization.make(cell.optimizer, held.by_mesh())
+    def __init__(self, cell: Cell, task: Task, ranks: Ranks, mesh_model: MeshModel) -> None:
+        super().__init__(cell, task, ranks, mesh_model.module)
+        self.mesh_model = mesh_model
+        self.data_rank, self.data_ranks = mesh_model.mesh["dp"].get_local_rank(), mesh_model.mesh["dp"].size()
+        self.optimizer = optimization.make_optimizer(cell.optimizer, mesh_model.parameter_groups())
 
     def clip(self, max_norm: float) -> None:
-        self.held.clip(max_norm)
+        self.mesh_model.clip(max_norm)
 
-    def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
+    def sum_overflow(self, overflowed: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(overflowed)  # summed over the whole mesh, because every rank has another part of the gradient
         return overflowed
 
     def gradient_norm(self) -> float:
-        return float(self.held.gradient_norm())
+        return float(self.mesh_model.gradient_norm())
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
-        return self.held.whole_parameters()
+        return self.mesh_model.whole_parameters()
 
     def state(self) -> State:
-        return {**state_parts.of_parameters(self.held.named(), self.optimizer), **state_parts.of_buffers(self.model)}
+        return {**state_parts.parameter_parts(self.mesh_model.task_parameters(), self.optimizer), **state_parts.buffer_parts(self.model)}
 
-    def reordered(self, name: str, shape: torch.Size) -> torch.Tensor | None:
-        return self.held.order(name.rpartition("/")[2], shape)
+    def element_order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
+        return self.mesh_model.element_order(name.rpartition("/")[2], shape)
 
     def parameters(self) -> int:
-        return self.held.parameters
+        return self.mesh_model.parameters
 
     def effective(self) -> dict[str, Any]:
-        mesh = self.held.mesh
+        mesh = self.mesh_model.mesh
         return {
             **super().effective(),
             "mesh": dict(zip(mesh.mesh_dim_names or (), mesh.shape)),
-            "rank_parameters": sum(local(p).numel() for p in self.model.parameters()),
+            "rank_parameters": sum(local_tensor(p).numel() for p in self.model.parameters()),
         }
 
-    def agreeing(self) -> list[Term]:
+    def agreement_terms(self) -> list[Term]:
         """The all-reduces of single numbers: the gradient norm for clipping, and the overflow flag for skipping a step."""
-        ranks = self.held.mesh.size()
+        ranks = self.mesh_model.mesh.size()
         norm = [] if self.cell.max_grad_norm is None else [Term("the gradient's norm", "all_reduce", 4, ranks)]
-        return [*norm, *loss_scaling.sign(self.cell.precision, ranks)]
+        return [*norm, *loss_scaling.overflow_flag_terms(self.cell.precision, ranks)]

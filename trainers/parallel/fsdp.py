@@ -39,29 +39,29 @@ def replicas_mesh(cell: Cell, ranks: Ranks) -> DeviceMesh:
     return ranks.mesh(shape, ("replicas", "shards"))
 
 
-def policy(precision: str) -> MixedPrecisionPolicy:
+def mixed_precision_policy(precision: str) -> MixedPrecisionPolicy:
     """The policy of `fully_shard` for a precision: the dtypes in which it gathers parameters and reduces gradients."""
-    low = cast_dtype(precision)
-    return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32) if low else MixedPrecisionPolicy()
+    low_dtype = cast_dtype(precision)
+    return MixedPrecisionPolicy(param_dtype=low_dtype, reduce_dtype=torch.float32) if low_dtype else MixedPrecisionPolicy()
 
 
-def padded(shape: torch.Size, ranks: int) -> int:
+def count_padded_elements(shape: torch.Size, ranks: int) -> int:
     """The number of elements of a parameter when it is sharded over ranks: its rows are padded to a multiple of `ranks`."""
     rows = shape[0] if shape else 1
     return shape.numel() // rows * -(-rows // ranks) * ranks
 
 
-def terms(precision: str, blocks: int, others: int, ranks: int, *, block_gathers: int, other_gathers: int) -> list[Term]:
+def sharding_terms(precision: str, block_elements: int, other_elements: int, ranks: int, *, block_gathers: int, other_gathers: int) -> list[Term]:
     """The communication of `fully_shard` over the ranks of a shard group in a step.
 
-    blocks, others: number of padded elements inside and outside of blocks. ranks: number of ranks in a shard group.
+    block_elements, other_elements: number of padded elements inside and outside of blocks. ranks: number of ranks in a shard group.
     block_gathers, other_gathers: how often a step gathers the parameters inside and outside of blocks.
     """
-    gathered, reduced = computed_bytes(precision), weight_bytes(precision)
+    gathered_itemsize, reduced_itemsize = computed_bytes(precision), weight_bytes(precision)
     return [
-        Term("blocks' parameters, each time they are gathered", "all_gather", blocks * gathered, ranks, block_gathers),
-        Term("other parameters, each time they are gathered", "all_gather", others * gathered, ranks, other_gathers),
-        Term("gradients, once a step", "reduce_scatter", (blocks + others) * reduced, ranks),
+        Term("blocks' parameters, each time they are gathered", "all_gather", block_elements * gathered_itemsize, ranks, block_gathers),
+        Term("other parameters, each time they are gathered", "all_gather", other_elements * gathered_itemsize, ranks, other_gathers),
+        Term("gradients, once a step", "reduce_scatter", (block_elements + other_elements) * reduced_itemsize, ranks),
     ]
 
 
@@ -75,20 +75,20 @@ def effective(model: nn.Module, blocks: Iterable[nn.Module]) -> dict[str, Any]:
         id(module): group
         for module in model.modules()
         if isinstance(module, FSDPModule)
-        for group in _groups(module._get_fsdp_state())
+        for group in _parameter_groups(module._get_fsdp_state())
     }
     policies = {group.mp_policy for group in groups.values()}
     assert len(policies) == 1, f"one policy was given to all groups, found {policies}"
-    common, weights = policies.pop(), next(model.parameters()).dtype
+    policy_of_groups, weights = policies.pop(), next(model.parameters()).dtype
     return {
         "reshard_after_forward": all(groups[id(block)].post_forward_mesh_info is not None for block in blocks),
         "sharded_groups": len(groups),
-        "parameters_gathered_as": dtype_name(common.param_dtype or weights),
-        "gradients_reduced_as": dtype_name(common.reduce_dtype or weights),
+        "parameters_gathered_as": dtype_name(policy_of_groups.param_dtype or weights),
+        "gradients_reduced_as": dtype_name(policy_of_groups.reduce_dtype or weights),
     }
 
 
-def _groups(state: Any) -> list[Any]:
+def _parameter_groups(state: Any) -> list[Any]:
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:
         groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from trainers.task import Task
 
 
-def mesh_of(cell: Cell, ranks: Ranks) -> DeviceMesh:
+def make_mesh(cell: Cell, ranks: Ranks) -> DeviceMesh:
     """The mesh (pp, dp, tp) of all ranks. tp sends the most bytes, so its ranks have consecutive numbers; pp sends least."""
     return ranks.mesh((cell.pp, cell.dp, cell.tp), ("pp", "dp", "tp"))
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The local tensor of a DTensor; any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -61,180 +61,180 @@ class MeshModel:
         reshard_after_forward: whether blocks are resharded after forward, if the model is sharded over the dp ranks; None: the
         model is not sharded.
         """
-        self.mesh = mesh_of(cell, ranks)
+        self.mesh = make_mesh(cell, ranks)
         self.stages, self._plan, self._split, self.sequence = stages, task.plan(), split, sequence
         deferred = Deferred(task, ranks, dtypes.weight_dtype(cell.precision))
         model = deferred.model
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        bare = list(task.blocks(model))
+        bare_blocks = list(task.blocks(model))
         model_options.checkpoint_and_compile(cell, task, model)
-        wrapped = list(task.blocks(model))
+        wrapped_blocks = list(task.blocks(model))
         self._divide(model, names)
-        mine = {id(module) for module in self.module.modules()}
-        self.blocks = [block for block in wrapped if id(block) in mine]
+        kept_modules = {id(module) for module in self.module.modules()}
+        self.blocks = [block for block in wrapped_blocks if id(block) in kept_modules]
         self.padded = {True: 0, False: 0}
         self._partial: set[str] = set()
         # One block at a time, so that a rank never has two whole blocks in memory.
-        for block, outer in zip(bare, wrapped, strict=True):
-            deferred.fill(block, keep=id(outer) in mine)
-            if id(outer) in mine:
-                self._distribute(block, outer, cell.precision, reshard_after_forward)
+        for block, wrapped_block in zip(bare_blocks, wrapped_blocks, strict=True):
+            deferred.fill(block, keep=id(wrapped_block) in kept_modules)
+            if id(wrapped_block) in kept_modules:
+                self._distribute(block, wrapped_block, cell.precision, reshard_after_forward)
         for module in model.modules():
-            deferred.fill_own(module, keep=id(module) in mine)
+            deferred.fill_direct(module, keep=id(module) in kept_modules)
         for part in self.parts.values() if reshard_after_forward is not None else ():
-            rest = [p for p in part.parameters() if not isinstance(p, DTensor) or "dp" not in _dimensions(p)]
-            self._shard(part, cell.precision, rest, inside=False, again=False)
+            other_parameters = [p for p in part.parameters() if not isinstance(p, DTensor) or "dp" not in _mesh_dimensions(p)]
+            self._shard(part, cell.precision, other_parameters, is_block=False, reshard_after_forward=False)
 
     def _divide(self, model: nn.Module, names: dict[int, str]) -> None:
         """Divide the model into all stages of the pipeline and keep the stages of this rank. names: id of parameter -> name."""
-        every = [self._plan.stage(model, index, self.stages) for index in range(self.stages)] or [model]
-        here, ends = self.mesh["pp"].get_local_rank(), self.mesh["pp"].size()
-        self.parts = {index: part for index, part in enumerate(every) if index % ends == here}
+        all_parts = [self._plan.stage(model, index, self.stages) for index in range(self.stages)] or [model]
+        stage_rank, pipeline_size = self.mesh["pp"].get_local_rank(), self.mesh["pp"].size()
+        self.parts = {index: part for index, part in enumerate(all_parts) if index % pipeline_size == stage_rank}
         self.module = nn.ModuleList(self.parts.values()) if self.stages else model
         self._names = {model_options.plain_name(name): names[id(p)] for name, p in self.module.named_parameters()}
         holders: dict[str, set[int]] = {}
-        for index, part in enumerate(every):
+        for index, part in enumerate(all_parts):
             for parameter in part.parameters():
-                holders.setdefault(names[id(parameter)], set()).add(index % ends)
-        self._holders = {name: sorted(having) for name, having in holders.items()}
-        self._tied_groups = self._meet({tuple(having) for having in self._holders.values() if len(having) > 1})
+                holders.setdefault(names[id(parameter)], set()).add(index % pipeline_size)
+        self._holders = {name: sorted(pipeline_ranks) for name, pipeline_ranks in holders.items()}
+        self._tied_groups = self._create_tied_groups({tuple(pipeline_ranks) for pipeline_ranks in self._holders.values() if len(pipeline_ranks) > 1})
 
-    def _distribute(self, block: nn.Module, outer: nn.Module, precision: str, again: bool | None) -> None:
+    def _distribute(self, block: nn.Module, wrapped_block: nn.Module, precision: str, reshard_after_forward: bool | None) -> None:
         """Split a block of this rank over the tp ranks, if the model is split, and shard it over the dp ranks, if the model is
         sharded.
 
-        outer: the block with its wrappers. again: whether the block is resharded after forward; None if it is not sharded.
+        wrapped_block: the block with its wrappers. reshard_after_forward: whether the block is resharded after forward; None if it is not sharded.
         """
         if self._split:
-            partial = set(map(id, self._plan.split(block, self.mesh["tp"], sequence=self.sequence)))
-            self._partial |= {name for name, p in self.named() if id(p) in partial}
-        if again is not None:
-            self._shard(outer, precision, list(outer.parameters()), inside=True, again=again)
+            partial_ids = set(map(id, self._plan.split(block, self.mesh["tp"], sequence=self.sequence)))
+            self._partial |= {name for name, p in self.task_parameters() if id(p) in partial_ids}
+        if reshard_after_forward is not None:
+            self._shard(wrapped_block, precision, list(wrapped_block.parameters()), is_block=True, reshard_after_forward=reshard_after_forward)
 
-    def _shard(self, module: nn.Module, precision: str, parameters: list[nn.Parameter], *, inside: bool, again: bool) -> None:
+    def _shard(self, module: nn.Module, precision: str, parameters: list[nn.Parameter], *, is_block: bool, reshard_after_forward: bool) -> None:
         """Shard a block, or the rest of a part, over the dp ranks. No other wrapper may be applied afterwards.
 
-        inside: whether the module is a block. again: reshard_after_forward; false for the rest (parameters outside of blocks),
+        is_block: whether the module is a block. reshard_after_forward: reshard_after_forward; false for the rest (parameters outside of blocks),
         because backward needs these parameters at once.
         """
         mesh = self.mesh["dp"]
-        self.padded[inside] += sum(fsdp.padded(local(parameter).shape, mesh.size()) for parameter in parameters)
-        fully_shard(module, mesh=mesh, mp_policy=fsdp.policy(precision), reshard_after_forward=again)
+        self.padded[is_block] += sum(fsdp.count_padded_elements(local_tensor(parameter).shape, mesh.size()) for parameter in parameters)
+        fully_shard(module, mesh=mesh, mp_policy=fsdp.mixed_precision_policy(precision), reshard_after_forward=reshard_after_forward)
 
-    def _meet(self, sets: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    def _create_tied_groups(self, position_groups: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], dist.ProcessGroup]:
         """Create the process groups of ranks of a pipeline that share a tied weight. A collective of all ranks.
 
-        sets: for each group, the positions of its ranks in the pipeline. Returns the groups of this rank.
+        position_groups: for each group, the positions of its ranks in the pipeline. Returns the groups of this rank.
         """
-        found = {}
-        lines = self.mesh.mesh.flatten(1)  # the ranks as a tensor (pp, pipelines): each column is a pipeline
-        for ends in sorted(sets):
-            pipelines = [lines[list(ends), line].tolist() for line in range(lines.shape[1])]
+        groups = {}
+        pipeline_ranks = self.mesh.mesh.flatten(1)  # the ranks as a tensor (pp, pipelines): each column is a pipeline
+        for positions in sorted(position_groups):
+            pipelines = [pipeline_ranks[list(positions), line].tolist() for line in range(pipeline_ranks.shape[1])]
             group, _ = dist.new_subgroups_by_enumeration(pipelines)  # type: ignore[no-untyped-call]
             if group is not None:
-                found[ends] = group
-        return found
+                groups[positions] = group
+        return groups
 
-    def named(self) -> list[tuple[str, nn.Parameter]]:
+    def task_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """This rank's parameters, with the names that they have in `Task.model`."""
         return [(self._names[model_options.plain_name(name)], p) for name, p in self.module.named_parameters()]
 
-    def by_mesh(self) -> list[nn.Parameter]:
+    def parameter_groups(self) -> list[nn.Parameter]:
         """The parameter groups for an optimizer: one group for each mesh, because fused optimizers do not support parameters of
         several meshes in one group."""
         groups: dict[object, list[nn.Parameter]] = {}
-        for _, parameter in self.named():
+        for _, parameter in self.task_parameters():
             groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
         return [{"params": group} for group in groups.values()]  # type: ignore[misc]
 
-    def tied(self) -> list[tuple[nn.Parameter, int]]:
+    def tied_parameters(self) -> list[tuple[nn.Parameter, int]]:
         """For each tied parameter that other ranks of this pipeline have too: (parameter, number of ranks that have it)."""
-        return [(p, len(self._holders[name])) for name, p in self.named() if len(self._holders[name]) > 1]
+        return [(p, len(self._holders[name])) for name, p in self.task_parameters() if len(self._holders[name]) > 1]
 
     def sum_tied_gradients(self) -> None:
         """Sum the gradients of each tied weight over the stages that have the weight."""
-        for name, parameter in self.named():
-            ends = tuple(self._holders[name])
-            if len(ends) > 1:
+        for name, parameter in self.task_parameters():
+            holders = tuple(self._holders[name])
+            if len(holders) > 1:
                 assert parameter.grad is not None, f"{name} got no gradient"
-                dist.all_reduce(local(parameter.grad), group=self._tied_groups[ends])
+                dist.all_reduce(local_tensor(parameter.grad), group=self._tied_groups[holders])
 
     def sum_partial_gradients(self) -> None:
         """Sum over the tp ranks the gradients of parameters that see only a slice of the positions on each rank, such as layer
         norms with sequence parallelism."""
-        gradients = [local(p.grad) for name, p in self.named() if name in self._partial and p.grad is not None]
+        gradients = [local_tensor(p.grad) for name, p in self.task_parameters() if name in self._partial and p.grad is not None]
         if gradients:
-            together = torch.cat([gradient.flatten() for gradient in gradients])
-            dist.all_reduce(together, group=self.mesh["tp"].get_group())
-            for gradient, summed in zip(gradients, torch.split(together, [gradient.numel() for gradient in gradients])):
+            flat_gradients = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(flat_gradients, group=self.mesh["tp"].get_group())
+            for gradient, summed in zip(gradients, torch.split(flat_gradients, [gradient.numel() for gradient in gradients])):
                 gradient.copy_(summed.view_as(gradient))
 
-    def partial(self) -> int:
+    def count_partial_elements(self) -> int:
         """The number of elements, on this rank, of the parameters whose gradients `sum_partial_gradients` sums."""
-        return sum(local(p).numel() for name, p in self.named() if name in self._partial)
+        return sum(local_tensor(p).numel() for name, p in self.task_parameters() if name in self._partial)
 
     def gradient_norm(self) -> torch.Tensor:
         """The L2 norm (0-dim) of the whole model's gradient; replicated parameters count once. A collective."""
         squares = torch.zeros((), device=self.mesh.device_type)
-        for name, parameter in self.named():
+        for name, parameter in self.task_parameters():
             if parameter.grad is not None:
-                norm = torch.linalg.vector_norm(local(parameter.grad), dtype=torch.float32)
-                squares += norm.square() / (self._copies(parameter) * len(self._holders[name]))
+                norm = torch.linalg.vector_norm(local_tensor(parameter.grad), dtype=torch.float32)
+                squares += norm.square() / (self._count_copies(parameter) * len(self._holders[name]))
         dist.all_reduce(squares)
         return squares.sqrt()
 
-    def _copies(self, parameter: nn.Parameter) -> int:
+    def _count_copies(self, parameter: nn.Parameter) -> int:
         """The number of ranks with the same stage that have the same elements of a parameter as this rank."""
         ranks = self.mesh["dp"].size() * self.mesh["tp"].size()
         if not isinstance(parameter, DTensor):
             return ranks
-        cut = zip(parameter.placements, parameter.device_mesh.shape)
-        return ranks // math.prod(size for placement, size in cut if not placement.is_replicate())
+        placement_sizes = zip(parameter.placements, parameter.device_mesh.shape)
+        return ranks // math.prod(size for placement, size in placement_sizes if not placement.is_replicate())
 
     def clip(self, max_norm: float) -> None:
         """Scale the gradients by max_norm / norm if this ratio is below 1. A collective."""
         scale = torch.clamp(max_norm / (self.gradient_norm() + 1e-6), max=1.0)  # 1e-6 as in torch.nn.utils.clip_grad_norm_
-        for _, parameter in self.named():
+        for _, parameter in self.task_parameters():
             if parameter.grad is not None:
-                local(parameter.grad).mul_(scale)
+                local_tensor(parameter.grad).mul_(scale)
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         """The whole model's parameters, as in `Engine.whole_parameters`. A collective."""
-        mine, found = dict(self.named()), {}
-        pipeline, here = self.mesh["pp"].get_group(), self.mesh["pp"].get_local_rank()
+        rank_parameters, weights = dict(self.task_parameters()), {}
+        pipeline, stage_rank = self.mesh["pp"].get_group(), self.mesh["pp"].get_local_rank()
         for name, shape in self._shapes.items():
-            whole = torch.zeros(shape, device=self.mesh.device_type)
-            if name in mine:
-                gathered = mine[name].detach()
-                gathered = _gathered(gathered) if isinstance(gathered, DTensor) else gathered
-                gathered = self._plan.restored(name, gathered, self.mesh["tp"].size()) if self._split else gathered
-                if here == self._holders[name][0]:
-                    whole.copy_(gathered)
+            whole_parameter = torch.zeros(shape, device=self.mesh.device_type)
+            if name in rank_parameters:
+                parameter = rank_parameters[name].detach()
+                parameter = _gather_dtensor(parameter) if isinstance(parameter, DTensor) else parameter
+                parameter = self._plan.restore_parameter(name, parameter, self.mesh["tp"].size()) if self._split else parameter
+                if stage_rank == self._holders[name][0]:
+                    whole_parameter.copy_(parameter)
             if self.mesh["pp"].size() > 1:
-                dist.all_reduce(whole, group=pipeline)  # this sum is a broadcast: all ranks but one add zeros
-            found[name] = whole.cpu()
-        return found
+                dist.all_reduce(whole_parameter, group=pipeline)  # this sum is a broadcast: all ranks but one add zeros
+            weights[name] = whole_parameter.cpu()
+        return weights
 
-    def order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
+    def element_order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
         """As `Engine.reordered`, for the parameter with this name, or for optimizer state of the same shape."""
         if not self._split or name not in self._shapes or shape.numel() != self._shapes[name].numel():
             return None
-        numbers = torch.arange(shape.numel()).view(shape)
-        restored = self._plan.restored(name, numbers, self.mesh["tp"].size())
-        return None if restored is numbers else restored
+        indices = torch.arange(shape.numel()).view(shape)
+        restored = self._plan.restore_parameter(name, indices, self.mesh["tp"].size())
+        return None if restored is indices else restored
 
 
-def _dimensions(cut: DTensor) -> tuple[str, ...]:
-    return cut.device_mesh.mesh_dim_names or ()
+def _mesh_dimensions(tensor: DTensor) -> tuple[str, ...]:
+    return tensor.device_mesh.mesh_dim_names or ()
 
 
-def _gathered(cut: DTensor) -> torch.Tensor:
+def _gather_dtensor(tensor: DTensor) -> torch.Tensor:
     """The whole tensor of a DTensor. It is gathered over one mesh dimension after the other, because torch warns if it is
     gathered over all dimensions at once."""
-    for dimension in range(cut.device_mesh.ndim):
-        placements = list(cut.placements)
+    for dimension in range(tensor.device_mesh.ndim):
+        placements = list(tensor.placements)
         placements[dimension] = Replicate()
-        cut = cut.redistribute(placements=placements)
-    return cut.to_local()
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.to_local()

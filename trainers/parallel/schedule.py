@@ -35,16 +35,16 @@ class Pipeline:
     """
 
     def __init__(
-        self, cell: Cell, task: Task, held: MeshModel, device: torch.device, schedule: str, *, sharded: bool = False
+        self, cell: Cell, task: Task, mesh_model: MeshModel, device: torch.device, schedule: str, *, sharded: bool = False
     ) -> None:
-        self._cell, self._task, self._held, self._device = cell, task, held, device
+        self._cell, self._task, self._mesh_model, self._device = cell, task, mesh_model, device
         self._sharded = sharded
-        self._group = held.mesh["pp"].get_group()
-        self._stages = [Stage(self, part, index, device) for index, part in held.parts.items()]
+        self._group = mesh_model.mesh["pp"].get_group()
+        self._stages = [Stage(self, part, index, device) for index, part in mesh_model.parts.items()]
         self._output_dtype: torch.dtype | None = None
         self.scaler: LossScaler | None = None
-        kind: Any = SCHEDULES[schedule]
-        self._schedule = kind(
+        schedule_class: Any = SCHEDULES[schedule]
+        self._schedule = schedule_class(
             self._stages if schedule == "interleaved" else self._stages[0],
             cell.gradient_accumulation_steps,
             loss_fn=self._loss,
@@ -54,35 +54,35 @@ class Pipeline:
     @property
     def stages(self) -> int:
         """The number of stages of the whole pipeline."""
-        return self._held.stages
+        return self._mesh_model.stages
 
     @property
     def group(self) -> dist.ProcessGroup:
         return self._group
 
-    def weights(self) -> AbstractContextManager[object]:
+    def cast_context(self) -> AbstractContextManager[object]:
         """The context of forward and backward passes: in it, the weights of the stages are cast to the cell's precision."""
-        return cast_weights(self._held.module, None if self._sharded else dtypes.cast_dtype(self._cell.precision))
+        return cast_weights(self._mesh_model.module, None if self._sharded else dtypes.cast_dtype(self._cell.precision))
 
-    def computing(self) -> AbstractContextManager[object]:
+    def autocast(self) -> AbstractContextManager[object]:
         """The context of a forward pass: torch's autocast, if the cell's precision uses autocast."""
         return dtypes.autocast(self._cell.precision, self._device)
 
     def _loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         self._output_dtype = outputs.dtype
         loss = self._task.criterion(outputs, targets) / self._cell.gradient_accumulation_steps
-        return loss if self.scaler is None else self.scaler.scaled(loss)  # scaled here, because the schedule calls backward
+        return loss if self.scaler is None else self.scaler.scale_loss(loss)  # scaled here, because the schedule calls backward
 
     def step(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
         """Accumulate the gradients of a step on this rank's stages. Returns the mean loss (0-dim), on every rank."""
         for stage in self._stages:
             stage.clock = clock
         # The schedule needs one whole batch, which it cuts again into the same number of micro-batches.
-        whole = torch.cat([batch.inputs for batch in micro_batches])
-        inputs = dtypes.as_inputs(whole, self._cell.precision)
+        whole_inputs = torch.cat([batch.inputs for batch in micro_batches])
+        inputs = dtypes.cast_inputs(whole_inputs, self._cell.precision)
         targets = torch.cat([batch.targets for batch in micro_batches])
         losses: list[torch.Tensor] = []
-        with self.weights():
+        with self.cast_context():
             self._schedule.step(
                 *((inputs,) if self._stages[0].is_first else ()),
                 target=targets if self._stages[-1].is_last else None,
@@ -103,64 +103,64 @@ class Pipeline:
         The stages run one after the other, without the schedule, because after an evaluation the schedule would infer all
         shapes again in the next timed step.
         """
-        here, hidden = self._held.mesh["pp"].get_local_rank(), dtypes.as_inputs(batch.inputs, self._cell.precision)
-        found = torch.zeros(2, dtype=torch.float64, device=self._device)
-        with torch.no_grad(), self.weights(), self.computing():
+        stage_rank, hidden = self._mesh_model.mesh["pp"].get_local_rank(), dtypes.cast_inputs(batch.inputs, self._cell.precision)
+        loss_and_correct = torch.zeros(2, dtype=torch.float64, device=self._device)
+        with torch.no_grad(), self.cast_context(), self.autocast():
             for index in range(self.stages):
                 owner, before, after = (number % self._pp for number in (index, index - 1, index + 1))
-                if owner != here:
+                if owner != stage_rank:
                     continue
-                if index > 0 and before != here:
+                if index > 0 and before != stage_rank:
                     hidden = torch.empty(len(batch.inputs), *self._task.plan().hidden, dtype=self._between, device=self._device)
                     dist.recv(hidden, group=self._group, group_src=before)
-                hidden = self._held.parts[index](hidden)
+                hidden = self._mesh_model.parts[index](hidden)
                 if index == self.stages - 1:
                     correct = self._task.correct(hidden, batch.targets)
-                    found = torch.stack([self._task.criterion(hidden, batch.targets).double(), correct.double()])
-                elif after != here:
+                    loss_and_correct = torch.stack([self._task.criterion(hidden, batch.targets).double(), correct.double()])
+                elif after != stage_rank:
                     dist.send(hidden.contiguous(), group=self._group, group_dst=after)
         if self._pp > 1:
-            dist.broadcast(found, group=self._group, group_src=(self.stages - 1) % self._pp)
-        return found[0].float(), found[1].long()
+            dist.broadcast(loss_and_correct, group=self._group, group_src=(self.stages - 1) % self._pp)
+        return loss_and_correct[0].float(), loss_and_correct[1].long()
 
     @property
     def _between(self) -> torch.dtype:
         """The dtype of hidden states between stages."""
         return dtypes.stream_dtype(self._cell.precision)
 
-    def rehearse(self, clock: Clock) -> None:
+    def warm_up(self, clock: Clock) -> None:
         """Make a step whose gradients the caller discards. In its first step, the schedule infers shapes and opens connections,
         which must not happen in a timed step."""
-        some = self._task.fetch(np.zeros(self._cell.micro_batch_size, dtype=np.int64), self._device)
-        with self.computing():  # PyTorch's schedule infers shapes with the modules, not with `Stage`, which would use autocast
-            self.step([some] * self._cell.gradient_accumulation_steps, clock)
+        batch = self._task.fetch(np.zeros(self._cell.micro_batch_size, dtype=np.int64), self._device)
+        with self.autocast():  # PyTorch's schedule infers shapes with the modules, not with `Stage`, which would use autocast
+            self.step([batch] * self._cell.gradient_accumulation_steps, clock)
 
     @property
     def _pp(self) -> int:
-        return self._held.mesh["pp"].size()
+        return self._mesh_model.mesh["pp"].size()
 
     def theory(self) -> list[Term]:
         """The communication of this rank with its neighbours in a step."""
         size = self._cell.micro_batch_size * math.prod(self._task.plan().hidden) * self._between.itemsize
-        passes, others = self._cell.gradient_accumulation_steps, 0 if self._pp == 1 else 1
-        onward = sum(not stage.is_last for stage in self._stages) * others
-        back = sum(not stage.is_first for stage in self._stages) * others
+        passes, neighbours = self._cell.gradient_accumulation_steps, 0 if self._pp == 1 else 1
+        forward_sends = sum(not stage.is_last for stage in self._stages) * neighbours
+        backward_sends = sum(not stage.is_first for stage in self._stages) * neighbours
         return [
-            Term("hidden states to the next stage, each micro-batch", "send", size, self._pp, onward * passes),
-            Term("their gradients to the stage before, each micro-batch", "send", size, self._pp, back * passes),
+            Term("hidden states to the next stage, each micro-batch", "send", size, self._pp, forward_sends * passes),
+            Term("their gradients to the stage before, each micro-batch", "send", size, self._pp, backward_sends * passes),
             Term("the loss, from the last stage to all", "broadcast", 4, self._pp),
         ]
 
     def effective(self) -> dict[str, Any]:
         """The settings that took effect, from the schedule and the stages of all ranks of this pipeline. A collective."""
-        switched = model_options.effective(self._held.module)
-        logits = DTYPES.index(self._output_dtype) if self._stages[-1].is_last and self._output_dtype else 0
-        everywhere = torch.tensor([*switched.values(), logits], device=self._device)
-        dist.all_reduce(everywhere, group=self.group)
-        *counts, logits = everywhere.tolist()
+        block_counts = model_options.effective(self._mesh_model.module)
+        dtype_index = DTYPES.index(self._output_dtype) if self._stages[-1].is_last and self._output_dtype else 0
+        summed_counts = torch.tensor([*block_counts.values(), dtype_index], device=self._device)
+        dist.all_reduce(summed_counts, group=self.group)
+        *counts, dtype_index = summed_counts.tolist()
         return {
-            **dict(zip(switched, counts)),
-            "output_dtype": dtypes.dtype_name(DTYPES[logits]),
+            **dict(zip(block_counts, counts)),
+            "output_dtype": dtypes.dtype_name(DTYPES[dtype_index]),
             "schedule": type(self._schedule).__name__,
             "stages": self._stages[0].num_stages,
             "stages_per_rank": len(self._stages),
@@ -175,10 +175,10 @@ class Stage(PipelineStage):
 
     def __init__(self, pipeline: Pipeline, part: torch.nn.Module, index: int, device: torch.device) -> None:
         super().__init__(part, index, pipeline.stages, device, group=pipeline.group)
-        self._computing = pipeline.computing
+        self._autocast = pipeline.autocast
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self._computing():
+        with self._autocast():
             output = super().forward_one_chunk(*args, **kwargs)
         self.clock.mark(FORWARD)
         return output

@@ -41,7 +41,7 @@ class Ledger:
         self.present = set(range(workers))
         self.lost: set[int] = set()
 
-    def push(self, worker: int, version: int) -> float:
+    def record_push(self, worker: int, version: int) -> float:
         """Record a push and return the weight of its gradient in the update. version: the version of the parameters with which
         the gradient was computed."""
         staleness = self.updates - version
@@ -49,7 +49,7 @@ class Ledger:
         self.steps[worker] += 1
         return 1 / (1 + staleness) if self.mode.staleness_weighted else 1.0
 
-    def go_on(self, updates: int) -> None:
+    def resume_at(self, updates: int) -> None:
         """Set the counts for a run that resumes. updates: the number of updates before the checkpoint. Each of them had
         gradients of all workers, and each worker pulled the parameters after every update."""
         self.updates, self.pulls = updates, updates * len(self.steps)
@@ -60,11 +60,11 @@ class Ledger:
         """Whether a worker may begin its next step now."""
         return self.mode.staleness_bound is None or self._lead(worker) <= self.mode.staleness_bound
 
-    def begin(self, worker: int) -> None:
+    def record_begin(self, worker: int) -> None:
         """Record that a worker begins its next step."""
         self.largest_lead = max(self.largest_lead, self._lead(worker))
 
-    def leave(self, worker: int, *, lost: bool) -> None:
+    def record_leave(self, worker: int, *, lost: bool) -> None:
         """Record that a worker has ended; no other worker waits for it any more."""
         self.present.discard(worker)
         if lost:

@@ -61,21 +61,21 @@ class ServerLink:
         """
         self._group = dist.new_group(list(range(ranks.world_size)), backend="gloo")
         self.workers = dist.new_group(list(range(workers)), backend="gloo") if workers else None
-        self._sending: dict[int, list[Work]] = {}  # keeps the sent tensors in memory until the other rank has answered
+        self._pending_sends: dict[int, list[Work]] = {}  # keeps the sent tensors in memory until the other rank has answered
 
     def send(self, other: int, header: tuple[float, ...], payload: torch.Tensor | None = None) -> None:
         """Begin to send a message, without waiting for the receiver. The payload must not change until the receiver has
         answered. header: up to FIELDS numbers."""
         numbers = torch.tensor([*header, *[0.0] * (FIELDS - len(header))], dtype=torch.float64)
         works = [dist.isend(part, dst=other, group=self._group) for part in (numbers, payload) if part is not None]
-        self._sending[other] = [work for work in works if work is not None]
+        self._pending_sends[other] = [work for work in works if work is not None]
 
     def flush(self, other: int) -> None:
         """Wait until the last message to the rank `other` is sent."""
-        for work in self._sending.pop(other):
+        for work in self._pending_sends.pop(other):
             work.wait()
 
-    def header(self, other: int) -> list[float]:
+    def receive_header(self, other: int) -> list[float]:
         """Wait for the header of the next message from the rank `other` and return its numbers."""
         numbers: list[float] = self.receive(other, torch.empty(FIELDS, dtype=torch.float64)).tolist()
         return numbers
@@ -86,7 +86,7 @@ class ServerLink:
         return into
 
 
-def shares(elements: int, servers: int) -> list[slice]:
+def server_slices(elements: int, servers: int) -> list[slice]:
     """The slice of the flat vector of all parameters that each server has. The sizes differ by at most one element.
 
     A slice may begin or end inside a parameter, because SGD updates each element independently. elements: size of the vector.

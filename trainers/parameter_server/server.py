@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from trainers.task import Task
 
 
-def pulled(cell: Cell, mode: Mode, size: float) -> Term:
-    """What servers send in a step, as the mean over `pull_interval` steps. size: bytes of the parameters that they store."""
+def pull_term(cell: Cell, mode: Mode, nbytes: float) -> Term:
+    """What servers send in a step, as the mean over `pull_interval` steps. nbytes: bytes of the parameters that they store."""
     calls = cell.gpus / mode.pull_interval
-    return Term("the share of the parameters, to every worker that pulls", "send", size, cell.world_size, calls)
+    return Term("the share of the parameters, to every worker that pulls", "send", nbytes, cell.world_size, calls)
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -56,37 +56,37 @@ class ParameterServer(Server):
         """Initialize the share of the parameters from the cell's seed. Workers do the same, so no weights are sent."""
         self._link = ServerLink(ranks, workers=cell.gpus if mode.waits else 0)
         model = task.model().to(weight_dtype(cell.precision))
-        whole = parameters_to_vector(p.detach() for p in model.parameters() if p.requires_grad)
+        all_parameters = parameters_to_vector(p.detach() for p in model.parameters() if p.requires_grad)
         self._cell, self._rank = cell, ranks.rank
-        mine = protocol.shares(whole.numel(), cell.servers)[ranks.rank - cell.gpus]
-        self._parameters = torch.nn.Parameter(whole[mine].clone())
+        server_slice = protocol.server_slices(all_parameters.numel(), cell.servers)[ranks.rank - cell.gpus]
+        self._parameters = torch.nn.Parameter(all_parameters[server_slice].clone())
         self._parameters.grad = torch.zeros_like(self._parameters)
-        self._optimizer = optimization.make(cell.optimizer, [self._parameters])
+        self._optimizer = optimization.make_optimizer(cell.optimizer, [self._parameters])
         self._ledger = Ledger(cell.gpus, mode)
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._pushed: dict[int, Request] = {}  # by worker: pushes that wait for the pushes of all workers, if the mode says so
-        self._held: dict[int, Request] = {}  # by worker: pushes that are applied, but not answered yet
-        self._met: dict[int, torch.Tensor] = {}
+        self._queued: dict[int, Request] = {}  # by worker: pushes that wait for the pushes of all workers, if the mode says so
+        self._unanswered: dict[int, Request] = {}  # by worker: pushes that are applied, but not answered yet
+        self._meet_numbers: dict[int, torch.Tensor] = {}
 
     def serve(self) -> None:
         listeners = [threading.Thread(target=self._listen, args=(worker,), daemon=True) for worker in range(self._cell.gpus)]
         for listener in listeners:
             listener.start()
         while self._ledger.present:
-            self._answer(self._requests.get())
-            self._let_begin()
+            self._handle_request(self._requests.get())
+            self._release_workers()
         for listener in listeners:
             listener.join()
 
     def theory(self) -> list[Term]:
-        return [pulled(self._cell, self._ledger.mode, float(bytes_of([self._parameters])))]
+        return [pull_term(self._cell, self._ledger.mode, float(bytes_of([self._parameters])))]
 
     def _listen(self, worker: int) -> None:
         """Receive the requests of a worker until the worker leaves or is lost. Runs in its own thread."""
         gradient = torch.empty_like(self._parameters, requires_grad=False)
         try:
             while True:
-                code, a, b, c = self._link.header(worker)
+                code, a, b, c = self._link.receive_header(worker)
                 kind, payload = Kind(int(code)), None
                 if kind is Kind.PUSH:
                     payload = self._link.receive(worker, gradient)
@@ -101,51 +101,51 @@ class ParameterServer(Server):
             print(f"worker {worker} is lost: {error}", flush=True)  # printed to this rank's log
             self._requests.put(Request(worker, Kind.LOST))
 
-    def _answer(self, request: Request) -> None:
-        hang_dump.alive()
+    def _handle_request(self, request: Request) -> None:
+        hang_dump.report_progress()
         worker = request.worker
         if request.kind is Kind.PUSH:
-            self._take(request)
+            self._apply_push(request)
         elif request.kind is Kind.PULL:
-            self._reply_parameters(request, wanted=True)
+            self._reply_parameters(request, with_parameters=True)
         elif request.kind is Kind.SAVE:
             momentum = self._optimizer.state[self._parameters].get("momentum_buffer")
             self._reply(worker, (float(momentum is not None),), momentum)
         elif request.kind is Kind.RESTORE:
             self._restore(request)
         elif request.kind is Kind.ASK:
-            self._reply_bytes(worker, msgspec.json.encode(self._known()))
+            self._reply_bytes(worker, msgspec.json.encode(self._server_counts()))
         elif request.kind is Kind.MEET:
-            self._met[worker] = self._numbers(request)
-            self._meet()
+            self._meet_numbers[worker] = self._numbers_of_request(request)
+            self._answer_meets()
         else:
             lost = request.kind is Kind.LOST
-            self._ledger.leave(worker, lost=lost)
-            self._held.pop(worker, None)
+            self._ledger.record_leave(worker, lost=lost)
+            self._unanswered.pop(worker, None)
             if lost and self._ledger.mode.waits:
                 raise RuntimeError(f"worker {worker} is lost, and every update needs the gradients of all workers")
-            self._meet()
+            self._answer_meets()
 
-    def _take(self, request: Request) -> None:
+    def _apply_push(self, request: Request) -> None:
         """Apply the gradient of a push: at once, or, if the mode says so, when the gradients of all workers have arrived."""
         if not self._ledger.mode.waits:
             self._update([request])
-            self._held[request.worker] = request
+            self._unanswered[request.worker] = request
             return
-        self._pushed[request.worker] = request
-        if self._pushed.keys() == self._ledger.present:
-            self._update([self._pushed[worker] for worker in sorted(self._pushed)])  # a fixed order, so rounding is repeatable
-            self._held, self._pushed = self._pushed, {}
+        self._queued[request.worker] = request
+        if self._queued.keys() == self._ledger.present:
+            self._update([self._queued[worker] for worker in sorted(self._queued)])  # a fixed order, so rounding is repeatable
+            self._unanswered, self._queued = self._queued, {}
 
     def _update(self, pushes: list[Request]) -> None:
         """Make one update with the mean of the pushed gradients, each with its weight from the ledger."""
-        mean = self._parameters.grad
-        assert mean is not None
-        mean.zero_()
+        mean_gradient = self._parameters.grad
+        assert mean_gradient is not None
+        mean_gradient.zero_()
         with torch.no_grad():
             for push in pushes:
                 assert push.payload is not None
-                mean.add_(push.payload, alpha=self._ledger.push(push.worker, int(push.a)) / len(pushes))
+                mean_gradient.add_(push.payload, alpha=self._ledger.record_push(push.worker, int(push.a)) / len(pushes))
         optimization.set_learning_rate(self._optimizer, pushes[-1].b)
         self._optimizer.step()
         self._ledger.updates += 1
@@ -159,33 +159,33 @@ class ParameterServer(Server):
             self._parameters.copy_(parameters)
         for buffer in momentum:
             self._optimizer.state[self._parameters]["momentum_buffer"] = buffer
-        self._ledger.go_on(int(request.a))
+        self._ledger.resume_at(int(request.a))
         self._reply(request.worker, (), None)
 
-    def _let_begin(self) -> None:
+    def _release_workers(self) -> None:
         """Send the parameters to each worker that waits after its push and may now begin its next step."""
-        for worker in [worker for worker in self._held if self._ledger.may_begin(worker)]:
-            self._ledger.begin(worker)
-            push = self._held.pop(worker)
+        for worker in [worker for worker in self._unanswered if self._ledger.may_begin(worker)]:
+            self._ledger.record_begin(worker)
+            push = self._unanswered.pop(worker)
             self._ledger.pulls += push.c == 1
-            self._reply_parameters(push, wanted=push.c == 1)
+            self._reply_parameters(push, with_parameters=push.c == 1)
 
-    def _meet(self) -> None:
+    def _answer_meets(self) -> None:
         """Answer all MEET requests if every worker that is left has sent MEET. The numbers of a worker that was lost after its
         MEET are in the answer too."""
-        if not self._met or not self._met.keys() >= self._ledger.present:
+        if not self._meet_numbers or not self._meet_numbers.keys() >= self._ledger.present:
             return
-        rows = torch.stack([self._met[worker] for worker in sorted(self._met)])
-        for worker in self._met.keys() & self._ledger.present:
+        rows = torch.stack([self._meet_numbers[worker] for worker in sorted(self._meet_numbers)])
+        for worker in self._meet_numbers.keys() & self._ledger.present:
             self._reply(worker, (len(rows),), rows if rows.numel() else None)
-        self._met = {}
+        self._meet_numbers = {}
 
-    def _numbers(self, request: Request) -> torch.Tensor:
+    def _numbers_of_request(self, request: Request) -> torch.Tensor:
         return torch.empty(0, dtype=torch.float64) if request.payload is None else request.payload
 
-    def _reply_parameters(self, request: Request, *, wanted: bool) -> None:
+    def _reply_parameters(self, request: Request, *, with_parameters: bool) -> None:
         # A copy is sent, because the next update must not change a message that is still being sent.
-        parameters = self._parameters.detach().clone() if wanted else None
+        parameters = self._parameters.detach().clone() if with_parameters else None
         self._reply(request.worker, (self._ledger.updates,), parameters)
 
     def _reply_bytes(self, worker: int, text: bytes) -> None:
@@ -195,9 +195,9 @@ class ParameterServer(Server):
         with contextlib.suppress(RuntimeError):  # the worker is lost; the thread that listens to it reports this
             self._link.send(worker, header, payload)
 
-    def _known(self) -> dict[str, Any]:
+    def _server_counts(self) -> dict[str, Any]:
         group = self._optimizer.param_groups[0]
-        state = {
+        state_dtypes = {
             dtype_name(value.dtype)
             for entry in self._optimizer.state.values()
             for value in entry.values()
@@ -209,7 +209,7 @@ class ParameterServer(Server):
             "momentum": group["momentum"],
             "weight_decay": group["weight_decay"],
             "last_lr": group["lr"],
-            "optimizer_state_dtype": ", ".join(sorted(state)) or None,
+            "optimizer_state_dtype": ", ".join(sorted(state_dtypes)) or None,
             "elements": self._parameters.numel(),
             "updates": ledger.updates,
             "pushes_by_worker": ledger.steps,

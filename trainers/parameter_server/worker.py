@@ -21,7 +21,7 @@ from trainers.model import loss_scaling
 from trainers.parameter_server import protocol
 from trainers.parameter_server.ledger import Mode
 from trainers.parameter_server.protocol import Kind, ServerLink
-from trainers.parameter_server.server import pulled
+from trainers.parameter_server.server import pull_term
 from trainers.replicated import ReplicatedEngine
 
 if TYPE_CHECKING:
@@ -45,37 +45,37 @@ class WorkerEngine(ReplicatedEngine):
         self._mode, self._steps = mode, 0
         self._flatten()
         self._servers = range(cell.gpus, cell.world_size)
-        self._slices = dict(zip(self._servers, protocol.shares(self._parameters.numel(), cell.servers)))
+        self._slices = dict(zip(self._servers, protocol.server_slices(self._parameters.numel(), cell.servers)))
         self._versions = dict.fromkeys(self._servers, 0.0)  # server -> version of its parameters that this worker has
         self._link = ServerLink(ranks, workers=cell.gpus if mode.waits else 0)
         self._workers = self._link.workers
-        self._speaks = ranks.rank == 0 and cell.optimizer.momentum > 0  # whether this worker saves and restores momentum
-        self._room: torch.Tensor | None = None  # memory for the servers' momentum while a checkpoint is loaded
+        self._has_momentum = ranks.rank == 0 and cell.optimizer.momentum > 0  # whether this worker saves and restores momentum
+        self._momentum_buffer: torch.Tensor | None = None  # memory for the servers' momentum while a checkpoint is loaded
 
     def _flatten(self) -> None:
         """Make parameters and gradients views of one vector each, so that slices are sent without a copy."""
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        self._parameters = parameters_to_vector(p.detach() for p in trained)
+        trained_parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._parameters = parameters_to_vector(p.detach() for p in trained_parameters)
         self._gradients = torch.zeros_like(self._parameters)
-        sizes = [parameter.numel() for parameter in trained]
-        views = zip(trained, torch.split(self._parameters, sizes), torch.split(self._gradients, sizes))
+        sizes = [parameter.numel() for parameter in trained_parameters]
+        views = zip(trained_parameters, torch.split(self._parameters, sizes), torch.split(self._gradients, sizes))
         for parameter, weights, gradient in views:
             parameter.data = weights.view_as(parameter)
             parameter.grad = gradient.view_as(parameter)
         # Pulled parameters are received into this tensor. On a CPU it is the vector of parameters itself.
         on_gpu = self.device.type == "cuda"
-        self._pulled = torch.empty_like(self._parameters, device="cpu", pin_memory=True) if on_gpu else self._parameters
+        self._parameter_buffer = torch.empty_like(self._parameters, device="cpu", pin_memory=True) if on_gpu else self._parameters
         # On a GPU, gradients are first copied into this tensor: copies into pinned memory are faster than into new memory.
-        self._pushed = torch.empty_like(self._gradients, device="cpu", pin_memory=True) if on_gpu else self._gradients
+        self._gradient_buffer = torch.empty_like(self._gradients, device="cpu", pin_memory=True) if on_gpu else self._gradients
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def everywhere(self, overflowed: torch.Tensor) -> torch.Tensor:
-        sign = overflowed.cpu()  # copied to the CPU, because the group of workers uses gloo
+    def sum_overflow(self, overflowed: torch.Tensor) -> torch.Tensor:
+        flag = overflowed.cpu()  # copied to the CPU, because the group of workers uses gloo
         if self._workers is not None:
-            dist.all_reduce(sign, group=self._workers)
-        return sign  # if servers do not wait for all workers, each worker has its own loss scale and skips steps alone
+            dist.all_reduce(flag, group=self._workers)
+        return flag  # if servers do not wait for all workers, each worker has its own loss scale and skips steps alone
 
     def update(self) -> None:
         if not self.may_step():  # a skipped step is not pushed, so the servers do not count it
@@ -84,69 +84,69 @@ class WorkerEngine(ReplicatedEngine):
         self._steps += 1
         pulls = self._steps % self._mode.pull_interval == 0
         rate = self.optimizer.param_groups[0]["lr"]
-        gradients = self._on_host(self._gradients)
+        gradients = self._copy_to_host(self._gradients)
         for server, part in self._slices.items():
             header = (Kind.PUSH, self._versions[server], rate, float(pulls))
             self._link.send(server, header, gradients[part])
         self._await_parameters(pulls=pulls)
         self._gradients.zero_()
 
-    def _on_host(self, gradients: torch.Tensor) -> torch.Tensor:
+    def _copy_to_host(self, gradients: torch.Tensor) -> torch.Tensor:
         """Copy the gradients to host memory. The next call overwrites the result."""
-        if self._pushed is gradients:
+        if self._gradient_buffer is gradients:
             return gradients
-        return self._pushed.copy_(gradients)
+        return self._gradient_buffer.copy_(gradients)
 
     def _await_parameters(self, *, pulls: bool) -> None:
         """Wait for the servers' answers to a push or a pull. pulls: whether new parameters come with the answers."""
         for server, part in self._slices.items():
-            version = self._link.header(server)[0]
+            version = self._link.receive_header(server)[0]
             if pulls:
-                self._link.receive(server, self._pulled[part])
+                self._link.receive(server, self._parameter_buffer[part])
                 self._versions[server] = version
-        if pulls and self._pulled is not self._parameters:
-            self._parameters.copy_(self._pulled)
+        if pulls and self._parameter_buffer is not self._parameters:
+            self._parameters.copy_(self._parameter_buffer)
 
     def state(self) -> State:
         """As `Saved.state`. Every worker has the parameters. The first worker also has the momentum, which it requests from the
         servers."""
-        found = super().state()
-        if self._speaks:
-            momentum = self._momentum() if self._room is None else self._room
-            trained = [(model_options.plain_name(name), p) for name, p in self.model.named_parameters() if p.requires_grad]
-            cut = torch.split(momentum, [p.numel() for _, p in trained])
-            parts = {name: TensorPart.of(flat.view(p.shape)) for (name, p), flat in zip(trained, cut)}
-            found |= {f"optimizer/momentum_buffer/{name}": part for name, part in parts.items()}
-        return found
+        state = super().state()
+        if self._has_momentum:
+            momentum = self._request_momentum() if self._momentum_buffer is None else self._momentum_buffer
+            trained_parameters = [(model_options.plain_name(name), p) for name, p in self.model.named_parameters() if p.requires_grad]
+            pieces = torch.split(momentum, [p.numel() for _, p in trained_parameters])
+            momentum_parts = {name: TensorPart.from_tensor(flat.view(p.shape)) for (name, p), flat in zip(trained_parameters, pieces)}
+            state |= {f"optimizer/momentum_buffer/{name}": part for name, part in momentum_parts.items()}
+        return state
 
-    def _momentum(self) -> torch.Tensor:
+    def _request_momentum(self) -> torch.Tensor:
         momentum = torch.zeros_like(self._parameters, device="cpu")
         for server, part in self._slices.items():
             self._link.send(server, (Kind.SAVE,))
-            if self._link.header(server)[0]:
+            if self._link.receive_header(server)[0]:
                 self._link.receive(server, momentum[part])
         return momentum
 
     def numbers(self) -> dict[str, float]:
         return {**super().numbers(), "updates": float(self._steps)}
 
-    def make_room(self, numbers: dict[str, float]) -> None:
-        self._room = torch.zeros_like(self._parameters, device="cpu")
+    def allocate_optimizer_state(self, numbers: dict[str, float]) -> None:
+        self._momentum_buffer = torch.zeros_like(self._parameters, device="cpu")
 
-    def restored(self, numbers: dict[str, float]) -> None:
+    def finish_loading(self, numbers: dict[str, float]) -> None:
         """As `Saved.restored`. Every worker has loaded its parameters from the checkpoint; the first worker sends each server
         its share of the state."""
-        super().restored(numbers)
+        super().finish_loading(numbers)
         updates = numbers.get("updates", 0.0)  # absent if another strategy saved the checkpoint
         self._steps, self._versions = int(updates), dict.fromkeys(self._servers, updates)
-        assert self._room is not None
+        assert self._momentum_buffer is not None
         if self.data_rank == 0:
             parameters = self._parameters.cpu()
             for server, part in self._slices.items():
-                share = torch.cat([parameters[part], self._room[part]]) if self._speaks else parameters[part]
-                self._link.send(server, (Kind.RESTORE, updates, float(self._speaks)), share)
-                self._link.header(server)
-        self._room = None
+                share = torch.cat([parameters[part], self._momentum_buffer[part]]) if self._has_momentum else parameters[part]
+                self._link.send(server, (Kind.RESTORE, updates, float(self._has_momentum)), share)
+                self._link.receive_header(server)
+        self._momentum_buffer = None
 
     def gradient_norm(self) -> float:
         """The norm of the mean gradient of all workers, if the servers wait for all workers; else of this worker's gradient."""
@@ -168,25 +168,25 @@ class WorkerEngine(ReplicatedEngine):
 
     def theory(self) -> list[Term]:
         gradient = Term("the gradient, a slice to each server: psi", "send", self._psi(), self.cell.world_size)
-        return [gradient, *loss_scaling.sign(self.cell.precision, self.data_ranks if self._mode.waits else 1)]
+        return [gradient, *loss_scaling.overflow_flag_terms(self.cell.precision, self.data_ranks if self._mode.waits else 1)]
 
     def textbook_bytes(self) -> float:
         return 2.0 * self._psi()  # psi for pushed gradients, psi for pulled parameters
 
-    def sent_by_all(self) -> dict[str, float] | None:
+    def total_sent_bytes(self) -> dict[str, float] | None:
         """As `Accounted.sent_by_all`. Workers push and pull in every run, so the first server's counts replace a proof."""
-        counts, psi = self._counts(), self._psi()
+        counts, psi = self._request_counts(), self._psi()
         pushes = sum(counts["pushes_by_worker"])
         gradients = self.cell.gpus * sum(term.sent_bytes for term in self.theory())
-        theory = gradients + pulled(self.cell, self._mode, psi).sent_bytes
+        theory = gradients + pull_term(self.cell, self._mode, psi).sent_bytes
         if not pushes:
             return {"theory": theory}
         steps = pushes / self.cell.gpus
         return {"theory": theory, "counted": psi * (pushes + counts["pulls"]) / steps}
 
-    def _counts(self) -> dict[str, Any]:
+    def _request_counts(self) -> dict[str, Any]:
         self._link.send(self._servers[0], (Kind.ASK,))
-        return self._read(self._servers[0])
+        return self._receive_counts(self._servers[0])
 
     def _psi(self) -> float:
         return float(self._gradients.numel() * self._gradients.element_size())
@@ -194,23 +194,23 @@ class WorkerEngine(ReplicatedEngine):
     def effective(self) -> dict[str, Any]:
         for server in self._servers:
             self._link.send(server, (Kind.ASK,))
-        known = [self._read(server) for server in self._servers]
+        counts_by_server = [self._receive_counts(server) for server in self._servers]
         # Each server counts for itself; most counts in the result are those of the first server. They include warm-up steps.
         return {
             **super().effective(),
-            **{name: value for name, value in known[0].items() if name != "elements"},
-            "server_elements": [one["elements"] for one in known],
-            "largest_staleness": max(int(age) for one in known for age in one["staleness_counts"]),
-            "largest_lead_steps": max(one["largest_lead_steps"] for one in known),
+            **{name: value for name, value in counts_by_server[0].items() if name != "elements"},
+            "server_elements": [counts["elements"] for counts in counts_by_server],
+            "largest_staleness": max(int(staleness) for counts in counts_by_server for staleness in counts["staleness_counts"]),
+            "largest_lead_steps": max(counts["largest_lead_steps"] for counts in counts_by_server),
             "backend": "gloo, point to point",
         }
 
-    def _read(self, server: int) -> dict[str, Any]:
-        text = self._link.receive(server, torch.empty(int(self._link.header(server)[0]), dtype=torch.uint8))
-        found: dict[str, Any] = msgspec.json.decode(bytes(text.tolist()))
-        return found
+    def _receive_counts(self, server: int) -> dict[str, Any]:
+        text = self._link.receive(server, torch.empty(int(self._link.receive_header(server)[0]), dtype=torch.uint8))
+        content: dict[str, Any] = msgspec.json.decode(bytes(text.tolist()))
+        return content
 
-    def company(self, ranks: Ranks) -> Peers:
+    def training_peers(self, ranks: Ranks) -> Peers:
         return ServerPeers(self._link, self._servers[0], self.device)
 
     def close(self) -> None:
@@ -229,9 +229,9 @@ class ServerPeers:
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
         """Gather the numbers of all workers that have not ended. Every worker passes n numbers. Returns an array (workers, n)
         in float64, in the order of ranks."""
-        mine = torch.tensor(numbers, dtype=torch.float64)
-        self._link.send(self._server, (Kind.MEET, len(mine)), mine if len(mine) else None)
-        rows = torch.empty(int(self._link.header(self._server)[0]), len(mine), dtype=torch.float64)
+        row = torch.tensor(numbers, dtype=torch.float64)
+        self._link.send(self._server, (Kind.MEET, len(row)), row if len(row) else None)
+        rows = torch.empty(int(self._link.receive_header(self._server)[0]), len(row), dtype=torch.float64)
         return (self._link.receive(self._server, rows) if rows.numel() else rows).numpy()
 
     def barrier(self) -> None:

@@ -30,36 +30,36 @@ class Split(NamedTuple):
     degrees: tuple[int, ...]
 
 
-def split_of(model: nn.Module, blocks: Sequence[nn.Module], made: Any) -> Split | str:
+def derive_split(model: nn.Module, blocks: Sequence[nn.Module], config: Any) -> Split | str:
     """How the blocks of a model can be split, or, as the end of a sentence, why they cannot be split.
 
-    made: the configuration of the model, as an object of transformers.
+    config: the configuration of the model, as an object of transformers.
     """
-    planned = getattr(made, "base_model_tp_plan", None)
-    if not planned or not blocks:
+    tensor_plan = getattr(config, "base_model_tp_plan", None)
+    if not tensor_plan or not blocks:
         return "transformers has no tensor-parallel plan for its blocks"
     names = {id(module): name for name, module in model.named_modules()}
     base = f"{model.base_model_prefix}." if names[id(blocks[0])].startswith(f"{model.base_model_prefix}.") else ""
     styles = {
         key.partition(".*.")[2]: style
-        for key, style in planned.items()
+        for key, style in tensor_plan.items()
         if ".*." in key and names[id(blocks[0])].removeprefix(base).startswith(f"{key.partition('.*.')[0]}.")
     }
-    if other := next((style for style in styles.values() if style not in (COLUMNS, ROWS)), None):
-        return f"its plan in transformers has layers that are {other}, which is not supported here"
+    if unsupported_style := next((style for style in styles.values() if style not in (COLUMNS, ROWS)), None):
+        return f"its plan in transformers has layers that are {unsupported_style}, which is not supported here"
     columns = tuple(name for name, style in styles.items() if style == COLUMNS)
     rows = tuple(name for name, style in styles.items() if style == ROWS)
     if len(rows) != ModelPlan.forward_reductions or not columns:
         return "its plan in transformers is not that of attention and an MLP"
     for block in blocks:
-        layers = {id(part) for name in styles if isinstance(part := _part(block, name), nn.Linear)}
-        outer = {id(part): part for name in styles if (part := _part(block, name.rpartition(".")[0])) is not None}
-        holders = {id(module) for part in outer.values() for module in part.modules() if module._parameters}
+        layers = {id(part) for name in styles if isinstance(part := _find_module(block, name), nn.Linear)}
+        sections = {id(part): part for name in styles if (part := _find_module(block, name.rpartition(".")[0])) is not None}
+        holders = {id(module) for part in sections.values() for module in part.modules() if module._parameters}
         if len(layers) < len(styles) or holders != layers:
             return "its plan in transformers leaves out layers of its blocks"
-    heads = [getattr(made, name, None) for name in ("num_attention_heads", "num_key_value_heads")]
-    sizes = [_linear(blocks[0], name).out_features for name in columns] + [
-        _linear(blocks[0], name).in_features for name in rows
+    heads = [getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")]
+    sizes = [_find_linear(blocks[0], name).out_features for name in columns] + [
+        _find_linear(blocks[0], name).in_features for name in rows
     ]
     divisible = math.gcd(*sizes, *(size for size in heads if isinstance(size, int)))
     return Split(columns, rows, tuple(ranks for ranks in range(2, divisible + 1) if divisible % ranks == 0))
@@ -78,21 +78,21 @@ class DerivedPlan(ModelPlan):
         parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return []
 
-    def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
+    def restore_parameter(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
         return parameter
 
     def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
         raise AssertionError("refused at plan time: nobody wrote how to divide the model into stages")
 
 
-def _part(block: nn.Module, name: str) -> nn.Module | None:
+def _find_module(block: nn.Module, name: str) -> nn.Module | None:
     try:
         return block.get_submodule(name)
     except AttributeError:
         return None
 
 
-def _linear(block: nn.Module, name: str) -> nn.Linear:
-    found = block.get_submodule(name)
-    assert isinstance(found, nn.Linear)
-    return found
+def _find_linear(block: nn.Module, name: str) -> nn.Linear:
+    layer = block.get_submodule(name)
+    assert isinstance(layer, nn.Linear)
+    return layer

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from trainers.plans.plan import POSITIONS, ModelPlan, share
+from trainers.plans.plan import POSITIONS, ModelPlan, stage_slice
 
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 FUSED = ("attn.c_attn.weight", "attn.c_attn.bias")
@@ -27,21 +27,21 @@ class Gpt2Plan(ModelPlan):
         _, width = self.hidden
         # ColwiseParallel supports only nn.Linear and not Conv1D of transformers. The rows of q|k|v are reordered, so that each
         # of the equal slices contains whole heads of q, of k and of v.
-        layer.attn.c_attn = _linear(layer.attn.c_attn, fused_rows(width, mesh.size()))
+        layer.attn.c_attn = _to_linear(layer.attn.c_attn, fused_rows(width, mesh.size()))
         layer.attn.split_size = width // mesh.size()
-        layer.attn.c_proj = _linear(layer.attn.c_proj)
-        layer.mlp.c_fc, layer.mlp.c_proj = _linear(layer.mlp.c_fc), _linear(layer.mlp.c_proj)
-        between = Shard(POSITIONS) if sequence else Replicate()
+        layer.attn.c_proj = _to_linear(layer.attn.c_proj)
+        layer.mlp.c_fc, layer.mlp.c_proj = _to_linear(layer.mlp.c_fc), _to_linear(layer.mlp.c_proj)
+        layout = Shard(POSITIONS) if sequence else Replicate()
         styles = {
-            "attn.c_attn": ColwiseParallel(input_layouts=between),
-            "attn.c_proj": RowwiseParallel(output_layouts=between),
-            "mlp.c_fc": ColwiseParallel(input_layouts=between),
-            "mlp.c_proj": RowwiseParallel(output_layouts=between),
+            "attn.c_attn": ColwiseParallel(input_layouts=layout),
+            "attn.c_proj": RowwiseParallel(output_layouts=layout),
+            "mlp.c_fc": ColwiseParallel(input_layouts=layout),
+            "mlp.c_proj": RowwiseParallel(output_layouts=layout),
         }
         parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return [*layer.ln_1.parameters(), *layer.ln_2.parameters()] if sequence else []
 
-    def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
+    def restore_parameter(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
         if name.endswith(FUSED):
             parameter = parameter[torch.argsort(fused_rows(self.hidden[1], ranks)).to(parameter.device)]
         return parameter.t() if name.endswith(TRANSPOSED) else parameter
@@ -56,21 +56,21 @@ class Gpt2Stage(nn.Module):
 
     def __init__(self, model: nn.Module, index: int, count: int) -> None:
         super().__init__()
-        whole = cast("Any", model)
+        full_model = cast("Any", model)
         # Without a mask, attention is causal in every implementation except `eager`.
-        assert whole.config._attn_implementation != "eager", "a stage gives its blocks no mask"
-        body = whole.transformer
+        assert full_model.config._attn_implementation != "eager", "a stage gives its blocks no mask"
+        body = full_model.transformer
         first, last = index == 0, index == count - 1
         self.wte: nn.Module | None = body.wte if first else None
         self.wpe: nn.Module | None = body.wpe if first else None
-        self.h = nn.ModuleList(body.h[share(len(body.h), index, count)])
+        self.h = nn.ModuleList(body.h[stage_slice(len(body.h), index, count)])
         self.ln_f: nn.Module | None = body.ln_f if last else None
-        self.lm_head: nn.Module | None = whole.lm_head if last else None
+        self.lm_head: nn.Module | None = full_model.lm_head if last else None
 
-    def forward(self, entering: torch.Tensor) -> torch.Tensor:
-        hidden = entering
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = inputs
         if self.wte is not None and self.wpe is not None:
-            hidden = self.wte(entering) + self.wpe(torch.arange(entering.shape[1], device=entering.device))
+            hidden = self.wte(inputs) + self.wpe(torch.arange(inputs.shape[1], device=inputs.device))
         for block in self.h:
             hidden = block(hidden)
         if self.ln_f is not None and self.lm_head is not None:
@@ -83,7 +83,7 @@ def fused_rows(width: int, ranks: int) -> torch.Tensor:
     return torch.arange(3 * width).reshape(3, ranks, width // ranks).transpose(0, 1).flatten()
 
 
-def _linear(stored: nn.Module, rows: torch.Tensor | None = None) -> nn.Linear:
+def _to_linear(stored: nn.Module, rows: torch.Tensor | None = None) -> nn.Linear:
     """An nn.Linear that computes the same as a Conv1D of transformers. rows: the order of its outputs; None: unchanged."""
     weight, bias = cast("torch.Tensor", stored.weight).detach().t(), cast("torch.Tensor", stored.bias).detach()
     if rows is not None:

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from shardlab.errors import InputError
-from trainers.plans.plan import ModelPlan, share
+from trainers.plans.plan import ModelPlan, stage_slice
 
 if TYPE_CHECKING:
     from trainers.plugins.own_model import OwnModel
@@ -31,40 +31,40 @@ class OwnPlan(ModelPlan):
 
     def __init__(
         self,
-        own: OwnModel,
+        plugin: OwnModel,
         find_blocks: Callable[[nn.Module], Sequence[nn.Module]],
         model: nn.Module,
         shapes: Sequence[tuple[int, ...]],
     ) -> None:
-        self._own, self._find_blocks = own, find_blocks
+        self._plugin, self._find_blocks = plugin, find_blocks
         blocks = list(find_blocks(model))
         if not blocks:
-            raise InputError(f"{own.file}: the model has no repeated blocks. Needed: a function blocks(model).")
+            raise InputError(f"{plugin.file}: the model has no repeated blocks. Needed: a function blocks(model).")
         if len(set(shapes)) != 1:
-            found = ", ".join(str(shape) for shape in dict.fromkeys(shapes)) or "none"
+            found_shapes = ", ".join(str(shape) for shape in dict.fromkeys(shapes)) or "none"
             raise InputError(
-                f"{own.file}: tensor and pipeline parallelism need blocks that take and return one tensor of one shape. "
-                f"Found, for one item: {found}."
+                f"{plugin.file}: tensor and pipeline parallelism need blocks that take and return one tensor of one shape. "
+                f"Found, for one item: {found_shapes}."
             )
         self.hidden = shapes[0]
-        self.count, self._first = len(blocks), blocks[0]
-        if own.tensor_parallel is not None:
-            kinds = [sorted(_layers(own, copy.deepcopy(block), 1).values()) for block in blocks]
-            if any(kind != kinds[0] for kind in kinds):
-                raise InputError(f"{own.file}: tensor_parallel() splits some blocks into other numbers of layers than others.")
-            self.backward_reductions, self.forward_reductions = kinds[0].count("columns"), kinds[0].count("rows")
-            self._must_join()
+        self.count, self._first_block = len(blocks), blocks[0]
+        if plugin.tensor_parallel is not None:
+            styles_by_block = [sorted(_split_layers(plugin, copy.deepcopy(block), 1).values()) for block in blocks]
+            if any(block_styles != styles_by_block[0] for block_styles in styles_by_block):
+                raise InputError(f"{plugin.file}: tensor_parallel() splits some blocks into other numbers of layers than others.")
+            self.backward_reductions, self.forward_reductions = styles_by_block[0].count("columns"), styles_by_block[0].count("rows")
+            self._check_widths()
 
-    def _must_join(self) -> None:
+    def _check_widths(self) -> None:
         """Raises InputError if a split layer reads or writes a tensor of another width than the hidden state between blocks."""
-        for name, how in self._layers_of_first(1).items():
-            layer = self._first.get_submodule(name)
+        for name, style in self._first_block_layers(1).items():
+            layer = self._first_block.get_submodule(name)
             assert isinstance(layer, nn.Linear)
-            width = layer.in_features if how == "columns" else layer.out_features
+            width = layer.in_features if style == "columns" else layer.out_features
             if width != self.hidden[-1]:
-                does = "reads" if how == "columns" else "writes"
+                verb = "reads" if style == "columns" else "writes"
                 raise InputError(
-                    f"{self._own.file}: tensor_parallel(): the layer {name}, split by {how}, {does} {width} numbers, and the "
+                    f"{self._plugin.file}: tensor_parallel(): the layer {name}, split by {style}, {verb} {width} numbers, and the "
                     f"hidden state between blocks has {self.hidden[-1]}. Allowed: layers that read it by columns, and layers "
                     "that write it by rows."
                 )
@@ -74,61 +74,61 @@ class OwnPlan(ModelPlan):
 
         Raises the InputError of the file if it refuses all possible numbers.
         """
-        sizes = [_divided(self._first.get_submodule(n), how) for n, how in self._layers_of_first(1).items()]
-        common = math.gcd(*sizes)
-        divisors = [n for n in range(2, min(common, MOST_RANKS) + 1) if common % n == 0]
-        found = tuple(n for n in divisors if self._splits(n))
-        if divisors and not found:
-            self._layers_of_first(divisors[0])  # raises the error of the file for this number of ranks
-        return found
+        sizes = [_divided_size(self._first_block.get_submodule(ranks), style) for ranks, style in self._first_block_layers(1).items()]
+        common_divisor = math.gcd(*sizes)
+        divisors = [ranks for ranks in range(2, min(common_divisor, MOST_RANKS) + 1) if common_divisor % ranks == 0]
+        possible_degrees = tuple(ranks for ranks in divisors if self._can_split(ranks))
+        if divisors and not possible_degrees:
+            self._first_block_layers(divisors[0])  # raises the error of the file for this number of ranks
+        return possible_degrees
 
-    def _layers_of_first(self, ranks: int) -> dict[str, str]:
-        return _layers(self._own, copy.deepcopy(self._first), ranks)
+    def _first_block_layers(self, ranks: int) -> dict[str, str]:
+        return _split_layers(self._plugin, copy.deepcopy(self._first_block), ranks)
 
-    def _splits(self, ranks: int) -> bool:
+    def _can_split(self, ranks: int) -> bool:
         try:
-            self._layers_of_first(ranks)
+            self._first_block_layers(ranks)
         except (InputError, RuntimeError):
             return False
         return True
 
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
         assert not sequence, "refused at plan time: the menu gives own workloads no positions"
-        styles = {name: STYLES[how]() for name, how in _layers(self._own, block, mesh.size()).items()}
+        styles = {name: STYLES[style]() for name, style in _split_layers(self._plugin, block, mesh.size()).items()}
         parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return []
 
-    def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
+    def restore_parameter(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
         return parameter
 
     def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
         if count > self.count:
-            raise InputError(f"{self._own.file}: the model has {self.count} blocks, too few for {count} pipeline stages.")
-        ends = self._own.call("pipeline", model)
-        if not (isinstance(ends, tuple) and len(ends) == 2 and all(isinstance(end, nn.Module) for end in ends)):
+            raise InputError(f"{self._plugin.file}: the model has {self.count} blocks, too few for {count} pipeline stages.")
+        end_modules = self._plugin.call("pipeline", model)
+        if not (isinstance(end_modules, tuple) and len(end_modules) == 2 and all(isinstance(module, nn.Module) for module in end_modules)):
             raise InputError(
-                f"{self._own.file}: pipeline() returned a {type(ends).__name__}. Allowed: (module before the blocks, module "
+                f"{self._plugin.file}: pipeline() returned a {type(end_modules).__name__}. Allowed: (module before the blocks, module "
                 "behind them)."
             )
         blocks = list(self._find_blocks(model))
-        self._must_cover(model, [*ends, *blocks])
-        part = blocks[share(len(blocks), index, count)]
-        return OwnStage(ends[0] if index == 0 else None, part, ends[1] if index == count - 1 else None)
+        self._check_coverage(model, [*end_modules, *blocks])
+        part = blocks[stage_slice(len(blocks), index, count)]
+        return OwnStage(end_modules[0] if index == 0 else None, part, end_modules[1] if index == count - 1 else None)
 
-    def _must_cover(self, model: nn.Module, modules: Sequence[nn.Module]) -> None:
+    def _check_coverage(self, model: nn.Module, modules: Sequence[nn.Module]) -> None:
         """Raises InputError if a parameter of the model is in none of these modules. Modules that are not part of the model do
         not count."""
-        known = {id(module) for module in model.modules()}
-        inside = {
+        model_modules = {id(module) for module in model.modules()}
+        covered_parameters = {
             id(parameter)
             for outer in modules
             for module in outer.modules()
-            if id(module) in known
+            if id(module) in model_modules
             for parameter in module.parameters(recurse=False)
         }
-        if missing := next((name for name, parameter in model.named_parameters() if id(parameter) not in inside), None):
+        if missing := next((name for name, parameter in model.named_parameters() if id(parameter) not in covered_parameters), None):
             raise InputError(
-                f"{self._own.file}: pipeline(): the parameter {missing} is neither before the blocks, in a block nor behind "
+                f"{self._plugin.file}: pipeline(): the parameter {missing} is neither before the blocks, in a block nor behind "
                 "them."
             )
 
@@ -145,40 +145,40 @@ class OwnStage(nn.Module):
         super().__init__()
         self.before, self.blocks, self.behind = before, nn.ModuleList(blocks), behind
 
-    def forward(self, entering: torch.Tensor) -> torch.Tensor:
-        hidden = entering if self.before is None else self.before(entering)
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = inputs if self.before is None else self.before(inputs)
         for block in self.blocks:
             hidden = block(hidden)
         return hidden if self.behind is None else self.behind(hidden)
 
 
-def _divided(layer: Any, how: str) -> int:
-    """The size of the dimension of a linear layer that is divided over the ranks. how: `columns` or `rows`."""
-    return int(layer.out_features if how == "columns" else layer.in_features)
+def _divided_size(layer: Any, style: str) -> int:
+    """The size of the dimension of a linear layer that is divided over the ranks. style: `columns` or `rows`."""
+    return int(layer.out_features if style == "columns" else layer.in_features)
 
 
-def _layers(own: OwnModel, block: nn.Module, ranks: int) -> dict[str, str]:
+def _split_layers(plugin: OwnModel, block: nn.Module, ranks: int) -> dict[str, str]:
     """Call the function `tensor_parallel` of the file: name of each split linear layer -> `columns` or `rows`.
 
     The function may change the block. Raises InputError if it returns anything else, or if the size of a layer cannot be
     divided by the number of ranks.
     """
-    found = own.call("tensor_parallel", block, ranks)
-    if not isinstance(found, dict) or not found or not all(how in STYLES for how in found.values()):
+    styles = plugin.call("tensor_parallel", block, ranks)
+    if not isinstance(styles, dict) or not styles or not all(style in STYLES for style in styles.values()):
         raise InputError(
-            f"{own.file}: tensor_parallel() returned {found!r:.80}. Allowed: 'columns' or 'rows' for each layer that is split, "
+            f"{plugin.file}: tensor_parallel() returned {styles!r:.80}. Allowed: 'columns' or 'rows' for each layer that is split, "
             "such as {'up': 'columns', 'down': 'rows'}."
         )
-    linear = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
-    for name, how in found.items():
-        if name not in linear:
+    linear_layers = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
+    for name, style in styles.items():
+        if name not in linear_layers:
             raise InputError(
-                f"{own.file}: tensor_parallel(): a block has no linear layer {name!r:.40}. "
-                f"Allowed: {', '.join(linear) or 'none'}."
+                f"{plugin.file}: tensor_parallel(): a block has no linear layer {name!r:.40}. "
+                f"Allowed: {', '.join(linear_layers) or 'none'}."
             )
-        if _divided(linear[name], how) % ranks:
-            size = _divided(linear[name], how)
+        if _divided_size(linear_layers[name], style) % ranks:
+            size = _divided_size(linear_layers[name], style)
             raise InputError(
-                f"{own.file}: tensor_parallel(): the {size} {how} of the layer {name} cannot be divided by {ranks}."
+                f"{plugin.file}: tensor_parallel(): the {size} {style} of the layer {name} cannot be divided by {ranks}."
             )
-    return found
+    return styles

@@ -35,7 +35,7 @@ class ModelPlan(ABC):
         """
 
     @abstractmethod
-    def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
+    def restore_parameter(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
         """Undo the changes of `split` in a gathered parameter: return it in the shape and order that it has in `Task.model`.
 
         name: the name of the parameter in `Task.model`. ranks: the number of ranks over which the model is split.
@@ -53,13 +53,13 @@ class ModelPlan(ABC):
 POSITIONS = 1  # the index of the dimension `positions` in a hidden state (items, positions, width)
 
 
-def share(blocks: int, index: int, count: int) -> slice:
+def stage_slice(blocks: int, index: int, count: int) -> slice:
     """The blocks of stage `index` of `count` stages: consecutive blocks, as equal in number as possible. blocks: number of all
     blocks."""
     return slice(index * blocks // count, (index + 1) * blocks // count)
 
 
-def cut_between(first: nn.Module, last: nn.Module, mesh: DeviceMesh) -> None:
+def add_sequence_hooks(first: nn.Module, last: nn.Module, mesh: DeviceMesh) -> None:
     """Prepare sequence parallelism, in which each rank has only its slice of the positions between split layers.
 
     With sequence parallelism, a reduce-scatter and an all-gather replace each all-reduce of tensor parallelism; they send the
@@ -69,8 +69,8 @@ def cut_between(first: nn.Module, last: nn.Module, mesh: DeviceMesh) -> None:
     """
 
     def enter(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        whole = DTensor.from_local(arguments[0], mesh, [Replicate()], run_check=False)
-        return (whole.redistribute(placements=[Shard(POSITIONS)]).to_local(), *arguments[1:])
+        replicated = DTensor.from_local(arguments[0], mesh, [Replicate()], run_check=False)
+        return (replicated.redistribute(placements=[Shard(POSITIONS)]).to_local(), *arguments[1:])
 
     def leave(_: nn.Module, __: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         part = DTensor.from_local(output, mesh, [Shard(POSITIONS)], run_check=False)

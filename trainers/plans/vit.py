@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from trainers.plans.plan import ModelPlan, share
+from trainers.plans.plan import ModelPlan, stage_slice
 
 
 class VitPlan(ModelPlan):
@@ -31,7 +31,7 @@ class VitPlan(ModelPlan):
         parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return []
 
-    def restored(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
+    def restore_parameter(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
         return parameter
 
     def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
@@ -44,15 +44,15 @@ class VitStage(nn.Module):
 
     def __init__(self, model: nn.Module, index: int, count: int) -> None:
         super().__init__()
-        whole = cast("Any", model)
-        body, last = whole.vit, index == count - 1
+        full_model = cast("Any", model)
+        body, last = full_model.vit, index == count - 1
         self.embeddings: nn.Module | None = body.embeddings if index == 0 else None
-        self.layers = nn.ModuleList(body.layers[share(len(body.layers), index, count)])
+        self.layers = nn.ModuleList(body.layers[stage_slice(len(body.layers), index, count)])
         self.layernorm: nn.Module | None = body.layernorm if last else None
-        self.classifier: nn.Module | None = whole.classifier if last else None
+        self.classifier: nn.Module | None = full_model.classifier if last else None
 
-    def forward(self, entering: torch.Tensor) -> torch.Tensor:
-        hidden = self.embeddings(entering) if self.embeddings is not None else entering
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.embeddings(inputs) if self.embeddings is not None else inputs
         for block in self.layers:
             hidden = block(hidden)
         if self.layernorm is not None and self.classifier is not None:

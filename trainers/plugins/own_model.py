@@ -64,28 +64,28 @@ class OwnModel(msgspec.Struct, frozen=True):
     options: tuple[Option, ...]
     tiny: dict[str, Value] | None
 
-    def call(self, name: str, *given: Any, **options: Any) -> Any:
+    def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Call the function `name` of the file and return its result.
 
         Raises InputError with the line if the function raises an error. MemoryError and RuntimeError are not converted, because
         the rank's process recognizes torch's out-of-memory errors among them.
         """
         try:
-            return getattr(self, name)(*given, **options)
+            return getattr(self, name)(*arguments, **options)
         except (MemoryError, RuntimeError):
             raise  # torch reports a lack of memory as a RuntimeError; the rank's process records this error as `oom`
         except Exception as error:
             raise InputError(own_code.sentence(self.file, error)) from error
 
 
-def load(source: PluginSource) -> OwnModel:
+def load_definitions(source: PluginSource) -> OwnModel:
     """Execute the file and return its definitions, checked. Raises InputError with the file, and the line if it is known."""
-    return _checked(str(source.file), own_code.execute(source))
+    return _check_definitions(str(source.file), own_code.execute(source))
 
 
-def _checked(file: str, module: ModuleType) -> OwnModel:
+def _check_definitions(file: str, module: ModuleType) -> OwnModel:
     defined = vars(module)
-    data = _data(file, defined)
+    data = _read_data(file, defined)
     for name in ("model", "batch"):
         if name not in defined and (name == "model" or data is None):
             raise InputError(
@@ -94,8 +94,8 @@ def _checked(file: str, module: ModuleType) -> OwnModel:
     for name in FUNCTIONS:
         if name in defined and not callable(defined[name]):
             raise InputError(f"{file}: {name} is no function.")
-    items = _number(file, defined, "ITEMS", None) if data is None else data.source.items
-    options = _options(file, defined["model"])
+    items = _read_number(file, defined, "ITEMS", None) if data is None else data.source.items
+    options = _read_options(file, defined["model"])
     return OwnModel(
         file=file,
         summary=next(iter((inspect.getdoc(module) or "").splitlines()), "") or "without a description",
@@ -107,47 +107,47 @@ def _checked(file: str, module: ModuleType) -> OwnModel:
         pipeline=defined.get("pipeline"),
         data=data,
         items=items,
-        unit=_unit(file, defined.get("UNIT", "items")),
-        units_per_item=_number(file, defined, "UNITS_PER_ITEM", 1 if data is None else data.units_per_item),
-        flops_per_unit=_flops(file, defined.get("FLOPS_PER_UNIT")),
-        optimizer=_optimizer(file, defined.get("OPTIMIZER")),
+        unit=_read_unit(file, defined.get("UNIT", "items")),
+        units_per_item=_read_number(file, defined, "UNITS_PER_ITEM", 1 if data is None else data.units_per_item),
+        flops_per_unit=_read_flops(file, defined.get("FLOPS_PER_UNIT")),
+        optimizer=_read_optimizer(file, defined.get("OPTIMIZER")),
         options=options,
-        tiny=_tiny(file, defined.get("TINY"), options),
+        tiny=_read_tiny(file, defined.get("TINY"), options),
     )
 
 
-def _data(file: str, defined: Mapping[str, Any]) -> OwnData | None:
+def _read_data(file: str, defined: Mapping[str, Any]) -> OwnData | None:
     data = defined.get("DATA")
     if data is None:
         return None
     if not isinstance(data, OwnData):
         raise InputError(f"{file}: DATA is a {type(data).__name__}. Allowed: what a function of trainers.own_data returns.")
-    if twice := [name for name in ("batch", "ITEMS") if name in defined]:
-        raise InputError(f"{file}: defines DATA and {twice[0]}. Allowed: either DATA, or batch and ITEMS.")
+    if double_names := [name for name in ("batch", "ITEMS") if name in defined]:
+        raise InputError(f"{file}: defines DATA and {double_names[0]}. Allowed: either DATA, or batch and ITEMS.")
     return data
 
 
-def _number(file: str, defined: Mapping[str, Any], name: str, default: int | None) -> int:
+def _read_number(file: str, defined: Mapping[str, Any], name: str, default: int | None) -> int:
     value = defined.get(name, default)
     if type(value) is not int or value < 1:
-        found = "nothing" if name not in defined else _short(value)
-        raise InputError(f"{file}: {name}: found {found}. Allowed: a whole number from 1.")
+        found_text = "nothing" if name not in defined else _short_repr(value)
+        raise InputError(f"{file}: {name}: found {found_text}. Allowed: a whole number from 1.")
     return value
 
 
-def _flops(file: str, value: Any) -> float | None:
+def _read_flops(file: str, value: Any) -> float | None:
     if value is None or (type(value) in (int, float) and value > 0):
         return None if value is None else float(value)
-    raise InputError(f"{file}: FLOPS_PER_UNIT: found {_short(value)}. Allowed: a number above 0, or leave it out.")
+    raise InputError(f"{file}: FLOPS_PER_UNIT: found {_short_repr(value)}. Allowed: a number above 0, or leave it out.")
 
 
-def _unit(file: str, value: Any) -> str:
+def _read_unit(file: str, value: Any) -> str:
     if isinstance(value, str) and value.isidentifier() and len(value) <= 20:
         return value
-    raise InputError(f"{file}: UNIT: found {_short(value)}. Allowed: one word, such as 'images'.")
+    raise InputError(f"{file}: UNIT: found {_short_repr(value)}. Allowed: one word, such as 'images'.")
 
 
-def _optimizer(file: str, value: Any) -> Optimizer:
+def _read_optimizer(file: str, value: Any) -> Optimizer:
     try:
         return OPTIMIZER if value is None else msgspec.convert(value, Optimizer)
     except msgspec.ValidationError as error:
@@ -156,53 +156,53 @@ def _optimizer(file: str, value: Any) -> Optimizer:
         ) from None
 
 
-def _options(file: str, model: Callable[..., Any]) -> tuple[Option, ...]:
+def _read_options(file: str, model: Callable[..., Any]) -> tuple[Option, ...]:
     """The options of a workload: the parameters of the function `model`. Each must have a default.
 
     The type of an option is the annotation of the parameter; without an annotation, it is the type of the default. Raises
     InputError.
     """
-    code = getattr(model, "__code__", None)
-    where = f"{file}:{code.co_firstlineno}" if code is not None else file
-    hints = _hints(model)
-    found = []
+    code_object = getattr(model, "__code__", None)
+    location = f"{file}:{code_object.co_firstlineno}" if code_object is not None else file
+    hints = _type_hints(model)
+    options = []
     for name, parameter in inspect.signature(model).parameters.items():
         default, hint = parameter.default, hints.get(name)
-        kind = next((one for one in KINDS if hint is one or one in get_args(hint)), type(default))
+        option_type = next((allowed_type for allowed_type in KINDS if hint is allowed_type or allowed_type in get_args(hint)), type(default))
         if (
             parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             or type(default) not in KINDS
-            or kind not in KINDS
+            or option_type not in KINDS
         ):
             raise InputError(
-                f"{where}: model: the parameter {name} has no default that a matrix can write. Allowed: true or false, a "
+                f"{location}: model: the parameter {name} has no default that a matrix can write. Allowed: true or false, a "
                 f"number or a text, such as {name}=64."
             )
-        default = float(default) if kind is float and type(default) is int else default
-        found.append(Option(name, default, f"the parameter `{name}` of model() in {file.rpartition('/')[2]}"))
-    return tuple(found)
+        default = float(default) if option_type is float and type(default) is int else default
+        options.append(Option(name, default, f"the parameter `{name}` of model() in {file.rpartition('/')[2]}"))
+    return tuple(options)
 
 
-def _hints(model: Callable[..., Any]) -> dict[str, Any]:
+def _type_hints(model: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(model)
     except (NameError, TypeError, AttributeError):  # an annotation uses a name that is imported only for type checkers
         return {}
 
 
-def _tiny(file: str, value: Any, options: tuple[Option, ...]) -> dict[str, Value] | None:
+def _read_tiny(file: str, value: Any, options: tuple[Option, ...]) -> dict[str, Value] | None:
     if value is None:
         return None
-    known = {option.name: option for option in options}
+    options_by_name = {option.name: option for option in options}
     if not isinstance(value, dict):
-        raise InputError(f"{file}: TINY: found {_short(value)}. Allowed: parameters of model(), such as dict(width=8).")
-    for name, given in value.items():
-        if name not in known:
-            raise InputError(f"{file}: TINY: model() has no parameter {_short(name)}. Allowed: {', '.join(known) or 'none'}.")
-        if (why := known[name].refuse(given)) is not None:
+        raise InputError(f"{file}: TINY: found {_short_repr(value)}. Allowed: parameters of model(), such as dict(width=8).")
+    for name, tiny_value in value.items():
+        if name not in options_by_name:
+            raise InputError(f"{file}: TINY: model() has no parameter {_short_repr(name)}. Allowed: {', '.join(options_by_name) or 'none'}.")
+        if (why := options_by_name[name].refuse(tiny_value)) is not None:
             raise InputError(f"{file}: TINY: {name}: {why}")
     return value
 
 
-def _short(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     return repr(value)[:60]

@@ -31,26 +31,26 @@ ENGINES = "trainers.engines"
 FUNCTIONS = ("refuse", "unprovable", "other_work")  # the fields of Strategy whose functions return a sentence or None
 
 
-def load(source: PluginSource) -> list[Strategy]:
+def load_strategy_file(source: PluginSource) -> list[Strategy]:
     """Execute the file, but not the modules of its engines, and return its strategies, checked.
 
     Raises InputError with the file, and with the line if it is known.
     """
     file, module = str(source.file), own_code.execute(source)
-    found = getattr(module, "VARIANTS", None)
-    if not isinstance(found, tuple) or not found or not all(isinstance(one, Strategy) for one in found):
+    variants = getattr(module, "VARIANTS", None)
+    if not isinstance(variants, tuple) or not variants or not all(isinstance(strategy, Strategy) for strategy in variants):
         raise InputError(f"{file}: defines no VARIANTS. Needed: a tuple of Strategy (trainers.strategy).")
-    first = source.name.replace("_", "-")
-    names = [one.name for one in found]
+    base_name = source.name.replace("_", "-")
+    names = [strategy.name for strategy in variants]
     for name in names:
-        if name != first and not str(name).startswith(f"{first}-"):
-            raise InputError(f"{file}: found the strategy {str(name)[:60]!r}. Allowed: {first}, or {first}-...")
+        if name != base_name and not str(name).startswith(f"{base_name}-"):
+            raise InputError(f"{file}: found the strategy {str(name)[:60]!r}. Allowed: {base_name}, or {base_name}-...")
         if names.count(name) > 1:
             raise InputError(f"{file}: defines the strategy {name} twice.")
-    return [_checked(source, one, module.__name__) for one in found]
+    return [_check_strategy(source, strategy, module.__name__) for strategy in variants]
 
 
-def add(file: Path, code: str | None) -> None:
+def add_strategies(file: Path, code: str | None) -> None:
     """Add the strategies of a user's file, so that `menu.strategy_of` finds them.
 
     code: the digest of the file when the run was submitted. Raises InputError if the file has changed since then.
@@ -58,49 +58,49 @@ def add(file: Path, code: str | None) -> None:
     source = plugin_source.read(file)
     if source.digest != code:
         raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {code}.")
-    for one in load(source):
-        menu.add_own_strategy(one)
+    for strategy in load_strategy_file(source):
+        menu.add_own_strategy(strategy)
 
 
-def describe(file: Path) -> StrategyDescription:
+def describe_strategies(file: Path) -> StrategyDescription:
     """The strategies of a file. The modules of their engines are imported too, to find errors in them. An error is returned as
     the `fault` of the description and not raised."""
     try:
         source = plugin_source.read(file)
-        found = load(source)
-        for one in found:
-            _must_build(str(file), one)
-        return StrategyDescription([_plain(source, one) for one in found])
+        strategies = load_strategy_file(source)
+        for strategy in strategies:
+            _check_engine(str(file), strategy)
+        return StrategyDescription([_plain_fields(source, strategy) for strategy in strategies])
     except ShardlabError as error:
         return StrategyDescription(fault=str(error))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
         return StrategyDescription(fault=own_code.sentence(str(file), error))
 
 
-def answer(file: Path, questions: Iterable[bytes], answers: IO[bytes]) -> None:
+def answer_questions(file: Path, questions: Iterable[bytes], answers: IO[bytes]) -> None:
     """Answer the questions of `jobs`: does a strategy of the file refuse a cell, and why? Each question and each answer is one
     line of JSON.
 
     If the file itself has an error, this error is the answer to every question.
     """
-    fault, known = "", dict[str, Strategy]()
+    fault, strategies = "", dict[str, Strategy]()
     try:
-        known = {one.name: one for one in load(plugin_source.read(file))}
+        strategies = {strategy.name: strategy for strategy in load_strategy_file(plugin_source.read(file))}
     except ShardlabError as error:
         fault = str(error)
     for line in questions:
-        asked = msgspec.json.decode(line, type=RefusalQuestion)
+        question = msgspec.json.decode(line, type=RefusalQuestion)
         try:
-            if (own := asked.own_workload) is not None:
-                menu.add_own_workload(own, Path(own.file))
-            found = RefusalAnswer(fault=fault) if fault else RefusalAnswer(why=known[asked.strategy].refuse(asked.cell))
+            if (own_workload := question.own_workload) is not None:
+                menu.add_own_workload(own_workload, Path(own_workload.file))
+            reply = RefusalAnswer(fault=fault) if fault else RefusalAnswer(why=strategies[question.strategy].refuse(question.cell))
         except ShardlabError as error:
-            found = RefusalAnswer(fault=str(error))
-        answers.write(msgspec.json.encode(found) + b"\n")
+            reply = RefusalAnswer(fault=str(error))
+        answers.write(msgspec.json.encode(reply) + b"\n")
         answers.flush()
 
 
-def _checked(source: PluginSource, given: Strategy, module: str) -> Strategy:
+def _check_strategy(source: PluginSource, strategy: Strategy, module: str) -> Strategy:
     """A strategy of the file, checked. Its functions are wrapped, so that an error in them names the file and the line.
 
     module: the name of the file's module. Raises InputError.
@@ -108,56 +108,56 @@ def _checked(source: PluginSource, given: Strategy, module: str) -> Strategy:
     file = str(source.file)
     helpers = {name.removesuffix(".py") for name in source.contents if name.startswith("_")}
     shipped = {f"{ENGINES}.{name}" for name in registry.modules(ENGINES)}
-    if given.engine not in {module, *helpers, *shipped}:
+    if strategy.engine not in {module, *helpers, *shipped}:
         raise InputError(
-            f"{file}: {given.name}: engine: found {str(given.engine)[:60]!r}. Allowed: a helper beside the file "
+            f"{file}: {strategy.name}: engine: found {str(strategy.engine)[:60]!r}. Allowed: a helper beside the file "
             f"({', '.join(sorted(helpers)) or 'a file whose name begins with _'}), __name__, or {', '.join(sorted(shipped))}."
         )
-    if not isinstance(given.settings, dict):
-        raise InputError(f"{file}: {given.name}: settings is no dict.")
+    if not isinstance(strategy.settings, dict):
+        raise InputError(f"{file}: {strategy.name}: settings is no dict.")
     functions: dict[str, Any] = {}
     for name in (*FUNCTIONS, "communication_period"):
-        if not callable(getattr(given, name)):
-            raise InputError(f"{file}: {given.name}: {name} is no function of a cell.")
+        if not callable(getattr(strategy, name)):
+            raise InputError(f"{file}: {strategy.name}: {name} is no function of a cell.")
         allowed = (int, type(None)) if name == "communication_period" else (str, type(None))
-        functions[name] = partial(_called, file, given.name, name, getattr(given, name), allowed)
-    made = msgspec.structs.replace(given, code=source.digest, file=file, **functions)
-    _plain(source, made)
-    return made
+        functions[name] = partial(_call_checked, file, strategy.name, name, getattr(strategy, name), allowed)
+    checked_strategy = msgspec.structs.replace(strategy, code=source.digest, file=file, **functions)
+    _plain_fields(source, checked_strategy)
+    return checked_strategy
 
 
-def _called(file: str, strategy: str, name: str, function: Callable[[Cell], Any], allowed: tuple[type, ...], cell: Cell) -> Any:
+def _call_checked(file: str, strategy: str, name: str, function: Callable[[Cell], Any], allowed: tuple[type, ...], cell: Cell) -> Any:
     """Call a function of the file for a cell and return its result.
 
     Raises InputError with the line if the function raises an error. Raises InputError also if the type of its result is not
     allowed.
     """
     try:
-        found = function(cell)
+        result = function(cell)
     except ShardlabError:
         raise
     except (Exception, SystemExit) as error:
         raise InputError(f"{own_code.sentence(file, error)} So {name} of {strategy} is not known.") from error
-    if type(found) not in allowed:
-        words = "a whole number or None" if int in allowed else "a sentence or None"
-        raise InputError(f"{file}: {name} of {strategy} returned {repr(found)[:60]}. Allowed: {words}.")
-    return found
+    if type(result) not in allowed:
+        allowed_text = "a whole number or None" if int in allowed else "a sentence or None"
+        raise InputError(f"{file}: {name} of {strategy} returned {repr(result)[:60]}. Allowed: {allowed_text}.")
+    return result
 
 
-def _plain(source: PluginSource, one: Strategy) -> OwnStrategy:
+def _plain_fields(source: PluginSource, strategy: Strategy) -> OwnStrategy:
     """The fields of a strategy that are plain data, without its functions. Raises InputError if a field has a wrong type."""
-    fields = {name: getattr(one, name) for name in OwnStrategy.__struct_fields__ if name not in ("code", "file")}
+    fields = {name: getattr(strategy, name) for name in OwnStrategy.__struct_fields__ if name not in ("code", "file")}
     try:
         return msgspec.convert(msgspec.to_builtins({**fields, "code": source.digest, "file": str(source.file)}), OwnStrategy)
     except (*DECODE_FAULTS, ValueError, TypeError) as error:
-        raise InputError(f"{source.file}: {str(one.name)[:60]}: {error}.") from None
+        raise InputError(f"{source.file}: {str(strategy.name)[:60]}: {error}.") from None
 
 
-def _must_build(file: str, one: Strategy) -> None:
+def _check_engine(file: str, strategy: Strategy) -> None:
     """Import the module of a strategy's engine. Raises InputError if the module has no function `build` (and `build_server`, if
     the strategy has parameter servers)."""
-    module = importlib.import_module(one.engine)
-    for name in ("build", *(["build_server"] if one.servers else [])):
+    module = importlib.import_module(strategy.engine)
+    for name in ("build", *(["build_server"] if strategy.servers else [])):
         if not inspect.isfunction(getattr(module, name, None)):
-            where = getattr(module, "__file__", None) or file
-            raise InputError(f"{where}: defines no function `{name}`, which makes the engine of {one.name}.")
+            module_file = getattr(module, "__file__", None) or file
+            raise InputError(f"{module_file}: defines no function `{name}`, which makes the engine of {strategy.name}.")

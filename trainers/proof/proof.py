@@ -124,176 +124,176 @@ def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | 
         return SameWork(verdict="not proven", why="the cell says prove: off")
     if (why := strategy.unprovable(cell)) is not None:
         return SameWork(verdict="not provable", why=why)
-    kept = folder / f"{digest(cell, ranks.trains_on)}.json" if folder is not None else None
+    stored_path = folder / f"{computation_digest(cell, ranks.trains_on)}.json" if folder is not None else None
     # Only rank 0 reads the stored file, and all ranks use what it read. If each rank read the file, some ranks might find it
     # and others not: another run may write the file at this moment, and other nodes may not have it.
-    stored = files.read(kept) if kept is not None and ranks.rank == 0 and kept.exists() else b""
-    if kept is not None and (content := ranks.from_first(stored)):
+    stored_content = files.read(stored_path) if stored_path is not None and ranks.rank == 0 and stored_path.exists() else b""
+    if stored_path is not None and (content := ranks.broadcast_from_first(stored_content)):
         return msgspec.json.decode(content, type=SameWork)
     started = time.perf_counter()
-    found = proof_seeds.proven_once(
+    same_work = proof_seeds.prove_with_seeds(
         lambda seed: _prove(msgspec.structs.replace(cell, seed=seed), task, data_path, ranks, strategy), cell.seed
     )
-    found.proof_s = round(time.perf_counter() - started, 3)
-    if kept is not None and ranks.rank == 0:
-        files.make_folder(kept.parent)
-        files.write_json(kept, found)
+    same_work.proof_s = round(time.perf_counter() - started, 3)
+    if stored_path is not None and ranks.rank == 0:
+        files.make_folder(stored_path.parent)
+        files.write_json(stored_path, same_work)
     ranks.barrier()
-    return found
+    return same_work
 
 
-def digest(cell: Cell, device: str) -> str:
+def computation_digest(cell: Cell, device: str) -> str:
     """The digest of a computation: of everything that can change its numbers in the cell, the software and the device.
 
     device: the name of the device that the ranks train on.
     """
-    what = {name: value for name, value in msgspec.to_builtins(cell).items() if name not in WITHOUT_EFFECT}
+    cell_values = {name: value for name, value in msgspec.to_builtins(cell).items() if name not in WITHOUT_EFFECT}
     packages = {name: version for name, version in host.packages().items() if name in LIBRARIES}
-    text = msgspec.json.encode([what, device, packages, _source_digest()], order="deterministic")
+    text = msgspec.json.encode([cell_values, device, packages, _source_digest()], order="deterministic")
     return hashlib.sha256(text).hexdigest()[:16]
 
 
 def _source_digest() -> str:
     """The digest of the trainers' source: a proof is only valid for the code that made it."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
+        sha256.update(path.read_bytes())
+    return sha256.hexdigest()
 
 
 def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Strategy) -> tuple[SameWork, bool]:
     """Compare once. Returns (the verdict, whether the model has BatchNorm), the same on every rank."""
-    plain = msgspec.structs.replace(cell, optimizer=SGD, schedule=Schedule())
+    plain_cell = msgspec.structs.replace(cell, optimizer=SGD, schedule=Schedule())
     remarks = []
-    if plain.options.get("dropout"):
-        plain = msgspec.structs.replace(plain, options={**plain.options, "dropout": False})
+    if plain_cell.options.get("dropout"):
+        plain_cell = msgspec.structs.replace(plain_cell, options={**plain_cell.options, "dropout": False})
         remarks.append("dropout is off here, but on in the run")
     other_work = strategy.other_work(cell)
-    if smaller := {} if other_work else _smaller(cell, ranks):
-        plain = msgspec.structs.replace(plain, options={**plain.options, **smaller})
+    if smaller := {} if other_work else _choose_smaller_options(cell, ranks):
+        plain_cell = msgspec.structs.replace(plain_cell, options={**plain_cell.options, **smaller})
         remarks.append("at reduced depth (" + ", ".join(f"{name}: {size}" for name, size in smaller.items()) + ")")
-    if plain.options != cell.options:
-        task = menu.workload_of(plain).build(plain, data_path)
-    first = Order(task.source.items, cell.global_batch_size, cell.seed).batch(PROOF, 0)[: STATISTICS * cell.micro_batch_size]
-    still = frozen_statistics.frozen(task, first, ranks.device)
-    steps = _steps_to_make(cell, strategy)
+    if plain_cell.options != cell.options:
+        task = menu.workload_of(plain_cell).build(plain_cell, data_path)
+    statistics_items = Order(task.source.items, cell.global_batch_size, cell.seed).batch(PROOF, 0)[: STATISTICS * cell.micro_batch_size]
+    frozen_task = frozen_statistics.freeze_statistics(task, statistics_items, ranks.device)
+    steps = _count_steps(cell, strategy)
     if other_work is not None:  # the strategy cannot be compared with one process; only its bytes are counted
-        counts = _to_count(cell, strategy) > 0
-        sent = _sent(cell, ranks, _make_steps(plain, still, ranks, strategy, steps)) if counts else None
-        return SameWork(verdict="other work", why=other_work, communication_bytes=sent), False
+        counts_bytes = _count_counted_steps(cell, strategy) > 0
+        sent_bytes = _sum_sent_bytes(cell, ranks, _make_steps(plain_cell, frozen_task, ranks, strategy, steps)) if counts_bytes else None
+        return SameWork(verdict="other work", why=other_work, communication_bytes=sent_bytes), False
     single = msgspec.structs.replace(
-        plain, strategy="single", strategy_code=None, gpus=1, dp=1, tp=1, pp=1, servers=0, activation_checkpointing="none",
+        plain_cell, strategy="single", strategy_code=None, gpus=1, dp=1, tp=1, pp=1, servers=0, activation_checkpointing="none",
         compile=False,
     )  # fmt: skip
-    reference = _reference(single, still, ranks, steps) if ranks.rank == 0 else None
-    ours = _make_steps(plain, still, ranks, strategy, steps)
-    if ours.normalising and (cell.dp > 1 or cell.gradient_accumulation_steps > 1):
-        part = f"its own {cell.micro_batch_size} of {cell.global_batch_size} items"
-        remarks.append(f"BatchNorm is frozen here; in the run each rank and pass normalises by {part}")
+    reference = _run_reference(single, frozen_task, ranks, steps) if ranks.rank == 0 else None
+    strategy_result = _make_steps(plain_cell, frozen_task, ranks, strategy, steps)
+    if strategy_result.normalising and (cell.dp > 1 or cell.gradient_accumulation_steps > 1):
+        share_text = f"its own {cell.micro_batch_size} of {cell.global_batch_size} items"
+        remarks.append(f"BatchNorm is frozen here; in the run each rank and pass normalises by {share_text}")
     differences, comparable = (0.0, 0.0, 0.0), True
     if reference is not None:
-        comparable = _can_be_compared(reference) and (_is_finite(ours) or not cell.precision.startswith("fp16"))
+        comparable = _can_be_compared(reference) and (_is_finite(strategy_result) or not cell.precision.startswith("fp16"))
         if comparable:
-            distance = _parameter_distance(ours, reference)
-            differences = _furthest(ours.losses, reference.losses), _furthest(ours.norms, reference.norms), distance
-    everyone = ranks.gather([*differences, float(reference is not None), float(comparable), float(ours.normalising)])
-    loss, norm, parameters, held, compared = map(float, everyone[0, :-1])
-    jumps = bool(everyone[:, -1].any())
-    sent = _sent(cell, ranks, ours)
-    if not (held and compared):
+            distance = _parameter_distance(strategy_result, reference)
+            differences = _largest_difference(strategy_result.losses, reference.losses), _largest_difference(strategy_result.norms, reference.norms), distance
+    rows = ranks.gather([*differences, float(reference is not None), float(comparable), float(strategy_result.normalising)])
+    loss, norm, parameters, has_reference, is_comparable = map(float, rows[0, :-1])
+    has_jumps = bool(rows[:, -1].any())
+    sent_bytes = _sum_sent_bytes(cell, ranks, strategy_result)
+    if not (has_reference and is_comparable):
         why = "one process does not have enough memory for the reference"
-        if held:
+        if has_reference:
             why = (
                 f"the gradients of one process, or in fp16 those of the strategy, are not finite in the first {steps} steps, "
                 f"or move no parameter in {cell.precision}, so a comparison would show nothing"
             )
-        return SameWork(verdict="not provable", why=why, communication_bytes=None if smaller else sent), jumps
-    allowed = TOLERANCES[cell.precision]
+        return SameWork(verdict="not provable", why=why, communication_bytes=None if smaller else sent_bytes), has_jumps
+    tolerance = TOLERANCES[cell.precision]
     with_remarks = "".join(f"; {remark}" for remark in remarks)
-    found = SameWork(
-        verdict="proven" if _within(allowed, loss, norm, parameters) else "different",
+    same_work = SameWork(
+        verdict="proven" if _is_within(tolerance, loss, norm, parameters) else "different",
         why=f"compared to one process, {steps} steps with SGD, {cell.precision}: loss differs by {loss:.1e}, gradient norm by "
-        f"{norm:.1e}, parameters by {parameters:.1e} of their movement (allowed {allowed.loss:.0e}, "
-        f"{allowed.gradient_norm:.0e}, {allowed.parameters:.0e}){with_remarks}",
+        f"{norm:.1e}, parameters by {parameters:.1e} of their movement (allowed {tolerance.loss:.0e}, "
+        f"{tolerance.gradient_norm:.0e}, {tolerance.parameters:.0e}){with_remarks}",
         loss_difference=loss,
         gradient_norm_difference=norm,
         parameter_difference=parameters,
-        communication_bytes=None if smaller else sent,  # the bytes of a smaller model are not those of the cell's model
+        communication_bytes=None if smaller else sent_bytes,  # the bytes of a smaller model are not those of the cell's model
     )
-    return found, jumps
+    return same_work, has_jumps
 
 
-def _smaller(cell: Cell, ranks: Ranks) -> dict[str, int]:
+def _choose_smaller_options(cell: Cell, ranks: Ranks) -> dict[str, int]:
     """The options of a smaller model, if the cell's model does not fit into the memory of one process; else an empty dict.
 
     A collective, with the same result on all ranks.
     """
     workload = menu.workload_of(cell)
-    kept = {name: size for name, size in workload.proof_options.items() if _above(cell.options[name], size)}
-    if cell.pp > 1 and workload.blocks in kept:
+    smaller_options = {name: size for name, size in workload.proof_options.items() if _is_above(cell.options[name], size)}
+    if cell.pp > 1 and workload.blocks in smaller_options:
         per_rank = cell.options.get("stages_per_rank", 1)
-        kept[workload.blocks] = max(kept[workload.blocks], cell.pp * (per_rank if isinstance(per_rank, int) else 1))
-    holds = float(ranks.rank > 0 or not kept or _holds(workload.parameters, ranks.device))
-    return {} if ranks.gather([holds])[0, 0] else kept
+        smaller_options[workload.blocks] = max(smaller_options[workload.blocks], cell.pp * (per_rank if isinstance(per_rank, int) else 1))
+    fits = float(ranks.rank > 0 or not smaller_options or _fits_in_memory(workload.parameters, ranks.device))
+    return {} if ranks.gather([fits])[0, 0] else smaller_options
 
 
-def _above(value: bool | int | float | str | None, size: int) -> bool:
+def _is_above(value: bool | int | float | str | None, size: int) -> bool:
     return isinstance(value, int) and value > size
 
 
-def _holds(parameters: int, device: torch.device) -> bool:
+def _fits_in_memory(parameters: int, device: torch.device) -> bool:
     """Whether one process has enough memory for a proof with this number of parameters.
 
     The estimate counts weights, gradients and momentum in fp32 on the device, and four copies of the weights on the host for
     the comparison. It does not count activations: only the steps themselves show whether there is memory for activations.
     """
-    host = psutil.virtual_memory().available
-    computing, compared = 12 * parameters, 16 * parameters
+    host_bytes = psutil.virtual_memory().available
+    device_need, host_need = 12 * parameters, 16 * parameters
     if device.type == "cpu":
-        return computing + compared < host
-    free, _ = torch.cuda.mem_get_info(device)
-    return computing < free and compared < host
+        return device_need + host_need < host_bytes
+    device_bytes, _ = torch.cuda.mem_get_info(device)
+    return device_need < device_bytes and host_need < host_bytes
 
 
-def _steps_to_make(cell: Cell, strategy: Strategy) -> int:
+def _count_steps(cell: Cell, strategy: Strategy) -> int:
     """The number of steps that the proof makes: the first two steps, whose communication may differ from all later steps, and
     then one whole period of the strategy's communication, or one step if the period is not counted."""
-    return STEPS - 1 + (_to_count(cell, strategy) or 1)
+    return STEPS - 1 + (_count_counted_steps(cell, strategy) or 1)
 
 
-def _to_count(cell: Cell, strategy: Strategy) -> int:
+def _count_counted_steps(cell: Cell, strategy: Strategy) -> int:
     """The number of steps at the end of the proof in which bytes are counted: one period of the strategy's communication, or 0
     if the period is unknown or longer than MOST_COUNTED."""
     period = strategy.communication_period(cell) or 0
     return period if period <= MOST_COUNTED else 0
 
 
-def _reference(single: Cell, task: Task, ranks: Ranks, steps: int) -> Trajectory | None:
+def _run_reference(single: Cell, task: Task, ranks: Ranks, steps: int) -> Trajectory | None:
     """The results of the steps in one process, or None if this process runs out of memory. single: the cell for one process."""
-    found = None
+    trajectory = None
     try:
-        found = _make_steps(single, task, ranks.alone(), menu.strategy("single"), steps)
+        trajectory = _make_steps(single, task, ranks.as_single_process(), menu.strategy("single"), steps)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-    if found is None:  # after the except clause, in which the traceback keeps the model in memory
+    if trajectory is None:  # after the except clause, in which the traceback keeps the model in memory
         gc.collect()
         torch.cuda.empty_cache()
-    return found
+    return trajectory
 
 
-def _sent(cell: Cell, ranks: Ranks, ours: Trajectory) -> dict[str, float]:
+def _sum_sent_bytes(cell: Cell, ranks: Ranks, strategy_result: Trajectory) -> dict[str, float]:
     """The bytes that all ranks, including parameter servers, send in one step: `theory`, `wire`, `counted` and `textbook`.
 
     `counted` is absent if no step was counted, `textbook` if textbooks give no number. A collective.
     """
-    not_counted = float(ours.sent_bytes is None)
-    mine = [ours.sent_bytes or 0.0, ours.theory_bytes, ours.wire_bytes, not_counted]
-    counted, theory, wire, missing = ranks.gather(mine).sum(axis=0)
+    not_counted = float(strategy_result.sent_bytes is None)
+    row = [strategy_result.sent_bytes or 0.0, strategy_result.theory_bytes, strategy_result.wire_bytes, not_counted]
+    counted, theory, wire, uncounted_ranks = ranks.gather(row).sum(axis=0)
     sent = {"theory": float(theory), "wire": float(wire)}
-    if not missing:
+    if not uncounted_ranks:
         sent["counted"] = float(counted)
-    return sent if ours.textbook_bytes is None else {**sent, "textbook": ours.textbook_bytes * cell.gpus}
+    return sent if strategy_result.textbook_bytes is None else {**sent, "textbook": strategy_result.textbook_bytes * cell.gpus}
 
 
 def _can_be_compared(reference: Trajectory) -> bool:
@@ -307,16 +307,16 @@ def _is_finite(result: Trajectory) -> bool:
     return all(map(math.isfinite, result.norms))
 
 
-def _furthest(ours: list[float], reference: list[float]) -> float:
+def _largest_difference(strategy_values: list[float], reference_values: list[float]) -> float:
     """The largest difference in any step, relative to the reference. It is infinite if a difference is NaN or infinite; `max`
     alone could ignore a NaN."""
-    apart = [abs(a - b) / abs(b) for a, b in zip(ours, reference, strict=True)]
-    return max(apart) if all(map(math.isfinite, apart)) else math.inf
+    differences = [abs(value - reference_value) / abs(reference_value) for value, reference_value in zip(strategy_values, reference_values, strict=True)]
+    return max(differences) if all(map(math.isfinite, differences)) else math.inf
 
 
-def _within(allowed: Tolerance, loss: float, norm: float, parameters: float) -> bool:
+def _is_within(tolerance: Tolerance, loss: float, norm: float, parameters: float) -> bool:
     # The comparisons are written such that they are false for NaN.
-    return loss <= allowed.loss and norm <= allowed.gradient_norm and parameters <= allowed.parameters
+    return loss <= tolerance.loss and norm <= tolerance.gradient_norm and parameters <= tolerance.parameters
 
 
 def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) -> Trajectory:
@@ -324,26 +324,26 @@ def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps:
     torch.manual_seed(cell.seed)
     if strategy.servers and ranks.rank >= cell.gpus:
         return _serve(strategy.build_server(cell, task, ranks), steps, ranks.backend)
-    to_count = _to_count(cell, strategy)
+    to_count = _count_counted_steps(cell, strategy)
     engine = strategy.build(cell, task, ranks)
     engine.start_loss_scale(LOSS_SCALE)
-    company = engine.company(ranks)
+    peers = engine.training_peers(ranks)
     order, clock = Order(task.source.items, cell.global_batch_size, cell.seed), clock_for(ranks.device)
     before = engine.whole_parameters()
     losses, norms, calls = [], [], list[communication.Call]()
     for step in range(steps):
-        parts = order.micro_batches(PROOF, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
-        batches = [task.fetch(indices, ranks.device) for indices in parts]
+        item_slices = order.micro_batches(PROOF, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
+        batches = [task.fetch(indices, ranks.device) for indices in item_slices]
         clock.start()
         # Counting disables torch.compile, so bytes are counted only in the last period, which is usually only the last step.
-        counts = step >= steps - to_count
-        with _counted(counts) as while_computing:
+        counts_bytes = step >= steps - to_count
+        with _count_if(counts_bytes) as while_computing:
             loss = engine.forward_backward(batches, clock)
         norms.append(engine.gradient_norm())
-        with _counted(counts) as while_updating:
+        with _count_if(counts_bytes) as while_updating:
             engine.update()
         calls += [*while_computing, *while_updating]
-        losses.append(float(company.gather([float(loss)]).mean()))
+        losses.append(float(peers.gather([float(loss)]).mean()))
     engine.finish()
     terms = engine.theory()
     result = Trajectory(
@@ -353,19 +353,19 @@ def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps:
         after=engine.whole_parameters(),
         sent_bytes=sum(call.sent_bytes for call in calls) / to_count if to_count else None,
         theory_bytes=sum(term.sent_bytes for term in terms),
-        wire_bytes=sum(one.wire_bytes(ranks.backend) for one in (calls if to_count else terms)) / (to_count or 1),
+        wire_bytes=sum(entry.wire_bytes(ranks.backend) for entry in (calls if to_count else terms)) / (to_count or 1),
         textbook_bytes=engine.textbook_bytes(),
-        normalising=bool(frozen_statistics.layers(engine.model)),
+        normalising=bool(frozen_statistics.batch_norm_layers(engine.model)),
     )
     engine.close()
-    _free(engine, ranks)
+    _free_engine(engine, ranks)
     return result
 
 
 def _serve(server: Server, steps: int, backend: str) -> Trajectory:
     """Serve the workers' steps as a parameter server. The server's bytes per step are the mean over all steps, because a server
     does not know where a step begins."""
-    with communication.counting() as calls:
+    with communication.count_collectives() as calls:
         server.serve()
     return Trajectory(
         [], [], {}, {},
@@ -376,28 +376,28 @@ def _serve(server: Server, steps: int, backend: str) -> Trajectory:
     )  # fmt: skip
 
 
-def _counted(on: bool) -> AbstractContextManager[list[communication.Call]]:
-    return communication.counting() if on else nullcontext([])
+def _count_if(is_on: bool) -> AbstractContextManager[list[communication.Call]]:
+    return communication.count_collectives() if is_on else nullcontext([])
 
 
-def _free(engine: Engine, ranks: Ranks) -> None:
+def _free_engine(engine: Engine, ranks: Ranks) -> None:
     engine.__dict__.clear()  # frees parameters and buffers, even if a hook of torch still has a reference to the engine
     gc.collect()
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def _parameter_distance(ours: Trajectory, reference: Trajectory) -> float:
+def _parameter_distance(strategy_result: Trajectory, reference: Trajectory) -> float:
     """The L2 distance between the final parameters of the strategy and of the reference, relative to the L2 distance that the
     reference's parameters moved. Infinite if the names differ, or if the parameters differed before the first step."""
-    if ours.after.keys() != reference.after.keys():
+    if strategy_result.after.keys() != reference.after.keys():
         return float("inf")
-    apart = sum(float((ours.after[name] - there).square().sum()) for name, there in reference.after.items())
-    way = _squared_movement(reference)
-    started_apart = sum(float((ours.before[name] - start).square().sum()) for name, start in reference.before.items())
-    return float("inf") if started_apart > 1e-6 * way else (apart / way) ** 0.5
+    squared_distance = sum(float((strategy_result.after[name] - parameter).square().sum()) for name, parameter in reference.after.items())
+    squared_movement = _squared_movement(reference)
+    start_distance = sum(float((strategy_result.before[name] - start).square().sum()) for name, start in reference.before.items())
+    return float("inf") if start_distance > 1e-6 * squared_movement else (squared_distance / squared_movement) ** 0.5
 
 
 def _squared_movement(result: Trajectory) -> float:
     """The square of the L2 distance that the parameters moved."""
-    return sum(float((there - result.before[name]).square().sum()) for name, there in result.after.items())
+    return sum(float((parameter - result.before[name]).square().sum()) for name, parameter in result.after.items())

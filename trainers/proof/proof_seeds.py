@@ -14,23 +14,23 @@ from shardlab.runs.record import SameWork
 SEEDS = 3  # the most seeds
 
 
-def proven_once(compare: Callable[[int], tuple[SameWork, bool]], seed: int) -> SameWork:
+def prove_with_seeds(compare: Callable[[int], tuple[SameWork, bool]], seed: int) -> SameWork:
     """The verdict with the first seed, or with one of the next seeds if the work looks different with the first and is proven
     with that seed.
 
     compare: compares the work with a seed; returns the verdict, and whether the model has BatchNorm. A collective. seed: the
     seed of the run.
     """
-    first, jumps = compare(seed)
+    first, has_jumps = compare(seed)
     for other in range(seed + 1, seed + SEEDS):
-        if first.verdict != "different" or not jumps:
+        if first.verdict != "different" or not has_jumps:
             break
-        found, _ = compare(other)
-        if found.verdict == "proven":
-            found.why += (
+        other_verdict, _ = compare(other)
+        if other_verdict.verdict == "proven":
+            other_verdict.why += (
                 f"; with seed {other}: with seed {seed}, the gradient norm differs by {first.gradient_norm_difference:.1e} and "
                 f"the parameters by {first.parameter_difference:.1e}, because rounding can look like other work in a model "
                 "whose gradients jump"
             )
-            return found
+            return other_verdict
     return first

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from shardlab.runs.rundir import RunDir
     from trainers.ranks.ranks import Peers, Ranks
 
-MEETINGS = 9
+ROUNDS = 9
 
 
-def check(run: Run, run_dir: RunDir, ranks: Ranks, peers: Peers, when: str) -> None:
+def measure_clock_offsets(run: Run, run_dir: RunDir, ranks: Ranks, peers: Peers, when: str) -> None:
     """Measure the offsets of the nodes' clocks; the first rank of each node writes the event CLOCK. A collective.
 
     Does nothing for a run on one node, which has only one clock. when: the moment that the event names, `start` or `end` of
@@ -31,29 +31,29 @@ def check(run: Run, run_dir: RunDir, ranks: Ranks, peers: Peers, when: str) -> N
     """
     if run.world.nnodes == 1:
         return
-    found = offset(peers, time.time)
-    if ranks.local_rank == 0 and found is not None:
+    clock_offset = measure_offset(peers, time.time)
+    if ranks.local_rank == 0 and clock_offset is not None:
         writer = f"rank-{ranks.rank:05d}"
-        run_dir.write_event(writer, CLOCK, sync=False, when=when, offset_s=found.offset_s, within_s=found.within_s)
+        run_dir.write_event(writer, CLOCK, sync=False, when=when, offset_s=clock_offset.offset_s, within_s=clock_offset.within_s)
 
 
-def offset(peers: Peers, clock: Callable[[], float]) -> ClockOffset | None:
+def measure_offset(peers: Peers, clock: Callable[[], float]) -> ClockOffset | None:
     """The offset of this rank's clock from rank 0's clock, in seconds. A collective.
 
     Returns None if the bounds contradict each other, because a clock was set during the measurement.
     """
     # The times at which ranks entered (`came`) and left (`done`) the collectives, as pairs (time of rank 0, time of this rank).
     # Each rank uses its own clock.
-    came: list[tuple[float, float]] = []
-    done: list[tuple[float, float]] = []
-    left = clock()
-    for _ in range(MEETINGS + 1):
-        entered = clock()
-        rows = peers.gather([entered, left])
-        came.append((float(rows[0, 0]), entered))
-        done.append((float(rows[0, 1]), left))  # `left` is still the time at which this rank left the previous collective
-        left = clock()
-    pairs = list(zip(came, done[1:], strict=False))
-    least = max(mine - done_there for (_, mine), (done_there, _) in pairs)
-    most = min(done_here - theirs for (theirs, _), (_, done_here) in pairs)
-    return ClockOffset((least + most) / 2, (most - least) / 2) if least <= most else None
+    entered_times: list[tuple[float, float]] = []
+    left_times: list[tuple[float, float]] = []
+    left_at = clock()
+    for _ in range(ROUNDS + 1):
+        entered_at = clock()
+        rows = peers.gather([entered_at, left_at])
+        entered_times.append((float(rows[0, 0]), entered_at))
+        left_times.append((float(rows[0, 1]), left_at))  # `left` is still the time at which this rank left the previous collective
+        left_at = clock()
+    pairs = list(zip(entered_times, left_times[1:], strict=False))
+    lower_bound = max(entered_here - left_there for (_, entered_here), (left_there, _) in pairs)
+    upper_bound = min(left_here - entered_there for (entered_there, _), (_, left_here) in pairs)
+    return ClockOffset((lower_bound + upper_bound) / 2, (upper_bound - lower_bound) / 2) if lower_bound <= upper_bound else None

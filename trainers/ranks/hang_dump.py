@@ -28,17 +28,17 @@ class _Timer:
         """
         faulthandler.enable()
         self._limit_s = limit_s
-        self._set()
+        self._restart()
 
-    def alive(self) -> None:
+    def report_progress(self) -> None:
         """Report that this rank made progress."""
         if time.monotonic() - self._set_s > RENEWED * self._limit_s:
-            self._set()
+            self._restart()
 
-    def _set(self) -> None:
+    def _restart(self) -> None:
         self._set_s = time.monotonic()
         faulthandler.dump_traceback_later(FIRES * self._limit_s, repeat=True)
 
 
 _timer = _Timer()
-arm, alive = _timer.arm, _timer.alive
+arm, report_progress = _timer.arm, _timer.report_progress

@@ -23,9 +23,9 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if not isinstance(error, RuntimeError):
         return False
-    said = str(error)
-    return any(words in said for words in OUT_OF_MEMORY) or (
-        any(words in said for words in MAYBE_OUT_OF_MEMORY) and _free_share() < HARDLY_FREE
+    message = str(error)
+    return any(words in message for words in OUT_OF_MEMORY) or (
+        any(words in message for words in MAYBE_OUT_OF_MEMORY) and _free_share() < HARDLY_FREE
     )
 
 

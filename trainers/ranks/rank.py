@@ -26,25 +26,25 @@ class Rank(msgspec.Struct, frozen=True):
     local_world_size: int = 1
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Rank:
+    def from_environment(cls, environment: Mapping[str, str]) -> Rank:
         """Read RANK, LOCAL_RANK and WORLD_SIZE from an environment. Raises InputError if only some of them are set, or if they
         contradict each other."""
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-        found = [name for name in names if name in environment]
-        if not found:
+        present_names = [name for name in names if name in environment]
+        if not present_names:
             return cls()
-        if len(found) < len(names):
+        if len(present_names) < len(names):
             missing = ", ".join(name for name in names if name not in environment)
-            raise InputError(f"the environment has {', '.join(found)} but not {missing}; a launcher sets all three.")
-        rank, local_rank, world_size = (number(environment, name) for name in names)
+            raise InputError(f"the environment has {', '.join(present_names)} but not {missing}; a launcher sets all three.")
+        rank, local_rank, world_size = (read_number(environment, name) for name in names)
         if not (rank < world_size and local_rank < world_size):
             raise InputError(f"RANK={rank} and LOCAL_RANK={local_rank} do not fit WORLD_SIZE={world_size}.")
         is_slurm_task = environment.get("SLURM_LOCALID") == str(local_rank)
-        local = number(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else world_size
-        return cls(rank, local_rank, world_size, environment.get(STORE), is_slurm_task, max(1, local))
+        local_world_size = read_number(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else world_size
+        return cls(rank, local_rank, world_size, environment.get(STORE), is_slurm_task, max(1, local_world_size))
 
 
-def number(environment: Mapping[str, str], name: str) -> int:
+def read_number(environment: Mapping[str, str], name: str) -> int:
     """The whole number, from 0, in a variable of an environment. Raises InputError if the variable has another value."""
     text = environment[name]
     if not (text.isascii() and text.isdigit()):

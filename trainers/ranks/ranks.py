@@ -17,27 +17,27 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardlab.errors import InputError
 from shardlab.hardware import host
-from trainers.ranks.rank import Rank, number
+from trainers.ranks.rank import Rank, read_number
 
 # The timeout of a collective is WAITS hang limits plus MARGIN_S seconds. A rank may already have waited almost one hang limit
 # when the last other rank makes progress; from then on, the supervisor waits another hang limit.
 WAITS, MARGIN_S = 2, 60
 
 
-def devices(place: Rank, servers: int, *, gpus: int) -> tuple[str, str]:
+def choose_device(process_rank: Rank, servers: int, *, gpus: int) -> tuple[str, str]:
     """Choose (this rank's device, the backend of all ranks): GPU number LOCAL_RANK and NCCL if there are GPUs, else CPU and
     gloo.
 
     gpus: the number of GPUs that this process sees. The last `servers` ranks compute on the CPU. NCCL needs a GPU for every
     rank; therefore, if there are servers, all ranks use gloo. Raises InputError if there is no GPU for this rank.
     """
-    if not gpus or place.rank >= place.world_size - servers:
+    if not gpus or process_rank.rank >= process_rank.world_size - servers:
         return "cpu", "nccl" if gpus and not servers else "gloo"
     # At some sites, each Slurm task sees only its own GPU, as GPU 0.
-    index = 0 if gpus == 1 and place.is_slurm_task else place.local_rank
+    index = 0 if gpus == 1 and process_rank.is_slurm_task else process_rank.local_rank
     if index >= gpus:
         raise InputError(
-            f"LOCAL_RANK={place.local_rank}, but the process sees {gpus} GPU{'s' * (gpus > 1)}. Each rank of a node needs "
+            f"LOCAL_RANK={process_rank.local_rank}, but the process sees {gpus} GPU{'s' * (gpus > 1)}. Each rank of a node needs "
             "its own GPU."
         )
     return f"cuda:{index}", "gloo" if servers else "nccl"
@@ -60,62 +60,62 @@ class Ranks:
     There are no collectives on Python objects, because torch transfers objects as pickles.
     """
 
-    def __init__(self, place: Rank, servers: int = 0, hang_limit_s: float = 1800) -> None:
+    def __init__(self, process_rank: Rank, servers: int = 0, hang_limit_s: float = 1800) -> None:
         """Join the process group; blocks until all ranks have joined. Device and backend are those of `devices`.
 
-        place: the rank of this process. servers: number of parameter servers, which are the last ranks. hang_limit_s: how many
+        process_rank: the rank of this process. servers: number of parameter servers, which are the last ranks. hang_limit_s: how many
         seconds the supervisor waits for progress; the timeout of all process groups is longer.
         """
-        self.rank, self.local_rank, self.world_size = place.rank, place.local_rank, place.world_size
+        self.rank, self.local_rank, self.world_size = process_rank.rank, process_rank.local_rank, process_rank.world_size
         cuda = torch.cuda.is_available()
-        device, self.backend = devices(place, servers, gpus=torch.cuda.device_count() if cuda else 0)
+        device, self.backend = choose_device(process_rank, servers, gpus=torch.cuda.device_count() if cuda else 0)
         self.device = torch.device(device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # first, because other CUDA calls may allocate memory on the current GPU
         # The device on which the training ranks compute: a GPU's name, or `cpu`. Parameter servers have the same value.
         self.trains_on = torch.cuda.get_device_name() if cuda else "cpu"
-        torch.set_num_threads(threads(place, os.environ, host.usable_processors(), gpus=cuda))
+        torch.set_num_threads(count_threads(process_rank, os.environ, host.usable_processors(), gpus=cuda))
         # With its default timeouts (10 or 30 minutes), torch could end a rank that may still wait, or end a hanging rank before
         # every rank has logged its stacks. The defaults themselves are replaced, because process groups that strategies create
         # use the defaults and not the timeout of the first group.
-        waits = timedelta(seconds=WAITS * hang_limit_s + MARGIN_S)
+        timeout = timedelta(seconds=WAITS * hang_limit_s + MARGIN_S)
         for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
-            setattr(distributed_c10d, name, waits)
-        meeting: dict[str, Any]
-        if place.world_size == 1:
-            meeting = {"store": HashStore()}
+            setattr(distributed_c10d, name, timeout)
+        rendezvous: dict[str, Any]
+        if process_rank.world_size == 1:
+            rendezvous = {"store": HashStore()}
         else:
-            meeting = {"init_method": f"file://{place.store}" if place.store else "env://"}
+            rendezvous = {"init_method": f"file://{process_rank.store}" if process_rank.store else "env://"}
         dist.init_process_group(
             self.backend,
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=waits,
+            rank=process_rank.rank,
+            world_size=process_rank.world_size,
+            timeout=timeout,
             device_id=self.device if self.backend == "nccl" else None,
-            **meeting,
+            **rendezvous,
         )
 
     def mesh(self, shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
         """A mesh of all ranks in the order of their numbers; the last dimension has consecutive ranks. A collective."""
         return init_device_mesh(self.device.type, shape, mesh_dim_names=names)
 
-    def alone(self) -> Ranks:
+    def as_single_process(self) -> Ranks:
         """A copy of this object with world size 1 and rank 0, which does not communicate."""
-        only = copy.copy(self)
-        only.rank, only.world_size = 0, 1
-        return only
+        single = copy.copy(self)
+        single.rank, single.world_size = 0, 1
+        return single
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
         """Gather the numbers of all ranks. Every rank passes n numbers. Returns an array (world_size, n) in float64. A
         collective."""
-        mine = torch.tensor(numbers, dtype=torch.float64, device=self.device if self.backend == "nccl" else "cpu")
+        row = torch.tensor(numbers, dtype=torch.float64, device=self.device if self.backend == "nccl" else "cpu")
         if self.world_size == 1:
-            return mine[None].cpu().numpy()
-        everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(everyone, mine)
-        return torch.stack(everyone).cpu().numpy()
+            return row[None].cpu().numpy()
+        rows = [torch.empty_like(row) for _ in range(self.world_size)]
+        dist.all_gather(rows, row)
+        return torch.stack(rows).cpu().numpy()
 
-    def from_first(self, content: bytes) -> bytes:
+    def broadcast_from_first(self, content: bytes) -> bytes:
         """Broadcast bytes from rank 0: every rank gets the content that rank 0 passes. A collective."""
         size = int(self.gather([float(len(content))])[0, 0])
         row = content if self.rank == 0 else bytes(size)
@@ -132,7 +132,7 @@ class Ranks:
         dist.destroy_process_group()
 
 
-def threads(place: Rank, environment: Mapping[str, str], usable: int, *, gpus: bool) -> int:
+def count_threads(process_rank: Rank, environment: Mapping[str, str], usable: int, *, gpus: bool) -> int:
     """The number of threads that a rank uses.
 
     On a node with GPUs, the number is the rank's share of the node's processors. OMP_NUM_THREADS is ignored there, because
@@ -146,11 +146,11 @@ def threads(place: Rank, environment: Mapping[str, str], usable: int, *, gpus: b
     if gpus:
         # Slurm may bind each rank to its own processors; then `usable` is already one rank's share. SLURM_CPUS_ON_NODE is the
         # number of processors for all ranks of the node.
-        node = number(environment, "SLURM_CPUS_ON_NODE") if "SLURM_CPUS_ON_NODE" in environment else usable
-        return max(1, min(usable, node // place.local_world_size))
+        node_processors = read_number(environment, "SLURM_CPUS_ON_NODE") if "SLURM_CPUS_ON_NODE" in environment else usable
+        return max(1, min(usable, node_processors // process_rank.local_world_size))
     if "OMP_NUM_THREADS" not in environment:
         return 1
-    asked = number(environment, "OMP_NUM_THREADS")
-    if asked == 0:
+    requested = read_number(environment, "OMP_NUM_THREADS")
+    if requested == 0:
         raise InputError("OMP_NUM_THREADS: found 0. Allowed: a number from 1.")
-    return asked
+    return requested

@@ -15,7 +15,7 @@ _NOTE = "shardlab: the error happened while "
 
 
 @contextmanager
-def stage(name: Stage) -> Iterator[None]:
+def note_stage(name: Stage) -> Iterator[None]:
     """Add a note that names the stage to any error that is raised in the `with` block."""
     try:
         yield
@@ -24,7 +24,7 @@ def stage(name: Stage) -> Iterator[None]:
         raise
 
 
-def of(error: BaseException) -> str | None:
+def stage_of_error(error: BaseException) -> str | None:
     """The name of the stage in which an error happened; None if it happened outside of all stages."""
     notes: list[str] = getattr(error, "__notes__", [])
     return next((note.removeprefix(_NOTE) for note in notes if note.startswith(_NOTE)), None)

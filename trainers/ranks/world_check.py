@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from trainers.ranks.ranks import Ranks
 
 
-def check(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
+def check_world(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     """Check the machines and the network interfaces of all ranks. A collective, called after the rendezvous.
 
     Rank 0 writes the event `met` (all ranks have found each other) before the check, which may fail. Raises InputError on all
     ranks if the ranks are not on as many machines as run.json says, or if ranks on several machines are connected only over a
     loopback interface.
     """
-    outside, loopback = interfaces()
-    over = math.nan if not (outside or loopback) else float(bool(outside))
-    rows = ranks.gather([float(number(gethostname())), over])
+    outside, loopback = find_interfaces()
+    uses_outside = math.nan if not (outside or loopback) else float(bool(outside))
+    rows = ranks.gather([float(host_number(gethostname())), uses_outside])
     hosts, nnodes = len(set(rows[:, 0])), run.world.nnodes
     if ranks.rank == 0:
         run_dir.write_event(
@@ -39,33 +39,33 @@ def check(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
             f"{run_dir.path}: its ranks are on {hosts} machine(s), counted by host name. Allowed: {nnodes}, as run.json says "
             "(world.nnodes)."
         )
-    known = {row for row in rows[:, 1] if not math.isnan(row)}
-    if nnodes > 1 and known == {0.0}:
+    known_values = {row for row in rows[:, 1] if not math.isnan(row)}
+    if nnodes > 1 and known_values == {0.0}:
         raise InputError(
             f"{run_dir.path}: its ranks connected over a loopback interface ({', '.join(loopback)}). Allowed: an interface "
             "that reaches other machines, because world.nnodes is above 1."
         )
 
 
-def interfaces() -> tuple[list[str], list[str]]:
+def find_interfaces() -> tuple[list[str], list[str]]:
     """The network interfaces that this process's TCP connections use: (interfaces that reach other machines, loopback
     interfaces). They are found by the local addresses of the sockets."""
-    names = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
+    interface_names = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
     outside: set[str] = set()
     loopback: set[str] = set()
     for connection in psutil.Process().net_connections("tcp"):
         if connection.status == psutil.CONN_ESTABLISHED:
-            address = _plain(connection.laddr.ip)
-            (loopback if address.is_loopback else outside).add(names.get(str(address), str(address)))
+            address = _plain_address(connection.laddr.ip)
+            (loopback if address.is_loopback else outside).add(interface_names.get(str(address), str(address)))
     return sorted(outside), sorted(loopback)
 
 
-def number(name: str) -> int:
+def host_number(name: str) -> int:
     """A part of the hash of a host's name, as a number that float64 represents exactly: collectives exchange only numbers."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
 
 
-def _plain(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _plain_address(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """The IP address of a socket. An IPv4 address that is mapped into IPv6 is returned as IPv4."""
     address = ipaddress.ip_address(ip.partition("%")[0])
     return (address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None) or address

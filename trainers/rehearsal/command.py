@@ -21,44 +21,44 @@ from trainers.plugins import own_strategy
 NICE = 10  # the niceness of a rehearsal: it uses all processors, and other processes of this machine must go first
 
 
-def run(file: Path | None, cache: Path | None, *, full_depth: bool) -> int:
+def run_rehearsal(file: Path | None, cache: Path | None, *, full_depth: bool) -> int:
     """Write the result of a rehearsal as JSON to standard output; all other output goes to standard error.
 
     file: the file with the request; None: standard input. cache: a folder with earlier results, which is made if it does not
     exist. Raises InputError if the request is not valid.
     """
-    request = _read(file)
-    answer_out = _keep_for_answer()
-    place = None if cache is None else cache / f"{request.key(full_depth=full_depth)}.json"
-    answer = None if place is None else rehearsed.read(place)
+    request = _read_request(file)
+    answer_out = _reserve_standard_output()
+    cached_path = None if cache is None else cache / f"{request.key(full_depth=full_depth)}.json"
+    answer = None if cached_path is None else rehearsed.read(cached_path)
     if answer is None:
         answer = _rehearse(request, Path() if file is None else file.parent, full_depth=full_depth)
-        if place is not None and isinstance(answer, Rehearsed):
-            files.make_folder(place.parent)
-            files.write_json(place, answer)
+        if cached_path is not None and isinstance(answer, Rehearsed):
+            files.make_folder(cached_path.parent)
+            files.write_json(cached_path, answer)
     with os.fdopen(answer_out, "wb") as out:
         out.write(msgspec.json.encode(answer) + b"\n")
     return 0
 
 
-def _read(file: Path | None) -> RehearsalRequest:
+def _read_request(file: Path | None) -> RehearsalRequest:
     try:
         content = sys.stdin.buffer.read() if file is None else files.read(file, follow=True)
         return msgspec.json.decode(content, type=RehearsalRequest)
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}.") from error
     except msgspec.DecodeError as error:
-        where, needed = file or "standard input", "JSON with a resolved `cell`, such as a run's run.json"
-        raise InputError(f"{where}: no request: {error}. Allowed: {needed}.") from error
+        location, allowed = file or "standard input", "JSON with a resolved `cell`, such as a run's run.json"
+        raise InputError(f"{location}: no request: {error}. Allowed: {allowed}.") from error
 
 
-def _keep_for_answer() -> int:
+def _reserve_standard_output() -> int:
     """Make a copy of standard output for the result. Standard output itself is redirected to standard error, because libraries
     may print text."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    answer_descriptor = os.dup(1)
     os.dup2(2, 1)
-    return kept
+    return answer_descriptor
 
 
 def _rehearse(request: RehearsalRequest, folder: Path, *, full_depth: bool) -> Answer:
@@ -70,7 +70,7 @@ def _rehearse(request: RehearsalRequest, folder: Path, *, full_depth: bool) -> A
         copy = folder / own_workload.FOLDER / Path(workload.file).name
         menu.add_own_workload(workload, copy if workload.is_data else Path(workload.file))
     if (strategy := request.own_strategy) is not None:
-        own_strategy.add(Path(strategy.file), request.cell.strategy_code)
+        own_strategy.add_strategies(Path(strategy.file), request.cell.strategy_code)
     from trainers.tasks import vision_library
 
     vision_library.load()  # needed before any model of transformers is imported

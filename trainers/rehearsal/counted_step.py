@@ -17,7 +17,7 @@ from trainers.instruments.memory_timeline import CATEGORIES
 from trainers.instruments.step_memory import StepMemory
 from trainers.instruments.storages import StorageLog
 from trainers.model import counted_flops
-from trainers.rehearsal.fake_tensors import DEVICE, alive
+from trainers.rehearsal.fake_tensors import DEVICE, live_fake_tensors
 
 if TYPE_CHECKING:
     from trainers.engine import Engine
@@ -38,58 +38,58 @@ class CountedStep(NamedTuple):
     """
 
     peaks: dict[str, Memory]
-    kept: Memory
+    memory_after: Memory
     calls: list[tuple[Call, int]]
     flops: float
 
 
-def count(engine: Engine, batches: Sequence[Batch], clock: Clock) -> CountedStep:
+def count_step(engine: Engine, batches: Sequence[Batch], clock: Clock) -> CountedStep:
     """Make a step on fake tensors (which have shapes, but no memory), and record it. Earlier steps must have allocated the
     optimizer's state."""
     memory, operations = StepMemory(engine, DEVICE, _SectionLog), _Operations()
-    for tensor in alive():
-        memory.log.find(tensor)  # the log would not find tensors that no operator reads, or that the step replaces
+    for tensor in live_fake_tensors():
+        memory.log.find_storage(tensor)  # the log would not find tensors that no operator reads, or that the step replaces
     clock.start()
-    with memory, operations, communication.counting() as calls:
+    with memory, operations, communication.count_collectives() as calls:
         engine.forward_backward(batches, clock)
         engine.update()
     assert isinstance(memory.log, _SectionLog)
-    peaks, kept = _peaks(memory.log, memory.category)
-    return CountedStep(peaks, kept, list(Counter(calls).items()), float(operations.flops))
+    peaks, memory_after = _compute_peaks(memory.log, memory.category)
+    return CountedStep(peaks, memory_after, list(Counter(calls).items()), float(operations.flops))
 
 
 class _SectionLog(StorageLog):  # type: ignore[no-untyped-call]
     """A log that also records in which section of the step each change happened. Recomputation of forward counts as
     backward."""
 
-    def __init__(self, device: torch.device, between: Callable[[], object]) -> None:
-        super().__init__(device, between)
+    def __init__(self, device: torch.device, between_passes: Callable[[], object]) -> None:
+        super().__init__(device, between_passes)
         self.sections: list[str] = []
 
-    def _change(self, *change: Any) -> None:
+    def _record_change(self, *change: Any) -> None:
         in_backward = torch._C._current_graph_task_id() != -1
         self.sections.append(BACKWARD if in_backward else FORWARD if torch.is_grad_enabled() else UPDATE)
-        super()._change(*change)
+        super()._record_change(*change)
 
 
-def _peaks(log: _SectionLog, category: Callable[[int], str]) -> tuple[dict[str, Memory], Memory]:
+def _compute_peaks(log: _SectionLog, category: Callable[[int], str]) -> tuple[dict[str, Memory], Memory]:
     """Compute (the memory at the peak of each section, the memory after the step), in bytes by category."""
-    now = dict.fromkeys(CATEGORIES, 0)
+    sizes = dict.fromkeys(CATEGORIES, 0)
     changes = list(zip(log.changes, log.sections, strict=True))
     for change, _ in changes:
         if change.t_s == 0.0:
-            now[category(change.number)] += change.nbytes
+            sizes[category(change.number)] += change.nbytes
     peaks: dict[str, Memory] = {}
-    during = [(change, section) for change, section in changes if change.t_s > 0.0]
-    for section, grouped in groupby(during, key=lambda pair: pair[1]):
-        run = list(grouped)
-        for index, (change, _) in enumerate(run):
-            now[category(change.number)] += change.nbytes
-            half = f" {1 + 2 * index // len(run)}" if section == BACKWARD else ""
+    step_changes = [(change, section) for change, section in changes if change.t_s > 0.0]
+    for section, grouped in groupby(step_changes, key=lambda pair: pair[1]):
+        section_changes = list(grouped)
+        for index, (change, _) in enumerate(section_changes):
+            sizes[category(change.number)] += change.nbytes
+            half = f" {1 + 2 * index // len(section_changes)}" if section == BACKWARD else ""
             highest = peaks.get(section + half)
-            if highest is None or sum(now.values()) > sum(highest.values()):
-                peaks[section + half] = dict(now)
-    return peaks, now
+            if highest is None or sum(sizes.values()) > sum(highest.values()):
+                peaks[section + half] = dict(sizes)
+    return peaks, sizes
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -103,15 +103,15 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
         self._formulas: dict[Any, Callable[..., int]] = {
-            **counted_flops.counter().flop_registry,
+            **counted_flops.make_flop_counter().flop_registry,
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
         }
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+        if any(hasattr(tensor_class, "__tensor_flatten__") for tensor_class in types):
             return NotImplemented  # then DTensor and similar classes call operators on their inner tensors: these are counted
-        given = operator(*args, **(kwargs or {}))
+        outputs = operator(*args, **(kwargs or {}))
         if (formula := self._formulas.get(operator._overloadpacket)) is not None:
-            self.flops += formula(*args, **(kwargs or {}), out_val=given)
-        return given
+            self.flops += formula(*args, **(kwargs or {}), out_val=outputs)
+        return outputs

@@ -15,8 +15,8 @@ from trainers import menu
 from trainers.communication import Call
 from trainers.rehearsal.counted_step import CountedStep, Memory
 
-WHOLE = 12  # a model with at most this many blocks per rank is rehearsed at its own depth
-LEAST, MORE = (
+MOST_WHOLE_BLOCKS = 12  # a model with at most this many blocks per rank is rehearsed at its own depth
+LOW_DEPTH_BLOCKS, ADDED_BLOCKS = (
     4,
     2,
 )  # blocks per rank at the smaller depth (some are neither the first nor the last), and how many more at the larger depth
@@ -30,7 +30,7 @@ def blocks_option(cell: Cell) -> str | None:
     return workload.blocks
 
 
-def two_depths(cell: Cell) -> tuple[int, int] | None:
+def choose_depths(cell: Cell) -> tuple[int, int] | None:
     """The two numbers of blocks with which a cell is rehearsed; None if it is rehearsed with all its blocks.
 
     With both numbers, blocks are divided as in the cell: equally among the stages of a pipeline, and equally into segments or
@@ -41,15 +41,15 @@ def two_depths(cell: Cell) -> tuple[int, int] | None:
         return None
     blocks, stages = cast("int", cell.options[name]), cell.pp * cast("int", per_rank)
     _, _, group = cell.activation_checkpointing.partition("-")
-    unit = math.lcm(stages, int(group or 1))
-    if blocks <= WHOLE * cell.pp or blocks % unit:
+    block_unit = math.lcm(stages, int(group or 1))
+    if blocks <= MOST_WHOLE_BLOCKS * cell.pp or blocks % block_unit:
         return None
-    low = unit * -(-LEAST * cell.pp // unit)
-    high = low + unit * -(-MORE * cell.pp // unit)
+    low = block_unit * -(-LOW_DEPTH_BLOCKS * cell.pp // block_unit)
+    high = low + block_unit * -(-ADDED_BLOCKS * cell.pp // block_unit)
     return (low, high) if high < blocks else None
 
 
-def at_depth(cell: Cell, blocks: int) -> Cell:
+def cell_at_depth(cell: Cell, blocks: int) -> Cell:
     """A copy of the cell whose model has `blocks` blocks."""
     name = blocks_option(cell)
     assert name is not None
@@ -62,23 +62,23 @@ class DepthLine:
     def __init__(self, depths: tuple[int, int], cell: Cell) -> None:
         low, high = depths
         blocks = cast("int", cell.options[blocks_option(cell) or ""])
-        self._further = (blocks - high) / (high - low)
+        self._relative_depth = (blocks - high) / (high - low)
 
-    def at(self, low: float, high: float) -> float:
+    def extrapolate(self, low: float, high: float) -> float:
         """The extrapolated value at the cell's own number of blocks. low, high: the values at the two rehearsed depths."""
-        return high + self._further * (high - low)
+        return high + self._relative_depth * (high - low)
 
-    def memory(self, low: Memory, high: Memory) -> Memory:
+    def extrapolate_memory(self, low: Memory, high: Memory) -> Memory:
         """The bytes of each category at the cell's depth. low, high: the bytes by category at the two depths."""
-        return {name: max(0, round(self.at(low[name], high[name]))) for name in high}
+        return {name: max(0, round(self.extrapolate(low[name], high[name]))) for name in high}
 
-    def step(self, low: CountedStep, high: CountedStep) -> CountedStep:
+    def extrapolate_step(self, low: CountedStep, high: CountedStep) -> CountedStep:
         """The memory and the operations of a step at the cell's depth, with the collectives of the step `high`."""
         sections = [section for section in high.peaks if section in low.peaks]
-        peaks = {section: self.memory(low.peaks[section], high.peaks[section]) for section in sections}
-        return CountedStep(peaks, self.memory(low.kept, high.kept), high.calls, self.at(low.flops, high.flops))
+        peaks = {section: self.extrapolate_memory(low.peaks[section], high.peaks[section]) for section in sections}
+        return CountedStep(peaks, self.extrapolate_memory(low.memory_after, high.memory_after), high.calls, self.extrapolate(low.flops, high.flops))
 
-    def collectives(self, low: dict[Call, int], high: dict[Call, int]) -> tuple[RehearsedCollective, ...]:
+    def extrapolate_collectives(self, low: dict[Call, int], high: dict[Call, int]) -> tuple[RehearsedCollective, ...]:
         """The collectives of a step at the cell's depth. low, high: for each collective, how often it starts at the two depths.
 
         If both depths have messages of the same sizes, the number of messages is extrapolated. Otherwise a message is a bucket
@@ -86,24 +86,24 @@ class DepthLine:
         mean size.
         """
         if low.keys() == high.keys():
-            return as_collectives({call: self.at(low[call], times) for call, times in high.items()})
+            return to_rehearsed_collectives({call: self.extrapolate(low[call], times) for call, times in high.items()})
         summed: dict[Call, float] = {}
         for op, ranks in {(call.op, call.ranks) for call in high}:
-            times, nbytes = (self.at(count(low, op, ranks), count(high, op, ranks)) for count in (_times, _bytes))
+            times, nbytes = (self.extrapolate(count(low, op, ranks), count(high, op, ranks)) for count in (_count_calls, _sum_bytes))
             if times > 0:
                 summed[Call(op, round(nbytes / times), ranks)] = times
-        return as_collectives(summed)
+        return to_rehearsed_collectives(summed)
 
 
-def as_collectives(calls: Mapping[Call, float]) -> tuple[RehearsedCollective, ...]:
+def to_rehearsed_collectives(calls: Mapping[Call, float]) -> tuple[RehearsedCollective, ...]:
     """Convert the collectives of a step to the type of the result. calls: for each collective, how often it starts."""
     ordered = sorted(calls.items(), key=lambda item: (item[0].op, item[0].ranks, item[0].payload_bytes))
     return tuple(RehearsedCollective(call.op, call.payload_bytes, call.ranks, times) for call, times in ordered if times)
 
 
-def _times(calls: dict[Call, int], op: str, ranks: int) -> float:
+def _count_calls(calls: dict[Call, int], op: str, ranks: int) -> float:
     return float(sum(times for call, times in calls.items() if (call.op, call.ranks) == (op, ranks)))
 
 
-def _bytes(calls: dict[Call, int], op: str, ranks: int) -> float:
+def _sum_bytes(calls: dict[Call, int], op: str, ranks: int) -> float:
     return float(sum(call.payload_bytes * times for call, times in calls.items() if (call.op, call.ranks) == (op, ranks)))

@@ -51,15 +51,15 @@ def fake_group(rank: int, world_size: int) -> Iterator[FakeRanks]:
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         with (
-            _replaced(dist, "all_reduce", _all_reduce),
-            _replaced(dist, "new_group", _new_group),
+            _replace_attribute(dist, "all_reduce", _all_reduce),
+            _replace_attribute(dist, "new_group", _new_group),
             # DistributedDataParallel's check of shapes reads, in C++, memory that fake tensors do not have.
-            _replaced(DistributedDataParallel, "_pre_forward", _pre_forward),
+            _replace_attribute(DistributedDataParallel, "_pre_forward", _pre_forward),
             # FSDP1 takes a tensor with the address 0 for a tensor without memory, and all fake tensors have this address.
-            _replaced(_flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0),
-            _replaced(_flat_param, "_same_storage", _same_storage),
-            _replaced(_fsdp_param, "_chunk_with_empty", _Chunks),
-            _replaced(distributed, "_verify_param_shape_across_processes", lambda *_: None),
+            _replace_attribute(_flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0),
+            _replace_attribute(_flat_param, "_same_storage", _same_storage),
+            _replace_attribute(_fsdp_param, "_chunk_with_empty", _Chunks),
+            _replace_attribute(distributed, "_verify_param_shape_across_processes", lambda *_: None),
         ):
             yield FakeRanks(rank, world_size)
     finally:
@@ -83,16 +83,16 @@ class _Chunks(Sequence[torch.Tensor]):
         return self._tensor.narrow(self._dim, begin, size) if size > 0 else self._tensor.new_empty(0)
 
 
-def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _same_storage(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors, or the local parts of DTensors, share memory."""
-    first, second = (getattr(tensor, "_local_tensor", tensor).untyped_storage() for tensor in (one, other))
+    first, second = (getattr(tensor, "_local_tensor", tensor).untyped_storage() for tensor in (left, right))
     return bool(first._cdata == second._cdata)
 
 
 _real_all_reduce, _real_new_group = dist.all_reduce, dist.new_group
 
 
-class _Done:
+class _FinishedWork:
     """The handle of a collective that has already ended."""
 
     def __init__(self, results: list[torch.Tensor]) -> None:
@@ -108,9 +108,9 @@ class _Done:
         return future
 
 
-def _all_reduce(tensor: torch.Tensor, *args: Any, async_op: bool = False, **kwargs: Any) -> _Done | None:
+def _all_reduce(tensor: torch.Tensor, *args: Any, async_op: bool = False, **kwargs: Any) -> _FinishedWork | None:
     _real_all_reduce(tensor, *args, **kwargs)
-    return _Done([tensor]) if async_op else None
+    return _FinishedWork([tensor]) if async_op else None
 
 
 def _new_group(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
@@ -126,10 +126,10 @@ def give_hook(model: object) -> None:
 
 
 def _averaging_hook(_, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own classes as annotations or none
-    return _averaged(bucket.buffer().div_(dist.get_world_size()))
+    return _average(bucket.buffer().div_(dist.get_world_size()))
 
 
-def _averaged(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+def _average(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     _all_reduce(buffer)
     future = torch.futures.Future[torch.Tensor]()
     future.set_result(buffer)
@@ -146,12 +146,12 @@ def _pre_forward(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> A
 
 
 @contextmanager
-def neighbours(hidden: Callable[[], torch.Tensor]) -> Iterator[None]:
+def infer_neighbour_shapes(make_hidden: Callable[[], torch.Tensor]) -> Iterator[None]:
     """In the `with` block, a pipeline stage learns the shapes of the tensors that it exchanges with stages on other ranks from
     `hidden()`, which returns the hidden state of a micro-batch between two blocks."""
 
     def told(stage: Stage, source: int) -> Any:
-        state = hidden()
+        state = make_hidden()
         if source < stage.stage_index:
             return _StageForwardMeta(forward_metas=(extract_tensor_meta(state.requires_grad_()),))
         return _StageBackwardMeta(backward_metas=(extract_tensor_meta(state),))
@@ -161,23 +161,23 @@ def neighbours(hidden: Callable[[], torch.Tensor]) -> Iterator[None]:
             stage._inference_mode = InferenceMode.DYNAMIC
 
     with (
-        _replaced(Stage, "_recv_meta", told),
-        _replaced(Stage, "_send_meta", lambda *_: None),
+        _replace_attribute(Stage, "_recv_meta", told),
+        _replace_attribute(Stage, "_send_meta", lambda *_: None),
         # The stages vote whether to infer shapes. torch 2.14 refuses to infer them with the backend `fake`.
-        _replaced(_PipelineSchedule, "_warmup_p2p", infer_shapes),
+        _replace_attribute(_PipelineSchedule, "_warmup_p2p", infer_shapes),
     ):
         yield
 
 
 @contextmanager
-def _replaced(place: Any, name: str, substitute: Callable[..., Any]) -> Iterator[None]:
+def _replace_attribute(owner: Any, name: str, substitute: Callable[..., Any]) -> Iterator[None]:
     """In the `with` block, replace the attribute `name` of a module or class by `substitute`."""
-    before = place.__dict__.get(name)
-    setattr(place, name, substitute)
+    original = owner.__dict__.get(name)
+    setattr(owner, name, substitute)
     try:
         yield
     finally:
-        if before is None:
-            delattr(place, name)
+        if original is None:
+            delattr(owner, name)
         else:
-            setattr(place, name, before)
+            setattr(owner, name, original)

@@ -35,10 +35,10 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
         nn.Module._apply = apply  # type: ignore[method-assign]
 
 
-def alive() -> list[FakeTensor]:
+def live_fake_tensors() -> list[FakeTensor]:
     """All fake tensors that still exist. If they were real tensors, they would occupy memory."""
     gc.collect()  # otherwise, unused tensors in reference cycles would still exist
-    return [found for found in gc.get_objects() if issubclass(type(found), FakeTensor) and found.device.type != "meta"]
+    return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), FakeTensor) and candidate.device.type != "meta"]
 
 
 real_tensors = unset_fake_temporarily
@@ -47,13 +47,13 @@ real_tensors = unset_fake_temporarily
 C = TypeVar("C", bound=Callable[..., Any])
 
 
-def outside(function: C) -> C:
+def with_real_tensors(function: C) -> C:
     """The same function, but the tensors that it makes are real, also if it is called inside `fake_tensors`."""
 
     @wraps(function)
-    def called(*given: Any, **named: Any) -> Any:
+    def called(*arguments: Any, **options: Any) -> Any:
         with real_tensors():
-            return function(*given, **named)
+            return function(*arguments, **options)
 
     return called  # type: ignore[return-value]
 
@@ -63,8 +63,8 @@ def make_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     before it, such as a table of weights that a user's file makes when it is imported."""
     for module in model.modules():
         tensors: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        for held in tensors:
-            held |= {name: mode.from_tensor(given) for name, given in held.items() if given is not None}
+        for tensors_by_name in tensors:
+            tensors_by_name |= {name: mode.from_tensor(tensor) for name, tensor in tensors_by_name.items() if tensor is not None}
     return model
 
 
@@ -76,7 +76,7 @@ class _RealNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # then DTensor and similar classes call operators on their inner tensors
         named = kwargs or {}
         if operator is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
-            return _number(args[0].dtype)
+            return _zero_of_dtype(args[0].dtype)
         tensors = [leaf for leaf in pytree.tree_leaves((args, named)) if isinstance(leaf, torch.Tensor)]
         if tensors and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
             with unset_fake_temporarily():
@@ -96,7 +96,7 @@ class RealIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return operator(*args, **named)
 
 
-def _number(dtype: torch.dtype) -> float | int | bool:
+def _zero_of_dtype(dtype: torch.dtype) -> float | int | bool:
     """The number that is read from a fake tensor: zero, so that the overflow flag says that no gradient has overflowed."""
     if dtype is torch.bool:
         return False

@@ -18,14 +18,14 @@ import msgspec
 from shardlab.errors import ShardlabError
 from shardlab.hardware import host
 from trainers.rehearsal.counted_step import CountedStep
-from trainers.run.process import sentence
+from trainers.run.process import error_sentence
 
 
 class StepFailed(ShardlabError):
     """Raised if a step could not be rehearsed. The message is the error of the process that rehearsed the step."""
 
 
-def each(steps: Sequence[Callable[[], CountedStep]]) -> list[CountedStep]:
+def rehearse_steps(steps: Sequence[Callable[[], CountedStep]]) -> list[CountedStep]:
     """Call functions that each rehearse a step, in forked processes. Returns their results in the same order. Raises StepFailed
     if a function fails."""
     with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as folder:
@@ -34,10 +34,10 @@ def each(steps: Sequence[Callable[[], CountedStep]]) -> list[CountedStep]:
             while waiting or running:
                 while waiting and len(running) < host.usable_processors():
                     number = waiting.popleft()
-                    running[_fork(steps[number], Path(folder, str(number)))] = number
+                    running[_fork_step(steps[number], Path(folder, str(number)))] = number
                 child, status = os.wait()
                 if (failed := running.pop(child, None)) is not None and status:
-                    raise StepFailed(_why(Path(folder, str(failed)), status))
+                    raise StepFailed(_failure_sentence(Path(folder, str(failed)), status))
         finally:
             for child in running:
                 os.kill(child, 9)
@@ -45,23 +45,23 @@ def each(steps: Sequence[Callable[[], CountedStep]]) -> list[CountedStep]:
         return [msgspec.json.decode(Path(folder, str(number)).read_bytes(), type=CountedStep) for number in range(len(steps))]
 
 
-def _fork(step: Callable[[], CountedStep], place: Path) -> int:
-    """Fork a process that calls `step` and writes the result, or a sentence about its error, to the file `place`. Returns the
+def _fork_step(step: Callable[[], CountedStep], path: Path) -> int:
+    """Fork a process that calls `step` and writes the result, or a sentence about its error, to the file `path`. Returns the
     process id."""
-    if (child := os.fork()) != 0:
-        return child
+    if (pid := os.fork()) != 0:
+        return pid
     code = 1
     try:
-        place.write_bytes(msgspec.json.encode(step()))
+        path.write_bytes(msgspec.json.encode(step()))
         code = 0
     except BaseException as error:  # noqa: BLE001 - a forked process must not return into the code of its parent
         traceback.print_exception(error)
-        place.write_text(sentence(error))
+        path.write_text(error_sentence(error))
     finally:
         os._exit(code)
 
 
-def _why(place: Path, status: int) -> str:
-    if place.exists() and (why := place.read_text()):
+def _failure_sentence(path: Path, status: int) -> str:
+    if path.exists() and (why := path.read_text()):
         return why
     return f"the process of a step ended with {os.waitstatus_to_exitcode(status)}."

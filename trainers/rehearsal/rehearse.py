@@ -27,10 +27,10 @@ from trainers import dtypes, menu
 from trainers.instruments.timing import clock_for
 from trainers.rehearsal import counted_step, depths, fork_steps
 from trainers.rehearsal.counted_step import CountedStep
-from trainers.rehearsal.fake_group import FakeRanks, fake_group, give_hook, neighbours
-from trainers.rehearsal.fake_tensors import fake_tensors, make_fake, outside
-from trainers.rehearsal.substitutes import substitute, task_of, why_not
-from trainers.run.process import sentence
+from trainers.rehearsal.fake_group import FakeRanks, fake_group, give_hook, infer_neighbour_shapes
+from trainers.rehearsal.fake_tensors import fake_tensors, make_fake, with_real_tensors
+from trainers.rehearsal.substitutes import substitute_settings, make_synthetic_task, why_not_rehearsed
+from trainers.run.process import error_sentence
 from trainers.task import Batch
 
 if TYPE_CHECKING:
@@ -60,14 +60,14 @@ def rehearse(cell: Cell, data_path: Path, *, full_depth: bool) -> Answer:
     folder for data that tasks make, such as a text. If a library raises an error, the result says that the rehearsal failed."""
     began = time.perf_counter()
     try:
-        if (why := menu.refuse(cell) or why_not(cell)) is not None:
+        if (why := menu.refuse(cell) or why_not_rehearsed(cell)) is not None:
             return NotRehearsed(SCHEMA, cell.hash(), why, time.perf_counter() - began)
-        rehearsed, remarks = substitute(cell)
-        chosen = None if full_depth else depths.two_depths(rehearsed)
-        ranks = _ranks(rehearsed, data_path, chosen)
+        rehearsed_cell, remarks = substitute_settings(cell)
+        depth_pair = None if full_depth else depths.choose_depths(rehearsed_cell)
+        ranks = _rehearse_ranks(rehearsed_cell, data_path, depth_pair)
     except Exception as error:  # noqa: BLE001 - a library may fail on fake tensors; the planner then uses its formula
         traceback.print_exception(error)
-        return NotRehearsed(SCHEMA, cell.hash(), f"the rehearsal failed: {sentence(error)}", time.perf_counter() - began)
+        return NotRehearsed(SCHEMA, cell.hash(), f"the rehearsal failed: {error_sentence(error)}", time.perf_counter() - began)
     return Rehearsed(
         schema=SCHEMA,
         cell=cell.hash(),
@@ -75,56 +75,56 @@ def rehearse(cell: Cell, data_path: Path, *, full_depth: bool) -> Answer:
         ranks=ranks,
         how="fake_tensors",
         device="cpu",
-        depths=chosen,
-        error_pct=ERROR_PCT if chosen is None else ERROR_PCT + EXTRAPOLATED_PCT,
+        depths=depth_pair,
+        error_pct=ERROR_PCT if depth_pair is None else ERROR_PCT + EXTRAPOLATED_PCT,
         error_from=ERROR_FROM,
         remarks=tuple(remarks),
         seconds=time.perf_counter() - began,
     )
 
 
-def _kinds(cell: Cell) -> list[tuple[int, int]]:
+def _list_rehearsed_ranks(cell: Cell) -> list[tuple[int, int]]:
     """The ranks that are rehearsed, one for each stage of the pipeline, as (rank, number of ranks with the same stage). The
     first rank of a stage has the largest part of its parameters. Parameter servers use no GPU and are left out."""
-    alike = cell.gpus // cell.pp
-    return [(stage * alike, alike) for stage in range(cell.pp)]
+    same_stage_ranks = cell.gpus // cell.pp
+    return [(stage * same_stage_ranks, same_stage_ranks) for stage in range(cell.pp)]
 
 
-def _ranks(cell: Cell, data_path: Path, two: tuple[int, int] | None) -> tuple[RehearsedRank, ...]:
-    """The results for each kind of rank. two: the two numbers of blocks from which to extrapolate; None: no extrapolation."""
-    kinds = _kinds(cell)
-    cells = [cell] if two is None else [depths.at_depth(cell, blocks) for blocks in two]
-    steps = fork_steps.each([partial(_step, shallow, data_path, rank) for rank, _ in kinds for shallow in cells])
-    if two is None:
-        done = [(step, depths.as_collectives(dict(step.calls))) for step in steps]
+def _rehearse_ranks(cell: Cell, data_path: Path, depth_pair: tuple[int, int] | None) -> tuple[RehearsedRank, ...]:
+    """The results for each kind of rank. depth_pair: the two numbers of blocks from which to extrapolate; None: no extrapolation."""
+    rehearsed_ranks = _list_rehearsed_ranks(cell)
+    cells = [cell] if depth_pair is None else [depths.cell_at_depth(cell, blocks) for blocks in depth_pair]
+    steps = fork_steps.rehearse_steps([partial(_count_step_of_rank, rehearsed_cell, data_path, rank) for rank, _ in rehearsed_ranks for rehearsed_cell in cells])
+    if depth_pair is None:
+        step_results = [(step, depths.to_rehearsed_collectives(dict(step.calls))) for step in steps]
     else:
-        line = depths.DepthLine(two, cell)
+        depth_line = depths.DepthLine(depth_pair, cell)
         pairs = zip(steps[::2], steps[1::2], strict=True)
-        done = [(line.step(low, high), line.collectives(dict(low.calls), dict(high.calls))) for low, high in pairs]
+        step_results = [(depth_line.extrapolate_step(low, high), depth_line.extrapolate_collectives(dict(low.calls), dict(high.calls))) for low, high in pairs]
     return tuple(
-        _answer(rank, alike, step, collectives) for (rank, alike), (step, collectives) in zip(kinds, done, strict=True)
+        _rank_result(rank, same_stage_ranks, step, collectives) for (rank, same_stage_ranks), (step, collectives) in zip(rehearsed_ranks, step_results, strict=True)
     )
 
 
-def _answer(rank: int, alike: int, step: CountedStep, collectives: tuple[RehearsedCollective, ...]) -> RehearsedRank:
+def _rank_result(rank: int, same_stage_ranks: int, step: CountedStep, collectives: tuple[RehearsedCollective, ...]) -> RehearsedRank:
     peak = max(step.peaks.values(), key=lambda memory: sum(memory.values()))
     return RehearsedRank(
         rank=rank,
-        stands_for=alike,
+        stands_for=same_stage_ranks,
         peak_bytes=sum(peak.values()),
         at_peak=MemoryByCategory(**peak),
-        kept=MemoryByCategory(**step.kept),
+        kept=MemoryByCategory(**step.memory_after),
         collectives=collectives,
         flops=step.flops,
     )
 
 
-def _step(cell: Cell, data_path: Path, rank: int) -> CountedStep:
+def _count_step_of_rank(cell: Cell, data_path: Path, rank: int) -> CountedStep:
     """Make the counted step of the rank with this number, in a fake process group. Raises InputError, which names the line, if
     the user's code cannot compute with fake tensors."""
     try:
         with fake_group(rank, cell.world_size) as ranks:
-            return counted(cell, data_path, ranks)
+            return rehearse_step(cell, data_path, ranks)
     except RuntimeError as error:
         file = menu.workload_of(cell).file
         if file is None or own_code.place(error, Path(file).parent) is None:
@@ -132,37 +132,37 @@ def _step(cell: Cell, data_path: Path, rank: int) -> CountedStep:
         raise InputError(f"{own_code.sentence(file, error)} {NO_VALUES}") from error
 
 
-def counted(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
+def rehearse_step(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
     """Build the engine of this rank on fake tensors, make the first steps, and count the next step."""
-    task = task_of(cell, data_path)
-    made = task.model
-    with fake_tensors() as mode, neighbours(lambda: _hidden(cell, task)):
+    task = make_synthetic_task(cell, data_path)
+    build_model = task.model
+    with fake_tensors() as mode, infer_neighbour_shapes(lambda: _fake_hidden(cell, task)):
         for name in ("fetch", "plan"):  # both read data, and the user's function `batch` may read it with any library
-            setattr(task, name, outside(getattr(task, name)))
-        task.model = lambda: make_fake(made(), mode)  # type: ignore[method-assign]
+            setattr(task, name, with_real_tensors(getattr(task, name)))
+        task.model = lambda: make_fake(build_model(), mode)  # type: ignore[method-assign]
         torch.manual_seed(cell.seed)
         engine, clock = menu.strategy_of(cell).build(cell, task, ranks), clock_for(ranks.device)
         give_hook(engine.model)
-        batches = [_batch(mode, task, cell) for _ in range(cell.gradient_accumulation_steps)]
-        for _ in range(_first_steps(cell)):
+        batches = [_fake_batch(mode, task, cell) for _ in range(cell.gradient_accumulation_steps)]
+        for _ in range(_count_first_steps(cell)):
             clock.start()
             engine.forward_backward(batches, clock)
             engine.update()
-        return counted_step.count(engine, batches, clock)
+        return counted_step.count_step(engine, batches, clock)
 
 
-def _first_steps(cell: Cell) -> int:
+def _count_first_steps(cell: Cell) -> int:
     """The number of steps before the counted step. A strategy of the workspace may use any engine, so the largest number of
     all strategies is used."""
     return FIRST_STEPS.get(cell.strategy, 1) if cell.strategy_code is None else MOST_FIRST_STEPS
 
 
-def _batch(mode: FakeTensorMode, task: Task, cell: Cell) -> Batch:
+def _fake_batch(mode: FakeTensorMode, task: Task, cell: Cell) -> Batch:
     """A micro-batch of fake tensors, with the shapes of the task's data."""
     batch = task.fetch(np.arange(cell.micro_batch_size) % task.source.items, torch.device("cpu"))
     return Batch(mode.from_tensor(batch.inputs), mode.from_tensor(batch.targets))
 
 
-def _hidden(cell: Cell, task: Task) -> torch.Tensor:
+def _fake_hidden(cell: Cell, task: Task) -> torch.Tensor:
     """A tensor with the shape and dtype of the hidden state of a micro-batch between two blocks."""
     return torch.empty(cell.micro_batch_size, *task.plan().hidden, dtype=dtypes.stream_dtype(cell.precision))

@@ -20,19 +20,19 @@ OFFLOADING = ("offload", "offload_optimizer", "offload_param")
 CLASSES = {"cifar10": cifar10.CLASSES, "mnist": mnist.CLASSES, "imagenet": IMAGENET_CLASSES}
 
 
-def why_not(cell: Cell) -> str | None:
+def why_not_rehearsed(cell: Cell) -> str | None:
     """Why a cell cannot be rehearsed, as a sentence, or None."""
     for name in OFFLOADING:
         if cell.options.get(name, "none") != "none":
             return f"{name}: a rehearsal has one kind of memory and cannot tell tensors on the host from tensors on the GPU."
     if cell.options.get("sync_batch_norm") is True:
         return "sync_batch_norm: torch's SyncBatchNorm runs on a GPU only."
-    if name := zero.quantized(cell):
+    if name := zero.quantizing_options(cell):
         return f"{name}: DeepSpeed must compile its quantiser and run it on a GPU."
     return None
 
 
-def substitute(cell: Cell) -> tuple[Cell, list[str]]:
+def substitute_settings(cell: Cell) -> tuple[Cell, list[str]]:
     """Replace the settings of a cell that a rehearsal cannot have. Returns (the changed cell; a sentence for each change)."""
     remarks: list[str] = []
     changes: dict[str, object] = {}
@@ -47,7 +47,7 @@ def substitute(cell: Cell) -> tuple[Cell, list[str]]:
     return msgspec.structs.replace(cell, **changes), remarks
 
 
-def task_of(cell: Cell, data_path: Path) -> Task:
+def make_synthetic_task(cell: Cell, data_path: Path) -> Task:
     """The task of a cell, with synthetic data of the same shape instead of the cell's data set, whose files may be missing."""
     data = cell.options.get("data")
     if data is None:
@@ -59,5 +59,5 @@ def task_of(cell: Cell, data_path: Path) -> Task:
         from trainers.tasks.image_task import ImageTask  # it imports a library that language models do not need
 
         assert isinstance(task, ImageTask), "only these read labelled images"
-        task.imitate(CLASSES[data])
+        task.use_synthetic_images(CLASSES[data])
     return task

@@ -25,7 +25,7 @@ from shardlab.runs.rundir import RunDir
 from trainers import dtypes, menu
 from trainers.data import node_copy
 from trainers.data.order import TIMED, WARMUP, Order
-from trainers.data.prefetch import prefetched
+from trainers.data.prefetch import prefetch_results
 from trainers.engine import Engine, Trained
 from trainers.instrument import RunInstruments, TrainTime
 from trainers.instruments import environment, selection
@@ -38,7 +38,7 @@ from trainers.model import optimization
 from trainers.proof import proof
 from trainers.ranks import clock_check, hang_dump
 from trainers.ranks.ranks import Peers, Ranks
-from trainers.ranks.stage import stage
+from trainers.ranks.stage import note_stage
 from trainers.run import result
 from trainers.task import Batch, Task
 from trainers.tasks.device_copy import SideStream
@@ -54,7 +54,7 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     short step if the engine has `joins`; in the short step, a rank without data records no loss and 0 units. The schedule of
     the learning rate covers all steps, also the untimed warm-up steps. Raises InputError if the cell cannot be trained.
     """
-    with node_copy.opened(run, run_dir) as data_path:
+    with node_copy.stage_data(run, run_dir) as data_path:
         _train(run, run_dir, ranks, data_path)
 
 
@@ -72,13 +72,13 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
     task = workload.build(cell, data_path)
     order = Order(task.source.items, cell.global_batch_size, cell.seed)
     proofs = Path(run.proofs_path) if run.proofs_path else None
-    with stage("proving"):
+    with note_stage("proving"):
         same_work = proof.prove(cell, task, data_path, ranks, proofs)
     torch.manual_seed(cell.seed)
     if strategy.servers and ranks.rank >= cell.gpus:
         strategy.build_server(cell, task, ranks).serve()
         return
-    with stage("building"):
+    with note_stage("building"):
         if cell.memory_limit_gib is not None:
             _limit_memory(cell.memory_limit_gib, ranks.device)
         engine = strategy.build(cell, task, ranks)
@@ -86,64 +86,64 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
             order = order.with_rest(cell.gpu_batch_size)
         # For dropout: ranks with different data get different seeds, ranks that share a model and its data get the same seed.
         torch.manual_seed(cell.seed + 1 + engine.data_rank)
-        company = engine.company(ranks)
-        watch, resumed = _instruments(run, run_dir, ranks, company, task, engine, order)
-    meets = not menu.strategy_of(cell).tolerates_lost_ranks
-    if meets:
-        clock_check.check(run, run_dir, ranks, company, "start")
-    with stage("training"), LineWriter(run_dir.steps_file(ranks.rank)) as lines:
+        peers = engine.training_peers(ranks)
+        instruments, resumed = _create_instruments(run, run_dir, ranks, peers, task, engine, order)
+    may_wait = not menu.strategy_of(cell).tolerates_lost_ranks
+    if may_wait:
+        clock_check.measure_clock_offsets(run, run_dir, ranks, peers, "start")
+    with note_stage("training"), LineWriter(run_dir.steps_file(ranks.rank)) as lines:
         recorder = Recorder(lines, resumed.records if resumed else ())
         delay = Delay(cell.instruments.straggler, ranks.rank, ranks.device)
-        train_time_s = _steps(cell, task, order, engine, ranks.device, company, recorder, watch, resumed, delay)
-    if meets:
-        clock_check.check(run, run_dir, ranks, company, "end")
+        train_time_s = _run_steps(cell, task, order, engine, ranks.device, peers, recorder, instruments, resumed, delay)
+    if may_wait:
+        clock_check.measure_clock_offsets(run, run_dir, ranks, peers, "end")
     # If the run resumed from a checkpoint of another cell's run, the records of the steps before the checkpoint are in that
     # other run. `first` is the number of these steps.
-    first = resumed.step if resumed and not resumed.records else 0
-    mine = result.RankResult(
+    first_step = resumed.step if resumed and not resumed.records else 0
+    rank_result = result.RankResult(
         train_time_s=train_time_s,
         loss=recorder.loss,
         peak_bytes=recorder.peak_bytes,
         step_ms=recorder.step_ms,
         watched=recorder.watched,
-        items=[order.items_in(TIMED, first + step) for step in range(len(recorder.step_ms))],
-        goes_back=first == 0,
+        items=[order.items_in(TIMED, first_step + step) for step in range(len(recorder.step_ms))],
+        from_first_step=first_step == 0,
     )
     result.write(
-        run, run_dir, ranks, company, mine, engine, task, order.steps_per_epoch, same_work, watch.found(),
+        run, run_dir, ranks, peers, rank_result, engine, task, order.steps_per_epoch, same_work, instruments.found(),
         resumed_from_step=resumed.step if resumed else None,
     )  # fmt: skip
     engine.close()
 
 
-def _instruments(
-    run: Run, run_dir: RunDir, ranks: Ranks, company: Peers, task: Task, engine: Engine, order: Order
+def _create_instruments(
+    run: Run, run_dir: RunDir, ranks: Ranks, peers: Peers, task: Task, engine: Engine, order: Order
 ) -> tuple[RunInstruments, Resumed | None]:
     """Create the instruments that the cell asks for, and load a checkpoint if the run resumes. Returns (the instruments, the
     point from which the run resumes, or None if it starts from step 0)."""
     cell, train_time = run.cell, TrainTime()
-    meets = not menu.strategy_of(cell).tolerates_lost_ranks
-    chosen = selection.chosen(cell, task, engine, run_dir, ranks, company, order, meets=meets)
+    may_wait = not menu.strategy_of(cell).tolerates_lost_ranks
+    instruments = selection.create_instruments(cell, task, engine, run_dir, ranks, peers, order, may_wait=may_wait)
     resumed = None
-    if (asked := cell.instruments.checkpoints) is not None:
-        checkpoints = Checkpoints(asked, engine, run, run_dir, ranks, company, order.steps_per_epoch, train_time)
+    if (settings := cell.instruments.checkpoints) is not None:
+        checkpoints = Checkpoints(settings, engine, run, run_dir, ranks, peers, order.steps_per_epoch, train_time)
         resumed = checkpoints.resume()
-        chosen.append(checkpoints)  # so late that a checkpoint is saved after all other instruments have run
+        instruments.append(checkpoints)  # so late that a checkpoint is saved after all other instruments have run
     if cell.instruments.lost_worker is not None:
-        chosen.append(LostRank(cell.instruments.lost_worker, ranks.rank, run_dir))
+        instruments.append(LostRank(cell.instruments.lost_worker, ranks.rank, run_dir))
     note = partial(instrument_span.write, run_dir, ranks.rank)
-    return RunInstruments(chosen, ranks.device, train_time, note), resumed
+    return RunInstruments(instruments, ranks.device, train_time, note), resumed
 
 
-def _steps(
+def _run_steps(
     cell: Cell,
     task: Task,
     order: Order,
     engine: Trained,
     device: torch.device,
-    company: Peers,
+    peers: Peers,
     recorder: Recorder,
-    watch: RunInstruments,
+    instruments: RunInstruments,
     resumed: Resumed | None = None,
     delay: Delay | None = None,
 ) -> float:
@@ -153,35 +153,35 @@ def _steps(
     A resumed run makes no warm-up steps. Instead, the same number of its first timed steps are marked as `watched`, so that
     their times do not count. If an instrument ends the run early, the exception of the instrument is raised.
     """
-    done = resumed.step if resumed else 0
-    settled = done + cell.warmup_steps if resumed else 0
-    phases = ((WARMUP, range(0 if resumed else cell.warmup_steps)), (TIMED, range(done, order.timed_steps(cell))))
+    first_step = resumed.step if resumed else 0
+    settled_step = first_step + cell.warmup_steps if resumed else 0
+    phases = ((WARMUP, range(0 if resumed else cell.warmup_steps)), (TIMED, range(first_step, order.timed_steps(cell))))
     maker = StepMaker(cell, task, order, engine, device, phases, delay)
     for phase, steps in phases:
-        company.barrier()  # no rank starts its timed steps before all ranks are ready
-        watch.train_time.start()
-        goes_on = False  # whether the step is timed from the end of the previous step, because no instrument ran between them
+        peers.barrier()  # no rank starts its timed steps before all ranks are ready
+        instruments.train_time.start()
+        continues = False  # whether the step is timed from the end of the previous step, because no instrument ran between them
         for step in steps:
-            watched = phase == TIMED and watch.watches(step + 1)
+            watched = phase == TIMED and instruments.watches(step + 1)
             if watched:
-                watch.before(step + 1)
-            slow = watched or (phase == TIMED and step < settled)
-            recorder.add(maker.make(phase, step, watched=slow, goes_on=goes_on and not watched))
+                instruments.before(step + 1)
+            is_slow = watched or (phase == TIMED and step < settled_step)
+            recorder.add(maker.make_step(phase, step, watched=is_slow, continues=continues and not watched))
             if phase == WARMUP:
-                goes_on = True
+                continues = True
                 continue
-            goes_on = not watch.due(step + 1)
-            if not goes_on:
-                recorder.settle()  # a checkpoint needs the record of its last step
-            watch.after(step + 1)
-            if watch.ends(step + 1):
-                recorder.settle()
-                ended = watch.end(step + 1)
+            continues = not instruments.due(step + 1)
+            if not continues:
+                recorder.write_remaining()  # a checkpoint needs the record of its last step
+            instruments.after(step + 1)
+            if instruments.ends_run(step + 1):
+                recorder.write_remaining()
+                exception = instruments.end_run(step + 1)
                 engine.close()
-                raise ended
-        recorder.settle()
+                raise exception
+        recorder.write_remaining()
     maker.close()
-    return watch.train_time.seconds()
+    return instruments.train_time.seconds()
 
 
 class StepMaker:
@@ -201,42 +201,42 @@ class StepMaker:
         this rank on purpose; None: not."""
         self._delay = delay
         self._cell, self._task, self._order, self._engine, self._device = cell, task, order, engine, device
-        self._timed = order.timed_steps(cell)
-        self._clock, self._memory, self._late = clock_for(device), MemoryMeter(device), LateLoss(device)
+        self._timed_steps = order.timed_steps(cell)
+        self._clock, self._memory, self._late_loss = clock_for(device), MemoryMeter(device), LateLoss(device)
         self._usage = ProcessUsage()
-        self._side = SideStream(device)
-        self._coming = prefetched(partial(self._fetch, phase, step) for phase, steps in phases for step in steps)
+        self._side_stream = SideStream(device)
+        self._fetched_steps = prefetch_results(partial(self._fetch_batches, phase, step) for phase, steps in phases for step in steps)
 
-    def _fetch(self, phase: int, step: int) -> tuple[int, list[Batch], torch.cuda.Event | None]:
+    def _fetch_batches(self, phase: int, step: int) -> tuple[int, list[Batch], torch.cuda.Event | None]:
         """Fetch the batches of a step. Returns (number of units of data in this rank's batches, the batches, a CUDA event that
         completes when the batches are on the GPU)."""
         engine, size = self._engine, self._cell.micro_batch_size
-        parts = self._order.micro_batches(phase, step, part=engine.data_rank, parts=engine.data_ranks, size=size)
-        with self._side.copying():
-            batches = [self._task.fetch(indices, self._device) for indices in parts]
-        return sum(map(len, parts)) * self._task.units_per_item, batches, self._side.copied()
+        item_slices = self._order.micro_batches(phase, step, part=engine.data_rank, parts=engine.data_ranks, size=size)
+        with self._side_stream.copy_context():
+            batches = [self._task.fetch(indices, self._device) for indices in item_slices]
+        return sum(map(len, item_slices)) * self._task.units_per_item, batches, self._side_stream.record_copies()
 
-    def make(self, phase: int, step: int, *, watched: bool, goes_on: bool) -> FinishedStep:
+    def make_step(self, phase: int, step: int, *, watched: bool, continues: bool) -> FinishedStep:
         """Make the next step.
 
         phase: WARMUP or TIMED. step: the number of the step in the phase, from 0. watched: whether to mark the step as slowed
-        down by an instrument. goes_on: whether to time the step from the end of the previous step.
+        down by an instrument. continues: whether to time the step from the end of the previous step.
         """
         engine, clock = self._engine, self._clock
         self._set_learning_rate(phase, step)
         self._memory.start()
-        clock.start(goes_on=goes_on)
-        units, batches, copied = next(self._coming)
-        self._side.take((tensor for batch in batches for tensor in (batch.inputs, batch.targets)), copied)
+        clock.start(continues=continues)
+        units, batches, copy_event = next(self._fetched_steps)
+        self._side_stream.await_copies((tensor for batch in batches for tensor in (batch.inputs, batch.targets)), copy_event)
         if self._delay is not None:
             self._delay.wait()
         clock.mark(DATA)
-        whole = self._order.items_in(phase, step) == self._cell.global_batch_size
-        with nullcontext() if whole else engine.join():
-            loss = self._late.of(engine.forward_backward(batches, clock)) if batches else None
+        is_whole = self._order.items_in(phase, step) == self._cell.global_batch_size
+        with nullcontext() if is_whole else engine.join():
+            loss = self._late_loss.start_copy(engine.forward_backward(batches, clock)) if batches else None
             if batches:
                 engine.update()
-        if phase == TIMED and step + 1 == self._timed:
+        if phase == TIMED and step + 1 == self._timed_steps:
             engine.finish()
         clock.mark(OPTIMIZER)
         return FinishedStep(
@@ -253,14 +253,14 @@ class StepMaker:
         )
 
     def _set_learning_rate(self, phase: int, step: int) -> None:
-        cell, before = self._cell, 0 if phase == WARMUP else self._cell.warmup_steps
-        steps = cell.warmup_steps + self._timed
-        rate = optimization.learning_rate(cell.optimizer, cell.schedule, before + step, steps, self._engine.data_ranks)
+        cell, earlier_steps = self._cell, 0 if phase == WARMUP else self._cell.warmup_steps
+        steps = cell.warmup_steps + self._timed_steps
+        rate = optimization.learning_rate(cell.optimizer, cell.schedule, earlier_steps + step, steps, self._engine.data_ranks)
         optimization.set_learning_rate(self._engine.optimizer, rate)
 
     def close(self) -> None:
         """Stop fetching batches and reading the counters of the process."""
-        self._coming.close()
+        self._fetched_steps.close()
         self._usage.close()
 
 
@@ -275,7 +275,7 @@ class LateLoss:
         self._slots = [torch.empty((), pin_memory=True) for _ in range(SLOTS)] if on_gpu else []
         self._next = 0
 
-    def of(self, loss: torch.Tensor) -> torch.Tensor:
+    def start_copy(self, loss: torch.Tensor) -> torch.Tensor:
         """Start to copy a step's loss (0-dim, fp32) to the host; returns the host tensor.
 
         The tensor is valid after the last event of the step, for SLOTS - 1 further steps.
@@ -306,55 +306,55 @@ class Recorder:
     """Writes each step record as soon as the step's times and loss are known, at most one step later, so that training never
     waits for a record."""
 
-    def __init__(self, lines: LineWriter, earlier: Sequence[StepRecord] = ()) -> None:
-        """earlier: the records that are already in the file, if the run resumed from a checkpoint."""
+    def __init__(self, lines: LineWriter, earlier_records: Sequence[StepRecord] = ()) -> None:
+        """earlier_records: the records that are already in the file, if the run resumed from a checkpoint."""
         self._lines = lines
-        self._passed: deque[FinishedStep] = deque()
+        self._finished_steps: deque[FinishedStep] = deque()
         self.step_ms: list[float] = []  # times of the timed steps
         self.watched: list[bool] = []  # for each timed step, whether an instrument slowed it down
         self.loss = math.nan  # loss of the last step; NaN if this rank had no data in this step
         self.peak_bytes: dict[str, int] = {}
-        for record in earlier:
+        for record in earlier_records:
             sizes = {"allocated": record.allocated_bytes, "reserved": record.reserved_bytes, "rss": record.rss_bytes}
-            self._count(record, {kind: size for kind, size in sizes.items() if size is not None})
+            self._count_record(record, {kind: size for kind, size in sizes.items() if size is not None})
 
-    def add(self, passed: FinishedStep) -> None:
+    def add(self, finished_step: FinishedStep) -> None:
         """Add a step. Writes the records of all steps before it, and its own record if its times are already known."""
-        self._passed.append(passed)
-        while self._passed and (len(self._passed) > 1 or self._passed[0].reading.ready()):
-            self._write(self._passed.popleft())
+        self._finished_steps.append(finished_step)
+        while self._finished_steps and (len(self._finished_steps) > 1 or self._finished_steps[0].reading.ready()):
+            self._write(self._finished_steps.popleft())
 
-    def settle(self) -> None:
+    def write_remaining(self) -> None:
         """Wait for the device and write all remaining records."""
-        while self._passed:
-            self._write(self._passed.popleft())
+        while self._finished_steps:
+            self._write(self._finished_steps.popleft())
 
-    def _write(self, passed: FinishedStep) -> None:
-        parts = passed.reading.parts_ms()
-        step_ms, loss = sum(parts.values()), None if passed.loss is None else float(passed.loss)
+    def _write(self, finished_step: FinishedStep) -> None:
+        parts = finished_step.reading.parts_ms()
+        step_ms, loss = sum(parts.values()), None if finished_step.loss is None else float(finished_step.loss)
         if loss is not None and not math.isfinite(loss):
-            raise FloatingPointError(f"the loss is {loss} at step {passed.step}{' of the warm-up' * passed.warmup}")
+            raise FloatingPointError(f"the loss is {loss} at step {finished_step.step}{' of the warm-up' * finished_step.warmup}")
         times: dict[str, Any] = {f"{part}_ms": part_ms for part, part_ms in parts.items()}
-        memory: dict[str, Any] = {f"{kind}_bytes": size for kind, size in passed.memory.items()}
+        memory: dict[str, Any] = {f"{kind}_bytes": size for kind, size in finished_step.memory.items()}
         record = StepRecord(
             schema=SCHEMA,
-            step=passed.step,
-            t_s=passed.t_s,
-            wall_s=passed.wall_s,
+            step=finished_step.step,
+            t_s=finished_step.t_s,
+            wall_s=finished_step.wall_s,
             loss=loss,
-            units=passed.units,
+            units=finished_step.units,
             step_ms=step_ms,
-            warmup=passed.warmup,
-            watched=passed.watched,
+            warmup=finished_step.warmup,
+            watched=finished_step.watched,
             **times,
             **memory,
-            **passed.usage,
+            **finished_step.usage,
         )
         self._lines.write(record)
-        hang_dump.alive()
-        self._count(record, passed.memory)
+        hang_dump.report_progress()
+        self._count_record(record, finished_step.memory)
 
-    def _count(self, record: StepRecord, sizes: dict[str, int]) -> None:
+    def _count_record(self, record: StepRecord, sizes: dict[str, int]) -> None:
         self.loss = math.nan if record.loss is None else record.loss
         if not record.warmup:
             self.step_ms.append(record.step_ms)
@@ -376,10 +376,10 @@ def _limit_memory(limit_gib: float, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gib * GIB / total), device)
         return
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_count_data_bytes() + int(limit_gib * GIB), hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (_read_data_bytes() + int(limit_gib * GIB), hard))
 
 
-def _count_data_bytes() -> int:
+def _read_data_bytes() -> int:
     """The bytes of this process that the kernel counts against RLIMIT_DATA now."""
     lines = Path("/proc/self/status").read_text().splitlines()
     kib = next(line.split()[1] for line in lines if line.startswith("VmData:"))

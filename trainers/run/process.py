@@ -25,7 +25,7 @@ from trainers.ranks.ranks import Ranks
 NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 
 
-def run(path: Path) -> str:
+def run_rank(path: Path) -> str:
     """Train as one rank of the run whose folder is `path`. All output goes to the rank's log.
 
     Returns the backend of the process group when the run is complete. If an error occurs, an event of the run, a traceback in
@@ -34,49 +34,49 @@ def run(path: Path) -> str:
     launcher's environment is contradictory.
     """
     run_dir = RunDir(path.absolute())
-    frozen, place = run_dir.read_run(), Rank.of(os.environ)
-    launcher_stderr = _redirect(run_dir.rank_log(place.rank))
+    run_record, process_rank = run_dir.read_run(), Rank.from_environment(os.environ)
+    launcher_stderr = _redirect_output(run_dir.rank_log(process_rank.rank))
     for name, value in NCCL_LOG.items():
         os.environ.setdefault(name, value)
-    hang_dump.arm(frozen.cell.hang_limit_s)
+    hang_dump.arm(run_record.cell.hang_limit_s)
     try:
-        _refuse(frozen, run_dir, place)
-        if (own := frozen.own_workload) is not None:
-            menu.add_own_workload(own, run_dir.path / own_workload.FOLDER / Path(own.file).name)
-        if (strategy := frozen.own_strategy) is not None:
-            strategies.add(run_dir.path / own_strategy.FOLDER / Path(strategy.file).name, frozen.cell.strategy_code)
+        _check_start(run_record, run_dir, process_rank)
+        if (own_workload_file := run_record.own_workload) is not None:
+            menu.add_own_workload(own_workload_file, run_dir.path / own_workload.FOLDER / Path(own_workload_file.file).name)
+        if (strategy := run_record.own_strategy) is not None:
+            strategies.add_strategies(run_dir.path / own_strategy.FOLDER / Path(strategy.file).name, run_record.cell.strategy_code)
         from trainers.run import loop  # imported inside `try`, so that an error of the import is recorded too
 
         # The timeout includes wait_gpus_s: each node waits for its own GPUs before it starts its ranks, so the ranks of some
         # nodes may start earlier than others.
-        ranks = Ranks(place, frozen.cell.servers, frozen.cell.hang_limit_s + frozen.wait_gpus_s)
-        world_check.check(frozen, run_dir, ranks)
-        loop.train(frozen, run_dir, ranks)
+        ranks = Ranks(process_rank, run_record.cell.servers, run_record.cell.hang_limit_s + run_record.wait_gpus_s)
+        world_check.check_world(run_record, run_dir, ranks)
+        loop.train(run_record, run_dir, ranks)
         ranks.leave()
         return ranks.backend
     except BaseException as error:  # noqa: BLE001 - every error that ends a rank must be recorded
-        _end(error, run_dir, place, launcher_stderr)
+        _end_process(error, run_dir, process_rank, launcher_stderr)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
 
 
-def sentence(error: BaseException, run: Path | None = None) -> str:
+def error_sentence(error: BaseException, run: Path | None = None) -> str:
     """An error as one line: its type and the first line of its message; for errors of shardlab, only the first line.
 
     run: the folder of the run. If the error was raised in one of the run's plug-in files, the line names this file and the line
     in it.
     """
-    first = next(iter(str(error).splitlines()), "")
+    first_line = next(iter(str(error).splitlines()), "")
     if isinstance(error, ShardlabError):
-        return first
-    said = f"{type(error).__name__}: {first}" if first else type(error).__name__
+        return first_line
+    error_text = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
     folders = [run / name for name in plugin_source.CARRIED] if run is not None else []
-    where = next((place for folder in folders if (place := own_code.place(error, folder))), None)
-    return said if where is None else f"{where}: {said}"
+    error_location = next((location for folder in folders if (location := own_code.place(error, folder))), None)
+    return error_text if error_location is None else f"{error_location}: {error_text}"
 
 
-def _event(error: BaseException) -> str:
+def _error_event(error: BaseException) -> str:
     """The name of the event with which a rank records an error: `timeout`, `oom` or `failed`."""
     checkpoints = sys.modules.get("trainers.instruments.checkpoints")
     if checkpoints is not None and isinstance(error, checkpoints.OutOfTime):
@@ -84,42 +84,42 @@ def _event(error: BaseException) -> str:
     return "oom" if is_out_of_memory(error) else "failed"
 
 
-def _refuse(run: Run, run_dir: RunDir, place: Rank) -> None:
+def _check_start(run: Run, run_dir: RunDir, process_rank: Rank) -> None:
     """Raises InputError if the launcher started a wrong number of ranks, or if the run has already written records."""
-    if place.world_size != run.world.world_size:
+    if process_rank.world_size != run.world.world_size:
         raise InputError(
-            f"{run_dir.path}: the launcher started {place.world_size} ranks. Allowed: {run.world.world_size}, "
+            f"{run_dir.path}: the launcher started {process_rank.world_size} ranks. Allowed: {run.world.world_size}, "
             "as run.json says (world.world_size)."
         )
-    steps = run_dir.steps_file(place.rank)
-    begun = steps.exists() and steps.stat().st_size and not checkpoint.whole(run_dir.path)
-    if run_dir.result.exists() or begun:
+    steps = run_dir.steps_file(process_rank.rank)
+    has_records = steps.exists() and steps.stat().st_size and not checkpoint.whole(run_dir.path)
+    if run_dir.result.exists() or has_records:
         raise InputError(f"{run_dir.path}: has records already; another attempt needs a run of its own.")
 
 
-def _redirect(log: Path) -> int:
+def _redirect_output(log: Path) -> int:
     """Redirect standard output and standard error, also of libraries in C, to the log. Returns a file descriptor of the
     previous standard error, which belongs to the launcher."""
     files.make_folder(log.parent)
     with files.as_workspace_error("write"):
         handle = files.open_append(log)
-    before = os.dup(2)  # os.dup returns a descriptor that programs started by this rank do not inherit
+    previous_stderr = os.dup(2)  # os.dup returns a descriptor that programs started by this rank do not inherit
     sys.stdout.flush()
     sys.stderr.flush()
     with handle:
         os.dup2(handle.fileno(), 1)
         os.dup2(handle.fileno(), 2)
-    return before
+    return previous_stderr
 
 
-def _end(error: BaseException, run_dir: RunDir, place: Rank, launcher_stderr: int) -> NoReturn:
+def _end_process(error: BaseException, run_dir: RunDir, process_rank: Rank, launcher_stderr: int) -> NoReturn:
     try:
         traceback.print_exception(error)
         sys.stderr.flush()
-        event, during, why = _event(error), stage.of(error), sentence(error, run_dir.path)
-        if event == "oom" and during is not None:
-            why = f"{why} (while {during})"
-        os.write(launcher_stderr, f"rank {place.rank}: {why}\n".encode())
-        run_dir.write_event(f"rank-{place.rank:05d}", event, why=why, stage=during)
+        event, failed_stage, why = _error_event(error), stage.stage_of_error(error), error_sentence(error, run_dir.path)
+        if event == "oom" and failed_stage is not None:
+            why = f"{why} (while {failed_stage})"
+        os.write(launcher_stderr, f"rank {process_rank.rank}: {why}\n".encode())
+        run_dir.write_event(f"rank-{process_rank.rank:05d}", event, why=why, stage=failed_stage)
     finally:
         os._exit(1)

@@ -37,15 +37,15 @@ class RankResult(msgspec.Struct, frozen=True):
     step_ms: list[float]
     watched: list[bool]  # for each timed step, whether an instrument slowed it down
     items: list[int]  # items of all ranks together in each timed step
-    goes_back: bool  # whether step_ms begins with the run's first timed step, even if the run resumed from a checkpoint
+    from_first_step: bool  # whether step_ms begins with the run's first timed step, even if the run resumed from a checkpoint
 
 
 def write(
     run: Run,
     run_dir: RunDir,
     ranks: Ranks,
-    company: Peers,
-    mine: RankResult,
+    peers: Peers,
+    rank_result: RankResult,
     engine: Accounted,
     task: Task,
     steps_per_epoch: int,
@@ -54,45 +54,45 @@ def write(
     *,
     resumed_from_step: int | None,
 ) -> None:
-    """Gather the results of the ranks in `company`; rank 0 writes the file. A collective: it returns when the file is written.
+    """Gather the results of the ranks in `peers`; rank 0 writes the file. A collective: it returns when the file is written.
 
     All values are from the ranks that trained to the end. If a rank was lost, the state of the result is `failed`, unless the
     cell asked for the loss of one rank. Memory is that of the rank with the highest peak. train_time_s in the file is the
     wall-clock time of the slowest rank, from the start of the first timed step to the end of the last timed step. It includes
     the time between steps, but not the time of instruments between steps.
 
-    company: the ranks that train. mine: the results of this rank. same_work: the verdict of the proof. instruments: the results
+    peers: the ranks that train. rank_result: the results of this rank. same_work: the verdict of the proof. instruments: the results
     of the instruments by name. resumed_from_step: the step of the checkpoint from which the run resumed; None if it did not
     resume.
     """
-    kinds = sorted(mine.peak_bytes)
-    everyone = company.gather([mine.train_time_s, mine.loss, *(mine.peak_bytes[kind] for kind in kinds), *mine.step_ms])
-    gpus = company.gather(_gpu_numbers(ranks.device))
-    knobs = {"asked": _asked(run), "effective": engine.effective()}  # on every rank, because `effective` may be a collective
+    kinds = sorted(rank_result.peak_bytes)
+    rows = peers.gather([rank_result.train_time_s, rank_result.loss, *(rank_result.peak_bytes[kind] for kind in kinds), *rank_result.step_ms])
+    gpu_numbers = peers.gather(_gpu_numbers(ranks.device))
+    knobs = {"asked": _requested_settings(run), "effective": engine.effective()}  # on every rank, because `effective` may be a collective
     parameters = engine.parameters() - task.padding
-    sent = same_work.communication_bytes or _by_theory(run, company, engine, ranks.backend)
-    company.barrier()
+    sent = same_work.communication_bytes or _theory_bytes(run, peers, engine, ranks.backend)
+    peers.barrier()
     if ranks.rank == 0:
-        timing = _Timing.of(run, mine, everyone, len(kinds), task.units_per_item)
+        timing = _Timing.from_rows(run, rank_result, rows, len(kinds), task.units_per_item)
         # Steps before the checkpoint of another cell's run have no records here; all times are those of this run's own steps.
-        brought = (resumed_from_step or 0) if not mine.goes_back else 0
-        peaks = everyone[:, 2 : 2 + len(kinds)].max(axis=0)
-        in_epochs = run.cell.epochs is not None and not brought
+        earlier_steps = (resumed_from_step or 0) if not rank_result.from_first_step else 0
+        peaks = rows[:, 2 : 2 + len(kinds)].max(axis=0)
+        in_epochs = run.cell.epochs is not None and not earlier_steps
         files.write_json(run_dir.result, Result(
             schema=SCHEMA,
             run_id=run.run_id,
-            state="completed" if len(everyone) >= run.cell.gpus - (run.cell.instruments.lost_worker is not None) else "failed",
-            rehearsal=is_rehearsal(run.cell, run.cluster, on_cpu=bool(np.isnan(gpus).any())),
-            steps=brought + len(timing.steps_ms),
+            state="completed" if len(rows) >= run.cell.gpus - (run.cell.instruments.lost_worker is not None) else "failed",
+            rehearsal=is_rehearsal(run.cell, run.cluster, on_cpu=bool(np.isnan(gpu_numbers).any())),
+            steps=earlier_steps + len(timing.steps_ms),
             unit=menu.workload_of(run.cell).unit,
             resumed_from_step=resumed_from_step,
-            final_loss=float(np.nanmean(everyone[:, 1])),
+            final_loss=float(np.nanmean(rows[:, 1])),
             final_accuracy=instruments.get("validation", {}).get("accuracy"),
             throughput_per_s=timing.throughput_per_s,
             step_time_ms=timing.spread_ms,
-            train_time_s=float(everyone[:, 0].max()),
-            epoch_time_s=_epochs(timing.steps_ms, steps_per_epoch) if in_epochs else None,
-            peak_memory_bytes={kind: int(size) for kind, size in zip(kinds, peaks)} | _by_category(instruments),
+            train_time_s=float(rows[:, 0].max()),
+            epoch_time_s=_epoch_seconds(timing.steps_ms, steps_per_epoch) if in_epochs else None,
+            peak_memory_bytes={kind: int(size) for kind, size in zip(kinds, peaks)} | _memory_by_category(instruments),
             parameters=parameters,
             flops_per_unit=task.flops_per_unit(),
             same_work=same_work,
@@ -101,9 +101,9 @@ def write(
             instruments=instruments,
             knobs=knobs,
             versions=host.packages(),
-            gpus=_gpu_names(gpus),
+            gpus=_gpu_names(gpu_numbers),
         ))  # fmt: skip
-    company.barrier()
+    peers.barrier()
 
 
 class _Timing(msgspec.Struct, frozen=True):
@@ -121,35 +121,35 @@ class _Timing(msgspec.Struct, frozen=True):
     seconds of these steps."""
 
     @classmethod
-    def of(cls, run: Run, mine: RankResult, everyone: np.ndarray, kinds: int, units_per_item: int) -> _Timing:
-        """Compute the times. everyone: the gathered numbers, with a row for each rank: its time, its loss, its peak memory by
+    def from_rows(cls, run: Run, rank_result: RankResult, rows: np.ndarray, kinds: int, units_per_item: int) -> _Timing:
+        """Compute the times. rows: the gathered numbers, with a row for each rank: its time, its loss, its peak memory by
         kind, and the time of each step; the shape is (ranks, 2 + kinds + steps)."""
-        steps_ms = everyone[:, 2 + kinds :].max(axis=0)
-        counted = ~np.array(mine.watched, dtype=bool)
-        if not counted.any():
+        steps_ms = rows[:, 2 + kinds :].max(axis=0)
+        is_counted = ~np.array(rank_result.watched, dtype=bool)
+        if not is_counted.any():
             return cls(steps_ms, None, None)
-        finished = len(everyone) / run.cell.gpus  # ranks have equal shares of every batch
-        units = int(np.array(mine.items)[counted].sum()) * units_per_item * finished
-        return cls(steps_ms, _spread(steps_ms[counted]), units / (float(steps_ms[counted].sum()) / 1000))
+        finished_share = len(rows) / run.cell.gpus  # ranks have equal shares of every batch
+        units = int(np.array(rank_result.items)[is_counted].sum()) * units_per_item * finished_share
+        return cls(steps_ms, _compute_spread(steps_ms[is_counted]), units / (float(steps_ms[is_counted].sum()) / 1000))
 
 
-def _by_theory(run: Run, company: Peers, engine: Accounted, backend: str) -> dict[str, float] | None:
+def _theory_bytes(run: Run, peers: Peers, engine: Accounted, backend: str) -> dict[str, float] | None:
     """The bytes that all ranks send in a step by theory: `theory`, `wire` and, if textbooks give a number, `textbook`.
 
     With parameter servers, they are `theory`, `counted` and `textbook`. None if a rank was lost. A collective.
     """
     terms = engine.theory()
-    everyone = company.gather([sum(term.sent_bytes for term in terms), sum(term.wire_bytes(backend) for term in terms)])
+    rows = peers.gather([sum(term.sent_bytes for term in terms), sum(term.wire_bytes(backend) for term in terms)])
     textbook = engine.textbook_bytes()
-    own = engine.sent_by_all()
-    if len(everyone) < run.cell.gpus:
+    server_bytes = engine.total_sent_bytes()
+    if len(rows) < run.cell.gpus:
         return None
-    theory, wire = map(float, everyone.sum(axis=0))
-    sent = own or {"theory": theory, "wire": wire}
+    theory, wire = map(float, rows.sum(axis=0))
+    sent = server_bytes or {"theory": theory, "wire": wire}
     return {**sent, **({"textbook": textbook * run.cell.gpus} if textbook is not None else {})}
 
 
-def _asked(run: Run) -> dict[str, Any]:
+def _requested_settings(run: Run) -> dict[str, Any]:
     """The options, precision and optimizer that the cell asked for."""
     cell = run.cell
     return {
@@ -162,19 +162,19 @@ def _asked(run: Run) -> dict[str, Any]:
     }
 
 
-def _by_category(instruments: dict[str, dict[str, Any]]) -> dict[str, int]:
+def _memory_by_category(instruments: dict[str, dict[str, Any]]) -> dict[str, int]:
     """Bytes of memory by category (parameters, gradients, ...) at the peak of the step that the instrument `memory` recorded;
     empty if no step was recorded."""
-    found: dict[str, int] = instruments.get("memory", {}).get("peak_bytes", {})
-    return found
+    peak_bytes: dict[str, int] = instruments.get("memory", {}).get("peak_bytes", {})
+    return peak_bytes
 
 
-def _spread(steps_ms: np.ndarray) -> Spread:
+def _compute_spread(steps_ms: np.ndarray) -> Spread:
     p5, median, p95 = (float(value) for value in np.percentile(steps_ms, (5, 50, 95)))
     return Spread(median=median, mean=float(steps_ms.mean()), p5=p5, p95=p95, n=len(steps_ms))
 
 
-def _epochs(steps_ms: np.ndarray, steps_per_epoch: int) -> list[float]:
+def _epoch_seconds(steps_ms: np.ndarray, steps_per_epoch: int) -> list[float]:
     """The duration of each epoch in seconds, which is the sum of the times of its steps."""
     return [float(epoch.sum()) / 1000 for epoch in steps_ms.reshape(-1, steps_per_epoch)]
 
@@ -183,8 +183,8 @@ def _gpu_numbers(device: torch.device) -> list[float]:
     """The UUID of this GPU in 4 numbers of 32 bits, which float64 holds exactly; NaN for a CPU."""
     if device.type != "cuda":
         return [math.nan] * 4
-    whole = uuid.UUID(str(torch.cuda.get_device_properties(device).uuid)).bytes
-    return [float(int.from_bytes(whole[start : start + 4])) for start in range(0, 16, 4)]
+    uuid_bytes = uuid.UUID(str(torch.cuda.get_device_properties(device).uuid)).bytes
+    return [float(int.from_bytes(uuid_bytes[start : start + 4])) for start in range(0, 16, 4)]
 
 
 def _gpu_names(rows: np.ndarray) -> list[str]:

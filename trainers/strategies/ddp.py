@@ -25,17 +25,17 @@ def refuse(cell: Cell) -> str | None:
             "static_graph: torch records the graph in the first pass, and this pass must exchange gradients. "
             "Allowed: gradient_accumulation_steps of 1, or false."
         )
-    if cell.options.get("join") is True and (why := _join(cell)) is not None:
+    if cell.options.get("join") is True and (why := _refuse_join(cell)) is not None:
         return why
     return None
 
 
-def _join(cell: Cell) -> str | None:
+def _refuse_join(cell: Cell) -> str | None:
     if cell.epochs != 1:
-        found = f"steps: {cell.steps}" if cell.epochs is None else f"epochs: {cell.epochs}"
+        length_text = f"steps: {cell.steps}" if cell.epochs is None else f"epochs: {cell.epochs}"
         return (
             "join: a rank without data makes no optimizer step in the short step, so no other step may follow: "
-            f"found {found}. Allowed: epochs: 1."
+            f"found {length_text}. Allowed: epochs: 1."
         )
     if cell.options.get("comm_hook", "none") != "none" or cell.options.get("static_graph") is True:
         return "join: torch's join supports neither comm_hook nor static_graph. Allowed: leave both out, or join: false."

@@ -14,7 +14,7 @@ WITHOUT_GPU = "FSDP1 copies offloaded parameters to a GPU and back, and the rank
 HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
 
-def refuser(sharding: str) -> Callable[[Cell], str | None]:
+def make_refuse(sharding: str) -> Callable[[Cell], str | None]:
     """The function `refuse` of a strategy with this sharding. sharding: a name of FSDP's `ShardingStrategy`."""
 
     def refuse(cell: Cell) -> str | None:
@@ -51,7 +51,7 @@ def _variant(name: str, sharding: str, summary: str) -> Strategy:
         summary=summary,
         precisions=SHARDED,
         reasons=REASONS,
-        refuse=refuser(sharding),
+        refuse=make_refuse(sharding),
         engine="trainers.engines.fsdp1",
         settings={"sharding": sharding},
         options=(*OPTIONS, REPLICAS) if sharding in HYBRID else OPTIONS,

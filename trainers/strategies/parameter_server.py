@@ -33,11 +33,11 @@ PULL_INTERVAL = Option("pull_interval", 1, "a worker pulls parameters once in th
 def unprovable(cell: Cell) -> str:
     """Why an asynchronous server cannot be compared with one process."""
     interval = cell.options.get("pull_interval", 1)
-    own = f"; workers pull parameters once in {interval} pushes, so their own last pushes are missing in them too"
-    return OWN_ORDER + (own if interval != 1 else "")
+    pull_remark = f"; workers pull parameters once in {interval} pushes, so their own last pushes are missing in them too"
+    return OWN_ORDER + (pull_remark if interval != 1 else "")
 
 
-def period(cell: Cell) -> int:
+def pull_period(cell: Cell) -> int:
     """The number of steps after which the communication of a worker repeats."""
     interval = cell.options.get("pull_interval", 1)
     assert isinstance(interval, int)
@@ -65,7 +65,7 @@ VARIANTS = (
         switches=SUPPORTED,
         options=(PULL_INTERVAL,),
         unprovable=unprovable,
-        communication_period=period,
+        communication_period=pull_period,
         no_checkpoints=NO_COMMON_STEP,
         tolerates_lost_ranks=True,
     ),
@@ -83,7 +83,7 @@ VARIANTS = (
             PULL_INTERVAL,
         ),
         unprovable=unprovable,
-        communication_period=period,
+        communication_period=pull_period,
         no_checkpoints=NO_COMMON_STEP,
         tolerates_lost_ranks=True,
     ),

@@ -18,14 +18,14 @@ def why_not_staged(cell: Cell, stages_per_rank: int = 1) -> str | None:
     if workload.file is not None:
         return _why_own_is_not_staged(cell, workload, stages)
     if workload.blocks is None:
-        able = ", ".join(name for name, other in menu.workloads().items() if other.blocks is not None)
-        return f"{cell.strategy} cannot divide {cell.workload} into pipeline stages. Allowed workloads: {able}."
+        names = ", ".join(name for name, other in menu.workloads().items() if other.blocks is not None)
+        return f"{cell.strategy} cannot divide {cell.workload} into pipeline stages. Allowed workloads: {names}."
     blocks = cell.options[workload.blocks]
     assert isinstance(blocks, int)
     if stages > blocks:
-        found = f"pp: {cell.pp}" + (f" with {stages_per_rank} stages per rank" if stages_per_rank > 1 else "")
+        found_text = f"pp: {cell.pp}" + (f" with {stages_per_rank} stages per rank" if stages_per_rank > 1 else "")
         return (
-            f"{cell.workload} has {blocks} blocks ({workload.blocks}), too few for {stages} stages: found {found}. "
+            f"{cell.workload} has {blocks} blocks ({workload.blocks}), too few for {stages} stages: found {found_text}. "
             f"Allowed pp: up to {blocks // stages_per_rank}."
         )
     return None

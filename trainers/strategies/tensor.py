@@ -16,8 +16,8 @@ def why_not_split(cell: Cell) -> str | None:
     if workload.file is not None:
         return _why_own_is_not_split(cell, workload)
     if workload.heads is None:
-        able = ", ".join(name for name, other in menu.workloads().items() if other.heads is not None)
-        return f"{cell.strategy} cannot split {cell.workload}: it defines no split of its layers. Allowed workloads: {able}."
+        names = ", ".join(name for name, other in menu.workloads().items() if other.heads is not None)
+        return f"{cell.strategy} cannot split {cell.workload}: it defines no split of its layers. Allowed workloads: {names}."
     heads = cell.options[workload.heads]
     assert isinstance(heads, int)
     if heads % cell.tp:

@@ -10,7 +10,7 @@ from trainers.model.precision import CAST, MIXED, REASONS, SHARDED
 from trainers.strategy import Strategy
 
 
-def refuser(stage: int) -> Callable[[Cell], str | None]:
+def make_refuse(stage: int) -> Callable[[Cell], str | None]:
     """The function `refuse` of the strategy for a ZeRO stage."""
 
     def refuse(cell: Cell) -> str | None:
@@ -30,23 +30,23 @@ def refuser(stage: int) -> Callable[[Cell], str | None]:
                 f"with precision {cell.precision}, zero0 adds the gradients of several micro-batches in 16 bits; every other "
                 "strategy adds them in fp32. Allowed: gradient_accumulation_steps of 1, or zero1 to zero3."
             )
-        return _zeropp(cell) or _offload(cell)
+        return _refuse_zeropp(cell) or _refuse_offload(cell)
 
     return refuse
 
 
-def _zeropp(cell: Cell) -> str | None:
+def _refuse_zeropp(cell: Cell) -> str | None:
     size = cell.options.get("hpz_partition_size", 1)
     if isinstance(size, int) and cell.gpus % size:
         return f"hpz_partition_size: found {size} on {cell.gpus} ranks. Allowed: a divisor of {cell.gpus}; 1: no second copy."
     if cell.options.get("quantized_gradients") is True and cell.nnodes == 1:
         return "quantized_gradients: DeepSpeed quantises gradients only between nodes: found nnodes: 1. Allowed: false."
-    if cell.launcher == "fork" and (found := quantized(cell)):
-        return f"{found}: DeepSpeed's quantiser needs a GPU, and the launcher fork runs ranks on the CPU. Allowed: false."
+    if cell.launcher == "fork" and (names := quantizing_options(cell)):
+        return f"{names}: DeepSpeed's quantiser needs a GPU, and the launcher fork runs ranks on the CPU. Allowed: false."
     return None
 
 
-def quantized(cell: Cell) -> str:
+def quantizing_options(cell: Cell) -> str:
     """The names of the options of a cell that are on and quantise messages, joined by `and`; an empty string if none is on."""
     return " and ".join(name for name in ("quantized_weights", "quantized_gradients") if cell.options.get(name) is True)
 
@@ -54,15 +54,15 @@ def quantized(cell: Cell) -> str:
 def unprovable(cell: Cell) -> str | None:
     """Why a cell is not compared with one process, as a sentence, or None. The quantisers of ZeRO++ round the values of a
     group to 255 or 15 levels, so the values differ too much from those of one process."""
-    if found := quantized(cell):
-        return f"{found}: ZeRO++ rounds what it sends to integers of 8 or 4 bits, which no tolerance of a precision covers"
+    if names := quantizing_options(cell):
+        return f"{names}: ZeRO++ rounds what it sends to integers of 8 or 4 bits, which no tolerance of a precision covers"
     return None
 
 
-def _offload(cell: Cell) -> str | None:
-    where = {name: cell.options.get(name, "none") for name in ("offload_optimizer", "offload_param")}
+def _refuse_offload(cell: Cell) -> str | None:
+    devices = {name: cell.options.get(name, "none") for name in ("offload_optimizer", "offload_param")}
     path = cell.options.get("nvme_path")
-    if "nvme" not in where.values():
+    if "nvme" not in devices.values():
         return None if path is None else "nvme_path: nothing is offloaded to nvme. Allowed: leave it out, or offload to nvme."
     if not (isinstance(path, str) and path.startswith("/")):
         return f"nvme_path: found {path or 'null'}. Allowed: an absolute path on each node, which offloading to nvme needs."
@@ -84,7 +84,7 @@ BUCKET = Option(
 OVERLAP = "reduce gradients while backward still runs"
 
 
-def _cut(*, overlaps: bool) -> tuple[Option, ...]:
+def _bucket_options(*, overlaps: bool) -> tuple[Option, ...]:
     """The options of stages 1 and 2. overlaps: the default of overlap_comm (DeepSpeed has no overlap for stage 1 in bf16)."""
     return (
         COMMUNICATION,
@@ -148,7 +148,7 @@ def _variant(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
         summary=summary,
         precisions=SHARDED if stage else MIXED,
         reasons=REASONS if stage else {**REASONS, "bf16-pure": NO_PURE},
-        refuse=refuser(stage),
+        refuse=make_refuse(stage),
         engine="trainers.engines.zero",
         settings={"stage": stage},
         options=options,
@@ -160,7 +160,7 @@ def _variant(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
 
 VARIANTS = (
     _variant(0, "a whole model on every rank, run by DeepSpeed without ZeRO: the reference for its stages", (COMMUNICATION,)),
-    _variant(1, "optimizer state sharded over the ranks (DeepSpeed ZeRO stage 1)", _cut(overlaps=False)),
-    _variant(2, "optimizer state and gradients sharded over the ranks (DeepSpeed ZeRO stage 2)", _cut(overlaps=True)),
+    _variant(1, "optimizer state sharded over the ranks (DeepSpeed ZeRO stage 1)", _bucket_options(overlaps=False)),
+    _variant(2, "optimizer state and gradients sharded over the ranks (DeepSpeed ZeRO stage 2)", _bucket_options(overlaps=True)),
     _variant(3, "optimizer state, gradients and parameters sharded over the ranks (DeepSpeed ZeRO stage 3)", ALL_CUT),
 )

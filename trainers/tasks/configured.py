@@ -26,7 +26,7 @@ from trainers.model.blocks import Blocks
 from trainers.plans import derived
 from trainers.task import Batch, Task
 from trainers.tasks import vision_classifier
-from trainers.tasks.convolutional import mix
+from trainers.tasks.convolutional import mix_batch_norms
 from trainers.tasks.device_copy import to_device
 from trainers.tasks.image_task import ImageTask
 from trainers.tasks.token_task import TokenTask
@@ -43,27 +43,27 @@ class Transformer(Task):
     """The base of tasks with a model of transformers. made: the configuration, as an object of transformers."""
 
     _architecture: Architecture
-    made: Any
+    config: Any
 
-    def prepare(self, found: Architecture, made: Any) -> None:
-        self._architecture, self.made, self._blocks = found, made, Blocks()
+    def set_architecture(self, architecture: Architecture, config: Any) -> None:
+        self._architecture, self.config, self._blocks = architecture, config, Blocks()
 
     def model(self) -> nn.Module:
-        return configuration.build(self._architecture, self.made)
+        return configuration.build_model(self._architecture, self.config)
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        return self._blocks.of(model)
+        return self._blocks.find_blocks(model)
 
     def flops_per_unit(self) -> float | None:
-        return counted_flops.of_task(self)
+        return counted_flops.count_task_flops(self)
 
 
 class CausalTask(Transformer, TokenTask):
     """The task of a language model that predicts the next token."""
 
-    def __init__(self, cell: Cell, data_path: Path, found: Architecture, made: Any) -> None:
-        self.prepare(found, made)
-        super().__init__(cell, data_path, made.vocab_size)
+    def __init__(self, cell: Cell, data_path: Path, architecture: Architecture, config: Any) -> None:
+        self.set_architecture(architecture, config)
+        super().__init__(cell, data_path, config.vocab_size)
 
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         return _logits(self._architecture, model, batch.inputs)
@@ -72,9 +72,9 @@ class CausalTask(Transformer, TokenTask):
     def _plan(self) -> ModelPlan:
         with torch.device("meta"):
             model = self.model()
-        split = derived.split_of(model, self.blocks(model), self.made)
+        split = derived.derive_split(model, self.blocks(model), self.config)
         assert isinstance(split, derived.Split), "refused at plan time"
-        return derived.DerivedPlan(self.seq_len, self.made.hidden_size, split)
+        return derived.DerivedPlan(self.seq_len, self.config.hidden_size, split)
 
     def plan(self) -> ModelPlan:
         return self._plan
@@ -87,26 +87,26 @@ class MaskedTask(Transformer, TokenTask):
     inputs of an item are its tokens, followed by the numbers of its masked positions: (items, seq_len + masked positions).
     """
 
-    def __init__(self, cell: Cell, data_path: Path, found: Architecture, made: Any) -> None:
-        self.prepare(found, made)
+    def __init__(self, cell: Cell, data_path: Path, architecture: Architecture, config: Any) -> None:
+        self.set_architecture(architecture, config)
         assert cell.seq_len is not None, "the workload has a default"
-        self._masked = max(1, round(MASKED * cell.seq_len))
-        named = getattr(made, "mask_token_id", None)
-        self._mask_token = named if isinstance(named, int) and 0 <= named < made.vocab_size else made.vocab_size - 1
-        super().__init__(cell, data_path, made.vocab_size)
+        self._masked_positions = max(1, round(MASKED * cell.seq_len))
+        mask_token = getattr(config, "mask_token_id", None)
+        self._mask_token = mask_token if isinstance(mask_token, int) and 0 <= mask_token < config.vocab_size else config.vocab_size - 1
+        super().__init__(cell, data_path, config.vocab_size)
 
-    def _read(self, tokens: TokenSet) -> None:
-        super()._read(tokens)
-        rule = f"{self.source.sha256}, {self._masked} positions by {self._mask_token}, seed {SEED}"
+    def _use_tokens(self, tokens: TokenSet) -> None:
+        super()._use_tokens(tokens)
+        rule = f"{self.source.sha256}, {self._masked_positions} positions by {self._mask_token}, seed {SEED}"
         sha256 = hashlib.sha256(rule.encode()).hexdigest()
         self.source = msgspec.structs.replace(self.source, name=f"{self.source.name}, {MASKED:.0%} masked", sha256=sha256)
 
     def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
         tokens = self._tokens.read(indices)[:, :-1]
-        positions = np.empty((len(indices), self._masked), np.int64)
+        positions = np.empty((len(indices), self._masked_positions), np.int64)
         for row, index in enumerate(indices):
-            drawn = np.random.Philox(key=np.array([SEED, int(index)], np.uint64)).random_raw(self.seq_len)
-            positions[row] = np.sort(np.argsort(drawn, kind="stable")[: self._masked])
+            random_numbers = np.random.Philox(key=np.array([SEED, int(index)], np.uint64)).random_raw(self.seq_len)
+            positions[row] = np.sort(np.argsort(random_numbers, kind="stable")[: self._masked_positions])
         targets = np.take_along_axis(tokens, positions, axis=1)
         masked = tokens.copy()
         np.put_along_axis(masked, positions, self._mask_token, axis=1)
@@ -122,24 +122,24 @@ class MaskedTask(Transformer, TokenTask):
 class ClassifierTask(Transformer, ImageTask):
     """The task of an image classifier of transformers."""
 
-    def __init__(self, cell: Cell, data_path: Path, found: Architecture, made: Any) -> None:
-        self.prepare(found, made)
-        super().__init__(cell, data_path, made.num_labels)
-        made.num_labels = self.classes
+    def __init__(self, cell: Cell, data_path: Path, architecture: Architecture, config: Any) -> None:
+        self.set_architecture(architecture, config)
+        super().__init__(cell, data_path, config.num_labels)
+        config.num_labels = self.classes
 
     def model(self) -> nn.Module:
-        return mix(super().model())
+        return mix_batch_norms(super().model())
 
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         images = batch.inputs.to(next(model.parameters()).dtype)
         return cast("torch.Tensor", model(pixel_values=images).logits)
 
 
-def _logits(found: Architecture, model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    more = {}
-    if "attention_mask" in inspect.signature(found.model.forward).parameters:
-        more["attention_mask"] = unpacked_attention.nothing_padded(tokens)
-    return cast("torch.Tensor", model(input_ids=tokens, **more).logits)
+def _logits(architecture: Architecture, model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    extra_inputs = {}
+    if "attention_mask" in inspect.signature(architecture.model.forward).parameters:
+        extra_inputs["attention_mask"] = unpacked_attention.unpadded_mask(tokens)
+    return cast("torch.Tensor", model(input_ids=tokens, **extra_inputs).logits)
 
 
 TASKS: dict[str, Any] = {
@@ -149,7 +149,7 @@ TASKS: dict[str, Any] = {
 }
 
 
-def of_content(content: dict[str, Any], cell: Cell, data_path: Path, *, twin: bool) -> Task:
+def make_task(content: dict[str, Any], cell: Cell, data_path: Path, *, twin: bool) -> Task:
     """The task of a model, by the content of its configuration file.
 
     twin: whether to make the task of its tiny twin. Raises InputError without the name of the file.
@@ -158,11 +158,11 @@ def of_content(content: dict[str, Any], cell: Cell, data_path: Path, *, twin: bo
     if "torchvision" in content:
         return vision_classifier.build(cell, data_path, content["torchvision"], twin=twin)
     values = content["transformers"]
-    found = configuration.architecture(values)
+    architecture = configuration.find_architecture(values)
     layers = cast("int | None", cell.options.get("n_layer"))
-    values = configuration.twin_of(found, values) if twin else values
-    made = configuration.configured(found, values, dropout=dropout, layers=layers)
-    task: Task = TASKS[found.kind](cell, data_path, found, made)
+    values = configuration.shrink_to_twin(architecture, values) if twin else values
+    config = configuration.make_config(architecture, values, dropout=dropout, layers=layers)
+    task: Task = TASKS[architecture.kind](cell, data_path, architecture, config)
     return task
 
 
@@ -175,6 +175,6 @@ def build(cell: Cell, data_path: Path, *, file: Path, twin: bool) -> Task:
     if source.digest != cell.workload_code:
         raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {cell.workload_code}.")
     try:
-        return of_content(model_file.read_content(source.contents[file.name]), cell, data_path, twin=twin)
+        return make_task(model_file.read_content(source.contents[file.name]), cell, data_path, twin=twin)
     except InputError as error:
         raise InputError(f"{file}: {error}") from None

@@ -10,16 +10,16 @@ from torchvision.models import convnext_large
 from torchvision.models.convnext import CNBlock, CNBlockConfig, ConvNeXt
 
 from shardlab.matrix.cell import Cell
-from trainers.tasks.convolutional import ConvolutionalTask, of_type
+from trainers.tasks.convolutional import ConvolutionalTask, modules_of_type
 
 STOCHASTIC_DEPTH = 0.5
 
 
-def original(classes: int, dropout: bool) -> nn.Module:
+def original_network(classes: int, dropout: bool) -> nn.Module:
     return cast("nn.Module", convnext_large(num_classes=classes, stochastic_depth_prob=STOCHASTIC_DEPTH if dropout else 0.0))
 
 
-def small(classes: int, dropout: bool) -> nn.Module:
+def small_network(classes: int, dropout: bool) -> nn.Module:
     widths = (16, 32, 64, 96, None)
     settings = [CNBlockConfig(widths[stage], widths[stage + 1], 2 if stage == 2 else 1) for stage in range(4)]
     return cast(
@@ -28,10 +28,10 @@ def small(classes: int, dropout: bool) -> nn.Module:
     )
 
 
-def blocks(model: nn.Module) -> list[nn.Module]:
-    return of_type(CNBlock, model)
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    return modules_of_type(CNBlock, model)
 
 
 def build(cell: Cell, data_path: Path, *, classes: int, tiny: bool = False) -> ConvolutionalTask:
-    architecture = small if tiny else original
-    return ConvolutionalTask(cell, data_path, classes=classes, architecture=architecture, blocks=blocks)
+    architecture = small_network if tiny else original_network
+    return ConvolutionalTask(cell, data_path, classes=classes, architecture=architecture, blocks=find_blocks)

@@ -38,7 +38,7 @@ class ConvolutionalTask(ImageTask):
 
     def model(self) -> nn.Module:
         torch.backends.cudnn.benchmark = bool(self._cell.options["cudnn_benchmark"])
-        return mix(self._architecture(self.classes, self.dropout))
+        return mix_batch_norms(self._architecture(self.classes, self.dropout))
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         return self._blocks(model)
@@ -63,21 +63,21 @@ class ConvolutionalTask(ImageTask):
 
 def flops_per_image(model: nn.Module, image: torch.Tensor) -> float:
     """Floating-point operations of forward and backward for one image, (1, 3, size, size), by the rule in FLOPS_SOURCE."""
-    found: list[int] = []
+    counts: list[int] = []
 
     def count(layer: Any, _: object, output: torch.Tensor) -> None:
-        found.append(output.numel() * layer.weight[0].numel())  # an element of the output is a sum over its channel's weights
+        counts.append(output.numel() * layer.weight[0].numel())  # an element of the output is a sum over its channel's weights
 
     hooks = [layer.register_forward_hook(count) for layer in model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
     model(image)
     for hook in hooks:
         hook.remove()
-    return 6.0 * sum(found) - 2.0 * found[0]
+    return 6.0 * sum(counts) - 2.0 * counts[0]
 
 
-def of_type(block: type, model: nn.Module) -> list[nn.Module]:
-    """All modules of a network that have the class `block`, in order."""
-    return [module for module in model.modules() if isinstance(module, block)]
+def modules_of_type(block_class: type, model: nn.Module) -> list[nn.Module]:
+    """All modules of a network that have the class `block_class`, in order."""
+    return [module for module in model.modules() if isinstance(module, block_class)]
 
 
 class MixedBatchNorm2d(nn.BatchNorm2d):
@@ -97,7 +97,7 @@ class MixedBatchNorm2d(nn.BatchNorm2d):
         return batch_norm(input, mean, variance, weight, bias, self.training, self.momentum or 0.0, self.eps)
 
 
-def mix(model: nn.Module) -> nn.Module:
+def mix_batch_norms(model: nn.Module) -> nn.Module:
     """Turn every BatchNorm2d of a network into MixedBatchNorm2d, in place. Parameters and their names stay the same."""
     for module in model.modules():
         if type(module) is nn.BatchNorm2d:

@@ -26,7 +26,7 @@ class SideStream:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def copying(self) -> Iterator[None]:
+    def copy_context(self) -> Iterator[None]:
         """In the `with` block, copies of this thread use this stream."""
         if self._stream is None:
             yield
@@ -36,18 +36,18 @@ class SideStream:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
 
-    def copied(self) -> torch.cuda.Event | None:
+    def record_copies(self) -> torch.cuda.Event | None:
         """An event that completes after all copies that were queued so far; None on a CPU, where copies are synchronous."""
         return None if self._stream is None else self._stream.record_event()
 
-    def take(self, tensors: Iterable[torch.Tensor], copied: torch.cuda.Event | None) -> None:
+    def await_copies(self, tensors: Iterable[torch.Tensor], copy_event: torch.cuda.Event | None) -> None:
         """Make the current stream wait for copies, and keep the memory of the tensors until this stream has used them.
 
-        copied: the event from `copied`. tensors: the copied tensors.
+        copy_event: the event from `copy_event`. tensors: the copied tensors.
         """
-        if copied is None:
+        if copy_event is None:
             return
         current = torch.cuda.current_stream(self._device)
-        current.wait_event(copied)
+        current.wait_event(copy_event)
         for tensor in tensors:
             tensor.record_stream(current)

@@ -16,7 +16,7 @@ from trainers.tasks.convolutional import ConvolutionalTask
 DROPOUT, STOCHASTIC_DEPTH = 0.4, 0.2
 
 
-def original(classes: int, dropout: bool) -> nn.Module:
+def original_network(classes: int, dropout: bool) -> nn.Module:
     return cast(
         "nn.Module",
         efficientnet_v2_l(
@@ -27,7 +27,7 @@ def original(classes: int, dropout: bool) -> nn.Module:
     )
 
 
-def small(classes: int, dropout: bool) -> nn.Module:
+def small_network(classes: int, dropout: bool) -> nn.Module:
     """A small network with both kinds of blocks, with and without halving of the image. 32 x 32 pixels end as 2 x 2."""
     settings = [
         FusedMBConvConfig(1, 3, 1, 16, 16, 1),
@@ -46,10 +46,10 @@ def small(classes: int, dropout: bool) -> nn.Module:
     return cast("nn.Module", network)
 
 
-def blocks(model: nn.Module) -> list[nn.Module]:
+def find_blocks(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, (FusedMBConv, MBConv))]
 
 
 def build(cell: Cell, data_path: Path, *, classes: int, tiny: bool = False) -> ConvolutionalTask:
-    architecture = small if tiny else original
-    return ConvolutionalTask(cell, data_path, classes=classes, architecture=architecture, blocks=blocks)
+    architecture = small_network if tiny else original_network
+    return ConvolutionalTask(cell, data_path, classes=classes, architecture=architecture, blocks=find_blocks)

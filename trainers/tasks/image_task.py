@@ -33,36 +33,36 @@ class ImageTask(Task):
         self.image_size = cast("int", cell.options["image_size"])
         self.dropout = bool(cell.options["dropout"])
         self._cell, self._data_path = cell, data_path
-        self._read(self._opened("train", classes))
+        self._use_images(self._open_split("train", classes))
 
     @property
     def classes(self) -> int:
         """The number of classes of the data, which is also the number of outputs of the model."""
         return self._images.classes
 
-    def imitate(self, classes: int) -> None:
+    def use_synthetic_images(self, classes: int) -> None:
         """Read synthetic images from now on, with this number of classes."""
-        self._read(SyntheticImages("train", self.image_size, classes, None))
+        self._use_images(SyntheticImages("train", self.image_size, classes, None))
 
-    def _opened(self, split: str, classes: int) -> ImageSet:
-        asked = self._cell.options
+    def _open_split(self, split: str, classes: int) -> ImageSet:
+        options = self._cell.options
         return open_images(
-            cast("str", asked["data"]),
+            cast("str", options["data"]),
             self._data_path,
             split,
             size=self.image_size,
             classes=classes,
-            subset=cast("int | None", asked["subset"]),
-            subset_seed=cast("int", asked["subset_seed"]),
+            subset=cast("int | None", options["subset"]),
+            subset_seed=cast("int", options["subset_seed"]),
         )
 
-    def _read(self, images: ImageSet) -> None:
+    def _use_images(self, images: ImageSet) -> None:
         self._images = images
         self.source = msgspec.structs.replace(images.source, classes=images.classes)
 
     def validation(self) -> Task:
         other = copy.copy(self)
-        other._read(self._opened("validation", self.classes))
+        other._use_images(self._open_split("validation", self.classes))
         return other
 
     def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:

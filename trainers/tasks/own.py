@@ -25,56 +25,56 @@ from trainers.plugins.own_model import OwnModel
 from trainers.task import Batch, Task
 from trainers.tasks.device_copy import to_device
 
-GIVEN = "FLOPS_PER_UNIT of the file"
+FLOPS_FROM_FILE = "FLOPS_PER_UNIT of the file"
 
 
 class OwnTask(Task):
     """The task of a user's file. own: the definitions of the file. code: the digest of the file. options: the arguments of its
     function `model`."""
 
-    def __init__(self, own: OwnModel, code: str, options: dict[str, Value]) -> None:
-        self._own, self._options = own, options
-        self.units_per_item = own.units_per_item
-        name = own.file.rpartition("/")[2]
+    def __init__(self, plugin: OwnModel, code: str, options: dict[str, Value]) -> None:
+        self._plugin, self._options = plugin, options
+        self.units_per_item = plugin.units_per_item
+        name = plugin.file.rpartition("/")[2]
         # The code of the file decides what the items contain, so the digest of the code identifies the data.
         sha256 = hashlib.sha256(f"items of {name} {code}".encode()).hexdigest()
-        self.source = DataSource(name=f"batch() of {name}", sha256=sha256, synthetic=False, items=own.items)
-        if own.data is not None:
-            self.source = own.data.source
+        self.source = DataSource(name=f"batch() of {name}", sha256=sha256, synthetic=False, items=plugin.items)
+        if plugin.data is not None:
+            self.source = plugin.data.source
         self._plan: OwnPlan | None = None
 
     def model(self) -> nn.Module:
-        made = self._own.call("model", **self._options)
-        if not isinstance(made, nn.Module):
-            raise InputError(f"{self._own.file}: model() returned {_kind(made)}. Allowed: a torch.nn.Module.")
-        return made
+        module = self._plugin.call("model", **self._options)
+        if not isinstance(module, nn.Module):
+            raise InputError(f"{self._plugin.file}: model() returned {_describe(module)}. Allowed: a torch.nn.Module.")
+        return module
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        if self._own.blocks is None:
-            return repeated(model)
-        found = list(self._own.call("blocks", model))
-        inside = {id(module) for module in model.modules()}
-        if strange := next((block for block in found if id(block) not in inside), None):
-            raise InputError(f"{self._own.file}: blocks() returned {_kind(strange)} that is not in the model.")
-        return found
+        if self._plugin.blocks is None:
+            return repeated_blocks(model)
+        listed_blocks = list(self._plugin.call("blocks", model))
+        module_ids = {id(module) for module in model.modules()}
+        if foreign_block := next((block for block in listed_blocks if id(block) not in module_ids), None):
+            raise InputError(f"{self._plugin.file}: blocks() returned {_describe(foreign_block)} that is not in the model.")
+        return listed_blocks
 
     def plan(self) -> OwnPlan:
         """As `Task.plan`. Raises InputError if the blocks of the model do not fit tensor or pipeline parallelism."""
         if self._plan is None:
-            self._plan = self._found_plan()
+            self._plan = self._make_plan()
         return self._plan
 
-    def _found_plan(self) -> OwnPlan:
+    def _make_plan(self) -> OwnPlan:
         shapes: list[tuple[int, ...]] = []
 
         def note(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            passed = [*inputs, output]
-            if len(passed) != 2 or not all(isinstance(value, torch.Tensor) for value in passed):
+            values = [*inputs, output]
+            if len(values) != 2 or not all(isinstance(value, torch.Tensor) for value in values):
                 raise InputError(
-                    f"{self._own.file}: a block takes {_kind(inputs)} and returns {_kind(output)}. Needed for tensor "
+                    f"{self._plugin.file}: a block takes {_describe(inputs)} and returns {_describe(output)}. Needed for tensor "
                     "and pipeline parallelism: blocks that take one tensor and return one."
                 )
-            shapes.extend(tuple(value.shape[1:]) for value in passed)
+            shapes.extend(tuple(value.shape[1:]) for value in values)
 
         with torch.device("meta"):
             model = self.model().eval()
@@ -87,15 +87,15 @@ class OwnTask(Task):
         except ShardlabError:
             raise
         except Exception as error:
-            why = own_code.sentence(self._own.file, error)
+            why = own_code.sentence(self._plugin.file, error)
             raise InputError(f"{why} Tensor and pipeline parallelism need a model that computes on the meta device.") from error
-        return OwnPlan(self._own, self.blocks, model, shapes)
+        return OwnPlan(self._plugin, self.blocks, model, shapes)
 
     def flops_per_unit(self) -> float | None:
-        if self._own.flops_per_unit is not None:
-            return self._own.flops_per_unit
+        if self._plugin.flops_per_unit is not None:
+            return self._plugin.flops_per_unit
         try:
-            return counted_flops.of(self, Batch(*self.items(np.arange(1)))).flops or None
+            return counted_flops.count_flops(self, Batch(*self.items(np.arange(1)))).flops or None
         except Exception:  # noqa: BLE001 - a user's code may raise anything on the meta device; `jobs workloads` shows why
             return None
 
@@ -106,23 +106,23 @@ class OwnTask(Task):
     def items(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """The (inputs, targets) of the items with these indices, (n,), on the CPU. Raises InputError if the function `batch` of
         the file does not return two tensors with one entry for each item."""
-        found = self._own.call("batch", torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64)))
-        fits = isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, torch.Tensor) for part in found)
-        if not fits or any(part.ndim == 0 or len(part) != len(indices) or part.device.type != "cpu" for part in found):
+        batch = self._plugin.call("batch", torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64)))
+        fits = isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(part, torch.Tensor) for part in batch)
+        if not fits or any(part.ndim == 0 or len(part) != len(indices) or part.device.type != "cpu" for part in batch):
             raise InputError(
-                f"{self._own.file}: batch() returned {_kind(found)} for {len(indices)} items. Allowed: (inputs, targets), two "
+                f"{self._plugin.file}: batch() returned {_describe(batch)} for {len(indices)} items. Allowed: (inputs, targets), two "
                 "tensors on the CPU, whose first dimension is the number of items."
             )
-        return cast("tuple[torch.Tensor, torch.Tensor]", tuple(part.detach().contiguous() for part in found))
+        return cast("tuple[torch.Tensor, torch.Tensor]", tuple(part.detach().contiguous() for part in batch))
 
     def must_repeat_items(self) -> None:
         """Raises InputError if two calls of `batch` for the same items return different tensors, because strategies would then
         train on different data."""
-        some = np.arange(min(2, self.source.items))
-        for first, second in zip(self.items(some), self.items(some), strict=True):
+        indices = np.arange(min(2, self.source.items))
+        for first, second in zip(self.items(indices), self.items(indices), strict=True):
             if not torch.equal(first, second):
                 raise InputError(
-                    f"{self._own.file}: batch() returned other tensors for the same items. Needed: the same item at each call, "
+                    f"{self._plugin.file}: batch() returned other tensors for the same items. Needed: the same item at each call, "
                     "so that each strategy trains on the same data: draw random items once, by a torch.Generator with a seed."
                 )
 
@@ -130,18 +130,18 @@ class OwnTask(Task):
         inputs = batch.inputs
         if inputs.is_floating_point():  # inputs need the dtype of the weights, which some strategies keep in 16 bits
             inputs = inputs.to(next(model.parameters()).dtype)
-        found = model(inputs)
-        if not isinstance(found, torch.Tensor):
-            raise InputError(f"{self._own.file}: the model returned {_kind(found)}. Allowed: a tensor.")
-        return found
+        outputs = model(inputs)
+        if not isinstance(outputs, torch.Tensor):
+            raise InputError(f"{self._plugin.file}: the model returned {_describe(outputs)}. Allowed: a tensor.")
+        return outputs
 
     def criterion(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if self._own.loss is None:
+        if self._plugin.loss is None:
             return super().criterion(outputs, targets)
-        found = self._own.call("loss", outputs.float(), targets)
-        if not isinstance(found, torch.Tensor) or found.ndim:
-            raise InputError(f"{self._own.file}: loss() returned {_kind(found)}. Allowed: the mean loss, a 0-dim tensor.")
-        return found
+        loss = self._plugin.call("loss", outputs.float(), targets)
+        if not isinstance(loss, torch.Tensor) or loss.ndim:
+            raise InputError(f"{self._plugin.file}: loss() returned {_describe(loss)}. Allowed: the mean loss, a 0-dim tensor.")
+        return loss
 
 
 def build(cell: Cell, data_path: Path, *, file: Path) -> OwnTask:
@@ -150,27 +150,27 @@ def build(cell: Cell, data_path: Path, *, file: Path) -> OwnTask:
     source = plugin_source.read(file)
     if source.digest != cell.workload_code:
         raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {cell.workload_code}.")
-    own = own_model.load(source)
-    task = OwnTask(own, source.digest, {option.name: cell.options.get(option.name, option.default) for option in own.options})
+    plugin = own_model.load_definitions(source)
+    task = OwnTask(plugin, source.digest, {option.name: cell.options.get(option.name, option.default) for option in plugin.options})
     task.must_repeat_items()
     return task
 
 
-def repeated(model: nn.Module) -> list[nn.Module]:
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a model, found by a rule: the members of the longest list (`nn.ModuleList` or `nn.Sequential`)
     whose members all have the same class and have parameters. Empty if there is no such list."""
-    found: list[nn.Module] = []
+    longest: list[nn.Module] = []
     for module in model.modules():
         members = list(module) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
         classes = Counter(type(member) for member in members)
-        if len(classes) == 1 and len(members) > max(1, len(found)) and all(any(True for _ in m.parameters()) for m in members):
-            found = members
-    return found
+        if len(classes) == 1 and len(members) > max(1, len(longest)) and all(any(True for _ in m.parameters()) for m in members):
+            longest = members
+    return longest
 
 
-def _kind(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)} on {value.device.type}"
     if isinstance(value, tuple):
-        return f"a tuple of {len(value)}: ({', '.join(map(_kind, value))})"[:200]
+        return f"a tuple of {len(value)}: ({', '.join(map(_describe, value))})"[:200]
     return f"a {type(value).__name__}"

@@ -11,14 +11,14 @@ from torchvision import models
 from torchvision.models.resnet import Bottleneck, ResNet
 
 from shardlab.matrix.cell import Cell
-from trainers.tasks.convolutional import ConvolutionalTask, of_type
+from trainers.tasks.convolutional import ConvolutionalTask, modules_of_type
 
 
-def original(depth: int, classes: int, dropout: bool) -> nn.Module:
+def original_network(depth: int, classes: int, dropout: bool) -> nn.Module:
     return cast("nn.Module", getattr(models, f"resnet{depth}")(num_classes=classes))
 
 
-def tiny(layers: tuple[int, int, int, int], classes: int, dropout: bool) -> nn.Module:
+def tiny_network(layers: tuple[int, int, int, int], classes: int, dropout: bool) -> nn.Module:
     """A narrow network: bottlenecks with 8 to 64 channels, whose outputs are not four times as wide.
 
     layers: number of bottlenecks in each stage. Of an image with 32 x 32 pixels, 2 x 2 positions are left in the last stage, so
@@ -38,8 +38,8 @@ def tiny(layers: tuple[int, int, int, int], classes: int, dropout: bool) -> nn.M
     return cast("nn.Module", network)
 
 
-def blocks(model: nn.Module) -> list[nn.Module]:
-    return of_type(Bottleneck, model)
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    return modules_of_type(Bottleneck, model)
 
 
 def build(
@@ -47,5 +47,5 @@ def build(
 ) -> ConvolutionalTask:
     """The task of a ResNet. depth: selects a network of torchvision, such as 50. layers: if given, a narrow network with these
     numbers of bottlenecks per stage is built instead."""
-    architecture = partial(original, depth) if layers is None else partial(tiny, layers)
-    return ConvolutionalTask(cell, data_path, classes=classes, architecture=architecture, blocks=blocks)
+    architecture = partial(original_network, depth) if layers is None else partial(tiny_network, layers)
+    return ConvolutionalTask(cell, data_path, classes=classes, architecture=architecture, blocks=find_blocks)

@@ -27,9 +27,9 @@ class TokenTask(Task):
         self.seq_len, self.vocabulary = cell.seq_len, vocabulary
         self.units_per_item = cell.seq_len
         self._cell, self._data_path = cell, data_path
-        self._read(self._opened("train"))
+        self._use_tokens(self._open_split("train"))
 
-    def _opened(self, split: str) -> TokenSet:
+    def _open_split(self, split: str) -> TokenSet:
         file = self._cell.options["tokens_file"]
         return open_tokens(
             cast("str", self._cell.options["data"]),
@@ -40,12 +40,12 @@ class TokenTask(Task):
             tokens_file=None if file is None else str(file),
         )
 
-    def _read(self, tokens: TokenSet) -> None:
+    def _use_tokens(self, tokens: TokenSet) -> None:
         self._tokens, self.source = tokens, tokens.source
 
     def validation(self) -> Task:
         other = copy.copy(self)
-        other._read(self._opened("validation"))
+        other._use_tokens(self._open_split("validation"))
         return other
 
     def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:

@@ -17,13 +17,13 @@ NARROW = (4, 4, "M", 8, 8, "M", 16, 16, 16, "M", 32, 32, 32, "M", 32, 32, 32, "M
 NARROW_LINEAR = 64
 
 
-def original(classes: int, dropout: bool) -> nn.Module:
-    return cast("nn.Module", VGG(stages(cfgs["D"]), num_classes=classes, dropout=DROPOUT if dropout else 0.0))
+def original_network(classes: int, dropout: bool) -> nn.Module:
+    return cast("nn.Module", VGG(group_stages(cfgs["D"]), num_classes=classes, dropout=DROPOUT if dropout else 0.0))
 
 
-def narrow(classes: int, dropout: bool) -> nn.Module:
+def narrow_network(classes: int, dropout: bool) -> nn.Module:
     """A VGG with 13 convolutions, which have a sixteenth of the usual channels, and with narrow linear layers."""
-    features = stages(NARROW)
+    features = group_stages(NARROW)
     with torch.device("meta"):  # on the meta device, because the linear layers of torchvision are 4,096 wide and replaced below
         network = VGG(features, num_classes=classes, dropout=DROPOUT if dropout else 0.0)
     device = next(features.parameters()).device
@@ -34,20 +34,20 @@ def narrow(classes: int, dropout: bool) -> nn.Module:
     return cast("nn.Module", network)
 
 
-def stages(configuration: Any) -> nn.Sequential:
+def group_stages(channels: Any) -> nn.Sequential:
     """The layers of torchvision, grouped into one module per stage: all layers up to and including the next pooling.
 
-    configuration: channels of the convolutions, and `M` for a pooling.
+    channels: channels of the convolutions, and `M` for a pooling.
     """
-    found: list[list[nn.Module]] = [[]]
-    for layer in make_layers(list(configuration)):
-        found[-1].append(layer)
+    stage_layers: list[list[nn.Module]] = [[]]
+    for layer in make_layers(list(channels)):
+        stage_layers[-1].append(layer)
         if isinstance(layer, nn.MaxPool2d):
-            found.append([])
-    return nn.Sequential(*(nn.Sequential(*layers) for layers in found if layers))
+            stage_layers.append([])
+    return nn.Sequential(*(nn.Sequential(*layers) for layers in stage_layers if layers))
 
 
-def blocks(model: nn.Module) -> list[nn.Module]:
+def find_blocks(model: nn.Module) -> list[nn.Module]:
     """The blocks: each stage, and all linear layers together as one block. In VGG-16, the linear layers have 124 of the 138
     million parameters."""
     network = cast("Any", model)
@@ -55,5 +55,5 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def build(cell: Cell, data_path: Path, *, classes: int, tiny: bool = False) -> ConvolutionalTask:
-    architecture = narrow if tiny else original
-    return ConvolutionalTask(cell, data_path, classes=classes, architecture=architecture, blocks=blocks)
+    architecture = narrow_network if tiny else original_network
+    return ConvolutionalTask(cell, data_path, classes=classes, architecture=architecture, blocks=find_blocks)

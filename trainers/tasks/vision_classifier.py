@@ -19,35 +19,35 @@ from trainers.workload_options import IMAGENET_CLASSES
 TWIN_CLASSES = 10
 
 
-def names() -> list[str]:
+def classifier_names() -> list[str]:
     """The names of the image classifiers of torchvision."""
     library = vision_library.load()
     return list(library.models.list_models(module=library.models))
 
 
-def network(name: str, classes: int, dropout: bool, *, twin: bool) -> nn.Module:
+def build_network(name: str, classes: int, dropout: bool, *, twin: bool) -> nn.Module:
     """The network with random weights.
 
     classes: number of outputs. dropout: whether its own rates of dropout stay; if not, they are 0. twin: whether to shorten it
     to its tiny twin. Raises InputError, without the name of the file, if torchvision cannot build it.
     """
     library = vision_library.load()
-    if name not in names():
-        raise UnknownName("image classifier of torchvision", name, names())
+    if name not in classifier_names():
+        raise UnknownName("image classifier of torchvision", name, classifier_names())
     try:
-        made = cast("nn.Module", library.models.get_model(name, weights=None, num_classes=classes))
+        model = cast("nn.Module", library.models.get_model(name, weights=None, num_classes=classes))
     except (MemoryError, RuntimeError):
         raise
     except Exception as error:
         raise InputError(f"torchvision cannot build it: {type(error).__name__}: {str(error)[:200]}") from error
-    for module in rates(made) if not dropout else ():
+    for module in dropout_modules(model) if not dropout else ():
         module.p = 0.0  # type: ignore[assignment]
     if twin:
-        _shorten(made)
-    return made
+        _shorten(model)
+    return model
 
 
-def rates(model: nn.Module) -> list[nn.Module]:
+def dropout_modules(model: nn.Module) -> list[nn.Module]:
     """The modules of dropout and stochastic depth whose rate is above 0."""
     depth = vision_library.load().ops.StochasticDepth
     return [module for module in model.modules() if isinstance(module, (_DropoutNd, depth)) and module.p]
@@ -57,7 +57,7 @@ def _shorten(model: nn.Module) -> None:
     """Remove blocks from a network, in place. Of each list of blocks, only the first block is kept, because later blocks do not
     change the shape of the data. If there is only one list, two blocks are kept."""
     lists: dict[str, list[str]] = {}
-    for name in blocks.names(model):
+    for name in blocks.block_names(model):
         outer, _, inner = name.rpartition(".")
         lists.setdefault(outer, []).append(inner)
     keep = 1 if len(lists) > 1 else 2
@@ -76,14 +76,14 @@ class VisionTask(ConvolutionalTask):
     convolutions and linear layers."""
 
     def flops_per_unit(self) -> float | None:
-        return counted_flops.of_task(self)
+        return counted_flops.count_task_flops(self)
 
 
 def build(cell: Cell, data_path: Path, name: str, *, twin: bool) -> VisionTask:
     """The task of the network with this name. twin: whether it is the tiny twin. Raises InputError."""
 
     def architecture(classes: int, dropout: bool) -> nn.Module:
-        return network(name, classes, dropout, twin=twin)
+        return build_network(name, classes, dropout, twin=twin)
 
     classes = TWIN_CLASSES if twin else IMAGENET_CLASSES
-    return VisionTask(cell, data_path, classes=classes, architecture=architecture, blocks=Blocks().of)
+    return VisionTask(cell, data_path, classes=classes, architecture=architecture, blocks=Blocks().find_blocks)

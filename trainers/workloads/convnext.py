@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardlab.matrix.cell import Optimizer
-from trainers.convolutional_workload import variant
+from trainers.convolutional_workload import convolutional_workload
 from trainers.workload_options import IMAGENET_CLASSES
 
 TASK = "trainers.tasks.convnext"
@@ -12,7 +12,7 @@ RATES = "blocks are skipped with a probability that rises to 0.5"
 
 
 VARIANTS = (
-    variant(
+    convolutional_workload(
         "convnext-large-tiny",
         "ConvNeXt of 5 blocks with 16 to 96 channels, the twin of convnext-large",
         parameters=202_490,
@@ -24,7 +24,7 @@ VARIANTS = (
         optimizer=OPTIMIZER,
         dropout=RATES,
     ),
-    variant(
+    convolutional_workload(
         "convnext-large",
         "ConvNeXt-L (Liu et al., 2022), 36 blocks",
         parameters=197_767_336,

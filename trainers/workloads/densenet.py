@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardlab.matrix.cell import Optimizer
-from trainers.convolutional_workload import variant
+from trainers.convolutional_workload import convolutional_workload
 from trainers.workload_options import IMAGENET_CLASSES
 
 TASK = "trainers.tasks.densenet"
@@ -11,7 +11,7 @@ OPTIMIZER = Optimizer(name="sgd", lr=0.1)  # the optimizer of Huang et al., 2017
 
 
 VARIANTS = (
-    variant(
+    convolutional_workload(
         "densenet121-tiny",
         "DenseNet of 3 dense blocks with 8 layers that grow by 12, the twin of densenet121",
         parameters=64_486,
@@ -22,7 +22,7 @@ VARIANTS = (
         tiny=True,
         optimizer=OPTIMIZER,
     ),
-    variant(
+    convolutional_workload(
         "densenet121",
         "DenseNet-121 (Huang et al., 2017), 4 dense blocks",
         parameters=7_978_856,
@@ -31,6 +31,6 @@ VARIANTS = (
         classes=IMAGENET_CLASSES,
         task=TASK,
         optimizer=OPTIMIZER,
-        smallest_alone=64,
+        smallest_single=64,
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardlab.matrix.cell import Optimizer
-from trainers.convolutional_workload import variant
+from trainers.convolutional_workload import convolutional_workload
 from trainers.workload_options import IMAGENET_CLASSES
 
 TASK = "trainers.tasks.efficientnet"
@@ -12,7 +12,7 @@ RATES = "0.4 before the head, and blocks are skipped with a probability that ris
 
 
 VARIANTS = (
-    variant(
+    convolutional_workload(
         "efficientnet-v2-l-tiny",
         "EfficientNetV2 of 6 blocks with 16 to 48 channels, the twin of efficientnet-v2-l",
         parameters=101_388,
@@ -24,7 +24,7 @@ VARIANTS = (
         optimizer=OPTIMIZER,
         dropout=RATES,
     ),
-    variant(
+    convolutional_workload(
         "efficientnet-v2-l",
         "EfficientNetV2-L (Tan and Le, 2021), 79 blocks",
         parameters=118_515_272,
@@ -33,7 +33,7 @@ VARIANTS = (
         classes=IMAGENET_CLASSES,
         task=TASK,
         optimizer=OPTIMIZER,
-        smallest_alone=33,
+        smallest_single=33,
         dropout=RATES,
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardlab.matrix.cell import Optimizer
-from trainers.convolutional_workload import variant
+from trainers.convolutional_workload import convolutional_workload
 from trainers.workload_options import IMAGENET_CLASSES
 
 TASK = "trainers.tasks.resnet"
@@ -11,7 +11,7 @@ OPTIMIZER = Optimizer(name="sgd", lr=0.1)  # the optimizer of He et al., 2016, s
 
 
 VARIANTS = (
-    variant(
+    convolutional_workload(
         "resnet50-tiny",
         "ResNet of 4 narrow bottlenecks, the twin of resnet50",
         parameters=305_386,
@@ -22,7 +22,7 @@ VARIANTS = (
         layers=(1, 1, 1, 1),
         optimizer=OPTIMIZER,
     ),
-    variant(
+    convolutional_workload(
         "resnet101-tiny",
         "ResNet of 5 narrow bottlenecks, the twin of resnet101",
         parameters=331_626,
@@ -33,7 +33,7 @@ VARIANTS = (
         layers=(1, 1, 2, 1),
         optimizer=OPTIMIZER,
     ),
-    variant(
+    convolutional_workload(
         "resnet50",
         "ResNet-50 (He et al., 2016), 16 bottlenecks",
         parameters=25_557_032,
@@ -43,9 +43,9 @@ VARIANTS = (
         task=TASK,
         depth=50,
         optimizer=OPTIMIZER,
-        smallest_alone=33,
+        smallest_single=33,
     ),
-    variant(
+    convolutional_workload(
         "resnet101",
         "ResNet-101 (He et al., 2016), 33 bottlenecks",
         parameters=44_549_160,
@@ -55,6 +55,6 @@ VARIANTS = (
         task=TASK,
         depth=101,
         optimizer=OPTIMIZER,
-        smallest_alone=33,
+        smallest_single=33,
     ),
 )

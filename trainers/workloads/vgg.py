@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardlab.matrix.cell import Optimizer
-from trainers.convolutional_workload import variant
+from trainers.convolutional_workload import convolutional_workload
 from trainers.workload_options import IMAGENET_CLASSES
 
 TASK = "trainers.tasks.vgg"
@@ -12,7 +12,7 @@ TWINS_OPTIMIZER = Optimizer(name="adamw", lr=2e-3)  # with OPTIMIZER, the tiny t
 
 
 VARIANTS = (
-    variant(
+    convolutional_workload(
         "vgg16-tiny",
         "VGG of 13 convolutions with 4 to 32 channels, the twin of vgg16",
         parameters=163_054,
@@ -24,7 +24,7 @@ VARIANTS = (
         optimizer=TWINS_OPTIMIZER,
         dropout="0.5 between the linear layers",
     ),
-    variant(
+    convolutional_workload(
         "vgg16",
         "VGG-16 (Simonyan and Zisserman, 2015, configuration D)",
         parameters=138_357_544,
