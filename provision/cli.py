@@ -23,7 +23,7 @@ from provision.operation import Operation, Site, Target
 from provision.operations.inventory import store_lease, find_lease
 from provision.plan import BEGUN, MACHINE, OperationStep, converge
 from provision.provider import Confirmation, Provider, MachinesToCreate
-from provision.provider import find_provider as load_provider
+from provision.provider import find_provider
 from provision.verify import Finding, is_verified, verify_targets
 from shardlab import completion
 from shardlab.cluster import cluster, login_node
@@ -63,7 +63,7 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if verb == "hardware":
         return _print_hardware(output)
     described_cluster = _find_cluster(file, workspace)
-    provider = load_provider(described_cluster.provider)
+    provider = find_provider(described_cluster.provider)
     if verb == "request":
         return _print_request(output, file, described_cluster, workspace, provider, profile=arguments.profile)
     if provider.name == "local" and verb in ("apply", "verify"):  # both verbs start two ranks: not allowed on a login node
@@ -198,7 +198,7 @@ def _print_request(
 
 def _make_site(described_cluster: Cluster, workspace: Workspace, nodes: Sequence[Node], pretend_path: Path | None) -> Site:
     """The nodes with their facts, which come from the machines, or from the file `pretend_path`. Raises InputError."""
-    facts_of_nodes = [Facts(node, roles.list_operation_files()) for node in nodes] if pretend_path is None else pretend.facts(pretend_path, nodes)
+    facts_of_nodes = [Facts(node, roles.list_operation_files()) for node in nodes] if pretend_path is None else pretend.read_pretended_facts(pretend_path, nodes)
     entry_by_name = {entry.name: entry for entry in described_cluster.nodes}
     targets = [Target(facts.node, facts, entry_by_name.get(facts.node.name)) for facts in facts_of_nodes]
     return Site(described_cluster, workspace, targets, pretended=pretend_path is not None)
@@ -263,7 +263,7 @@ def _carry_out_verb(
         ready_targets = [target for target in targets if target.node.name not in {**failed_operations, **administrator_operations}]
         show_stage = functools.partial(output.remark, style="dim")
         if ready_targets and not STOPPING.is_set():
-            findings += verify_targets(site, ready_targets, roles.select_checks(load_provider(site.cluster.provider)), show_stage)
+            findings += verify_targets(site, ready_targets, roles.select_checks(find_provider(site.cluster.provider)), show_stage)
             inventory_file.record_all_reduces(site, findings, replaces_earlier=verb == "verify")
     return steps, findings
 

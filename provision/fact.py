@@ -43,7 +43,7 @@ class Fact(msgspec.Struct, Generic[T], frozen=True):
 class Facts:
     """The answers of one node. Each question is asked once, when its answer is first needed.
 
-    files: the paths of the files that operations write. The command of a fact with `of_files` gets these paths.
+    files: the paths of the files that operations write. The command of a fact with `takes_paths` gets these paths.
     """
 
     def __init__(self, node: Node, files: Sequence[str] = ()) -> None:

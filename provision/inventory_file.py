@@ -99,7 +99,7 @@ def select_present_measurements(site: Site, content: bytes | None) -> list[Any]:
 def encode_measurements(measured: Iterable[MeasuredAllReduce]) -> list[Any]:
     """Convert measurements to JSON values, sorted by the number of nodes and their names, so that equal measurements give equal
     files."""
-    values: list[Any] = msgspec.to_builtins(sorted(measured, key=lambda one: (len(one.nodes), _measurement_key(one))))
+    values: list[Any] = msgspec.to_builtins(sorted(measured, key=lambda measurement: (len(measurement.nodes), _measurement_key(measurement))))
     return values
 
 

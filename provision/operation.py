@@ -110,7 +110,7 @@ class LocalCall(msgspec.Struct, frozen=True):
     script: str = ""
 
     def __repr__(self) -> str:  # the text does not contain the arguments of `do`, which may be secret
-        return f"Here({self.description!r})"
+        return f"LocalCall({self.description!r})"
 
     def make(self, node: Node) -> None:
         self.do()
@@ -164,7 +164,7 @@ class OnNode(msgspec.Struct, frozen=True):
 
     @property
     def script(self) -> str:
-        return ""  # no script is needed: only operations that set up Slurm use `On`, and only on nodes with sudo
+        return ""  # no script is needed: only operations that set up Slurm use `OnNode`, and only on nodes with sudo
 
     def make(self, node: Node) -> None:
         self.change.make(self.node)

@@ -100,7 +100,7 @@ def converge(
 
 
 class BlamedNodes:
-    """The nodes that made an operation fail on other nodes, and why. Several threads call `note`."""
+    """The nodes that made an operation fail on other nodes, and why. Several threads call `add_blame`."""
 
     def __init__(self, site: Site, operation: str) -> None:
         self._site, self._operation = site, operation
@@ -126,7 +126,7 @@ class BlamedNodes:
             if step is None:
                 judged_steps.append(OperationStep(name, self._operation, "failed", [why]))
             elif step.state != "failed":
-                sentences = [*step.description, why] if step.changes else [why]
+                sentences = [*step.says, why] if step.changes else [why]
                 judged_steps.append(OperationStep(name, self._operation, "failed", sentences, step.changes, step.commands))
         return judged_steps
 

@@ -30,7 +30,7 @@ NOTHING_TO_DO: dict[str, str] = {  # by verb: the sentence for the user if a pro
 
 
 class MachinesToCreate(msgspec.Struct, frozen=True):
-    """Machines that do not exist yet. says: lines of text on what would be requested; request: the same as JSON; blocked: why
+    """Machines that do not exist yet. lines: lines of text on what would be requested; request: the same as JSON; blocked: why
     they cannot be created now, as a sentence; None if they can."""
 
     lines: list[str]
@@ -39,7 +39,7 @@ class MachinesToCreate(msgspec.Struct, frozen=True):
 
 
 class Confirmation(msgspec.Struct, frozen=True):
-    """What the user has to confirm before `down`. name: the name that the user types; says: sentences on what would be lost."""
+    """What the user has to confirm before `down`. name: the name that the user types; lines: sentences on what would be lost."""
 
     name: str
     lines: list[str]

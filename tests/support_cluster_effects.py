@@ -71,7 +71,7 @@ def states(cluster: Cluster, workspace: Workspace) -> str:
 
 def _two_machines(cluster: Cluster, workspace: Workspace) -> Site:
     of_nodes = find_provider(cluster.provider)
-    found = pretend.facts(FACTS, of_nodes.nodes(cluster, workspace))
+    found = pretend.read_pretended_facts(FACTS, of_nodes.nodes(cluster, workspace))
     for facts in found:
         for path in ("/srv/disk", "/srv/shared"):
             facts.answers |= {mount_fact(path).name: MountPlace(), room_fact(path).name: facts[room_fact("/")]}

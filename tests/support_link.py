@@ -24,7 +24,7 @@ RANK = """
 import json, subprocess, sys
 import torch, torch.distributed as dist
 from provision.checks import _all_reduce_ranks
-from provision.checks._all_reduce_ranks import _figures, _times
+from provision.checks._all_reduce_ranks import _measure_times, _summarize_times
 rank, ranks, endpoint, asked = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
 dist.init_process_group("gloo", init_method="tcp://" + endpoint, rank=rank, world_size=ranks)
 wrong, found = torch.zeros(1, dtype=torch.int64), []
@@ -33,9 +33,9 @@ for commands, sizes, iterations in asked:
         subprocess.run(commands[rank], check=True)
     _all_reduce_ranks.ITERATIONS = iterations
     dist.barrier()
-    times = torch.stack([_times(size // 4, rank, ranks, torch.device("cpu"), wrong) for size in sizes])
+    times = torch.stack([_measure_times(size // 4, rank, ranks, torch.device("cpu"), wrong) for size in sizes])
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    found.append([_figures(size, ranks, row) for size, row in zip(sizes, times.tolist(), strict=True)])
+    found.append([_summarize_times(size, ranks, row) for size, row in zip(sizes, times.tolist(), strict=True)])
 assert not wrong
 if rank == 0:
     print(json.dumps(found))

@@ -42,7 +42,7 @@ import deepspeed.runtime.zero.muon.original_muon
 from torch.profiler import ProfilerActivity, profile, record_function
 import numpy as np
 from trainers.rehearsal import rehearse
-from trainers.rehearsal.fake_group import fake_group, give_hook, neighbours
+from trainers.rehearsal.fake_group import fake_group, give_hook, infer_neighbour_shapes
 
 STEPS = 5  # before the last one; more than any strategy needs until one step is like the next
 
@@ -68,7 +68,7 @@ def collectives(cell, number, store):
     stepper = Stepper(cell, ranks)
     for _ in range(STEPS):
         stepper.step()
-    with communication.counting() as calls:
+    with communication.count_collectives() as calls:
         stepper.step()
     stepper.engine.close()
     found = Counter((call.op, call.payload_bytes, call.ranks) for call in calls)
@@ -77,7 +77,7 @@ def collectives(cell, number, store):
 def memory(cell, number, _):
     allocations = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with fake_group(number, cell.world_size) as ranks, allocations as profiled:
-        with neighbours(lambda: rehearse._hidden(cell, menu.workload_of(cell).build(cell, Path(DATA)))):
+        with infer_neighbour_shapes(lambda: rehearse._fake_hidden(cell, menu.workload_of(cell).build(cell, Path(DATA)))):
             stepper = Stepper(cell, ranks)
             for _ in range(STEPS):
                 stepper.step()

@@ -105,10 +105,10 @@ def test_single_repeats_are_ranked_as_measured_unless_other_cells_show_the_noise
     """With one repeat per cell, the order is only `as measured`. If some cell has repeats, their noise decides."""
     found = summarized(tmp_path / "a", [(DDP, (1,)), (FSDP, (1,))])
     assert only(found)[2, 8][1][SPEED] == ("as measured", ["ddp"])
-    assert choice_text.ONCE in choice_text.cautions(found)
+    assert choice_text.ONCE in choice_text.choice_cautions(found)
     found = summarized(tmp_path / "b", [(DDP, (1,)), (FSDP, (1,)), (support.cell(), THRICE)])
     assert only(found)[2, 8][1][SPEED] == ("best", ["ddp"])
-    assert choice_text.cautions(found) == []
+    assert choice_text.choice_cautions(found) == []
 
 
 def test_out_of_memory_and_timeout_count_as_results_and_other_ends_are_named(tmp_path):
@@ -128,7 +128,7 @@ def test_out_of_memory_and_timeout_count_as_results_and_other_ends_are_named(tmp
     assert family.open
     (fit,) = family.more_ranks
     assert (fit.fits, fit.does_not_fit, fit.over_the_limit, fit.unknown) == (["ddp"], ["fsdp2"], ["zero1"], ["tp", "zero3"])
-    first, second = choice_text.nodes(family)[:2]
+    first, second = choice_text.decision_tree(family)[:2]
     assert (first.asks, str(first.answers[0][1])) == ("Does it fit on one rank?", "not measured on one rank")
     assert "fsdp2: out of memory; zero1: over the time limit" in str(second.answers[0][1])
 
@@ -148,7 +148,7 @@ def test_the_only_fitting_strategy_is_called_the_only_one(tmp_path):
     assert [(answer.contests, answer.word, answer.best) for answer in question.answers] == [
         ([0], "best", ["ddp"]), ([1], "only one fits", ["fsdp2"]),
     ]  # fmt: skip
-    assert [(when, str(said)) for when, said, _ in choice_text.nodes(found.choices[0])[2].answers] == [
+    assert [(when, str(said)) for when, said, _ in choice_text.decision_tree(found.choices[0])[2].answers] == [
         ("2 ranks", "ddp"), ("4 ranks", "fsdp2 (the only one that fits)"),
     ]  # fmt: skip
 
@@ -157,7 +157,7 @@ def test_the_decision_tree_asks_for_the_batch_if_one_rank_fits_only_one_batch(tm
     """The model fits on one rank with batch 8 but not with batch 64, so the decision tree asks for the batch."""
     big = support.cell(global_batch_size=64, micro_batch_size=64)
     found = summarized(tmp_path, [(support.cell(), THRICE)], failures=[(big, OOM, {})])
-    answers = choice_text.nodes(found.choices[0])[0].answers
+    answers = choice_text.decision_tree(found.choices[0])[0].answers
     assert [(when, said.value, [link.text for link in cites]) for when, said, cites in answers] == [
         ("batch 8", "yes", ["single ×1, batch 8"]), ("batch 64", "no", ["single ×1, batch 64"]),
     ]  # fmt: skip
@@ -177,7 +177,7 @@ def test_cells_of_different_work_are_never_ranked_together(tmp_path, other):
     contests = [contest for family in found.choices for contest in family.contests]
     assert [len(contest.contenders) for contest in contests] == [1, 1]
     assert not any(family.open or family.questions for family in found.choices)
-    assert len({choice_text.title(family) for family in found.choices}) == len(found.choices)
+    assert len({choice_text.family_title(family) for family in found.choices}) == len(found.choices)
 
 
 @pytest.mark.parametrize(("verdict", "ranked"), [("different", False), ("not proven", False), ("not provable", True)])
@@ -201,7 +201,7 @@ def test_other_work_by_design_is_not_ranked_and_always_named_with_its_reason(tmp
     assert all("fsdp2" not in best for _, best in standings.values())
     (family,) = found.choices
     assert family.more_ranks[0].fits == ["ddp", "fsdp2", "zero1"]  # fsdp2 is listed: its memory fits, although it is not ranked
-    (line,) = choice_text.lines(family, [SPEED])
+    (line,) = choice_text.choice_rows(family, [SPEED])
     assert [(said, [link.text for link in who]) for said, who in line.out] == [(f"other work by design ({why})", ["fsdp2"])]
     rows = {row.cell["strategy"]: row for row in found.rows}
     assert ("speed_up" in rows["ddp"].metrics, "speed_up" in rows["fsdp2"].metrics) == (True, False)
@@ -270,7 +270,7 @@ def test_a_cell_without_a_profiler_is_ranked_before_its_profiled_twin(tmp_path):
 def test_headings_name_their_key_whole(tmp_path):
     other = Optimizer(name="sgd", lr=0.5)
     found = summarized(tmp_path, [(DDP, (1,)), (msgspec.structs.replace(DDP, optimizer=other), (1,))])
-    assert [choice_text.title(family) for family in found.choices] == ["gpt2-tiny, optimizer adamw", "gpt2-tiny, optimizer sgd"]
+    assert [choice_text.family_title(family) for family in found.choices] == ["gpt2-tiny, optimizer adamw", "gpt2-tiny, optimizer sgd"]
     said = {
         ("optimizer.lr", 0.5): "optimizer.lr 0.5",
         ("instruments.memory", "categories"): "instruments.memory categories",
@@ -289,7 +289,7 @@ def test_sent_bytes_that_differ_by_a_few_bytes_count_as_equal(tmp_path):
     found = {name: {"communication_bytes": {"counted": value}} for name, value in sent.items()}
     told = summarized(tmp_path, [(DDP, (1,)), (ZERO1, (1,)), (FSDP, (1,)), (support.cell(), (1,))], found=found)
     assert only(told)[2, 8][1][SENT] == ("equal", ["ddp", "zero1"])
-    (line,) = choice_text.lines(told.choices[0], [SENT])
+    (line,) = choice_text.choice_rows(told.choices[0], [SENT])
     assert (str(line.said[0]), line.said[0].margin) == ("ddp, zero1 97.7 KiB (equal)", "33\u00a0% less than fsdp2")
     (question,) = [one for one in told.choices[0].questions if one.criterion == SENT]
     # One rank sends no bytes, so the contest on one rank has no answer.
@@ -327,7 +327,7 @@ def test_variants_of_a_strategy_are_named_by_what_differs(tmp_path):
         "ddp", "fsdp2, activation checkpointing full", "fsdp2, activation checkpointing none",
         "pp-gpipe, 2 micro-batches", "pp-gpipe, 8 micro-batches",
     ]  # fmt: skip
-    (_, what_fits, *_) = choice_text.nodes(found.choices[0])
+    (_, what_fits, *_) = choice_text.decision_tree(found.choices[0])
     assert str(what_fits.answers[0][1]) == (
         "ddp, fsdp2 (activation checkpointing full; activation checkpointing none) and pp-gpipe (2 and 8 micro-batches)"
     )
@@ -433,9 +433,9 @@ def test_the_first_figure_and_the_first_choice_show_the_same_numbers_of_nodes(tm
     (group,) = figure.groups(loaded, found)
     drawn = head_to_head.draw(group)
     assert "on 2 ranks of 2 nodes with batch 8" in drawn.caption
-    (choice,) = report_start.choices(found)
+    (choice,) = report_start.best_choices(found)
     assert choice.where == "2 ranks, 2 nodes, batch 8"
-    fits, fastest = (choice_text.nodes(found.choices[0])[place].answers for place in (1, 2))
+    fits, fastest = (choice_text.decision_tree(found.choices[0])[place].answers for place in (1, 2))
     assert {link.text for _, _, cites in fits for link in cites} == {
         f"{name} ×2 on {nodes}" for name in ("ddp", "fsdp2") for nodes in ("1 node", "2 nodes")
     }
@@ -462,11 +462,11 @@ def test_the_page_and_the_terminal_name_the_choice_and_link_its_runs(tmp_path, c
 def test_of_very_many_choices_the_first_are_shown_and_the_others_counted(several, rows):
     found = summary.summarize(several, "single")
     (family,) = found.choices
-    assert choice_text.hidden(found) == ""
+    assert choice_text.hidden_note(found) == ""
     found.choices = [family] * (choice_text.MOST_SHOWN + 2)
-    assert len(choice_text.families_shown(found)) == choice_text.MOST_SHOWN
+    assert len(choice_text.shown_families(found)) == choice_text.MOST_SHOWN
     # The page hides two families with three contests each: on two ranks, on four ranks, and with a second batch size.
-    assert choice_text.hidden(found) == "6 more comparisons are in summary.json"
+    assert choice_text.hidden_note(found) == "6 more comparisons are in summary.json"
 
 
 def test_a_study_without_alternatives_has_no_choices(tmp_path, capsys):

@@ -127,9 +127,9 @@ def test_a_cell_with_a_fault_is_only_compared_with_its_like(summarized):
 def test_the_page_has_both_tables_and_the_figure(summarized, tmp_path):
     loaded, summary = summarized
     text = page.draw(loaded, summary, tmp_path / "report", tmp_path / "runs")
-    for table in fault_text.tables(summary):
+    for table in fault_text.fault_tables(summary):
         assert table.title in text
-    slowed, lost = fault_text.tables(summary)
+    slowed, lost = fault_text.fault_tables(summary)
     assert slowed.rows[0][4:7] == ["2,000 (4,000)", "2,000 (4,000)", "50, 0"]
     assert lost.rows[0][4] == ""
     (group,) = figure.groups(loaded, summary)
@@ -147,7 +147,7 @@ def test_a_matrix_without_faults_has_neither_tables_nor_figure(tmp_path):
     train(workspace, cell, (1, 10, 30, 9), (1, 10, 30, 9))
     loaded = load.load_matrix(workspace, None)
     summary = summarize(loaded, "ps-sync")
-    assert fault_text.tables(summary) == []
+    assert fault_text.fault_tables(summary) == []
     assert injected_faults.fault_remarks(summary.rows) == []
     (group,) = figure.groups(loaded, summary)
     assert stragglers.draw(group) is None

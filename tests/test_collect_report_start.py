@@ -126,7 +126,7 @@ def test_a_claim_on_single_runs_is_undecided_and_names_the_next_command(tmp_path
         entered.cell for entered in verdict.numbers
     }
     assert line(found, "faster").reason == "n = 1, so no interval; as measured it holds"
-    assert report_start.helps(found) == [verdict.helps]
+    assert report_start.repeat_commands(found) == [verdict.helps]
 
 
 @pytest.mark.parametrize(
@@ -143,14 +143,14 @@ def test_the_suggested_command_spells_the_matrix_as_the_user_did(name, path, sca
 
 def test_the_start_of_the_report_describes_the_comparison_in_words(summarized):
     assert (
-        report_start.compared(summarized) == "single, ddp and fsdp2 on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell"
+        report_start.compared_sentence(summarized) == "single, ddp and fsdp2 on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell"
     )
-    assert report_start.same_work(summarized) == "3 of 3 cells are proven to do the same work as one process"
+    assert report_start.same_work_sentence(summarized) == "3 of 3 cells are proven to do the same work as one process"
 
 
 def test_the_choice_is_that_of_the_contest_of_most_cells(summarized):
     """The recommendation is for the ranks and the batch with which most cells were measured."""
-    (choice,) = report_start.choices(summarized)
+    (choice,) = report_start.best_choices(summarized)
     assert (choice.workload, choice.where) == ("gpt2-tiny", "2 ranks, batch 8")
     best = {criterion: ([link.text for link in said.names], said.sure) for criterion, said in choice.best}
     assert best["Fastest"] == (["ddp"], True)

@@ -43,7 +43,7 @@ from shardlab.workspace.workspace import Workspace
 
 file, workspace = Path(sys.argv[1]), Workspace(Path(sys.argv[2]))
 made = cluster.load(file)
-virtual._machine(made, workspace, virtual.nodes(made, workspace)[2], base.folder(packages.ALL, made.release)).create()
+virtual._make_machine(made, workspace, virtual.nodes(made, workspace)[2], base.base_folder(packages.ALL, made.release)).create()
 """
 
 # The beginning of an ssh command that works only if /etc/ssh/ssh_known_hosts on this node has the host key of the other node.

@@ -20,7 +20,7 @@ def tell():
     (link,) = json.loads(run(["ip", "-json", "link", "show", "sl-test"]))
     print(link["address"], flush=True)
 
-network.up("sl-test", "10.99.0.0/24")
+network.make_bridge("sl-test", "10.99.0.0/24")
 tell()
 for number in (1, 2):
     run(["ip", "link", "add", f"node{number}", "type", "veth", "peer", "name", f"eth{number}"])

@@ -24,10 +24,10 @@ exec "$@"
 CHECK = """
 import sys
 from provision.practice import base
-base.check()
+base.check_machine()
 try:
-    base.check(sys.argv[1])
-except base.NoBase as error:
+    base.check_machine(sys.argv[1])
+except base.PracticeNodeError as error:
     print(error)
 """
 DEBIAN = WHY is None and base.read_os_release().get("ID") == "debian"

@@ -370,7 +370,7 @@ def test_data_sets_of_a_node_without_an_environment_are_planned_but_not_staged(t
     described = Cluster(schema=1, name="a", provider="ssh", data=Data(str(tmp_path / "data"), sets))
     target = Target(node, Facts(node))
     (change,) = datasets.plan(Site(described, Workspace(tmp_path), [target]), target)
-    assert change.says.endswith("once the Python environment is made")
+    assert change.description.endswith("once the Python environment is made")
     with pytest.raises(Unanswered, match=r"w1: the data sets: its Python environment is not made yet; .* without --only"):
         change.make(node)
 
@@ -452,7 +452,8 @@ def test_all_paths_of_a_copy_use_the_same_folder_for_notes_and_runs(as_nobody):
     assert as_nobody("stage", StageRequest(str(link), "cifar10"))["ready"]
     assert as_nobody("look", StageRequest(str(data), "cifar10"))["ready"]
     program = (
-        "import sys; from pathlib import Path; from trainers.data.made_once import writable; print(writable(Path(sys.argv[1])))"
+        "import sys; from pathlib import Path; "
+        "from trainers.data.made_once import writable_path; print(writable_path(Path(sys.argv[1])))"
     )
     paths = [as_nobody.python("-c", program, folder / "imagenet-train.list").stdout.strip() for folder in (data, link)]
     (folder,) = (as_nobody.home / ".cache/shardlab/data").iterdir()
@@ -558,7 +559,7 @@ def test_data_sets_are_staged_where_the_runs_of_the_cluster_read_them(tmp_path, 
 def test_at_a_managed_site_an_archive_is_unpacked_in_a_job(tmp_path, managed):
     archive_ = tar(tmp_path / "set.tar", cifar_members(), zipped=True)
     ask, write, submit = managed(archive_)
-    assert submit.says == f"unpack {archive_} as {tmp_path / 'data' / CIFAR}, in a job"
+    assert submit.description == f"unpack {archive_} as {tmp_path / 'data' / CIFAR}, in a job"
     for change in (ask, write, submit):
         assert not (tmp_path / "data" / CIFAR).exists()
         change.make(managed.node)
@@ -574,7 +575,7 @@ def test_a_managed_site_downloads_on_the_login_node_and_unpacks_in_a_job(tmp_pat
     with Server(archive_.read_bytes()) as server:
         changes = managed(server.url, sha256(archive_))
         changes[0].make(managed.node)
-    assert changes[0].says.endswith("on the login node")
+    assert changes[0].description.endswith("on the login node")
     for change in changes[1:]:
         change.make(managed.node)
     assert (tmp_path / "data" / CIFAR / "test_batch.bin").exists()
@@ -620,7 +621,7 @@ def test_a_signed_url_is_not_visible_to_other_users(tmp_path, monkeypatch, manag
         os.umask(mask)
     assert (tmp_path / "data" / CIFAR / "test_batch.bin").exists()
     assert not [text for text in arguments if SIGNATURE in text]
-    assert not [change for change in changes if SIGNATURE in f"{change.says} {change.command} {change.script} {change!r}"]
+    assert not [change for change in changes if SIGNATURE in f"{change.description} {change.command} {change.script} {change!r}"]
     holding = [path for path in tmp_path.rglob("*") if path.is_file() and SIGNATURE.encode() in path.read_bytes()]
     assert [(path.name, path.stat().st_mode & 0o777) for path in holding] == [("cifar10.request", 0o600)]
 

@@ -79,13 +79,13 @@ def test_an_interrupted_call_continues_after_the_last_complete_class(tmp_path, m
         written.append(path.name)
         real(where, member, path, image=image)
 
-    monkeypatch.setattr("provision.datasets.imagenet_archives.write", until_the_disk_is_full)
+    monkeypatch.setattr("provision.datasets.imagenet_archives.write_member", until_the_disk_is_full)
     with pytest.raises(OSError, match="No space left"):
         stage.stage_data_set(wanted(tmp_path, source))
     assert not (tmp_path / "data" / "imagenet").exists()
     again = []
     monkeypatch.setattr(
-        "provision.datasets.imagenet_archives.write",
+        "provision.datasets.imagenet_archives.write_member",
         lambda where, member, path, *, image: (again.append(path.name), real(where, member, path, image=image)),
     )
     assert stage.stage_data_set(wanted(tmp_path, source)).ready

@@ -32,7 +32,7 @@ from provision.practice import base
 import signal
 for number in command_start.SIGNALS:
     signal.signal(number, command_start._handle)
-with interruption.handled([], lambda: 1), ThreadPoolExecutor() as pool:
+with interruption.handle_interruption([], lambda: 1), ThreadPoolExecutor() as pool:
     print("ready", flush=True)
     list(pool.map(lambda seconds: base.run(["sleep", seconds]), ["601", "602"]))
 print("not reached")

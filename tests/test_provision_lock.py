@@ -26,7 +26,7 @@ HOLD = """
 import subprocess, sys, time
 from pathlib import Path
 from provision import lock
-with lock.held([(Path(sys.argv[1]), "it")], ["provision", "my cluster.yaml", "down"]):
+with lock.hold_locks([(Path(sys.argv[1]), "it")], ["provision", "my cluster.yaml", "down"]):
     child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
     print(child.pid, flush=True)
     time.sleep(600)

@@ -88,7 +88,7 @@ PROVIDERS = {
 def test_a_provider_has_its_functions_operations_and_checks(name):
     made = find_provider(name)
     functions = {field for field in ALL if getattr(made, field) is not getattr(LEAST, field)}
-    assert (functions, made.operations, made.checks, made.own) == PROVIDERS[name]
+    assert (functions, made.operations, made.checks, made.additional) == PROVIDERS[name]
 
 
 def test_provider_local_locks_no_cluster_and_practice_nodes_lock_theirs():

@@ -240,7 +240,7 @@ def test_the_scores_of_predictions_show_the_known_number_in_every_column():
         strategy="ddp", category="memory", unit="bytes", n=7, predicted=13.7 * GIB, measured=101 * MIB, ratio=1.07,
         ratio_low=0.93, ratio_high=1.19, error_pct=5.3, within=3,
     )  # fmt: skip
-    assert dict(zip(score_text.HEADINGS, score_text.rows([score])[0], strict=True)) == {
+    assert dict(zip(score_text.HEADINGS, score_text.score_rows([score])[0], strict=True)) == {
         "Strategy": "ddp", "Category": "memory", "n": "7", "Predicted": "13.7 GiB", "Measured": "101 MiB", "Ratio": "1.07",
         "Ratio from": "0.930", "Ratio to": "1.19", "Error (%)": "5.3", "In range": "3 of 7",
     }  # fmt: skip
@@ -261,7 +261,7 @@ def test_the_tables_of_faults_show_the_known_number_in_every_column(summarized):
             unseen_pct=12.3, last_step=17, last_loss=2.503, ordinary=None, ordinary_loss=2.207,
         )
     ]  # fmt: skip
-    slowed, lost = fault_text.tables(summarized)
+    slowed, lost = fault_text.fault_tables(summarized)
     label = summarized.labels_by_cell[cell]
     assert dict(zip(slowed.headings, slowed.rows[0], strict=True)) == {
         "Cell": label, "n": "3", "Delay of a step (ms)": "53.0", "Found": "rank 1",

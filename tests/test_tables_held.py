@@ -44,10 +44,10 @@ HELD = {
     "jobs/verbs/views.py plan": OF_JOBS,
     "jobs/verbs/views.py _predictions": OF_JOBS,
     "jobs/verbs/views.py status": OF_JOBS,
-    "provision/cli.py _hardware": OF_JOBS,
-    "provision/command/display.py machines": OF_JOBS,
-    "provision/command/display.py operations": WORDS,
-    "provision/command/display.py checks": WORDS,
+    "provision/cli.py _print_hardware": OF_JOBS,
+    "provision/command/display.py show_machines": OF_JOBS,
+    "provision/command/display.py show_operations": WORDS,
+    "provision/command/display.py show_checks": WORDS,
 }
 
 

@@ -74,7 +74,7 @@ for strategy, keys, counted in json.loads(sys.argv[1]):
         import numpy as np
         batch = task.fetch(np.arange(cell.micro_batch_size), torch.device("cpu"))
         clock.start()
-        with communication.counting() as calls:
+        with communication.count_collectives() as calls:
             engine.forward_backward([batch] * cell.gradient_accumulation_steps, clock)
             engine.update()
     theory = sum(term.sent_bytes for term in engine.theory())

@@ -282,7 +282,7 @@ import json, os, sys, tempfile, torch
 from pathlib import Path
 from shardlab.runs import run
 from trainers import menu
-from trainers.communication import counting
+from trainers.communication import count_collectives
 from trainers.data.order import TIMED, Order
 from trainers.instruments.timing import HostClock
 from trainers.ranks.rank import Rank
@@ -298,7 +298,7 @@ def work(rank, cell, data, store):
     torch.manual_seed(0)
     if rank >= cell.gpus:
         server = strategy.build_server(cell, task, ranks)
-        with counting() as calls:
+        with count_collectives() as calls:
             server.serve()
         theory, norm = server.theory(), None
     else:
@@ -307,11 +307,11 @@ def work(rank, cell, data, store):
         for step in range(STEPS):
             parts = order.micro_batches(TIMED, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
             clock = HostClock(); clock.start()
-            with counting() as more:
+            with count_collectives() as more:
                 engine.forward_backward([task.fetch(part, ranks.device) for part in parts], clock)
             calls += more
             norm = engine.gradient_norm()
-            with counting() as more:
+            with count_collectives() as more:
                 engine.update()
             calls += more
         theory = engine.theory()

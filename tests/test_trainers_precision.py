@@ -67,9 +67,9 @@ WHOLE_ON_EVERY_RANK = ("single", "ddp", "fsdp1-no-shard", "ps-sync")  # where an
 
 def overflow(engine, once=[True]):
     scaler = engine.scaler
-    scaled, unscale = scaler.scaled, scaler.unscale
+    scaled, unscale = scaler.scale_loss, scaler.unscale
     if cell.strategy in WHOLE_ON_EVERY_RANK:
-        scaler.scaled = lambda loss: scaled(loss) * math.inf
+        scaler.scale_loss = lambda loss: scaled(loss) * math.inf
     else:
         def with_one_infinite(gradients):
             gradients = list(gradients)
@@ -77,7 +77,7 @@ def overflow(engine, once=[True]):
             unscale(gradients)
         scaler.unscale = with_one_infinite
     def undo():
-        scaler.scaled, scaler.unscale = scaled, unscale
+        scaler.scale_loss, scaler.unscale = scaled, unscale
     return undo
 
 def steps(number, ranks):

@@ -111,7 +111,7 @@ proof._reference = lambda cell, task, ranks, steps: single(
 NO_MEMORY = """
 real = menu.workload
 menu.workload = lambda name: msgspec.structs.replace(real(name), proof_options={"n_layer": 2})
-proof._holds = lambda parameters, device: False
+proof._fits_in_memory = lambda parameters, device: False
 """
 
 

@@ -12,7 +12,7 @@ from support_trust import make_own
 
 from jobs.cli import main
 from provision.providers import virtual
-from provision.providers.virtual import NoBase
+from provision.providers.virtual import PracticeNodeError
 from shardlab.cluster import cluster
 from shardlab.errors import InputError
 from shardlab.files import files
@@ -152,7 +152,7 @@ def test_practice_nodes_belong_to_their_workspace_by_every_spelling(ws, tmp_path
     (tmp_path / "state/near").mkdir(parents=True)
     (tmp_path / "state/near/workspace").write_text(f"{spelled(tmp_path, recorded)}\n")
     virtual._check_owner(described, Workspace.find(spelled(tmp_path, how)))
-    with pytest.raises(NoBase, match="has practice nodes of the name near"):
+    with pytest.raises(PracticeNodeError, match="has practice nodes of the name near"):
         virtual._check_owner(described, Workspace(tmp_path / "other"))
 
 

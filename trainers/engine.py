@@ -164,7 +164,7 @@ class Saved(ABC):
     def state(self) -> State:
         """This rank's parts of parameters, buffers and optimizer state, by names that are unique in the whole model.
 
-        A collective, called between steps. To load a checkpoint, write into the memory of the parts and then call `restored`.
+        A collective, called between steps. To load a checkpoint, write into the memory of the parts; then `finish_loading`.
         """
         named_parameters = [(model_options.plain_name(name), parameter) for name, parameter in self.model.named_parameters()]
         return {**state_parts.parameter_parts(named_parameters, self.optimizer), **state_parts.buffer_parts(self.model)}

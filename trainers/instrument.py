@@ -44,7 +44,7 @@ class Instrument(ABC):
         return False
 
     def end_run(self, step: int) -> Exception:
-        """Prepare for the end of the run and return the exception with which the rank ends. Called if `ends` is true."""
+        """Prepare for the end of the run and return the exception with which the rank ends. Called if `ends_run` is true."""
         raise NotImplementedError
 
     def found(self) -> dict[str, Any]:

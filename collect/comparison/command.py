@@ -72,7 +72,7 @@ def _print_comparison(output: Output, comparison: Comparison) -> None:
         output.line(f"{' and '.join(letters)}: {remark}", style="yellow")
     _print_pairs(output, comparison)
     for entry in comparison.differs:
-        texts = [verdict_text.plain(value) for value in (entry.a, entry.b)]
+        texts = [verdict_text.value_text(value) for value in (entry.a, entry.b)]
         output.line(f"cells were matched although {entry.key} differs: {texts[0]} in A, {texts[1]} in B", style="yellow")
     for letter, labels in (("A", comparison.only_a), ("B", comparison.only_b)):
         if labels:
@@ -124,7 +124,7 @@ def _no_pairs_reason(comparison: Comparison) -> str:
     """The reason why no cell is in both A and B, such as `: steps is 5 in A and 10 in B`; '' if the reason is not known."""
 
     def said(values: Sequence[Any]) -> str:
-        texts = [verdict_text.plain(value) or "none" for value in values[:MOST_VALUES]]
+        texts = [verdict_text.value_text(value) or "none" for value in values[:MOST_VALUES]]
         return ", ".join([*texts, *(["..."] if len(values) > MOST_VALUES else [])])
 
     keys = [f"{entry.key} is {said(entry.a)} in A and {said(entry.b)} in B" for entry in comparison.apart]

@@ -92,45 +92,45 @@ class TreeNode(msgspec.Struct, frozen=True):
     answers: list[tuple[str, ChoiceText, list[RunsLink]]]
 
 
-def families_shown(summary: Summary) -> list[Family]:
+def shown_families(summary: Summary) -> list[Family]:
     """The families that a report shows: at most MOST_SHOWN families in which a reader has a choice."""
     return [family for family in summary.choices if family.open][:MOST_SHOWN]
 
 
-def hidden(summary: Summary) -> str:
+def hidden_note(summary: Summary) -> str:
     """A sentence that says how many contests the report leaves out; "" if it shows all contests."""
     counts = [sum(contest.open for contest in family.contests) for family in summary.choices if family.open]
     left_count = sum(counts) - sum(min(count, MOST_SHOWN) for count in counts[:MOST_SHOWN])
     return f"{left_count:,} more comparisons are in summary.json" if left_count else ""
 
 
-def criteria(families: Sequence[Family]) -> list[str]:
+def differing_criteria(families: Sequence[Family]) -> list[str]:
     """The criteria by which cells differ in at least one contest of these families, in the order of CRITERIA."""
     standings = [standing for family in families for contest in family.contests for standing in contest.standings]
     differing = {standing.criterion for standing in standings if standing.word != "same work"}
     return [name for name in CRITERIA if name in differing]
 
 
-def any_out(families: Sequence[Family]) -> bool:
+def has_unranked_cells(families: Sequence[Family]) -> bool:
     """Whether the contests of these families contain a cell that is not ranked."""
     return any(_unranked_cells(contest) for family in families for contest in family.contests if contest.open)
 
 
-def title(family: Family) -> str:
+def family_title(family: Family) -> str:
     """The title of the section about a family."""
     return f"{family.workload}, {family.about}" if family.about else family.workload
 
 
-def cautions(summary: Summary) -> list[str]:
+def choice_cautions(summary: Summary) -> list[str]:
     """The warnings that apply to all choices: that the runs were a rehearsal, and that no cell was repeated."""
     texts = [CAUTION] if summary.rehearsal else []
     words = {
-        standing.word for family in families_shown(summary) for contest in family.contests for standing in contest.standings
+        standing.word for family in shown_families(summary) for contest in family.contests for standing in contest.standings
     }
     return [*texts, ONCE] if "as measured" in words else texts
 
 
-def uncompared(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
+def uncompared_cells(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
     """The cells that cannot be compared, because no other cell on the same number of ranks has the same batch size.
 
     Returns a list of (title of the family and number of ranks, cells). A cell is only listed if another cell ran on the same
@@ -145,11 +145,11 @@ def uncompared(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
             lone_contenders = [(contest.batch, contest.contenders[0]) for contest in contests if len(contest.contenders) == 1]
             if len({contender.name for contest in contests for contender in contest.contenders}) > 1 and lone_contenders:
                 links = [RunsLink(f"{contender.name} (batch {batch})", contender.cell) for batch, contender in lone_contenders]
-                groups.append((f"{title(family)}, {_ranks_text(ranks)}", links))
+                groups.append((f"{family_title(family)}, {_ranks_text(ranks)}", links))
     return groups
 
 
-def lines(family: Family, criterion_names: Sequence[str]) -> list[ChoiceRow]:
+def choice_rows(family: Family, criterion_names: Sequence[str]) -> list[ChoiceRow]:
     """The rows of a family in the table of choices: at most MOST_SHOWN contests in which a reader has a choice.
 
     criterion_names: the criteria that the table shows.
@@ -162,7 +162,7 @@ def lines(family: Family, criterion_names: Sequence[str]) -> list[ChoiceRow]:
     return rows[:MOST_SHOWN]
 
 
-def nodes(family: Family) -> list[TreeNode]:
+def decision_tree(family: Family) -> list[TreeNode]:
     """The questions of the decision tree of a family, in the order in which a reader should answer them."""
     has_several_fits = len(family.one_rank) > 1
     one_rank_answers = [

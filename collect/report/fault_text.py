@@ -28,7 +28,7 @@ LOST_NOTE = (
 MOST_RANKS = 8  # the most ranks whose waiting is written
 
 
-def tables(summary: Summary) -> list[TextTable]:
+def fault_tables(summary: Summary) -> list[TextTable]:
     """The tables of slowed ranks and of lost workers that have rows."""
     labels = summary.labels_by_cell
     slowed_rows = [_straggler_row(effect, labels[effect.cell]) for effect in summary.slowed]

@@ -168,7 +168,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> s
     table = columns.make_table(summary.rows, short_summary.rows)
     label_by_cell = summary.labels_by_cell
     drawn_figures = draw_figures(loaded, summary)
-    headline = _headline(drawn_figures, [choice.workload for choice in report_start.choices(summary)])
+    headline = _headline(drawn_figures, [choice.workload for choice in report_start.best_choices(summary)])
     other_figures = [drawn_figure for drawn_figure in drawn_figures if headline is None or drawn_figure.name != headline.name]
     head_to_head = [drawn_figure for drawn_figure in other_figures if drawn_figure.kind == "head_to_head"]
     figures = [drawn_figure for drawn_figure in other_figures if drawn_figure.kind != "head_to_head"]
@@ -239,7 +239,7 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
         "predictions": summary.predictions,
         "searches": summary.searches,
         "faults": [*summary.slowed, *summary.lost],
-        "choices": choice_text.families_shown(summary),
+        "choices": choice_text.shown_families(summary),
         "traces": [
             *summary.rounding,
             *summary.collectives,

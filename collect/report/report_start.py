@@ -70,7 +70,7 @@ def write_claim_line(verdict: Verdict, summary: Summary) -> ClaimLine:
     return ClaimLine(MARKS[verdict.verdict], _printed_numbers(verdict, summary), bounds, measured, interval, other_number, reason)
 
 
-def compared(summary: Summary) -> str:
+def compared_sentence(summary: Summary) -> str:
     """What a report compares, such as `single and ddp on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell`."""
     cells = [row.cell for row in summary.rows]
     parts = [
@@ -84,7 +84,7 @@ def compared(summary: Summary) -> str:
     return "; ".join(parts)
 
 
-def same_work(summary: Summary) -> str:
+def same_work_sentence(summary: Summary) -> str:
     """A sentence such as `8 of 8 cells are proven to do the same work as one process`; "" if no cell was checked."""
     proofs = [row.same_work.verdict for row in summary.rows if row.same_work]
     if not proofs:
@@ -92,26 +92,26 @@ def same_work(summary: Summary) -> str:
     return f"{proofs.count('proven')} of {len(summary.rows)} cells are proven to do the same work as one process"
 
 
-def helps(summary: Summary) -> list[str]:
+def repeat_commands(summary: Summary) -> list[str]:
     """Commands that submit more repeats, and so are likely to decide the claims that are undecided."""
     return list(dict.fromkeys(verdict.helps for verdict in summary.verdicts if verdict.helps))
 
 
-def choices(summary: Summary) -> list[Choice]:
+def best_choices(summary: Summary) -> list[Choice]:
     """What to choose for each workload: the best cells of one contest of the workload, by each criterion.
 
     The contest with the most measured cells is used. If several contests have the same number of measured cells, the contest
     with the most ranks is used, then with the most nodes, then with the largest batch.
     """
     workload_choices = []
-    for family in choice_text.families_shown(summary)[:MOST_CHOICES]:
+    for family in choice_text.shown_families(summary)[:MOST_CHOICES]:
         contest = max(
             (contest for contest in family.contests if contest.open),
             key=lambda contest: (len(contest.contender_names("measured")), contest.ranks, contest.nodes, contest.batch),
         )
         best = [(choice_text.HEADINGS[standing.criterion], _standing_text(contest, standing)) for standing in contest.standings]
         if best:
-            workload_choices.append(Choice(choice_text.title(family), choice_text.contest_text(contest), best))
+            workload_choices.append(Choice(choice_text.family_title(family), choice_text.contest_text(contest), best))
     return workload_choices
 
 

@@ -19,7 +19,7 @@ NOTE = (
 )
 
 
-def rows(scores: Sequence[PredictionScore]) -> list[list[str]]:
+def score_rows(scores: Sequence[PredictionScore]) -> list[list[str]]:
     """The rows of the table of scores: one row for each score, with one text for each column of HEADINGS."""
     return [
         [

@@ -40,10 +40,10 @@ def print_summary(output: Output, summary: Summary) -> None:
         output.line(losses_sentence(comparison, labels))
     for cost in summary.instruments:
         output.line(instrument_sentence(cost, labels))
-    for faults in fault_text.tables(summary):
+    for faults in fault_text.fault_tables(summary):
         output.table(faults.title.lower(), faults.headings, faults.rows)
     if summary.predictions:
-        output.table(score_text.TITLE.lower(), score_text.HEADINGS, score_text.rows(summary.predictions))
+        output.table(score_text.TITLE.lower(), score_text.HEADINGS, score_text.score_rows(summary.predictions))
     for failure in summary.failures:
         failure_text = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
         output.line(f"{failure.state}: {failure_text}", STYLES.get(failure.state))
@@ -59,19 +59,19 @@ def print_choices(output: Output, summary: Summary) -> None:
 
     Prints nothing if the matrix has no cells that can be compared.
     """
-    families = choice_text.families_shown(summary)
+    families = choice_text.shown_families(summary)
     if not families:
         return
-    criteria = choice_text.criteria(families)
+    criteria = choice_text.differing_criteria(families)
     rows = [
-        [choice_text.title(family), f"{line.heading}, {line.about}", *map(str, line.said)]
+        [choice_text.family_title(family), f"{line.heading}, {line.about}", *map(str, line.said)]
         for family in families
-        for line in choice_text.lines(family, criteria)
+        for line in choice_text.choice_rows(family, criteria)
     ]
     output.table("which strategy to choose", ["Workload", "Ranks", *(choice_text.HEADINGS[name] for name in criteria)], rows)
-    if hidden_note := choice_text.hidden(summary):
+    if hidden_note := choice_text.hidden_note(summary):
         output.line(hidden_note)
-    for caution in choice_text.cautions(summary):
+    for caution in choice_text.choice_cautions(summary):
         output.line(caution, style="yellow")
 
 
@@ -81,8 +81,8 @@ def print_claims(output: Output, summary: Summary) -> None:
         return
     rows = [[verdict.id, verdict_text.verdict_label(verdict), verdict.says] for verdict in summary.verdicts]
     styles = [verdict_text.STYLES[verdict.verdict] for verdict in summary.verdicts]
-    output.table(verdict_text.counts(summary), ["Claim", "Verdict", "What the study says"], rows, styles)
-    for caution in verdict_text.cautions(summary):
+    output.table(verdict_text.verdict_counts(summary), ["Claim", "Verdict", "What the study says"], rows, styles)
+    for caution in verdict_text.verdict_cautions(summary):
         output.line(caution, style="yellow")
 
 
@@ -96,9 +96,9 @@ def print_verdicts(output: Output, summary: Summary) -> None:
     print_claims(output, summary)
     for verdict in summary.verdicts:
         output.line(f"{verdict.id}: {verdict_text.verdict_label(verdict)}: {verdict.why}", verdict_text.STYLES[verdict.verdict])
-        for text in (*map(verdict_text.entered, verdict.numbers), *verdict.remarks):
+        for text in (*map(verdict_text.number_text, verdict.numbers), *verdict.remarks):
             output.line(f"  {text}")
-        for reason in verdict_text.grouped(verdict.reasons):
+        for reason in verdict_text.join_assumed_reasons(verdict.reasons):
             output.line(f"  likely: {reason}")
         for note in verdict.notes if verdict.verdict == "contradicted" else ():
             output.line(f"  note on the same place in the study: {note}")
@@ -108,9 +108,9 @@ def print_verdicts(output: Output, summary: Summary) -> None:
         rows = [[str(getattr(line, field)) for field in fields] for line in lines]
         headings = ["Where", "Cell", "Metric", "Reported", "Measured", "95 % interval", "n", "Ratio", "", "Why"]
         output.table(verdict_text.reported_counts(summary), headings, rows)
-        if verdict_text.pooled(summary):
+        if verdict_text.uses_pooled_noise(summary):
             output.line("intervals of fewer than three repeats are from the noise of all repeated cells of this matrix")
-        for reason in verdict_text.grouped(verdict_text.common_reasons(summary)):
+        for reason in verdict_text.join_assumed_reasons(verdict_text.common_reasons(summary)):
             output.line(f"for all of them: {reason}")
 
 

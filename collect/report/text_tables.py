@@ -39,10 +39,10 @@ def make_text_tables(summary: Summary) -> list[TextTable]:
     candidates = [
         _columns_table("summary", "Cells", table.columns, range(len(summary.rows))),
         *(_columns_table(other_table.name, other_table.title, other_table.columns, other_table.rows) for other_table in table.further),
-        *fault_text.tables(summary),
+        *fault_text.fault_tables(summary),
         _searches_table(summary),
         TextTable(
-            "predictions", score_text.TITLE, score_text.HEADINGS, score_text.rows(summary.predictions), score_text.NUMBERS
+            "predictions", score_text.TITLE, score_text.HEADINGS, score_text.score_rows(summary.predictions), score_text.NUMBERS
         ),
         _claims_table(summary),
         _reported_table(summary),
@@ -63,14 +63,14 @@ def _searches_table(summary: Summary) -> TextTable:
 
 
 def _claims_table(summary: Summary) -> TextTable:
-    caption = ". ".join([verdict_text.counts(summary), *verdict_text.cautions(summary)]) if summary.verdicts else ""
+    caption = ". ".join([verdict_text.verdict_counts(summary), *verdict_text.verdict_cautions(summary)]) if summary.verdicts else ""
     rows = [[verdict.id, verdict_text.verdict_label(verdict), verdict.says, verdict.where, verdict.why] for verdict in summary.verdicts]
     return TextTable("claims", caption, ["Claim", "Verdict", "What the study says", "Where", "Why"], rows, long=frozenset({2, 4}))
 
 
 def _reported_table(summary: Summary) -> TextTable:
     lines: list[ReportedLine] = verdict_text.reported_lines(summary, summary.labels_by_cell)
-    common_reasons = verdict_text.grouped(verdict_text.common_reasons(summary))
+    common_reasons = verdict_text.join_assumed_reasons(verdict_text.common_reasons(summary))
     caption = ". ".join([verdict_text.reported_counts(summary), *(f"For all of them: {reason}" for reason in common_reasons)])
     rows = [[str(getattr(line, field)) for field in _REPORTED] for line in lines]
     column_index = {field: index for index, field in enumerate(_REPORTED)}

@@ -53,20 +53,20 @@ def verdict_label(verdict: Verdict) -> str:
     return f"{verdict.verdict} (rehearsal)" if verdict.rehearsal else verdict.verdict
 
 
-def counts(summary: Summary) -> str:
+def verdict_counts(summary: Summary) -> str:
     """How many claims have each verdict, as text such as `12 claims: 7 reproduced, 2 contradicted, 3 not run`."""
     count_by_verdict = Counter(verdict.verdict for verdict in summary.verdicts)
     listed = ", ".join(f"{count_by_verdict[name]} {name}" for name in STYLES if count_by_verdict[name])  # type: ignore[index]
     return f"{len(summary.verdicts)} claims: {listed}"
 
 
-def cautions(summary: Summary) -> list[str]:
+def verdict_cautions(summary: Summary) -> list[str]:
     """The warnings that apply to all verdicts: that the runs were a rehearsal, and that the study measured nothing itself."""
     texts = [CAUTION] if any(verdict.rehearsal for verdict in summary.verdicts) else []
     return texts + ([ILLUSTRATIVE] if summary.illustrative else [])
 
 
-def entered(number: ClaimNumber) -> str:
+def number_text(number: ClaimNumber) -> str:
     """A number in the test of a claim, as text: `call = 58.2 s (57.9 to 58.5, n = 3)`."""
     if isinstance(number.value, str):
         return f"{number.call} = {number.value}"
@@ -103,7 +103,7 @@ def common_reasons(summary: Summary) -> list[str]:
     return reasons.common_clauses(comparable or [entry.reasons for entry in summary.reported if entry.measured is not None])
 
 
-def grouped(clauses: Sequence[str]) -> list[str]:
+def join_assumed_reasons(clauses: Sequence[str]) -> list[str]:
     """The reasons for a difference, with all reasons about assumed values joined into one reason."""
     assumed = [clause.removeprefix(reasons.ASSUMED) for clause in clauses if clause.startswith(reasons.ASSUMED)]
     others = [clause for clause in clauses if not clause.startswith(reasons.ASSUMED)]
@@ -119,7 +119,7 @@ def reported_lines(summary: Summary, labels: Mapping[str, str]) -> list[Reported
     return [_reported_line(entry, labels, shared_reasons) for entry in summary.reported]
 
 
-def pooled(summary: Summary) -> bool:
+def uses_pooled_noise(summary: Summary) -> bool:
     """Whether the interval of any measured number was computed from the noise of all repeated cells."""
     return any(entry.how == POOLED for entry in summary.reported)
 
@@ -178,12 +178,12 @@ def _printed_text(entry: ReportedResult) -> str:
     return entry.printed
 
 
-def plain(value: object) -> str:
+def value_text(value: object) -> str:
     """A value of a matrix file as plain text, without quotes, brackets and braces."""
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {plain(item)}" for key, item in value.items())
+        return ", ".join(f"{key}: {value_text(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(map(plain, value))
+        return ", ".join(map(value_text, value))
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)

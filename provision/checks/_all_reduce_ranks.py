@@ -30,7 +30,7 @@ def run_node_rank(backend: str, nodes: str, rank: str, endpoint: str, *, gpu: in
     """Run the rank of this node in a test with one rank per node.
 
     nodes: the number of nodes, in decimal. rank: the rank of this node, in decimal. endpoint: HOST:PORT where rank 0 listens.
-    gpu: as for `work`.
+    gpu: as for `run_rank`.
     """
     host, port = endpoint.rsplit(":", 1)
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}

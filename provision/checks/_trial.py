@@ -54,7 +54,7 @@ def try_torch() -> Trial:
         all_reduce = run_in_children(ranks, RANKS_S)
     if not torch_state.gpus:
         return Trial(torch_state, all_reduce)
-    return Trial(torch_state, all_reduce, run_in_children([_multiply_matrices], PRODUCT_S), run_in_children([_compiled], COMPILED_S))
+    return Trial(torch_state, all_reduce, run_in_children([_multiply_matrices], PRODUCT_S), run_in_children([_compile_function], COMPILED_S))
 
 
 def _run_rank(backend: str, rank: int, store: str) -> None:
@@ -69,7 +69,7 @@ def _multiply_matrices() -> None:
     _matmul.main()
 
 
-def _compiled() -> None:
+def _compile_function() -> None:
     from provision.checks import _compiled
 
     # torch.compile gets empty caches: with cached kernels of an earlier check, it would need no compiler on this node.

@@ -10,11 +10,11 @@ from provision.operation import Site, Target
 def run(site: Site, target: Target) -> Outcome:
     """Returns a passed Outcome if all nodes report the same version of Python and the same digests of packages and source."""
     targets = site.active_targets
-    environments = map_targets(targets, lambda one: one.facts[ENVIRONMENT])
-    descriptions = [f"Python {one.version}, packages {one.packages}, source {one.source}" for one in environments]
+    environments = map_targets(targets, lambda member: member.facts[ENVIRONMENT])
+    descriptions = [f"Python {environment.version}, packages {environment.packages}, source {environment.source}" for environment in environments]
     if len(set(descriptions)) == 1:
         return Outcome(True, f"equal on {len(targets)} nodes: {descriptions[0]}{absent_nodes_note(site)}")
-    differences = "; ".join(f"{one.node.name}: {description}" for one, description in zip(targets, descriptions, strict=True))
+    differences = "; ".join(f"{member.node.name}: {description}" for member, description in zip(targets, descriptions, strict=True))
     return Outcome(False, f"the nodes differ: {differences}", "run: provision CLUSTER.yaml --only environment")
 
 

@@ -34,7 +34,7 @@ def run(site: Site, target: Target) -> Outcome:
     nics = [_find_interface(target) for target in targets]
     controls = [_find_control_interface(target) for target in targets]
     before = map_targets(targets, _read_sent_bytes)
-    answers = map_targets(targets, lambda rank: _launch_rank(targets, rank, nics[targets.index(rank)]))
+    answers = map_targets(targets, lambda member: _launch_rank(targets, member, nics[targets.index(member)]))
     after = map_targets(targets, _read_sent_bytes)
     failed = [(failing, answer) for failing, answer in zip(targets, answers, strict=True) if answer.code != 0]
     if failed:
@@ -105,7 +105,7 @@ def judge_network(
 def _describe_control_traffic(controls: Sequence[tuple[str, str] | None], sent_bytes: Sequence[dict[str, int]], expected_bytes: float) -> list[str]:
     """A phrase for each node that sent more than background traffic over the control network.
 
-    controls, sent_bytes: as for `judge`. expected_bytes: the bytes that each node has to send for the all-reduce.
+    controls, sent_bytes: as for `judge_network`. expected_bytes: the bytes that each node has to send for the all-reduce.
     """
     return [
         f"{name} sent {counts[interface] / 1e6:.0f} MB over {interface}"

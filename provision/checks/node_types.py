@@ -144,7 +144,7 @@ def _select_types(cluster: Cluster, node_types: tuple[NodeType, ...], partition:
             continue
         if cluster.gpus is None or not cluster.gpus.per_node or _has_gpus(node_type, cluster):
             groups.setdefault((node_type.cpus, node_type.gpus), []).append(node_type)
-    largest = [max(similar_types, key=lambda kind: kind.count) for similar_types in groups.values()]
+    largest = [max(similar_types, key=lambda node_type: node_type.count) for similar_types in groups.values()]
     return {
         node_type: ",".join(other.names for other in candidates if (other.cpus, other.gpus) != (node_type.cpus, node_type.gpus) and other.names)
         for node_type in largest

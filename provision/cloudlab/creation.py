@@ -178,7 +178,7 @@ def _describe_other_profile(note: ExperimentNote, experiment: PortalExperiment) 
 
 
 def _adopt_own_experiment(intent: ExperimentNote, experiment: PortalExperiment, workspace: Workspace, output: Output) -> ExperimentNote:
-    """Adopt the experiment `experiment`, which no command of this workspace created. Returns the note about the experiment.
+    """Adopt an experiment, which no command of this workspace created. Returns the note about the experiment.
 
     intent: the note for the experiment that this command wanted to create. Raises InputError if the user of the token did not
     create the experiment, or created the experiment from another profile than the cluster file names: the nodes then have

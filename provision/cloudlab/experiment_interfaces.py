@@ -44,11 +44,11 @@ def find_interfaces(
     """
     macs = {nic.name: nic.mac for nic in nics}
 
-    def with_(address: str | None) -> NodeInterface:
+    def describe_interface(address: str | None) -> NodeInterface:
         name = find_interface_name(addresses, address)
         return NodeInterface(address, name, macs.get(name) if name is not None else None)
 
-    return ExperimentInterfaces(with_(experiment), with_(control))
+    return ExperimentInterfaces(describe_interface(experiment), describe_interface(control))
 
 
 def find_node_interfaces(target: Target) -> ExperimentInterfaces | None:

@@ -77,7 +77,7 @@ def load_catalogue() -> Catalogue:
     return msgspec.yaml.decode(content, type=Catalogue)
 
 
-def generation(entry: HardwareType) -> Generation | None:
+def find_type_generation(entry: HardwareType) -> Generation | None:
     """The generation of the GPUs of this hardware type; None if it is not known."""
     return next((candidate for candidate in gpu_generations.GENERATIONS if candidate.name == entry.generation), None)
 
@@ -85,7 +85,7 @@ def generation(entry: HardwareType) -> Generation | None:
 def cuda_builds(entry: HardwareType) -> list[str] | None:
     """The CUDA releases for which there is a build of torch that supports the GPUs and the processor of this type; None if the
     GPUs or the processor are not known."""
-    gpu_generation = generation(entry)
+    gpu_generation = find_type_generation(entry)
     if gpu_generation is None or entry.arch is None:
         return None
     return [cuda for (arch, cuda), names in gpu_generations.SUPPORTED_GENERATIONS.items() if arch == entry.arch and gpu_generation.name in names]

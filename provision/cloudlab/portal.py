@@ -171,7 +171,7 @@ class Portal:
         self._send_request("PUT", f"/experiments/{uuid}", "the extension", {"extend_by": hours, "reason": reason})
 
     def terminate(self, uuid: str) -> None:
-        """Ask the portal to terminate an experiment. It exists until the method `experiment` returns None.
+        """Ask the portal to terminate an experiment. It exists until the method `find_experiment` returns None.
 
         Raises PortalError, and NoExperiment.
         """

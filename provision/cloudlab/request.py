@@ -83,7 +83,7 @@ def plan_experiment(cluster: Cluster) -> ExperimentRequest:
     return ExperimentRequest(
         aggregate=hardware.load_catalogue().aggregate(site),
         hardware=keys.hardware,
-        image=image(keys.image),
+        image=image_urn(keys.image),
         nodes=tuple(NodeRequest(f"node{index}", _node_address(index) if keys.nodes > 1 else None) for index in range(keys.nodes)),
         lan_kbps=keys.lan_mbps * 1000 if keys.lan_mbps is not None and keys.nodes > 1 else None,
         blockstore_gb=None if keys.blockstore_gib is None else math.ceil(keys.blockstore_gib * 2**30 / 1e9),
@@ -91,7 +91,7 @@ def plan_experiment(cluster: Cluster) -> ExperimentRequest:
     )
 
 
-def image(name: str) -> str:
+def image_urn(name: str) -> str:
     """The disk image as a request names it.
 
     name: a URN or PROJECT:NAME, which are returned without change; PROJECT//NAME; or NAME of an image of emulab-ops.

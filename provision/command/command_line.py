@@ -40,7 +40,7 @@ run the same command again to continue
 
 
 def parser() -> console.Parser:
-    """The parser. Call `parse_intermixed_args`, which allows options between FILE and the verb, then `file_and_verb`."""
+    """The parser. Call `parse_intermixed_args`, which allows options between FILE and the verb, then `read_file_and_verb`."""
     verb_lines = "\n".join(f"  {verb:8} {help_text}" for verb, help_text in VERBS.items())
     command_parser = console.Parser(
         prog="provision",

@@ -29,7 +29,7 @@ class Format:
     """The form of a data set: its folder in the data path, and the names, number and size of the files in its archive.
 
     member: matches the whole path of a member of the archive; its group `kept` is the path within `folder`.
-    spoken: the allowed members, in words for an error message.
+    allowed_members: the allowed members, in words for an error message.
     check: raises InputError if a folder does not contain the data set.
     summary: returns values that do not change as long as the folder is undamaged.
     """

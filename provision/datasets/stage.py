@@ -49,7 +49,7 @@ class DataSetState:
 
 
 def inspect_data_set(request: StageRequest) -> DataSetState:
-    """Find out what `stage` would do, without changing anything.
+    """Find out what `stage_data_set` would do, without changing anything.
 
     Reads only sizes and names of files, and compares them with the note that was written when the data set was staged.
     """
@@ -99,7 +99,7 @@ def stage_data_set(request: StageRequest) -> DataSetState:
 
 
 def download_archive(request: StageRequest) -> DataSetState:
-    """If the source is a URL, download and verify the archive, so that `stage` needs no network. Raises as `stage` does."""
+    """If the source is a URL, download and verify the archive, so that `stage_data_set` needs no network. Raises as `stage_data_set` does."""
     with _hold_data_set_lock(request):
         state = inspect_data_set(request)
         if state.ready or not state.makes or not _is_url(request.source or ""):

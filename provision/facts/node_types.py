@@ -63,7 +63,7 @@ def parse(stdout: str) -> tuple[NodeType, ...]:
                     int(count),
                     int(cpus),
                     int(memory),
-                    gpus(gres),
+                    parse_gpus(gres),
                     () if features == "(null)" else feature_names,
                     names if _NAMES.match(names) else "",
                 )
@@ -71,7 +71,7 @@ def parse(stdout: str) -> tuple[NodeType, ...]:
     return tuple(types)
 
 
-def gpus(gres: str) -> tuple[GpuGres, ...]:
+def parse_gpus(gres: str) -> tuple[GpuGres, ...]:
     """The GPUs in a list of generic resources, such as `gpu:a100:4(S:0-1),nvme:1`."""
     matches = (_GPU.match(word) for word in _SOCKETS.sub("", gres).split(","))
     return tuple(

@@ -100,7 +100,7 @@ class PretendedFacts(Facts):
             raise InputError(f"{self._path}: node {name}: the fact {fact.name!r}: {error}.") from None
 
 
-def facts(path: Path, nodes: Sequence[Node]) -> list[Facts]:
+def read_pretended_facts(path: Path, nodes: Sequence[Node]) -> list[Facts]:
     """The answers of each node of the cluster, as the file describes them. Raises InputError."""
     try:
         machines = decoder(DescribedMachines).decode(files.read(path)).nodes

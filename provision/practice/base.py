@@ -75,7 +75,7 @@ def read_os_release() -> dict[str, str]:
 
 
 def check_machine(release: str | None = None) -> None:
-    """Check that this machine can have practice nodes with a release of Debian. Raises NoBase if it cannot.
+    """Check that this machine can have practice nodes with a release of Debian. Raises PracticeNodeError if it cannot.
 
     release: the codename; None: the release of this machine.
     """
@@ -94,7 +94,7 @@ def check_machine(release: str | None = None) -> None:
 
 
 def _check_other_release(subject: str, release_variables: dict[str, str]) -> None:
-    """Check that this machine can boot nodes with another release of Debian than its own. Raises NoBase if it cannot.
+    """Check that this machine can boot nodes with another release of Debian than its own. Raises PracticeNodeError if it cannot.
 
     subject: the subject of the error message. release_variables: /etc/os-release of this machine.
     """
@@ -114,7 +114,7 @@ def wheels_folder() -> Path:
 
 
 def find_mirror() -> str:
-    """The URL of the first package archive that apt on this machine uses for its Debian release. Raises NoBase if apt uses
+    """The URL of the first package archive that apt on this machine uses for its Debian release. Raises PracticeNodeError if apt uses
     none."""
     codename = own_release()
     answer = run(["apt-get", "indextargets", "--format", "$(CREATED_BY) $(RELEASE) $(REPO_URI)"])
@@ -126,7 +126,7 @@ def find_mirror() -> str:
 
 
 def run(argv: Sequence[str]) -> str:
-    """Run a command on this machine and return its output. If it fails, raises NoBase with the last line of its errors."""
+    """Run a command on this machine and return its output. If it fails, raises PracticeNodeError with the last line of its errors."""
     environment = {**os.environ, "LC_ALL": "C"}
     answer = subprocess.run(
         argv, check=False, capture_output=True, text=True, env=environment, timeout=LIMIT_S, stdin=subprocess.DEVNULL

@@ -73,7 +73,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         return None if self._find_boot_process() is None else 0.0
 
     def create(self) -> None:
-        """Make the files of the node, mount its root file system and boot it. Existing files are kept. Raises NoBase
+        """Make the files of the node, mount its root file system and boot it. Existing files are kept. Raises PracticeNodeError
         if the base system, which all practice nodes share, was not made yet."""
         self._check_base()
         for name in ("upper", "work", "root"):
@@ -143,7 +143,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         shutil.rmtree(self.folder)
 
     def _check_base(self) -> None:
-        """Raises NoBase if the node was made from another base, because the node's files, such as /etc/passwd, would not fit
+        """Raises PracticeNodeError if the node was made from another base, because the node's files, such as /etc/passwd, would not fit
         this base."""
         note = self.folder / "base"
         if not (self.folder / "upper").exists():
@@ -247,7 +247,7 @@ def find_init_pid(upper: Path) -> int | None:
 
 
 def make_cgroups(cluster: str, node: str) -> Sequence[Path]:
-    """The control group of a node, in each hierarchy in which its systemd makes the groups of its services. Raises NoBase.
+    """The control group of a node, in each hierarchy in which its systemd makes the groups of its services. Raises PracticeNodeError.
 
     nspawn makes a node's group below its own group, always by the same name. Two nodes that were started from one group would
     share it: the systemd of one node would remove the group of a service that ended while the other systemd puts a process into
@@ -265,7 +265,7 @@ def make_cgroups(cluster: str, node: str) -> Sequence[Path]:
 def remove_cgroups(cluster: str, node: str) -> None:
     """Remove the control groups that `make_cgroups` made, and the groups below them, when no process is in them any more.
 
-    Raises NoBase.
+    Raises PracticeNodeError.
     """
     deadline = time.monotonic() + LIMIT_S
     for root in _list_cgroup_roots():
@@ -300,7 +300,7 @@ def list_machine_folders(cluster: str) -> Sequence[Path]:
 def remove_unused_folders() -> None:
     """Remove the folders and the mount that all practice nodes share, if no node of any cluster is left.
 
-    The caller holds the lock of `base.alone`: another cluster may be making its first node in these folders.
+    The caller holds the lock of `base.hold_practice_lock`: another cluster may be making its first node in these folders.
     """
     for folder in (*(root / CGROUP for root in _list_cgroup_roots()), STATE, STATE.parent):
         with contextlib.suppress(OSError):  # raised if the folder contains other nodes, or if it was never made

@@ -20,7 +20,7 @@ STALE = "-o Acquire::Check-Valid-Until=false"
 
 
 def make_base(packages: Sequence[str], release: str | None, tell: Callable[[str], None]) -> Path:
-    """Make the base if it does not exist, and return its folder. The caller holds the lock of `base.alone`. Raises NoBase.
+    """Make the base if it does not exist, and return its folder. The caller holds the lock of `base.hold_practice_lock`. Raises PracticeNodeError.
 
     packages: the packages that are downloaded into the apt cache of the base. release: the codename of a release of Debian;
     None: the release of this machine. tell: is called with a sentence about work that takes minutes. If the process is killed
@@ -59,7 +59,7 @@ def make_base(packages: Sequence[str], release: str | None, tell: Callable[[str]
 
 
 def make_wheels(tell: Callable[[str], None]) -> Path:
-    """Download the wheels if their folder does not exist, and return the folder. Raises NoBase.
+    """Download the wheels if their folder does not exist, and return the folder. Raises PracticeNodeError.
 
     Practice nodes install packages from this folder without a network. tell: is called with a sentence before the download.
     """

@@ -31,7 +31,7 @@ def bridge_name(cluster: str) -> str:
 
 
 def node_address(subnet: str, number: int) -> str:
-    """The address of a node: node 0 has the first address of the subnet. Raises NoBase if the subnet is too small.
+    """The address of a node: node 0 has the first address of the subnet. Raises PracticeNodeError if the subnet is too small.
 
     number: the place of the node in the cluster file, counted from 0.
     """
@@ -52,7 +52,7 @@ def interface_exists(name: str) -> bool:
 
 
 def make_bridge(name: str, subnet: str) -> None:
-    """Make the bridge `name` if it does not exist. Raises NoBase if another interface has an address in the subnet."""
+    """Make the bridge `name` if it does not exist. Raises PracticeNodeError if another interface has an address in the subnet."""
     network = ipaddress.ip_network(subnet)
     for link in _list_links():
         for entry in link.get("addr_info", ()):

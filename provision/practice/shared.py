@@ -25,9 +25,9 @@ def is_protected(folder: Path) -> bool:
 
 def protect_folder(state: Path, folder: Path) -> None:
     """Make the shared folder if it is missing, owned by the nodes' user. Mount it over itself with the options `nosuid` and
-    `nodev`, unless it has them already. Raises NoBase.
+    `nodev`, unless it has them already. Raises PracticeNodeError.
 
-    state: the folder of the cluster's nodes. The file NOTE in it names the mount, so that `release` can undo the mount.
+    state: the folder of the cluster's nodes. The file NOTE in it names the mount, so that `release_folder` can undo the mount.
     folder: the shared folder.
     """
     if not folder.exists():
@@ -42,7 +42,7 @@ def protect_folder(state: Path, folder: Path) -> None:
 
 
 def release_folder(state: Path) -> None:
-    """Unmount the shared folder that `protect` mounted, if no other cluster uses the folder. Raises NoBase.
+    """Unmount the shared folder that `protect_folder` mounted, if no other cluster uses the folder. Raises PracticeNodeError.
 
     Setuid bits and devices in the folder are removed first, because they would have an effect without the mount.
     state: the folder of the cluster's nodes, which contains the note.

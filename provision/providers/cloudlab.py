@@ -189,5 +189,5 @@ PROVIDER = Provider(
     extend=extend,
     confirmation=confirmation,
     down=down,
-    own=frozenset({"extra-disks", "experiment_network"}),
+    additional=frozenset({"extra-disks", "experiment_network"}),
 )

@@ -15,8 +15,8 @@ from provision.operation import failure_reason
 class PackageCheck:
     """A change that lists the packages of an environment and records how they differ from the tested packages.
 
-    what: the key and the value in the cluster file that name the environment, for messages.
-    argv: the command that runs the program software.LISTING in the environment.
+    setting: the key and the value in the cluster file that name the environment, for messages.
+    argv: the command that runs the program software.LISTING_PROGRAM in the environment.
     folder: the folder of the environment, in which the differences are recorded.
     limit_s: the time limit of the command, which may wait in the queue.
     advice: what to do if the packages cannot be listed.
@@ -30,7 +30,7 @@ class PackageCheck:
 
     @property
     def description(self) -> str:
-        """The sentence for this change, as `Change.says`. After the check, it contains the result."""
+        """The sentence for this change, as `Change.description`. After the check, it contains the result."""
         result_text = "" if self._differences is None else f": {self._differences}"
         return f"check the packages of {self.setting}{result_text}"
 

@@ -127,7 +127,7 @@ def propose_typed_partitions(site: Survey, proposal: Proposal) -> list[TypedPart
         if proposal.needed_qos is None and _choose_qos(site, partition, proposal.account)[1] is not None:
             continue
         node_types = [node_type for node_type in site.node_types if node_type.partition == partition.name]
-        for node_type in sorted(node_types, key=lambda kind: -kind.count):
+        for node_type in sorted(node_types, key=lambda node_type: -node_type.count):
             for gpu in node_type.gpus:
                 if gpu.type is not None:
                     types.setdefault(gpu.type, TypedPartition(partition, gpu))
@@ -155,7 +155,7 @@ def propose_gpu_requests(proposal: Proposal) -> dict[str, list[str]]:
 def _find_largest_type(site: Survey, partition: str, *, gpus: bool) -> NodeType | None:
     """The node type with the most nodes in a partition; None if there is none. gpus: only types with GPUs are considered."""
     node_types = [node_type for node_type in site.node_types if node_type.partition == partition and (node_type.gpus or not gpus)]
-    return max(node_types, key=lambda kind: kind.count, default=None)
+    return max(node_types, key=lambda node_type: node_type.count, default=None)
 
 
 def _choose_python(site: Survey) -> tuple[str | None, str | None, bool]:
@@ -183,7 +183,7 @@ def is_python_module(module: str) -> bool:
 
 
 def _choose_folder(site: Survey) -> SharedFolder | None:
-    """The folder for runs: a folder in a network file system, or a folder for large data. `_preference` has the order."""
+    """The folder for runs: a folder in a network file system, or a folder for large data. `_folder_preference` has the order."""
     large = [folder for folder in site.folders if folder.is_network or _is_large(folder)]
     return max(large, key=_folder_preference, default=None)
 

@@ -53,20 +53,20 @@ def survey_site(node: Node) -> Survey:
         list(pool.map(lambda fact: _ask_fact(facts, fact), SURVEY_FACTS))
     unknown = {name: str(answer) for name, answer in facts.answers.items() if isinstance(answer, Unanswered)}
 
-    def known(fact: Fact[T], otherwise: T) -> T:
+    def answer_or(fact: Fact[T], otherwise: T) -> T:
         answer: Any = facts.answers.get(fact.name)
         result: T = otherwise if answer is None or isinstance(answer, Unanswered) else answer
         return result
 
     return Survey(
-        settings=known(SLURM_SETTINGS, SlurmSettings()),
-        partitions=known(PARTITIONS, ()),
-        node_types=known(NODE_TYPES, ()),
-        associations=known(ASSOCIATIONS, ()),
-        modules=known(MODULES, ()),
-        folders=known(SHARED_FOLDERS, ()),
-        pythons=known(PYTHONS, {}),
-        quotas=known(QUOTAS, Quotas()),
+        settings=answer_or(SLURM_SETTINGS, SlurmSettings()),
+        partitions=answer_or(PARTITIONS, ()),
+        node_types=answer_or(NODE_TYPES, ()),
+        associations=answer_or(ASSOCIATIONS, ()),
+        modules=answer_or(MODULES, ()),
+        folders=answer_or(SHARED_FOLDERS, ()),
+        pythons=answer_or(PYTHONS, {}),
+        quotas=answer_or(QUOTAS, Quotas()),
         unknown=unknown,
     )
 

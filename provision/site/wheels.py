@@ -53,8 +53,8 @@ class WheelDownload:
 
     on_node: the command that downloads the wheels on the login node.
     interpreter: the command that starts the site's interpreter.
-    folder: the folder of the site. needed: the requirements.
-    here: an existing folder of this machine for a temporary copy of the wheels; None: this machine is the login node.
+    folder: the folder of the site. requirements: the requirements.
+    local_folder: an existing folder of this machine for a temporary copy of the wheels; None: this machine is the login node.
     """
 
     script = ""
@@ -72,7 +72,7 @@ class WheelDownload:
 
     @property
     def description(self) -> str:
-        """The sentence for this change, as `Change.says`. After the download, it says which machine downloaded the packages."""
+        """The sentence for this change, as `Change.description`. After the download, it says which machine downloaded the packages."""
         if self._downloaded_where:
             return f"download the packages {self._downloaded_where}"
         return f"download the packages on the login node{', or here and send them' if self.local_folder is not None else ''}"
@@ -130,7 +130,7 @@ WHEELHOUSE_ADVICE = "Set environment.wheelhouse to a folder of wheels at the sit
 
 
 def download_wheels(folder: Path, target: InterpreterPlatform, requirements: Sequence[str]) -> list[Path]:
-    """Download the wheels of the requirements `requirements` into `folder`, for the interpreter `target` of another machine.
+    """Download the wheels of `requirements` into `folder`, for the interpreter `target` of another machine.
 
     Returns the paths of the wheels. Raises Unanswered.
     """

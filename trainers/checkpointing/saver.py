@@ -83,6 +83,6 @@ class Saver:
 
     def _name_parts(self, state: State, saved_world: int) -> dict[str, TensorPart]:
         """The parts of a state, by the names of the parts in a checkpoint. The name of a tensor that differs
-        between ranks (`own`) begins with the number of the saved rank."""
+        between ranks (`differs_by_rank`) begins with the number of the saved rank."""
         rank = self._rank % saved_world
         return {f"rank-{rank:05d}/{name}" if part.differs_by_rank else name: part for name, part in state.items()}

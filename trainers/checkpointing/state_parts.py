@@ -20,7 +20,7 @@ class TensorPart:
     memory: the elements of the box, as a tensor of the box's shape.
     shape: the shape of the whole tensor.
     offsets: the index of the box's first element in the whole tensor.
-    own: whether each rank has a different tensor of this name, such as the state of its random numbers.
+    differs_by_rank: whether each rank has a different tensor of this name, such as the state of its random numbers.
 
     A flat shard of a parameter is a box of the flattened parameter. The methods `size`, `__create_chunk_list__` and
     `__create_write_items__` let torch.distributed.checkpoint treat a part like a tensor.
@@ -106,7 +106,7 @@ def buffer_parts(model: nn.Module) -> State:
 
 
 def random_state_parts(device: torch.device) -> State:
-    """The parts of the states of torch's random generators, as copies. After loading, call `set_random_numbers`."""
+    """The parts of the states of torch's random generators, as copies. After loading, call `restore_random_state`."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)

@@ -149,7 +149,8 @@ class Writer(StorageWriter):
 class Gatherer(Writer):
     """Writes checkpoints of the layout `whole`: the first rank gathers one tensor after the other and writes it.
 
-    reorder: the method `Saved.reordered` of the engine, which brings the elements of a tensor into the order of `Task.model`.
+    element_order: the method `Saved.element_order` of the engine, which brings the elements of a tensor into the order of
+        `Task.model`.
     """
 
     gathers = True
@@ -203,9 +204,9 @@ class Gatherer(Writer):
 class Reader(StorageReader):
     """Reads checkpoints: maps the files into memory and copies the boxes that overlap with the parts of this rank.
 
-    folder: the folder of the checkpoint. sizes: file name -> bytes of the file. state: the parts to read. reorder: for the
-    layout `whole`, the method `Saved.reordered` of the engine; it allows that a tensor is read in another shape with the same
-    number of elements. For the layout `sharded`, None.
+    folder: the folder of the checkpoint. sizes: file name -> bytes of the file. state: the parts to read.
+    element_order: for the layout `whole`, the method `Saved.element_order` of the engine; it allows that a tensor is read in
+    another shape with the same number of elements. For the layout `sharded`, None.
     """
 
     def __init__(self, folder: Path, index: Index, sizes: dict[str, int], state: State, element_order: ElementOrder | None) -> None:

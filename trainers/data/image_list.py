@@ -58,7 +58,7 @@ class ImageList(msgspec.Struct, frozen=True):
 
 
 def ensure_image_list(root: Path, split: str, subset: int | None, seed: int) -> ImageList:
-    """The list of `root/train` or `root/val`. If it does not exist, it is written to `path_of`.
+    """The list of `root/train` or `root/val`. If it does not exist, it is written to `list_path`.
 
     The first caller reads every image of the list once, to compute its checksum; all later callers read only the list.
 

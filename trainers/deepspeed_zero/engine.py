@@ -55,7 +55,7 @@ class ZeroEngine(ReplicatedEngine):
             blocks = activation_checkpointing.list_units(task, model)
             initial = _build_sharded(model, deferred, blocks, ranks, self.config, low_dtype)
         else:
-            # DeepSpeed moves this rank's part of the model to the device, at stage 3 one parameter at a time. `drawn` keeps the
+            # DeepSpeed moves this rank's part of the model to the device, at stage 3 one parameter at a time. `initial` has the
             # fp32 weights without a copy, because casting the model allocates new memory for each parameter.
             initial = {name: p.detach() for name, p in model.named_parameters()} if low_dtype else {}
             model.to(low_dtype or dtypes.weight_dtype(cell.precision))
@@ -145,7 +145,7 @@ class ZeroEngine(ReplicatedEngine):
                 tensors["gradient"].append(zero_optimizer.grad_partitions_flat_buffer)
             tensors["master_parameter"] += zero_optimizer.fp32_partitioned_groups_flat
             tensors["parameter"] = [p.ds_tensor for p in parameters]
-            tensors["gathered"] = parameters  # not p.data: each access makes a tensor, and this method is called at each operator
+            tensors["gathered"] = parameters  # not p.data: each access makes a tensor, and each operator calls this method
             # For some time, gradients are views of this buffer. A tensor counts for the first category that has it, so `buffer`
             # must stand before `gradient`.
             tensors = {"buffer": [bucket.buffer for bucket in zero_optimizer.ipg_buckets.values() if bucket.buffer is not None], **tensors}
@@ -214,7 +214,7 @@ class ZeroEngine(ReplicatedEngine):
         """
         threshold, distance = (self._zero_option(f"stage3_{name}") for name in ("param_persistence_threshold", "max_reuse_distance"))
         fetched_elements, used_elements = 0, 0
-        last_use: dict[int, int] = {}  # id of a parameter -> number of elements that were used up to the last use of the parameter
+        last_use: dict[int, int] = {}  # id of a parameter -> number of elements that were used up to its last use
         for parameter in self._parameter_uses:
             size = self._elements_by_id[parameter]
             if size > threshold and (parameter not in last_use or used_elements - last_use[parameter] >= distance):
@@ -294,19 +294,19 @@ def _list_parameter_uses(model: nn.Module) -> list[int]:
     wrappers = [module for module in model.modules() if isinstance(module, CheckpointWrapper)]
     wrapper_of = {id(module): wrapper for wrapper in wrappers for module in wrapper.modules()}
 
-    def own(module: nn.Module) -> list[int]:
+    def trained_ids(module: nn.Module) -> list[int]:
         return [id(p) for p in module.parameters(recurse=False) if p.requires_grad]
 
-    users = [module for module in model.modules() if own(module)]
+    users = [module for module in model.modules() if trained_ids(module)]
     order = list(users)
     previous_wrapper: nn.Module | None = None
     for module in reversed(users):
         wrapper = wrapper_of.get(id(module))
         if wrapper is not None and wrapper is not previous_wrapper:
-            order += [inner for inner in wrapper.modules() if own(inner) and inner is not module]
+            order += [inner for inner in wrapper.modules() if trained_ids(inner) and inner is not module]
         previous_wrapper = wrapper
         order.append(module)
-    return [parameter for module in order for parameter in own(module)]
+    return [parameter for module in order for parameter in trained_ids(module)]
 
 
 def _build_sharded(

@@ -169,7 +169,7 @@ def _bf16_hook(world_size, bucket):  # type: ignore[no-untyped-def]  # DDP accep
     """A communication hook of DDP: average a bucket of gradients in bf16. Torch's own hook does the same, but not on a CPU."""
     rounded = bucket.buffer().to(torch.bfloat16).div_(world_size)
     pending = dist.all_reduce(rounded, async_op=True).get_future()
-    return pending.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+    return pending.then(lambda future: bucket.buffer().copy_(future.value()[0]))
 
 
 def _build_with_powersgd(cell: Cell, task: Task, ranks: Ranks) -> PowerSgdEngine:

@@ -39,7 +39,7 @@ class Fsdp1Engine(ReplicatedEngine):
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, sizes: tuple[int, int], sharding: str) -> None:
         super().__init__(cell, task, ranks, model)
-        self._block_elements, self._rest_elements = sizes  # number of elements in the FSDP units of blocks, and in the outermost FSDP unit
+        self._block_elements, self._rest_elements = sizes  # in the FSDP units of blocks, and in the outermost FSDP unit
         self._sharding = sharding
         self._replicas = cast("int", cell.options["replicas"]) if sharding in HYBRID else 1
 
@@ -90,7 +90,7 @@ class Fsdp1Engine(ReplicatedEngine):
 
     def theory(self) -> list[Term]:
         passes, shards = self.cell.gradient_accumulation_steps, self.data_ranks // self._replicas
-        gradient_bytes = self.parameters() * float(weight_bytes(self.cell.precision))  # bytes of all gradients when they are reduced
+        gradient_bytes = self.parameters() * float(weight_bytes(self.cell.precision))  # when they are reduced
         if self._sharding == "NO_SHARD":
             return [Term("gradients, once a step", "all_reduce", gradient_bytes, self.data_ranks)]
         itemsize = float(computed_bytes(self.cell.precision))

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def build(cell: Cell, task: Task, ranks: Ranks, *, waits: bool = False) -> WorkerEngine:
-    """The engine of a rank that trains (a worker). waits: as in `mode`."""
+    """The engine of a rank that trains (a worker). waits: as in `make_mode`."""
     model = model_options.checkpoint_and_compile(cell, task, task.model().to(ranks.device, weight_dtype(cell.precision)))
     return WorkerEngine(cell, task, ranks, model, make_mode(cell, waits=waits))
 
 
 def build_server(cell: Cell, task: Task, ranks: Ranks, *, waits: bool = False) -> ParameterServer:
-    """The parameter server of one of the last ranks. waits: as in `mode`."""
+    """The parameter server of one of the last ranks. waits: as in `make_mode`."""
     return ParameterServer(cell, task, ranks, make_mode(cell, waits=waits))
 
 

@@ -74,7 +74,7 @@ def activation_terms(cell: Cell, task: Task, mesh_model: MeshModel) -> list[Term
 
 
 def _sequence_parallel_terms(cell: Cell, mesh_model: MeshModel, output_bytes: int, input_bytes: int, block_passes: int, recomputed_passes: int) -> list[Term]:
-    """As `activations`, with sequence parallelism, for a model with a fused q|k|v layer."""
+    """As `activation_terms`, with sequence parallelism, for a model with a fused q|k|v layer."""
     n, passes = mesh_model.mesh["tp"].size(), cell.gradient_accumulation_steps
     return [
         Term("what column-parallel layers read, each block and pass", "all_gather", input_bytes, n, 2 * (block_passes + recomputed_passes)),

@@ -28,7 +28,7 @@ from trainers.checkpointing.saver import Saver
 from trainers.instrument import Instrument, TrainTime
 
 if TYPE_CHECKING:
-    from shardlab.matrix.cell import CheckpointSettings as Asked
+    from shardlab.matrix.cell import CheckpointSettings
     from trainers.engine import Saved
     from trainers.ranks.ranks import Peers, Ranks
 
@@ -66,7 +66,7 @@ class Checkpoints(Instrument):
 
     def __init__(
         self,
-        settings: Asked,
+        settings: CheckpointSettings,
         engine: Saved,
         run: Run,
         run_dir: RunDir,

@@ -34,7 +34,7 @@ UNKNOWN = (
 class MemoryCategories(Instrument):
     """Records the memory of consecutive steps. Each storage has the same category from its allocation to its release.
 
-    If the engine keeps the storage (`Accounted.keeps`), the engine names the category. Otherwise the category follows from the
+    If the engine keeps the storage (`Accounted.tensors_by_category`), the engine names the category. Otherwise the category follows from the
     use of the storage by an operator (`gathered`), or from the time of its release (`buffer`, `activation`, `temporary`).
     """
 

@@ -35,7 +35,8 @@ def create_instruments(
 ) -> list[Instrument]:
     """The instruments that a cell asks for, in the order in which they act after a step, without checkpoints.
 
-    may_wait: whether ranks may wait for each other before the last step. Raises InputError if this run cannot have an instrument.
+    may_wait: whether ranks may wait for each other before the last step. Raises InputError if this run cannot have an
+    instrument.
     """
     for key, why in observed_steps.refusals(cell, order.timed_steps(cell), cuda=ranks.device.type == "cuda"):
         raise InputError(f"{key}: {why}")

@@ -18,7 +18,7 @@ class StepMemory:
     """A context around one step, or around consecutive steps with a call of `next_step` between them.
 
     `log` has all changes of memory on a device. A storage has one category from its allocation to its release. If the engine
-    keeps the storage (`Accounted.keeps`), the engine names the category; otherwise the category follows from the use of the
+    keeps the storage (`Accounted.tensors_by_category`), the engine names the category; otherwise the category follows from the use of the
     storage by an operator, or from the time of its release."""
 
     def __init__(self, engine: Accounted, device: torch.device, log: type[StorageLog] = StorageLog) -> None:

@@ -54,8 +54,8 @@ class StorageLog(TorchDispatchMode):
     storages in its collectives. Not seen are memory that an operator allocates and releases internally, memory of libraries,
     and memory from before the step that no operator uses.
 
-    device: storages on other devices are ignored. between: called before each operator that runs after a backward pass and
-    before the next forward pass.
+    device: storages on other devices are ignored. between_passes: called before each operator that runs after a backward pass
+    and before the next forward pass.
     """
 
     def __init__(self, device: torch.device, between_passes: Callable[[], object]) -> None:

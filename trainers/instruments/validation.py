@@ -45,9 +45,9 @@ class Validator(Instrument):
         *,
         may_wait: bool,
     ) -> None:
-        """settings: the settings of the cell. path: the file for the records, which rank 0 writes. may_wait: whether ranks may wait
-        for each other before the last step; if not, only the last step is followed by a validation. Raises InputError if the
-        data set has no validation split, or if the split is smaller than a global batch.
+        """settings: the settings of the cell. path: the file for the records, which rank 0 writes. may_wait: whether ranks may
+        wait for each other before the last step; if not, only the last step is followed by a validation. Raises InputError if
+        the data set has no validation split, or if the split is smaller than a global batch.
         """
         split = task.validation()
         if split is None:

@@ -41,7 +41,7 @@ def block_names(model: nn.Module) -> list[str]:
     groups = [group for group in members.values() if len(group) > 1]
     if not groups:
         return []
-    return list(_outermost(max(groups, key=lambda found: (_count_parameters(found.values()), len(found)))))
+    return list(_outermost(max(groups, key=lambda group: (_count_parameters(group.values()), len(group)))))
 
 
 def block_class_names(blocks: Sequence[nn.Module]) -> str:

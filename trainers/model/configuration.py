@@ -132,7 +132,7 @@ def shorten(config: Any, layers: int) -> None:
 
 
 def build_model(architecture: Architecture, config: Any) -> nn.Module:
-    """Build the model with random weights. config: the configuration object from `configured`. Raises InputError, without the
+    """Build the model with random weights. config: the configuration object from `make_config`. Raises InputError, without the
     name of the file, if transformers cannot build the model."""
     if architecture.kind != "image classifier" and getattr(architecture.model, "_supports_sdpa", False):
         config._attn_implementation = unpacked_attention.register()

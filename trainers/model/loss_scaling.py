@@ -26,8 +26,8 @@ FLAG_BYTES = 4  # size of the overflow flag, which is summed over ranks
 class LossScaler:
     """The loss scale of one rank. It is a power of two, so that scaling does not round.
 
-    Ranks that call `settle` with the same overflow flag have the same scale. skipped: number of steps that were skipped because
-    of an overflow.
+    Ranks that call `decide_step` with the same overflow flag have the same scale. skipped: number of steps that were skipped
+    because of an overflow.
     """
 
     def __init__(self, device: torch.device) -> None:

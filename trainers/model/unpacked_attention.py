@@ -34,6 +34,6 @@ def unpadded_mask(tokens: torch.Tensor) -> torch.Tensor:
 
 def _make_mask(*sizes: Any, attention_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor | None:
     """Make a mask as transformers does, but without reading the padding mask from the GPU. attention_mask: the mask from
-    `nothing_padded`; it is ignored, because its content is known."""
+    `unpadded_mask`; it is ignored, because its content is known."""
     mask: torch.Tensor | None = sdpa_mask(*sizes, attention_mask=None, **options)
     return mask

@@ -54,7 +54,8 @@ def count_padded_elements(shape: torch.Size, ranks: int) -> int:
 def sharding_terms(precision: str, block_elements: int, other_elements: int, ranks: int, *, block_gathers: int, other_gathers: int) -> list[Term]:
     """The communication of `fully_shard` over the ranks of a shard group in a step.
 
-    block_elements, other_elements: number of padded elements inside and outside of blocks. ranks: number of ranks in a shard group.
+    block_elements, other_elements: number of padded elements inside and outside of blocks. ranks: number of ranks in a shard
+        group.
     block_gathers, other_gathers: how often a step gathers the parameters inside and outside of blocks.
     """
     gathered_itemsize, reduced_itemsize = computed_bytes(precision), weight_bytes(precision)

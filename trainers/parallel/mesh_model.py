@@ -105,7 +105,8 @@ class MeshModel:
         """Split a block of this rank over the tp ranks, if the model is split, and shard it over the dp ranks, if the model is
         sharded.
 
-        wrapped_block: the block with its wrappers. reshard_after_forward: whether the block is resharded after forward; None if it is not sharded.
+        wrapped_block: the block with its wrappers. reshard_after_forward: whether the block is resharded after forward; None if
+        it is not sharded.
         """
         if self._split:
             partial_ids = set(map(id, self._plan.split(block, self.mesh["tp"], sequence=self.sequence)))
@@ -116,7 +117,7 @@ class MeshModel:
     def _shard(self, module: nn.Module, precision: str, parameters: list[nn.Parameter], *, is_block: bool, reshard_after_forward: bool) -> None:
         """Shard a block, or the rest of a part, over the dp ranks. No other wrapper may be applied afterwards.
 
-        is_block: whether the module is a block. reshard_after_forward: reshard_after_forward; false for the rest (parameters outside of blocks),
+        is_block: whether the module is a block. reshard_after_forward: false for the rest (parameters outside of blocks),
         because backward needs these parameters at once.
         """
         mesh = self.mesh["dp"]
@@ -218,7 +219,7 @@ class MeshModel:
         return weights
 
     def element_order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
-        """As `Engine.reordered`, for the parameter with this name, or for optimizer state of the same shape."""
+        """As `Engine.element_order`, for the parameter with this name, or for optimizer state of the same shape."""
         if not self._split or name not in self._shapes or shape.numel() != self._shapes[name].numel():
             return None
         indices = torch.arange(shape.numel()).view(shape)

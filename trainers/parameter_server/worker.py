@@ -134,8 +134,8 @@ class WorkerEngine(ReplicatedEngine):
         self._momentum_buffer = torch.zeros_like(self._parameters, device="cpu")
 
     def finish_loading(self, numbers: dict[str, float]) -> None:
-        """As `Saved.restored`. Every worker has loaded its parameters from the checkpoint; the first worker sends each server
-        its share of the state."""
+        """As `Saved.finish_loading`. Every worker has loaded its parameters from the checkpoint; the first worker sends each
+        server its share of the state."""
         super().finish_loading(numbers)
         updates = numbers.get("updates", 0.0)  # absent if another strategy saved the checkpoint
         self._steps, self._versions = int(updates), dict.fromkeys(self._servers, updates)
@@ -174,7 +174,7 @@ class WorkerEngine(ReplicatedEngine):
         return 2.0 * self._psi()  # psi for pushed gradients, psi for pulled parameters
 
     def total_sent_bytes(self) -> dict[str, float] | None:
-        """As `Accounted.sent_by_all`. Workers push and pull in every run, so the first server's counts replace a proof."""
+        """As `Accounted.total_sent_bytes`. Workers push and pull in every run, so the first server's counts replace a proof."""
         counts, psi = self._request_counts(), self._psi()
         pushes = sum(counts["pushes_by_worker"])
         gradients = self.cell.gpus * sum(term.sent_bytes for term in self.theory())

@@ -66,7 +66,7 @@ def derive_split(model: nn.Module, blocks: Sequence[nn.Module], config: Any) -> 
 
 
 class DerivedPlan(ModelPlan):
-    """A plan with the split from `split_of`, without pipeline stages. positions, width: the shape of a hidden state."""
+    """A plan with the split from `derive_split`, without pipeline stages. positions, width: the shape of a hidden state."""
 
     def __init__(self, positions: int, width: int, split: Split) -> None:
         self.hidden, self._split, self.backward_reductions = (positions, width), split, len(split.columns)

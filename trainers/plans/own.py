@@ -25,8 +25,8 @@ STYLES = {"columns": ColwiseParallel, "rows": RowwiseParallel}
 class OwnPlan(ModelPlan):
     """The plan of a user's file.
 
-    own: the definitions of the file. find_blocks: returns the blocks of a model. model: a model on the meta device. shapes: the
-    shapes of all inputs and outputs of its blocks, for one item, without the dimension of items.
+    plugin: the definitions of the file. find_blocks: returns the blocks of a model. model: a model on the meta device.
+    shapes: the shapes of all inputs and outputs of its blocks, for one item, without the dimension of items.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class OwnPlan(ModelPlan):
             if width != self.hidden[-1]:
                 verb = "reads" if style == "columns" else "writes"
                 raise InputError(
-                    f"{self._plugin.file}: tensor_parallel(): the layer {name}, split by {style}, {verb} {width} numbers, and the "
-                    f"hidden state between blocks has {self.hidden[-1]}. Allowed: layers that read it by columns, and layers "
-                    "that write it by rows."
+                    f"{self._plugin.file}: tensor_parallel(): the layer {name}, split by {style}, {verb} {width} numbers, and "
+                    f"the hidden state between blocks has {self.hidden[-1]}. Allowed: layers that read it by columns, and "
+                    "layers that write it by rows."
                 )
 
     def degrees(self) -> tuple[int, ...]:
@@ -107,8 +107,8 @@ class OwnPlan(ModelPlan):
         end_modules = self._plugin.call("pipeline", model)
         if not (isinstance(end_modules, tuple) and len(end_modules) == 2 and all(isinstance(module, nn.Module) for module in end_modules)):
             raise InputError(
-                f"{self._plugin.file}: pipeline() returned a {type(end_modules).__name__}. Allowed: (module before the blocks, module "
-                "behind them)."
+                f"{self._plugin.file}: pipeline() returned a {type(end_modules).__name__}. Allowed: (module before the "
+                "blocks, module behind them)."
             )
         blocks = list(self._find_blocks(model))
         self._check_coverage(model, [*end_modules, *blocks])
@@ -166,8 +166,8 @@ def _split_layers(plugin: OwnModel, block: nn.Module, ranks: int) -> dict[str, s
     styles = plugin.call("tensor_parallel", block, ranks)
     if not isinstance(styles, dict) or not styles or not all(style in STYLES for style in styles.values()):
         raise InputError(
-            f"{plugin.file}: tensor_parallel() returned {styles!r:.80}. Allowed: 'columns' or 'rows' for each layer that is split, "
-            "such as {'up': 'columns', 'down': 'rows'}."
+            f"{plugin.file}: tensor_parallel() returned {styles!r:.80}. Allowed: 'columns' or 'rows' for each layer that is "
+            "split, such as {'up': 'columns', 'down': 'rows'}."
         )
     linear_layers = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
     for name, style in styles.items():

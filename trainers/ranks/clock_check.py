@@ -42,8 +42,8 @@ def measure_offset(peers: Peers, clock: Callable[[], float]) -> ClockOffset | No
 
     Returns None if the bounds contradict each other, because a clock was set during the measurement.
     """
-    # The times at which ranks entered (`came`) and left (`done`) the collectives, as pairs (time of rank 0, time of this rank).
-    # Each rank uses its own clock.
+    # The times at which ranks entered and left the collectives, as pairs (time of rank 0, time of this rank). Each rank uses
+    # its own clock.
     entered_times: list[tuple[float, float]] = []
     left_times: list[tuple[float, float]] = []
     left_at = clock()
@@ -51,7 +51,7 @@ def measure_offset(peers: Peers, clock: Callable[[], float]) -> ClockOffset | No
         entered_at = clock()
         rows = peers.gather([entered_at, left_at])
         entered_times.append((float(rows[0, 0]), entered_at))
-        left_times.append((float(rows[0, 1]), left_at))  # `left` is still the time at which this rank left the previous collective
+        left_times.append((float(rows[0, 1]), left_at))  # `left_at` is still that of the previous collective
         left_at = clock()
     pairs = list(zip(entered_times, left_times[1:], strict=False))
     lower_bound = max(entered_here - left_there for (_, entered_here), (left_there, _) in pairs)

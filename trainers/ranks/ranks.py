@@ -37,8 +37,8 @@ def choose_device(process_rank: Rank, servers: int, *, gpus: int) -> tuple[str, 
     index = 0 if gpus == 1 and process_rank.is_slurm_task else process_rank.local_rank
     if index >= gpus:
         raise InputError(
-            f"LOCAL_RANK={process_rank.local_rank}, but the process sees {gpus} GPU{'s' * (gpus > 1)}. Each rank of a node needs "
-            "its own GPU."
+            f"LOCAL_RANK={process_rank.local_rank}, but the process sees {gpus} GPU{'s' * (gpus > 1)}. Each rank of a node "
+            "needs its own GPU."
         )
     return f"cuda:{index}", "gloo" if servers else "nccl"
 
@@ -61,10 +61,10 @@ class Ranks:
     """
 
     def __init__(self, process_rank: Rank, servers: int = 0, hang_limit_s: float = 1800) -> None:
-        """Join the process group; blocks until all ranks have joined. Device and backend are those of `devices`.
+        """Join the process group; blocks until all ranks have joined. Device and backend are those of `choose_device`.
 
-        process_rank: the rank of this process. servers: number of parameter servers, which are the last ranks. hang_limit_s: how many
-        seconds the supervisor waits for progress; the timeout of all process groups is longer.
+        process_rank: the rank of this process. servers: number of parameter servers, which are the last ranks. hang_limit_s:
+        how many seconds the supervisor waits for progress; the timeout of all process groups is longer.
         """
         self.rank, self.local_rank, self.world_size = process_rank.rank, process_rank.local_rank, process_rank.world_size
         cuda = torch.cuda.is_available()

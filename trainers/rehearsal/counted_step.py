@@ -33,7 +33,7 @@ class CountedStep(NamedTuple):
 
     peaks: for each section of the step, the bytes by category at the peak of the section. The sections are forward, the first
     and the second half of backward, and everything else, such as the update. The peak of the step is the largest of these
-    peaks. kept: bytes by category after the step. calls: each collective, with the number of its starts. flops:
+    peaks. memory_after: bytes by category after the step. calls: each collective, with the number of its starts. flops:
     floating-point operations.
     """
 

@@ -150,7 +150,7 @@ def infer_neighbour_shapes(make_hidden: Callable[[], torch.Tensor]) -> Iterator[
     """In the `with` block, a pipeline stage learns the shapes of the tensors that it exchanges with stages on other ranks from
     `hidden()`, which returns the hidden state of a micro-batch between two blocks."""
 
-    def told(stage: Stage, source: int) -> Any:
+    def receive_shapes(stage: Stage, source: int) -> Any:
         state = make_hidden()
         if source < stage.stage_index:
             return _StageForwardMeta(forward_metas=(extract_tensor_meta(state.requires_grad_()),))
@@ -161,7 +161,7 @@ def infer_neighbour_shapes(make_hidden: Callable[[], torch.Tensor]) -> Iterator[
             stage._inference_mode = InferenceMode.DYNAMIC
 
     with (
-        _replace_attribute(Stage, "_recv_meta", told),
+        _replace_attribute(Stage, "_recv_meta", receive_shapes),
         _replace_attribute(Stage, "_send_meta", lambda *_: None),
         # The stages vote whether to infer shapes. torch 2.14 refuses to infer them with the backend `fake`.
         _replace_attribute(_PipelineSchedule, "_warmup_p2p", infer_shapes),

@@ -91,7 +91,7 @@ def _list_rehearsed_ranks(cell: Cell) -> list[tuple[int, int]]:
 
 
 def _rehearse_ranks(cell: Cell, data_path: Path, depth_pair: tuple[int, int] | None) -> tuple[RehearsedRank, ...]:
-    """The results for each kind of rank. depth_pair: the two numbers of blocks from which to extrapolate; None: no extrapolation."""
+    """The results for each kind of rank. depth_pair: the two rehearsed numbers of blocks; None: no extrapolation."""
     rehearsed_ranks = _list_rehearsed_ranks(cell)
     cells = [cell] if depth_pair is None else [depths.cell_at_depth(cell, blocks) for blocks in depth_pair]
     steps = fork_steps.rehearse_steps([partial(_count_step_of_rank, rehearsed_cell, data_path, rank) for rank, _ in rehearsed_ranks for rehearsed_cell in cells])

@@ -61,14 +61,14 @@ def write(
     wall-clock time of the slowest rank, from the start of the first timed step to the end of the last timed step. It includes
     the time between steps, but not the time of instruments between steps.
 
-    peers: the ranks that train. rank_result: the results of this rank. same_work: the verdict of the proof. instruments: the results
-    of the instruments by name. resumed_from_step: the step of the checkpoint from which the run resumed; None if it did not
-    resume.
+    peers: the ranks that train. rank_result: the results of this rank. same_work: the verdict of the proof. instruments: the
+    results of the instruments by name. resumed_from_step: the step of the checkpoint from which the run resumed; None if it did
+    not resume.
     """
     kinds = sorted(rank_result.peak_bytes)
     rows = peers.gather([rank_result.train_time_s, rank_result.loss, *(rank_result.peak_bytes[kind] for kind in kinds), *rank_result.step_ms])
     gpu_numbers = peers.gather(_gpu_numbers(ranks.device))
-    knobs = {"asked": _requested_settings(run), "effective": engine.effective()}  # on every rank, because `effective` may be a collective
+    knobs = {"asked": _requested_settings(run), "effective": engine.effective()}  # on every rank: it may be a collective
     parameters = engine.parameters() - task.padding
     sent = same_work.communication_bytes or _theory_bytes(run, peers, engine, ranks.backend)
     peers.barrier()

@@ -40,7 +40,7 @@ MASKED, SEED = 0.15, 15  # the share of masked positions (Devlin et al., BERT, 2
 
 
 class Transformer(Task):
-    """The base of tasks with a model of transformers. made: the configuration, as an object of transformers."""
+    """The base of tasks with a model of transformers. config: the configuration, as an object of transformers."""
 
     _architecture: Architecture
     config: Any

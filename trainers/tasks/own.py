@@ -29,8 +29,8 @@ FLOPS_FROM_FILE = "FLOPS_PER_UNIT of the file"
 
 
 class OwnTask(Task):
-    """The task of a user's file. own: the definitions of the file. code: the digest of the file. options: the arguments of its
-    function `model`."""
+    """The task of a user's file. plugin: the definitions of the file. code: the digest of the file. options: the arguments
+    of its function `model`."""
 
     def __init__(self, plugin: OwnModel, code: str, options: dict[str, Value]) -> None:
         self._plugin, self._options = plugin, options
@@ -71,8 +71,8 @@ class OwnTask(Task):
             values = [*inputs, output]
             if len(values) != 2 or not all(isinstance(value, torch.Tensor) for value in values):
                 raise InputError(
-                    f"{self._plugin.file}: a block takes {_describe(inputs)} and returns {_describe(output)}. Needed for tensor "
-                    "and pipeline parallelism: blocks that take one tensor and return one."
+                    f"{self._plugin.file}: a block takes {_describe(inputs)} and returns {_describe(output)}. Needed for "
+                    "tensor and pipeline parallelism: blocks that take one tensor and return one."
                 )
             shapes.extend(tuple(value.shape[1:]) for value in values)
 
@@ -110,8 +110,8 @@ class OwnTask(Task):
         fits = isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(part, torch.Tensor) for part in batch)
         if not fits or any(part.ndim == 0 or len(part) != len(indices) or part.device.type != "cpu" for part in batch):
             raise InputError(
-                f"{self._plugin.file}: batch() returned {_describe(batch)} for {len(indices)} items. Allowed: (inputs, targets), two "
-                "tensors on the CPU, whose first dimension is the number of items."
+                f"{self._plugin.file}: batch() returned {_describe(batch)} for {len(indices)} items. Allowed: (inputs, "
+                "targets), two tensors on the CPU, whose first dimension is the number of items."
             )
         return cast("tuple[torch.Tensor, torch.Tensor]", tuple(part.detach().contiguous() for part in batch))
 
@@ -122,8 +122,9 @@ class OwnTask(Task):
         for first, second in zip(self.items(indices), self.items(indices), strict=True):
             if not torch.equal(first, second):
                 raise InputError(
-                    f"{self._plugin.file}: batch() returned other tensors for the same items. Needed: the same item at each call, "
-                    "so that each strategy trains on the same data: draw random items once, by a torch.Generator with a seed."
+                    f"{self._plugin.file}: batch() returned other tensors for the same items. Needed: the same item at each "
+                    "call, so that each strategy trains on the same data: draw random items once, by a torch.Generator with a "
+                    "seed."
                 )
 
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
