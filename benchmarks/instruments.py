@@ -92,7 +92,9 @@ def measure(one: Cell, run_dir: RunDir, ranks: Ranks, data: Path) -> tuple[float
     order = Order(task.source.items, one.global_batch_size, one.seed)
     torch.manual_seed(one.seed)
     engine = menu.strategy(one.strategy).build(one, task, ranks)
-    watch = RunInstruments(selection.create_instruments(one, task, engine, run_dir, ranks, ranks, order, may_wait=True), ranks.device)
+    watch = RunInstruments(
+        selection.create_instruments(one, task, engine, run_dir, ranks, ranks, order, may_wait=True), ranks.device
+    )
     with LineWriter(run_dir.steps_file(0)) as lines:
         loop._run_steps(one, task, order, engine, ranks.device, ranks, loop.Recorder(lines), watch)
     records = [record for record in read_lines(run_dir.steps_file(0), StepRecord).records if not record.warmup]

@@ -64,7 +64,9 @@ def measure(one: Cell, rounds: int, folder: Path) -> tuple[list[float], list[flo
     def with_loop(number: int) -> float:
         with LineWriter(folder / f"steps-{number}.jsonl") as lines:
             started = time.perf_counter()
-            loop._run_steps(one, task, order, engine, ranks.device, ranks, loop.Recorder(lines), RunInstruments([], ranks.device))
+            loop._run_steps(
+                one, task, order, engine, ranks.device, ranks, loop.Recorder(lines), RunInstruments([], ranks.device)
+            )
             return (time.perf_counter() - started) / (one.steps or 1) * 1000
 
     def without(_: int) -> float:

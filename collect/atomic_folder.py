@@ -26,8 +26,8 @@ STALE_S = 3600  # a temporary folder older than this was left by a killed writer
 def replace_folder(folder: Path, own_names: frozenset[str], content: str = "a report") -> Iterator[Path]:
     """Yield a new, empty folder. When the block ends without an error, the new folder replaces `folder`.
 
-    own_names: the names of files and folders that the writer creates in `folder`. content: a noun for the content of `folder`, such as
-    "a report", for the error message.
+    own_names: the names of files and folders that the writer creates in `folder`. content: a noun for the content of `folder`,
+    such as "a report", for the error message.
 
     Raises InputError, before anything is written, if `folder` contains a name that is not in `own_names`, because replacing the
     folder would delete files that somebody else put there.

@@ -24,7 +24,9 @@ from shardlab.matrix.cell import Cell
 INK, MUTED, LINE = "var(--ink)", "var(--muted)", "var(--line)"
 MOST_TICKS = 8  # about the most ticks of an x axis that lists its ticks: at 390 px, more labels would lie on each other
 MOST_POINTS = 600  # the most points of one line in a figure: about as many as a screen can show
-MAX_MARKED_POINTS = 40  # a line of at most this many points gets a mark at each point: without marks, a point between gaps is invisible
+MAX_MARKED_POINTS = (
+    40  # a line of at most this many points gets a mark at each point: without marks, a point between gaps is invisible
+)
 # How much a reader can tell apart in one plot. Of a figure with more, small multiples are made (drawing/small_multiples.py).
 MOST_SHOWN = 12  # lines: with more, looks differ only in details, and at 390 px the legend is larger than the plot
 MOST_ROWS = 24  # rows, such as bars: 24 rows are 576 px high, so that the axis is still on the screen of a phone
@@ -113,8 +115,12 @@ def groups(loaded: Loaded, summary: Summary) -> list[Group]:
             CellMark(name, strategy_number, strategy_look(strategy_number), row, cell)
             for name, strategy_number, (row, cell) in zip(names, strategy_numbers, entries, strict=True)
         ]
-        ordered_marks = [mark for mark, _ in order_by_visibility(marks)]  # the cells that are visible at first get the simplest looks
-        looks = dict(zip((mark.label for mark in ordered_marks), variant_looks([mark.strategy for mark in ordered_marks]), strict=True))
+        ordered_marks = [
+            mark for mark, _ in order_by_visibility(marks)
+        ]  # the cells that are visible at first get the simplest looks
+        looks = dict(
+            zip((mark.label for mark in ordered_marks), variant_looks([mark.strategy for mark in ordered_marks]), strict=True)
+        )
         marks = [msgspec.structs.replace(mark, look=looks[mark.label]) for mark in marks]
         workload_groups.append(Group(workload, summary.baseline, marks, len(workload_entries) - len(entries)))
     return workload_groups
@@ -131,7 +137,9 @@ def order_by_visibility(marks: Sequence[CellMark]) -> list[tuple[CellMark, bool 
     if len(marks) <= MOST_SHOWN:
         return [(mark, True) for mark in marks]
     by_ranks = _group_marks(marks, lambda cell: cell.gpus)
-    common_ranks = [ranks for ranks, rank_marks in by_ranks.items() if 2 * _count_strategies(rank_marks) >= _count_strategies(marks)]
+    common_ranks = [
+        ranks for ranks, rank_marks in by_ranks.items() if 2 * _count_strategies(rank_marks) >= _count_strategies(marks)
+    ]
     visible = by_ranks[max(common_ranks or by_ranks)]
     if len(visible) > MOST_SHOWN:
         visible = max(_group_marks(visible, lambda cell: cell.global_batch_size).values(), key=_count_strategies)[:MOST_SHOWN]
@@ -145,7 +153,8 @@ def add_cell_id(mark: CellMark, traces: Sequence[dict[str, Any]]) -> list[dict[s
 
 
 def axis(title: str, **settings: Any) -> dict[str, Any]:
-    """The settings of an axis. title: its title with the unit. settings: other settings of plotly, which override the defaults."""
+    """The settings of an axis. title: its title with the unit. settings: other settings of plotly, which override the defaults.
+    """
     return {
         "title": {"text": title, "font": {"size": 12, "color": MUTED}, "standoff": 8},
         "gridcolor": LINE,
@@ -158,16 +167,23 @@ def axis(title: str, **settings: Any) -> dict[str, Any]:
 
 
 def thin_ticks(x: dict[str, Any], max_ticks: int = MOST_TICKS) -> dict[str, Any]:
-    """The x axis without those of its listed ticks that are nearer to the tick before them than the axis divided by `max_ticks`."""
+    """The x axis without those of its listed ticks that are nearer to the tick before them than the axis divided by
+    `max_ticks`."""
     if "tickvals" not in x:
         return x
     ticks = sorted(x["tickvals"])
     positions = [math.log(tick) if x.get("type") == "log" else tick for tick in ticks]
     kept_indexes: list[int] = []
     for index in range(len(ticks)):
-        if not kept_indexes or positions[index] - positions[kept_indexes[-1]] >= 0.999 * (positions[-1] - positions[0]) / max_ticks:
+        if (
+            not kept_indexes
+            or positions[index] - positions[kept_indexes[-1]] >= 0.999 * (positions[-1] - positions[0]) / max_ticks
+        ):
             kept_indexes.append(index)
-    return x | {"tickvals": [ticks[index] for index in kept_indexes], "ticktext": [f"{ticks[index]:g}" for index in kept_indexes]}
+    return x | {
+        "tickvals": [ticks[index] for index in kept_indexes],
+        "ticktext": [f"{ticks[index]:g}" for index in kept_indexes],
+    }
 
 
 def layout(x: dict[str, Any], y: dict[str, Any], **settings: Any) -> dict[str, Any]:
@@ -232,7 +248,9 @@ def state_trace(group: Group, has_value: Sequence[bool]) -> dict[str, Any]:
 
     has_value: for each cell of the group, in the order of `marks`, whether the figure draws a value for this cell.
     """
-    missing_cells = [(mark.label, mark.row.state, mark.row.id) for mark, is_drawn in zip(group.marks, has_value, strict=True) if not is_drawn]
+    missing_cells = [
+        (mark.label, mark.row.state, mark.row.id) for mark, is_drawn in zip(group.marks, has_value, strict=True) if not is_drawn
+    ]
     return {
         "type": "scatter",
         "mode": "text",
@@ -282,13 +300,14 @@ def max_points_per_line(line_count: int) -> int:
     return max(MOST_POINTS * MOST_SHOWN // max(line_count, MOST_SHOWN), 100)
 
 
-def thin_points(x: Sequence[float], y: Sequence[float | None], max_points: int = MOST_POINTS) -> tuple[list[float], list[float | None]]:
+def thin_points(
+    x: Sequence[float], y: Sequence[float | None], max_points: int = MOST_POINTS
+) -> tuple[list[float], list[float | None]]:
     """Reduce the points of a line to at most about `max_points` points. Returns the x values and the y values that are kept.
 
     The points are divided into sections of equal size. Of each section, the points with the smallest and the largest y are
-    kept_indexes, so that no peak is lost. If y is unknown (None) somewhere in the section, the first such point is kept too, so that
-    no line is drawn across a gap.
-    """
+    kept_indexes, so that no peak is lost. If y is unknown (None) somewhere in the section, the first such point is kept too, so
+    that no line is drawn across a gap."""
     if len(x) <= max_points:
         return list(x), list(y)
     size = -(-(2 if None not in y else 3) * len(x) // max_points)

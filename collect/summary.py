@@ -24,7 +24,7 @@ from collect.findings import (
     trace_tables,
 )
 from collect.findings.columns import Table
-from collect.findings.comparability import find_baseline, group_families, gpu_trouble
+from collect.findings.comparability import find_baseline, gpu_trouble, group_families
 from collect.findings.equal_losses import LossComparison
 from collect.findings.injected_faults import LostWorkerEffect, StragglerEffect
 from collect.findings.instrument_cost import InstrumentCost
@@ -203,7 +203,9 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         outliers=[outlier for row in rows for outlier in _find_outliers(row)],
         failures=[failure for cell in loaded.cells for failure in _list_failures(cell)],
         telemetry=[entry for run in loaded.runs for entry in run.coverage],
-        traffic=[run_traffic for cell in loaded.cells for run in cell.runs if (run_traffic := measure_traffic(run)) is not None],
+        traffic=[
+            run_traffic for cell in loaded.cells for run in cell.runs if (run_traffic := measure_traffic(run)) is not None
+        ],
         losses=equal_losses.compare_losses(loaded, baseline),
         instruments=instrument_cost.instrument_costs(loaded),
         slowed=injected_faults.straggler_effects(loaded, rows),
@@ -259,21 +261,33 @@ def _build_remarks(
     for row in other_work_rows:
         if row.same_work and row.same_work.verdict == "other work":
             by_design.setdefault(row.same_work.why, []).append(row.id)
-    remarks += [f"not compared, because they do other work by design ({reason}): {_join_ids(ids)}" for reason, ids in by_design.items()]
+    remarks += [
+        f"not compared, because they do other work by design ({reason}): {_join_ids(ids)}" for reason, ids in by_design.items()
+    ]
     if gpu_troubles:
-        remarks.append(f"not compared, because GPUs were shared, throttled or faulty while steps were timed: {_join_ids(gpu_troubles)}")
+        remarks.append(
+            f"not compared, because GPUs were shared, throttled or faulty while steps were timed: {_join_ids(gpu_troubles)}"
+        )
     if shared_node_runs:
-        remarks.append(f"on nodes that other jobs may use too, which may change the speed (exclusive: false): {_join_ids(shared_node_runs)}")
+        remarks.append(
+            f"on nodes that other jobs may use too, which may change the speed (exclusive: false): {_join_ids(shared_node_runs)}"
+        )
     if resumed_runs:
         remarks.append(f"resumed from a checkpoint, so telemetry does not cover the whole run: {_join_ids(resumed_runs)}")
     if paused_runs:
-        remarks.append(f"suspended or stopped during timed steps; times that include the pause do not count: {_join_ids(paused_runs)}")
+        remarks.append(
+            f"suspended or stopped during timed steps; times that include the pause do not count: {_join_ids(paused_runs)}"
+        )
     if incomplete_telemetry:
-        remarks.append(f"telemetry covers only a part of the timed window, and so do its means: {_join_ids(incomplete_telemetry)}")
+        remarks.append(
+            f"telemetry covers only a part of the timed window, and so do its means: {_join_ids(incomplete_telemetry)}"
+        )
     if telemetry_troubles:
         remarks.append(f"trouble of telemetry: {_join_ids(telemetry_troubles)}")
     if disputed_bytes:
-        remarks.append(f"bytes that were measured differ from the theory by more than the tolerance: {_join_ids(disputed_bytes)}")
+        remarks.append(
+            f"bytes that were measured differ from the theory by more than the tolerance: {_join_ids(disputed_bytes)}"
+        )
     if played_runs:
         remarks.append(PLAYED.format(_join_ids(played_runs)))
     if instrument_differences:
@@ -340,7 +354,9 @@ def _add_comparisons(cells: list[LoadedCell], rows: list[CellRow], baseline: str
         for metric in comparing_metrics:
             if reason_not_compared(metric, row, row_of[baseline_cell.id]):
                 continue
-            cell_estimate, baseline_estimate = (compared_row.metrics[metric.compares] for compared_row in (row, row_of[baseline_cell.id]))
+            cell_estimate, baseline_estimate = (
+                compared_row.metrics[metric.compares] for compared_row in (row, row_of[baseline_cell.id])
+            )
             assert metric.of_cells is not None
             quantity = metric.of_cells(Compared(cell.cell, cell_estimate.value, baseline_cell.cell, baseline_estimate.value))
             if quantity is not None:

@@ -20,10 +20,9 @@ from provision.interruption import STOPPING
 from provision.node import Node
 from provision.nodes import pretend
 from provision.operation import Operation, Site, Target
-from provision.operations.inventory import store_lease, find_lease
+from provision.operations.inventory import find_lease, store_lease
 from provision.plan import BEGUN, MACHINE, OperationStep, converge
-from provision.provider import Confirmation, Provider, MachinesToCreate
-from provision.provider import find_provider
+from provision.provider import Confirmation, MachinesToCreate, Provider, find_provider
 from provision.verify import Finding, is_verified, verify_targets
 from shardlab import completion
 from shardlab.cluster import cluster, login_node
@@ -37,7 +36,9 @@ from shardlab.workspace.workspace import Workspace
 UNLOCKED = ("plan", "facts")  # verbs that take no lock: they change nothing, and do not disturb other commands
 PROVIDER_VERBS = ("warm", "extend", "down")  # the provider carries out these verbs; no command runs on a node
 LOGIN_S = 30.0
-ADMINISTRATOR_ADVICE = "send the commands that `provision CLUSTER.yaml plan` prints to an administrator, then run the same command again"
+ADMINISTRATOR_ADVICE = (
+    "send the commands that `provision CLUSTER.yaml plan` prints to an administrator, then run the same command again"
+)
 AGAIN_ADVICE = "fix the problem that this operation reports and run the same command again; it continues from there"
 
 
@@ -85,7 +86,9 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     nodes = provider.nodes(present_cluster, workspace)
     limited_names = _choose_names("node", [node.name for node in nodes], arguments.limit, None)
     operations = roles.select_operations(provider)
-    chosen_names = _choose_names("operation", [operation.name for operation in operations], arguments.only, arguments.skip) | {MACHINE}
+    chosen_names = _choose_names("operation", [operation.name for operation in operations], arguments.only, arguments.skip) | {
+        MACHINE
+    }
     locks = []
     if verb not in UNLOCKED:
         locks = [(path, f"the cluster {described_cluster.name}") for path in provider.locks(described_cluster)]
@@ -116,7 +119,10 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         if site.pretended:
             output.remark(f"{arguments.pretend} describes the nodes; no machine is reached", style="dim")
         elif provider.operations is None or MACHINE in provider.operations:
-            operations = [Operation(MACHINE, lambda site, target: provider.bring_up(present_cluster, workspace, target.node)), *operations]
+            operations = [
+                Operation(MACHINE, lambda site, target: provider.bring_up(present_cluster, workspace, target.node)),
+                *operations,
+            ]
         targets = [target for target in site.targets if target.node.name in limited_names]
         return _carry_out_and_show(output, verb, site, targets, operations, chosen_names, arguments.parallel)
 
@@ -184,11 +190,19 @@ def _print_hardware(output: Output) -> int:
 
 
 def _print_request(
-    output: Output, file: str | None, described_cluster: Cluster, workspace: Workspace, provider: Provider[Any], *, profile: bool
+    output: Output,
+    file: str | None,
+    described_cluster: Cluster,
+    workspace: Workspace,
+    provider: Provider[Any],
+    *,
+    profile: bool,
 ) -> int:
     """Print only the text of the request for the provider, so that the user can store it in a file. No node has to exist."""
     if provider.request is None:
-        raise InputError(f"{file or workspace.path / 'cluster.yaml'}: {provider.carry_out('request', described_cluster, workspace)}")
+        raise InputError(
+            f"{file or workspace.path / 'cluster.yaml'}: {provider.carry_out('request', described_cluster, workspace)}"
+        )
     text = provider.carry_out("profile" if profile else "request", described_cluster, workspace)
     if not output.json:
         output.results.file.write(text)
@@ -198,7 +212,11 @@ def _print_request(
 
 def _make_site(described_cluster: Cluster, workspace: Workspace, nodes: Sequence[Node], pretend_path: Path | None) -> Site:
     """The nodes with their facts, which come from the machines, or from the file `pretend_path`. Raises InputError."""
-    facts_of_nodes = [Facts(node, roles.list_operation_files()) for node in nodes] if pretend_path is None else pretend.read_pretended_facts(pretend_path, nodes)
+    facts_of_nodes = (
+        [Facts(node, roles.list_operation_files()) for node in nodes]
+        if pretend_path is None
+        else pretend.read_pretended_facts(pretend_path, nodes)
+    )
     entry_by_name = {entry.name: entry for entry in described_cluster.nodes}
     targets = [Target(facts.node, facts, entry_by_name.get(facts.node.name)) for facts in facts_of_nodes]
     return Site(described_cluster, workspace, targets, pretended=pretend_path is not None)
@@ -244,7 +262,15 @@ def _carry_out_verb(
         if site.cluster.login is not None and not site.pretended:
             site.targets[0].node.run(["true"], timeout_s=LOGIN_S)  # logs in before the live table: SSH may ask for a password
         with progress.show_progress(output, [target.node.name for target in targets], len(operations)) as observer:
-            steps = converge(site, operations, targets=targets, chosen_names=chosen_names, dry=verb == "plan", parallel=parallel, observer=observer)
+            steps = converge(
+                site,
+                operations,
+                targets=targets,
+                chosen_names=chosen_names,
+                dry=verb == "plan",
+                parallel=parallel,
+                observer=observer,
+            )
     if steps and not STOPPING.is_set():
         display.show_operations(output, steps)
     if verb == "verify" and not site.cluster.ssh.sudo:  # operations are only planned, to list the work for an administrator
@@ -255,15 +281,24 @@ def _carry_out_verb(
     administrator_operations = display.administrator_operations(steps)
     findings: list[Finding] = []
     if verb in ("apply", "verify"):
-        findings = [Finding(name, "operations", Outcome(False, f"{operation} failed", AGAIN_ADVICE)) for name, operation in failed_operations.items()]
+        findings = [
+            Finding(name, "operations", Outcome(False, f"{operation} failed", AGAIN_ADVICE))
+            for name, operation in failed_operations.items()
+        ]
         findings += [
-            Finding(name, "administrator", Outcome(False, f"an administrator has to do: {', '.join(names)}", ADMINISTRATOR_ADVICE))
+            Finding(
+                name, "administrator", Outcome(False, f"an administrator has to do: {', '.join(names)}", ADMINISTRATOR_ADVICE)
+            )
             for name, names in administrator_operations.items()
         ]
-        ready_targets = [target for target in targets if target.node.name not in {**failed_operations, **administrator_operations}]
+        ready_targets = [
+            target for target in targets if target.node.name not in {**failed_operations, **administrator_operations}
+        ]
         show_stage = functools.partial(output.remark, style="dim")
         if ready_targets and not STOPPING.is_set():
-            findings += verify_targets(site, ready_targets, roles.select_checks(find_provider(site.cluster.provider)), show_stage)
+            findings += verify_targets(
+                site, ready_targets, roles.select_checks(find_provider(site.cluster.provider)), show_stage
+            )
             inventory_file.record_all_reduces(site, findings, replaces_earlier=verb == "verify")
     return steps, findings
 

@@ -19,7 +19,9 @@ from typing import Literal
 import msgspec
 
 TORCH_VERSION = "2.13.0"  # the pinned version of torch, which the table SERVED describes
-LONG_SUPPORT_BRANCH = 580  # the branch of the driver with long support, which supports all generations from Maxwell to Blackwell
+LONG_SUPPORT_BRANCH = (
+    580  # the branch of the driver with long support, which supports all generations from Maxwell to Blackwell
+)
 USUAL_CUDA = "13.0"  # the CUDA release of the torch that pip installs by default
 OLDEST_DRIVER = {"12": 525, "13": 580}  # the oldest driver branch that supports a major release of CUDA
 
@@ -85,12 +87,15 @@ def oldest_driver_branch(cuda: str) -> int:
 
 
 def choose_driver_branch(generations: Sequence[Generation], cuda: str, installed_branch: int | None) -> int:
-    """The driver branch to use: the installed branch `installed_branch` if it supports all GPUs, otherwise the branch with long support.
+    """The driver branch to use: the installed branch `installed_branch` if it supports all GPUs, otherwise the branch with long
+    support.
 
     installed_branch: None if no driver is installed.
     """
     last_branches = [generation.last_branch for generation in generations if generation.last_branch is not None]
-    if installed_branch is not None and oldest_driver_branch(cuda) <= installed_branch <= min(last_branches, default=installed_branch):
+    if installed_branch is not None and oldest_driver_branch(cuda) <= installed_branch <= min(
+        last_branches, default=installed_branch
+    ):
         return installed_branch
     return LONG_SUPPORT_BRANCH
 

@@ -21,7 +21,8 @@ AGAIN_ADVICE = "run the same command again to continue"
 def handle_interruption(nodes: Sequence[Node], count_changes: Callable[[], int | None]) -> Iterator[None]:
     """During the block, Ctrl-C and SIGTERM end the commands on the nodes and then this process.
 
-    count_changes: returns the number of changes begun so far; None if they are not counted. The signal raises no exception in the
+    count_changes: returns the number of changes begun so far; None if they are not counted. The signal raises no exception in
+    the
     block: after an exception, the block would wait too long for its worker threads, and report their work as failed.
     """
     end_thread = threading.Thread(target=_end_commands_and_exit, args=(nodes, count_changes), name="interruption")
@@ -54,7 +55,9 @@ def _end_commands_and_exit(nodes: Sequence[Node], count_changes: Callable[[], in
         thread.join(max(0.0, deadline - time.monotonic()))
     if os.isatty(2):
         os.write(2, b"\x1b[?25h\n")  # shows the cursor again, because the table of progress hides the cursor
-    command_start.leave(interruption_sentence(count_changes(), [node.name for node in running], {node.name: node.running for node in running}))
+    command_start.leave(
+        interruption_sentence(count_changes(), [node.name for node in running], {node.name: node.running for node in running})
+    )
 
 
 def interruption_sentence(changes: int | None, running: Sequence[str], left: dict[str, tuple[str, ...]]) -> str:

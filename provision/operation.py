@@ -220,13 +220,17 @@ def failure_reason(answer: CommandOutput) -> str:
 
     apt and pip report a full disk long before their last line.
     """
-    full_disk_line = next((line.strip() for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if _DISK_IS_FULL.search(line)), None)
+    full_disk_line = next(
+        (line.strip() for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if _DISK_IS_FULL.search(line)), None
+    )
     if full_disk_line is None:
         return last_line(answer)
     return f"a disk is full: {full_disk_line}; free some space on it and run the same command again"
 
 
-def shell_change(description: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"", root: bool = True) -> RunCommand:
+def shell_change(
+    description: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"", root: bool = True
+) -> RunCommand:
     """A change by a shell script on the node. The script ends at the first command that fails."""
     return RunCommand(description, ["sh", "-euc", script], timeout_s, stdin, root)
 

@@ -55,7 +55,8 @@ def converge(
     parallel: int | None = None,
     observer: PlanObserver = PlanObserver(),  # noqa: B008 (this default object has no state)
 ) -> list[OperationStep]:
-    """Carry out the operations `operations`, one after the other, each on all `targets` at the same time. Raises WorkspaceError.
+    """Carry out the operations `operations`, one after the other, each on all `targets` at the same time. Raises
+    WorkspaceError.
 
     chosen_names: the names of the operations that are carried out; the others are skipped.
     dry: only plan; change nothing.
@@ -131,7 +132,9 @@ class BlamedNodes:
         return judged_steps
 
 
-def _carry_out_on_node(site: Site, target: Target, operation: Operation, chosen_names: set[str], blamed: BlamedNodes, *, dry: bool) -> OperationStep:
+def _carry_out_on_node(
+    site: Site, target: Target, operation: Operation, chosen_names: set[str], blamed: BlamedNodes, *, dry: bool
+) -> OperationStep:
     node = target.node
     if operation.name not in chosen_names:
         return OperationStep(node.name, operation.name, "skipped", ["excluded by --only or --skip"])
@@ -150,7 +153,9 @@ def _carry_out_on_node(site: Site, target: Target, operation: Operation, chosen_
             other_nodes = blamed.add_blame(error, node.name)
             if other_nodes <= blamed_nodes:  # `error` blames no other node, or only nodes that are already skipped
                 sentences = [*(change.description for change in made_changes), str(error)]
-                return OperationStep(node.name, operation.name, "failed", sentences, len(made_changes), _change_commands(made_changes))
+                return OperationStep(
+                    node.name, operation.name, "failed", sentences, len(made_changes), _change_commands(made_changes)
+                )
             blamed_nodes |= other_nodes
         finally:
             if made_changes:
@@ -178,7 +183,9 @@ def _administrator_step(
         sentences, scripts = [change.description for change in root_changes], [change.script for change in root_changes]
         return OperationStep(node.name, operation.name, "administrator", sentences, commands=scripts)
     if (earlier_operations := site.administrator.get(node.name)) and not dry:
-        return OperationStep(node.name, operation.name, "not reached", [f"waits for an administrator: {', '.join(earlier_operations)}"])
+        return OperationStep(
+            node.name, operation.name, "not reached", [f"waits for an administrator: {', '.join(earlier_operations)}"]
+        )
     return None
 
 

@@ -104,7 +104,9 @@ TORCH_CHECKS: list[Check] = [  # the checks of torch on each node, which share o
 def select_operations(provider: Provider[Any]) -> list[Operation]:
     """The operations that apply to the nodes of a provider, in their order."""
     return [
-        operation for operation in OPERATIONS if _applies(operation.name, provider.operations) or operation.name in provider.additional
+        operation
+        for operation in OPERATIONS
+        if _applies(operation.name, provider.operations) or operation.name in provider.additional
     ]
 
 
@@ -117,12 +119,17 @@ def select_checks(provider: Provider[Any]) -> list[list[Check]]:
     """The checks that apply to the nodes of a provider, as a list of stages. All checks of a stage run at the same time."""
     stages = [
         COMPARING_CHECKS,  # the first stage measures clocks, which checks that load the processor would disturb
-        [*DEVICE_CHECKS, *TORCH_CHECKS, SLURM],  # these checks do not disturb each other: they use other devices, or only short jobs
+        [
+            *DEVICE_CHECKS,
+            *TORCH_CHECKS,
+            SLURM,
+        ],  # these checks do not disturb each other: they use other devices, or only short jobs
         [NETWORK],  # this check is alone in its stage, because it measures the network, which all nodes share
         [SITE_NODES],  # this check tests compute nodes by jobs, because nobody trains on a login node
     ]
     return [
-        [check for check in stage if _applies(check.name, provider.checks) or check.name in provider.additional] for stage in stages
+        [check for check in stage if _applies(check.name, provider.checks) or check.name in provider.additional]
+        for stage in stages
     ]
 
 

@@ -40,14 +40,20 @@ def verify_targets(
         unreachable = _find_unreachable(site)
         site.skipped.update(unreachable)
         names = [target.node.name for target in targets]
-        findings += [Finding(name, "answers", Outcome(False, why, ADVICE)) for name, why in unreachable.items() if name in names]
+        findings += [
+            Finding(name, "answers", Outcome(False, why, ADVICE)) for name, why in unreachable.items() if name in names
+        ]
         reachable_targets = [target for target in targets if target.node.name not in site.skipped]
         if not reachable_targets:
             break
         show_stage(f"checking {', '.join(check.name for check in stage)}")
-        check_targets = [(check, target) for check in stage for target in (reachable_targets[:1] if check.once else reachable_targets)]
+        check_targets = [
+            (check, target) for check in stage for target in (reachable_targets[:1] if check.once else reachable_targets)
+        ]
         with ThreadPoolExecutor(len(check_targets)) as pool:
-            findings += pool.map(lambda pair: Finding(pair[1].node.name, pair[0].name, _run_check(pair[0], site, pair[1])), check_targets)
+            findings += pool.map(
+                lambda pair: Finding(pair[1].node.name, pair[0].name, _run_check(pair[0], site, pair[1])), check_targets
+            )
     return findings
 
 

@@ -91,7 +91,9 @@ def test_a_page_shows_two_hundred_cells_and_says_how_many_there_are(tmp_path):
     found = summary.summarize(load.load_matrix(support_collect.matrix(tmp_path), None), "single")
     rows = [msgspec.structs.replace(found.rows[0], id=f"cell{number}") for number in range(201)]
     for count, remarks in ((200, 0), (201, 1)):
-        cut = truncation.truncate_summary(msgspec.structs.replace(found, rows=rows[:count], verdicts=[], reported=[], remarks=[]))
+        cut = truncation.truncate_summary(
+            msgspec.structs.replace(found, rows=rows[:count], verdicts=[], reported=[], remarks=[])
+        )
         assert (len(cut.rows), len(cut.remarks)) == (200, remarks)
     assert cut.remarks[0].startswith("shown here: 200 of 201 cells;")
 

@@ -218,7 +218,9 @@ def test_the_check_compares_the_node_with_its_manifest(tmp_path):
     assert (outcome.passed, outcome.says) == (
         False, "192.0.2.2, on which the nodes would train, is its address on the control network",
     )  # fmt: skip
-    assert [check.name for stage in roles.select_checks(find_provider("cloudlab")) for check in stage].count("experiment_network") == 1
+    assert [check.name for stage in roles.select_checks(find_provider("cloudlab")) for check in stage].count(
+        "experiment_network"
+    ) == 1
 
 
 def test_the_inventory_records_both_networks(tmp_path):

@@ -232,7 +232,10 @@ def test_the_catalogue_is_keyed_by_site_and_type_and_each_entry_has_a_source():
         assert one.generation is None or one.generation in known
         assert (one.gpu is None) == (one.generation is None)
         assert 0 not in (one.nodes, one.gpus, one.gpu_memory_gib, one.memory_gb)
-    assert (hardware.load_catalogue().find_type("wisc", "c4130").gpu, hardware.load_catalogue().find_type("clemson", "c4130").gpu) == (
+    assert (
+        hardware.load_catalogue().find_type("wisc", "c4130").gpu,
+        hardware.load_catalogue().find_type("clemson", "c4130").gpu,
+    ) == (
         "V100",
         "K40m",
     )

@@ -104,7 +104,9 @@ def test_a_login_equal_to_a_word_of_the_records_changes_no_record(workspace, loa
             assert re.match(REFUSED, refusal) or refusal.startswith("--anonymous: the name of the matrix"), refusal
             continue
         for name, text in texts.items():
-            replaced = [pseudonyms.replace_names(piece.encode()).decode().replace("host1", support.HOST) for piece in (name, text)]
+            replaced = [
+                pseudonyms.replace_names(piece.encode()).decode().replace("host1", support.HOST) for piece in (name, text)
+            ]
             if [replaced[0], fixed_words(replaced[1])] != [name, fixed[name]]:
                 changed.append((part, replaced[0], set(fixed_words(replaced[1])) - set(fixed[name])))
     assert changed == []

@@ -270,7 +270,10 @@ def test_a_cell_without_a_profiler_is_ranked_before_its_profiled_twin(tmp_path):
 def test_headings_name_their_key_whole(tmp_path):
     other = Optimizer(name="sgd", lr=0.5)
     found = summarized(tmp_path, [(DDP, (1,)), (msgspec.structs.replace(DDP, optimizer=other), (1,))])
-    assert [choice_text.family_title(family) for family in found.choices] == ["gpt2-tiny, optimizer adamw", "gpt2-tiny, optimizer sgd"]
+    assert [choice_text.family_title(family) for family in found.choices] == [
+        "gpt2-tiny, optimizer adamw",
+        "gpt2-tiny, optimizer sgd",
+    ]
     said = {
         ("optimizer.lr", 0.5): "optimizer.lr 0.5",
         ("instruments.memory", "categories"): "instruments.memory categories",
@@ -339,7 +342,9 @@ def several(tmp_path_factory):
     cells = [support.cell(name, ranks) for name in ("ddp", "fsdp2", "zero1") for ranks in (2, 4)]
     cells += [support.cell(), *(support.cell(name, 2, global_batch_size=16, micro_batch_size=8) for name in ("ddp", "zero1"))]
     failures = [(support.cell("fsdp2", 2, global_batch_size=16, micro_batch_size=8), OOM, {})]
-    return load.load_matrix(prepare(tmp_path_factory.mktemp("several"), [(one, THRICE) for one in cells], failures=failures), None)
+    return load.load_matrix(
+        prepare(tmp_path_factory.mktemp("several"), [(one, THRICE) for one in cells], failures=failures), None
+    )
 
 
 @pytest.fixture(scope="module")

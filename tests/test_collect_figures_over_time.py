@@ -85,8 +85,13 @@ def test_gpus_and_hosts_are_aggregated_as_in_their_metrics():
     ]
     found = frames(*seen)
     assert {value for _, value in curve_of(curves.level_readings(of_a_run(found.hosts), "host", "cpu_pct"), "mean")} == {30}
-    assert {value for _, value in curve_of(curves.level_readings(of_a_run(found.gpus), "uuid", "utilization_pct"), "mean")} == {80}
-    assert max(value for _, value in curve_of(curves.level_readings(of_a_run(found.gpus), "uuid", "memory_used_bytes"), "max")) == 800
+    assert {value for _, value in curve_of(curves.level_readings(of_a_run(found.gpus), "uuid", "utilization_pct"), "mean")} == {
+        80
+    }
+    assert (
+        max(value for _, value in curve_of(curves.level_readings(of_a_run(found.gpus), "uuid", "memory_used_bytes"), "max"))
+        == 800
+    )
 
 
 def test_growth_is_of_all_interfaces_since_0_s_and_ends_where_a_counter_began_anew():
@@ -110,7 +115,9 @@ def test_a_gap_in_the_samples_is_a_gap_in_the_curve():
 
 def test_one_sample_that_is_missing_is_no_gap():
     seen = [sample(t, cpu_pct=None if t == 50 else 50.0) for t in range(100) if t != 70]
-    assert {value for _, value in curve_of(curves.level_readings(of_a_run(frames(*seen).hosts), "host", "cpu_pct"), "mean")} == {50.0}
+    assert {
+        value for _, value in curve_of(curves.level_readings(of_a_run(frames(*seen).hosts), "host", "cpu_pct"), "mean")
+    } == {50.0}
 
 
 @pytest.mark.parametrize("at_50", [nic(50, 0), msgspec.structs.replace(nic(50, 9000), boot_id="another")])

@@ -252,7 +252,10 @@ def test_checkpoints_have_the_times_and_the_size_that_their_instrument_reports()
 def test_staleness_is_of_all_pushes():
     """The mean and the largest staleness are over all pushes: staleness_counts maps a staleness to a number of pushes."""
     found = found_in(knobs={"effective": {"staleness_counts": {"0": 1, "1": 2, "3": 1}}})
-    assert (staleness.mean_staleness(found), staleness.largest_staleness(found)) == (Quantity(1.25, "updates"), Quantity(3, "updates"))
+    assert (staleness.mean_staleness(found), staleness.largest_staleness(found)) == (
+        Quantity(1.25, "updates"),
+        Quantity(3, "updates"),
+    )
     assert staleness.mean_staleness(measured(TWO_RANKS)) is None
     assert staleness.largest_staleness(found_in(knobs={"effective": {"staleness_counts": {}}})) is None
 
@@ -472,7 +475,10 @@ def test_scaling_is_strong_with_the_global_batch_and_weak_with_the_batch_per_ran
     for what, kind in ((strong, "strong"), (weak, "weak")):
         compared = Compared(what, 300.0, single, 100.0)
         assert (scaling.speed_up(compared).value, scaling.speed_up(compared).kind) == (pytest.approx(3), kind)
-        assert (scaling.scaling_efficiency(compared).value, scaling.scaling_efficiency(compared).unit) == (pytest.approx(75), "%")
+        assert (scaling.scaling_efficiency(compared).value, scaling.scaling_efficiency(compared).unit) == (
+            pytest.approx(75),
+            "%",
+        )
     assert scaling.speed_up(Compared(other, 300.0, single, 100.0)) is None
     assert scaling.scaling_efficiency(Compared(strong, 300.0, single, 0.0)) is None
 

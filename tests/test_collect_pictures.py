@@ -98,7 +98,8 @@ def test_a_picture_has_its_title_where_there_is_room():
     lines = [{"name": str(number), "visible": "legendonly" if number > 3 else True} for number in range(9)]
     told = figure.Figure("a", "A <b>", "", 100, lines, figure.layout({}, {}, **legend))
     with_legend, alone = (
-        figure.image_layout(one, one.title, False) for one in (told, figure.Figure("a", "A <b>", "", 100, [], figure.layout({}, {})))
+        figure.image_layout(one, one.title, False)
+        for one in (told, figure.Figure("a", "A <b>", "", 100, [], figure.layout({}, {})))
     )
     assert with_legend["legend"]["title"]["text"] == alone["title"]["text"] == "A &lt;b&gt;"
     assert with_legend["height"] == alone["height"] + 2 * figure.LINE_PX  # the four names of the legend take two lines

@@ -69,7 +69,9 @@ def workspace(tmp_path_factory):
 
 
 def scores(workspace):
-    return {(one.strategy, one.category): one for one in summary.summarize(load.load_matrix(workspace, None), "ddp").predictions}
+    return {
+        (one.strategy, one.category): one for one in summary.summarize(load.load_matrix(workspace, None), "ddp").predictions
+    }
 
 
 def test_step_times_are_scored_by_strategy(workspace):
@@ -104,7 +106,10 @@ def test_energy_is_that_of_a_step(workspace):
     run = load.load_matrix(workspace, None).cells[0].completed[0]
     first, last = run.window
     measured = WATTS * (last - first) / (run.world.height - 1)
-    both = [one.metrics["energy_over_prediction"] for one in summary.summarize(load.load_matrix(workspace, None), "ddp").rows[0].runs]
+    both = [
+        one.metrics["energy_over_prediction"]
+        for one in summary.summarize(load.load_matrix(workspace, None), "ddp").rows[0].runs
+    ]
     assert both[0] == pytest.approx(measured / 100)
     assert scores(workspace)["ddp", "energy"].unit == "J"
 

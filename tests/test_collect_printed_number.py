@@ -76,13 +76,19 @@ def test_an_ambiguous_printed_number_is_refused(text, unit, metric_unit):
 
 
 def test_the_digits_of_a_printed_number_give_its_precision():
-    assert (parse_printed_number("58.3s", None, "s").low, parse_printed_number("58.3s", None, "s").high) == (pytest.approx(58.25), pytest.approx(58.35))
+    assert (parse_printed_number("58.3s", None, "s").low, parse_printed_number("58.3s", None, "s").high) == (
+        pytest.approx(58.25),
+        pytest.approx(58.35),
+    )
     assert (parse_printed_number("58.3 ± 0.2 s", None, "s").low, parse_printed_number("58.3 ± 0.2 s", None, "s").high) == (
         pytest.approx(58.1), pytest.approx(58.5),
     )  # fmt: skip
     bound = parse_printed_number(">3000", "s", "s")
     assert (bound.relation, bound.value, bound.low, bound.high) == (">", 3000, 3000, None)
-    assert (parse_printed_number("<5%", None, "%").relation, parse_printed_number("up to 30%", None, "%").relation) == ("<", "<")
+    assert (parse_printed_number("<5%", None, "%").relation, parse_printed_number("up to 30%", None, "%").relation) == (
+        "<",
+        "<",
+    )
     assert parse_printed_number("~12GB", None, "bytes").approximate
     assert parse_printed_number("OOM", None, "").state == parse_printed_number("out of memory", None, "bytes").state == "oom"
     assert "7.4 % more" in parse_printed_number("12GB", None, "bytes").remark

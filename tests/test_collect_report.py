@@ -136,7 +136,10 @@ def test_damage_is_counted_and_named_and_stops_nothing(summarized):
 
 
 def test_losses_are_compared_through_launchers_and_strategies(loaded):
-    found = {(entry.differ, entry.other.split("-gpt2")[0], "fork" in entry.other): entry for entry in compare_losses(loaded, "single")}
+    found = {
+        (entry.differ, entry.other.split("-gpt2")[0], "fork" in entry.other): entry
+        for entry in compare_losses(loaded, "single")
+    }
     assert found[("launcher", "ddp", True)].max_difference == pytest.approx(1e-6)
     assert found[("launcher", "ddp", True)].steps == 30
     assert found[("strategy", "ddp", False)].max_difference < 1e-12

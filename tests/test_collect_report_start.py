@@ -143,7 +143,8 @@ def test_the_suggested_command_spells_the_matrix_as_the_user_did(name, path, sca
 
 def test_the_start_of_the_report_describes_the_comparison_in_words(summarized):
     assert (
-        report_start.compared_sentence(summarized) == "single, ddp and fsdp2 on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell"
+        report_start.compared_sentence(summarized)
+        == "single, ddp and fsdp2 on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell"
     )
     assert report_start.same_work_sentence(summarized) == "3 of 3 cells are proven to do the same work as one process"
 

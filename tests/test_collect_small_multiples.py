@@ -149,7 +149,10 @@ def test_cells_of_one_strategy_have_panels_by_their_ranks(tmp_path):
     ]
     support.keep(workspace, cells, repeats=1)
     found = small_multiples.divide_cells(group_of(workspace).marks)
-    assert {(one.panel, one.key_name) for one in found.values()} == {("ranks 1", "number of ranks"), ("ranks 2", "number of ranks")}
+    assert {(one.panel, one.key_name) for one in found.values()} == {
+        ("ranks 1", "number of ranks"),
+        ("ranks 2", "number of ranks"),
+    }
     assert [one.variant for one in found.values()] == [f"batch {2 * size}" for size in range(1, 9)] * 2
 
 

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collect.report.study_tables import metric_heading, redraw, make_footnotes
+from collect.report.study_tables import make_footnotes, metric_heading, redraw
 from collect.verdicts.reported import ReportedResult
 
 MATRICES = Path(__file__).parent.parent / "matrices"

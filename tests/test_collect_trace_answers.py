@@ -59,7 +59,9 @@ def values(run):
     """
     found = {metric.name: metric.of_run(run) for metric in all_metrics() if metric.of_run}
     return found | {
-        metric.name: metric.of_run_at(run, "all_reduce") for metric in all_metrics() if metric.argument == "of" and metric.of_run_at
+        metric.name: metric.of_run_at(run, "all_reduce")
+        for metric in all_metrics()
+        if metric.argument == "of" and metric.of_run_at
     }
 
 

@@ -243,7 +243,10 @@ def test_a_named_kernel_is_counted_and_timed_a_step_and_rank():
     assert operators.operator_count(seen(*ranks), "GEMM").value == (4 + 2) / 2 / 2
     assert operators.operator_time(seen(*ranks), "GEMM").value == pytest.approx(9 / 2 / 2)
     assert operators.operator_count(seen(*ranks), "a_gemm").value == 1.5
-    assert (operators.operator_count(seen(*ranks), "absent").value, operators.operator_count(seen(*ranks), "absent").unit) == (0, "calls")
+    assert (operators.operator_count(seen(*ranks), "absent").value, operators.operator_count(seen(*ranks), "absent").unit) == (
+        0,
+        "calls",
+    )
 
 
 def test_a_name_that_the_trace_lacks_has_no_count_and_no_time():

@@ -51,7 +51,9 @@ def test_faults_are_named_for_filters_and_for_readers():
     assert [names(cell)["fault"] for cell in plain] == ["none", "straggler", "lost_worker"]
     assert [said(cell["instruments"]) for cell in plain] == ["", "rank 1 slowed by 50 ms", "rank 1 lost at step 4"]
     assert [flatten_cell(cell).get("fault") for cell in plain] == [None, "rank 1 slowed by 50 ms", "rank 1 lost at step 4"]
-    assert not [key for cell in plain for key in flatten_cell(cell) if key in ("instruments.straggler", "instruments.lost_worker")]
+    assert not [
+        key for cell in plain for key in flatten_cell(cell) if key in ("instruments.straggler", "instruments.lost_worker")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,9 @@ def test_helpers_are_executed_from_the_digested_content_and_not_from_bytecode(tm
     sys.modules.pop("_engine")
     (strategy,) = own_strategy.load_strategy_file(source)
     own_strategy._check_engine("", strategy)  # the engine is built from the content of _engine.py before the change above
-    assert own_strategy.describe_strategies(source.file).fault.startswith(f"{tmp_path}/strategies/_engine.py:1: ZeroDivisionError")
+    assert own_strategy.describe_strategies(source.file).fault.startswith(
+        f"{tmp_path}/strategies/_engine.py:1: ZeroDivisionError"
+    )
     assert not (tmp_path / "strategies" / "__pycache__").exists()
 
 

@@ -46,8 +46,12 @@ def test_without_cgroups_v2_only_the_release_of_this_machine_is_allowed(release)
 
 
 def test_another_release_needs_debian_whose_archive_has_it(tmp_path):
-    with pytest.raises(PracticeNodeError, match=r"Debian trixie need Debian on this machine, .*; this is Ubuntu 24\.04\.1 LTS\."):
-        base._check_other_release("practice nodes of Debian trixie", release_variables={"ID": "ubuntu", "PRETTY_NAME": "Ubuntu 24.04.1 LTS"})
+    with pytest.raises(
+        PracticeNodeError, match=r"Debian trixie need Debian on this machine, .*; this is Ubuntu 24\.04\.1 LTS\."
+    ):
+        base._check_other_release(
+            "practice nodes of Debian trixie", release_variables={"ID": "ubuntu", "PRETTY_NAME": "Ubuntu 24.04.1 LTS"}
+        )
 
 
 def test_each_release_has_a_base_and_an_environment_of_its_own(tmp_path):

@@ -179,6 +179,8 @@ def test_a_node_blamed_by_another_node_is_reported_as_failed():
         return Nothing("fine")
 
     one, _ = two(plan)
-    steps = converge(one, [Operation("try", plan, once=True)], targets=one.targets, chosen_names={"try"}, dry=False, observer=Told())
+    steps = converge(
+        one, [Operation("try", plan, once=True)], targets=one.targets, chosen_names={"try"}, dry=False, observer=Told()
+    )
     assert ("b", "failed") in told
     assert states(steps) == {("a", "try"): "nothing to do", ("b", "try"): "failed"}

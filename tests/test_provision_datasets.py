@@ -218,7 +218,10 @@ def test_an_existing_data_set_is_verified_once_and_a_changed_one_reported(tmp_pa
     assert stage.stage_data_set(wanted(tmp_path)).ready
     assert stage.inspect_data_set(wanted(tmp_path)).ready
     (folder / "test_batch.bin").write_bytes(b"")
-    assert stage.inspect_data_set(wanted(tmp_path)).says == f"{folder} has changed since it was staged; remove it to stage it again"
+    assert (
+        stage.inspect_data_set(wanted(tmp_path)).says
+        == f"{folder} has changed since it was staged; remove it to stage it again"
+    )
     with pytest.raises(InputError, match="has changed since it was staged"):
         stage.stage_data_set(wanted(tmp_path))
     assert "names no archive for mnist" in stage.inspect_data_set(wanted(tmp_path, "mnist")).says
@@ -621,7 +624,9 @@ def test_a_signed_url_is_not_visible_to_other_users(tmp_path, monkeypatch, manag
         os.umask(mask)
     assert (tmp_path / "data" / CIFAR / "test_batch.bin").exists()
     assert not [text for text in arguments if SIGNATURE in text]
-    assert not [change for change in changes if SIGNATURE in f"{change.description} {change.command} {change.script} {change!r}"]
+    assert not [
+        change for change in changes if SIGNATURE in f"{change.description} {change.command} {change.script} {change!r}"
+    ]
     holding = [path for path in tmp_path.rglob("*") if path.is_file() and SIGNATURE.encode() in path.read_bytes()]
     assert [(path.name, path.stat().st_mode & 0o777) for path in holding] == [("cifar10.request", 0o600)]
 

@@ -255,7 +255,9 @@ def test_a_child_that_fails_or_hangs_leaves_the_others_and_says_why():
     def crash():
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assert _trial.run_in_children([lambda: os.write(1, b"one\n"), lambda: os.write(1, b"two\n")], 30) == CommandOutput(0, "one\n", "")
+    assert _trial.run_in_children([lambda: os.write(1, b"one\n"), lambda: os.write(1, b"two\n")], 30) == CommandOutput(
+        0, "one\n", ""
+    )
     hangs = functools.partial(time.sleep, 600)
     failed = _trial.run_in_children([hangs, fail], 30)
     assert (failed.code, "RuntimeError: it breaks" in failed.stderr) == (1, True)

@@ -122,7 +122,9 @@ def done(found, **more):
 
 @pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="needs Debian or Ubuntu")
 def test_the_list_of_held_packages_has_full_names():
-    listed = subprocess.run(["sh", "-euc", nvidia.LIST_PACKAGES], capture_output=True, text=True, check=True).stdout.splitlines()
+    listed = subprocess.run(
+        ["sh", "-euc", nvidia.LIST_PACKAGES], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     assert "dpkg" in listed
     assert all(re.fullmatch(r"[a-z0-9][a-z0-9.+-]+", name) for name in listed)
 
@@ -171,7 +173,9 @@ def test_generations_do_not_overlap_and_are_of_the_pinned_torch():
     ranges = sorted(pair for one in gpu_generations.GENERATIONS for pair in one.ids)
     assert all(before[1] < after[0] for before, after in itertools.pairwise(ranges))
     constraints = (Path(__file__).parent.parent / "constraints.txt").read_text().splitlines()
-    assert f"torch=={gpu_generations.TORCH_VERSION}" in constraints  # if the version of torch changes, read PyTorch's RELEASE.md again
+    assert (
+        f"torch=={gpu_generations.TORCH_VERSION}" in constraints
+    )  # if the version of torch changes, read PyTorch's RELEASE.md again
 
 
 def test_the_gpus_of_a_machine_decide_the_kernel_module_and_driver_branch():
@@ -221,7 +225,9 @@ def test_held_packages_count_as_installed_and_driver_and_kernel_are_held():
         "linux-generic-hwe-22.04",
     ]
     assert all(re.match(nvidia.HELD_PACKAGES, name) for name in kept)
-    assert not any(re.match(nvidia.HELD_PACKAGES, name) for name in ("nvidia-container-toolkit", "linux-libc-dev", "linux-firmware"))
+    assert not any(
+        re.match(nvidia.HELD_PACKAGES, name) for name in ("nvidia-container-toolkit", "linux-libc-dev", "linux-firmware")
+    )
     (hold,) = commands(plan(working(A100_SXM, 4), packages=DRIVEN, files=WRITTEN, services=RUNNING))
     assert "apt-mark hold" in hold
 

@@ -238,7 +238,9 @@ def test_a_correct_controller_needs_no_change_but_a_missed_start():
     with_files(head, {path: (content, 0o644, "root:root") for path, content in slurm_files.render_slurm_files(one).items()})
     head.facts.answers[SERVICES.name] = RUNNING
     assert isinstance(slurm.plan_controller(one, head), Nothing)
-    with_files(head, {path: (content, 0o644, "root:root") for path, content in slurm_files.render_slurm_files(one).items()}, at=300.0)
+    with_files(
+        head, {path: (content, 0o644, "root:root") for path, content in slurm_files.render_slurm_files(one).items()}, at=300.0
+    )
     assert commands(slurm.plan_controller(one, head)) == ["systemctl restart slurmctld"]
 
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 from support_e2e import HANG_S
 
-from provision.check import Check, Outcome, map_targets, absent_nodes_note
+from provision.check import Check, Outcome, absent_nodes_note, map_targets
 from provision.command import display
 from provision.fact import Fact, Facts
 from provision.operation import Site, Target

@@ -166,7 +166,9 @@ LONG = f"printf '%s\\n' 'a\tb' '{'x' * 5000}'"  # a tab and a very long line, wh
 
 
 def shown(capsys, script) -> str:
-    display.show_administrator_commands(Output(), [OperationStep("n1", "hosts", "administrator", ["write /etc/hosts"], commands=[script])])
+    display.show_administrator_commands(
+        Output(), [OperationStep("n1", "hosts", "administrator", ["write /etc/hosts"], commands=[script])]
+    )
     return capsys.readouterr().out
 
 

@@ -96,7 +96,9 @@ def test_the_details_of_collect_trace_show_the_known_number_in_every_column():
         backend="flash", backward=True, name="aten::_flash", by="operator", calls=19, total_ns=2_011_000, kernels=["bwd"]
     )
     output = support_tables.PrintedTables()
-    detail_tables.print_detail_tables(output, [analysis(3, (), layers=[layer], memory=[use], products=[product], attention=[attention])])
+    detail_tables.print_detail_tables(
+        output, [analysis(3, (), layers=[layer], memory=[use], products=[product], attention=[attention])]
+    )
     assert output.rows_of == {
         "modules with all that they call, all ranks together": [
             {

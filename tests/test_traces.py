@@ -22,7 +22,7 @@ from msgspec import Raw
 from collect.metrics import trace as metrics
 from collect.traces import figure_cache, intervals, trace
 from collect.traces.breakdown import EventTally, compute_breakdown
-from collect.traces.event import UNKNOWN, to_integers, numbers_to_ns, texts_to_ns
+from collect.traces.event import UNKNOWN, numbers_to_ns, texts_to_ns, to_integers
 from collect.traces.operators import compare_trace_operators
 from collect.traces.rank_analysis import analyse_rank
 

@@ -7,7 +7,7 @@ import pytest
 
 from collect.traces import trace
 from collect.traces.breakdown import EventTally, compute_breakdown
-from collect.traces.collective import CollectiveOperation, find_torch_name, find_kernel_collective
+from collect.traces.collective import CollectiveOperation, find_kernel_collective, find_torch_name
 from collect.traces.communication import find_communication
 
 RCCL = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"

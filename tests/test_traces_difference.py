@@ -12,7 +12,7 @@ from collect.traces.breakdown import compute_breakdown
 from collect.traces.difference import compute_step_difference
 from collect.traces.rank_analysis import analyse_rank
 from collect.traces.run_answers import RunAnswers
-from collect.traces.step_parts import StepPart, mean_step, divide_rank_time
+from collect.traces.step_parts import StepPart, divide_rank_time, mean_step
 from collect.traces.stragglers import compute_waits
 
 

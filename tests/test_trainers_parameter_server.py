@@ -272,7 +272,11 @@ def test_servers_take_no_gpu_and_keep_nccl_from_the_world(rank, servers, gpus, e
 def test_a_slurm_task_that_sees_one_gpu_takes_it_and_other_ranks_need_one_each():
     launched = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4"}
     assert choose_device(Rank.from_environment(launched | {"SLURM_LOCALID": "3"}), 0, gpus=1) == ("cuda:0", "nccl")
-    for place, gpus in ((Rank.from_environment(launched | {"SLURM_LOCALID": "0"}), 1), (Rank.from_environment(launched), 1), (Rank.from_environment(launched), 2)):
+    for place, gpus in (
+        (Rank.from_environment(launched | {"SLURM_LOCALID": "0"}), 1),
+        (Rank.from_environment(launched), 1),
+        (Rank.from_environment(launched), 2),
+    ):
         with pytest.raises(InputError, match=f"LOCAL_RANK=3, but the process sees {gpus} GPU"):
             choose_device(place, 0, gpus=gpus)
 

@@ -127,7 +127,10 @@ class RunInstruments:
         results = {}
         for instrument in self._instruments:
             watched_steps = self._watched_steps[instrument.name]
-            costs = {"cost_s": round(self.cost_s[instrument.name], 6), **({"watched_steps": watched_steps} if watched_steps else {})}
+            costs = {
+                "cost_s": round(self.cost_s[instrument.name], 6),
+                **({"watched_steps": watched_steps} if watched_steps else {}),
+            }
             results[instrument.name] = {**costs, **instrument.found()}
         return results
 

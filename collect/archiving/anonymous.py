@@ -105,10 +105,18 @@ class Pseudonyms:
         kept_words = {word.encode() for word in (*KEYS, *words)}
         standalone = {text: _standalone_pattern(text) for text in pseudonym_of_spelling}
         standalone_pattern = _join_patterns(standalone)
-        kept_patterns = {word: _standalone_pattern(word) for word in kept_words if word.lower() not in pseudonym_of_spelling and standalone_pattern and standalone_pattern.search(word)}
-        kept_patterns |= {b'"%b"' % word: b'"%b"(?=\\s*:)' % re.escape(word) for word in kept_words if word.lower() in pseudonym_of_spelling}
+        kept_patterns = {
+            word: _standalone_pattern(word)
+            for word in kept_words
+            if word.lower() not in pseudonym_of_spelling and standalone_pattern and standalone_pattern.search(word)
+        }
+        kept_patterns |= {
+            b'"%b"' % word: b'"%b"(?=\\s*:)' % re.escape(word) for word in kept_words if word.lower() in pseudonym_of_spelling
+        }
         self._names = _join_patterns(standalone | kept_patterns)
-        self._inside = _join_patterns({text: re.escape(text) for text in pseudonym_of_spelling if len(text) >= LEAST_INSIDE} | kept_patterns)
+        self._inside = _join_patterns(
+            {text: re.escape(text) for text in pseudonym_of_spelling if len(text) >= LEAST_INSIDE} | kept_patterns
+        )
 
     def _next_pseudonym(self, kind: str) -> bytes:
         number = self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -153,13 +161,24 @@ def _join_patterns(patterns: dict[bytes, bytes]) -> re.Pattern[bytes] | None:
 def make_pseudonyms(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> Pseudonyms:
     """Make the pseudonyms for an archive. Raises InputError if a name equals a key or value of the records that must stay
     readable, or is a part of the name of the matrix."""
-    names = [*_list_paths(workspace, loaded, cluster), *_list_cluster_names(cluster), *_list_run_names(loaded), *_list_machine_names(workspace)]
-    cells = msgspec.json.encode([[loaded_cell.cell for loaded_cell in loaded.cells], [loaded_cell.cell for loaded_cell in loaded.expansion.excluded]])
+    names = [
+        *_list_paths(workspace, loaded, cluster),
+        *_list_cluster_names(cluster),
+        *_list_run_names(loaded),
+        *_list_machine_names(workspace),
+    ]
+    cells = msgspec.json.encode(
+        [[loaded_cell.cell for loaded_cell in loaded.cells], [loaded_cell.cell for loaded_cell in loaded.expansion.excluded]]
+    )
     values = {text.decode() for text in re.findall(rb'"([^"\\]+)"', cells)}
     own_names = {loaded_cell.cell.workload for loaded_cell in loaded.cells if loaded_cell.cell.workload_code is not None}
     own_names |= {loaded_cell.cell.strategy for loaded_cell in loaded.cells if loaded_cell.cell.strategy_code is not None}
     values |= {text for loaded_run in loaded.runs for event in loaded_run.events for text in (event.event, event.writer)}
-    values |= {text for loaded_run in loaded.runs for text in (loaded_run.run_id, loaded_run.result.unit if loaded_run.result is not None else "")}
+    values |= {
+        text
+        for loaded_run in loaded.runs
+        for text in (loaded_run.run_id, loaded_run.result.unit if loaded_run.result is not None else "")
+    }
     pseudonyms = Pseudonyms(names, {*STATES, *(text for text in values if not any(own_name in text for own_name in own_names))})
     if pseudonyms.replace_names_in_text(loaded.expansion.name) != loaded.expansion.name:
         reason = f"--anonymous: the name of the matrix {loaded.expansion.name!r} contains a name that must be replaced"
@@ -293,6 +312,10 @@ OTHER_WORDS = frozenset((
     "result", "run", "samples", "shardlab", "tiny", "trace", "traceEvents", "virtual",
 ))  # fmt: skip
 # A name that equals one of these words is refused, because texts and expressions contain these words too.
-WORDS = _list_keys(expansion, host, record, run, study, matrix) | {known_metric.name for known_metric in metric.all_metrics()} | OTHER_WORDS
+WORDS = (
+    _list_keys(expansion, host, record, run, study, matrix)
+    | {known_metric.name for known_metric in metric.all_metrics()}
+    | OTHER_WORDS
+)
 # Further keys of JSON files. A name may equal such a key, which stays in place.
 KEYS = WORDS | _list_keys(cluster_file, event)

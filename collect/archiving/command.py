@@ -61,7 +61,9 @@ class OpenedArchive(msgspec.Struct, frozen=True, kw_only=True):
     """Whether summary.json of the report that `collect open` wrote equals summary.json of the report in the archive."""
 
 
-def write_archive(workspace: Workspace, matrix: str | None, out: str | None, most_gib: float, output: Output, *, anonymize: bool) -> int:
+def write_archive(
+    workspace: Workspace, matrix: str | None, out: str | None, most_gib: float, output: Output, *, anonymize: bool
+) -> int:
     """Write an archive of a matrix, and print what it contains. Returns the exit code: 1 if names are left that should be
     replaced.
 
@@ -91,7 +93,10 @@ def write_archive(workspace: Workspace, matrix: str | None, out: str | None, mos
         runs = Workspace(folder).run_ids()
         if pseudonyms is not None:
             replaced_text = pseudonyms.replace_names_in_text
-            left_out = [LeftOutFile(replaced_text(left_out_file.name), left_out_file.bytes, replaced_text(left_out_file.why)) for left_out_file in left_out]
+            left_out = [
+                LeftOutFile(replaced_text(left_out_file.name), left_out_file.bytes, replaced_text(left_out_file.why))
+                for left_out_file in left_out
+            ]
         index = pack.build_index(folder, name, runs, left_out, anonymous=anonymize)
         secret_scan.must_contain_no_secret(folder, index)
         remaining = _find_remaining(folder, index, pseudonyms) if pseudonyms is not None else {}
@@ -125,7 +130,9 @@ def open_archive(file: str, out: str | None, output: Output, *, trusted: bool) -
         archived = files.read(fresh / SUMMARY) if (fresh / SUMMARY).exists() else b""
         shutil.rmtree(fresh / "report", ignore_errors=True)
     opened_workspace = Workspace(folder)
-    code_files = [source_file for name in workspace_trust.CODE for source_file in plugin_source.python_files(opened_workspace.path / name)]
+    code_files = [
+        source_file for name in workspace_trust.CODE for source_file in plugin_source.python_files(opened_workspace.path / name)
+    ]
     if trusted and code_files:
         workspace_trust.consent(opened_workspace, output.remark)
     staging.write_matrix_report(opened_workspace, index.matrix, opened_workspace)
@@ -187,7 +194,9 @@ def _find_remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -
     for name in index.files:
         if not name.endswith((*pack.STORED, ".html")):
             with files.open_regular(folder / name.removeprefix(archive.INSIDE)) as source:
-                remaining_names = {text for lines in anonymous.read_whole_lines(source) for text in pseudonyms.find_remaining(lines)}
+                remaining_names = {
+                    text for lines in anonymous.read_whole_lines(source) for text in pseudonyms.find_remaining(lines)
+                }
             for text in sorted(remaining_names):
                 files_of_name.setdefault(text, []).append(name)
     return files_of_name
@@ -203,7 +212,9 @@ def _print_written(
         kinds = ", ".join(f"{count} {kind}(s)" for kind, count in replaced.items()) or "none was found"
         output.line(f"replaced names: {kinds}. Look into the file before you publish it.")
     for name, file_names in remaining.items():
-        output.remark(f"{name!r} still stands within longer words in {len(file_names)} file(s), such as {file_names[0]}", style="red")
+        output.remark(
+            f"{name!r} still stands within longer words in {len(file_names)} file(s), such as {file_names[0]}", style="red"
+        )
 
 
 def _print_opened(output: Output, workspace: Workspace, index: ArchiveIndex, *, is_same: bool, code: Sequence[Path]) -> None:

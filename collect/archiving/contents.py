@@ -58,7 +58,9 @@ def choose_files(workspace: Workspace, loaded: Loaded, most_bytes: int) -> tuple
         if sum(source.bytes for source in sources) <= most_bytes:
             break
         why = f"{group} were left out to keep the archive below its limit"
-        left_out += [LeftOutFile(source.name, source.bytes, why) for source in sources if _matches_in_run(source.name, patterns)]
+        left_out += [
+            LeftOutFile(source.name, source.bytes, why) for source in sources if _matches_in_run(source.name, patterns)
+        ]
         sources = [source for source in sources if not _matches_in_run(source.name, patterns)]
     needed_bytes = sum(source.bytes for source in sources)
     if needed_bytes > most_bytes:

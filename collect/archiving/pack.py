@@ -30,7 +30,9 @@ def must_be_replaceable(out: Path) -> None:
         ) from None
 
 
-def build_index(folder: Path, matrix: str, runs: Sequence[str], left_out: Sequence[LeftOutFile], *, anonymous: bool) -> ArchiveIndex:
+def build_index(
+    folder: Path, matrix: str, runs: Sequence[str], left_out: Sequence[LeftOutFile], *, anonymous: bool
+) -> ArchiveIndex:
     """Make the index (archive.json) of an archive that contains all files in `folder`.
 
     matrix: name of the matrix. runs: ids of the runs in the folder. left_out: files that are not in the archive. anonymous:

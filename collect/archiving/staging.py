@@ -71,7 +71,9 @@ def copy_files(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseud
     return left_out
 
 
-def write_descriptions(folder: Path, loaded: Loaded, cluster_config: Cluster, pseudonyms: Pseudonyms | None) -> list[LeftOutFile]:
+def write_descriptions(
+    folder: Path, loaded: Loaded, cluster_config: Cluster, pseudonyms: Pseudonyms | None
+) -> list[LeftOutFile]:
     """Write three files into `folder`: the expansion of the matrix, the cluster without its secrets, and environment.json.
 
     Returns cluster.yaml with the reason why it is left out, if the archived cluster is not the same.

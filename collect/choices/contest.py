@@ -133,7 +133,9 @@ def _least_instrumented(rows: Sequence[CellRow]) -> set[str]:
 
 def _count_instruments(row: CellRow) -> int:
     instruments = row.cell["instruments"]
-    return sum([instruments["memory"] != "peak", *(instruments[name] is not None for name in ("profile", "validation", "checkpoints"))])
+    return sum(
+        [instruments["memory"] != "peak", *(instruments[name] is not None for name in ("profile", "validation", "checkpoints"))]
+    )
 
 
 def _row_outcome(row: CellRow) -> Outcome:
@@ -206,7 +208,9 @@ def _naming_values(row: CellRow, options: dict[str, set[str]]) -> dict[str, Any]
     """
     values: dict[str, Any] = {}
     for prefix, cell in (("", _represented_cell(row)), ("rehearses.", row.cell)):
-        description = comparability.describe_work(cell, options[row.cell["workload"]] & cell["options"].keys()) | {"rehearses": None}
+        description = comparability.describe_work(cell, options[row.cell["workload"]] & cell["options"].keys()) | {
+            "rehearses": None
+        }
         description.pop("global_batch_size")
         values |= {prefix + key: value for key, value in flatten_cell(description).items()}
     return values | {"launcher": row.cell["launcher"]}
@@ -224,6 +228,10 @@ def _value_text(key: str, value: Any) -> str:
     if key == "fault":  # the value says that it is a fault
         return str(value)
     if isinstance(value, dict):
-        inner_text = ", ".join(f"{inner_key.replace('_', ' ')} {inner_value}" for inner_key, inner_value in value.items() if inner_value is not None)
+        inner_text = ", ".join(
+            f"{inner_key.replace('_', ' ')} {inner_value}"
+            for inner_key, inner_value in value.items()
+            if inner_value is not None
+        )
         return f"{name} ({inner_text})"
     return name if value is True else f"{name} {value}"

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from collect.choices.contest import UNRANKED, Contender, Contest, list_contenders, group_comparable_cells, natural_sort_key
+from collect.choices.contest import UNRANKED, Contender, Contest, group_comparable_cells, list_contenders, natural_sort_key
 from collect.choices.standing import CRITERIA, SENT, Standing, Word, rank_cells
 from collect.findings.row import CellRow
 from collect.verdicts.selection import Measurements
@@ -62,7 +62,9 @@ def choose_strategies(measurements: Measurements) -> list[Family]:
     return [_build_family(measurements, *ground) for ground in group_comparable_cells(measurements.rows)]
 
 
-def _build_family(measurements: Measurements, workload: str, values_text: str, rows: dict[tuple[int, int, int], list[CellRow]]) -> Family:
+def _build_family(
+    measurements: Measurements, workload: str, values_text: str, rows: dict[tuple[int, int, int], list[CellRow]]
+) -> Family:
     contests = []
     for (ranks, nodes, batch), members in rows.items():
         entrants = list_contenders(members)
@@ -71,9 +73,18 @@ def _build_family(measurements: Measurements, workload: str, values_text: str, r
         contests.append(Contest(ranks, nodes, batch, entrants, ranked_standings))
     one_rank_indexes = [index for index, contest in enumerate(contests) if contest.ranks == 1]
     more_ranks_indexes = [index for index, contest in enumerate(contests) if contest.ranks > 1]
-    criteria = [name for name in CRITERIA if any(name == standing.criterion for contest in contests for standing in contest.standings)]
+    criteria = [
+        name for name in CRITERIA if any(name == standing.criterion for contest in contests for standing in contest.standings)
+    ]
     questions = [_build_question(contests, name) for name in criteria]
-    return Family(workload, values_text, contests, _group_fits(contests, one_rank_indexes), _group_fits(contests, more_ranks_indexes), questions)
+    return Family(
+        workload,
+        values_text,
+        contests,
+        _group_fits(contests, one_rank_indexes),
+        _group_fits(contests, more_ranks_indexes),
+        questions,
+    )
 
 
 def _group_fits(contests: Sequence[Contest], indexes: Sequence[int]) -> list[Fit]:
@@ -116,7 +127,9 @@ def _build_question(contests: Sequence[Contest], criterion: str) -> CriterionCho
         if criterion == SENT and contest.ranks == 1:
             continue  # one rank sends nothing, so no strategy can be chosen by the sent bytes
         answer = _contest_answer(contest, criterion)
-        same_answer = answers.setdefault((answer.word, () if answer.word in ("only one", "same work") else tuple(answer.best)), answer)
+        same_answer = answers.setdefault(
+            (answer.word, () if answer.word in ("only one", "same work") else tuple(answer.best)), answer
+        )
         same_answer.contests.append(index)
         same_answer.best = sorted({*same_answer.best, *answer.best}, key=natural_sort_key)
     return CriterionChoice(

@@ -117,7 +117,9 @@ def _rank_by_criterion(measurements: Measurements, name: str, rows: Sequence[Cel
     best, word = [first], "best"
     if not all(first_is_ahead):
         level = LEVEL / len(other_numbers)
-        best += [other for other, is_ahead in zip(other_numbers, first_is_ahead) if not (is_ahead and _is_ahead(first, other, level))]
+        best += [
+            other for other, is_ahead in zip(other_numbers, first_is_ahead) if not (is_ahead and _is_ahead(first, other, level))
+        ]
         have_no_scatter = all(number.error_and_degrees is not None and number.error_and_degrees[0] == 0 for number in best)
         word = "equal" if have_no_scatter and (metric.exact or best[-1].value == first.value) else "not told apart"
         if name == ACCURACY and all(_is_proven(number) for number in best):

@@ -42,13 +42,14 @@ def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Outpu
     return 0
 
 
-def _find_side(workspace: Workspace, name: str, matrix: str | None, open_archives: contextlib.ExitStack) -> tuple[Workspace, str | None]:
+def _find_side(
+    workspace: Workspace, name: str, matrix: str | None, open_archives: contextlib.ExitStack
+) -> tuple[Workspace, str | None]:
     """Find the workspace that contains one of the two sets of results. Returns (workspace, name of the matrix; None: the last
     one).
 
-    name: the name of a matrix of `workspace`, the folder of a workspace, or an archive. open_archives: if `name` is an archive, its
-    files stay unpacked in a temporary folder until `open_archives` is closed.
-    """
+    name: the name of a matrix of `workspace`, the folder of a workspace, or an archive. open_archives: if `name` is an archive,
+    its files stay unpacked in a temporary folder until `open_archives` is closed."""
     if name in workspace.expansions():
         if matrix is not None:
             raise InputError(f"--matrix: {name} is itself a matrix. Allowed: --matrix only if A and B are both workspaces.")
@@ -95,9 +96,17 @@ def _print_pairs(output: Output, comparison: Comparison) -> None:
             styles.append("yellow")
             continue
         metric_by_name = {metric.metric: metric for metric in pair.metrics}
-        shown_metrics = [metric_by_name[name] for name in (*SHOWN_METRICS, *(metric_by_name if output.verbose else ())) if name in metric_by_name]
+        shown_metrics = [
+            metric_by_name[name]
+            for name in (*SHOWN_METRICS, *(metric_by_name if output.verbose else ()))
+            if name in metric_by_name
+        ]
         shown_metrics = list(dict.fromkeys(shown_metrics))
-        other_metrics += [f"{pair.label}: {metric.metric} {metric.verdict}" for metric in differing_metrics(pair.metrics) if metric not in shown_metrics]
+        other_metrics += [
+            f"{pair.label}: {metric.metric} {metric.verdict}"
+            for metric in differing_metrics(pair.metrics)
+            if metric not in shown_metrics
+        ]
         rows += [[pair.label, *_metric_row(metric)] for metric in shown_metrics]
         styles += [STYLES.get(metric.verdict, "") for metric in shown_metrics]
         if not pair.metrics:
@@ -109,7 +118,9 @@ def _print_pairs(output: Output, comparison: Comparison) -> None:
         for remark in filter(None, (pair.different_work, *pair.remarks)):
             remarks.setdefault(remark, []).append(pair.label)
     for remark, labels in remarks.items():
-        output.line(f"{remark}: {'all cells' if len(labels) == len(comparison.pairs) > 1 else '; '.join(labels)}", style="yellow")
+        output.line(
+            f"{remark}: {'all cells' if len(labels) == len(comparison.pairs) > 1 else '; '.join(labels)}", style="yellow"
+        )
     for reason in dict.fromkeys(metric.why for pair in comparison.pairs for metric in pair.metrics if metric.why):
         output.line(f"no interval: {reason}")
     if other_metrics:

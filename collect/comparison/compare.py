@@ -111,7 +111,9 @@ def compare_matrices(a: ComparedMatrix, b: ComparedMatrix) -> Comparison:
     rows = [{row.id: row for row in entry.summary.rows} for entry in (a, b)]
     labels = a.summary.labels_by_cell
     pairs = [
-        _compare_pair(labels[entry.id], (entry, rows[0][entry.id], measurements[0]), (other, rows[1][other.id], measurements[1]))
+        _compare_pair(
+            labels[entry.id], (entry, rows[0][entry.id], measurements[0]), (other, rows[1][other.id], measurements[1])
+        )
         for entry, other in matches.pairs
     ]
     judged_metrics = [metric for pair in pairs for metric in pair.metrics if metric.verdict not in ("equal", "undecided")]
@@ -160,7 +162,9 @@ def _different_work_reason(a: _CellResults, b: _CellResults) -> str:
     if any(proof and proof.verdict == "different" for proof in proofs) or (
         proofs[0] and proofs[1] and proofs[0].verdict != proofs[1].verdict
     ):
-        proof_texts = [f"{name}: {proof.verdict} ({proof.why})" if proof else f"{name}: no proof" for name, proof in zip("AB", proofs)]
+        proof_texts = [
+            f"{name}: {proof.verdict} ({proof.why})" if proof else f"{name}: no proof" for name, proof in zip("AB", proofs)
+        ]
         return f"the same-work proofs found: {'; '.join(proof_texts)}"
     data = [{str(run.result.data.get("sha256")) for run in side[0].completed if run.result} for side in (a, b)]
     if data[0] and data[1] and data[0] != data[1]:

@@ -41,9 +41,15 @@ def collect_properties(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:
     return {property_name: sorted(values) for property_name, values in values_by_property.items()}
 
 
-def property_differences(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> list[tuple[str, list[str], list[str]]]:
+def property_differences(
+    before: Mapping[str, list[str]], after: Mapping[str, list[str]]
+) -> list[tuple[str, list[str], list[str]]]:
     """Compare properties of two sets of runs. before, after: the properties of each set, from `known`.
 
     Returns (property, its values in `before`, its values in `after`) for each property that is known in both and differs.
     """
-    return [(property_name, before[property_name], after[property_name]) for property_name in before if property_name in after and before[property_name] != after[property_name]]
+    return [
+        (property_name, before[property_name], after[property_name])
+        for property_name in before
+        if property_name in after and before[property_name] != after[property_name]
+    ]

@@ -72,8 +72,7 @@ def difference_word(a: Mean, b: Mean, unit: str) -> Word:
 def _welch_quantile(variances: list[float], degrees: list[int]) -> float:
     """The 97.5 % quantile of Student's t for a sum of variances (Welch, Biometrika 34, 1947).
 
-    variances: the variances. degrees: the degrees of freedom of each variance. The degrees of freedom of the sum are rounded down,
-    so that an interval may be too wide, but never too narrow.
-    """
+    variances: the variances. degrees: the degrees of freedom of each variance. The degrees of freedom of the sum are rounded
+    down, so that an interval may be too wide, but never too narrow."""
     denominator = sum(variance**2 / degree for variance, degree in zip(variances, degrees, strict=True) if variance)
     return t_975(max(int(sum(variances) ** 2 / denominator), 1)) if denominator else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from collect.figure import CellMark, Figure, Group, axis, layout, add_cell_id
+from collect.figure import CellMark, Figure, Group, add_cell_id, axis, layout
 from collect.sources.snapshot import AllocatorSnapshot
 
 MOST_POINTS = 400  # about the most points of a curve
@@ -38,5 +38,7 @@ def pick_indexes(values: Sequence[int]) -> list[int]:
 
 def history_figure(name: str, title: str, caption: str, unit: str, mark: CellMark, data: list[dict[str, Any]]) -> Figure:
     """A figure over the entries of the history of a cell. unit: the unit of the y axis."""
-    figure_layout = layout(axis("entries of the allocator's history", showgrid=False), axis(unit, rangemode="tozero"), showlegend=True)
+    figure_layout = layout(
+        axis("entries of the allocator's history", showgrid=False), axis(unit, rangemode="tozero"), showlegend=True
+    )
     return Figure(name, title, caption, HEIGHT_PX, add_cell_id(mark, data), figure_layout)

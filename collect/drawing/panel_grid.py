@@ -45,7 +45,9 @@ def axis_name(name: str, number: int) -> str:
     return name if number == 1 else f"{name}{number}"
 
 
-def arrange_panels(heights_px: Sequence[int], columns: int, plots: int = 1, side_by_side: bool = False, head_px: int = 0) -> Grid:
+def arrange_panels(
+    heights_px: Sequence[int], columns: int, plots: int = 1, side_by_side: bool = False, head_px: int = 0
+) -> Grid:
     """Place panels in rows from left to right.
 
     heights_px: the height of a plot of each panel. columns: how many panels are beside each other; 1 if `side_by_side`.
@@ -87,8 +89,16 @@ def grid_layout(
     for position in grid.positions:
         x, y = dict(x_axes[position.plot if grid.side_by_side else 0]), dict(y_axes[0 if grid.side_by_side else position.plot])
         ticks = {"title": {"text": ""}, "automargin": False, "tickfont": {"size": TICK_PX, "color": MUTED}}
-        x |= ticks | {"domain": list(position.x_domain), "anchor": axis_name("y", position.number), "showticklabels": position.is_last}
-        y |= ticks | {"domain": list(position.y_domain), "anchor": axis_name("x", position.number), "showticklabels": position.is_left}
+        x |= ticks | {
+            "domain": list(position.x_domain),
+            "anchor": axis_name("y", position.number),
+            "showticklabels": position.is_last,
+        }
+        y |= ticks | {
+            "domain": list(position.y_domain),
+            "anchor": axis_name("x", position.number),
+            "showticklabels": position.is_left,
+        }
         first_x = position.plot + 1 if grid.side_by_side else 1
         first_y = position.number - position.plot if y_per_panel else 1 if grid.side_by_side else position.plot + 1
         figure_layout[axis_name("xaxis", position.number)] = x | _match_axis("x", first_x, position.number)

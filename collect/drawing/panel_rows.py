@@ -53,24 +53,34 @@ def rows(figure: Figure, marks: Sequence[CellMark]) -> Figure:
     x_axes = [_add_room(figure.layout[name], name.replace("axis", ""), figure, columns) for name in x_names]
     figure_layout = grid_layout(panels, titles, x_axes, [y], "", y_per_panel=not is_dense)
     for position in panels.positions:
-        shown_rows = variants if is_dense else [row_place.variant for row_place in series.values() if row_place.panel == titles[position.panel]]
+        shown_rows = (
+            variants
+            if is_dense
+            else [row_place.variant for row_place in series.values() if row_place.panel == titles[position.panel]]
+        )
         y_settings = {"categoryarray": shown_rows[::-1], "range": [-0.6, len(shown_rows) - 0.4], "automargin": position.is_left}
         figure_layout[axis_name("yaxis", position.number)] |= y_settings
     figure_layout |= {key: figure.layout[key] for key in ("showlegend", "barmode", "uniformtext") if key in figure.layout}
     figure_layout["margin"] |= {"l": 8}
-    legend_names = {trace["name"] for trace in data if trace.get("name") and trace["showlegend"]} if figure_layout["showlegend"] else set()
+    legend_names = (
+        {trace["name"] for trace in data if trace.get("name") and trace["showlegend"]} if figure_layout["showlegend"] else set()
+    )
     height_px = MARGINS_PX + min(LEGEND_LINE_PX * -(-len(legend_names) // COLUMNS), LEGEND_HEIGHT_PX) + panels.height_px
     panel_note = f" A panel per {next(iter(series.values())).key_name}, all with the same axes."
     return Figure(figure.name, figure.title, figure.caption + panel_note, height_px, data, figure_layout)
 
 
-def _panel_part(trace: dict[str, Any], labels: Sequence[str], series: Mapping[str, PanelPlace], title: str) -> dict[str, Any] | None:
+def _panel_part(
+    trace: dict[str, Any], labels: Sequence[str], series: Mapping[str, PanelPlace], title: str
+) -> dict[str, Any] | None:
     """The part of a trace that lies in the rows of the panel `title`; None if none of it does."""
     row_labels = [value if isinstance(value, str) else None if value is None else labels[int(value)] for value in trace["y"]]
     indexes = [index for index, label in enumerate(row_labels) if label is not None and series[label].panel == title]
     if not indexes:
         return None
-    part: dict[str, Any] = _pick_entries(trace, indexes, len(row_labels)) | {"y": [series[row_labels[index] or ""].variant for index in indexes]}
+    part: dict[str, Any] = _pick_entries(trace, indexes, len(row_labels)) | {
+        "y": [series[row_labels[index] or ""].variant for index in indexes]
+    }
     if trace["type"] == "bar":
         part["width"] = BAR_WIDTH
     elif trace.get("marker", {}).get("symbol") == "line-ns":
@@ -99,6 +109,8 @@ def _has_end_texts(trace: dict[str, Any]) -> bool:
 
 def _add_room(x: dict[str, Any], name: str, figure: Figure, columns: int) -> dict[str, Any]:
     """The x axis `name` with space for the texts at the ends of rows, if there are texts and the axis has no range."""
-    longest = max((max(trace["x"]) for trace in figure.data if _has_end_texts(trace) and trace.get("xaxis", "x") == name), default=0)
+    longest = max(
+        (max(trace["x"]) for trace in figure.data if _has_end_texts(trace) and trace.get("xaxis", "x") == name), default=0
+    )
     sparse_axis = x | {"nticks": 4, "tickangle": 0}
     return sparse_axis | {"range": [0, longest * (1 + ROOM[columns])]} if longest and "range" not in x else sparse_axis

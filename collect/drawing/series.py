@@ -26,19 +26,22 @@ def group_alike(marks: Sequence[CellMark], ignored_keys: Collection[str]) -> lis
 def line_labels(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_keys: Collection[str]) -> list[str]:
     """A unique label for each line, HTML-escaped.
 
-    lines: for each line, one of its cells, and additional keys with values that its label shows. ignored_keys: keys of the cell that no
-    label shows.
-    """
+    lines: for each line, one of its cells, and additional keys with values that its label shows. ignored_keys: keys of the cell
+    that no label shows."""
     return [html.escape(label, quote=False) for label in columns.row_labels(_label_rows(lines, ignored_keys))]
 
 
 def line_variants(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_keys: Collection[str]) -> list[str]:
-    """For each line a name, HTML-escaped, that tells it apart from the lines of its strategy. lines, ignored_keys: as in `names`."""
+    """For each line a name, HTML-escaped, that tells it apart from the lines of its strategy. lines, ignored_keys: as in
+    `names`."""
     return [html.escape(name, quote=False) for name in columns.row_variants(_label_rows(lines, ignored_keys), "strategy")]
 
 
 def _label_rows(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_keys: Collection[str]) -> list[CellRow]:
-    cells = [_drop_keys(mark.row.cell, ignored_keys) | {"gpus": mark.row.cell["gpus"]} | dict(extra_keys) for mark, extra_keys in lines]
+    cells = [
+        _drop_keys(mark.row.cell, ignored_keys) | {"gpus": mark.row.cell["gpus"]} | dict(extra_keys)
+        for mark, extra_keys in lines
+    ]
     return [msgspec.structs.replace(mark.row, cell=cell) for (mark, _), cell in zip(lines, cells, strict=True)]
 
 

@@ -79,7 +79,9 @@ def lines(figure: Figure, series: Mapping[str, PanelPlace]) -> Figure:
         return figure
     titles = list(dict.fromkeys(entry.panel for entry in series.values()))
     variants = list(dict.fromkeys(entry.variant for entry in series.values()))
-    looks = {name: strategy_look(position % MOST_STRATEGIES, position // MOST_STRATEGIES) for position, name in enumerate(variants)}
+    looks = {
+        name: strategy_look(position % MOST_STRATEGIES, position // MOST_STRATEGIES) for position, name in enumerate(variants)
+    }
     y_axes = [figure.layout[name] for name in sorted(figure.layout) if name.startswith("yaxis")]
     panels = arrange_panels([PLOT_PX] * len(titles), COLUMNS, len(y_axes), head_px=HEAD_PX)
     data: list[dict[str, Any]] = []
@@ -99,7 +101,9 @@ def lines(figure: Figure, series: Mapping[str, PanelPlace]) -> Figure:
             data.append(trace | {"showlegend": is_new, **position.axes})
     y_title = ", below: ".join(entry["title"]["text"] for entry in y_axes)
     y_axes = [entry | {"nticks": 4} for entry in y_axes]
-    figure_layout = grid_layout(panels, titles, [thin_ticks(figure.layout["xaxis"], MOST_TICKS)], y_axes, y_title, y_per_panel=False)
+    figure_layout = grid_layout(
+        panels, titles, [thin_ticks(figure.layout["xaxis"], MOST_TICKS)], y_axes, y_title, y_per_panel=False
+    )
     figure_layout["margin"] |= {"l": 48}
     height_px = MARGINS_PX + min(LEGEND_LINE_PX * -(-len(legend_names) // COLUMNS), LEGEND_HEIGHT_PX) + panels.height_px
     key_name = next(iter(series.values())).key_name

@@ -86,7 +86,11 @@ def find_row(summary: Summary, row_name: str) -> CellRow:
     """
     label_of = summary.labels_by_cell
     for row in summary.rows:
-        if row_name == row.id or _typed_label(row_name) == _typed_label(label_of[row.id]) or row_name in (run.run_id for run in row.runs):
+        if (
+            row_name == row.id
+            or _typed_label(row_name) == _typed_label(label_of[row.id])
+            or row_name in (run.run_id for run in row.runs)
+        ):
             return row
     matching_rows = [row for row in summary.rows if row_name and row.id.startswith(row_name)]
     if len(matching_rows) == 1:
@@ -104,7 +108,9 @@ def _typed_label(label: str) -> str:
 def find_metric(name: str) -> Metric:
     """The metric of this name. Raises UnknownName, which lists the allowed names, if rows have no such metric."""
     allowed = {
-        metric.name: metric for metric in all_metrics() if metric.of_run_at is None and not (metric.of_cells and metric.argument)
+        metric.name: metric
+        for metric in all_metrics()
+        if metric.of_run_at is None and not (metric.of_cells and metric.argument)
     }
     if name not in allowed:
         raise UnknownName("metric", name, allowed)
@@ -122,9 +128,13 @@ def explain_value(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric
         for compared_row in [row, *([baseline_row] if baseline_row is not None else [])]:
             mean = compared_row.metrics.get(metric.compares)
             value_and_unit = (mean.value, mean.unit) if mean else (None, run_metric.unit)
-            terms.append(ExplainedTerm(compared_row.id, summary.labels_by_cell[compared_row.id], metric.compares, *value_and_unit))
+            terms.append(
+                ExplainedTerm(compared_row.id, summary.labels_by_cell[compared_row.id], metric.compares, *value_and_unit)
+            )
     by_id = {run.run_id: run for cell in loaded.cells for run in cell.runs}
-    runs = [_explain_run(compared_row.id, run, by_id[run.run_id], run_metric) for compared_row in rows for run in compared_row.runs]
+    runs = [
+        _explain_run(compared_row.id, run, by_id[run.run_id], run_metric) for compared_row in rows for run in compared_row.runs
+    ]
     estimate = row.metrics.get(metric.name)
     if estimate is None:
         why = why or _explain_unknown(row, runs)
@@ -218,7 +228,9 @@ def _explain_missing_value(run: NotedRun, notes: Notes, files_read: Sequence[Rea
         return NO_WINDOW
     if "clock_stepped" in notes.all_read and run.clock_stepped:
         return "the clock of a host was set during the run"
-    missing_names = read_files.absent_keys(run, notes) or list(dict.fromkeys(file.file.rpartition("/")[2] for file in files_read))
+    missing_names = read_files.absent_keys(run, notes) or list(
+        dict.fromkeys(file.file.rpartition("/")[2] for file in files_read)
+    )
     names = "; ".join(missing_names)
     return (
         f"its records do not have what the definition needs ({names})" if names else "the definition does not apply to the run"

@@ -53,7 +53,9 @@ class NotedRun(LoadedRun, dict=True):
     @cached_property
     def predicted(self) -> Prediction | None:
         """As in `LoadedRun`, with noted keys."""
-        predicted: Prediction | None = noted_values.wrap_value(super().predicted, self.__dict__[_NOTES].get_note_function(PREDICTION))
+        predicted: Prediction | None = noted_values.wrap_value(
+            super().predicted, self.__dict__[_NOTES].get_note_function(PREDICTION)
+        )
         return predicted
 
     @cached_property
@@ -61,7 +63,10 @@ class NotedRun(LoadedRun, dict=True):
         """As in `LoadedRun`; the fields of the figures of a rank that are read are noted."""
         plain_traces, note_field = super().traces, self.__dict__[_NOTES].get_note_function(TRACES)
         return RunTraces(
-            *([noted_values.wrap_value(figures, note_field) for figures in part] for part in (plain_traces.exact, plain_traces.analyses, plain_traces.like_hta))
+            *(
+                [noted_values.wrap_value(figures, note_field) for figures in part]
+                for part in (plain_traces.exact, plain_traces.analyses, plain_traces.like_hta)
+            )
         )
 
 
@@ -74,7 +79,9 @@ def compute_noted(function: Callable[[LoadedRun], Quantity | None], run: LoadedR
     noted.result = noted_values.wrap_value(noted.result, notes.get_note_function(RESULT))
     paths = sorted(run.folder.path.glob(ENVIRONMENT.format("*.json")))
     hosts = {ENVIRONMENT.format(path.name): records.read_host(str(path)) for path in paths}
-    noted.hosts = [noted_values.wrap_value(host, notes.get_note_function(file)) for file, host in hosts.items() if host is not None]
+    noted.hosts = [
+        noted_values.wrap_value(host, notes.get_note_function(file)) for file, host in hosts.items() if host is not None
+    ]
     noted.__dict__[_NOTES] = notes
     quantity = function(noted)
     del noted.__dict__[_NOTES]

@@ -98,7 +98,9 @@ def _find_counted_lines(path: Path, pattern: str, run: NotedRun, notes: Notes) -
         return spans_text(number for number, record in _read_records(path, StepRecord) if is_counted(record))
     if pattern == FILES["sample_records"]:
         records = _read_records(path, Sample)
-        return spans_text(_lines_in_window(records, run) if "window" in notes.all_read else _lines_before_first_step(records, run))
+        return spans_text(
+            _lines_in_window(records, run) if "window" in notes.all_read else _lines_before_first_step(records, run)
+        )
     return spans_text(range(1, files.read(path, files.MOST_RECORDS).count(b"\n") + 1))
 
 

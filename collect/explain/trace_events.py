@@ -57,7 +57,9 @@ def _list_events_of_rows(loaded_trace: Trace, rows: NDArray[np.intp]) -> _Events
     return _list_events(loaded_trace, loaded_trace.name[rows], loaded_trace.start_ns[rows], loaded_trace.duration_ns[rows])
 
 
-def _list_events(loaded_trace: Trace, name: NDArray[np.integer], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> _Events:
+def _list_events(
+    loaded_trace: Trace, name: NDArray[np.integer], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]
+) -> _Events:
     order = np.argsort(start_ns, kind="stable")
     columns = (name[order].tolist(), start_ns[order].tolist(), duration_ns[order].tolist())
     return [EventPlace(loaded_trace.labels[label], start, duration) for label, start, duration in zip(*columns, strict=True)]
@@ -65,7 +67,9 @@ def _list_events(loaded_trace: Trace, name: NDArray[np.integer], start_ns: NDArr
 
 def _list_compute(loaded_trace: Trace, active: Activities) -> _Events:
     if active.source == "gpu":
-        return _list_events_of_rows(loaded_trace, active.rows[~active.is_collective & loaded_trace.has_category("kernel")[active.rows]])
+        return _list_events_of_rows(
+            loaded_trace, active.rows[~active.is_collective & loaded_trace.has_category("kernel")[active.rows]]
+        )
     cpu_activity = gloo.find_activity(loaded_trace)
     assert cpu_activity is not None  # `find_activities` has a result without a GPU only if `gloo.find_activity` has one
     is_within = (loaded_trace.end_ns > cpu_activity.start_ns) & (loaded_trace.start_ns < cpu_activity.end_ns)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from collect import tracked_run
-from collect.export import Export, set_environment, import_package
+from collect.export import Export, import_package, set_environment
 from collect.reading.load import Loaded
 from collect.summary import Summary
 from collect.tracked_run import TrackedRun, TrackedStep

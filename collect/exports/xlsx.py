@@ -51,7 +51,9 @@ def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) ->
 
 def sheets(summary: Summary) -> list[Sheet]:
     """The sheets of the workbook. A table without rows has a sheet with headings only."""
-    about_rows: list[list[Field]] = [[text] for text in (text_tables.report_title(summary), *text_tables.general_remarks(summary))]
+    about_rows: list[list[Field]] = [
+        [text] for text in (text_tables.report_title(summary), *text_tables.general_remarks(summary))
+    ]
     return [
         Sheet("about", ["What applies to all numbers"], about_rows),
         _cells_sheet(summary),
@@ -113,7 +115,16 @@ def _runs_sheet(summary: Summary) -> Sheet:
 def _verdicts_sheet(summary: Summary) -> Sheet:
     headings = ["claim", "verdict", "what the study says", "where", "test", "why", "rehearsal", "illustrative"]
     rows: list[list[Field]] = [
-        [verdict.id, verdict.verdict, verdict.says, verdict.where, verdict.test, verdict.why, verdict.rehearsal, verdict.illustrative]
+        [
+            verdict.id,
+            verdict.verdict,
+            verdict.says,
+            verdict.where,
+            verdict.test,
+            verdict.why,
+            verdict.rehearsal,
+            verdict.illustrative,
+        ]
         for verdict in summary.verdicts
     ]
     return Sheet("verdicts", headings, rows)

@@ -49,9 +49,8 @@ class Arrival:
     def __init__(self, conversation: RemoteConversation, shared_runs: Path | None, report_bytes: Callable[[int], None]) -> None:
         """Prepare to receive runs.
 
-        shared_runs: the folder that contains the runs of the cluster, if this machine sees that folder; the content of files is then
-        read there. report_bytes: is called from time to time with the number of bytes that have come, over all runs.
-        """
+        shared_runs: the folder that contains the runs of the cluster, if this machine sees that folder; the content of files is
+        then read there. report_bytes: is called from time to time with the number of bytes that have come, over all runs."""
         self._conversation, self._shared, self._has_come = conversation, shared_runs, report_bytes
         self._count = self._says_at = 0
         self._buffer = memoryview(bytearray(MOST_BLOCK))
@@ -146,7 +145,8 @@ def _decompress(block: memoryview, name: str) -> bytes:
 
 
 def _open_file(path: str, extra_flags: int) -> int:
-    """Open a file of the staging folder for writing, and make the folders around it. extra_flags: further flags of `os.open`."""
+    """Open a file of the staging folder for writing, and make the folders around it. extra_flags: further flags of `os.open`.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | extra_flags
     try:
         return os.open(path, flags, 0o644)

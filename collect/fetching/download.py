@@ -138,7 +138,9 @@ def _compare_offers(
         elif run.pruned and names:
             so_far.problems = [_pruned_text(names)]
         else:
-            expected.append(Expected(run, names, _find_held_files(workspace.runs / run.run, staging / "files" / run.run, names)))
+            expected.append(
+                Expected(run, names, _find_held_files(workspace.runs / run.run, staging / "files" / run.run, names))
+            )
     return found, expected
 
 
@@ -162,7 +164,9 @@ def _find_held_files(run: Path, staging: Path, names: Sequence[str] | None) -> d
     return held
 
 
-def _begin_progress(cluster: RemoteWorkspace, expected: Sequence[Expected], progress: TransferProgress) -> Callable[[int], None]:
+def _begin_progress(
+    cluster: RemoteWorkspace, expected: Sequence[Expected], progress: TransferProgress
+) -> Callable[[int], None]:
     """Say how much will be transferred. Returns the function that is called with the number of bytes that have come."""
     size = sum(run.bytes for run in expected)
     if not expected:
@@ -293,7 +297,9 @@ def _pruned_text(names: Sequence[str]) -> str:
     return f"{names[0]}{more} not here, and `collect fetch --prune` has removed the files of this run on the cluster"
 
 
-def _stopped_text(cluster: RemoteWorkspace, reason: str, results: Mapping[str, Downloaded], remaining: Sequence[Expected]) -> str:
+def _stopped_text(
+    cluster: RemoteWorkspace, reason: str, results: Mapping[str, Downloaded], remaining: Sequence[Expected]
+) -> str:
     done = sum(not run.problems for run in results.values()) - len(remaining)
     so_far = f"{done} of {len(results)} runs are on this machine and were checked"
     return f"{cluster.host}: the transfer stopped: {reason}. {so_far}; run the same command again to continue."

@@ -20,7 +20,7 @@ from collect.fetching import manifest
 from collect.fetching.manifest import ManifestFile, RunManifest
 from collect.fetching.part_manifest import ListedPart
 from collect.fetching.progress import TransferProgress
-from collect.fetching.transfer import Rsync, put_in_place, find_arrived_files
+from collect.fetching.transfer import Rsync, find_arrived_files, put_in_place
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files
 from shardlab.files.files import NotRegular
@@ -186,7 +186,9 @@ def list_parts(node_workspace: RemoteWorkspace, ids: Sequence[str], progress: Tr
     """
     must_stop = progress.while_waiting(f"{node_workspace.mark}: the node reads the files of its parts of {len(ids):,} run(s).")
     asked = msgspec.json.encode(ids)
-    found = node_workspace.ask("collect.fetching.part_manifest", [], list[ListedPart], given=asked, limit_s=ASK_S, must_stop=must_stop)
+    found = node_workspace.ask(
+        "collect.fetching.part_manifest", [], list[ListedPart], given=asked, limit_s=ASK_S, must_stop=must_stop
+    )
     listed = {part.manifest.run_id: part for part in found if part.manifest.run_id in ids}
     for run_id, part in listed.items():
         manifest.check_received(part.manifest, run_id)

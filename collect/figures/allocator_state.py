@@ -7,7 +7,7 @@ from typing import Any
 
 from collect import notation
 from collect.drawing import allocator
-from collect.figure import LINE, Figure, Group, axis, layout, add_cell_id
+from collect.figure import LINE, Figure, Group, add_cell_id, axis, layout
 from collect.sources import snapshot
 from collect.sources.snapshot import AllocatorSegment
 
@@ -34,7 +34,14 @@ def draw(group: Group) -> Figure | None:
     )
     y = axis("segment", range=[len(drawn_segments) - 0.5, -0.5], showticklabels=False, showgrid=False)
     figure_layout = layout(axis(unit, rangemode="tozero"), y, showlegend=True, barmode="overlay", bargap=0.15)
-    return Figure("allocator_state", "What the allocator's segments hold", caption, max(180, 100 + 7 * len(drawn_segments)), data, figure_layout)
+    return Figure(
+        "allocator_state",
+        "What the allocator's segments hold",
+        caption,
+        max(180, 100 + 7 * len(drawn_segments)),
+        data,
+        figure_layout,
+    )
 
 
 def _block_bars(name: str, segments: Sequence[AllocatorSegment], unit: str, size: float) -> dict[str, Any]:

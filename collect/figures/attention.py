@@ -32,7 +32,9 @@ def draw(group: Group) -> Figure | None:
     ms_by_cell = [attention_ms(mark) for mark in drawn_group.marks]
     bars = [
         BarPart(
-            f"{backend}, {'backward' if backward else 'forward'}", colour, [cell_ms.get((backend, backward)) for cell_ms in ms_by_cell]
+            f"{backend}, {'backward' if backward else 'forward'}",
+            colour,
+            [cell_ms.get((backend, backward)) for cell_ms in ms_by_cell],
         )
         for (backend, backward), colour in PARTS.items()
         if any((backend, backward) in cell_ms for cell_ms in ms_by_cell)

@@ -8,7 +8,7 @@ from typing import Any
 from collect import notation
 from collect.drawing.panel_rows import rows
 from collect.drawing.stacked_bars import select_cells
-from collect.figure import INK, CellMark, Figure, Group, cell_rows_layout, cell_rows_height_px
+from collect.figure import INK, CellMark, Figure, Group, cell_rows_height_px, cell_rows_layout
 from collect.figures.collectives import KINDS
 from collect.findings.trace_answers import GroupTraffic, cell_traffic
 
@@ -39,7 +39,10 @@ def draw(group: Group) -> Figure | None:
         "bandwidth of a link. Without traces of all ranks the time includes waiting for slow ranks. The stroke: the link "
         f"between the GPUs of a host in one direction, by the data sheet.{left_out_note}"
     )
-    return rows(Figure(NAME, "Bandwidth of collectives", caption, cell_rows_height_px(drawn_group) + LEGEND_PX, data, figure_layout), drawn_group.marks)
+    return rows(
+        Figure(NAME, "Bandwidth of collectives", caption, cell_rows_height_px(drawn_group) + LEGEND_PX, data, figure_layout),
+        drawn_group.marks,
+    )
 
 
 def measured_collectives(mark: CellMark) -> list[GroupTraffic]:

@@ -44,7 +44,9 @@ def draw(group: Group) -> Figure | None:
         visible = True if index < MOST_SHOWN else "legendonly"
         shared = {"name": name, "legendgroup": name, "visible": visible}
         data.append(shared | _metric_line(marks, looks[index], THROUGHPUT, 1, unit) | {"yaxis": "y"})
-        data.append(shared | _metric_line(marks, looks[index], MEMORY, size, memory_unit) | {"yaxis": "y2", "showlegend": False})
+        data.append(
+            shared | _metric_line(marks, looks[index], MEMORY, size, memory_unit) | {"yaxis": "y2", "showlegend": False}
+        )
         if panels:  # the states of cells stand in the panel of their line
             data.append(_state_texts(marks) | {"legendgroup": name})
     data += [] if panels else [_state_texts(line_marks)]

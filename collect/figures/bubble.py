@@ -34,7 +34,13 @@ def draw(group: Group) -> Figure | None:
         "for sending is included. Lines: (P - 1) / (M + P - 1) for P ranks and M micro-batches. Some papers divide the waiting "
         "time by the busy time instead, (P - 1) / M, which gives larger numbers; this is not drawn."
     )
-    x = axis("micro-batches of a step", type="log", tickvals=pass_counts, ticktext=[f"{count}" for count in pass_counts], showgrid=False)
+    x = axis(
+        "micro-batches of a step",
+        type="log",
+        tickvals=pass_counts,
+        ticktext=[f"{count}" for count in pass_counts],
+        showgrid=False,
+    )
     figure_layout = layout(x, axis("waiting, % of forward and backward", rangemode="tozero"), showlegend=True)
     return Figure(NAME, "Pipeline bubble", caption, 440, data, figure_layout)
 

@@ -49,7 +49,9 @@ def draw(group: Group) -> Figure | None:
 def collective_tallies(mark: CellMark) -> dict[str, Use]:
     """The calls and the time of the collectives in a step of a cell, by kind of collective (KINDS)."""
     runs = (run.traces.exact for run in mark.cell.completed)
-    return per_step.compute_uses_per_step(runs, lambda one: rename_tallies(one.collectives, lambda name: KIND_OF.get(name, OTHER)))
+    return per_step.compute_uses_per_step(
+        runs, lambda one: rename_tallies(one.collectives, lambda name: KIND_OF.get(name, OTHER))
+    )
 
 
 def _format_count(value: float) -> str:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from collect.drawing.curves import STRETCHES, Curve, level_readings, rate_readings, combine_devices
+from collect.drawing.curves import STRETCHES, Curve, combine_devices, level_readings, rate_readings
 from collect.drawing.panels import PANEL_PX, invisible_lines, is_a_line, scale_curve, stacked_layout, y_axis_name
-from collect.figure import MAX_MARKED_POINTS, LEGEND_HEIGHT_PX, PLAYED, Figure, Group, played_note
+from collect.figure import LEGEND_HEIGHT_PX, MAX_MARKED_POINTS, PLAYED, Figure, Group, played_note
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.utilization import find_memory_sizes
 from collect.notation import GIB, MB
@@ -76,7 +76,9 @@ def draw(group: Group) -> Figure | None:
             name = f"{mark.label}, {html.escape(f'{host} {uuid}', quote=False)}{PLAYED * run.plays_gpus}"
             lines[_line_key(cells, gpu_index)] = GpuLine(name, gpu_index, cells, mark.row.id)
         played += [mark.label] * run.plays_gpus
-        frames.append(_gpu_rows(run, run.window[0], {device: _line_key(cells, gpu_index) for gpu_index, device in enumerate(devices)}))
+        frames.append(
+            _gpu_rows(run, run.window[0], {device: _line_key(cells, gpu_index) for gpu_index, device in enumerate(devices)})
+        )
         cells += 1
     if not frames:
         return None
@@ -92,7 +94,8 @@ def draw(group: Group) -> Figure | None:
                 in_legend = any(line["legendgroup"] == key for line in data)
                 visible = True if line_index < SHOWN_LINES else "legendonly"
                 data.append(
-                    _gpu_trace(lines[key], curves[key], number) | {"legendgroup": key, "showlegend": not in_legend, "visible": visible}
+                    _gpu_trace(lines[key], curves[key], number)
+                    | {"legendgroup": key, "showlegend": not in_legend, "visible": visible}
                 )
     caption = (
         "First completed repeat of each cell; one line per GPU that its ranks trained on. Each point is the mean over "
@@ -136,7 +139,9 @@ def _short_uuids(devices: Sequence[tuple[str, str]]) -> list[str]:
 
 def _panel_curves(gpus: pl.DataFrame, panel: GpuPanel) -> dict[str, Curve]:
     readings = rate_readings(gpus, panel.column, "uuid") if panel.counter else level_readings(gpus, "uuid", panel.column)
-    return {key: scale_curve(curve, panel.scale) for key, curve in combine_devices(readings, "mean").items() if is_a_line(curve)}
+    return {
+        key: scale_curve(curve, panel.scale) for key, curve in combine_devices(readings, "mean").items() if is_a_line(curve)
+    }
 
 
 def _gpu_trace(line: GpuLine, curve: Curve, number: int) -> dict[str, Any]:

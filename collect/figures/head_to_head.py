@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from collect import notation
-from collect.choices.contest import list_contenders, group_comparable_cells
+from collect.choices.contest import group_comparable_cells, list_contenders
 from collect.figure import MUTED, CellMark, Figure, Group, axis, layout
 from collect.figures.throughput import CUT_NOTE, MOST_INTERVAL
 from collect.findings.statistics import Estimate
@@ -35,9 +35,13 @@ def draw(group: Group) -> Figure | None:
         return None
     unit = drawn[0].row.metrics[THROUGHPUT].unit
     size_unit, size = notation.choose_bytes_unit([mark.row.metrics[MEMORY].value for mark in drawn])
-    names = {contender.cell: html.escape(contender.name, quote=False) for contender in list_contenders([mark.row for mark in drawn])}
+    names = {
+        contender.cell: html.escape(contender.name, quote=False) for contender in list_contenders([mark.row for mark in drawn])
+    }
     drawn = [marks[cell] for cell in names]
-    looks = variant_looks([mark.strategy for mark in drawn])  # this figure has no lines, so cells of a strategy must differ in marks
+    looks = variant_looks(
+        [mark.strategy for mark in drawn]
+    )  # this figure has no lines, so cells of a strategy must differ in marks
     drawn = [msgspec.structs.replace(mark, look=look) for mark, look in zip(drawn, looks, strict=True)]
     front_trace = _front_trace(drawn, size)
     data = [front_trace, *(_mark_trace(mark, names[mark.row.id], unit, size_unit, size) for mark in drawn)]
@@ -49,7 +53,9 @@ def draw(group: Group) -> Figure | None:
     )
     highest = max(mark.row.metrics[THROUGHPUT].value for mark in drawn)
     on_nodes = f" of {nodes} nodes" if nodes > 1 else ""
-    conditions = ", ".join(filter(None, [f"on {ranks} rank{'s' if ranks > 1 else ''}{on_nodes} with batch {batch}", values_text]))
+    conditions = ", ".join(
+        filter(None, [f"on {ranks} rank{'s' if ranks > 1 else ''}{on_nodes} with batch {batch}", values_text])
+    )
     caption = f"All cells {conditions} that can be ranked; up and to the left is better. {front_text}. Judged by the means."
     if kind:
         caption += f" Memory: {kind}."

@@ -32,4 +32,6 @@ def draw(group: Group) -> Figure | None:
         f"launched work waits to run. Other: launched work does not start yet, such as while a launch takes effect.{left_out_note}"
     )
     end_texts = [notation.format_number(sum(values), 3) for values in values_by_cell]
-    return stacked(NAME, "Idle time by cause", caption, drawn_group, [BarPanel("ms of idle time per step", "ms", bars, end_texts)])
+    return stacked(
+        NAME, "Idle time by cause", caption, drawn_group, [BarPanel("ms of idle time per step", "ms", bars, end_texts)]
+    )

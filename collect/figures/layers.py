@@ -66,7 +66,9 @@ def _total_ms(layer: LayerOfStep) -> float:
     return layer.forward_ms + (layer.backward_ms or 0)
 
 
-def _cell_bars(names: list[str], index: int, line_px: int, mark: CellMark, layers: dict[str, LayerOfStep]) -> list[dict[str, Any]]:
+def _cell_bars(
+    names: list[str], index: int, line_px: int, mark: CellMark, layers: dict[str, LayerOfStep]
+) -> list[dict[str, Any]]:
     """The bars of one cell: the bar of the forward pass, followed by the bar of the backward pass, for each module."""
     rows = [(row, layers[name]) for row, name in enumerate(names) if name in layers]
     common: dict[str, Any] = {

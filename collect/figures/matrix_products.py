@@ -7,7 +7,7 @@ from typing import Any
 from collect import notation
 from collect.drawing.panel_rows import rows
 from collect.drawing.stacked_bars import select_cells
-from collect.figure import INK, CellMark, Figure, Group, cell_rows_layout, cell_rows_height_px
+from collect.figure import INK, CellMark, Figure, Group, cell_rows_height_px, cell_rows_layout
 from collect.findings.trace_answers import profiled_runs
 from collect.findings.trace_details import ProductOfStep, cell_products
 from shardlab.hardware.gpu_models import peak_flops
@@ -38,11 +38,17 @@ def draw(group: Group) -> Figure | None:
     mark_products = [(mark, product) for mark in drawn_group.marks for product in measured_products(mark)]
     longest_ms = max(product.ms for _, product in mark_products)
     data = [
-        _mark_trace(operator, colour, [(mark, product) for mark, product in mark_products if product.operator == operator], longest_ms)
+        _mark_trace(
+            operator, colour, [(mark, product) for mark, product in mark_products if product.operator == operator], longest_ms
+        )
         for operator, colour in OPERATORS.items()
         if any(product.operator == operator for _, product in mark_products)
     ]
-    peaks = [(mark.label, flops / TERA, gpu) for mark in drawn_group.marks if (gpu := _gpu_model(mark)) and (flops := _gpu_peak(mark, gpu))]
+    peaks = [
+        (mark.label, flops / TERA, gpu)
+        for mark in drawn_group.marks
+        if (gpu := _gpu_model(mark)) and (flops := _gpu_peak(mark, gpu))
+    ]
     if peaks:
         data.append(_peak_trace(peaks))
     figure_layout = cell_rows_layout(drawn_group, "TFLOP/s")
@@ -53,12 +59,17 @@ def draw(group: Group) -> Figure | None:
         "of a mark is its time in a step. The stroke: the peak of the GPU in the precision of the cell, by the data sheet."
         f"{left_out_note}"
     )
-    return rows(Figure(NAME, "Matrix products", caption, cell_rows_height_px(drawn_group) + LEGEND_PX, data, figure_layout), drawn_group.marks)
+    return rows(
+        Figure(NAME, "Matrix products", caption, cell_rows_height_px(drawn_group) + LEGEND_PX, data, figure_layout),
+        drawn_group.marks,
+    )
 
 
 def measured_products(mark: CellMark) -> list[ProductOfStep]:
     """The matrix products of a cell whose FLOP/s are known, longest time first; at most MOST_MARKS products."""
-    products = [product for product in cell_products(mark.cell) if product.flops_per_s is not None and product.operator in OPERATORS]
+    products = [
+        product for product in cell_products(mark.cell) if product.flops_per_s is not None and product.operator in OPERATORS
+    ]
     return products[:MOST_MARKS]
 
 
@@ -72,7 +83,9 @@ def _gpu_peak(mark: CellMark, gpu: str) -> float | None:
     return peak_flops(gpu, mark.cell.cell.precision)
 
 
-def _mark_trace(operator: str, colour: str, mark_products: list[tuple[CellMark, ProductOfStep]], longest_ms: float) -> dict[str, Any]:
+def _mark_trace(
+    operator: str, colour: str, mark_products: list[tuple[CellMark, ProductOfStep]], longest_ms: float
+) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -81,7 +94,12 @@ def _mark_trace(operator: str, colour: str, mark_products: list[tuple[CellMark, 
         "y": [mark.label for mark, _ in mark_products],
         "meta": [mark.row.id for mark, _ in mark_products],
         "customdata": [[mark.label, _hover_text(product)] for mark, product in mark_products],
-        "marker": {"color": colour, "size": [max(SMALLEST_PX, LARGEST_PX * (timed_product.ms / longest_ms) ** 0.5) for _, timed_product in mark_products]},
+        "marker": {
+            "color": colour,
+            "size": [
+                max(SMALLEST_PX, LARGEST_PX * (timed_product.ms / longest_ms) ** 0.5) for _, timed_product in mark_products
+            ],
+        },
         "hovertemplate": f"{operator}: %{{x:,.4~g}} TFLOP/s<br>%{{customdata[1]}}<extra>%{{customdata[0]}}</extra>",
     }
 

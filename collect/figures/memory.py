@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collect import notation
 from collect.drawing.panel_rows import rows
-from collect.figure import INK, Figure, Group, cell_rows_layout, cell_rows_height_px, state_trace
+from collect.figure import INK, Figure, Group, cell_rows_height_px, cell_rows_layout, state_trace
 
 NAME = "peak_memory_bytes"
 

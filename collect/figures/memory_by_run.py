@@ -11,7 +11,7 @@ from collect.drawing import small_multiples
 from collect.figure import MAX_MARKED_POINTS, Figure, Group, axis, layout, max_points_per_line, order_by_visibility, thin_points
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.memory import KINDS, find_memory_column
-from collect.sources.steps import select_unwatched, find_timed_window
+from collect.sources.steps import find_timed_window, select_unwatched
 
 
 def draw(group: Group) -> Figure | None:
@@ -23,7 +23,9 @@ def draw(group: Group) -> Figure | None:
             curves[mark.label] = curve
     if not curves:
         return None
-    unit, size = notation.choose_bytes_unit([value for _, _, values in curves.values() for value in values if value is not None])
+    unit, size = notation.choose_bytes_unit(
+        [value for _, _, values in curves.values() for value in values if value is not None]
+    )
     marks = [mark for mark in group.marks if mark.label in curves]
     data: list[dict[str, Any]] = []
     for mark, visible in order_by_visibility(marks):

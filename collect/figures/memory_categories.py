@@ -30,7 +30,9 @@ def draw(group: Group) -> Figure | None:
     )
     estimates = [mark.row.metrics.get("estimated_memory_bytes") for mark in drawn_group.marks]
     strokes = [estimate.value / size if estimate else None for estimate in estimates]
-    return stacked(NAME, "Memory by category at the peak", caption, drawn_group, [BarPanel(unit, unit, bars, end_texts, strokes)])
+    return stacked(
+        NAME, "Memory by category at the peak", caption, drawn_group, [BarPanel(unit, unit, bars, end_texts, strokes)]
+    )
 
 
 def peak_bytes(mark: CellMark) -> dict[str, float]:

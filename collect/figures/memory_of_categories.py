@@ -24,7 +24,9 @@ def draw(group: Group) -> Figure | None:
     panels = [name for name in CATEGORIES if any(any(curves.points.get(name, ())) for curves in curves_by_label.values())]
     if not panels:
         return None
-    unit, size = notation.choose_bytes_unit([max(curves.points[name]) for curves in curves_by_label.values() for name in curves.points])
+    unit, size = notation.choose_bytes_unit(
+        [max(curves.points[name]) for curves in curves_by_label.values() for name in curves.points]
+    )
     visible_marks = order_by_visibility([mark for mark in group.marks if mark.label in curves_by_label])
     data: list[dict[str, Any]] = []
     for number, name in enumerate(panels, 1):

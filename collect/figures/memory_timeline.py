@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from collect import notation
-from collect.figure import MUTED, CellMark, Figure, Group, axis, layout, add_cell_id
+from collect.figure import MUTED, CellMark, Figure, Group, add_cell_id, axis, layout
 from collect.sources.memory import MemoryCurves
 
 PANEL_PX = 190
@@ -38,13 +38,17 @@ def draw(group: Group) -> Figure | None:
     data = [
         trace
         for number, (mark, curves) in enumerate(drawn, 1)
-        for trace in add_cell_id(mark, _area_traces(curves, number, size, unit, {name for _, other in drawn for name in other.points}))
+        for trace in add_cell_id(
+            mark, _area_traces(curves, number, size, unit, {name for _, other in drawn for name in other.points})
+        )
     ]
     left_out_note = f" {len(mark_curves) - len(drawn)} more cells are not drawn." if len(mark_curves) > len(drawn) else ""
     step_counts = sorted({curves.steps for _, curves in drawn})
     steps = "One step" if step_counts == [1] else f"{' or '.join(map(str, step_counts))} consecutive steps"
     caption = f"{steps} on rank 0, recorded by the instrument `memory: categories`. The areas are stacked.{left_out_note}"
-    return Figure("memory_timeline", "Memory over a step", caption, 92 + PANEL_PX * len(drawn), data, _panel_layout(drawn, unit))
+    return Figure(
+        "memory_timeline", "Memory over a step", caption, 92 + PANEL_PX * len(drawn), data, _panel_layout(drawn, unit)
+    )
 
 
 def category_label(category: str) -> str:
@@ -99,7 +103,9 @@ def _panel_layout(mark_curves: list[tuple[CellMark, MemoryCurves]], unit: str) -
         panel = axis(unit, domain=[bottom, top], rangemode="tozero", nticks=4, anchor=_axis_name("x", number))
         figure_layout[_axis_name("yaxis", number)] = panel
         anchor = {"xref": "paper", "yref": "paper", "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom", "yshift": 4}
-        figure_layout["annotations"].append(anchor | {"text": mark.label, "showarrow": False, "font": {"size": 12, "color": MUTED}})
+        figure_layout["annotations"].append(
+            anchor | {"text": mark.label, "showarrow": False, "font": {"size": 12, "color": MUTED}}
+        )
     return figure_layout
 
 

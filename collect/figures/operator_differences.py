@@ -43,9 +43,17 @@ def draw(group: Group) -> Figure | None:
     pairs = []
     for mark in group.marks:
         baseline_mark = by_id.get(mark.row.baseline or "")
-        if baseline_mark is not None and baseline_mark is not mark and _profile_kind(mark) is not None and _profile_kind(mark) == _profile_kind(baseline_mark):
+        if (
+            baseline_mark is not None
+            and baseline_mark is not mark
+            and _profile_kind(mark) is not None
+            and _profile_kind(mark) == _profile_kind(baseline_mark)
+        ):
             pairs.append((mark, baseline_mark))
-    drawn_pairs = [BaselinePair(mark, mean_uses(mark), baseline_mark, mean_uses(baseline_mark)) for mark, baseline_mark in pairs[:MOST_CELLS]]
+    drawn_pairs = [
+        BaselinePair(mark, mean_uses(mark), baseline_mark, mean_uses(baseline_mark))
+        for mark, baseline_mark in pairs[:MOST_CELLS]
+    ]
     names = most_different_names(drawn_pairs)
     if not names:
         return None
@@ -69,7 +77,9 @@ def most_different_names(pairs: list[BaselinePair]) -> list[str]:
         for name in pair.cell_uses.keys() | pair.baseline_uses.keys():
             largest_ms[name] = max(largest_ms.get(name, 0), abs(_difference_ms(name, pair)))
     threshold_ms = MIN_SHARE * max(largest_ms.values(), default=0)
-    return sorted((name for name in largest_ms if largest_ms[name] > threshold_ms), key=lambda name: (-largest_ms[name], name))[:MOST_NAMES]
+    return sorted((name for name in largest_ms if largest_ms[name] > threshold_ms), key=lambda name: (-largest_ms[name], name))[
+        :MOST_NAMES
+    ]
 
 
 def mean_uses(mark: CellMark) -> dict[str, Use]:
@@ -99,7 +109,9 @@ def _difference_ms(name: str, pair: BaselinePair) -> float:
 
     If a cell does not call it, its time is 0.
     """
-    return (pair.cell_uses[name].ms if name in pair.cell_uses else 0) - (pair.baseline_uses[name].ms if name in pair.baseline_uses else 0)
+    return (pair.cell_uses[name].ms if name in pair.cell_uses else 0) - (
+        pair.baseline_uses[name].ms if name in pair.baseline_uses else 0
+    )
 
 
 def _cell_bars(names: list[str], cell_index: int, line_px: int, pair: BaselinePair) -> dict[str, Any]:
@@ -121,7 +133,10 @@ def _cell_bars(names: list[str], cell_index: int, line_px: int, pair: BaselinePa
         "y": list(range(len(names))),
         "offset": (NAME_PX + BAR_PX * cell_index) / line_px,
         "width": (BAR_PX - 1) / line_px,
-        "text": [f"{'+' if value > 0 else '−'}{notation.format_number(abs(value), 3)}" if abs(value) > threshold_ms else "" for value in differences_ms],
+        "text": [
+            f"{'+' if value > 0 else '−'}{notation.format_number(abs(value), 3)}" if abs(value) > threshold_ms else ""
+            for value in differences_ms
+        ],
         "textposition": "outside",
         "textfont": {"size": 10, "color": MUTED},
         "cliponaxis": False,
@@ -133,7 +148,9 @@ def _cell_bars(names: list[str], cell_index: int, line_px: int, pair: BaselinePa
 
 def _use_text(mark: CellMark, uses: dict[str, Use], name: str) -> str:
     use = uses.get(name)
-    use_text = f"{notation.format_number(use.ms)} ms in {notation.format_number(use.calls, 3)} calls per step" if use else "not called"
+    use_text = (
+        f"{notation.format_number(use.ms)} ms in {notation.format_number(use.calls, 3)} calls per step" if use else "not called"
+    )
     return f"{mark.label}: {use_text}"
 
 

@@ -12,12 +12,16 @@ NAME = "overlap"
 
 def draw(group: Group) -> Figure | None:
     """Draw one bar for each profiled cell with communication. The overlap in percent is written at the end of the bar."""
-    drawn_group, left_out_note = select_cells(group, lambda mark: {"overlap_pct", "communication_ms"} <= mark.row.metrics.keys())
+    drawn_group, left_out_note = select_cells(
+        group, lambda mark: {"overlap_pct", "communication_ms"} <= mark.row.metrics.keys()
+    )
     if not drawn_group.marks:
         return None
     metrics = [mark.row.metrics for mark in drawn_group.marks]
     exposed = [cell_metrics["exposed_communication_ms"].value for cell_metrics in metrics]
-    hidden = [cell_metrics["communication_ms"].value - exposed_ms for cell_metrics, exposed_ms in zip(metrics, exposed, strict=True)]
+    hidden = [
+        cell_metrics["communication_ms"].value - exposed_ms for cell_metrics, exposed_ms in zip(metrics, exposed, strict=True)
+    ]
     bars = [BarPart("hidden behind compute", "var(--series-1)", hidden), BarPart("exposed", "var(--series-2)", exposed)]
     end_texts = [f"{notation.format_number(cell_metrics['overlap_pct'].value, 3)} % hidden" for cell_metrics in metrics]
     caption = (

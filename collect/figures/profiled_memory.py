@@ -49,7 +49,9 @@ def highest_memory_use(mark: CellMark) -> MemoryUse | None:
 
 
 def _memory_trace(mark: CellMark, use: MemoryUse, unit: str, size: float) -> dict[str, Any]:
-    reserved = "" if use.peak_reserved_bytes is None else f", {notation.format_number(use.peak_reserved_bytes / size)} {unit} reserved"
+    reserved = (
+        "" if use.peak_reserved_bytes is None else f", {notation.format_number(use.peak_reserved_bytes / size)} {unit} reserved"
+    )
     return {
         "type": "scatter",
         "mode": "lines",

@@ -55,7 +55,14 @@ def draw(group: Group) -> Figure | None:
         "A worker pulls parameters once in this many pushes, so the left end is the most frequent communication. Means over "
         "repeats. The cells of a line differ only in the interval. Accuracy: of the parameters that servers have at the end."
     )
-    return Figure("pull_interval", "How often workers pull parameters", caption, MARGIN_PX + PANEL_PX * len(drawn_metrics), data, figure_layout)
+    return Figure(
+        "pull_interval",
+        "How often workers pull parameters",
+        caption,
+        MARGIN_PX + PANEL_PX * len(drawn_metrics),
+        data,
+        figure_layout,
+    )
 
 
 def _pull_interval(mark: CellMark) -> int:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collect.drawing.panels import PANEL_PX, y_axis_name
-from collect.figure import MUTED, PLAYED, CellMark, Figure, Group, axis, layout, add_cell_id, played_note, thin_points
+from collect.figure import MUTED, PLAYED, CellMark, Figure, Group, add_cell_id, axis, layout, played_note, thin_points
 from collect.loading.loaded_run import LoadedRun
 from collect.strategy_style import COLOURS as SERIES
 from collect.timeline import timeline
@@ -72,7 +72,10 @@ def draw(group: Group) -> Figure | None:
     panels = [(title, lines) for title, end in PANELS if (lines := _panel_counters(run_timeline, end))]
     if not panels and len(bars) < 2:
         return None
-    data = [*_bar_traces(bars), *(line for number, (_, lines) in enumerate(panels, 2) for line in _counter_traces(lines, number, zero_s))]
+    data = [
+        *_bar_traces(bars),
+        *(line for number, (_, lines) in enumerate(panels, 2) for line in _counter_traces(lines, number, zero_s)),
+    ]
     caption = (
         f"{mark.label}: its first completed repeat, all hosts on the clock of rank 0's host. Where steps are many, a bar "
         "has several of them. Drag along the axis to zoom in, double-click to see all. `collect timeline RUN --perfetto FILE` "
@@ -85,7 +88,12 @@ def draw(group: Group) -> Figure | None:
     rows_px = HEAD_PX + ROW_PX * len(bars)
     height_px = 110 + rows_px + PANEL_PX * len(panels)
     return Figure(
-        "run_timeline", "One run on one clock", caption, height_px, add_cell_id(mark, data), _timeline_layout(list(bars), titles, rows_px)
+        "run_timeline",
+        "One run on one clock",
+        caption,
+        height_px,
+        add_cell_id(mark, data),
+        _timeline_layout(list(bars), titles, rows_px),
     )
 
 
@@ -128,7 +136,11 @@ def _panel_counters(run_timeline: RunTimeline, suffix: str) -> list[Counter]:
 
     suffix: how the names of the counters of this panel end.
     """
-    matching = [counter for counter in run_timeline.counters if counter.name.endswith(suffix) and len(counter.values) > 1 and np.any(counter.values > 0)]
+    matching = [
+        counter
+        for counter in run_timeline.counters
+        if counter.name.endswith(suffix) and len(counter.values) > 1 and np.any(counter.values > 0)
+    ]
     highest = sorted(matching, key=lambda one: -float(np.max(one.values)))[:MOST_LINES]
     return [counter for counter in matching if any(counter is other for other in highest)]
 

@@ -14,7 +14,17 @@ from collect.strategy_style import variant_looks
 
 NAME = "speed_up"
 # Keys in which the cells of a line may differ: the number of ranks, and keys that depend on it or say how ranks share a batch.
-RANK_KEYS = ("gpus", "nnodes", "dp", "tp", "pp", "servers", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
+RANK_KEYS = (
+    "gpus",
+    "nnodes",
+    "dp",
+    "tp",
+    "pp",
+    "servers",
+    "global_batch_size",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+)
 
 
 def draw(group: Group) -> Figure | None:
@@ -27,7 +37,9 @@ def draw(group: Group) -> Figure | None:
     if not any(_count_distinct_ranks(marks) > 1 for marks in lines.values()):
         return None
     looks, names = variant_looks([marks[0].strategy for marks in lines.values()]), _line_names(lines)
-    panels = small_multiples.divide_lines([marks[0] for marks in lines.values()], names, variants_of(_labelled_marks(lines), RANK_KEYS))
+    panels = small_multiples.divide_lines(
+        [marks[0] for marks in lines.values()], names, variants_of(_labelled_marks(lines), RANK_KEYS)
+    )
     data: list[dict[str, Any]] = []
     for index, (name, ((_, batch), marks)) in enumerate(zip(names, lines.items(), strict=True)):
         data.append(

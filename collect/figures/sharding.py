@@ -37,7 +37,11 @@ def draw(group: Group) -> Figure | None:
         end_texts = [notation.format_number(sum(sizes[name] or 0 for name in names) / size, 3) for sizes in measured]
         panels.append(
             BarPanel(
-                f"{term.removesuffix('_state')}, {unit}", unit, parts, end_texts, [_scale(size, sizes.get(term)) for sizes in estimates]
+                f"{term.removesuffix('_state')}, {unit}",
+                unit,
+                parts,
+                end_texts,
+                [_scale(size, sizes.get(term)) for sizes in estimates],
             )
         )
     caption = (

@@ -103,7 +103,9 @@ def _drawn_phases(run: LoadedRun) -> list[StepPhase]:
     rows = run.timed.filter(pl.col("step").is_in(step_numbers), pl.col("rank") < MOST_RANKS)
     spans_by_rank = {int(spans.row.removeprefix("rank ")): spans for spans in timeline.step_spans(rows, host_clocks)}
     zero_s = min((float(spans.start_s.min()) for spans in spans_by_rank.values()), default=0.0)
-    acts_between = [span for span in instrument_span.of(run.events) if span.rank in spans_by_rank and _is_between(span.act, step_numbers)]
+    acts_between = [
+        span for span in instrument_span.of(run.events) if span.rank in spans_by_rank and _is_between(span.act, step_numbers)
+    ]
     acts = []
     for span in acts_between:
         end_s = float(host_clocks.correct_times(span.host, np.array([span.end_s]))[0])
@@ -125,7 +127,11 @@ def _drawn_step_numbers(run: LoadedRun) -> list[int]:
     numbers: list[int] = run.undisturbed["step"].to_list()
     act_positions = {(span.act.when, span.act.step) for span in instrument_span.of(run.events)}
     pairs = enumerate(itertools.pairwise(numbers), 1)
-    indexes = [index for index, (step, next_step) in pairs if ("after", step) in act_positions or ("before", next_step) in act_positions]
+    indexes = [
+        index
+        for index, (step, next_step) in pairs
+        if ("after", step) in act_positions or ("before", next_step) in act_positions
+    ]
     middle = min(indexes, key=lambda place: abs(place - len(numbers) // 2), default=len(numbers) // 2)
     first = min(max(middle - MOST_STEPS // 2, 0), max(len(numbers) - MOST_STEPS, 0))
     return numbers[first : first + MOST_STEPS]
@@ -197,9 +203,14 @@ def _panel_layout(panels: list[Panel]) -> dict[str, Any]:
         figure_layout[_axis_name("xaxis", number)] = time_axis
         names = [f"rank {rank}" for rank in panel.ranks]
         rows = axis("", type="category", categoryorder="array", categoryarray=names[::-1], showgrid=False)
-        figure_layout[_axis_name("yaxis", number)] = rows | {"domain": [bottom + 24 / total_px, plot_top], "anchor": _axis_name("x", number)}
+        figure_layout[_axis_name("yaxis", number)] = rows | {
+            "domain": [bottom + 24 / total_px, plot_top],
+            "anchor": _axis_name("x", number),
+        }
         anchor = {"xref": "paper", "yref": "paper", "x": 0, "y": plot_top, "xanchor": "left", "yanchor": "bottom", "yshift": 2}
-        figure_layout["annotations"].append(anchor | {"text": panel.mark.label, "showarrow": False, "font": {"size": 12, "color": MUTED}})
+        figure_layout["annotations"].append(
+            anchor | {"text": panel.mark.label, "showarrow": False, "font": {"size": 12, "color": MUTED}}
+        )
         top = bottom
     return figure_layout
 

@@ -50,7 +50,9 @@ def draw(group: Group) -> Figure | None:
     end_texts = [notation.format_number(max(_waits_ms(mark)), 2) for mark in marks]
     panels = [
         BarPanel("ms per step", "ms", steps, end_texts),
-        BarPanel(unit, unit, [BarPart("throughput of the ranks", "var(--series-4)", rates)], [_format_rate(rate) for rate in rates]),
+        BarPanel(
+            unit, unit, [BarPart("throughput of the ranks", "var(--series-4)", rates)], [_format_rate(rate) for rate in rates]
+        ),
     ]
     return stacked(NAME, "Steps with a rank that is slowed on purpose", caption, drawn_group, panels)
 

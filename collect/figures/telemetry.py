@@ -9,9 +9,26 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from collect.drawing.curves import STRETCHES, Curve, Combination, growth_readings, level_readings, rate_readings, combine_devices
+from collect.drawing.curves import (
+    STRETCHES,
+    Combination,
+    Curve,
+    combine_devices,
+    growth_readings,
+    level_readings,
+    rate_readings,
+)
 from collect.drawing.panels import PANEL_PX, invisible_lines, is_a_line, scale_curve, stacked_layout, y_axis_name
-from collect.figure import MAX_MARKED_POINTS, LEGEND_HEIGHT_PX, PLAYED, CellMark, Figure, Group, played_note, order_by_visibility
+from collect.figure import (
+    LEGEND_HEIGHT_PX,
+    MAX_MARKED_POINTS,
+    PLAYED,
+    CellMark,
+    Figure,
+    Group,
+    order_by_visibility,
+    played_note,
+)
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.network import select_loopback_samples, select_network_samples
 from collect.metrics.utilization import add_memory_shares
@@ -44,7 +61,9 @@ class TelemetryPanel(NamedTuple):
 
 def draw(group: Group) -> Figure | None:
     """Draw one line per cell in each panel, for the first completed repeat that did not resume from a checkpoint."""
-    timed_runs = [(mark, run, find_timed_window(run.timed)) for mark in group.marks if (run := _unresumed_run(mark)) is not None]
+    timed_runs = [
+        (mark, run, find_timed_window(run.timed)) for mark in group.marks if (run := _unresumed_run(mark)) is not None
+    ]
     spans = {mark.label: (run, timed_window[0]) for mark, run, timed_window in timed_runs if timed_window}
     if not spans:
         return None
@@ -88,7 +107,9 @@ def _unresumed_run(mark: CellMark) -> LoadedRun | None:
 
 def _collect_samples(spans: Mapping[str, tuple[LoadedRun, float]]) -> RunSamples:
     def every(get_frame: Callable[[LoadedRun], pl.DataFrame]) -> pl.DataFrame:
-        frames = (get_frame(run).with_columns(pl.col("wall_s") - zero_s, run=pl.lit(label)) for label, (run, zero_s) in spans.items())
+        frames = (
+            get_frame(run).with_columns(pl.col("wall_s") - zero_s, run=pl.lit(label)) for label, (run, zero_s) in spans.items()
+        )
         return pl.concat(frames, rechunk=True)
 
     return RunSamples(
@@ -110,13 +131,17 @@ def _network_panels(nics: pl.DataFrame) -> tuple[list[TelemetryPanel], int]:
     carried = dict(counted.group_by("name").agg(pl.sum("carried")).iter_rows())
     names = [name for name in sorted(carried, key=lambda name: (-carried[name], name)) if carried[name]]
     directions = (("Sent", "tx_bytes"), ("Received", "rx_bytes"))
-    panels = [_interface_panel(name, direction, counter) for name in names[:MOST_INTERFACES] for direction, counter in directions]
+    panels = [
+        _interface_panel(name, direction, counter) for name in names[:MOST_INTERFACES] for direction, counter in directions
+    ]
     return [*([TOTAL_SENT] if names else []), *panels, LOOPBACK], max(len(names) - MOST_INTERFACES, 0)
 
 
 def _interface_panel(name: str, direction: str, counter: str) -> TelemetryPanel:
     title = f"{direction} on the network, {html.escape(name, quote=False)} (MB/s)"
-    return TelemetryPanel(title, MB, "sum", lambda seen: rate_readings(select_network_samples(seen.nics).filter(pl.col("name") == name), counter))
+    return TelemetryPanel(
+        title, MB, "sum", lambda seen: rate_readings(select_network_samples(seen.nics).filter(pl.col("name") == name), counter)
+    )
 
 
 def _counter_panel(title: str, counter: str) -> TelemetryPanel:
@@ -166,7 +191,10 @@ TOTAL_SENT = TelemetryPanel(
     lambda seen: growth_readings(select_network_samples(seen.nics), "tx_bytes"),
 )
 LOOPBACK = TelemetryPanel(
-    "Sent over loopback, within a host (MB/s)", MB, "sum", lambda seen: rate_readings(select_loopback_samples(seen.nics), "tx_bytes")
+    "Sent over loopback, within a host (MB/s)",
+    MB,
+    "sum",
+    lambda seen: rate_readings(select_loopback_samples(seen.nics), "tx_bytes"),
 )
 HOST = (
     TelemetryPanel("Processors busy (%)", 1, "mean", lambda seen: level_readings(seen.hosts, "host", "cpu_pct")),

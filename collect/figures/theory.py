@@ -51,7 +51,14 @@ def draw(group: Group) -> Figure | None:
 def _memory_prediction(mark: CellMark) -> Prediction | None:
     """The first prediction, over the runs of a cell, that contains the memory of a rank."""
     predictions = (run.predicted for run in mark.cell.runs)
-    return next((prediction for prediction in predictions if prediction and any(name in prediction.memory_by_category for name in STATES)), None)
+    return next(
+        (
+            prediction
+            for prediction in predictions
+            if prediction and any(name in prediction.memory_by_category for name in STATES)
+        ),
+        None,
+    )
 
 
 def _sent_bytes(prediction: Prediction) -> dict[str, float] | None:
@@ -79,6 +86,7 @@ def _bytes_panel(
         if any(bar and bar.get(name) for bar in bars)
     ]
     end_texts = [
-        "" if bar is None else notation.format_number(sum(bar.values()) / size, 3) if sum(bar.values()) else zero_text for bar in bars
+        "" if bar is None else notation.format_number(sum(bar.values()) / size, 3) if sum(bar.values()) else zero_text
+        for bar in bars
     ]
     return BarPanel(f"{title}, {unit}", unit, parts, end_texts)

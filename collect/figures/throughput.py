@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collect.drawing.panel_rows import rows
-from collect.figure import INK, MUTED, Figure, Group, axis, cell_rows_layout, cell_rows_height_px, error_bar, state_trace
+from collect.figure import INK, MUTED, Figure, Group, axis, cell_rows_height_px, cell_rows_layout, error_bar, state_trace
 from collect.findings.statistics import Estimate
 
 NAME = "throughput_per_s"
@@ -57,9 +57,8 @@ def _axis_end(estimates: Sequence[Estimate]) -> float:
 def _ideal_traces(group: Group, unit: str, axis_end: float) -> list[dict[str, Any]]:
     """The marks for ideal scaling: for each cell, the throughput of its baseline times the ratio of their numbers of ranks.
 
-    If the result lies within the x axis, the mark is a vertical stroke; if it lies beyond the axis, an arrow at the edge. axis_end:
-    the end of the x axis.
-    """
+    If the result lies within the x axis, the mark is a vertical stroke; if it lies beyond the axis, an arrow at the edge.
+    axis_end: the end of the x axis."""
     by_id = {mark.row.id: mark.row for mark in group.marks}
     ideal_points = []
     for mark in group.marks:

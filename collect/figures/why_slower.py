@@ -6,7 +6,7 @@ from typing import Any
 
 from collect import notation
 from collect.drawing.panel_rows import rows
-from collect.drawing.stacked_bars import BAR_PX, GAP_PX, LABEL_PX, LEGEND_PX, MARGIN_PX, limit_entries, labelled_rows_layout
+from collect.drawing.stacked_bars import BAR_PX, GAP_PX, LABEL_PX, LEGEND_PX, MARGIN_PX, labelled_rows_layout, limit_entries
 from collect.figure import INK, MUTED, CellMark, Figure, Group, axis
 from collect.findings.trace_answers import step_difference
 from collect.traces.difference import StepDifference
@@ -35,7 +35,11 @@ def draw(group: Group) -> Figure | None:
     mark_steps: list[tuple[CellMark, StepDifference]] = []
     for mark in group.marks:
         baseline_mark = by_id.get(mark.row.baseline or "")
-        if baseline_mark is not None and baseline_mark is not mark and (step := step_difference(mark.cell, baseline_mark.cell)) is not None:
+        if (
+            baseline_mark is not None
+            and baseline_mark is not mark
+            and (step := step_difference(mark.cell, baseline_mark.cell)) is not None
+        ):
             mark_steps.append((mark, step))
     if not mark_steps:
         return None
@@ -46,7 +50,11 @@ def draw(group: Group) -> Figure | None:
     data = [_part_trace(name, [cell_parts.get(name, 0) for cell_parts in parts_by_cell]) | cell_ids for name in drawn_parts]
     data.append(_total_trace([step for _, step in mark_steps], parts_by_cell))
     figure_layout = labelled_rows_layout([mark.label for mark, _ in mark_steps], LABEL_PX, LINE_PX)
-    end_values = [sum(value for value in cell_parts.values() if (value > 0) == is_positive) for cell_parts in parts_by_cell for is_positive in (True, False)]
+    end_values = [
+        sum(value for value in cell_parts.values() if (value > 0) == is_positive)
+        for cell_parts in parts_by_cell
+        for is_positive in (True, False)
+    ]
     low, high = min(0, *end_values), max(0, *end_values)
     room = ROOM * (high - low)
     x = axis("additional ms per step", range=[low - room, high + room], zeroline=True, nticks=5, tickangle=0)
@@ -58,7 +66,9 @@ def draw(group: Group) -> Figure | None:
         f"sum exactly. Communication counts while nothing computes.{left_out_note}"
     )
     height_px = MARGIN_PX + LEGEND_PX * len(data) + LINE_PX * len(mark_steps)
-    return rows(Figure(NAME, "Why a step takes longer", caption, height_px, data, figure_layout), [mark for mark, _ in mark_steps])
+    return rows(
+        Figure(NAME, "Why a step takes longer", caption, height_px, data, figure_layout), [mark for mark, _ in mark_steps]
+    )
 
 
 def difference_parts(step: StepDifference) -> dict[str, float]:

@@ -21,5 +21,7 @@ def find_disputes(rows: Iterable[CellRow]) -> list[str]:
             difference = row.metrics.get(name)
             if difference is not None and abs(difference.value) > tolerance_pct:
                 direction = "more" if difference.value > 0 else "fewer"
-                clauses.append(f"{row.id} ({measured} have {abs(difference.value):.1f} % {direction}, tolerance {tolerance_pct:g} %)")
+                clauses.append(
+                    f"{row.id} ({measured} have {abs(difference.value):.1f} % {direction}, tolerance {tolerance_pct:g} %)"
+                )
     return clauses

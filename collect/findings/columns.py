@@ -82,19 +82,21 @@ class Table(msgspec.Struct, frozen=True):
 def make_table(all_rows: Sequence[CellRow], shown_rows: Sequence[CellRow] | None = None) -> Table:
     """Make the tables of the rows `shown_rows`, or of the rows `all_rows` if `shown_rows` is None.
 
-    all_rows: all rows of the summary. They determine which keys identify a row, and which values all rows share, even if only some
-    rows are shown.
-    """
+    all_rows: all rows of the summary. They determine which keys identify a row, and which values all rows share, even if only
+    some rows are shown."""
     rows = all_rows if shown_rows is None else shown_rows
     cells = [row.flat for row in all_rows]
     keys = find_distinguishing_keys(cells)
-    keys += [key for key in ("global_batch_size",) if key not in keys and _count_kinds(cells, [key]) > 1]  # column after the ranks
+    keys += [
+        key for key in ("global_batch_size",) if key not in keys and _count_kinds(cells, [key]) > 1
+    ]  # column after the ranks
     # A cell with a fault on purpose must be told from an ordinary cell even if all cells of the matrix have the fault.
     keys += ["fault"] if "fault" not in keys and any("fault" in cell for cell in cells) else []
     common = [(key_heading(key), plain_text(cells[0].get(key))) for key in _USUAL if cells and _count_kinds(cells, [key]) == 1]
     cells = [row.flat for row in rows]
     identity = [
-        Column(key, key_heading(key), "", _has_only_numbers(cells, key), [Text(plain_text(cell.get(key))) for cell in cells]) for key in keys
+        Column(key, key_heading(key), "", _has_only_numbers(cells, key), [Text(plain_text(cell.get(key))) for cell in cells])
+        for key in keys
     ]
     state = Column("state", "State", "", False, [Text(row.state) for row in rows])
     proof = Column("same_work", "Same work", "", False, [Text(row.same_work.verdict if row.same_work else "") for row in rows])
@@ -151,7 +153,9 @@ def row_variants(rows: Sequence[CellRow], ignored_key: str) -> list[str]:
     names = []
     for cell in cells:
         shown_keys = [key for key in keys if key in _SIZES or repr(cell.get(key)) != usual_values[key]]
-        names.append(", ".join(f"×{cell[key]}" if key == "gpus" else value_label(key, cell.get(key)) for key in shown_keys) or "usual")
+        names.append(
+            ", ".join(f"×{cell[key]}" if key == "gpus" else value_label(key, cell.get(key)) for key in shown_keys) or "usual"
+        )
     return names
 
 
@@ -168,8 +172,8 @@ def find_distinguishing_keys(cells: Sequence[dict[str, Any]]) -> list[str]:
 def find_telling_keys(cells: Sequence[Mapping[str, Any]], always_keys: Sequence[str], usual_keys: Sequence[str]) -> list[str]:
     """Find as few keys as are needed to distinguish the cells.
 
-    always_keys: keys that are always in the result, as its first keys. usual_keys: keys that are tried next, before all other keys.
-    """
+    always_keys: keys that are always in the result, as its first keys. usual_keys: keys that are tried next, before all other
+    keys."""
     keys: list[str] = []
     groups = [0] * len(cells)  # for each cell a number; cells with equal values of all `keys` have equal numbers
     for key in (*always_keys, *usual_keys, *sorted(set().union(*cells) - {*always_keys, *usual_keys})):
@@ -222,7 +226,9 @@ def _metric_columns(rows: Sequence[CellRow], table: str) -> list[Column]:
     (`MetricColumn.table`)."""
     table_metrics = [(metric.column, metric) for metric in all_metrics() if metric.column and metric.column.table == table]
     table_metrics.sort(key=lambda pair: pair[0].place)
-    return _columns_with_values(_metric_column(metric.name, column, [row.metrics.get(metric.name) for row in rows]) for column, metric in table_metrics)
+    return _columns_with_values(
+        _metric_column(metric.name, column, [row.metrics.get(metric.name) for row in rows]) for column, metric in table_metrics
+    )
 
 
 def _metric_column(name: str, column: MetricColumn, estimates: Sequence[Estimate | None]) -> Column:

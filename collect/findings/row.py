@@ -29,7 +29,9 @@ def flatten_cell(cell: dict[str, Any]) -> dict[str, Any]:
     them. Faults on purpose are one key, `fault`, with all of them in words; without a fault, the key is absent."""
     flattened: dict[str, Any] = {}
     for key, value in cell.items():
-        flattened |= {f"{key}.{inner_key}": item for inner_key, item in value.items()} if isinstance(value, dict) else {key: value}
+        flattened |= (
+            {f"{key}.{inner_key}": item for inner_key, item in value.items()} if isinstance(value, dict) else {key: value}
+        )
     fault_text = faults.said(cell.get("instruments") or {})
     for name in ("straggler", "lost_worker"):
         flattened.pop(f"instruments.{name}", None)

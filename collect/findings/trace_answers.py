@@ -74,7 +74,9 @@ def cell_traffic(cell: LoadedCell) -> list[GroupTraffic]:
             uses.setdefault((use.collective, use.group.label), []).append((use, repeat))
     longest_first = sorted(uses.items(), key=lambda item: (-sum(use.total_ns for use, _ in item[1]), item[0]))
     return [
-        _build_traffic(cell.id, name, group, [use for use, _ in uses_and_repeats], len({repeat for _, repeat in uses_and_repeats}), steps)
+        _build_traffic(
+            cell.id, name, group, [use for use, _ in uses_and_repeats], len({repeat for _, repeat in uses_and_repeats}), steps
+        )
         for (name, group), uses_and_repeats in longest_first
     ]
 
@@ -82,7 +84,9 @@ def cell_traffic(cell: LoadedCell) -> list[GroupTraffic]:
 def _build_traffic(cell: str, name: str, group: str, uses: Sequence[CollectiveUse], n: int, steps: int) -> GroupTraffic:
     calls = sum(use.calls for use in uses)
     total_ns, timed_ns = sum(use.total_ns for use in uses), sum(use.timed_ns for use in uses)
-    size, bus, sent = (_sum_if_known([getattr(use, field) for use in uses]) for field in ("message_bytes", "bus_bytes", "sent_bytes"))
+    size, bus, sent = (
+        _sum_if_known([getattr(use, field) for use in uses]) for field in ("message_bytes", "bus_bytes", "sent_bytes")
+    )
     transfer = _sum_if_known([use.transfer_ns for use in uses])
     links = {(use.link, use.link_gb_per_s) for use in uses}
     link, link_gb_per_s = links.pop() if len(links) == 1 else (None, None)

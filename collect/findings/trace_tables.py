@@ -100,10 +100,14 @@ def compare_operators(loaded: Loaded, rows: Sequence[CellRow]) -> list[OperatorD
         cell_runs, baseline_runs = (_profiled_breakdowns(cells[name]) for name in (row.id, row.baseline))
         if _breakdown_kinds(cell_runs) != _breakdown_kinds(baseline_runs) or not cell_runs:
             continue
-        uses, baseline_uses = (per_step.compute_uses_per_step(runs, lambda one: one.kernels) for runs in (cell_runs, baseline_runs))
+        uses, baseline_uses = (
+            per_step.compute_uses_per_step(runs, lambda one: one.kernels) for runs in (cell_runs, baseline_runs)
+        )
         kind = "kernels" if cell_runs[0][0].source == "gpu" else "operators"
         differences = sorted(_differences(uses, baseline_uses, "kernel" if kind == "kernels" else "cpu_op"), key=_sort_key)
-        changes = {change: sum(operator.change == change for operator in differences) for change in ("new", "gone", "changed", "same")}
+        changes = {
+            change: sum(operator.change == change for operator in differences) for change in ("new", "gone", "changed", "same")
+        }
         comparisons.append(OperatorDifferences(row.id, row.baseline, kind, changes, differences))
     return comparisons
 
@@ -131,7 +135,9 @@ def _profiled_breakdowns(cell: LoadedCell) -> list[list[Breakdown]]:
     HTA's breakdowns are not used, because HTA counts some kernels more than once. Empty if the runs have breakdowns of
     different kinds, which have no common mean.
     """
-    runs = [breakdowns for run in cell.completed if (breakdowns := [breakdown for breakdown in run.traces.exact if breakdown.steps])]
+    runs = [
+        breakdowns for run in cell.completed if (breakdowns := [breakdown for breakdown in run.traces.exact if breakdown.steps])
+    ]
     return runs if len(_breakdown_kinds(runs)) == 1 else []
 
 

@@ -61,9 +61,15 @@ def _busiest_interfaces(run: LoadedRun) -> list[HostTraffic]:
         entries_by_host.setdefault(host, []).append((name, kind, sent_bytes, received_bytes))
     host_traffic = []
     for host, entries in entries_by_host.items():
-        known_entries = [(name, kind, sent_bytes, received_bytes) for name, kind, sent_bytes, received_bytes in entries if sent_bytes is not None and received_bytes is not None]
+        known_entries = [
+            (name, kind, sent_bytes, received_bytes)
+            for name, kind, sent_bytes, received_bytes in entries
+            if sent_bytes is not None and received_bytes is not None
+        ]
         total = sum(sent_bytes + received_bytes for _, _, sent_bytes, received_bytes in known_entries)
         if len(known_entries) == len(entries) and total > 0:
             name, kind, sent_bytes, received_bytes = max(known_entries, key=lambda entry: entry[2] + entry[3])
-            host_traffic.append(HostTraffic(host, name, kind, sent_bytes, received_bytes, 100 * (sent_bytes + received_bytes) / total))
+            host_traffic.append(
+                HostTraffic(host, name, kind, sent_bytes, received_bytes, 100 * (sent_bytes + received_bytes) / total)
+            )
     return host_traffic

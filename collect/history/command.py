@@ -53,7 +53,11 @@ def show_history(workspace: Workspace, places: Sequence[str], since: str | None,
                     history_runs += periods.select_history_runs(place, load_matrix(source, name))
                 except ShardlabError as error:
                     skipped.append(f"{place}: {name}: {error}")
-        history_runs = [history_run for history_run in history_runs if (first is None or history_run.at >= first) and (last is None or history_run.at <= last)]
+        history_runs = [
+            history_run
+            for history_run in history_runs
+            if (first is None or history_run.at >= first) and (last is None or history_run.at <= last)
+        ]
         document = History(1, periods.build_histories(history_runs), skipped)
     _print_history(output, document)
     output.document(document)

@@ -95,14 +95,21 @@ def build_histories(runs: Iterable[HistoryRun]) -> list[CellHistory]:
     by_cell: dict[str, dict[tuple[str, datetime], HistoryRun]] = {}
     for history_run in runs:
         by_cell.setdefault(history_run.run.cell.hash(), {}).setdefault((history_run.run.run_id, history_run.at), history_run)
-    return [_build_history(sorted(cell_runs.values(), key=lambda entry: (entry.at, entry.run.run_id))) for cell_runs in by_cell.values()]
+    return [
+        _build_history(sorted(cell_runs.values(), key=lambda entry: (entry.at, entry.run.run_id)))
+        for cell_runs in by_cell.values()
+    ]
 
 
 def _build_history(runs: Sequence[HistoryRun]) -> CellHistory:
     groups: list[list[HistoryRun]] = []
     for history_run in runs:
         previous = groups[-1][-1] if groups else None
-        if previous is None or (previous.place, previous.matrix) != (history_run.place, history_run.matrix) or _find_changes(previous, history_run):
+        if (
+            previous is None
+            or (previous.place, previous.matrix) != (history_run.place, history_run.matrix)
+            or _find_changes(previous, history_run)
+        ):
             groups.append([])
         groups[-1].append(history_run)
     first = _compute_means(groups[0])

@@ -85,7 +85,9 @@ def compute_coverage(
     for host, times in hosts.items():
         entry = Coverage(run=run_id, host=host, samples=len(times), sampler_ends=sampler_ends.get(host, 0))
         host_clocks = clocks.get(host, {})
-        entry.clock_start_s, entry.clock_end_s = (host_clocks[when].offset_s if when in host_clocks else None for when in ("start", "end"))
+        entry.clock_start_s, entry.clock_end_s = (
+            host_clocks[when].offset_s if when in host_clocks else None for when in ("start", "end")
+        )
         entry.clock_within_s = max((clock.within_s for clock in host_clocks.values()), default=None)
         entry.clock_step_s = clock_jumps.get(host)
         entry.lost_gpus = [uuid for lost_on, uuid in lost_gpus if lost_on == host]

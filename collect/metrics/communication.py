@@ -32,5 +32,7 @@ def _build_metric(kind: str, position: int, definition: str) -> Metric:
 METRICS = (
     _build_metric("theory", 20, "computed with the strategy's own formula, which has all its terms"),
     _build_metric("counted", 10, "counted from the collectives of one step of the same-work proof"),
-    _build_metric("textbook", 30, "as given in textbooks (2 psi for data parallel, 3 psi for ZeRO-3; psi: bytes of the gradients)"),
+    _build_metric(
+        "textbook", 30, "as given in textbooks (2 psi for data parallel, 3 psi for ZeRO-3; psi: bytes of the gradients)"
+    ),
 )

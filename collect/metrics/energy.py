@@ -29,7 +29,10 @@ def energy(run: LoadedRun) -> Quantity | None:
     run_gpus = run.result.gpus if run.result else None
     if run_gpus is not None and len(run.gpu_rows.rows_of_device) != len(run_gpus):
         return None  # some GPUs have no telemetry
-    for column, measure, kind in (("energy_j", _energy_from_counter, "counter"), ("power_w", _energy_from_power, "power samples")):
+    for column, measure, kind in (
+        ("energy_j", _energy_from_counter, "counter"),
+        ("power_w", _energy_from_power, "power samples"),
+    ):
         joules_of_gpus = [measure(times, values, span) for times, values in run.gpu_rows.values(column).values()]
         if None not in joules_of_gpus:
             return Quantity(sum(joules for joules in joules_of_gpus if joules is not None), "J", kind)

@@ -75,7 +75,10 @@ def _mean_per_step(run: LoadedRun, name: str, unit: str, measure: Callable[[Even
     """
     ranks = [breakdown for breakdown in run.breakdowns if breakdown.steps]
     patterns = [find_pattern(name, breakdown.source) for breakdown in ranks]
-    matching = [[kernels for kernels in breakdown.kernels if pattern and pattern.search(kernels.name)] for breakdown, pattern in zip(ranks, patterns, strict=True)]
+    matching = [
+        [kernels for kernels in breakdown.kernels if pattern and pattern.search(kernels.name)]
+        for breakdown, pattern in zip(ranks, patterns, strict=True)
+    ]
     if not ranks or (not any(matching) and any(breakdown.source != "gpu" for breakdown in ranks)):
         return None
     shares = [sum(map(measure, kernels)) / breakdown.steps for breakdown, kernels in zip(ranks, matching, strict=True)]

@@ -41,7 +41,9 @@ def waiting_by_rank(run: LoadedRun) -> dict[int, float]:
     if medians.is_empty() or any(medians[phase].null_count() for phase in WAITING_PHASES):
         return {}
     excess = medians.with_columns(pl.col(phase) - pl.col(phase).min() for phase in WAITING_PHASES)
-    return dict(zip(excess["rank"].to_list(), excess.select(pl.sum_horizontal(WAITING_PHASES)).to_series().to_list(), strict=True))
+    return dict(
+        zip(excess["rank"].to_list(), excess.select(pl.sum_horizontal(WAITING_PHASES)).to_series().to_list(), strict=True)
+    )
 
 
 def phase_waiting(run: LoadedRun) -> Quantity | None:

@@ -39,7 +39,9 @@ def hidden_share(run: LoadedRun, collective: str) -> Quantity | None:
     return Quantity(100 * sum(use.hidden_ns for use in uses) / total_ns, "%", run.traces.analyses[0].kind) if total_ns else None
 
 
-def _compute_bandwidth(run: LoadedRun, collective: str, sizes: list[int] | list[int | None] | list[float | None]) -> Quantity | None:
+def _compute_bandwidth(
+    run: LoadedRun, collective: str, sizes: list[int] | list[int | None] | list[float | None]
+) -> Quantity | None:
     known_sizes = [size for size in sizes if size is not None]
     time_ns = sum(use.timed_ns for use in _select_uses(run, collective))
     if len(known_sizes) < len(sizes) or not time_ns:

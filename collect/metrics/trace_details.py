@@ -14,9 +14,19 @@ def layer_time(run: LoadedRun, module: str) -> Quantity | None:
     None if no trace records the module, or if the time of its backward pass is not known. module: the name of the module in the
     trace.
     """
-    rank_layers = [(layer, analysis) for analysis in run.traces.analyses if analysis.steps for layer in analysis.layers if layer.name == module]
+    rank_layers = [
+        (layer, analysis)
+        for analysis in run.traces.analyses
+        if analysis.steps
+        for layer in analysis.layers
+        if layer.name == module
+    ]
     times = [(layer.forward + layer.backward) / analysis.steps for layer, analysis in rank_layers if layer.backward is not None]
-    return Quantity(statistics.fmean(times) / 1e6, "ms", rank_layers[0][1].kind) if times and len(times) == len(rank_layers) else None
+    return (
+        Quantity(statistics.fmean(times) / 1e6, "ms", rank_layers[0][1].kind)
+        if times and len(times) == len(rank_layers)
+        else None
+    )
 
 
 def profiled_peak(run: LoadedRun) -> Quantity | None:
@@ -61,7 +71,11 @@ def attention_time(run: LoadedRun, backend: str) -> Quantity | None:
     uses = [[use.total_ns for use in analysis.attention if use.backend == backend] for analysis in ranks]
     if not any(uses):
         return None
-    sums = [sum(known_times) / analysis.steps for analysis, rank_times in zip(ranks, uses, strict=True) if len(known_times := _drop_unknown(rank_times)) == len(rank_times)]
+    sums = [
+        sum(known_times) / analysis.steps
+        for analysis, rank_times in zip(ranks, uses, strict=True)
+        if len(known_times := _drop_unknown(rank_times)) == len(rank_times)
+    ]
     return Quantity(statistics.fmean(sums) / 1e6, "ms", ranks[0].kind) if len(sums) == len(ranks) else None
 
 

@@ -15,7 +15,8 @@ def phase_time(run: LoadedRun, phase: str) -> Quantity | None:
     """
     ranks = [analysis for analysis in run.traces.analyses if analysis.steps]
     times = [
-        [time.host_ns if time.device_ns is None else time.device_ns for time in analysis.phases if time.phase == phase] for analysis in ranks
+        [time.host_ns if time.device_ns is None else time.device_ns for time in analysis.phases if time.phase == phase]
+        for analysis in ranks
     ]
     if not any(times):
         return None

@@ -44,7 +44,15 @@ def main(answer: str, workspace: str, matrix: str, *paths: str) -> None:
                     raise InputError(f"{path}: the metric {own_metric.name} is defined by {definer} and cannot be replaced.")
                 defined[own_metric.name] = (str(path), own_metric)
                 described.append(
-                    DescribedMetric(own_metric.name, own_metric.unit, own_metric.direction, own_metric.definition, own_metric.column, str(path), source.digest)
+                    DescribedMetric(
+                        own_metric.name,
+                        own_metric.unit,
+                        own_metric.direction,
+                        own_metric.definition,
+                        own_metric.column,
+                        str(path),
+                        source.digest,
+                    )
                 )
         except InputError as error:
             faults.append(str(error))

@@ -155,7 +155,12 @@ def choice_rows(family: Family, criterion_names: Sequence[str]) -> list[ChoiceRo
     criterion_names: the criteria that the table shows.
     """
     rows = [
-        ChoiceRow(_ranks_text(contest.ranks), _batch_and_nodes_text(contest), [best_cells_text(contest, name) for name in criterion_names], _unranked_cells(contest))
+        ChoiceRow(
+            _ranks_text(contest.ranks),
+            _batch_and_nodes_text(contest),
+            [best_cells_text(contest, name) for name in criterion_names],
+            _unranked_cells(contest),
+        )
         for contest in family.contests
         if contest.open
     ]
@@ -166,16 +171,31 @@ def decision_tree(family: Family) -> list[TreeNode]:
     """The questions of the decision tree of a family, in the order in which a reader should answer them."""
     has_several_fits = len(family.one_rank) > 1
     one_rank_answers = [
-        (_batches_text(family, fit.contests) if has_several_fits else "", _one_rank_text(fit), _cell_links(family, fit.contests, _all_names(fit)))
+        (
+            _batches_text(family, fit.contests) if has_several_fits else "",
+            _one_rank_text(fit),
+            _cell_links(family, fit.contests, _all_names(fit)),
+        )
         for fit in family.one_rank
     ]
-    more_rank_answers = [(_contests_text(family, fit.contests), _more_ranks_text(fit), _cell_links(family, fit.contests, _all_names(fit))) for fit in family.more_ranks]
-    tree_nodes = [TreeNode("Does it fit on one rank?", one_rank_answers or [("", ChoiceText([], more="not measured on one rank"), [])])]
+    more_rank_answers = [
+        (_contests_text(family, fit.contests), _more_ranks_text(fit), _cell_links(family, fit.contests, _all_names(fit)))
+        for fit in family.more_ranks
+    ]
+    tree_nodes = [
+        TreeNode("Does it fit on one rank?", one_rank_answers or [("", ChoiceText([], more="not measured on one rank"), [])])
+    ]
     tree_nodes.append(
-        TreeNode("What fits on more ranks?", more_rank_answers or [("", ChoiceText([], more="not measured on more than one rank"), [])])
+        TreeNode(
+            "What fits on more ranks?",
+            more_rank_answers or [("", ChoiceText([], more="not measured on more than one rank"), [])],
+        )
     )
     for question in family.questions:
-        answers = [(_contests_text(family, answer.contests), *_answer_text(family, answer, question.criterion)) for answer in question.answers]
+        answers = [
+            (_contests_text(family, answer.contests), *_answer_text(family, answer, question.criterion))
+            for answer in question.answers
+        ]
         tree_nodes.append(TreeNode(QUESTIONS[question.criterion], answers))
     return tree_nodes
 
@@ -251,7 +271,9 @@ def _unranked_cells(contest: Contest) -> list[tuple[str, list[RunsLink]]]:
         for contender in (contender for contender in contest.contenders if contender.outcome == outcome):
             full_reason = f"{reason} ({contender.why})" if outcome == "other work" else reason
             links_by_reason.setdefault(full_reason, []).append(RunsLink(contender.name, contender.cell))
-    return list(links_by_reason.items()) + [(contender.partly, [RunsLink(contender.name, contender.cell)]) for contender in contest.contenders if contender.partly]
+    return list(links_by_reason.items()) + [
+        (contender.partly, [RunsLink(contender.name, contender.cell)]) for contender in contest.contenders if contender.partly
+    ]
 
 
 def _one_rank_text(fit: Fit) -> ChoiceText:
@@ -259,7 +281,11 @@ def _one_rank_text(fit: Fit) -> ChoiceText:
         return ChoiceText([], value="yes", more=_other_cells_text(fit), sure=True)
     if fit.fits:
         return ChoiceText([], value=f"yes with {_join_names(fit.fits)}", more=_other_cells_text(fit), sure=True)
-    return ChoiceText([], value="no", more=_other_cells_text(fit), sure=True) if fit.does_not_fit else ChoiceText([], more=_other_cells_text(fit))
+    return (
+        ChoiceText([], value="no", more=_other_cells_text(fit), sure=True)
+        if fit.does_not_fit
+        else ChoiceText([], more=_other_cells_text(fit))
+    )
 
 
 def _more_ranks_text(fit: Fit) -> ChoiceText:
@@ -300,7 +326,9 @@ def _answer_text(family: Family, answer: Answer, criterion: str) -> tuple[Choice
     for contest_index in answer.contests:
         contest = family.contests[contest_index]
         standing = next((entry for entry in contest.standings if entry.criterion == criterion), None)
-        value_by_cell = {entry.cell: _format_quantity(entry.value, standing.unit) for entry in standing.placed} if standing else {}
+        value_by_cell = (
+            {entry.cell: _format_quantity(entry.value, standing.unit) for entry in standing.placed} if standing else {}
+        )
         for entry in contest.contenders:
             if entry.name in answer.best and (standing is None or entry.cell in standing.best):
                 label_parts = [_cell_label(family, contest, entry.name), value_by_cell.get(entry.cell, "")]
@@ -310,7 +338,8 @@ def _answer_text(family: Family, answer: Answer, criterion: str) -> tuple[Choice
 
 
 def _cell_links(family: Family, contest_indexes: Sequence[int], names: Sequence[str]) -> list[RunsLink]:
-    """Links to cells in some contests, such as `ddp ×8`. contest_indexes: the indexes of the contests. names: the names of the cells."""
+    """Links to cells in some contests, such as `ddp ×8`. contest_indexes: the indexes of the contests. names: the names of the
+    cells."""
     links = []
     for contest_index in contest_indexes:
         contest = family.contests[contest_index]
@@ -348,7 +377,9 @@ def _join_names(names: Sequence[str]) -> str:
     for name in names:
         strategy, _, variant = name.partition(", ")
         by_strategy.setdefault(strategy, []).extend([variant] if variant else [])
-    folded = [f"{strategy} ({_join_variants(variants)})" if variants else strategy for strategy, variants in by_strategy.items()]
+    folded = [
+        f"{strategy} ({_join_variants(variants)})" if variants else strategy for strategy, variants in by_strategy.items()
+    ]
     separator = "; " if any("," in name for name in folded) else ", "
     return " and ".join(filter(None, [separator.join(folded[:-1]), *folded[-1:]]))
 
@@ -366,9 +397,8 @@ def _batches_text(family: Family, contest_indexes: Sequence[int]) -> str:
 def _contests_text(family: Family, contest_indexes: Sequence[int]) -> str:
     """The contests in which an answer holds, as text, such as `2 and 4 ranks; 8 ranks at batch 64`.
 
-    contest_indexes: the indexes of these contests in the family. The batch size is only named if the family has a contest on the same
-    ranks with another batch size in which the answer does not hold.
-    """
+    contest_indexes: the indexes of these contests in the family. The batch size is only named if the family has a contest on
+    the same ranks with another batch size in which the answer does not hold."""
     by_ranks: dict[tuple[int, int], list[int]] = {}
     for contest_index in contest_indexes:
         contest = family.contests[contest_index]
@@ -382,7 +412,9 @@ def _contests_text(family: Family, contest_indexes: Sequence[int]) -> str:
             parts[-1][0].append(ranks)
         else:
             parts.append(([ranks], nodes_text + batch_text))
-    return "; ".join(f"{_join_names([str(entry) for entry in ranks])} rank{'s' if ranks != [1] else ''}{suffix}" for ranks, suffix in parts)
+    return "; ".join(
+        f"{_join_names([str(entry) for entry in ranks])} rank{'s' if ranks != [1] else ''}{suffix}" for ranks, suffix in parts
+    )
 
 
 def _ranks_text(ranks: int) -> str:

@@ -161,9 +161,8 @@ class DrawnFigure(msgspec.Struct, frozen=True):
 def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> str:
     """Render the page of a report.
 
-    folder: where the report will be written. runs_folder: the folder of the runs. Links from the page to the runs are relative, so the
-    two folders can be moved together.
-    """
+    folder: where the report will be written. runs_folder: the folder of the runs. Links from the page to the runs are relative,
+    so the two folders can be moved together."""
     short_summary = truncation.truncate_summary(summary)
     table = columns.make_table(summary.rows, short_summary.rows)
     label_by_cell = summary.labels_by_cell
@@ -272,7 +271,10 @@ def _headline(drawn_figures: Sequence[DrawnFigure], workloads: Sequence[str]) ->
     for kind in ("head_to_head", "throughput_per_s"):
         candidates = [drawn_figure for drawn_figure in drawn_figures if drawn_figure.kind == kind]
         if candidates:
-            first = next((drawn_figure for drawn_figure in candidates if workloads and drawn_figure.title.endswith(f", {workloads[0]}")), candidates[0])
+            first = next(
+                (drawn_figure for drawn_figure in candidates if workloads and drawn_figure.title.endswith(f", {workloads[0]}")),
+                candidates[0],
+            )
             return msgspec.structs.replace(first, wide=False)  # the page shows the choices beside this figure
     return None
 
@@ -298,7 +300,10 @@ def draw_figures(loaded: Loaded, summary: Summary) -> list[DrawnFigure]:
         cells = len(group.marks)
         caption_suffix = f" Shown are the first {cells} of {cells + group.left_out:,} cells." if group.left_out else ""
         rehearsal_mark = " (rehearsal)" * summary.rehearsal
-        drawn_figures += [_build_drawn_figure(plot, title_suffix, caption_suffix, wide, rehearsal_mark) for plot, wide in arrange_in_rows(plots)]
+        drawn_figures += [
+            _build_drawn_figure(plot, title_suffix, caption_suffix, wide, rehearsal_mark)
+            for plot, wide in arrange_in_rows(plots)
+        ]
     return drawn_figures
 
 
@@ -326,7 +331,9 @@ def _fits_beside(plot: figure.Figure, other: figure.Figure) -> bool:
     return other.name not in WIDE and high <= MAX_HEIGHT_RATIO * low
 
 
-def _build_drawn_figure(plot: figure.Figure, title_suffix: str, caption_suffix: str, wide: bool, rehearsal_mark: str) -> DrawnFigure:
+def _build_drawn_figure(
+    plot: figure.Figure, title_suffix: str, caption_suffix: str, wide: bool, rehearsal_mark: str
+) -> DrawnFigure:
     title = plot.title + title_suffix
     name = re.sub(r"[^a-z0-9.-]+", "-", f"{plot.name}{title_suffix}".replace("_", "-").lower())
     spec = {"data": plot.data, "layout": plot.layout, "picture": figure.image_layout(plot, title + rehearsal_mark, wide)}

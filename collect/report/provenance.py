@@ -83,9 +83,13 @@ def run_properties(loaded: Loaded) -> list[tuple[str, list[str]]]:
         if run.result and run.result.data:
             data = run.result.data
             synthetic = " (synthetic)" if data.get("synthetic") else ""
-            values_by_property["Data"].append(f"{data.get('name', 'unnamed')}{synthetic}, SHA-256 {data.get('sha256', 'unknown')}")
+            values_by_property["Data"].append(
+                f"{data.get('name', 'unnamed')}{synthetic}, SHA-256 {data.get('sha256', 'unknown')}"
+            )
     versions = environments([_versions(run) for run in runs])
-    values_by_property["Versions"] = [", ".join(f"{name} {version}" for name, version in sorted(environment.items())) for environment in versions]
+    values_by_property["Versions"] = [
+        ", ".join(f"{name} {version}" for name, version in sorted(environment.items())) for environment in versions
+    ]
     return [(property_name, list(dict.fromkeys(values))) for property_name, values in values_by_property.items() if values]
 
 
@@ -97,7 +101,14 @@ def environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """
     merged: list[dict[str, str]] = []
     for report in sorted(reports, key=len, reverse=True):
-        same_environment = next((environment for environment in merged if all(environment.get(name, version) == version for name, version in report.items())), None)
+        same_environment = next(
+            (
+                environment
+                for environment in merged
+                if all(environment.get(name, version) == version for name, version in report.items())
+            ),
+            None,
+        )
         if same_environment is None:
             merged.append(dict(report))
         else:

@@ -67,7 +67,9 @@ def write_claim_line(verdict: Verdict, summary: Summary) -> ClaimLine:
     measured, interval, other_number = _sides_text(part) if part else ("", "", "")
     bounds = _bounds_text(verdict, part) if part else ""
     reason = _reason_text(verdict, part)
-    return ClaimLine(MARKS[verdict.verdict], _printed_numbers(verdict, summary), bounds, measured, interval, other_number, reason)
+    return ClaimLine(
+        MARKS[verdict.verdict], _printed_numbers(verdict, summary), bounds, measured, interval, other_number, reason
+    )
 
 
 def compared_sentence(summary: Summary) -> str:
@@ -157,7 +159,9 @@ def _number_without_factor(side: ast.expr, value: float, interval: tuple[float, 
     """Like `_written`. If the test multiplies the number by a constant, the text begins with the constant, such as
     `0.8 × 470 MB`, and the interval is that of the number without the constant."""
     scale, text = _constant_factor(side)
-    number_text, interval_text = _number_and_interval(value / scale, interval and (interval[0] / scale, interval[1] / scale), unit)
+    number_text, interval_text = _number_and_interval(
+        value / scale, interval and (interval[0] / scale, interval[1] / scale), unit
+    )
     return text + number_text, interval_text
 
 
@@ -210,7 +214,12 @@ def _bounds_text(verdict: Verdict, part: ClaimPart) -> str:
     bounds = {}
     for other_part in verdict.parts:
         comparison = _parse_comparison(other_part.test)
-        if comparison is not None and (bound := _side_and_bound(comparison))[0] == measured_side and other_part.left is not None and other_part.right is not None:
+        if (
+            comparison is not None
+            and (bound := _side_and_bound(comparison))[0] == measured_side
+            and other_part.left is not None
+            and other_part.right is not None
+        ):
             bounds[bound[1]] = other_part.right if _is_measured(comparison.left) else other_part.left
     bound_texts = {words: f"{value:,g}" for words, value in bounds.items()}
     if bound_texts.keys() == {"at least", "at most"}:
@@ -248,7 +257,9 @@ def _printed_numbers(verdict: Verdict, summary: Summary) -> str:
     numbers = [
         f"{entry.printed} {entry.head}".rstrip()
         for entry in summary.reported
-        if entry.row and claim_places & named_places(entry.where) and (entry.row, compared_metrics.get(entry.metric, entry.metric)) in claimed_metrics
+        if entry.row
+        and claim_places & named_places(entry.where)
+        and (entry.row, compared_metrics.get(entry.metric, entry.metric)) in claimed_metrics
     ]
     return ", ".join(dict.fromkeys(numbers)) if len(set(numbers)) <= MOST_PRINTED else ""
 
@@ -261,7 +272,9 @@ def _compared_metric_name(call: str) -> str:
 def _reason_text(verdict: Verdict, part: ClaimPart | None) -> str:
     """The reason for a verdict, in few words. part: the part of the test that decides the verdict."""
     failed_parts = (
-        f"in {sum(not claim_part.holds for claim_part in verdict.parts)} of {len(verdict.parts)} parts" if len(verdict.parts) > 1 else ""
+        f"in {sum(not claim_part.holds for claim_part in verdict.parts)} of {len(verdict.parts)} parts"
+        if len(verdict.parts) > 1
+        else ""
     )
     if verdict.verdict == "reproduced" and part is not None:
         return (

@@ -114,16 +114,17 @@ def redraw(entries: Sequence[ReportedResult]) -> Redrawn:
         cell |= {ARGUMENT_KEY: entry.of} if entry.of else {}
         groups.setdefault(where, []).append(_PlacedEntry(index, cell, (entry.metric, qualifier)))
     table_places = sorted((where for where in groups if len(groups[where]) >= MIN_NUMBERS), key=_sort_key)
-    single = [placed.index for placed_entries in groups.values() if len(placed_entries) < MIN_NUMBERS for placed in placed_entries]
+    single = [
+        placed.index for placed_entries in groups.values() if len(placed_entries) < MIN_NUMBERS for placed in placed_entries
+    ]
     return Redrawn([_build_table(where, groups[where]) for where in table_places], sorted(single))
 
 
 def make_footnotes(entries: Sequence[ReportedResult], entry_texts: Sequence[str], indexes: Sequence[int]) -> Remarks:
     """The footnotes of a table. A sentence that applies to several entries is one footnote.
 
-    entries: all reported entries of the study. entry_texts: for each of them, the text about this entry alone, or "". indexes: the
-    indexes of the entries in the table.
-    """
+    entries: all reported entries of the study. entry_texts: for each of them, the text about this entry alone, or "". indexes:
+    the indexes of the entries in the table."""
     texts = list(dict.fromkeys(entry_texts[index] for index in indexes if entry_texts[index]))
     doubts = list(dict.fromkeys(note for index in indexes for note in entries[index].notes))
     if len(texts) == 1 and len(indexes) > 1 and all(entry_texts[index] for index in indexes):
@@ -163,14 +164,18 @@ def _build_table(where: str, entries: Sequence[_PlacedEntry]) -> StudyTable:
     keys_without_lengths = [key for key in keys if key not in LENGTHS]
     if len({(_row_names(entry, keys_without_lengths), entry.column) for entry in entries}) == len(entries):
         keys = keys_without_lengths
-    common = [(columns.key_heading(key), entries[0].cell[key]) for key in all_keys if key not in keys and _is_common(entries, key)]
+    common = [
+        (columns.key_heading(key), entries[0].cell[key]) for key in all_keys if key not in keys and _is_common(entries, key)
+    ]
     table_columns = list(dict.fromkeys(entry.column for entry in entries))
     if len(table_columns) == 1 and (crossed_table := _build_crossed_table(where, common, keys, entries)):
         return crossed_table
     heads = [_column_heading(column) for column in table_columns]
     rows = _build_rows(keys, entries, [entry.column for entry in entries], table_columns)
     if not keys:
-        return StudyTable(where, common, ["Metric"], [ColumnHeading("Number")], _stack_numbers(heads, rows), _entry_indexes(entries))
+        return StudyTable(
+            where, common, ["Metric"], [ColumnHeading("Number")], _stack_numbers(heads, rows), _entry_indexes(entries)
+        )
     return StudyTable(where, common, list(map(columns.key_heading, keys)), heads, rows, _entry_indexes(entries))
 
 
@@ -182,7 +187,9 @@ def _stack_numbers(heads: Sequence[ColumnHeading], rows: Sequence[StudyRow]) -> 
     return [StudyRow([name], [field]) for name, field in fields]
 
 
-def _build_crossed_table(where: str, common: list[tuple[str, str]], keys: list[str], entries: Sequence[_PlacedEntry]) -> StudyTable | None:
+def _build_crossed_table(
+    where: str, common: list[tuple[str, str]], keys: list[str], entries: Sequence[_PlacedEntry]
+) -> StudyTable | None:
     """A table of one metric in which each value of the last key is a column, such as one column for each number of GPUs.
 
     None if there are fewer than two keys, or if a field of the table would be empty or would have two numbers.
@@ -207,12 +214,13 @@ def _build_crossed_table(where: str, common: list[tuple[str, str]], keys: list[s
     )
 
 
-def _build_rows(keys: Sequence[str], entries: Sequence[_PlacedEntry], entry_columns: Sequence[_Column], table_columns: Sequence[_Column]) -> list[StudyRow]:
+def _build_rows(
+    keys: Sequence[str], entries: Sequence[_PlacedEntry], entry_columns: Sequence[_Column], table_columns: Sequence[_Column]
+) -> list[StudyRow]:
     """The rows of a table: one row for each combination of names, such as `ddp, gpt2`.
 
-    If two entries have the same names and the same column, the second entry starts another row with the same names. entry_columns: the
-    column of each entry. table_columns: the columns of the table, in order.
-    """
+    If two entries have the same names and the same column, the second entry starts another row with the same names.
+    entry_columns: the column of each entry. table_columns: the columns of the table, in order."""
     rows: list[tuple[tuple[str, ...], dict[_Column, int]]] = []
     for entry, column in zip(entries, entry_columns, strict=True):
         names = _row_names(entry, keys)

@@ -45,7 +45,9 @@ def print_summary(output: Output, summary: Summary) -> None:
     if summary.predictions:
         output.table(score_text.TITLE.lower(), score_text.HEADINGS, score_text.score_rows(summary.predictions))
     for failure in summary.failures:
-        failure_text = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
+        failure_text = (
+            f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
+        )
         output.line(f"{failure.state}: {failure_text}", STYLES.get(failure.state))
     for outlier in summary.outliers:
         value, median = (notation.format_number(number) for number in (outlier.value, outlier.median))
@@ -114,12 +116,13 @@ def print_verdicts(output: Output, summary: Summary) -> None:
             output.line(f"for all of them: {reason}")
 
 
-def _print_table(output: Output, title: str, table_columns: Sequence[columns.Column], styles: Sequence[str], row_indexes: Iterable[int]) -> None:
+def _print_table(
+    output: Output, title: str, table_columns: Sequence[columns.Column], styles: Sequence[str], row_indexes: Iterable[int]
+) -> None:
     """Print a table of cells.
 
-    table_columns: the columns of the table. styles: a style for each row of the summary. row_indexes: the indexes of the rows that are
-    printed.
-    """
+    table_columns: the columns of the table. styles: a style for each row of the summary. row_indexes: the indexes of the rows
+    that are printed."""
     headings = [column.heading_with_unit for column in table_columns]
     indexes = list(row_indexes)
     rows = [[str(column.cells[index]) for column in table_columns] for index in indexes]

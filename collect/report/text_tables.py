@@ -38,7 +38,10 @@ def make_text_tables(summary: Summary) -> list[TextTable]:
     table = summary.table
     candidates = [
         _columns_table("summary", "Cells", table.columns, range(len(summary.rows))),
-        *(_columns_table(other_table.name, other_table.title, other_table.columns, other_table.rows) for other_table in table.further),
+        *(
+            _columns_table(other_table.name, other_table.title, other_table.columns, other_table.rows)
+            for other_table in table.further
+        ),
         *fault_text.fault_tables(summary),
         _searches_table(summary),
         TextTable(
@@ -54,7 +57,9 @@ def _columns_table(name: str, title: str, columns: Sequence[Column], row_indexes
     """A table with these columns. row_indexes: the indexes of the rows of the summary that the table contains."""
     headings = [column.heading_with_unit for column in columns]
     rows = [[str(column.cells[index]) for column in columns] for index in row_indexes]
-    return TextTable(name, title, headings, rows, frozenset(index for index, table_column in enumerate(columns) if table_column.is_number))
+    return TextTable(
+        name, title, headings, rows, frozenset(index for index, table_column in enumerate(columns) if table_column.is_number)
+    )
 
 
 def _searches_table(summary: Summary) -> TextTable:
@@ -63,9 +68,16 @@ def _searches_table(summary: Summary) -> TextTable:
 
 
 def _claims_table(summary: Summary) -> TextTable:
-    caption = ". ".join([verdict_text.verdict_counts(summary), *verdict_text.verdict_cautions(summary)]) if summary.verdicts else ""
-    rows = [[verdict.id, verdict_text.verdict_label(verdict), verdict.says, verdict.where, verdict.why] for verdict in summary.verdicts]
-    return TextTable("claims", caption, ["Claim", "Verdict", "What the study says", "Where", "Why"], rows, long=frozenset({2, 4}))
+    caption = (
+        ". ".join([verdict_text.verdict_counts(summary), *verdict_text.verdict_cautions(summary)]) if summary.verdicts else ""
+    )
+    rows = [
+        [verdict.id, verdict_text.verdict_label(verdict), verdict.says, verdict.where, verdict.why]
+        for verdict in summary.verdicts
+    ]
+    return TextTable(
+        "claims", caption, ["Claim", "Verdict", "What the study says", "Where", "Why"], rows, long=frozenset({2, 4})
+    )
 
 
 def _reported_table(summary: Summary) -> TextTable:

@@ -27,9 +27,17 @@ def truncate_summary(summary: Summary) -> Summary:
         **{name: getattr(summary, name)[:MAX_ENTRIES] for name in _LISTS},
     )
     counts = {
-        noun: (len(getattr(short_summary, name)), len(getattr(summary, name))) for name, noun in {"rows": "cells", **_LISTS}.items()
+        noun: (len(getattr(short_summary, name)), len(getattr(summary, name)))
+        for name, noun in {"rows": "cells", **_LISTS}.items()
     }
-    cut_lists = [f"{shown_count:,} of {total_count:,} {noun}" for noun, (shown_count, total_count) in counts.items() if shown_count < total_count]
+    cut_lists = [
+        f"{shown_count:,} of {total_count:,} {noun}"
+        for noun, (shown_count, total_count) in counts.items()
+        if shown_count < total_count
+    ]
     if cut_lists:
-        short_summary.remarks = [*short_summary.remarks, f"shown here: {', '.join(cut_lists)}; summary.json and the tables contain all"]
+        short_summary.remarks = [
+            *short_summary.remarks,
+            f"shown here: {', '.join(cut_lists)}; summary.json and the tables contain all",
+        ]
     return short_summary

@@ -151,7 +151,9 @@ class _OpenFile(Generic[Built]):
         if any(rest):
             yield decode_lines(b"".join(rest), Sample)
 
-    def _build_segment(self, segment: ReadSegment, offset: int, build: Callable[[ReadSegment, bytes], Built]) -> BuiltSegment[Built]:
+    def _build_segment(
+        self, segment: ReadSegment, offset: int, build: Callable[[ReadSegment, bytes], Built]
+    ) -> BuiltSegment[Built]:
         """Check the digest of a segment, and call `build`. offset: the place of its values. Raises SegmentFault, OSError."""
         if segment.begin and os.pread(self._descriptor, 1, segment.begin - 1) != b"\n":
             raise SegmentFault("it begins within a line")

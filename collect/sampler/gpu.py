@@ -137,7 +137,9 @@ class GpuSource(Source):
         for index in range(most_instances):
             try:
                 instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-                self._gpus.append(OpenGpu(nvml.nvmlDeviceGetUUID(instance), instance, self._instance_questions(), [], mig_of=uuid))
+                self._gpus.append(
+                    OpenGpu(nvml.nvmlDeviceGetUUID(instance), instance, self._instance_questions(), [], mig_of=uuid)
+                )
             except nvml.NVMLError:  # there is no instance with this index
                 continue
 

@@ -37,7 +37,9 @@ class DeviceRows:
         self._rows = rows
         self._wall_s = rows["wall_s"].to_numpy()
         # Device -> the indexes of its rows, which are in the order of the times, as in the frame.
-        self.rows_of_device: dict[Device, np.ndarray] = _group_in_loop(rows, keys) if rows.height < MANY else _group_with_polars(rows, keys)
+        self.rows_of_device: dict[Device, np.ndarray] = (
+            _group_in_loop(rows, keys) if rows.height < MANY else _group_with_polars(rows, keys)
+        )
 
     @cached_property
     def _times(self) -> dict[Device, np.ndarray]:
@@ -58,7 +60,10 @@ class DeviceRows:
         # a call of `fill_null` takes longer than all else for a short run
         arrays = [(column.fill_null(0) if column.null_count() else column).to_numpy() for column in series]
         if has_values is None:
-            return {device: (self._times[device], *(array[rows] for array in arrays)) for device, rows in self.rows_of_device.items()}
+            return {
+                device: (self._times[device], *(array[rows] for array in arrays))
+                for device, rows in self.rows_of_device.items()
+            }
         values_of_device = {}
         for device, rows in self.rows_of_device.items():
             rows_with_values = rows[has_values[rows]]
@@ -85,11 +90,15 @@ def _group_with_polars(rows: pl.DataFrame, keys: Sequence[str]) -> dict[Device, 
         rows_of_uuid = {device[0]: row_indexes for device, row_indexes in _group_with_polars(rows, keys[1:]).items()}
         hosts = rows[keys[0]]
         # The rows are sorted by host, so all rows of a UUID are on one host if its first and its last row are.
-        hosts_of_uuid = {uuid: {hosts[int(row_indexes[0])], hosts[int(row_indexes[-1])]} for uuid, row_indexes in rows_of_uuid.items()}
+        hosts_of_uuid = {
+            uuid: {hosts[int(row_indexes[0])], hosts[int(row_indexes[-1])]} for uuid, row_indexes in rows_of_uuid.items()
+        }
         if all(len(uuid_hosts) == 1 for uuid_hosts in hosts_of_uuid.values()):
             return {(hosts_of_uuid[uuid].pop(), uuid): row_indexes for uuid, row_indexes in rows_of_uuid.items()}
     grouped = rows.select(keys).with_row_index("row").group_by(keys, maintain_order=True).agg("row")
-    return {device: row_indexes.to_numpy() for device, row_indexes in zip(grouped.select(keys).rows(), grouped["row"], strict=True)}
+    return {
+        device: row_indexes.to_numpy() for device, row_indexes in zip(grouped.select(keys).rows(), grouped["row"], strict=True)
+    }
 
 
 def _group_in_loop(rows: pl.DataFrame, keys: Sequence[str]) -> dict[Device, np.ndarray]:

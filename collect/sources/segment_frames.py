@@ -11,7 +11,7 @@ import polars as pl
 
 from collect.sample_columns.segment import COUNTS, TABLES, PlacedColumn, ReadSegment, SegmentFault
 from collect.sample_columns.tables import LISTED, Kind
-from collect.sources.samples import KINDS, Samples, sort_samples, build_frames_of_tables
+from collect.sources.samples import KINDS, Samples, build_frames_of_tables, sort_samples
 
 _NUMBERS: Mapping[str, Any] = {"float": np.dtype("<f8"), "int": np.dtype("<i8"), "bool": np.dtype("?")}
 _BOUNDS = {"t_s": (0.0, 3e9), "wall_s": (0.0, 2.5e11)}  # of shardlab.record_types.Seconds and WallTime
@@ -112,7 +112,10 @@ def _build_frame(table: str, segments: Sequence[CheckedSegment]) -> pl.DataFrame
     rows = [segment.rows[table] for segment in segments]
     columns = [segment.columns[table] for segment in segments]
     return pl.DataFrame(
-        [_build_series(name, kind, [segment_columns[name] for segment_columns in columns], rows) for name, kind in TABLES[table].items()]
+        [
+            _build_series(name, kind, [segment_columns[name] for segment_columns in columns], rows)
+            for name, kind in TABLES[table].items()
+        ]
     )
 
 

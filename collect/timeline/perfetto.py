@@ -44,7 +44,9 @@ def _first_time_s(timeline: RunTimeline) -> float:
     return min(firsts, default=0.0)
 
 
-def _trace_events(timeline: RunTimeline, profiled: Iterable[Spans], zero_s: float, host_suffix: str) -> Iterator[dict[str, Any]]:
+def _trace_events(
+    timeline: RunTimeline, profiled: Iterable[Spans], zero_s: float, host_suffix: str
+) -> Iterator[dict[str, Any]]:
     processes: dict[str, int] = {}
     rows: dict[tuple[str, str], int] = {}
 

@@ -67,7 +67,9 @@ def straggler_by_traces(breakdowns: list[Breakdown]) -> Straggler | None:
 
     The rank that spends the least time in collectives arrives last; the other ranks spend more time there, because they wait.
     """
-    usable = [breakdown for breakdown in breakdowns if breakdown.rank is not None and breakdown.steps and breakdown.communication_ns]
+    usable = [
+        breakdown for breakdown in breakdowns if breakdown.rank is not None and breakdown.steps and breakdown.communication_ns
+    ]
     if len(usable) < 2:
         return None
     waits_ms = sorted((breakdown.communication_ns / breakdown.steps / 1e6, breakdown.rank or 0) for breakdown in usable)

@@ -89,7 +89,9 @@ def _find_cpu_activities(trace: Trace) -> Activities | None:
     rows = spans[order]
     span_operations = gloo.find_span_operations(trace, cpu_activity, names)
     index_of_operation: dict[CollectiveOperation, int] = {}
-    operation = np.array([index_of_operation.setdefault(span_operations[index], len(index_of_operation)) for index in order], np.int32)
+    operation = np.array(
+        [index_of_operation.setdefault(span_operations[index], len(index_of_operation)) for index in order], np.int32
+    )
     return Activities(
         source="gloo" if len(rows) else "cpu",
         start_ns=cpu_activity.start_ns,

@@ -42,7 +42,15 @@ def print_step_difference(output: Output, run: str, against: str, step_differenc
         for part in step_difference.parts
         if part.difference_ns
     ]
-    rows.append([f"whole {step_difference.per}", ms_text(step_difference.time_ns), ms_text(step_difference.against_ns), signed_ms_text(difference_ns), percent_text(difference_ns, difference_ns)])
+    rows.append(
+        [
+            f"whole {step_difference.per}",
+            ms_text(step_difference.time_ns),
+            ms_text(step_difference.against_ns),
+            signed_ms_text(difference_ns),
+            percent_text(difference_ns, difference_ns),
+        ]
+    )
     faster = "slower" if difference_ns > 0 else "faster" if difference_ns < 0 else "as fast"
     output.table(
         f"why {run} is {faster} than {against}: mean {step_difference.per}, parts sum to the difference"

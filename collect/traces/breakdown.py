@@ -128,7 +128,9 @@ def compute_breakdown(trace: Trace) -> Breakdown | None:
     memory = gpu_events.counted & ~kernel
     communicating = find_communication(trace, kernel)
     collective = communicating.rows
-    compute, communicated, moved = (intervals.event_intervals(trace, rows) for rows in (kernel & ~collective, collective, memory))
+    compute, communicated, moved = (
+        intervals.event_intervals(trace, rows) for rows in (kernel & ~collective, collective, memory)
+    )
     busy = intervals.event_intervals(trace, kernel | memory)
     rows = np.flatnonzero(collective)
     exact = _build_breakdown(
@@ -151,7 +153,10 @@ def compute_breakdown(trace: Trace) -> Breakdown | None:
 def _measure_left_out(trace: Trace, gpu_events: Launches, rows: NDArray[np.bool_]) -> LeftOut | None:
     if not rows.any():
         return None
-    total_ns, left_out_ns = (_sum_durations(trace.duration_ns[chosen]) for chosen in (gpu_events.counted | gpu_events.before_recording | gpu_events.outside_steps, rows))
+    total_ns, left_out_ns = (
+        _sum_durations(trace.duration_ns[chosen])
+        for chosen in (gpu_events.counted | gpu_events.before_recording | gpu_events.outside_steps, rows)
+    )
     return LeftOut(int(np.count_nonzero(rows)), left_out_ns, 100 * left_out_ns / total_ns if total_ns else 0.0)
 
 
@@ -185,7 +190,9 @@ def _tally_collectives(trace: Trace, rows: NDArray[np.intp], names: Sequence[str
 
     rows: the indexes of the calls in the trace. names: the name of the collective of each call.
     """
-    return rename_tallies([EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(names, rows, strict=True)], str)
+    return rename_tallies(
+        [EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(names, rows, strict=True)], str
+    )
 
 
 def _build_breakdown(

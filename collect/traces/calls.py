@@ -78,7 +78,10 @@ def list_calls(trace: Trace, active: Activities) -> tuple[list[ProcessGroup], li
     launch_rows = active.launch_row[active.is_collective]
     sole_group = _find_sole_group(trace)
     groups: dict[ProcessGroup, int] = {}
-    group_of_operation = [groups.setdefault(sole_group if collective.group is None else _build_group(collective), len(groups)) for collective in active.operations]
+    group_of_operation = [
+        groups.setdefault(sole_group if collective.group is None else _build_group(collective), len(groups))
+        for collective in active.operations
+    ]
     operation_indexes = active.operation[active.is_collective].tolist()
     sizes = [message_bytes(collective) for collective in active.operations]
     start, end = trace.start_ns[rows], trace.end_ns[rows]

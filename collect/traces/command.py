@@ -14,7 +14,7 @@ from collect.traces import answer_tables, detail_tables, hta, merged, run_answer
 from collect.traces import trace as source
 from collect.traces.breakdown import Breakdown, EventTally
 from collect.traces.difference import StepDifference, compute_step_difference
-from collect.traces.file_figures import FileFigures, describe_damage, compute_file_figures, sort_by_rank, rank_sort_key
+from collect.traces.file_figures import FileFigures, compute_file_figures, describe_damage, rank_sort_key, sort_by_rank
 from collect.traces.operators import OperatorDifference, compare_trace_operators
 from collect.traces.run_answers import RunAnswers
 from collect.traces.trace import Trace
@@ -37,7 +37,13 @@ def find_trace_files(workspace: Workspace, run: str) -> list[Path]:
     is_path = "/" in run
     folder = Path(run) if is_path else workspace.run(run).path / "trace"
     json_paths = [path for path in folder.glob("*.json*") if not path.name.startswith(".")]
-    trace_paths = [folder] if is_path and folder.is_file() else sorted(json_paths) if is_path else run_traces.select_regular_files(json_paths)
+    trace_paths = (
+        [folder]
+        if is_path and folder.is_file()
+        else sorted(json_paths)
+        if is_path
+        else run_traces.select_regular_files(json_paths)
+    )
     if not trace_paths:
         raise InputError(
             f"{folder}: no traces. Allowed: a run whose cell has instruments: {{profile: ...}}, "
@@ -75,17 +81,32 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
     damage = [f"{trace.path}: {sentence}" for trace in other_traces for sentence in describe_damage(trace)]
     comparison = None
     if against:
-        comparison = TraceComparison(against, compare_trace_operators(traces, other_traces), [compute_file_figures(entry) for entry in other_traces], damage)
+        comparison = TraceComparison(
+            against,
+            compare_trace_operators(traces, other_traces),
+            [compute_file_figures(entry) for entry in other_traces],
+            damage,
+        )
     if not like_hta:
         return _print_report(output, header, [compute_file_figures(trace) for trace in traces], comparison)
     breakdowns, failures = _compute_like_hta(traces)
     trace_damage = [f"{trace.path}: {sentence}" for trace in traces for sentence in describe_damage(trace)]
     _print_breakdowns(output, run, breakdowns, like_hta=True)
-    _print_tallies(output, "collectives, all ranks together", "Collective", [entry for breakdown in breakdowns for entry in breakdown.collectives])
+    _print_tallies(
+        output,
+        "collectives, all ranks together",
+        "Collective",
+        [entry for breakdown in breakdowns for entry in breakdown.collectives],
+    )
     _print_kernels(output, breakdowns)
     if comparison:
         _print_operators(output, run, comparison.against, comparison.operators)
-    _print_remarks(output, breakdowns, _describe_duplicates([(trace.rank, trace.path) for trace in traces]), [*failures, *trace_damage, *damage])
+    _print_remarks(
+        output,
+        breakdowns,
+        _describe_duplicates([(trace.rank, trace.path) for trace in traces]),
+        [*failures, *trace_damage, *damage],
+    )
     document = header | {"like_hta": True, "ranks": [_breakdown_document(entry) for entry in breakdowns]}
     document |= {"without_figures": failures, "damage": [*trace_damage, *damage]}
     output.document(document | (comparison.document(None) if comparison else {}))
@@ -126,7 +147,9 @@ def _print_report(
     damage += comparison.damage if comparison else []
     step_difference = None
     if comparison:
-        step_difference = compute_step_difference([answers], [RunAnswers([entry.analysis for entry in comparison.others if entry.analysis])])
+        step_difference = compute_step_difference(
+            [answers], [RunAnswers([entry.analysis for entry in comparison.others if entry.analysis])]
+        )
     _print_breakdowns(output, run, breakdowns, like_hta=False)
     answer_tables.print_answer_tables(output, answers)
     detail_tables.print_detail_tables(output, answers.ranks)
@@ -135,8 +158,13 @@ def _print_report(
         if step_difference:
             answer_tables.print_step_difference(output, run, comparison.against, step_difference)
         _print_operators(output, run, comparison.against, comparison.operators)
-    _print_remarks(output, breakdowns, _describe_duplicates([(entry.rank, Path(entry.path)) for entry in figures]), [*failures, *damage])
-    ranks = [_breakdown_document(entry) | run_answers.rank_document(analysis) for entry, analysis in zip(breakdowns, answers.ranks, strict=True)]
+    _print_remarks(
+        output, breakdowns, _describe_duplicates([(entry.rank, Path(entry.path)) for entry in figures]), [*failures, *damage]
+    )
+    ranks = [
+        _breakdown_document(entry) | run_answers.rank_document(analysis)
+        for entry, analysis in zip(breakdowns, answers.ranks, strict=True)
+    ]
     document = header | {"like_hta": False, "ranks": ranks}
     document |= {"without_figures": failures, "damage": damage} | answers.document()
     output.document(document | (comparison.document(step_difference) if comparison else {}))
@@ -157,7 +185,14 @@ def _print_remarks(output: Output, breakdowns: Sequence[Breakdown], duplicates: 
 
     duplicates: about ranks with several trace files. problems: sentences about damaged traces and traces without figures.
     """
-    for sentence in filter(None, [_describe_unstable_sort(breakdowns), *duplicates, *(sentence for breakdown in breakdowns for sentence in _describe_left_out(breakdown))]):
+    for sentence in filter(
+        None,
+        [
+            _describe_unstable_sort(breakdowns),
+            *duplicates,
+            *(sentence for breakdown in breakdowns for sentence in _describe_left_out(breakdown)),
+        ],
+    ):
         output.remark(sentence)
     for sentence in problems:
         output.remark(sentence, style="red")
@@ -236,7 +271,16 @@ def _print_breakdowns(output: Output, run: str, breakdowns: Sequence[Breakdown],
             "" if breakdown.rank is None else str(breakdown.rank),
             breakdown.source,
             str(breakdown.steps),
-            *(_ms_text(ns) for ns in (breakdown.span_ns, breakdown.compute_ns, breakdown.communication_ns, breakdown.memory_ns, breakdown.non_compute_ns)),
+            *(
+                _ms_text(ns)
+                for ns in (
+                    breakdown.span_ns,
+                    breakdown.compute_ns,
+                    breakdown.communication_ns,
+                    breakdown.memory_ns,
+                    breakdown.non_compute_ns,
+                )
+            ),
             _ms_text(breakdown.idle_ns),
             f"{100 * breakdown.idle_ns / breakdown.span_ns:.2f}" if breakdown.span_ns else "",
             "" if breakdown.overlap_pct is None else f"{breakdown.overlap_pct:.2f}",
@@ -254,7 +298,9 @@ def _print_tallies(output: Output, title: str, heading: str, tallies: Sequence[E
         totals[event_tally.name][0] += event_tally.count
         totals[event_tally.name][1] += event_tally.total_ns
     rows = sorted(totals.items(), key=lambda item: -item[1][1])
-    shown_rows = [[_shorten(name), f"{n:,}", _ms_text(ns), notation.format_number(ns / n / 1000)] for name, (n, ns) in rows[:_MOST_ROWS]]
+    shown_rows = [
+        [_shorten(name), f"{n:,}", _ms_text(ns), notation.format_number(ns / n / 1000)] for name, (n, ns) in rows[:_MOST_ROWS]
+    ]
     if shown_rows:
         omitted_note = f"; {len(rows) - _MOST_ROWS} more in --json" if len(rows) > _MOST_ROWS else ""
         output.table(f"{title}{omitted_note}", [heading, "Calls (n)", "Total (ms)", "Mean (us)"], shown_rows)
@@ -273,7 +319,8 @@ def _print_operators(output: Output, run: str, against: str, operator_difference
         for operator in changed[:_MOST_ROWS]
     ]
     counts = ", ".join(
-        f"{sum(operator.change == change for operator in operator_differences)} {change}" for change in ("new", "gone", "changed", "same")
+        f"{sum(operator.change == change for operator in operator_differences)} {change}"
+        for change in ("new", "gone", "changed", "same")
     )
     omitted_note = f"; {len(changed) - _MOST_ROWS} more in --json" if len(changed) > _MOST_ROWS else ""
     columns = ["Change", "Kind", "Name", "Calls (n)", "Against (n)", "Time (ms)", "Against (ms)", "Difference (ms)"]

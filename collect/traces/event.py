@@ -195,7 +195,9 @@ def texts_to_ns(texts: Sequence[Raw]) -> NDArray[np.int64]:
         decimals[text_of_point] = stops[text_of_point] - points - 1
         lengths[:] = stops - starts - 1 - decimals
         lengths[text_of_point] -= 1
-        one_point_each = np.all((points > starts[text_of_point]) & (points < stops[text_of_point])) and np.all(np.diff(text_of_point) > 0)
+        one_point_each = np.all((points > starts[text_of_point]) & (points < stops[text_of_point])) and np.all(
+            np.diff(text_of_point) > 0
+        )
         longest = characters[starts[lengths == _DIGITS] + 1]  # first digit of the longest texts; it is 1 in today's timestamps
         fits_int64 = lengths.max() < _DIGITS or (lengths.max() == _DIGITS and np.all(longest == _ONE))
         if one_point_each and lengths.min() > 0 and decimals.max() <= 3 and fits_int64:

@@ -102,7 +102,9 @@ def name_collectives(trace: Trace, activity: Activity) -> list[str]:
     queued = [index for index, name in enumerate(span_names) if name not in _POINT_TO_POINT]
     queued.sort(key=lambda index: trace.start_ns[rows[index]])
     launch_rows = sorted(np.flatnonzero(activity.launches), key=lambda row: trace.start_ns[row])
-    launch_names = [(row, find_torch_name(trace.labels[trace.name[row]].removeprefix("c10d::").strip("_"))) for row in launch_rows]
+    launch_names = [
+        (row, find_torch_name(trace.labels[trace.name[row]].removeprefix("c10d::").strip("_"))) for row in launch_rows
+    ]
     queued_launches = [(row, name) for row, name in launch_names if name not in _POINT_TO_POINT]
     if len(queued_launches) != len(queued):
         return span_names
@@ -123,7 +125,9 @@ def find_span_operations(trace: Trace, activity: Activity, names: Sequence[str])
     identified, the size of an all_reduce is not given, because the span may be the reduce_scatter, which counts as fewer bytes.
     """
     size = find_sole_group_size(trace)
-    is_ambiguous = "reduce_scatter" not in names and bool((activity.launches & _match_names(trace, lambda label: _SCATTER in label)).any())
+    is_ambiguous = "reduce_scatter" not in names and bool(
+        (activity.launches & _match_names(trace, lambda label: _SCATTER in label)).any()
+    )
     span_operations = []
     for row, name in zip(np.flatnonzero(activity.collectives), names, strict=True):
         operation = trace.collectives[index] if (index := trace.collective[row]) >= 0 else CollectiveOperation(name)

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import collective, intervals
-from collect.traces.breakdown import Breakdown, EventTally, HtaBounds, rename_tallies, count_steps, tally_events
+from collect.traces.breakdown import Breakdown, EventTally, HtaBounds, count_steps, rename_tallies, tally_events
 from collect.traces.trace import Trace
 from shardlab.errors import InputError
 
@@ -105,7 +105,9 @@ def _compute_breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
             f"{trace.path}: after HolisticTraceAnalysis' rounding these times are negative: {', '.join(negative)}; it gives no "
             "figures then. Use collect trace without --like-hta."
         )
-    overlap_us = intervals.intersection_length(intervals.merge_overlapping(*computation), intervals.merge_overlapping(*communication))
+    overlap_us = intervals.intersection_length(
+        intervals.merge_overlapping(*computation), intervals.merge_overlapping(*communication)
+    )
     return Breakdown(
         rank=trace.rank,
         source="gpu",

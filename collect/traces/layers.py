@@ -23,7 +23,7 @@ from collect.traces import gloo
 from collect.traces.activities import Activities
 from collect.traces.details import EventSpans
 from collect.traces.event_decoder import MODULE
-from collect.traces.nesting import MOST_LEVELS, Nesting, find_containing_spans, union_lengths, compute_nesting
+from collect.traces.nesting import MOST_LEVELS, Nesting, compute_nesting, find_containing_spans, union_lengths
 from collect.traces.trace import Trace
 
 
@@ -86,7 +86,9 @@ def compute_layer_times(trace: Trace, active: Activities) -> list[LayerTime]:
         len(names),
     )
     device = (
-        _compute_device_times(trace, active, nested, chains, is_recomputed, nodes, call_of_node, len(names)) if active.source == "gpu" else None
+        _compute_device_times(trace, active, nested, chains, is_recomputed, nodes, call_of_node, len(names))
+        if active.source == "gpu"
+        else None
     )
     counts = np.bincount(module[~is_recomputed], minlength=len(names))
     parents = nested.parent[first]

@@ -26,7 +26,13 @@ from collect.traces.trace import Trace
 from shardlab.files.decoders import DECODE_FAULTS
 
 _LARGEST = 1 << 60  # the most FLOPs of one call: no device can do more FLOPs, so larger shapes mean that the trace is damaged
-_INPUT_POSITIONS = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2), "aten::_scaled_mm": (0, 1)}
+_INPUT_POSITIONS = {
+    "aten::mm": (0, 1),
+    "aten::bmm": (0, 1),
+    "aten::addmm": (1, 2),
+    "aten::baddbmm": (1, 2),
+    "aten::_scaled_mm": (0, 1),
+}
 
 
 class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +93,9 @@ def find_matrix_products(trace: Trace, active: Activities) -> list[MatrixProduct
                 untimed=int(all_calls[index] - calls[index]),
             )
         )
-    return sorted(products, key=lambda product: (-product.total_ns, product.operator, product.batch, product.m, product.n, product.k))
+    return sorted(
+        products, key=lambda product: (-product.total_ns, product.operator, product.batch, product.m, product.n, product.k)
+    )
 
 
 def find_timed_calls(trace: Trace, active: Activities) -> EventSpans:

@@ -91,7 +91,9 @@ def _device_name(kind: int, number: int) -> str:
     return name if name == CPU or number < 0 else f"{name}:{number}"
 
 
-def _measure_device(events: MemoryEvents, before: NDArray[np.intp], inside: NDArray[np.intp], begin: int, device: str) -> MemoryUse | None:
+def _measure_device(
+    events: MemoryEvents, before: NDArray[np.intp], inside: NDArray[np.intp], begin: int, device: str
+) -> MemoryUse | None:
     """The memory of one device from `begin` on, in ns. None if nothing is known about this time.
 
     before, inside: as in `select_device_events`.

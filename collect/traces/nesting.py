@@ -61,7 +61,9 @@ def compute_nesting(spans: EventSpans) -> Nesting:
         running.append((index, end))
     end_until(None)
     segments = np.array(pieces, np.int64).reshape(-1, 4)
-    return Nesting(parent, EventSpans(segments[:, 0].astype(np.int32), segments[:, 1].astype(np.int32), segments[:, 2], segments[:, 3]))
+    return Nesting(
+        parent, EventSpans(segments[:, 0].astype(np.int32), segments[:, 1].astype(np.int32), segments[:, 2], segments[:, 3])
+    )
 
 
 def find_containing_spans(spans: EventSpans, thread: NDArray[np.int32], moment: NDArray[np.int64]) -> NDArray[np.intp]:

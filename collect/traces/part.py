@@ -54,10 +54,17 @@ def analyse_part(folder: RunDir, run: Run) -> None:
             start, path = time.monotonic(), Path(part.folder) / name
             with files.as_workspace_error("read"):
                 loaded_trace, size = trace.read_trace(path), path.stat().st_size
-            files.write_json(folder.path / SUMMARIES / summary_name(file_number), compute_file_figures(loaded_trace), sync=False)
+            files.write_json(
+                folder.path / SUMMARIES / summary_name(file_number), compute_file_figures(loaded_trace), sync=False
+            )
             end_time = time.monotonic()
             record = StepRecord(
-                schema=SCHEMA, step=file_number + 1, t_s=end_time, wall_s=time.time(), units=size, step_ms=1000 * (end_time - start)
+                schema=SCHEMA,
+                step=file_number + 1,
+                t_s=end_time,
+                wall_s=time.time(),
+                units=size,
+                step_ms=1000 * (end_time - start),
             )
             steps.write(record)
     result = Result(

@@ -15,7 +15,9 @@ class Use(NamedTuple):
     ms: float
 
 
-def compute_uses_per_step(runs: Iterable[Sequence[Breakdown]], select_tallies: Callable[[Breakdown], Sequence[EventTally]]) -> dict[str, Use]:
+def compute_uses_per_step(
+    runs: Iterable[Sequence[Breakdown]], select_tallies: Callable[[Breakdown], Sequence[EventTally]]
+) -> dict[str, Use]:
     """The calls and the time per step of each name: the mean over the ranks of a run with profiler steps, then the mean over
     runs.
 

@@ -74,7 +74,9 @@ def compute_phase_times(trace: Trace, active: Activities) -> list[PhaseTime]:
         rows = active.rows[in_phase]
         collective = active.is_collective[in_phase]
         memory = trace.has_category("gpu_memcpy", "gpu_memset")[rows]
-        compute, communication = (intervals.event_intervals(trace, rows[chosen]) for chosen in (~collective & ~memory, collective))
+        compute, communication = (
+            intervals.event_intervals(trace, rows[chosen]) for chosen in (~collective & ~memory, collective)
+        )
         if host[phase].length or len(rows):
             times.append(
                 PhaseTime(
@@ -111,10 +113,14 @@ def _divide_host_time(trace: Trace, steps: NDArray[np.bool_], main: int) -> dict
     time_of_phase: dict[Phase, Intervals] = {}
     for phase, pattern in _ANNOTATIONS.items():
         is_named = trace.match_labels(trace.name, [pattern.match(label) is not None for label in trace.labels])
-        time_of_phase[phase] = intervals.intersect_intervals(remaining, intervals.event_intervals(trace, annotations & is_named))
+        time_of_phase[phase] = intervals.intersect_intervals(
+            remaining, intervals.event_intervals(trace, annotations & is_named)
+        )
         remaining = intervals.subtract_intervals(remaining, time_of_phase[phase])
     autograd = gloo.find_autograd(trace)
-    differentiating = intervals.intersect_intervals(remaining, _close_gaps(trace, intervals.event_intervals(trace, autograd), main))
+    differentiating = intervals.intersect_intervals(
+        remaining, _close_gaps(trace, intervals.event_intervals(trace, autograd), main)
+    )
     time_of_phase["backward"] = intervals.unite_intervals(time_of_phase["backward"], differentiating)
     remaining = intervals.subtract_intervals(remaining, differentiating)
     last = _find_last_backward(trace, steps, time_of_phase["backward"])

@@ -54,7 +54,9 @@ def read_run_traces(run: Path, mode: Traces) -> RunTraces:
     exact = [figures.breakdown for figures in loaded]
     analyses = [figures.analysis for figures in loaded]
     return RunTraces(
-        exact, analyses, _read_like_hta(paths) if mode == "like-hta" and any(breakdown.source == "gpu" for breakdown in exact) else []
+        exact,
+        analyses,
+        _read_like_hta(paths) if mode == "like-hta" and any(breakdown.source == "gpu" for breakdown in exact) else [],
     )
 
 

@@ -112,7 +112,10 @@ def compute_waits(ranks: Sequence[RankAnalysis]) -> Waits:
             continue
         rank_indexes = list(by_rank)
         for matched_calls in zip(*by_rank.values(), strict=True):
-            durations = [ranks[rank_index].calls[index].duration_ns for rank_index, index in zip(rank_indexes, matched_calls, strict=True)]
+            durations = [
+                ranks[rank_index].calls[index].duration_ns
+                for rank_index, index in zip(rank_indexes, matched_calls, strict=True)
+            ]
             shortest = min(durations)
             waiting = [duration - shortest for duration in durations]
             for rank_index, index, ns in zip(rank_indexes, matched_calls, waiting, strict=True):

@@ -337,7 +337,9 @@ class _Columns:
             details=self.details.details(name, thread),
         )
 
-    def _drop_incomplete(self, columns: tuple[NDArray[Any], ...], is_complete: NDArray[np.bool_], reason: str) -> tuple[NDArray[Any], ...]:
+    def _drop_incomplete(
+        self, columns: tuple[NDArray[Any], ...], is_complete: NDArray[np.bool_], reason: str
+    ) -> tuple[NDArray[Any], ...]:
         if is_complete.all():
             return columns
         self.lost[reason] += int(np.count_nonzero(~is_complete))

@@ -179,10 +179,14 @@ class _Unanswerable(Exception):
         super().__init__()
         order: tuple[Word, ...] = ("ambiguous", "not run", "undecided")
         self.verdict: Word = min((no_measurement.verdict for no_measurement in missing), key=order.index)
-        self.why = "; ".join(dict.fromkeys(no_measurement.why for no_measurement in missing if no_measurement.verdict == self.verdict))
+        self.why = "; ".join(
+            dict.fromkeys(no_measurement.why for no_measurement in missing if no_measurement.verdict == self.verdict)
+        )
 
 
-def _look_up_numbers(measurements: Measurements, verdict: Verdict, tree: ast.expr) -> tuple[dict[str, Value | None], list[UncertainNumber]]:
+def _look_up_numbers(
+    measurements: Measurements, verdict: Verdict, tree: ast.expr
+) -> tuple[dict[str, Value | None], list[UncertainNumber]]:
     """Look up the value of each call in the test of a claim, and add it to the numbers of the verdict.
 
     Returns ({text of a call: the draws of its value, or None if they are not known}, the numbers of the metrics). Raises
@@ -239,16 +243,22 @@ def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]
     known_values = {text: value for text, value in values.items() if value is not None}
     for test in tests:
         call_texts = draws.find_calls(test).keys()
-        part = ClaimPart(test=ast.unparse(test), holds=draws.share_of_draws(test, {text: measured_values[text] for text in call_texts}) == 1)
+        part = ClaimPart(
+            test=ast.unparse(test), holds=draws.share_of_draws(test, {text: measured_values[text] for text in call_texts}) == 1
+        )
         part.left, part.right = draws.side_values(test, {text: measured_values[text] for text in call_texts})
         units = {claim_number.call: claim_number.unit for claim_number in verdict.numbers}
         if sides := _test_sides(test):
             part.left_unit, part.right_unit = (_side_unit(side, units) or "" for side in sides)
         if call_texts <= known_values.keys():
             part.holds_pct = 100 * draws.share_of_draws(test, {text: known_values[text] for text in call_texts})
-            part.left_interval, part.right_interval = draws.side_intervals(test, {text: known_values[text] for text in call_texts})
+            part.left_interval, part.right_interval = draws.side_intervals(
+                test, {text: known_values[text] for text in call_texts}
+            )
         verdict.parts.append(part)
-    failing_parts = [part for part in verdict.parts if part.holds_pct is not None and part.holds_pct <= 100 * LEVEL / len(tests)]
+    failing_parts = [
+        part for part in verdict.parts if part.holds_pct is not None and part.holds_pct <= 100 * LEVEL / len(tests)
+    ]
     open_parts = [part for part in verdict.parts if part.holds_pct is None or part.holds_pct < 100 * (1 - LEVEL)]
     if failing_parts:
         verdict.verdict, verdict.why = "contradicted", "; ".join(part_text.failure_text(part) for part in failing_parts)
@@ -259,7 +269,9 @@ def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]
         verdict.why = "holds; its numbers do not scatter" if exact else f"holds in {part_text.format_share(least)} of draws"
     else:
         verdict.verdict = "undecided"
-        unknown = dict.fromkeys(claim_number.how for claim_number in verdict.numbers if claim_number.call in values.keys() - known_values.keys())
+        unknown = dict.fromkeys(
+            claim_number.how for claim_number in verdict.numbers if claim_number.call in values.keys() - known_values.keys()
+        )
         measured_text = "as measured it holds" if all(part.holds for part in verdict.parts) else "as measured it does not hold"
         has_unknown = any(part.holds_pct is None for part in open_parts)
         verdict.why = "; ".join([*unknown, measured_text] if has_unknown else map(part_text.overlap_text, open_parts))
@@ -287,7 +299,9 @@ def _cells_expression(expansion: Expansion, cells: Collection[str]) -> str:
     Returns "" if all cells are meant, or if no such expression was found. The expression contains only names that every cell
     has, because it is an error if an expression contains an option that a cell does not have.
     """
-    names_by_cell = {entry.id: cell_names.names(msgspec.to_builtins(entry.cell.rehearses or entry.cell)) for entry in expansion.cells}
+    names_by_cell = {
+        entry.id: cell_names.names(msgspec.to_builtins(entry.cell.rehearses or entry.cell)) for entry in expansion.cells
+    }
     other_names = [names for cell, names in names_by_cell.items() if cell not in cells]
     if not other_names:
         return ""
@@ -364,7 +378,9 @@ def _unproven_reason(measurements: Measurements, verdict: Verdict, numbers: list
     unproven, unprovable = [], []
     for row in rows.values():
         proof = row.same_work
-        proof_text = f"{measurements.label(row)}: {proof.verdict} ({proof.why})" if proof else f"{measurements.label(row)}: no proof"
+        proof_text = (
+            f"{measurements.label(row)}: {proof.verdict} ({proof.why})" if proof else f"{measurements.label(row)}: no proof"
+        )
         if row.gpu_trouble:
             return f"not ranked, because GPUs were shared, throttled or faulty while steps were timed ({row.gpu_trouble})"
         if not row.is_ranked:

@@ -103,7 +103,9 @@ def side_values(test: ast.expr, values: Mapping[str, Value]) -> tuple[float | No
     return left, right
 
 
-def side_intervals(test: ast.expr, values: Mapping[str, Value]) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
+def side_intervals(
+    test: ast.expr, values: Mapping[str, Value]
+) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
     """The 95 % intervals of the left and the right side of a test that compares numbers; (None, None) for any other test.
 
     The interval of a side is None if the side does not scatter.

@@ -31,7 +31,10 @@ def _side_texts(part: ClaimPart) -> tuple[str, str] | None:
         return None
     unit = part.left_unit or part.right_unit  # a constant of the claim has the unit of the other side
     unit_text = "" if unit == "x" else unit
-    return f"{notation.format_number(part.left)} {unit_text}".rstrip(), f"{notation.format_number(part.right)} {unit_text}".rstrip()
+    return (
+        f"{notation.format_number(part.left)} {unit_text}".rstrip(),
+        f"{notation.format_number(part.right)} {unit_text}".rstrip(),
+    )
 
 
 def format_share(pct: float) -> str:

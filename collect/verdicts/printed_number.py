@@ -138,9 +138,8 @@ def parse_printed_number(text: str, unit: str | None, metric_unit: str, *, chang
 def _unit_and_factor(unit_text: str, metric_unit: str, text: str) -> tuple[str, float]:
     """Returns (unit of the metric, factor by which a number in the text is multiplied to get a value in this unit).
 
-    unit_text: the unit in the text or in the head of the table. text: the whole text, for an error message. Raises ValueError if
-    the number in the text cannot be converted.
-    """
+    unit_text: the unit in the text or in the head of the table. text: the whole text, for an error message. Raises ValueError
+    if the number in the text cannot be converted."""
     if metric_unit in COUNTED:
         word = re.sub(r"\s*(parameters|params)$", "", unit_text)
         if word in _COUNTS:

@@ -95,7 +95,9 @@ def _compare_reported_number(loaded: Loaded, measurements: Measurements, entry: 
     metric = measurements.metrics.get(result.metric)
     try:
         if metric is not None or result.metric == STATE:
-            result.reported = parse_printed_number(result.printed, entry.unit, metric.unit if metric else "", change=_is_change(metric))
+            result.reported = parse_printed_number(
+                result.printed, entry.unit, metric.unit if metric else "", change=_is_change(metric)
+            )
     except ValueError as error:
         result.why = "; ".join(filter(None, (result.why, str(error))))
     if result.row is None or result.reported is None:
@@ -104,7 +106,11 @@ def _compare_reported_number(loaded: Loaded, measurements: Measurements, entry: 
     if rehearsal := reasons.rehearsal_reason(cell):
         result.reasons = [*reasons.adaptation_clauses(entry), rehearsal]
         return result
-    result.reasons = [*reasons.adaptation_clauses(entry), *_doubt_clauses(result, number), *reasons.likely_reasons(loaded, cell, row, {result.metric})]
+    result.reasons = [
+        *reasons.adaptation_clauses(entry),
+        *_doubt_clauses(result, number),
+        *reasons.likely_reasons(loaded, cell, row, {result.metric}),
+    ]
     if number and len({part.row.id for part in number.selected.parts if not part.metric.exact}) > 1:
         unproven = [measurements.label(part.row) for part in number.selected.parts if not part.row.is_ranked]
         if trouble := [part.row.gpu_trouble for part in number.selected.parts if part.row.gpu_trouble]:

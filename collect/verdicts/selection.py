@@ -86,7 +86,9 @@ class Measurements:
         matching = [row for row in self.rows if cell_names.matches(row.cell, cell_filter)]
         filter_text = ", ".join(f"{key} {value}" for key, value in cell_filter.items()) or "no filter"
         if len(matching) > 1:
-            raise NoMeasurement("ambiguous", f"{filter_text}: matches {len(matching)} cells: {'; '.join(map(self.label, matching))}")
+            raise NoMeasurement(
+                "ambiguous", f"{filter_text}: matches {len(matching)} cells: {'; '.join(map(self.label, matching))}"
+            )
         if matching:
             return matching[0]
         for excluded in self._excluded:
@@ -136,7 +138,10 @@ class Measurements:
             if metric.of_run_at is None:
                 repeats = [[run.metrics[metric.name] for run in row.runs if metric.name in run.metrics] for row in self.rows]
             else:
-                repeats = [[quantity.value for quantity in self._repeat_quantities(metric, row, argument) if quantity] for row in self.rows]
+                repeats = [
+                    [quantity.value for quantity in self._repeat_quantities(metric, row, argument) if quantity]
+                    for row in self.rows
+                ]
             self._noise[key] = pooled_noise(repeats)
         return self._noise[key]
 
@@ -150,13 +155,17 @@ class Measurements:
         quantity = self._apply_formula(selected.metric, *selected.compared_pair, value, other_value)
         return None if quantity is None else quantity.value
 
-    def _select_comparison(self, metric: Metric, row: CellRow, argument: Argument | None, given_row: CellRow | None) -> SelectedMetric:
+    def _select_comparison(
+        self, metric: Metric, row: CellRow, argument: Argument | None, given_row: CellRow | None
+    ) -> SelectedMetric:
         other = given_row or next((entry for entry in self.rows if entry.id == row.baseline), None)
         if other_work_rows := [
             entry for entry in (row, other) if entry and entry.does_other_work
         ]:  # a cell that does other work has no baseline with which it could be compared
             proof_texts = "; ".join(
-                f"{self.label(entry)}: {entry.same_work.verdict} ({entry.same_work.why})" for entry in other_work_rows if entry.same_work
+                f"{self.label(entry)}: {entry.same_work.verdict} ({entry.same_work.why})"
+                for entry in other_work_rows
+                if entry.same_work
             )
             raise NoMeasurement("undecided", f"not compared, because the cells do not do the same work: {proof_texts}")
         if other is None:
@@ -164,7 +173,9 @@ class Measurements:
         compared_metric = self.metrics[metric.compares]
         selected, other_selected = (self._select_measured(compared_metric, entry, argument) for entry in (row, other))
         if (selected.unit, selected.kind) != (other_selected.unit, other_selected.kind):
-            kinds = " and ".join(f"{self.label(entry.row)} ({entry.kind or entry.unit})" for entry in (selected, other_selected))
+            kinds = " and ".join(
+                f"{self.label(entry.row)} ({entry.kind or entry.unit})" for entry in (selected, other_selected)
+            )
             raise NoMeasurement("not run", f"{metric.name}: {kinds} are not comparable")
         quantity = self._apply_formula(metric, selected, other_selected, selected.mean, other_selected.mean)
         if quantity is None:
@@ -194,10 +205,19 @@ class Measurements:
         quantities = self._repeat_quantities(metric, row, argument)
         known_quantities: list[Quantity] = [quantity for quantity in quantities if quantity is not None]
         if not known_quantities or len(known_quantities) < len(quantities):
-            raise self._unmeasured_error(metric, row, f" ({len(known_quantities)} of {len(quantities)} repeats have one)" if known_quantities else "")
+            raise self._unmeasured_error(
+                metric, row, f" ({len(known_quantities)} of {len(quantities)} repeats have one)" if known_quantities else ""
+            )
         if len({(quantity.unit, quantity.kind) for quantity in known_quantities}) > 1:
             raise self._unmeasured_error(metric, row, " in the same way in all repeats")
-        return SelectedMetric(row, metric, [quantity.value for quantity in known_quantities], known_quantities[0].unit, known_quantities[0].kind, argument)
+        return SelectedMetric(
+            row,
+            metric,
+            [quantity.value for quantity in known_quantities],
+            known_quantities[0].unit,
+            known_quantities[0].kind,
+            argument,
+        )
 
     def _repeat_quantities(self, metric: Metric, row: CellRow, argument: Argument | None) -> list[Quantity | None]:
         assert metric.of_run_at is not None

@@ -54,7 +54,9 @@ class UncertainNumber:
         argument_text = "" if selected.argument is None else f" {selected.argument}"
         self.draws = draw_mean(self.value, error, degrees, f"{selected.metric.name} {selected.row.id}{argument_text}")
 
-    def _compare_two(self, measurements: Measurements, selected: SelectedMetric, first: SelectedMetric, other: SelectedMetric) -> None:
+    def _compare_two(
+        self, measurements: Measurements, selected: SelectedMetric, first: SelectedMetric, other: SelectedMetric
+    ) -> None:
         """Compute the draws of a metric that compares two cells: its formula is applied to the draws of both cells."""
         first_number = UncertainNumber(measurements, first)
         other_number = first_number if first.row.id == other.row.id else UncertainNumber(measurements, other)

@@ -118,7 +118,9 @@ class LivePage:
             total=len(row_of_run),
             runs_path=str(self._workspace.runs),
         )
-        heads = {run.run_id: render_page("watch/run.html.j2", printable.clean, run=run, figures=run.figures) for run in drawn_runs}
+        heads = {
+            run.run_id: render_page("watch/run.html.j2", printable.clean, run=run, figures=run.figures) for run in drawn_runs
+        }
         return {
             "problem": "",
             "queue": queue,
@@ -154,7 +156,10 @@ def _build_row(run: QueuedRun, verdict: JudgedState) -> QueueRow:
 
 def _build_run_at_work(run: QueuedRun, row: QueueRow) -> RunAtWork:
     assert run.series is not None
-    drawings = [_build_figure(title, run.series.curves[title], run.series.left_out.get(title, ())) for title in (*STEP_FIGURES, *TIME_FIGURES)]
+    drawings = [
+        _build_figure(title, run.series.curves[title], run.series.left_out.get(title, ()))
+        for title in (*STEP_FIGURES, *TIME_FIGURES)
+    ]
     return RunAtWork(
         run_id=run.run_id,
         row=row,

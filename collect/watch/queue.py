@@ -113,7 +113,8 @@ class Queue:
             if first not in latest_attempts or attempt > attempt_of(latest_attempts[first])[1]:
                 latest_attempts[first] = run_id
         self._runs_by_id = {
-            run_id: self._runs_by_id.get(run_id) or QueuedRun(RunDir(self.workspace.runs / run_id)) for run_id in latest_attempts.values()
+            run_id: self._runs_by_id.get(run_id) or QueuedRun(RunDir(self.workspace.runs / run_id))
+            for run_id in latest_attempts.values()
         }
         for run in self._runs_by_id.values():
             run.refresh()

@@ -135,7 +135,9 @@ class Handler(BaseHTTPRequestHandler):
             return
         names = urlsplit(self.path).path.split("/")[1:]
         if not secrets.compare_digest(names[0].encode("utf-8", "replace"), self.server.token.encode()):
-            self._send_problem(HTTPStatus.NOT_FOUND, "Nothing is here. The address is in the terminal in which `collect watch` runs.")
+            self._send_problem(
+                HTTPStatus.NOT_FOUND, "Nothing is here. The address is in the terminal in which `collect watch` runs."
+            )
             return
         try:
             self._send_path([os.fsdecode(unquote_to_bytes(name)) for name in names[1:]])

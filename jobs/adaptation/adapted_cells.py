@@ -117,9 +117,8 @@ def adapt_cells(
 ) -> list[AdaptedCell]:
     """What becomes of each cell of a matrix on these machines, in the order of the matrix.
 
-    plugins: the plug-ins of the workspace. study: the matrix with the `defaults` of the study; None: `requested_matrix` has them.
-    Raises InputError if the matrix is not valid on any machine.
-    """
+    plugins: the plug-ins of the workspace. study: the matrix with the `defaults` of the study; None: `requested_matrix` has
+    them. Raises InputError if the matrix is not valid on any machine."""
     fitter, study = CellFitter(requested_matrix, machine, plugins), study or requested_matrix
     cells = resolve_cells(keep_only_points(study, study.points), plugins=plugins)
     replaced_values = [adapted_means.find_replaced_values(point.keys, machine) for point in study.points]

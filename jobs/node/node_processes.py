@@ -126,8 +126,8 @@ def start_process(command: list[str], log: int | None, environment: dict[str, st
 
 
 def end_process(process: subprocess.Popen[bytes], first_signal: signal.Signals, grace_s: float) -> int:
-    """Send the signal `first_signal` to a process, kill the process if it has not ended after grace_s seconds, and return its exit
-    code."""
+    """Send the signal `first_signal` to a process, kill the process if it has not ended after grace_s seconds, and return its
+    exit code."""
     try:
         os.kill(process.pid, first_signal)
         return process.wait(grace_s)

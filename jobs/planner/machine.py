@@ -93,9 +93,9 @@ def _fit_link_between_nodes(
 ) -> PlannedLink | None:
     """The link between nodes, as measured with NCCL or else with Gloo; None if it was not measured.
 
-    link_name: the link that the cluster file names. nccl_measurements: the measurements with NCCL on the planned GPUs. measured: all
-    measurements. Measurements with Gloo are used only for Ethernet: Gloo uses TCP, and NCCL uses RDMA over InfiniBand.
-    """
+    link_name: the link that the cluster file names. nccl_measurements: the measurements with NCCL on the planned GPUs.
+    measured: all measurements. Measurements with Gloo are used only for Ethernet: Gloo uses TCP, and NCCL uses RDMA over
+    InfiniBand."""
     multi_node_measurements = [measurement for measurement in nccl_measurements if len(measurement.nodes) > 1]
     if not multi_node_measurements and (link_name is None or link_name.startswith("ethernet")):
         multi_node_measurements = [

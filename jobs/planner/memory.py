@@ -247,9 +247,8 @@ def _checkpointed_bytes(mode: str, blocks: int, bytes_per_block: float, input_by
     """The memory of activations with activation checkpointing: (bytes that all blocks keep from forward to backward, bytes that
     exist while one block is recomputed).
 
-    mode: the value of the key activation_checkpointing. bytes_per_block: the bytes that a block saves without checkpointing. input_bytes:
-    the bytes of the input of a block.
-    """
+    mode: the value of the key activation_checkpointing. bytes_per_block: the bytes that a block saves without checkpointing.
+    input_bytes: the bytes of the input of a block."""
     if mode == "none" or not blocks:
         return blocks * bytes_per_block, 0.0
     kind, _, number = mode.partition("-")

@@ -166,8 +166,8 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
 
 
 def _count_saved_bytes(cell: Cell, shape: Shape, tokens: int, *, extra_elements: int, logits: int, heads: int) -> SavedBytes:
-    """What a model of GPT-2 or ViT saves for backward. extra_elements: the number of further elements per token that a block saves and
-    that tensor-parallel ranks split."""
+    """What a model of GPT-2 or ViT saves for backward. extra_elements: the number of further elements per token that a block
+    saves and that tensor-parallel ranks split."""
     computed, stream = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
     width = shape.width
     autocast = cell.precision in precision.AUTOCAST

@@ -56,8 +56,8 @@ def simulate(
     hop_time: float = 0.0,
     per_rank: int = 1,
 ) -> SimulatedPipeline:
-    """Simulate one step of a pipeline. forward, backward: the time of a pass through all stages of a rank. hop_time: the time of a
-    message between two stages. per_rank: the number of stages per rank, above 1 only for the interleaved schedule."""
+    """Simulate one step of a pipeline. forward, backward: the time of a pass through all stages of a rank. hop_time: the time
+    of a message between two stages. per_rank: the number of stages per rank, above 1 only for the interleaved schedule."""
     forward_time, backward_time, stages = forward / per_rank, backward / per_rank, ranks * per_rank
     orders = [_order_passes(schedule, rank, ranks, micro_batches, per_rank) for rank in range(ranks)]
     end_times: dict[tuple[str, int, int], float] = {}

@@ -109,8 +109,8 @@ def _predict_compute_time(
 ) -> tuple[PredictedRange, PredictedRange]:
     """The time of computing in a step: (seconds that the GPU computes, seconds that it waits until the host starts operators).
 
-    rate: the FLOP/s that the GPU reaches. unaligned_rate: the FLOP/s in products with an unaligned dimension; None: the same as `rate`.
-    """
+    rate: the FLOP/s that the GPU reaches. unaligned_rate: the FLOP/s in products with an unaligned dimension; None: the same as
+    `rate`."""
     assert facts.flops_per_item is not None
     passes, model_parts = cell.gradient_accumulation_steps, cell.tp * cell.pp
     items = cell.micro_batch_size * passes

@@ -111,7 +111,13 @@ def _describe_missing(options: Sequence[dict[str, Any]], data_path: Path) -> lis
 def _data_set_names(options: Sequence[dict[str, Any]]) -> str:
     """The names of the data sets that cells with these options read from files, separated by commas."""
     return ", ".join(
-        sorted({data_set.name for cell_options in options if (data_set := data_sets.find_data_path(cell_options, Path())) is not None})
+        sorted(
+            {
+                data_set.name
+                for cell_options in options
+                if (data_set := data_sets.find_data_path(cell_options, Path())) is not None
+            }
+        )
     )
 
 

@@ -255,9 +255,8 @@ def suggest_options(
     """Sentences with options under which all cells fit: an expression for --where that selects exactly the cells that fit, and
     --scale tiny.
 
-    requested_matrix: the matrix. cells: all cells of the matrix. selected_cells: the cells that `where` selects. machine: the capacity of the
-    cluster. where: the expression of --where. plugins: the plug-ins of the workspace.
-    """
+    requested_matrix: the matrix. cells: all cells of the matrix. selected_cells: the cells that `where` selects. machine: the
+    capacity of the cluster. where: the expression of --where. plugins: the plug-ins of the workspace."""
     misfit_names = {candidate.cell for candidate in find_misfits(requested_matrix, cells, machine, selected_cells)}
     fitting = [cell for cell in selected_cells if cell.name() not in misfit_names]
     sentences = []
@@ -293,9 +292,9 @@ def _limit_expressions(machine: Capacity) -> list[str]:
 def must_run_here(source: render.RenderContext, *, allow_login_node: bool, trains: bool = True) -> None:
     """If the runs start on this machine, check that this machine can run them.
 
-    allow_login_node: whether --here is given, which allows a login node. trains: whether a run trains; the others analyse traces.
-    Raises InputError if this machine is a login node of a Slurm cluster, and MissingExtra if a package is not installed.
-    """
+    allow_login_node: whether --here is given, which allows a login node. trains: whether a run trains; the others analyse
+    traces. Raises InputError if this machine is a login node of a Slurm cluster, and MissingExtra if a package is not
+    installed."""
     if source.scheduler != "local":
         return
     login_node.must_not_be(here=allow_login_node)

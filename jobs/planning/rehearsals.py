@@ -109,8 +109,8 @@ class Rehearsals:
         """Run the process that makes an answer. Returns a sentence that says why the process was ended; '' if it ended by
         itself.
 
-        request_path: the request. answer_path: the file for the answer. error_path: the file for the errors that the process prints.
-        """
+        request_path: the request. answer_path: the file for the answer. error_path: the file for the errors that the process
+        prints."""
         command = [own_answers.interpreter_path(), "-P", "-W", "ignore", "-m", "trainers", "rehearse"]
         depth_options = ["--full-depth"] if self._full_depth else []
         with answer_path.open("wb") as standard_output, error_path.open("wb") as errors:

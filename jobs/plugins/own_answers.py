@@ -119,9 +119,8 @@ def _ask_process(source: PluginSource, kind: type[D], seq_len: int | None) -> D:
 def _run_process(argv: Sequence[str], folder: str, output_path: Path) -> int | None:
     """Run a process; return its exit code, or None if it took longer than ANSWER_S.
 
-    folder: the working directory of the process. output_path: the file for its output. The output is not read from a pipe, because
-    the code of the user may start another process that keeps the pipe open for ever.
-    """
+    folder: the working directory of the process. output_path: the file for its output. The output is not read from a pipe,
+    because the code of the user may start another process that keeps the pipe open for ever."""
     with output_path.open("wb") as output:
         process = subprocess.Popen(
             argv,

@@ -56,10 +56,9 @@ class JobsFound(msgspec.Struct, frozen=True):
 def find_jobs(job_numbers: Sequence[str], since_s: float, unfinished_ids: Set[str] = frozenset()) -> JobsFound:
     """The latest state of each of these jobs, and of each task of a job array.
 
-    job_numbers: numbers of jobs; an array has one number. since_s: no job was submitted before this time. unfinished_ids: ids of jobs that
-    may wait or run. The accounting lags behind for such jobs, so the controller (squeue) is asked first; if the controller
-    knows all these jobs, sacct is not called.
-    """
+    job_numbers: numbers of jobs; an array has one number. since_s: no job was submitted before this time. unfinished_ids: ids
+    of jobs that may wait or run. The accounting lags behind for such jobs, so the controller (squeue) is asked first; if the
+    controller knows all these jobs, sacct is not called."""
     if not job_numbers:
         return JobsFound({}, "", complete=True)
     queue = _squeue() if unfinished_ids else None

@@ -152,8 +152,8 @@ def _place_files(
 
 
 def _place_records(old_run: RunDir, arrived_folder: Path) -> None:
-    """Replace each file of step records on this machine by the file of the same name in the folder `arrived_folder`, if the arrived
-    file begins with the same records."""
+    """Replace each file of step records on this machine by the file of the same name in the folder `arrived_folder`, if the
+    arrived file begins with the same records."""
     for name in files.names(arrived_folder):
         own_path = old_run.path / "steps" / name
         if not re.fullmatch(part_files.STEPS, name) or not _is_regular(arrived_folder / name):

@@ -253,9 +253,8 @@ def judge_with_lease(
     Without a lease, and before the lease ends, this is the state that the scheduler observed. After the end of the lease, the
     state by the scheduler still counts if the scheduler answers, because the lease may have been extended.
 
-    observed: the state by the scheduler. ended: when the supervisor recorded the end of the run; None if it recorded no end. current_time:
-    the current time.
-    """
+    observed: the state by the scheduler. ended: when the supervisor recorded the end of the run; None if it recorded no end.
+    current_time: the current time."""
     if lease is None or not lease.has_ended(current_time):
         return observed.verdict
     is_lost = observed.verdict.state == "node_fail" and (ended is None or ended >= lease.expires)

@@ -60,9 +60,8 @@ def allows_retry(folder: RunDir, run: Run, state: str) -> bool:
 def find_retry_state(folder: RunDir, run: Run, end_data: Mapping[str, Any], saved: int) -> str | None:
     """The state in which this start of the run ends, if the run must be started again after this state; otherwise None.
 
-    end_data: the data of the event `exited`, which is not recorded yet. saved: the step of the newest checkpoint when this start of
-    the run began. After a time limit without a newer checkpoint, another start would only repeat the same steps.
-    """
+    end_data: the data of the event `exited`, which is not recorded yet. saved: the step of the newest checkpoint when this
+    start of the run began. After a time limit without a newer checkpoint, another start would only repeat the same steps."""
     if end_data["reason"] == "told":  # only Slurm knows why it told the run to end, and whether it starts the run again
         return None
     state = folder.judged_at(end_data, run).state

@@ -34,10 +34,9 @@ class Backlog:
     ) -> None:
         """Take over the runs that a scheduler did not accept.
 
-        name: the name of the scheduler. submit_options: the options with which the runs are submitted. full: the exception that the
-        scheduler raised, with the runs that it did not accept. ignore_lease: also submit runs that would not end before the
-        lease of the nodes; without this option, such runs are held back.
-        """
+        name: the name of the scheduler. submit_options: the options with which the runs are submitted. full: the exception that
+        the scheduler raised, with the runs that it did not accept. ignore_lease: also submit runs that would not end before the
+        lease of the nodes; without this option, such runs are held back."""
         self.folders = full.unsubmitted
         self.problem = full.why
         self._workspace = workspace

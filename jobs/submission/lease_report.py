@@ -101,7 +101,8 @@ class LeaseEstimate:
     """Estimates which runs end before the lease. Runs must be added in the order in which they start."""
 
     def __init__(self, leased_inventory: Inventory, current_time: datetime) -> None:
-        """Start without runs: all nodes are free. leased_inventory: the inventory, which must have a lease. current_time: the current time."""
+        """Start without runs: all nodes are free. leased_inventory: the inventory, which must have a lease. current_time: the
+        current time."""
         assert leased_inventory.lease is not None
         self.lease, self._current_time = leased_inventory.lease, current_time
         self._schedule = NodeSchedule(len(leased_inventory.with_role("worker") or leased_inventory.nodes))
@@ -205,9 +206,8 @@ def hold_back_late_runs(
 ) -> tuple[list[RunDecision], LeaseReport | None]:
     """Hold back the runs that would not end before the lease, unless --ignore-lease is given.
 
-    decisions: the decision on each run. Returns (the decisions, in which late runs are marked as held back; the report). Without a
-    lease, returns (the decisions unchanged, None). Raises InputError.
-    """
+    decisions: the decision on each run. Returns (the decisions, in which late runs are marked as held back; the report).
+    Without a lease, returns (the decisions unchanged, None). Raises InputError."""
     workspace, current_time = invocation.workspace, datetime.now(UTC)
     leased_inventory = inventory.leased(workspace, source.where.name)
     if leased_inventory is None:

@@ -135,9 +135,8 @@ def send_runs(
 ) -> list[RunDir]:
     """Carry out decisions: release held runs, then render and submit the other runs whose `send` is true, in order.
 
-    Runs that are held back are only rendered, and the reason is written into their events. submit_options: the options of the submission.
-    Returns the folders of the runs that were submitted. Raises ShardlabError if the scheduler rejects a run.
-    """
+    Runs that are held back are only rendered, and the reason is written into their events. submit_options: the options of the
+    submission. Returns the folders of the runs that were submitted. Raises ShardlabError if the scheduler rejects a run."""
     decisions = list(decisions)
     sent_decisions = [decision for decision in decisions if decision.send]
     released_decisions = [
@@ -168,7 +167,8 @@ def decide_retries(
     *,
     trust: bool = False,
 ) -> list[RunDecision]:
-    """Decide on a new attempt for each run whose last attempt, among the selected runs, ended in one of the states `retried_states`.
+    """Decide on a new attempt for each run whose last attempt, among the selected runs, ended in one of the states
+    `retried_states`.
 
     - The new attempt has the whole budget of `retry` again, because a person asked for it.
     - The new attempt resumes from the newest checkpoint of the earlier attempts, if there is a checkpoint. The ranks check

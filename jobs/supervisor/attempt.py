@@ -135,7 +135,8 @@ class Attempt:
         return retry_state
 
     def _requeue(self, retry_state: str | None) -> None:
-        """Ask Slurm to start the run again, unless somebody has told the run to end. retry_state: the state that `_end` returned."""
+        """Ask Slurm to start the run again, unless somebody has told the run to end. retry_state: the state that `_end`
+        returned."""
         if retry_state is None or self.run.scheduler != "slurm":
             return
         self._wait_for_slurm()

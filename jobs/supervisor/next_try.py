@@ -125,8 +125,8 @@ def _was_cancelled(folder: RunDir) -> bool:
 
 
 def _replace_by_script(folder: RunDir, claim_word: str | None) -> None:
-    """Replace this process by the script of a try. claim_word: AGAIN if the script must claim the try itself; None if the try is
-    already claimed for this process."""
+    """Replace this process by the script of a try. claim_word: AGAIN if the script must claim the try itself; None if the try
+    is already claimed for this process."""
     from jobs.scheduler import scheduler
 
     os.environ[TRY_VARIABLE] = claim_word or folder.run_id

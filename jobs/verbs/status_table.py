@@ -90,8 +90,8 @@ def _format_row(run: Status, zone: tzinfo | None) -> dict[str, str]:
 
 
 def _format_moment(moment: datetime, reference: datetime) -> str:
-    """A time as text: only the time of day if `moment` is on the date of `reference`; else with the date, and with the year if the
-    years differ too."""
+    """A time as text: only the time of day if `moment` is on the date of `reference`; else with the date, and with the year if
+    the years differ too."""
     if moment.date() == reference.date():
         return f"{moment:%H:%M:%S}"
     return f"{moment:%b %d %H:%M:%S}" if moment.year == reference.year else f"{moment:%Y-%m-%d %H:%M}"
@@ -113,8 +113,8 @@ def _select_columns(runs: Sequence[Status], rows: Sequence[dict[str, str]], widt
 
 
 def _select_runs(runs: Sequence[Status], most_rows: int) -> list[Status]:
-    """Choose at most `most_rows` runs: running runs are preferred, then runs that ended unexpectedly, then waiting runs, then runs
-    that ended as expected. The chosen runs keep their order."""
+    """Choose at most `most_rows` runs: running runs are preferred, then runs that ended unexpectedly, then waiting runs, then
+    runs that ended as expected. The chosen runs keep their order."""
 
     def rank(run: Status) -> int:
         if run.state == "running":

@@ -40,8 +40,8 @@ def run_node_rank(backend: str, nodes: str, rank: str, endpoint: str, *, gpu: in
 def run_rank(backend: str, rank: int, ranks: int, init_method: str, gpu: int | None = None) -> None:
     """Run one rank. Rank 0 prints an AllReduceReport as JSON.
 
-    init_method: the init_method of torch.distributed. gpu: the index of the GPU that the rank uses; None: the index is the rank.
-    """
+    init_method: the init_method of torch.distributed. gpu: the index of the GPU that the rank uses; None: the index is the
+    rank."""
     device = torch.device("cuda", rank if gpu is None else gpu) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -54,7 +54,9 @@ def run_rank(backend: str, rank: int, ranks: int, init_method: str, gpu: int | N
     dist.all_reduce(clock, op=dist.ReduceOp.MAX)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)  # an all-reduce takes as long as its slowest rank
     if rank == 0:
-        sizes = [_summarize_times(4 * elements, ranks, row) for elements, row in zip(ELEMENTS[backend], times.tolist(), strict=True)]
+        sizes = [
+            _summarize_times(4 * elements, ranks, row) for elements, row in zip(ELEMENTS[backend], times.tolist(), strict=True)
+        ]
         report = {
             "backend": backend,
             "ranks": ranks,

@@ -72,9 +72,8 @@ def _run_all_reduce(folder: Path, rank_index: int, tasks: int, trial: Trial, hea
     """Run an all-reduce with one rank on each node of the job. Returns the output of the rank of this node.
 
     None if torch does not work on this node, or if the first node does not write the address of the rendezvous into the folder.
-    folder: the folder of the job in the shared folder. rank_index: the rank of this node. tasks: the number of nodes. head: the host
-    name of the first node.
-    """
+    folder: the folder of the job in the shared folder. rank_index: the rank of this node. tasks: the number of nodes. head: the
+    host name of the first node."""
     if not trial.torch.backends:
         return None
     backend = "nccl" if trial.torch.gpus and "nccl" in trial.torch.backends else "gloo"
@@ -116,7 +115,8 @@ def _find_interface(other: str) -> str | None:
         own_address = probe.getsockname()[0]
     nics = psutil.net_if_addrs()
     return next(
-        (name for name, entries in nics.items() if any(entry.address.partition("%")[0] == own_address for entry in entries)), None
+        (name for name, entries in nics.items() if any(entry.address.partition("%")[0] == own_address for entry in entries)),
+        None,
     )
 
 

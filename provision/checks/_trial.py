@@ -54,7 +54,12 @@ def try_torch() -> Trial:
         all_reduce = run_in_children(ranks, RANKS_S)
     if not torch_state.gpus:
         return Trial(torch_state, all_reduce)
-    return Trial(torch_state, all_reduce, run_in_children([_multiply_matrices], PRODUCT_S), run_in_children([_compile_function], COMPILED_S))
+    return Trial(
+        torch_state,
+        all_reduce,
+        run_in_children([_multiply_matrices], PRODUCT_S),
+        run_in_children([_compile_function], COMPILED_S),
+    )
 
 
 def _run_rank(backend: str, rank: int, store: str) -> None:
@@ -85,7 +90,9 @@ def run_in_children(functions: Sequence[Callable[[], None]], limit_s: float) -> 
     The exit code in the result is None if a child was killed after `limit_s` seconds.
     """
     with contextlib.ExitStack() as files:
-        outputs = [(files.enter_context(tempfile.TemporaryFile()), files.enter_context(tempfile.TemporaryFile())) for _ in functions]
+        outputs = [
+            (files.enter_context(tempfile.TemporaryFile()), files.enter_context(tempfile.TemporaryFile())) for _ in functions
+        ]
         children = [_fork_child(function, *streams) for function, streams in zip(functions, outputs, strict=True)]
         codes = _wait_for_children(children, limit_s)
         worst = next((child for child in children if codes[child] not in (0, None)), None)

@@ -55,7 +55,8 @@ def add_measurement(outcome: Outcome, answer: CommandOutput, nodes: Sequence[str
 
 
 def read_measurement(answer: CommandOutput, nodes: Sequence[str], gpu: str | None) -> MeasuredAllReduce | None:
-    """The all-reduce that the ranks measured; None if their report has no times. answer, nodes, gpu: as for `add_measurement`."""
+    """The all-reduce that the ranks measured; None if their report has no times. answer, nodes, gpu: as for `add_measurement`.
+    """
     line = next((line for line in answer.stdout.splitlines() if '"iterations"' in line), "")
     try:
         report = decode_last_line(line, AllReduceReport)
@@ -91,7 +92,9 @@ def judge_all_reduce(answer: CommandOutput, *, cores: int) -> Outcome:
     try:
         report = decode_last_line(answer.stdout, AllReduceReport)
     except ValueError as error:
-        return Outcome(False, f"the output of the {test_name} cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
+        return Outcome(
+            False, f"the output of the {test_name} cannot be read: {error}", "try again: provision CLUSTER.yaml verify"
+        )
     if report.wrong:
         sentence = f"the {test_name} ({report.backend}) gave {report.wrong} wrong sums"
         return Outcome(False, sentence, "do not train here: check the memory, the GPUs (nvidia-smi -q -d ECC) and the driver")

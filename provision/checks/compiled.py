@@ -12,7 +12,9 @@ from provision.fact import decode_last_line
 from provision.operation import Site, Target
 from shardlab.remote.remote import CommandOutput
 
-MOST_DIFFERENCE = 1e-5  # allowed difference: results are float32 numbers up to 3, and two versions of sin may differ in the last bits
+MOST_DIFFERENCE = (
+    1e-5  # allowed difference: results are float32 numbers up to 3, and two versions of sin may differ in the last bits
+)
 ADVICE = "install a C compiler and Python's headers (gcc, libc6-dev, python3-dev), or train without compile: true"
 
 
@@ -41,7 +43,9 @@ def judge_compiled(answer: CommandOutput) -> Outcome:
         return Outcome(False, f"the test's output cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
     if not difference <= MOST_DIFFERENCE:
         sentence = f"a compiled function differs from the plain one by {difference:g}"
-        return Outcome(False, sentence, "do not train with compile: true here: is Triton the version that torch was built with?")
+        return Outcome(
+            False, sentence, "do not train with compile: true here: is Triton the version that torch was built with?"
+        )
     return Outcome(True, "torch.compile makes kernels for the GPU", measured={"largest_difference": difference})
 
 

@@ -47,7 +47,9 @@ def judge_driver(nvidia: Nvidia, requested_gpus: int) -> Outcome | None:
         nouveau = ", and nouveau is loaded" if nvidia.nouveau else ""
         nvml = f"; nvidia-smi: {nvidia.why_no_nvml}" if nvidia.why_no_nvml else ""
         sentence = f"the driver is incomplete, or its parts differ in version ({nvidia.versions}{nouveau}){nvml}"
-        return Outcome(False, sentence, "run: provision CLUSTER.yaml --only nvidia, which repairs the driver or says why it cannot")
+        return Outcome(
+            False, sentence, "run: provision CLUSTER.yaml --only nvidia, which repairs the driver or says why it cannot"
+        )
     if not len(nvidia.gpus) == len(nvidia.seen) == requested_gpus:
         sentence = f"the cluster file requests {requested_gpus} GPUs, the PCI bus has {len(nvidia.gpus)}, the driver sees {len(nvidia.seen)}"
         return Outcome(
@@ -74,7 +76,9 @@ def judge_product(answer: CommandOutput, nvidia: Nvidia) -> Outcome:
         sentence = f"wrong elements in a matrix product: {', '.join(faulty_gpus)}"
         return Outcome(False, sentence, "do not train here: look at nvidia-smi -q -d ECC")
     measured: dict[str, float | int | str] = {"gpus": len(wrong_counts), "driver": nvidia.nvml or ""}
-    sentence = f"all parts of the driver have version {nvidia.nvml}; {len(wrong_counts)} x {nvidia.seen[0].name} compute exactly"
+    sentence = (
+        f"all parts of the driver have version {nvidia.nvml}; {len(wrong_counts)} x {nvidia.seen[0].name} compute exactly"
+    )
     return Outcome(True, sentence, measured=measured)
 
 

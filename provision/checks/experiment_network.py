@@ -44,7 +44,9 @@ def judge_interfaces(entry: NodeEntry, nics: list[Nic], addresses: dict[str, lis
     interfaces = experiment_interfaces.find_interfaces(nics, addresses, entry.address, entry.control)
     experiment, control = interfaces.experiment, interfaces.control
     if entry.mac is not None:
-        named_interfaces = [nic.name for nic in nics if nic.mac == entry.mac]  # several are possible: a VLAN has the MAC of its parent
+        named_interfaces = [
+            nic.name for nic in nics if nic.mac == entry.mac
+        ]  # several are possible: a VLAN has the MAC of its parent
         if not named_interfaces:
             return Outcome(False, f"no interface has the MAC address {entry.mac} of the manifest", ADVICE)
         if experiment.interface not in named_interfaces:

@@ -21,19 +21,22 @@ LEAST_INODES = 20_000
 def judge_proofs(node_type: NodeType, proofs: Proofs, folder: str, requested_gpus: int) -> Outcome:
     """Returns a passed Outcome if torch, the GPUs, the all-reduces and the shared folder work on every node of the job.
 
-    proofs: the results of the job. folder: the path of these results. requested_gpus: the number of GPUs per node that the cluster file
-    requests.
-    """
+    proofs: the results of the job. folder: the path of these results. requested_gpus: the number of GPUs per node that the
+    cluster file requests."""
     type_text = str(node_type)
     if proofs.state != "ENDED" and not proofs.has_all():
         return Outcome(
-            False, f"{type_text}: not proven yet, job {proofs.job} is {proofs.state}", "run `provision verify` when the job has ended"
+            False,
+            f"{type_text}: not proven yet, job {proofs.job} is {proofs.state}",
+            "run `provision verify` when the job has ended",
         )
     if not proofs.nodes:
         return Outcome(False, f"{type_text}: job {proofs.job} ended without a result", f"read {folder}/prove.log")
     if len(proofs.nodes) < proofs.nodes[0].tasks:
         missing = proofs.nodes[0].tasks - len(proofs.nodes)
-        return Outcome(False, f"{type_text}: {missing} of {proofs.nodes[0].tasks} nodes gave no result", f"read {folder}/prove.log")
+        return Outcome(
+            False, f"{type_text}: {missing} of {proofs.nodes[0].tasks} nodes gave no result", f"read {folder}/prove.log"
+        )
     for proof in proofs.nodes:
         if (fault := _find_fault(proof, requested_gpus)) is not None:
             return Outcome(False, f"{type_text}: {proof.host.host}: {fault.says}", fault.advice, transcript=fault.transcript)
@@ -59,7 +62,11 @@ def _read_measurements(proofs: Sequence[NodeProof]) -> Iterator[MeasuredAllReduc
 
 def _find_fault(proof: NodeProof, requested_gpus: int) -> Outcome | None:
     """The Outcome of the first check that a node did not pass; None if the node passed all checks."""
-    outcomes = [torch.judge_torch(proof.trial.torch), gpus.judge_gpus(proof.host, proof.trial.torch), _check_gpu_count(proof, requested_gpus)]
+    outcomes = [
+        torch.judge_torch(proof.trial.torch),
+        gpus.judge_gpus(proof.host, proof.trial.torch),
+        _check_gpu_count(proof, requested_gpus),
+    ]
     if proof.trial.product is not None and proof.trial.product.code != 0:
         why = all_reduce.explain_failure(proof.trial.product, PRODUCT_S)
         outcomes.append(Outcome(False, f"a matrix product on the GPUs failed: {why}", "do not train here"))
@@ -81,7 +88,9 @@ def _find_fault(proof: NodeProof, requested_gpus: int) -> Outcome | None:
                 Outcome(False, f"the all-reduce between nodes failed: {why}", "can the nodes reach each other over TCP?")
             )
     if proof.free_bytes < LEAST_FREE_BYTES:
-        outcomes.append(Outcome(False, f"the shared folder has {proof.free_bytes / 2**30:.1f} GiB free", "free some space there"))
+        outcomes.append(
+            Outcome(False, f"the shared folder has {proof.free_bytes / 2**30:.1f} GiB free", "free some space there")
+        )
     if proof.free_inodes is not None and proof.free_inodes < LEAST_INODES:
         outcomes.append(Outcome(False, f"the shared folder has {proof.free_inodes:,} inodes free", "remove files there"))
     return next((outcome for outcome in outcomes if outcome.passed is False), None)
@@ -95,7 +104,9 @@ def _check_gpu_count(proof: NodeProof, requested_gpus: int) -> Outcome:
         return Outcome(True, "")
     why = f" ({proof.host.gpu_why_absent})" if proof.host.gpu_why_absent else ""
     return Outcome(
-        False, f"the job requested {requested_gpus} GPUs, NVML sees {count}{why}", "are these NVIDIA GPUs, and does the driver work?"
+        False,
+        f"the job requested {requested_gpus} GPUs, NVML sees {count}{why}",
+        "are these NVIDIA GPUs, and does the driver work?",
     )
 
 
@@ -123,7 +134,9 @@ def _check_all_reduce(answer: CommandOutput) -> Outcome:
 
 def _read_report(answer: CommandOutput) -> all_reduce.AllReduceReport:
     """The report of the all-reduce, found among the lines that rank 0 printed."""
-    return decode_last_line(next(line for line in answer.stdout.splitlines() if '"clock_spread_s"' in line), all_reduce.AllReduceReport)
+    return decode_last_line(
+        next(line for line in answer.stdout.splitlines() if '"clock_spread_s"' in line), all_reduce.AllReduceReport
+    )
 
 
 def _describe_all_reduce(answer: CommandOutput) -> str:

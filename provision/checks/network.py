@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from provision.check import Check, Outcome, map_targets, absent_nodes_note
+from provision.check import Check, Outcome, absent_nodes_note, map_targets
 from provision.checks.all_reduce import FORMULA, AllReduceReport, add_measurement, explain_failure
 from provision.cloudlab import experiment_interfaces
 from provision.fact import Unanswered, decode_last_line
@@ -83,7 +83,9 @@ def judge_network(
     expected_bytes = 2 * (report.ranks - 1) / report.ranks * report.bytes * report.iterations
     nic_names = ", ".join(sorted(set(nics)))
     if control_traffic := _describe_control_traffic(controls, sent_bytes, expected_bytes):
-        sentence = f"the control network, which is only for logins, carried data of the all-reduce: {', '.join(control_traffic)}"
+        sentence = (
+            f"the control network, which is only for logins, carried data of the all-reduce: {', '.join(control_traffic)}"
+        )
         return Outcome(
             False,
             f"{sentence}; each node sends {expected_bytes / 1e6:.0f} MB, over {nic_names}",
@@ -102,21 +104,29 @@ def judge_network(
     return Outcome(True, sentence, measured=measured)
 
 
-def _describe_control_traffic(controls: Sequence[tuple[str, str] | None], sent_bytes: Sequence[dict[str, int]], expected_bytes: float) -> list[str]:
+def _describe_control_traffic(
+    controls: Sequence[tuple[str, str] | None], sent_bytes: Sequence[dict[str, int]], expected_bytes: float
+) -> list[str]:
     """A phrase for each node that sent more than background traffic over the control network.
 
     controls, sent_bytes: as for `judge_network`. expected_bytes: the bytes that each node has to send for the all-reduce.
     """
     return [
         f"{name} sent {counts[interface] / 1e6:.0f} MB over {interface}"
-        for (name, interface), counts in ((control, counts) for control, counts in zip(controls, sent_bytes) if control is not None)
+        for (name, interface), counts in (
+            (control, counts) for control, counts in zip(controls, sent_bytes) if control is not None
+        )
         if counts.get(interface, 0) > MOST_CONTROL_SHARE * expected_bytes
     ]
 
 
 def _find_control_interface(target: Target) -> tuple[str, str] | None:
     interfaces = experiment_interfaces.find_node_interfaces(target)
-    return (target.node.name, interfaces.control.interface) if interfaces is not None and interfaces.control.interface is not None else None
+    return (
+        (target.node.name, interfaces.control.interface)
+        if interfaces is not None and interfaces.control.interface is not None
+        else None
+    )
 
 
 def _launch_rank(targets: list[Target], target: Target, nic: str) -> CommandOutput:

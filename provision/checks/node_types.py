@@ -76,8 +76,15 @@ def run(site: Site, target: Target) -> Outcome:
             sentence = f"Slurm shows no node in {partition_text} that has what the cluster file requests"
             return Outcome(False, sentence, "compare the keys gpus and slurm of the cluster file with what `sinfo` shows")
         tested_types = dict(list(types.items())[:MOST_TYPES])
-        left_out += [f"{node_type!s}: not proven, as only the {MOST_TYPES} first types are" for node_type in types if node_type not in tested_types]
-        folders |= {_proof_folder(cluster, target, node_type): (cluster, node_type, unsuitable_names) for node_type, unsuitable_names in tested_types.items()}
+        left_out += [
+            f"{node_type!s}: not proven, as only the {MOST_TYPES} first types are"
+            for node_type in types
+            if node_type not in tested_types
+        ]
+        folders |= {
+            _proof_folder(cluster, target, node_type): (cluster, node_type, unsuitable_names)
+            for node_type, unsuitable_names in tested_types.items()
+        }
     for folder, (cluster, node_type, unsuitable_names) in folders.items():
         proofs = _read_proofs(target, folder)
         # If the job of an earlier command failed, its failure is reported before a new job is submitted.
@@ -90,8 +97,13 @@ def run(site: Site, target: Target) -> Outcome:
     while True:
         proofs_by_folder = {folder: _read_proofs(target, folder) for folder in folders}
         checked_at = time.monotonic()
-        ended_at = {folder: ended_at.get(folder, checked_at) for folder, proofs in proofs_by_folder.items() if proofs.state == "ENDED"}
-        are_settled = [proofs.has_all() or checked_at - ended_at.get(folder, checked_at) > VISIBLE_S for folder, proofs in proofs_by_folder.items()]
+        ended_at = {
+            folder: ended_at.get(folder, checked_at) for folder, proofs in proofs_by_folder.items() if proofs.state == "ENDED"
+        }
+        are_settled = [
+            proofs.has_all() or checked_at - ended_at.get(folder, checked_at) > VISIBLE_S
+            for folder, proofs in proofs_by_folder.items()
+        ]
         if all(are_settled) or checked_at > deadline:
             break
         STOPPING.wait(POLL_S)
@@ -136,7 +148,9 @@ def _select_types(cluster: Cluster, node_types: tuple[NodeType, ...], partition:
     """
     candidates = [node_type for node_type in node_types if partition in (None, node_type.partition)]
     constraint = cluster.slurm.constraint if cluster.slurm is not None else None
-    is_plain = constraint is not None and not set(constraint) & set("|()[]*")  # False: it has operators that only sbatch evaluates
+    is_plain = constraint is not None and not set(constraint) & set(
+        "|()[]*"
+    )  # False: it has operators that only sbatch evaluates
     features = [word for word in constraint.split("&") if is_name(word)] if constraint is not None and is_plain else []
     groups: dict[tuple[object, ...], list[NodeType]] = {}
     for node_type in candidates:
@@ -146,7 +160,9 @@ def _select_types(cluster: Cluster, node_types: tuple[NodeType, ...], partition:
             groups.setdefault((node_type.cpus, node_type.gpus), []).append(node_type)
     largest = [max(similar_types, key=lambda node_type: node_type.count) for similar_types in groups.values()]
     return {
-        node_type: ",".join(other.names for other in candidates if (other.cpus, other.gpus) != (node_type.cpus, node_type.gpus) and other.names)
+        node_type: ",".join(
+            other.names for other in candidates if (other.cpus, other.gpus) != (node_type.cpus, node_type.gpus) and other.names
+        )
         for node_type in largest
     }
 
@@ -160,7 +176,9 @@ def _has_gpus(node_type: NodeType, cluster: Cluster) -> bool:
 def _proof_folder(cluster: Cluster, target: Target, node_type: NodeType) -> str:
     gpu_count = cluster.gpus.per_node if cluster.gpus is not None else 0
     options = requests.sbatch_options(cluster, nodes=2, minutes=MINUTES, gpus=gpu_count, cpus=_requested_cpus(node_type))
-    key = json.dumps([target.node.python, software.source_digest(), node_type.cpus, [str(gpu) for gpu in node_type.gpus], options])
+    key = json.dumps(
+        [target.node.python, software.source_digest(), node_type.cpus, [str(gpu) for gpu in node_type.gpus], options]
+    )
     return f"{cluster.storage.shared}/proofs/{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
@@ -193,7 +211,9 @@ def _submit_proof_job(cluster: Cluster, target: Target, folder: str, node_type: 
     """
     gpu_count = cluster.gpus.per_node if cluster.gpus is not None else 0
     count = min(2, node_type.count, cluster.slurm.max_nodes or 2 if cluster.slurm is not None else 2)
-    excluded = ",".join([*(cluster.slurm.exclude if cluster.slurm is not None else []), *([unsuitable_names] if unsuitable_names else [])])
+    excluded = ",".join(
+        [*(cluster.slurm.exclude if cluster.slurm is not None else []), *([unsuitable_names] if unsuitable_names else [])]
+    )
     options = [
         "--job-name=shardlab-prove",
         f"--output={folder}/prove.log",

@@ -23,7 +23,10 @@ def record_proven_nodes(site: Site, types: list[tuple[NodeType, list[NodeProof]]
     entries = [
         {
             **{key: value for key, value in msgspec.to_builtins(node_type).items() if key != "names"},
-            "nodes": [{"facts": inventory_file.select_stable_facts(proof.host), "rdma": msgspec.to_builtins(proof.rdma)} for proof in proofs],
+            "nodes": [
+                {"facts": inventory_file.select_stable_facts(proof.host), "rdma": msgspec.to_builtins(proof.rdma)}
+                for proof in proofs
+            ],
         }
         for node_type, proofs in types
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from provision.check import Check, Outcome, map_targets, absent_nodes_note
+from provision.check import Check, Outcome, absent_nodes_note, map_targets
 from provision.node import Node, last_line
 from provision.operation import Site, Target
 from shardlab.remote.remote import CommandOutput
@@ -27,7 +27,9 @@ def run(site: Site, target: Target) -> Outcome:
                 sentence = f"{member.node.name} cannot write into {folder}: {why}"
                 return Outcome(False, sentence, "is it mounted there (findmnt), and who owns it (ls -ld)?")
         expected_names = sorted(member.node.name for member in members)
-        read_answers = map_targets(members, lambda member: member.node.run(["sh", "-c", f"cat {mark_path}.*"], timeout_s=LIMIT_S))
+        read_answers = map_targets(
+            members, lambda member: member.node.run(["sh", "-c", f"cat {mark_path}.*"], timeout_s=LIMIT_S)
+        )
         for member, answer in zip(members, read_answers, strict=True):
             seen_names = sorted(answer.stdout.split())
             if seen_names != expected_names:

@@ -43,7 +43,9 @@ def run(site: Site, target: Target) -> Outcome:
     canary = node.run(["sh", "-c", CANARY_SCRIPT, "canary", workers[0], *options], timeout_s=LIMIT_S)
     if (fault := _describe_fault(canary)) or canary.stdout.strip() != f"FAILED|{CANARY}:0":
         sentence = f"for a job that ends with exit code {CANARY}, sacct reports: {canary.stdout.strip() or 'nothing'}{fault}"
-        return Outcome(False, sentence, f"on {node.name}: sacctmgr show cluster; journalctl -u slurmdbd", transcript=canary.stderr)
+        return Outcome(
+            False, sentence, f"on {node.name}: sacctmgr show cluster; journalctl -u slurmdbd", transcript=canary.stderr
+        )
     gpu_clause = "; a job that requests one GPU sees one" if site.cluster.gpus and site.cluster.gpus.per_node else ""
     sentence = f"a job ran on {', '.join(workers)}{gpu_clause}; sacct reports exit codes{absent_nodes_note(site)}"
     return Outcome(True, sentence)
@@ -74,7 +76,10 @@ def _check_gpu_job(site: Site, node: Node, worker: str) -> Outcome | None:
     if (fault := _describe_fault(job)) or len(gpu_numbers) != 1:
         sentence = f"a job that requests one GPU sees {len(gpu_numbers)}{fault}"
         return Outcome(
-            False, sentence, f"on {node.name}: scontrol show node; see gres in the slurmd logs of workers", transcript=job.stderr
+            False,
+            sentence,
+            f"on {node.name}: scontrol show node; see gres in the slurmd logs of workers",
+            transcript=job.stderr,
         )
     return None
 

@@ -123,8 +123,12 @@ def find_created_experiment(note: ExperimentNote, workspace: Workspace, portal: 
     contradictions = [
         f"its creator is {experiment.creator}" if experiment.creator and note.user and experiment.creator != note.user else "",
         _describe_other_profile(note, experiment),
-        "" if (experiment.creator and note.user) or (created_at and asked_at) else "neither its creator nor when it was created is known",
-        f"it was created at {experiment.created_at}" if created_at and asked_at and created_at < asked_at - timedelta(seconds=CLOCK_TOLERANCE_S) else "",
+        ""
+        if (experiment.creator and note.user) or (created_at and asked_at)
+        else "neither its creator nor when it was created is known",
+        f"it was created at {experiment.created_at}"
+        if created_at and asked_at and created_at < asked_at - timedelta(seconds=CLOCK_TOLERANCE_S)
+        else "",
     ]
     if any(contradictions):
         _remove_note(workspace)
@@ -160,10 +164,14 @@ def _create_or_adopt(
         raise
     except PortalError:
         if was_asked_before and (experiment := find_created_experiment(note, workspace, portal)) is not None:
-            return _store_experiment(workspace, note, experiment)  # the request of an earlier command had created the experiment
+            return _store_experiment(
+                workspace, note, experiment
+            )  # the request of an earlier command had created the experiment
         _remove_note(workspace)  # the portal refused the request, so no experiment belongs to the note
         if (other_experiment := portal.find_experiment(f"{request.project},{request.name}")) is not None:
-            return _adopt_own_experiment(note, other_experiment, workspace, output)  # the experiment was created during this command
+            return _adopt_own_experiment(
+                note, other_experiment, workspace, output
+            )  # the experiment was created during this command
         raise
 
 
@@ -177,7 +185,9 @@ def _describe_other_profile(note: ExperimentNote, experiment: PortalExperiment) 
     )  # users write names of profiles in upper or lower case
 
 
-def _adopt_own_experiment(intent: ExperimentNote, experiment: PortalExperiment, workspace: Workspace, output: Output) -> ExperimentNote:
+def _adopt_own_experiment(
+    intent: ExperimentNote, experiment: PortalExperiment, workspace: Workspace, output: Output
+) -> ExperimentNote:
     """Adopt an experiment, which no command of this workspace created. Returns the note about the experiment.
 
     intent: the note for the experiment that this command wanted to create. Raises InputError if the user of the token did not

@@ -158,7 +158,9 @@ class Portal:
         """The experiment with its nodes; None if the portal has no such experiment. identifier: the uuid of the experiment, or
         PROJECT,NAME. Raises PortalError."""
         try:
-            return self._decode_answer(PortalExperiment, self._send_request("GET", f"/experiments/{identifier}", "the experiment"))
+            return self._decode_answer(
+                PortalExperiment, self._send_request("GET", f"/experiments/{identifier}", "the experiment")
+            )
         except NoExperiment:
             return None
 
@@ -177,7 +179,9 @@ class Portal:
         """
         self._send_request("DELETE", f"/experiments/{uuid}", "the termination")
 
-    def _send_request(self, method: str, path: str, request_name: str, content: Mapping[str, Any] | None = None) -> PortalAnswer:
+    def _send_request(
+        self, method: str, path: str, request_name: str, content: Mapping[str, Any] | None = None
+    ) -> PortalAnswer:
         """Send a request and return its successful answer. request_name: a phrase that names the request in errors.
 
         Raises PortalError.
@@ -307,7 +311,9 @@ class Portal:
             message = decoder(PortalFault).decode(body).message
         except DECODE_FAULTS:
             return ""
-        shown_text = self._token.hide(message)[:MOST_ERROR_CHARACTERS]  # the token is hidden before the text is cut: half a token would not be found
+        shown_text = self._token.hide(message)[
+            :MOST_ERROR_CHARACTERS
+        ]  # the token is hidden before the text is cut: half a token would not be found
         return f": {shown_text.rstrip('.')}" if shown_text else ""
 
     def _decode_answer(self, shape: type[T], answer: PortalAnswer) -> T:

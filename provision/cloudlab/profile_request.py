@@ -85,7 +85,10 @@ def plan_profile_request(cluster: Cluster) -> ProfilePlan:
     profile_request = ProfileRequest(
         cluster.name, keys.project, keys.profile, keys.profile_project, keys.hours, {**bindings, **keys.bindings}
     )
-    return ProfilePlan(profile_request, [*(experiment_request.unknown if experiment_request is not None else ()), *_list_unsent_keys(keys, profile_request)])
+    return ProfilePlan(
+        profile_request,
+        [*(experiment_request.unknown if experiment_request is not None else ()), *_list_unsent_keys(keys, profile_request)],
+    )
 
 
 def _list_unsent_keys(keys: Cloudlab, profile_request: ProfileRequest) -> list[str]:
@@ -101,11 +104,17 @@ def _small_lan_bindings(keys: Cloudlab, experiment_request: ExperimentRequest) -
     for name, key in KEY_OF_PARAMETER.items():
         if name in keys.bindings:
             raise _refusal_error(f"bindings: {name}", f"cloudlab.{key}, which is checked and converted")
-    bindings = {"nodeCount": str(len(experiment_request.nodes)), "phystype": experiment_request.hardware, "osImage": experiment_request.image}
+    bindings = {
+        "nodeCount": str(len(experiment_request.nodes)),
+        "phystype": experiment_request.hardware,
+        "osImage": experiment_request.image,
+    }
     if experiment_request.lan_kbps is not None:
         if keys.lan_mbps not in LINK_MBPS:
             rates = ", ".join(map(str, LINK_MBPS))
-            raise _refusal_error(f"lan_mbps: {keys.lan_mbps}", f"{rates} with the profile {SMALL_LAN}, or null. {OWN_PROFILE_ADVICE}")
+            raise _refusal_error(
+                f"lan_mbps: {keys.lan_mbps}", f"{rates} with the profile {SMALL_LAN}, or null. {OWN_PROFILE_ADVICE}"
+            )
         bindings["linkSpeed"] = str(experiment_request.lan_kbps)
     if (size_gb := experiment_request.blockstore_gb) is not None:
         if size_gb > MOST_DISK_GB:

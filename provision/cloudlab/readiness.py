@@ -28,7 +28,11 @@ def wait_until_ready(note: ExperimentNote, workspace: Workspace, portal: Portal,
     with waiting.show_waiting(output, f"waiting for the nodes of the experiment {note.name}") as show:
         while True:
             experiment = fetch_experiment(note, workspace, portal)
-            unready_nodes = {node.client_id or "a node without a name": node.missing_states for node in experiment.nodes if node.missing_states}
+            unready_nodes = {
+                node.client_id or "a node without a name": node.missing_states
+                for node in experiment.nodes
+                if node.missing_states
+            }
             failed = [node.client_id or "a node without a name" for node in experiment.nodes if node.has_failed]
             if experiment.status in ENDED_STATES or failed:
                 raise ShardlabError(
@@ -67,7 +71,9 @@ def _describe_state(experiment: PortalExperiment, unready_nodes: dict[str, str])
 
     unready_nodes: for each node that is not ready, by name, the states that are not ready yet.
     """
-    node_texts = [f"{name}: {lacks}" for name, lacks in list(unready_nodes.items())[:3]] + (["..."] if len(unready_nodes) > 3 else [])
+    node_texts = [f"{name}: {lacks}" for name, lacks in list(unready_nodes.items())[:3]] + (
+        ["..."] if len(unready_nodes) > 3 else []
+    )
     nodes = len(experiment.nodes)
     ready_text = f"{nodes - len(unready_nodes)} of {nodes} nodes ready" if nodes else "no nodes yet"
     return "; ".join([f"experiment {experiment.status or 'unknown'}, {ready_text}", *node_texts])

@@ -55,8 +55,12 @@ def parser() -> console.Parser:
     completion.offer(verb, lambda _: VERBS)
     command_parser.add_argument("--check", action="store_true", help="the same as the verb plan")
     command_parser.add_list("--limit", ends=_ends_names, type=_parse_names, metavar="NODE,...", help="work only on these nodes")
-    command_parser.add_list("--only", ends=_ends_names, type=_parse_names, metavar="OP,...", help="carry out only these operations")
-    command_parser.add_list("--skip", ends=_ends_names, type=_parse_names, metavar="OP,...", help="carry out all operations except these")
+    command_parser.add_list(
+        "--only", ends=_ends_names, type=_parse_names, metavar="OP,...", help="carry out only these operations"
+    )
+    command_parser.add_list(
+        "--skip", ends=_ends_names, type=_parse_names, metavar="OP,...", help="carry out all operations except these"
+    )
     command_parser.add_argument(
         "--pretend",
         type=Path,
@@ -64,7 +68,10 @@ def parser() -> console.Parser:
         help="with the verb plan: take the facts of the nodes from this file, as --json prints them; no machine is reached",
     )
     command_parser.add_argument(
-        "--parallel", type=_parse_count, metavar="N", help="number of nodes that an operation changes at the same time (default: all)"
+        "--parallel",
+        type=_parse_count,
+        metavar="N",
+        help="number of nodes that an operation changes at the same time (default: all)",
     )
     command_parser.add_argument(
         "--site",
@@ -73,7 +80,9 @@ def parser() -> console.Parser:
         metavar="USER@LOGIN",
         help="init: a Slurm site; without a value: this machine is its login node",
     )
-    command_parser.add_list("--ssh", ends=VERBS.__contains__, type=_parse_names, metavar="HOST,...", help="init: machines with a login by SSH")
+    command_parser.add_list(
+        "--ssh", ends=VERBS.__contains__, type=_parse_names, metavar="HOST,...", help="init: machines with a login by SSH"
+    )
     command_parser.add_list(
         "--cloudlab",
         ends=VERBS.__contains__,

@@ -29,7 +29,12 @@ HIDDEN_FACTS = (
     "Slurm here",
 )  # facts that the output leaves out: their answers have hundreds of lines, which only operations and checks read
 STYLES = {"changed": "green", "would change": "yellow", "administrator": "yellow", "failed": "red", "skipped": "dim"}
-DETAILED_STATES = ("changed", "would change", "administrator", "failed")  # states whose details are shown also for several nodes
+DETAILED_STATES = (
+    "changed",
+    "would change",
+    "administrator",
+    "failed",
+)  # states whose details are shown also for several nodes
 
 
 def result_document(
@@ -53,7 +58,9 @@ def result_document(
         "changes": sum(step.changes for step in steps),
         "nodes": [_node_document(target, steps) for target in targets],
         "verified": is_verified(findings),
-        "checks": [{"node": finding.node, "check": finding.check, **msgspec.to_builtins(finding.outcome)} for finding in findings],
+        "checks": [
+            {"node": finding.node, "check": finding.check, **msgspec.to_builtins(finding.outcome)} for finding in findings
+        ],
         **({"lease": lease} if lease is not None else {}),
     }
 
@@ -144,8 +151,16 @@ def show_operations(output: Output, steps: Sequence[OperationStep]) -> None:
         output.table("operations", ("operation", *nodes), rows)
     rows = [[step.node, step.operation, step.state, "\n".join(step.says)] for step in detailed_steps]
     if rows:
-        title = "operations" if len(nodes) == 1 else "what was done" if any(s.state == "changed" for s in detailed_steps) else "details"
-        output.table(title, ("node", "operation", "state", "what"), rows, [STYLES.get(step.state, "") for step in detailed_steps])
+        title = (
+            "operations"
+            if len(nodes) == 1
+            else "what was done"
+            if any(s.state == "changed" for s in detailed_steps)
+            else "details"
+        )
+        output.table(
+            title, ("node", "operation", "state", "what"), rows, [STYLES.get(step.state, "") for step in detailed_steps]
+        )
     show_administrator_commands(output, steps)
     changes = sum(step.changes for step in steps)
     is_planned = any(step.state == "would change" for step in steps)

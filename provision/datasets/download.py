@@ -46,7 +46,9 @@ def download_file(url: str, partial: Path, sha256: str, most_bytes: int) -> Path
             why = without_secrets(str(getattr(error, "reason", error))) or type(error).__name__
     else:
         received_bytes = partial.stat().st_size if partial.exists() else 0
-        raise ShardlabError(f"{shown_url}: {why}, after {received_bytes} bytes; run the same command again to resume the download.")
+        raise ShardlabError(
+            f"{shown_url}: {why}, after {received_bytes} bytes; run the same command again to resume the download."
+        )
     actual_sha256 = file_sha256(partial)
     if actual_sha256 != sha256:
         delete_partial(partial)

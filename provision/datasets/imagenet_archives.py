@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from provision.datasets import synsets
-from provision.datasets.archive import foreign_member_error, read_members, damage_as_input_error, write_member
+from provision.datasets.archive import damage_as_input_error, foreign_member_error, read_members, write_member
 from provision.datasets.formats import FORMATS
 from shardlab.errors import InputError
 
@@ -91,7 +91,9 @@ def _unpack_train(archive: Path, folder: Path) -> None:
             unfinished = _make_empty_folder(folder / f".{wnid}.growing")
             image = re.compile(rf"(?:\./)?(?P<name>{wnid}_[0-9]{{1,12}}\.JPEG)")
             with damage_as_input_error(inner_name):
-                for photo in read_members(inner_name, member.open(), data_format.most_files, data_format.most_bytes, may_be_zipped=False):
+                for photo in read_members(
+                    inner_name, member.open(), data_format.most_files, data_format.most_bytes, may_be_zipped=False
+                ):
                     name_match = image.fullmatch(photo.info.name)
                     if name_match is None:
                         raise foreign_member_error(inner_name, photo.info.name, f"{wnid}_NUMBER.JPEG")

@@ -68,9 +68,7 @@ def inspect_data_set(request: StageRequest) -> DataSetState:
     if request.source is None:
         return DataSetState(False, False, f"{folder} does not exist, and cluster.yaml names no archive for {request.name}")
     if not _is_writable(request):
-        sentence = (
-            f"{request.data_path} cannot be written, so {request.name} cannot be staged there; set data.path to a folder of yours"
-        )
+        sentence = f"{request.data_path} cannot be written, so {request.name} cannot be staged there; set data.path to a folder of yours"
         return DataSetState(False, False, sentence)
     if not _is_url(request.source) and not Path(request.source).exists():
         return DataSetState(False, False, f"{request.source}: no such file, so {request.name} cannot be staged")
@@ -84,7 +82,9 @@ def stage_data_set(request: StageRequest) -> DataSetState:
     """Stage the data set if it is not staged. Raises InputError for a refused source, ShardlabError for a failed download."""
     data_format, folder = FORMATS[request.name], _data_set_folder(request)
     with _hold_data_set_lock(request):
-        state = inspect_data_set(request)  # look again under the lock: another process may have staged the data set in the meantime
+        state = inspect_data_set(
+            request
+        )  # look again under the lock: another process may have staged the data set in the meantime
         if state.ready:
             return state
         if not state.can:
@@ -99,7 +99,8 @@ def stage_data_set(request: StageRequest) -> DataSetState:
 
 
 def download_archive(request: StageRequest) -> DataSetState:
-    """If the source is a URL, download and verify the archive, so that `stage_data_set` needs no network. Raises as `stage_data_set` does."""
+    """If the source is a URL, download and verify the archive, so that `stage_data_set` needs no network. Raises as
+    `stage_data_set` does."""
     with _hold_data_set_lock(request):
         state = inspect_data_set(request)
         if state.ready or not state.makes or not _is_url(request.source or ""):
@@ -114,7 +115,9 @@ def _download_if_missing(request: StageRequest, data_format: Format) -> Path:
     staging_folder = _staging_folder(request)
     path = staging_folder / f"{request.name}-{request.sha256[:12]}.archive"
     if not path.exists():
-        partial = download.download_file(request.source, staging_folder / f"{request.name}.partial", request.sha256, data_format.most_bytes)
+        partial = download.download_file(
+            request.source, staging_folder / f"{request.name}.partial", request.sha256, data_format.most_bytes
+        )
         partial.rename(path)
         download.delete_partial(partial)
     return path
@@ -143,7 +146,9 @@ def _make_data_set(request: StageRequest, data_format: Format, folder: Path) -> 
             raise InputError(f"{source}: its SHA-256 is {sha256}. Allowed: {request.sha256}, as cluster.yaml says.")
     with _fill_folder(data_format, unpacked, folder):
         archive.unpack_archive(source, data_format, unpacked)
-    for path in _staging_folder(request).glob(f"{request.name}-*.archive"):  # also archives of an earlier sha256 in cluster.yaml
+    for path in _staging_folder(request).glob(
+        f"{request.name}-*.archive"
+    ):  # also archives of an earlier sha256 in cluster.yaml
         path.unlink()
     download.delete_partial(_staging_folder(request) / f"{request.name}.partial")
     return sha256

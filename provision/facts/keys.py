@@ -40,7 +40,9 @@ def command(python: str) -> list[str]:
 
 def parse(stdout: str) -> Keys:
     """The keys in the output of PROGRAM. Raises ValueError if a line has an unknown first word or a key is missing."""
-    values_by_word: dict[str, list[str]] = {name: [] for name in ("login", "home", "key", "host", "authorized", "known", "known_by_user")}
+    values_by_word: dict[str, list[str]] = {
+        name: [] for name in ("login", "home", "key", "host", "authorized", "known", "known_by_user")
+    }
     for line in stdout.splitlines():
         word, _, rest = line.partition(" ")
         if word not in values_by_word:
@@ -49,8 +51,18 @@ def parse(stdout: str) -> Keys:
     if not (values_by_word["login"] and values_by_word["home"] and values_by_word["home"][0]):
         raise ValueError("the user who logs in is missing.")
     key = values_by_word["key"][0] if values_by_word["key"] else None
-    hosts, authorized, known_lines, user_known_lines = (tuple(values_by_word[name]) for name in ("host", "authorized", "known", "known_by_user"))
-    return Keys(values_by_word["login"][0], values_by_word["home"][0], key, tuple(sorted(hosts)), authorized, known_lines, user_known_lines)
+    hosts, authorized, known_lines, user_known_lines = (
+        tuple(values_by_word[name]) for name in ("host", "authorized", "known", "known_by_user")
+    )
+    return Keys(
+        values_by_word["login"][0],
+        values_by_word["home"][0],
+        key,
+        tuple(sorted(hosts)),
+        authorized,
+        known_lines,
+        user_known_lines,
+    )
 
 
 KEYS = Fact("keys", command, parse, timeout_s=30, root=True)

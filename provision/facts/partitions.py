@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from provision.fact import Fact
-from provision.facts.slurm_text import parse_duration_s, is_name, parse_names, parse_limit, parse_pairs
+from provision.facts.slurm_text import is_name, parse_duration_s, parse_limit, parse_names, parse_pairs
 
 
 class SitePartition(msgspec.Struct, frozen=True):

@@ -36,7 +36,11 @@ def parse(stdout: str) -> dict[str, Service]:
         if values.get("LoadState") != "loaded":
             continue
         start_text = values.get("ExecMainStartTimestamp", "")
-        since = datetime.strptime(start_text, _TIME_FORMAT).replace(tzinfo=UTC).timestamp() if start_text and start_text != "n/a" else None
+        since = (
+            datetime.strptime(start_text, _TIME_FORMAT).replace(tzinfo=UTC).timestamp()
+            if start_text and start_text != "n/a"
+            else None
+        )
         enabled = values.get("UnitFileState") in ("enabled", "static", "generated")
         services[values["Id"].removesuffix(".service")] = Service(values.get("ActiveState", ""), enabled, since)
     return services

@@ -58,7 +58,9 @@ class LoginNode:
         kill_command = [*self._command, f"pkill -TERM -f '[{SESSION[0]}]{SESSION[1:]}'"]
         null = subprocess.DEVNULL
         with suppress(subprocess.TimeoutExpired):
-            subprocess.run(kill_command, stdin=null, stdout=null, stderr=null, timeout=limit_s, check=False, start_new_session=True)
+            subprocess.run(
+                kill_command, stdin=null, stdout=null, stderr=null, timeout=limit_s, check=False, start_new_session=True
+            )
         while self._running and time.monotonic() < deadline:
             time.sleep(0.02)
 
@@ -92,7 +94,11 @@ class LoginNode:
         ]
         mark = secrets.token_hex(8)  # printed before the command's output: text before the mark comes from a shell profile
         script = f"{FIND_SLURM}echo {mark}; echo {mark} >&2; {shlex.join(words)}"
-        with tempfile.TemporaryFile() as input_file, tempfile.TemporaryFile() as output_file, tempfile.TemporaryFile() as error_file:
+        with (
+            tempfile.TemporaryFile() as input_file,
+            tempfile.TemporaryFile() as output_file,
+            tempfile.TemporaryFile() as error_file,
+        ):
             input_file.write(stdin)
             input_file.seek(0)
             process = subprocess.Popen(

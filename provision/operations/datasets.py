@@ -116,7 +116,9 @@ def _ask_node(target: Target, verb: str, request: str, timeout_s: float) -> Data
     if answer.code is None:
         raise Unanswered(f"{subject}: not finished within {timeout_s:g} s; run the same command again.")
     if answer.code in NOT_FOUND or any(text in answer.stderr for text in NO_ENVIRONMENT):
-        raise NoEnvironment(f"{subject}: its Python environment is not made yet; run the same command without --only and --skip.")
+        raise NoEnvironment(
+            f"{subject}: its Python environment is not made yet; run the same command without --only and --skip."
+        )
     if answer.code != 0:
         raise Unanswered(f"{subject}: {last_line(answer)}")
     try:

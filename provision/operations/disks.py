@@ -29,7 +29,9 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     node_name = target.node.name
     if mount_place.fstab is not None and mount_place.mount is not None:
         return Nothing(f"{mount_place.mount.source} is mounted at {storage.mount}")
-    if mount_place.fstab is not None:  # the disk is found by the UUID in this line: its name in storage.disk may change at a boot
+    if (
+        mount_place.fstab is not None
+    ):  # the disk is found by the UUID in this line: its name in storage.disk may change at a boot
         if not mount_place.fstab.source.startswith("UUID="):
             raise Unanswered(
                 f"{node_name}: /etc/fstab already lists {mount_place.fstab.source} for {storage.mount}: mount it, or choose another "
@@ -44,7 +46,11 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
                 "another storage.mount, or, if the mounted disk is the one you want, remove storage.disk and storage.mount"
             )
         return [_add_to_fstab(storage.disk, storage.mount)]
-    return [*_format_disk(node_name, storage.disk, empty_disk), _add_to_fstab(storage.disk, storage.mount), *fstab.mount_folder(storage.mount)]
+    return [
+        *_format_disk(node_name, storage.disk, empty_disk),
+        _add_to_fstab(storage.disk, storage.mount),
+        *fstab.mount_folder(storage.mount),
+    ]
 
 
 def _format_disk(node_name: str, path: str, disk_state: Disk) -> list[Change]:
@@ -68,7 +74,9 @@ def _format_disk(node_name: str, path: str, disk_state: Disk) -> list[Change]:
 def _add_to_fstab(path: str, mount: str) -> Change:
     """The change that adds the disk to /etc/fstab. Without the option nofail, a node with a broken disk would not boot."""
     uuid = f"UUID=$(blkid --probe --match-tag UUID --output value -- {path})"
-    return fstab.add_fstab_line(f"mount {path} at {mount} at every boot (/etc/fstab)", f"{uuid} {mount} ext4 defaults,nofail 0 2")
+    return fstab.add_fstab_line(
+        f"mount {path} at {mount} at every boot (/etc/fstab)", f"{uuid} {mount} ext4 defaults,nofail 0 2"
+    )
 
 
 DISKS = Operation("disks", plan)

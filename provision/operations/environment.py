@@ -29,8 +29,14 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     source = software.source_digest()
     if changes or installed.source != source:
         archive = f"{folder}/source-{source}.tar"
-        changes.append(Write(f"send shardlab's own source ({source})", archive, software.source_archive(), 0o644, _file_owner(node, owner)))
-        changes.append(shell_change("make Python use this source", _unpack_script(node, folder, owner, archive, source), root=node.may_sudo))
+        changes.append(
+            Write(f"send shardlab's own source ({source})", archive, software.source_archive(), 0o644, _file_owner(node, owner))
+        )
+        changes.append(
+            shell_change(
+                "make Python use this source", _unpack_script(node, folder, owner, archive, source), root=node.may_sudo
+            )
+        )
     if changes:
         return [*fstab.mount_guards(site, target), *changes]
     return Nothing(f"{folder}: packages {software.packages_digest()}, source {source}")

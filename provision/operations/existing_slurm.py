@@ -43,7 +43,9 @@ def find_existing_slurm(site: Site) -> SlurmHere | None:
 
 def report_existing_slurm(present_slurm: SlurmHere) -> Nothing:
     """The result of an operation that would set up Slurm, if the nodes have a Slurm already: there is nothing to change."""
-    return Nothing(f"uses the Slurm that is there (cluster {present_slurm.cluster}, version {present_slurm.version}), which is not changed")
+    return Nothing(
+        f"uses the Slurm that is there (cluster {present_slurm.cluster}, version {present_slurm.version}), which is not changed"
+    )
 
 
 def check_existing_slurm(site: Site, present_slurm: SlurmHere) -> Nothing:

@@ -33,7 +33,9 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         return [*lease_changes] if lease_changes else Nothing(why)
     if site.cluster.provider != "local" and any(member.facts[ENVIRONMENT].source is None for member in site.targets):
         return Nothing("written later: all nodes need the Python environment, which reports their facts")
-    content = render_inventory(site, inventory_file.parse_node_types(old_content), inventory_file.select_present_measurements(site, old_content))
+    content = render_inventory(
+        site, inventory_file.parse_node_types(old_content), inventory_file.select_present_measurements(site, old_content)
+    )
     if old_content == content:
         return Nothing(f"{path} is up to date")
     action = "write" if old_content is None else "rewrite"
@@ -48,7 +50,11 @@ def _plan_lease_only(site: Site, old_content: bytes | None) -> list[LocalCall] |
     """
     present_lease = find_lease(site)
     inventory = inventory_file.decode_inventory(old_content)
-    if present_lease is None or inventory.get("cluster") != site.cluster.name or inventory.get("lease") == msgspec.to_builtins(present_lease):
+    if (
+        present_lease is None
+        or inventory.get("cluster") != site.cluster.name
+        or inventory.get("lease") == msgspec.to_builtins(present_lease)
+    ):
         return None
     content = inventory_file.encode_inventory({**inventory, "lease": present_lease})
     path = path_of(site.workspace)

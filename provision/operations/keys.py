@@ -66,14 +66,28 @@ def plan_ssh_trust(site: Site, target: Target) -> list[Change] | Nothing:
     if absent and begin in own_keys.authorized:  # the keys of nodes that do not answer must stay in the files
         return Nothing(f"not changed: {', '.join(absent)} cannot be asked")
     if keyless_names := [member.node.name for member, keys in answers if not keys.key]:
-        return [LocalCall("accept the keys of all nodes, once all nodes have a key", functools.partial(_raise_missing_keys, keyless_names))]
+        return [
+            LocalCall(
+                "accept the keys of all nodes, once all nodes have a key", functools.partial(_raise_missing_keys, keyless_names)
+            )
+        ]
     wanted_files = {
-        f"{own_keys.home}/.ssh/authorized_keys": (own_keys.authorized, authorized_keys_lines(answers), f"{own_keys.login}:", "600"),
+        f"{own_keys.home}/.ssh/authorized_keys": (
+            own_keys.authorized,
+            authorized_keys_lines(answers),
+            f"{own_keys.login}:",
+            "600",
+        ),
     }
     if target.node.may_sudo:
         wanted_files[KNOWN_HOSTS] = (own_keys.known, known_hosts_lines(answers), "root:root", "644")
     else:
-        wanted_files[f"{own_keys.home}/.ssh/known_hosts"] = (own_keys.known_by_user, known_hosts_lines(answers), f"{own_keys.login}:", "600")
+        wanted_files[f"{own_keys.home}/.ssh/known_hosts"] = (
+            own_keys.known_by_user,
+            known_hosts_lines(answers),
+            f"{own_keys.login}:",
+            "600",
+        )
     changes: list[Change] = []
     for path, (present_lines, lines, owner, mode) in wanted_files.items():
         block = [begin, *lines, end]
@@ -82,7 +96,10 @@ def plan_ssh_trust(site: Site, target: Target) -> list[Change] | Nothing:
             content = "".join(f"{line}\n" for line in block).encode()
             changes.append(
                 RunCommand(
-                    f"write the keys of {len(answers)} nodes into {path}", replace_command, stdin=content, root=target.node.may_sudo
+                    f"write the keys of {len(answers)} nodes into {path}",
+                    replace_command,
+                    stdin=content,
+                    root=target.node.may_sudo,
                 )
             )
     return changes or Nothing(f"{len(answers)} nodes know one another")

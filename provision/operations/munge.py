@@ -27,7 +27,11 @@ def plan_munge_key(site: Site, target: Target) -> list[Change] | Nothing:
     changes: list[Change] = []
     if key is None:
         # Without root, it is not known whether the controller has a key, so the administrator's script tests it.
-        changes.append(shell_change("make a random munge key", MAKE_KEY if target.node.may_sudo else f"test -s {PATH} || {{ {MAKE_KEY}; }}"))
+        changes.append(
+            shell_change(
+                "make a random munge key", MAKE_KEY if target.node.may_sudo else f"test -s {PATH} || {{ {MAKE_KEY}; }}"
+            )
+        )
     elif (key.mode, key.owner) != (MODE, OWNER):  # other users may have read the key, so a new key is made
         changes.append(shell_change(f"make a new munge key (the old one had mode {key.mode:o}, owner {key.owner})", MAKE_KEY))
     changes += ensure_running(target, "munge", [PATH], changed=bool(changes))
@@ -48,7 +52,9 @@ def plan_munge_key_copy(site: Site, target: Target) -> list[Change] | Nothing:
     changes: list[Change] = []
     if key is None or source is None or (key.sha256, key.mode, key.owner) != (source.sha256, MODE, OWNER):
         description = f"copy the munge key from {controller.node.name}"
-        changes.append(LocalCall(description, lambda: _copy_key(controller.node, target.node), script=_copy_script(controller.node)))
+        changes.append(
+            LocalCall(description, lambda: _copy_key(controller.node, target.node), script=_copy_script(controller.node))
+        )
     changes += ensure_running(target, "munge", [PATH], changed=bool(changes))
     return changes or Nothing(f"it has the munge key of {controller.node.name}")
 

@@ -41,7 +41,9 @@ def plan_nfs_server(site: Site, target: Target) -> list[Change] | Nothing:
         changes += fstab.mount_guards(site, target)
         changes.append(RunCommand(f"make the folder {folder}", ["install", "-d", "-o", owner, "--", folder]))
     if len(site.targets) == 1:  # a line of exports without a client would export the folder to every machine
-        return [*changes, *_withdraw_export(site, target)] or Nothing(f"{folder} exists, and there is no other node to export it to")
+        return [*changes, *_withdraw_export(site, target)] or Nothing(
+            f"{folder} exists, and there is no other node to export it to"
+        )
     service = target.facts[SERVICES].get("nfs-server")
     if service is None or not service.enabled or service.state != "active":
         changes.append(

@@ -40,7 +40,11 @@ def list_needed_packages(site: Site, target: Target) -> list[str]:
     """
     names = [*BASE]
     if site.cluster.slurm is not None and find_existing_slurm(site) is None:
-        names += [*MUNGE, *(CONTROLLER if target.has_role("controller") else ()), *(WORKER if target.has_role("worker") else ())]
+        names += [
+            *MUNGE,
+            *(CONTROLLER if target.has_role("controller") else ()),
+            *(WORKER if target.has_role("worker") else ()),
+        ]
     if target.node.may_sudo and not target.facts[SYSTEM].is_container:
         names += CLOCK
     if site.cluster.ssh.between_nodes:

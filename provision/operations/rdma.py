@@ -5,7 +5,7 @@ from __future__ import annotations
 from provision.facts.rdma import RDMA
 from provision.facts.system import SYSTEM
 from provision.operation import Change, Nothing, Operation, Site, Target
-from provision.operations.packages import install_packages, find_missing_packages
+from provision.operations.packages import find_missing_packages, install_packages
 
 RDMA_PACKAGES = ("rdma-core", "ibverbs-utils")
 

@@ -60,7 +60,11 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     folder = PurePosixPath(target.node.python).parent.parent
     environment = site.cluster.environment
     installed = target.facts[ENVIRONMENT]
-    source, digest, changes = software.source_digest(), software.packages_digest(python.installed_extras(site.cluster)), list[Change]()
+    source, digest, changes = (
+        software.source_digest(),
+        software.packages_digest(python.installed_extras(site.cluster)),
+        list[Change](),
+    )
     starters = python.write_scripts(site.cluster, folder, source)
     is_damaged = installed.incomplete is not None or (installed.source is not None and installed.version is None)
     if installed.packages != digest or is_damaged:
@@ -95,7 +99,9 @@ def _check_packages(site: Site, target: Target, folder: PurePosixPath) -> Packag
     if environment.runtime == "charliecloud":
         advice += f" The image must contain folders for what is mounted: {folders}"
     if environment.container is None or (environment.runtime != "pyxis" and environment.build != "job"):
-        return PackageCheck(setting, ["env", f"--chdir={folder}", rank_python, "-c", software.LISTING_PROGRAM], folder, MAKE_S, advice)
+        return PackageCheck(
+            setting, ["env", f"--chdir={folder}", rank_python, "-c", software.LISTING_PROGRAM], folder, MAKE_S, advice
+        )
     options = [
         "--job-name=shardlab-packages",
         f"--output={folder}/packages.log",
@@ -137,7 +143,9 @@ def _install_packages(site: Site, target: Target, folder: PurePosixPath) -> list
         wheels = f"{folder}/wheels"
         changes.append(_download_wheels(site, target, folder, wheels))
     script = f"{folder}/install.sh"
-    changes.append(Write("send the script that installs the packages", script, _render_install_script(site, folder, wheels), 0o755, ""))
+    changes.append(
+        Write("send the script that installs the packages", script, _render_install_script(site, folder, wheels), 0o755, "")
+    )
     if environment.build == "login":
         changes.append(_user_command("install the packages on the login node", ["bash", script], INSTALL_S))
     else:

@@ -13,7 +13,7 @@ from provision.node import Node, last_line
 from provision.operation import Change, Nothing, OnNode, Operation, RunCommand, Site, Target, Write, shell_change
 from provision.operations.existing_slurm import check_existing_slurm, find_existing_slurm, report_existing_slurm
 from provision.operations.service import ensure_running
-from provision.operations.slurm_files import CGROUP, CONF, GRES, render_slurmdbd_conf, render_slurm_files
+from provision.operations.slurm_files import CGROUP, CONF, GRES, render_slurm_files, render_slurmdbd_conf
 from templates import render
 
 DATABASE = "slurm_acct_db"
@@ -29,7 +29,10 @@ DRAINED_STATES, DOWN_STATES = frozenset({"drain", "drng"}), frozenset({"down", "
 READY_S = 60.0
 SLURM_USER = "slurm"  # the user that Slurm reports if Slurm itself drained a node
 SHARDLAB_REASON = "shardlab:"  # the beginning of the reason if `provision` asked the user to drain a node
-AWAY_REASONS = ("Not responding", "Node unexpectedly rebooted")  # reasons of Slurm that no longer hold when slurmd runs on the node
+AWAY_REASONS = (
+    "Not responding",
+    "Node unexpectedly rebooted",
+)  # reasons of Slurm that no longer hold when slurmd runs on the node
 SMALLER_REASONS = ("Low RealMemory", "Low CPUs", "Low socket*core")  # reasons that no longer hold when slurm.conf is correct
 
 
@@ -59,7 +62,9 @@ def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
     if (
         absent and CONF in target.facts[FILES]
     ):  # the facts for the line of an absent worker are missing, and a slurm.conf without this line would end the worker's jobs
-        return ensure_running(target, "slurmctld", [CONF]) or Nothing(f"slurm.conf not changed: {', '.join(absent)} cannot be asked")
+        return ensure_running(target, "slurmctld", [CONF]) or Nothing(
+            f"slurm.conf not changed: {', '.join(absent)} cannot be asked"
+        )
     changes: list[Change] = []
     content_by_path = render_slurm_files(site)
     # slurm.conf is written last: if it exists, all other files exist.
@@ -123,8 +128,14 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
     unready_nodes = {name: node for name, node in node_states.items() if node.state not in HEALTHY_STATES}
     if not unready_nodes:
         return Nothing(f"{len(workers)} workers are ready")
-    resumed_names = [name for name, node in unready_nodes.items() if node.state in DRAINED_STATES and _may_resume(site, workers[name], node)]
-    unavailable_texts = {name: _explain_unavailable(controller, name, node) for name, node in unready_nodes.items() if _is_waiting_useless(node) and name not in resumed_names}
+    resumed_names = [
+        name for name, node in unready_nodes.items() if node.state in DRAINED_STATES and _may_resume(site, workers[name], node)
+    ]
+    unavailable_texts = {
+        name: _explain_unavailable(controller, name, node)
+        for name, node in unready_nodes.items()
+        if _is_waiting_useless(node) and name not in resumed_names
+    }
     if unavailable_texts:
         raise Unanswered("; ".join(unavailable_texts.values()), unavailable_texts)
     changes: list[Change] = []
@@ -138,7 +149,8 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """A change that waits until all workers can get jobs. worker_states: the states of the workers that could not get jobs, as text."""
+    """A change that waits until all workers can get jobs. worker_states: the states of the workers that could not get jobs, as
+    text."""
 
     controller: Target
     workers: tuple[str, ...]

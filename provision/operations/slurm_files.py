@@ -42,7 +42,12 @@ def render_slurm_files(site: Site) -> dict[str, bytes]:
     is_kernel_shared = any(system.is_container for system in systems)
     gpus = site.cluster.gpus
     devices = _device_path(site)
-    for word in (controller.node.name, controller.node.address, *(text for worker in worker_entries for text in (worker.name, worker.address)), devices):
+    for word in (
+        controller.node.name,
+        controller.node.address,
+        *(text for worker in worker_entries for text in (worker.name, worker.address)),
+        devices,
+    ):
         if not _WORD.fullmatch(word):
             raise Unanswered(f"{word!r} is not allowed in slurm.conf")
     assert site.cluster.slurm is not None

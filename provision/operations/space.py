@@ -42,7 +42,11 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         needed_bytes = INDEX_BYTES if target.node.wheelhouse is None else WHEELHOUSE_BYTES
         purposes.setdefault(environment_space.mount, []).append(("the Python environment", needed_bytes, ENVIRONMENT_INODES))
     sentences = [
-        _check_fits(target.node.name, root_space if environment_space is None or mount == root_space.mount else environment_space, mount_purposes)
+        _check_fits(
+            target.node.name,
+            root_space if environment_space is None or mount == root_space.mount else environment_space,
+            mount_purposes,
+        )
         for mount, mount_purposes in purposes.items()
     ]
     return Nothing("; ".join(sentences) or "nothing large will be installed on it")

@@ -51,7 +51,9 @@ def plan_same_users(site: Site, target: Target) -> list[Change] | Nothing:
                     f"{name}*; groupmod -g {first_user.gid} {name}; usermod -u {first_user.uid} -g {first_user.gid} {name}; "
                     "then chown its files"
                 )
-    difference = _compare_login_user(first_users.login, first_users.known.get(first_users.login), users.known.get(first_users.login), first.node.name)
+    difference = _compare_login_user(
+        first_users.login, first_users.known.get(first_users.login), users.known.get(first_users.login), first.node.name
+    )
     if difference is None:
         return Nothing(f"its users have the same numbers as on {first.node.name}")
     if site.cluster.storage.shared is not None:  # on shared storage, the user could not change files from another node
@@ -62,7 +64,8 @@ def plan_same_users(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _compare_login_user(name: str, first_user: User | None, node_user: User | None, first_name: str) -> str | None:
-    """How the UID of the user `name`, who logs in to the node `first_name`, differs on another node, as a clause; None if equal.
+    """How the UID of the user `name`, who logs in to the node `first_name`, differs on another node, as a clause; None if
+    equal.
 
     first_user: this user on the node `first_name`. node_user: this user on the other node.
     """

@@ -27,7 +27,9 @@ SYSTEM_PACKAGES = (
     "ethtool", "udev", "rsync",
 )  # fmt: skip
 NEEDED_COMMANDS = ("systemd-nspawn", "debootstrap", "ip", "tc", "ssh-keygen")
-RECIPE_VERSION = 2  # a version number; must be increased if making.py makes another base from the same packages and Debian release
+RECIPE_VERSION = (
+    2  # a version number; must be increased if making.py makes another base from the same packages and Debian release
+)
 LIMIT_S = 1800
 
 
@@ -82,7 +84,9 @@ def check_machine(release: str | None = None) -> None:
     if os.geteuid() != 0:
         raise PracticeNodeError("practice nodes need root on this machine: sudo provision ...")
     if read_os_release().get("ID") not in ("debian", "ubuntu"):
-        raise PracticeNodeError(f"practice nodes need Debian or Ubuntu; this is {read_os_release().get('PRETTY_NAME', 'another system')}.")
+        raise PracticeNodeError(
+            f"practice nodes need Debian or Ubuntu; this is {read_os_release().get('PRETTY_NAME', 'another system')}."
+        )
     missing = [name for name in NEEDED_COMMANDS if shutil.which(name) is None]
     if missing:
         raise PracticeNodeError(
@@ -94,12 +98,15 @@ def check_machine(release: str | None = None) -> None:
 
 
 def _check_other_release(subject: str, release_variables: dict[str, str]) -> None:
-    """Check that this machine can boot nodes with another release of Debian than its own. Raises PracticeNodeError if it cannot.
+    """Check that this machine can boot nodes with another release of Debian than its own. Raises PracticeNodeError if it
+    cannot.
 
     subject: the subject of the error message. release_variables: /etc/os-release of this machine.
     """
     if release_variables.get("ID") != "debian":
-        raise PracticeNodeError(f"{subject} need Debian on this machine, whose apt sources name the archive; this is {release_variables['PRETTY_NAME']}.")
+        raise PracticeNodeError(
+            f"{subject} need Debian on this machine, whose apt sources name the archive; this is {release_variables['PRETTY_NAME']}."
+        )
     if not any(line.split(" ")[2] == "cgroup2" for line in Path("/proc/self/mounts").read_text().splitlines()):
         raise PracticeNodeError(
             f"{subject} need control groups of version 2, without which systemd from version 258 on refuses to start; this "
@@ -114,8 +121,8 @@ def wheels_folder() -> Path:
 
 
 def find_mirror() -> str:
-    """The URL of the first package archive that apt on this machine uses for its Debian release. Raises PracticeNodeError if apt uses
-    none."""
+    """The URL of the first package archive that apt on this machine uses for its Debian release. Raises PracticeNodeError if
+    apt uses none."""
     codename = own_release()
     answer = run(["apt-get", "indextargets", "--format", "$(CREATED_BY) $(RELEASE) $(REPO_URI)"])
     for line in answer.splitlines():
@@ -126,7 +133,8 @@ def find_mirror() -> str:
 
 
 def run(argv: Sequence[str]) -> str:
-    """Run a command on this machine and return its output. If it fails, raises PracticeNodeError with the last line of its errors."""
+    """Run a command on this machine and return its output. If it fails, raises PracticeNodeError with the last line of its
+    errors."""
     environment = {**os.environ, "LC_ALL": "C"}
     answer = subprocess.run(
         argv, check=False, capture_output=True, text=True, env=environment, timeout=LIMIT_S, stdin=subprocess.DEVNULL

@@ -23,7 +23,10 @@ from templates import render
 STATE = Path("/var/lib/shardlab/practice")
 GPUS = "/opt/gpus"  # the folder on a node with the devices that Slurm hands out as GPUs
 WHEELS = "/opt/wheels"  # the folder of wheels on a node; not the path on this machine, as a node's user cannot read root's home
-SCRATCH, MOUNT_SOURCE = Path("/run/systemd/nspawn"), "shardlab-practice"  # nspawn's folder; in /proc/mounts, the source of our mount
+SCRATCH, MOUNT_SOURCE = (
+    Path("/run/systemd/nspawn"),
+    "shardlab-practice",
+)  # nspawn's folder; in /proc/mounts, the source of our mount
 CGROUP = "shardlab-practice"
 LIMIT_S = 20.0
 _UPPER = re.compile(r"upperdir=([^, ]+)")
@@ -143,8 +146,8 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         shutil.rmtree(self.folder)
 
     def _check_base(self) -> None:
-        """Raises PracticeNodeError if the node was made from another base, because the node's files, such as /etc/passwd, would not fit
-        this base."""
+        """Raises PracticeNodeError if the node was made from another base, because the node's files, such as /etc/passwd, would
+        not fit this base."""
         note = self.folder / "base"
         if not (self.folder / "upper").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -247,7 +250,8 @@ def find_init_pid(upper: Path) -> int | None:
 
 
 def make_cgroups(cluster: str, node: str) -> Sequence[Path]:
-    """The control group of a node, in each hierarchy in which its systemd makes the groups of its services. Raises PracticeNodeError.
+    """The control group of a node, in each hierarchy in which its systemd makes the groups of its services. Raises
+    PracticeNodeError.
 
     nspawn makes a node's group below its own group, always by the same name. Two nodes that were started from one group would
     share it: the systemd of one node would remove the group of a service that ended while the other systemd puts a process into

@@ -11,8 +11,8 @@ from provision.practice.base import PracticeNodeError, run
 
 
 def interface_name(long_name: str) -> str:
-    """A unique name for a network interface, with at most 15 characters, which is the limit of Linux. long_name: a name that may be
-    longer."""
+    """A unique name for a network interface, with at most 15 characters, which is the limit of Linux. long_name: a name that
+    may be longer."""
     return f"sl-{hashlib.sha256(long_name.encode()).hexdigest()[:8]}"
 
 
@@ -52,7 +52,8 @@ def interface_exists(name: str) -> bool:
 
 
 def make_bridge(name: str, subnet: str) -> None:
-    """Make the bridge `name` if it does not exist. Raises PracticeNodeError if another interface has an address in the subnet."""
+    """Make the bridge `name` if it does not exist. Raises PracticeNodeError if another interface has an address in the subnet.
+    """
     network = ipaddress.ip_network(subnet)
     for link in _list_links():
         for entry in link.get("addr_info", ()):

@@ -42,7 +42,8 @@ def python_folder() -> Path:
 
 
 def offer_python(base: Path) -> None:
-    """Add a module to the base that loads this machine's Python. Raises PracticeNodeError if this Python does not work in the base."""
+    """Add a module to the base that loads this machine's Python. Raises PracticeNodeError if this Python does not work in the
+    base."""
     (base / PREFIX[1:]).mkdir(parents=True)
     home = base / HOME[1:]
     home.mkdir(parents=True)
@@ -59,7 +60,9 @@ def offer_python(base: Path) -> None:
     try:
         run(["unshare", "--mount", "sh", "-c", PROOF, "proof", str(python_folder()), str(base)])
     except PracticeNodeError as error:
-        raise PracticeNodeError(f"this machine's Python {VERSION} does not run on practice nodes of another release: {error}") from None
+        raise PracticeNodeError(
+            f"this machine's Python {VERSION} does not run on practice nodes of another release: {error}"
+        ) from None
 
 
 def _copy_libraries(base: Path) -> None:

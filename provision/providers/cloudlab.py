@@ -9,7 +9,7 @@ from provision.cloudlab.portal import Portal, PortalError
 from provision.cloudlab.profile_request import ProfilePlan
 from provision.cloudlab.request import ExperimentRequest
 from provision.cloudlab.token import DEFAULT_URL, Token
-from provision.provider import Confirmation, Provider, MachinesToCreate
+from provision.provider import Confirmation, MachinesToCreate, Provider
 from provision.providers import ssh
 from shardlab.cloudlab import cloudlab_experiment
 from shardlab.cloudlab.cloudlab_experiment import ExperimentNote
@@ -58,7 +58,9 @@ def present(cluster: Cluster, workspace: Workspace) -> Cluster | MachinesToCreat
     assert cluster.cloudlab is not None
     if portal_token is None and cluster.cloudlab.project is None:  # the portal cannot be asked, so there is nothing to plan
         raise InputError(no_token_text)
-    return _plan_creation(cluster, profile_request.plan_profile_request(cluster), note, no_token_text if portal_token is None else None)
+    return _plan_creation(
+        cluster, profile_request.plan_profile_request(cluster), note, no_token_text if portal_token is None else None
+    )
 
 
 def obtain(cluster: Cluster, workspace: Workspace) -> None:
@@ -134,7 +136,9 @@ def down(cluster: Cluster, workspace: Workspace) -> str:
         return termination.terminate_experiment(cluster, workspace, portal, output)
 
 
-def _plan_creation(cluster: Cluster, profile_plan: ProfilePlan, note: ExperimentNote | None, blocked: str | None) -> MachinesToCreate:
+def _plan_creation(
+    cluster: Cluster, profile_plan: ProfilePlan, note: ExperimentNote | None, blocked: str | None
+) -> MachinesToCreate:
     assert cluster.cloudlab is not None
     planned_request = profile_plan.request
     url = cluster.cloudlab.portal_url or DEFAULT_URL
@@ -144,7 +148,9 @@ def _plan_creation(cluster: Cluster, profile_plan: ProfilePlan, note: Experiment
             f"continue with the experiment {note.name} of the project {note.project}, which was asked for at {note.asked_at}"
         )
     bindings = [f"{name} = {value}" for name, value in planned_request.bindings.items()]
-    return MachinesToCreate([first_line, f"profile {planned_request.profile}", *bindings, *profile_plan.warnings], planned_request.body, blocked)
+    return MachinesToCreate(
+        [first_line, f"profile {planned_request.profile}", *bindings, *profile_plan.warnings], planned_request.body, blocked
+    )
 
 
 def _refresh_lease(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> None:

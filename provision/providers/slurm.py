@@ -7,7 +7,7 @@ import json
 from pathlib import PurePosixPath
 
 from provision import software
-from provision.nodes.login_node import LoginNode, LocalLoginNode
+from provision.nodes.login_node import LocalLoginNode, LoginNode
 from provision.provider import Provider
 from provision.site import python as site_python
 from shardlab.cluster import container

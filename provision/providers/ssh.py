@@ -63,7 +63,9 @@ class SshNode(msgspec.Struct, eq=False):
             return NO_ROOT
         with self._name_unreachable():
             answer = self.remote.run(argv, timeout_s=timeout_s, env=env, stdin=stdin, root=root)
-        self._log_command(("sudo " if root else "") + shlex.join(argv), CommandOutput(answer.code, "", "") if secret else answer)
+        self._log_command(
+            ("sudo " if root else "") + shlex.join(argv), CommandOutput(answer.code, "", "") if secret else answer
+        )
         return answer
 
     @property
@@ -109,7 +111,9 @@ class SshNode(msgspec.Struct, eq=False):
 def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
     """The machines that the cluster file lists. No connection is opened."""
     wheelhouse = cluster.environment.wheelhouse
-    return [make_node(cluster, workspace, entry, host=entry.host or entry.name, wheelhouse=wheelhouse) for entry in cluster.nodes]
+    return [
+        make_node(cluster, workspace, entry, host=entry.host or entry.name, wheelhouse=wheelhouse) for entry in cluster.nodes
+    ]
 
 
 def make_node(

@@ -45,10 +45,14 @@ class PackageCheck:
         if answer.code is None:
             raise Unanswered(f"{node.name}: {self.setting}: its packages were not listed within {self.limit_s:g} s")
         if answer.code != 0:
-            raise Unanswered(f"{node.name}: {self.setting}: its packages cannot be listed: {failure_reason(answer)}. {self.advice}")
+            raise Unanswered(
+                f"{node.name}: {self.setting}: its packages cannot be listed: {failure_reason(answer)}. {self.advice}"
+            )
         differences = software.compare_packages(answer.stdout)
         if differences.missing:
-            raise Unanswered(f"{node.name}: {self.setting} lacks {', '.join(differences.missing)}. Install what is missing there.")
+            raise Unanswered(
+                f"{node.name}: {self.setting} lacks {', '.join(differences.missing)}. Install what is missing there."
+            )
         self._differences = summarize_versions(differences.other)
         put_answer = node.put(f"{self._differences}\n".encode(), f"{self.folder}/differences.made", mode=0o644, owner="")
         if put_answer.code != 0:

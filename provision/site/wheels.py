@@ -67,12 +67,19 @@ class WheelDownload:
         requirements: Sequence[str],
         local_folder: Path | None,
     ) -> None:
-        self.on_node, self.interpreter, self.folder, self.requirements, self.local_folder = on_node, interpreter, folder, requirements, local_folder
+        self.on_node, self.interpreter, self.folder, self.requirements, self.local_folder = (
+            on_node,
+            interpreter,
+            folder,
+            requirements,
+            local_folder,
+        )
         self._downloaded_where = ""
 
     @property
     def description(self) -> str:
-        """The sentence for this change, as `Change.description`. After the download, it says which machine downloaded the packages."""
+        """The sentence for this change, as `Change.description`. After the download, it says which machine downloaded the
+        packages."""
         if self._downloaded_where:
             return f"download the packages {self._downloaded_where}"
         return f"download the packages on the login node{', or here and send them' if self.local_folder is not None else ''}"
@@ -126,7 +133,9 @@ class WheelDownload:
                 raise Unanswered(f"{node.name}: {wheel.name} was downloaded here, but not sent to {self.folder}: {why}.")
 
 
-WHEELHOUSE_ADVICE = "Set environment.wheelhouse to a folder of wheels at the site, or environment.use to an environment of yours."
+WHEELHOUSE_ADVICE = (
+    "Set environment.wheelhouse to a folder of wheels at the site, or environment.use to an environment of yours."
+)
 
 
 def download_wheels(folder: Path, target: InterpreterPlatform, requirements: Sequence[str]) -> list[Path]:
@@ -137,7 +146,9 @@ def download_wheels(folder: Path, target: InterpreterPlatform, requirements: Seq
     own_platform = (sys.platform, platform.machine())
     if (target.system, target.machine) != own_platform:  # pip would skip packages that only the system of the site needs
         site_platform = f"{target.system} {target.machine}"
-        raise Unanswered(f"this machine is {' '.join(own_platform)}, the site is {site_platform}; pip downloads only for its own system.")
+        raise Unanswered(
+            f"this machine is {' '.join(own_platform)}, the site is {site_platform}; pip downloads only for its own system."
+        )
     own_version = ".".join(platform.python_version_tuple()[:2])
     if target.python != own_version:  # requirements may depend on the version of Python; pip evaluates them for its own version
         raise Unanswered(
@@ -151,7 +162,9 @@ def download_wheels(folder: Path, target: InterpreterPlatform, requirements: Seq
     source = [word for word in requirements if any(word.startswith(name) for name in FROM_SOURCE)]
     if source:
         _run_pip(["wheel", "--no-deps", "--wheel-dir", str(folder), *common, *source])
-    _run_pip(["download", "--dest", str(folder), "--find-links", str(folder), *pip_platform_options(target), *common, *requirements])
+    _run_pip(
+        ["download", "--dest", str(folder), "--find-links", str(folder), *pip_platform_options(target), *common, *requirements]
+    )
     return sorted(folder.glob("*.whl"))
 
 

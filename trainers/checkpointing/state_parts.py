@@ -26,7 +26,9 @@ class TensorPart:
     `__create_write_items__` let torch.distributed.checkpoint treat a part like a tensor.
     """
 
-    def __init__(self, memory: torch.Tensor, shape: Iterable[int], offsets: Iterable[int], *, differs_by_rank: bool = False) -> None:
+    def __init__(
+        self, memory: torch.Tensor, shape: Iterable[int], offsets: Iterable[int], *, differs_by_rank: bool = False
+    ) -> None:
         self.memory = memory.detach()
         self.shape, self.offsets, self.differs_by_rank = torch.Size(shape), torch.Size(offsets), differs_by_rank
 
@@ -89,7 +91,9 @@ def shard_parts(shards: Iterable[tuple[str, torch.Tensor, int, int]], optimizer_
         for key, value in state.items():
             if isinstance(value, torch.Tensor):
                 is_sharded = value.dim() > 0
-                parts[f"optimizer/{key}/{name}"] = TensorPart.from_flat_shard(value, elements, begin) if is_sharded else TensorPart.from_tensor(value)
+                parts[f"optimizer/{key}/{name}"] = (
+                    TensorPart.from_flat_shard(value, elements, begin) if is_sharded else TensorPart.from_tensor(value)
+                )
     return parts
 
 

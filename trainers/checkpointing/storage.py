@@ -194,11 +194,18 @@ class Gatherer(Writer):
                 box.copy_(local_box)
             else:
                 dist.recv(_flat_bytes(box), group_src=rank, group=self._group)
-            whole_tensor[tuple(slice(offset, offset + length) for offset, length in zip(tensor_data.chunk.offsets, tensor_data.chunk.sizes))] = box
+            whole_tensor[
+                tuple(
+                    slice(offset, offset + length) for offset, length in zip(tensor_data.chunk.offsets, tensor_data.chunk.sizes)
+                )
+            ] = box
             if is_last_box:
                 order = self._element_order(name, whole_tensor.shape)
                 whole_tensor = whole_tensor if order is None else whole_tensor.flatten()[order]
-                yield WriteItem(MetadataIndex(name, [0] * whole_tensor.dim()), item.type, tensor_data=item.tensor_data), whole_tensor
+                yield (
+                    WriteItem(MetadataIndex(name, [0] * whole_tensor.dim()), item.type, tensor_data=item.tensor_data),
+                    whole_tensor,
+                )
 
 
 class Reader(StorageReader):
@@ -209,7 +216,9 @@ class Reader(StorageReader):
     another shape with the same number of elements. For the layout `sharded`, None.
     """
 
-    def __init__(self, folder: Path, index: Index, sizes: dict[str, int], state: State, element_order: ElementOrder | None) -> None:
+    def __init__(
+        self, folder: Path, index: Index, sizes: dict[str, int], state: State, element_order: ElementOrder | None
+    ) -> None:
         self._folder, self._sizes, self._element_order = folder, sizes, element_order
         self._entries = {name: self._reshape_entry(entry, state.get(name)) for name, entry in index.tensors.items()}
         self._mapped_files: dict[str, torch.Tensor] = {}

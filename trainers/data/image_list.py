@@ -93,7 +93,12 @@ def read_list(path: Path, split: str, subset: int | None) -> ImageList:
         raise InputError(
             f"{path}:1: is not the header of an image list: {error}. Delete the file; the next run makes it again."
         ) from None
-    if header.schema != SCHEMA or header.split != split or header.images != len(lines) - 1 or header.images != (subset or header.found):
+    if (
+        header.schema != SCHEMA
+        or header.split != split
+        or header.images != len(lines) - 1
+        or header.images != (subset or header.found)
+    ):
         raise InputError(
             f"{path}: its first line does not match the lines after it, or the split and subset of this run. "
             "Delete the file; the next run makes it again."
@@ -134,16 +139,20 @@ def class_names(root: Path) -> list[str]:
 def _write_list(root: Path, split: str, subset: int | None, seed: int, path: Path) -> None:
     names = class_names(root)
     image_files = [(name, label) for label, folder in enumerate(names) for name in _image_paths(root, split, folder)]
-    unknown_classes = {entry.name for entry in _scan_folder(root / split) if entry.is_dir() and not entry.name.startswith(".")} - set(
-        names
-    )
+    unknown_classes = {
+        entry.name for entry in _scan_folder(root / split) if entry.is_dir() and not entry.name.startswith(".")
+    } - set(names)
     if unknown_classes:
         raise InputError(
             f"{root / split / min(unknown_classes)}: is not a class of {root / 'train'}. Allowed: its {len(names)} folders."
         )
     if not image_files:
         raise InputError(f"{root / split}: found no image. Allowed: CLASS/*.JPEG, as in the official archive.")
-    listed_files = image_files if subset is None else [image_files[i] for i in draw_subset(len(image_files), subset, seed, str(root / split))]
+    listed_files = (
+        image_files
+        if subset is None
+        else [image_files[i] for i in draw_subset(len(image_files), subset, seed, str(root / split))]
+    )
     header = ListHeader(SCHEMA, split, len(names), len(image_files), len(listed_files), None if subset is None else seed)
     with files.as_workspace_error("read the data set"), ThreadPoolExecutor(8) as threads:
         digests = threads.map(files.sha256, [root / name for name, _ in listed_files])
@@ -155,7 +164,10 @@ def _image_paths(root: Path, split: str, folder: str) -> list[str]:
     class_folder = root / split / folder
     if split != "train" and not class_folder.is_dir():
         return []  # a validation split may have no images of some classes
-    return [f"{split}/{folder}/{name}" for name in sorted(e.name for e in _scan_folder(class_folder) if e.name.lower().endswith(SUFFIXES))]
+    return [
+        f"{split}/{folder}/{name}"
+        for name in sorted(e.name for e in _scan_folder(class_folder) if e.name.lower().endswith(SUFFIXES))
+    ]
 
 
 def _scan_folder(folder: Path) -> Iterable[os.DirEntry[str]]:

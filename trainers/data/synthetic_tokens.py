@@ -49,7 +49,9 @@ class SyntheticTokens(TokenSet):
         length = len(self._factors)
         random_numbers = np.empty((len(indices), length), np.uint64)
         for row, index in enumerate(indices):
-            random_numbers[row] = np.random.Philox(key=np.array([SEED, self._first_index + int(index)], np.uint64)).random_raw(length)
+            random_numbers[row] = np.random.Philox(key=np.array([SEED, self._first_index + int(index)], np.uint64)).random_raw(
+                length
+            )
         # The lower 32 bits of a draw select the random symbol; the upper 32 bits decide whether the token is random.
         random_tokens = (random_numbers % 2**32 % self._symbols).astype(np.int64)
         positions = np.arange(length)

@@ -61,7 +61,9 @@ def _gather_by_sum(bucket: list[Any], gradients: bool) -> list[torch.Tensor]:
         if mapping is None:
             continue  # this rank has no element of the parameter
         fragment = mapping.lp_fragment_address
-        piece = mapping.get_lp_grad_fragment(parameter._index_in_param_group).flatten() if gradients else mapping.get_hp_fragment()
+        piece = (
+            mapping.get_lp_grad_fragment(parameter._index_in_param_group).flatten() if gradients else mapping.get_hp_fragment()
+        )
         if gradients and len(piece) == parameter.numel():
             piece = piece.narrow(0, fragment.start, fragment.numel)  # in bf16, DeepSpeed keeps whole gradients on every rank
         part.narrow(0, fragment.start, fragment.numel).copy_(piece.detach())

@@ -62,7 +62,11 @@ class DdpEngine(ReplicatedEngine):
     def theory(self) -> list[Term]:
         n, psi = self.data_ranks, bytes_of(self.model.parameters(), 2 if self.hook == "bf16" else None)
         buffer_bytes = bytes_of(self.model.buffers())
-        buffers = [Term("buffers (BatchNorm's statistics), rank 0's to all, once a step", "broadcast", buffer_bytes, n)] if buffer_bytes else []
+        buffers = (
+            [Term("buffers (BatchNorm's statistics), rank 0's to all, once a step", "broadcast", buffer_bytes, n)]
+            if buffer_bytes
+            else []
+        )
         if self.hook == "powersgd":
             uncompressed_bytes, factor_bytes = _powersgd_bytes(self.model)
             return [

@@ -79,7 +79,9 @@ class Fsdp1Engine(ReplicatedEngine):
             # No public interface tells which part of a parameter a flat shard has, so private fields are read. The version of
             # torch is pinned, and a test resumes a run with FSDP1.
             flat_parameter = unit._handle.flat_param  # type: ignore[union-attr]
-            for parameter, shard_info, shape in zip(flat_parameter._params or (), flat_parameter._shard_param_infos, flat_parameter._shapes):
+            for parameter, shard_info, shape in zip(
+                flat_parameter._params or (), flat_parameter._shard_param_infos, flat_parameter._shapes
+            ):
                 if shard_info.in_shard:
                     shares.append((names[id(parameter)], parameter, shape.numel(), shard_info.intra_param_start_idx or 0))
                     states.append(self.optimizer.state[parameter])
@@ -104,7 +106,9 @@ class Fsdp1Engine(ReplicatedEngine):
             gathers = [Term("parameters, once a step", "all_gather", self.parameters() * itemsize, shards)]
         reduces = [Term("gradients, once a step", "reduce_scatter", gradient_bytes, shards)]
         if self._replicas > 1:
-            reduces.append(Term("gradients' shards among replicas, once a step", "all_reduce", gradient_bytes / shards, self._replicas))
+            reduces.append(
+                Term("gradients' shards among replicas, once a step", "all_reduce", gradient_bytes / shards, self._replicas)
+            )
         return [*gathers, *reduces, *loss_scaling.overflow_flag_terms(self.cell.precision, shards)]
 
     def textbook_bytes(self) -> float:

@@ -26,7 +26,11 @@ class ShardedTensorEngine(FullySharded, TensorEngine):
     def theory(self) -> list[Term]:
         passes = self.cell.gradient_accumulation_steps
         tensor_terms = activation_terms(self.cell, self.task, self.mesh_model)
-        return [*tensor_terms, *sharding_terms(self.cell, self.mesh_model, block_gathers=2 * passes, other_gathers=passes), *self.agreement_terms()]
+        return [
+            *tensor_terms,
+            *sharding_terms(self.cell, self.mesh_model, block_gathers=2 * passes, other_gathers=passes),
+            *self.agreement_terms(),
+        ]
 
     def effective(self) -> dict[str, Any]:
         return {**super().effective(), **fsdp.effective(self.mesh_model.module, self.mesh_model.blocks)}
@@ -56,7 +60,9 @@ def sharding_terms(cell: Cell, mesh_model: MeshModel, *, block_gathers: int, oth
     """The communication of fully_shard over the dp ranks in a step. block_gathers, other_gathers: how often a step gathers the
     parameters inside and outside of blocks."""
     block_elements, other_elements, ranks = mesh_model.padded[True], mesh_model.padded[False], mesh_model.mesh["dp"].size()
-    return fsdp.sharding_terms(cell.precision, block_elements, other_elements, ranks, block_gathers=block_gathers, other_gathers=other_gathers)
+    return fsdp.sharding_terms(
+        cell.precision, block_elements, other_elements, ranks, block_gathers=block_gathers, other_gathers=other_gathers
+    )
 
 
 def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine | PipelineEngine:
@@ -68,6 +74,8 @@ def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine | PipelineEngine
         return ShardedTensorEngine(cell, task, ranks, mesh_model)
     sharded = "dp" in degrees
     reshard_after_forward = False if sharded else None
-    mesh_model = MeshModel(cell, task, ranks, stages=cell.pp, split="tp" in degrees, reshard_after_forward=reshard_after_forward)
+    mesh_model = MeshModel(
+        cell, task, ranks, stages=cell.pp, split="tp" in degrees, reshard_after_forward=reshard_after_forward
+    )
     pipeline = Pipeline(cell, task, mesh_model, ranks.device, "1f1b", sharded=sharded)
     return MeshPipelineEngine(cell, task, ranks, mesh_model, pipeline)

@@ -48,7 +48,11 @@ class TensorEngine(MeshModelEngine):
         return [*activation_terms(self.cell, self.task, self.mesh_model), *self.agreement_terms()]
 
     def effective(self) -> dict[str, Any]:
-        return {**super().effective(), "split_layers": count_split_layers(self.mesh_model), "sequence_parallel": self.mesh_model.count_partial_elements() > 0}
+        return {
+            **super().effective(),
+            "split_layers": count_split_layers(self.mesh_model),
+            "sequence_parallel": self.mesh_model.count_partial_elements() > 0,
+        }
 
 
 def activation_terms(cell: Cell, task: Task, mesh_model: MeshModel) -> list[Term]:
@@ -73,16 +77,37 @@ def activation_terms(cell: Cell, task: Task, mesh_model: MeshModel) -> list[Term
     ]  # fmt: skip
 
 
-def _sequence_parallel_terms(cell: Cell, mesh_model: MeshModel, output_bytes: int, input_bytes: int, block_passes: int, recomputed_passes: int) -> list[Term]:
+def _sequence_parallel_terms(
+    cell: Cell, mesh_model: MeshModel, output_bytes: int, input_bytes: int, block_passes: int, recomputed_passes: int
+) -> list[Term]:
     """As `activation_terms`, with sequence parallelism, for a model with a fused q|k|v layer."""
     n, passes = mesh_model.mesh["tp"].size(), cell.gradient_accumulation_steps
     return [
-        Term("what column-parallel layers read, each block and pass", "all_gather", input_bytes, n, 2 * (block_passes + recomputed_passes)),
+        Term(
+            "what column-parallel layers read, each block and pass",
+            "all_gather",
+            input_bytes,
+            n,
+            2 * (block_passes + recomputed_passes),
+        ),
         Term("its gradient, each block and pass", "reduce_scatter", input_bytes, n, 2 * block_passes),
-        Term("what row-parallel layers write, each block and pass", "reduce_scatter", output_bytes, n, 2 * block_passes + recomputed_passes),
+        Term(
+            "what row-parallel layers write, each block and pass",
+            "reduce_scatter",
+            output_bytes,
+            n,
+            2 * block_passes + recomputed_passes,
+        ),
         Term("its gradient, each block and pass", "all_gather", output_bytes, n, 2 * block_passes),
-        Term("what leaves the blocks, and the gradient of what enters them, each pass", "all_gather", input_bytes, n, 2 * passes),
-        Term("gradients of the layer norms, once a step", "all_reduce", weight_bytes(cell.precision) * mesh_model.count_partial_elements(), n),
+        Term(
+            "what leaves the blocks, and the gradient of what enters them, each pass", "all_gather", input_bytes, n, 2 * passes
+        ),
+        Term(
+            "gradients of the layer norms, once a step",
+            "all_reduce",
+            weight_bytes(cell.precision) * mesh_model.count_partial_elements(),
+            n,
+        ),
     ]
 
 

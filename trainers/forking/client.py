@@ -77,7 +77,9 @@ def _connect_to_warm_parent(socket_file: Path) -> socket.socket:
             connection.close()
             raise ShardlabError(f"{socket_file}: a process of another user answers at this socket.")
         if warm_parent is not None and warm_parent.poll() not in (None, 0):
-            raise ShardlabError(f"the warm parent ended with code {warm_parent.returncode}; see {address.log_path(socket_file)}.")
+            raise ShardlabError(
+                f"the warm parent ended with code {warm_parent.returncode}; see {address.log_path(socket_file)}."
+            )
         if (warm_parent is None or warm_parent.poll() == 0) and not _is_starting(socket_file):
             warm_parent = _start_warm_parent(socket_file)
         time.sleep(POLL_INTERVAL_S)

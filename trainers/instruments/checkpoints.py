@@ -170,7 +170,9 @@ class Checkpoints(Instrument):
         if self._rank == 0 or self._leads_node:
             checkpoint.begin(self._run_dir.path, step)
         self._peers.barrier()
-        checkpoint_files, checkpoint_bytes = self._saver.save(checkpoint.growing_path(self._run_dir.path, step), self._settings.layout)
+        checkpoint_files, checkpoint_bytes = self._saver.save(
+            checkpoint.growing_path(self._run_dir.path, step), self._settings.layout
+        )
         if self._run.separate_folders:
             if self._leads_node:
                 checkpoint.publish(self._run_dir.path, step)
@@ -257,7 +259,11 @@ class Checkpoints(Instrument):
         collective: all ranks use the list of rank 0, because a network file system may show other files to other nodes."""
         local_checkpoints = [(run_index, path) for run_index, run in enumerate(runs) for path in checkpoint.whole(run.path)]
         for position in range(int(self._peers.gather([float(len(local_checkpoints))])[0, 0])):
-            candidate = [float(local_checkpoints[position][0]), float(checkpoint.step_of(local_checkpoints[position][1]))] if self._rank == 0 else [0.0, 0.0]
+            candidate = (
+                [float(local_checkpoints[position][0]), float(checkpoint.step_of(local_checkpoints[position][1]))]
+                if self._rank == 0
+                else [0.0, 0.0]
+            )
             run_number, step = (int(value) for value in self._peers.gather(candidate)[0])
             yield runs[run_number], checkpoint.path_of(runs[run_number].path, step)
 
@@ -270,5 +276,7 @@ class Checkpoints(Instrument):
 
 def _read_records(run: RunDir, rank: int, step: int) -> list[StepRecord]:
     """A rank's warm-up records, and its timed records up to a step. If a step was recorded twice, the last record is used."""
-    records = {(not record.warmup, record.step): record for record in run.steps(rank).records if record.warmup or record.step <= step}
+    records = {
+        (not record.warmup, record.step): record for record in run.steps(rank).records if record.warmup or record.step <= step
+    }
     return [records[key] for key in sorted(records)]

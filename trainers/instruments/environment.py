@@ -57,7 +57,10 @@ def _count_connections() -> dict[str, int]:
     rendezvous_port = int(os.environ.get("MASTER_PORT", "0"))
     connections_by_interface: Counter[str] = Counter()
     for connection in psutil.Process().net_connections("tcp"):
-        if connection.status == psutil.CONN_ESTABLISHED and rendezvous_port not in (connection.laddr.port, connection.raddr.port):
+        if connection.status == psutil.CONN_ESTABLISHED and rendezvous_port not in (
+            connection.laddr.port,
+            connection.raddr.port,
+        ):
             connections_by_interface[interface_of_address(connection.laddr.ip, interfaces)] += 1
     return dict(connections_by_interface)
 

@@ -34,9 +34,9 @@ UNKNOWN = (
 class MemoryCategories(Instrument):
     """Records the memory of consecutive steps. Each storage has the same category from its allocation to its release.
 
-    If the engine keeps the storage (`Accounted.tensors_by_category`), the engine names the category. Otherwise the category follows from the
-    use of the storage by an operator (`gathered`), or from the time of its release (`buffer`, `activation`, `temporary`).
-    """
+    If the engine keeps the storage (`Accounted.tensors_by_category`), the engine names the category. Otherwise the category
+    follows from the use of the storage by an operator (`gathered`), or from the time of its release (`buffer`, `activation`,
+    `temporary`)."""
 
     name = "memory"
 
@@ -95,7 +95,9 @@ class MemoryCategories(Instrument):
         return results if estimate_bytes is None else {**results, "estimate_bytes": estimate_bytes}
 
 
-def estimate_memory(parameters: int, precision: str, optimizer: Optimizer, *, ranks_by_category: dict[str, int] | None = None) -> dict[str, int]:
+def estimate_memory(
+    parameters: int, precision: str, optimizer: Optimizer, *, ranks_by_category: dict[str, int] | None = None
+) -> dict[str, int]:
     """The bytes of parameters, gradients and optimizer state on one rank, estimated by the formula of papers, not measured.
 
     With P parameters of w bytes, sharded over n ranks, a category has ceil(w P / n) bytes; optimizer state has this for each of
@@ -110,7 +112,11 @@ def estimate_memory(parameters: int, precision: str, optimizer: Optimizer, *, ra
     """
     itemsize = 2 if precision == "bf16-pure" else 4
     states = STATES[optimizer.name] if optimizer.name != "sgd" or optimizer.momentum else 0
-    unsharded = {"parameter": itemsize * parameters, "gradient": itemsize * parameters, "optimizer_state": states * itemsize * parameters}
+    unsharded = {
+        "parameter": itemsize * parameters,
+        "gradient": itemsize * parameters,
+        "optimizer_state": states * itemsize * parameters,
+    }
     return {category: -(-nbytes // (ranks_by_category or {}).get(category, 1)) for category, nbytes in unsharded.items()}
 
 

@@ -18,8 +18,8 @@ class StepMemory:
     """A context around one step, or around consecutive steps with a call of `next_step` between them.
 
     `log` has all changes of memory on a device. A storage has one category from its allocation to its release. If the engine
-    keeps the storage (`Accounted.tensors_by_category`), the engine names the category; otherwise the category follows from the use of the
-    storage by an operator, or from the time of its release."""
+    keeps the storage (`Accounted.tensors_by_category`), the engine names the category; otherwise the category follows from the
+    use of the storage by an operator, or from the time of its release."""
 
     def __init__(self, engine: Accounted, device: torch.device, log: type[StorageLog] = StorageLog) -> None:
         """log: the class of the log, which is StorageLog or a subclass that records more."""
@@ -57,7 +57,13 @@ class StepMemory:
 
     def _name_new_gradients(self) -> None:
         if self._searching:
-            self._record_categories({name: tensors for name, tensors in self._engine.tensors_by_category().items() if name not in ("parameter", "gathered")})
+            self._record_categories(
+                {
+                    name: tensors
+                    for name, tensors in self._engine.tensors_by_category().items()
+                    if name not in ("parameter", "gathered")
+                }
+            )
 
     def _before_optimizer_step(self) -> None:
         self._name_new_gradients()

@@ -86,7 +86,9 @@ def make_config(architecture: Architecture, values: dict[str, Any], *, dropout: 
     except Exception as error:
         raise InputError(f"transformers refuses it: {error_line(error)}") from error
     if getattr(config, "sub_configs", None):
-        raise InputError(f"{architecture.model_type} consists of several models. Allowed: one model, such as its text model alone.")
+        raise InputError(
+            f"{architecture.model_type} consists of several models. Allowed: one model, such as its text model alone."
+        )
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(f"{architecture.model_type} has an encoder and a decoder. Allowed: {', '.join(CLASSES)}.")
     # Whether models of this type can be used both with a causal mask and without a mask; the key `is_decoder` decides.
@@ -185,7 +187,9 @@ def _shrink_keys(config: Any) -> dict[str, Any]:
         changes["num_experts_per_tok"] = min(number("num_experts_per_tok"), EXPERTS // 2)
     if number("vocab_size"):
         changes["vocab_size"] = min(number("vocab_size"), VOCABULARY)
-        changes |= {name: 0 for name in config.to_dict() if name.endswith("_token_id") and number(name) >= changes["vocab_size"]}
+        changes |= {
+            name: 0 for name in config.to_dict() if name.endswith("_token_id") and number(name) >= changes["vocab_size"]
+        }
     if number("patch_size") and number("image_size"):
         changes["patch_size"] = min(number("patch_size"), PATCH)
         changes["image_size"] = changes["patch_size"] * PATCHES_A_SIDE

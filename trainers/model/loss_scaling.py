@@ -71,7 +71,11 @@ class LossScaler:
 
     def numbers(self) -> dict[str, float]:
         """The state of the scaler for a checkpoint, as numbers by name."""
-        return {"loss_scale": self.scale, "skipped_steps": float(self.skipped), "made_in_a_row": float(self._steps_without_overflow)}
+        return {
+            "loss_scale": self.scale,
+            "skipped_steps": float(self.skipped),
+            "made_in_a_row": float(self._steps_without_overflow),
+        }
 
     def load_numbers(self, numbers: dict[str, float]) -> None:
         """Set the state of the scaler from the numbers of a checkpoint. If the checkpoint has no such numbers, because its run

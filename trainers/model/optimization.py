@@ -17,7 +17,14 @@ def make_optimizer(settings: Optimizer, parameters: Iterable[nn.Parameter]) -> t
         return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
     optimizer_class = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
     betas = settings.beta1, settings.beta2
-    return optimizer_class(parameters, lr=settings.lr, betas=betas, eps=settings.eps, weight_decay=settings.weight_decay, fused=settings.fused or None)
+    return optimizer_class(
+        parameters,
+        lr=settings.lr,
+        betas=betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        fused=settings.fused or None,
+    )
 
 
 def learning_rate(settings: Optimizer, schedule: Schedule, step: int, steps: int, data_ranks: int) -> float:

@@ -45,7 +45,10 @@ class MeshModelEngine(ReplicatedEngine):
         return self.mesh_model.whole_parameters()
 
     def state(self) -> State:
-        return {**state_parts.parameter_parts(self.mesh_model.task_parameters(), self.optimizer), **state_parts.buffer_parts(self.model)}
+        return {
+            **state_parts.parameter_parts(self.mesh_model.task_parameters(), self.optimizer),
+            **state_parts.buffer_parts(self.model),
+        }
 
     def element_order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
         return self.mesh_model.element_order(name.rpartition("/")[2], shape)

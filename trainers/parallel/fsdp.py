@@ -51,7 +51,9 @@ def count_padded_elements(shape: torch.Size, ranks: int) -> int:
     return shape.numel() // rows * -(-rows // ranks) * ranks
 
 
-def sharding_terms(precision: str, block_elements: int, other_elements: int, ranks: int, *, block_gathers: int, other_gathers: int) -> list[Term]:
+def sharding_terms(
+    precision: str, block_elements: int, other_elements: int, ranks: int, *, block_gathers: int, other_gathers: int
+) -> list[Term]:
     """The communication of `fully_shard` over the ranks of a shard group in a step.
 
     block_elements, other_elements: number of padded elements inside and outside of blocks. ranks: number of ranks in a shard
@@ -60,8 +62,20 @@ def sharding_terms(precision: str, block_elements: int, other_elements: int, ran
     """
     gathered_itemsize, reduced_itemsize = computed_bytes(precision), weight_bytes(precision)
     return [
-        Term("blocks' parameters, each time they are gathered", "all_gather", block_elements * gathered_itemsize, ranks, block_gathers),
-        Term("other parameters, each time they are gathered", "all_gather", other_elements * gathered_itemsize, ranks, other_gathers),
+        Term(
+            "blocks' parameters, each time they are gathered",
+            "all_gather",
+            block_elements * gathered_itemsize,
+            ranks,
+            block_gathers,
+        ),
+        Term(
+            "other parameters, each time they are gathered",
+            "all_gather",
+            other_elements * gathered_itemsize,
+            ranks,
+            other_gathers,
+        ),
         Term("gradients, once a step", "reduce_scatter", (block_elements + other_elements) * reduced_itemsize, ranks),
     ]
 

@@ -64,7 +64,9 @@ class WorkerEngine(ReplicatedEngine):
             parameter.grad = gradient.view_as(parameter)
         # Pulled parameters are received into this tensor. On a CPU it is the vector of parameters itself.
         on_gpu = self.device.type == "cuda"
-        self._parameter_buffer = torch.empty_like(self._parameters, device="cpu", pin_memory=True) if on_gpu else self._parameters
+        self._parameter_buffer = (
+            torch.empty_like(self._parameters, device="cpu", pin_memory=True) if on_gpu else self._parameters
+        )
         # On a GPU, gradients are first copied into this tensor: copies into pinned memory are faster than into new memory.
         self._gradient_buffer = torch.empty_like(self._gradients, device="cpu", pin_memory=True) if on_gpu else self._gradients
 
@@ -113,9 +115,13 @@ class WorkerEngine(ReplicatedEngine):
         state = super().state()
         if self._has_momentum:
             momentum = self._request_momentum() if self._momentum_buffer is None else self._momentum_buffer
-            trained_parameters = [(model_options.plain_name(name), p) for name, p in self.model.named_parameters() if p.requires_grad]
+            trained_parameters = [
+                (model_options.plain_name(name), p) for name, p in self.model.named_parameters() if p.requires_grad
+            ]
             pieces = torch.split(momentum, [p.numel() for _, p in trained_parameters])
-            momentum_parts = {name: TensorPart.from_tensor(flat.view(p.shape)) for (name, p), flat in zip(trained_parameters, pieces)}
+            momentum_parts = {
+                name: TensorPart.from_tensor(flat.view(p.shape)) for (name, p), flat in zip(trained_parameters, pieces)
+            }
             state |= {f"optimizer/momentum_buffer/{name}": part for name, part in momentum_parts.items()}
         return state
 

@@ -51,8 +51,13 @@ class OwnPlan(ModelPlan):
         if plugin.tensor_parallel is not None:
             styles_by_block = [sorted(_split_layers(plugin, copy.deepcopy(block), 1).values()) for block in blocks]
             if any(block_styles != styles_by_block[0] for block_styles in styles_by_block):
-                raise InputError(f"{plugin.file}: tensor_parallel() splits some blocks into other numbers of layers than others.")
-            self.backward_reductions, self.forward_reductions = styles_by_block[0].count("columns"), styles_by_block[0].count("rows")
+                raise InputError(
+                    f"{plugin.file}: tensor_parallel() splits some blocks into other numbers of layers than others."
+                )
+            self.backward_reductions, self.forward_reductions = (
+                styles_by_block[0].count("columns"),
+                styles_by_block[0].count("rows"),
+            )
             self._check_widths()
 
     def _check_widths(self) -> None:
@@ -74,7 +79,9 @@ class OwnPlan(ModelPlan):
 
         Raises the InputError of the file if it refuses all possible numbers.
         """
-        sizes = [_divided_size(self._first_block.get_submodule(ranks), style) for ranks, style in self._first_block_layers(1).items()]
+        sizes = [
+            _divided_size(self._first_block.get_submodule(ranks), style) for ranks, style in self._first_block_layers(1).items()
+        ]
         common_divisor = math.gcd(*sizes)
         divisors = [ranks for ranks in range(2, min(common_divisor, MOST_RANKS) + 1) if common_divisor % ranks == 0]
         possible_degrees = tuple(ranks for ranks in divisors if self._can_split(ranks))
@@ -105,7 +112,11 @@ class OwnPlan(ModelPlan):
         if count > self.count:
             raise InputError(f"{self._plugin.file}: the model has {self.count} blocks, too few for {count} pipeline stages.")
         end_modules = self._plugin.call("pipeline", model)
-        if not (isinstance(end_modules, tuple) and len(end_modules) == 2 and all(isinstance(module, nn.Module) for module in end_modules)):
+        if not (
+            isinstance(end_modules, tuple)
+            and len(end_modules) == 2
+            and all(isinstance(module, nn.Module) for module in end_modules)
+        ):
             raise InputError(
                 f"{self._plugin.file}: pipeline() returned a {type(end_modules).__name__}. Allowed: (module before the "
                 "blocks, module behind them)."
@@ -126,7 +137,9 @@ class OwnPlan(ModelPlan):
             if id(module) in model_modules
             for parameter in module.parameters(recurse=False)
         }
-        if missing := next((name for name, parameter in model.named_parameters() if id(parameter) not in covered_parameters), None):
+        if missing := next(
+            (name for name, parameter in model.named_parameters() if id(parameter) not in covered_parameters), None
+        ):
             raise InputError(
                 f"{self._plugin.file}: pipeline(): the parameter {missing} is neither before the blocks, in a block nor behind "
                 "them."

@@ -168,7 +168,9 @@ def _read_options(file: str, model: Callable[..., Any]) -> tuple[Option, ...]:
     options = []
     for name, parameter in inspect.signature(model).parameters.items():
         default, hint = parameter.default, hints.get(name)
-        option_type = next((allowed_type for allowed_type in KINDS if hint is allowed_type or allowed_type in get_args(hint)), type(default))
+        option_type = next(
+            (allowed_type for allowed_type in KINDS if hint is allowed_type or allowed_type in get_args(hint)), type(default)
+        )
         if (
             parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             or type(default) not in KINDS
@@ -198,7 +200,9 @@ def _read_tiny(file: str, value: Any, options: tuple[Option, ...]) -> dict[str, 
         raise InputError(f"{file}: TINY: found {_short_repr(value)}. Allowed: parameters of model(), such as dict(width=8).")
     for name, tiny_value in value.items():
         if name not in options_by_name:
-            raise InputError(f"{file}: TINY: model() has no parameter {_short_repr(name)}. Allowed: {', '.join(options_by_name) or 'none'}.")
+            raise InputError(
+                f"{file}: TINY: model() has no parameter {_short_repr(name)}. Allowed: {', '.join(options_by_name) or 'none'}."
+            )
         if (why := options_by_name[name].refuse(tiny_value)) is not None:
             raise InputError(f"{file}: TINY: {name}: {why}")
     return value

@@ -93,7 +93,9 @@ def answer_questions(file: Path, questions: Iterable[bytes], answers: IO[bytes])
         try:
             if (own_workload := question.own_workload) is not None:
                 menu.add_own_workload(own_workload, Path(own_workload.file))
-            reply = RefusalAnswer(fault=fault) if fault else RefusalAnswer(why=strategies[question.strategy].refuse(question.cell))
+            reply = (
+                RefusalAnswer(fault=fault) if fault else RefusalAnswer(why=strategies[question.strategy].refuse(question.cell))
+            )
         except ShardlabError as error:
             reply = RefusalAnswer(fault=str(error))
         answers.write(msgspec.json.encode(reply) + b"\n")
@@ -126,7 +128,9 @@ def _check_strategy(source: PluginSource, strategy: Strategy, module: str) -> St
     return checked_strategy
 
 
-def _call_checked(file: str, strategy: str, name: str, function: Callable[[Cell], Any], allowed: tuple[type, ...], cell: Cell) -> Any:
+def _call_checked(
+    file: str, strategy: str, name: str, function: Callable[[Cell], Any], allowed: tuple[type, ...], cell: Cell
+) -> Any:
     """Call a function of the file for a cell and return its result.
 
     Raises InputError with the line if the function raises an error. Raises InputError also if the type of its result is not

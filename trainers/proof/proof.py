@@ -174,12 +174,16 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
         remarks.append("at reduced depth (" + ", ".join(f"{name}: {size}" for name, size in smaller.items()) + ")")
     if plain_cell.options != cell.options:
         task = menu.workload_of(plain_cell).build(plain_cell, data_path)
-    statistics_items = Order(task.source.items, cell.global_batch_size, cell.seed).batch(PROOF, 0)[: STATISTICS * cell.micro_batch_size]
+    statistics_items = Order(task.source.items, cell.global_batch_size, cell.seed).batch(PROOF, 0)[
+        : STATISTICS * cell.micro_batch_size
+    ]
     frozen_task = frozen_statistics.freeze_statistics(task, statistics_items, ranks.device)
     steps = _count_steps(cell, strategy)
     if other_work is not None:  # the strategy cannot be compared with one process; only its bytes are counted
         counts_bytes = _count_counted_steps(cell, strategy) > 0
-        sent_bytes = _sum_sent_bytes(cell, ranks, _make_steps(plain_cell, frozen_task, ranks, strategy, steps)) if counts_bytes else None
+        sent_bytes = (
+            _sum_sent_bytes(cell, ranks, _make_steps(plain_cell, frozen_task, ranks, strategy, steps)) if counts_bytes else None
+        )
         return SameWork(verdict="other work", why=other_work, communication_bytes=sent_bytes), False
     single = msgspec.structs.replace(
         plain_cell, strategy="single", strategy_code=None, gpus=1, dp=1, tp=1, pp=1, servers=0, activation_checkpointing="none",
@@ -195,7 +199,11 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
         comparable = _can_be_compared(reference) and (_is_finite(strategy_result) or not cell.precision.startswith("fp16"))
         if comparable:
             distance = _parameter_distance(strategy_result, reference)
-            differences = _largest_difference(strategy_result.losses, reference.losses), _largest_difference(strategy_result.norms, reference.norms), distance
+            differences = (
+                _largest_difference(strategy_result.losses, reference.losses),
+                _largest_difference(strategy_result.norms, reference.norms),
+                distance,
+            )
     rows = ranks.gather([*differences, float(reference is not None), float(comparable), float(strategy_result.normalising)])
     loss, norm, parameters, has_reference, is_comparable = map(float, rows[0, :-1])
     has_jumps = bool(rows[:, -1].any())
@@ -232,7 +240,9 @@ def _choose_smaller_options(cell: Cell, ranks: Ranks) -> dict[str, int]:
     smaller_options = {name: size for name, size in workload.proof_options.items() if _is_above(cell.options[name], size)}
     if cell.pp > 1 and workload.blocks in smaller_options:
         per_rank = cell.options.get("stages_per_rank", 1)
-        smaller_options[workload.blocks] = max(smaller_options[workload.blocks], cell.pp * (per_rank if isinstance(per_rank, int) else 1))
+        smaller_options[workload.blocks] = max(
+            smaller_options[workload.blocks], cell.pp * (per_rank if isinstance(per_rank, int) else 1)
+        )
     fits = float(ranks.rank > 0 or not smaller_options or _fits_in_memory(workload.parameters, ranks.device))
     return {} if ranks.gather([fits])[0, 0] else smaller_options
 
@@ -310,7 +320,10 @@ def _is_finite(result: Trajectory) -> bool:
 def _largest_difference(strategy_values: list[float], reference_values: list[float]) -> float:
     """The largest difference in any step, relative to the reference. It is infinite if a difference is NaN or infinite; `max`
     alone could ignore a NaN."""
-    differences = [abs(value - reference_value) / abs(reference_value) for value, reference_value in zip(strategy_values, reference_values, strict=True)]
+    differences = [
+        abs(value - reference_value) / abs(reference_value)
+        for value, reference_value in zip(strategy_values, reference_values, strict=True)
+    ]
     return max(differences) if all(map(math.isfinite, differences)) else math.inf
 
 
@@ -332,7 +345,9 @@ def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps:
     before = engine.whole_parameters()
     losses, norms, calls = [], [], list[communication.Call]()
     for step in range(steps):
-        item_slices = order.micro_batches(PROOF, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
+        item_slices = order.micro_batches(
+            PROOF, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size
+        )
         batches = [task.fetch(indices, ranks.device) for indices in item_slices]
         clock.start()
         # Counting disables torch.compile, so bytes are counted only in the last period, which is usually only the last step.
@@ -392,9 +407,13 @@ def _parameter_distance(strategy_result: Trajectory, reference: Trajectory) -> f
     reference's parameters moved. Infinite if the names differ, or if the parameters differed before the first step."""
     if strategy_result.after.keys() != reference.after.keys():
         return float("inf")
-    squared_distance = sum(float((strategy_result.after[name] - parameter).square().sum()) for name, parameter in reference.after.items())
+    squared_distance = sum(
+        float((strategy_result.after[name] - parameter).square().sum()) for name, parameter in reference.after.items()
+    )
     squared_movement = _squared_movement(reference)
-    start_distance = sum(float((strategy_result.before[name] - start).square().sum()) for name, start in reference.before.items())
+    start_distance = sum(
+        float((strategy_result.before[name] - start).square().sum()) for name, start in reference.before.items()
+    )
     return float("inf") if start_distance > 1e-6 * squared_movement else (squared_distance / squared_movement) ** 0.5
 
 

@@ -76,7 +76,12 @@ class DepthLine:
         """The memory and the operations of a step at the cell's depth, with the collectives of the step `high`."""
         sections = [section for section in high.peaks if section in low.peaks]
         peaks = {section: self.extrapolate_memory(low.peaks[section], high.peaks[section]) for section in sections}
-        return CountedStep(peaks, self.extrapolate_memory(low.memory_after, high.memory_after), high.calls, self.extrapolate(low.flops, high.flops))
+        return CountedStep(
+            peaks,
+            self.extrapolate_memory(low.memory_after, high.memory_after),
+            high.calls,
+            self.extrapolate(low.flops, high.flops),
+        )
 
     def extrapolate_collectives(self, low: dict[Call, int], high: dict[Call, int]) -> tuple[RehearsedCollective, ...]:
         """The collectives of a step at the cell's depth. low, high: for each collective, how often it starts at the two depths.
@@ -89,7 +94,9 @@ class DepthLine:
             return to_rehearsed_collectives({call: self.extrapolate(low[call], times) for call, times in high.items()})
         summed: dict[Call, float] = {}
         for op, ranks in {(call.op, call.ranks) for call in high}:
-            times, nbytes = (self.extrapolate(count(low, op, ranks), count(high, op, ranks)) for count in (_count_calls, _sum_bytes))
+            times, nbytes = (
+                self.extrapolate(count(low, op, ranks), count(high, op, ranks)) for count in (_count_calls, _sum_bytes)
+            )
             if times > 0:
                 summed[Call(op, round(nbytes / times), ranks)] = times
         return to_rehearsed_collectives(summed)

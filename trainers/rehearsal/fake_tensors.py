@@ -38,7 +38,11 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
 def live_fake_tensors() -> list[FakeTensor]:
     """All fake tensors that still exist. If they were real tensors, they would occupy memory."""
     gc.collect()  # otherwise, unused tensors in reference cycles would still exist
-    return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), FakeTensor) and candidate.device.type != "meta"]
+    return [
+        candidate
+        for candidate in gc.get_objects()
+        if issubclass(type(candidate), FakeTensor) and candidate.device.type != "meta"
+    ]
 
 
 real_tensors = unset_fake_temporarily
@@ -64,7 +68,9 @@ def make_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     for module in model.modules():
         tensors: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for tensors_by_name in tensors:
-            tensors_by_name |= {name: mode.from_tensor(tensor) for name, tensor in tensors_by_name.items() if tensor is not None}
+            tensors_by_name |= {
+                name: mode.from_tensor(tensor) for name, tensor in tensors_by_name.items() if tensor is not None
+            }
     return model
 
 

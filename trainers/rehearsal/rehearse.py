@@ -29,7 +29,7 @@ from trainers.rehearsal import counted_step, depths, fork_steps
 from trainers.rehearsal.counted_step import CountedStep
 from trainers.rehearsal.fake_group import FakeRanks, fake_group, give_hook, infer_neighbour_shapes
 from trainers.rehearsal.fake_tensors import fake_tensors, make_fake, with_real_tensors
-from trainers.rehearsal.substitutes import substitute_settings, make_synthetic_task, why_not_rehearsed
+from trainers.rehearsal.substitutes import make_synthetic_task, substitute_settings, why_not_rehearsed
 from trainers.run.process import error_sentence
 from trainers.task import Batch
 
@@ -94,19 +94,31 @@ def _rehearse_ranks(cell: Cell, data_path: Path, depth_pair: tuple[int, int] | N
     """The results for each kind of rank. depth_pair: the two rehearsed numbers of blocks; None: no extrapolation."""
     rehearsed_ranks = _list_rehearsed_ranks(cell)
     cells = [cell] if depth_pair is None else [depths.cell_at_depth(cell, blocks) for blocks in depth_pair]
-    steps = fork_steps.rehearse_steps([partial(_count_step_of_rank, rehearsed_cell, data_path, rank) for rank, _ in rehearsed_ranks for rehearsed_cell in cells])
+    steps = fork_steps.rehearse_steps(
+        [
+            partial(_count_step_of_rank, rehearsed_cell, data_path, rank)
+            for rank, _ in rehearsed_ranks
+            for rehearsed_cell in cells
+        ]
+    )
     if depth_pair is None:
         step_results = [(step, depths.to_rehearsed_collectives(dict(step.calls))) for step in steps]
     else:
         depth_line = depths.DepthLine(depth_pair, cell)
         pairs = zip(steps[::2], steps[1::2], strict=True)
-        step_results = [(depth_line.extrapolate_step(low, high), depth_line.extrapolate_collectives(dict(low.calls), dict(high.calls))) for low, high in pairs]
+        step_results = [
+            (depth_line.extrapolate_step(low, high), depth_line.extrapolate_collectives(dict(low.calls), dict(high.calls)))
+            for low, high in pairs
+        ]
     return tuple(
-        _rank_result(rank, same_stage_ranks, step, collectives) for (rank, same_stage_ranks), (step, collectives) in zip(rehearsed_ranks, step_results, strict=True)
+        _rank_result(rank, same_stage_ranks, step, collectives)
+        for (rank, same_stage_ranks), (step, collectives) in zip(rehearsed_ranks, step_results, strict=True)
     )
 
 
-def _rank_result(rank: int, same_stage_ranks: int, step: CountedStep, collectives: tuple[RehearsedCollective, ...]) -> RehearsedRank:
+def _rank_result(
+    rank: int, same_stage_ranks: int, step: CountedStep, collectives: tuple[RehearsedCollective, ...]
+) -> RehearsedRank:
     peak = max(step.peaks.values(), key=lambda memory: sum(memory.values()))
     return RehearsedRank(
         rank=rank,

@@ -205,7 +205,9 @@ class StepMaker:
         self._clock, self._memory, self._late_loss = clock_for(device), MemoryMeter(device), LateLoss(device)
         self._usage = ProcessUsage()
         self._side_stream = SideStream(device)
-        self._fetched_steps = prefetch_results(partial(self._fetch_batches, phase, step) for phase, steps in phases for step in steps)
+        self._fetched_steps = prefetch_results(
+            partial(self._fetch_batches, phase, step) for phase, steps in phases for step in steps
+        )
 
     def _fetch_batches(self, phase: int, step: int) -> tuple[int, list[Batch], torch.cuda.Event | None]:
         """Fetch the batches of a step. Returns (number of units of data in this rank's batches, the batches, a CUDA event that
@@ -333,7 +335,9 @@ class Recorder:
         parts = finished_step.reading.parts_ms()
         step_ms, loss = sum(parts.values()), None if finished_step.loss is None else float(finished_step.loss)
         if loss is not None and not math.isfinite(loss):
-            raise FloatingPointError(f"the loss is {loss} at step {finished_step.step}{' of the warm-up' * finished_step.warmup}")
+            raise FloatingPointError(
+                f"the loss is {loss} at step {finished_step.step}{' of the warm-up' * finished_step.warmup}"
+            )
         times: dict[str, Any] = {f"{part}_ms": part_ms for part, part_ms in parts.items()}
         memory: dict[str, Any] = {f"{kind}_bytes": size for kind, size in finished_step.memory.items()}
         record = StepRecord(

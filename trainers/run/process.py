@@ -44,7 +44,9 @@ def run_rank(path: Path) -> str:
         if (own_workload_file := run_record.own_workload) is not None:
             menu.add_own_workload(own_workload_file, run_dir.path / own_workload.FOLDER / Path(own_workload_file.file).name)
         if (strategy := run_record.own_strategy) is not None:
-            strategies.add_strategies(run_dir.path / own_strategy.FOLDER / Path(strategy.file).name, run_record.cell.strategy_code)
+            strategies.add_strategies(
+                run_dir.path / own_strategy.FOLDER / Path(strategy.file).name, run_record.cell.strategy_code
+            )
         from trainers.run import loop  # imported inside `try`, so that an error of the import is recorded too
 
         # The timeout includes wait_gpus_s: each node waits for its own GPUs before it starts its ranks, so the ranks of some

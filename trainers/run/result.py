@@ -66,7 +66,9 @@ def write(
     not resume.
     """
     kinds = sorted(rank_result.peak_bytes)
-    rows = peers.gather([rank_result.train_time_s, rank_result.loss, *(rank_result.peak_bytes[kind] for kind in kinds), *rank_result.step_ms])
+    rows = peers.gather(
+        [rank_result.train_time_s, rank_result.loss, *(rank_result.peak_bytes[kind] for kind in kinds), *rank_result.step_ms]
+    )
     gpu_numbers = peers.gather(_gpu_numbers(ranks.device))
     knobs = {"asked": _requested_settings(run), "effective": engine.effective()}  # on every rank: it may be a collective
     parameters = engine.parameters() - task.padding

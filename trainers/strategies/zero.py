@@ -161,6 +161,8 @@ def _variant(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
 VARIANTS = (
     _variant(0, "a whole model on every rank, run by DeepSpeed without ZeRO: the reference for its stages", (COMMUNICATION,)),
     _variant(1, "optimizer state sharded over the ranks (DeepSpeed ZeRO stage 1)", _bucket_options(overlaps=False)),
-    _variant(2, "optimizer state and gradients sharded over the ranks (DeepSpeed ZeRO stage 2)", _bucket_options(overlaps=True)),
+    _variant(
+        2, "optimizer state and gradients sharded over the ranks (DeepSpeed ZeRO stage 2)", _bucket_options(overlaps=True)
+    ),
     _variant(3, "optimizer state, gradients and parameters sharded over the ranks (DeepSpeed ZeRO stage 3)", ALL_CUT),
 )

@@ -152,7 +152,9 @@ def build(cell: Cell, data_path: Path, *, file: Path) -> OwnTask:
     if source.digest != cell.workload_code:
         raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {cell.workload_code}.")
     plugin = own_model.load_definitions(source)
-    task = OwnTask(plugin, source.digest, {option.name: cell.options.get(option.name, option.default) for option in plugin.options})
+    task = OwnTask(
+        plugin, source.digest, {option.name: cell.options.get(option.name, option.default) for option in plugin.options}
+    )
     task.must_repeat_items()
     return task
 
@@ -164,7 +166,11 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     for module in model.modules():
         members = list(module) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
         classes = Counter(type(member) for member in members)
-        if len(classes) == 1 and len(members) > max(1, len(longest)) and all(any(True for _ in m.parameters()) for m in members):
+        if (
+            len(classes) == 1
+            and len(members) > max(1, len(longest))
+            and all(any(True for _ in m.parameters()) for m in members)
+        ):
             longest = members
     return longest
 
