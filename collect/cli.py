@@ -311,7 +311,7 @@ def _explain(arguments: argparse.Namespace, output: Output) -> int:
 def _trace(arguments: argparse.Namespace, output: Output) -> int:
     from collect.traces import command
 
-    return command.show_explanation(
+    return command.show_traces(
         _workspace(arguments), arguments.profiled, arguments.against, output, like_hta=arguments.like_hta
     )
 
@@ -319,7 +319,7 @@ def _trace(arguments: argparse.Namespace, output: Output) -> int:
 def _timeline(arguments: argparse.Namespace, output: Output) -> int:
     from collect.timeline import command
 
-    return command.show_explanation(_workspace(arguments), arguments.shown, arguments.perfetto, output)
+    return command.show_timeline(_workspace(arguments), arguments.shown, arguments.perfetto, output)
 
 
 def _watch(arguments: argparse.Namespace, output: Output) -> int:
@@ -333,7 +333,7 @@ def _watch(arguments: argparse.Namespace, output: Output) -> int:
 def _compare(arguments: argparse.Namespace, output: Output) -> int:
     from collect.comparison import command
 
-    return command.show_explanation(_workspace(arguments), arguments.a, arguments.b, arguments.matrix, output)
+    return command.show_comparison(_workspace(arguments), arguments.a, arguments.b, arguments.matrix, output)
 
 
 def _export(arguments: argparse.Namespace, output: Output) -> int:
@@ -355,7 +355,7 @@ def _export(arguments: argparse.Namespace, output: Output) -> int:
 def _history(arguments: argparse.Namespace, output: Output) -> int:
     from collect.history import command
 
-    return command.show_explanation(_workspace(arguments), arguments.places, arguments.since, arguments.until, output)
+    return command.show_history(_workspace(arguments), arguments.places, arguments.since, arguments.until, output)
 
 
 def _archive(arguments: argparse.Namespace, output: Output) -> int:

@@ -65,7 +65,7 @@ class CellMark(msgspec.Struct, frozen=True):
 
     label: str  # name of the cell in the figure, HTML-escaped because plotly interprets some HTML tags in every text
     strategy: int  # number of the cell's strategy in the list of all strategies of the report, from 0
-    strategy_look: Look  # colour, shape and dash
+    look: Look  # colour, shape and dash
     row: CellRow
     cell: LoadedCell
 

@@ -111,10 +111,10 @@ class Summary(msgspec.Struct, dict=True):
     notes: list[Note]  # notes in the matrix file about tables, sections or figures of the study
     citation: Citation | None  # how to cite the study; null: not known
     deviations: list[Deviation]  # how the matrix was changed to fit the cluster, compared with the study
-    outlier_indexes: list[Outlier]  # repeats whose value of a metric is far from that of other repeats
+    outliers: list[Outlier]  # repeats whose value of a metric is far from that of other repeats
     failures: list[Failure]  # runs that did not complete
     telemetry: list[Coverage]  # how complete the telemetry of each run is
-    measure_traffic: list[RunTraffic]  # bytes that each run sent, by host
+    traffic: list[RunTraffic]  # bytes that each run sent, by host
     losses: list[LossComparison]  # comparisons of losses between cells
     instruments: list[InstrumentCost]  # what the instruments cost
     slowed: list[StragglerEffect]  # what ranks that were slowed on purpose did to their cells

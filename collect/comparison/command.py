@@ -23,7 +23,7 @@ SHOWN_METRICS = ("throughput_per_s", "step_time_ms", "peak_memory_bytes", "final
 STYLES = {"faster": "green", "slower": "red", "higher": "yellow", "lower": "yellow"}
 
 
-def show(workspace: Workspace, a: str, b: str, matrix: str | None, output: Output) -> int:
+def show_comparison(workspace: Workspace, a: str, b: str, matrix: str | None, output: Output) -> int:
     """Compare two sets of results, called A and B, and print tables or the JSON document. Returns the exit code.
 
     a, b: where A and B are, each as the name of a matrix of `workspace`, the folder of another workspace, or an archive.

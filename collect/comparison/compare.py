@@ -84,7 +84,7 @@ class Comparison(msgspec.Struct, frozen=True):
     only_a: list[str]  # labels of the cells of A without a match
     only_b: list[str]  # labels of the cells of B without a match
     differs: list[KeyDifference]  # keys in which cells differ although they were matched
-    find_disjoint_keys: list[DisjointKey]  # if no cell is in both: the keys for which A and B have no value in common
+    apart: list[DisjointKey]  # if no cell is in both: the keys for which A and B have no value in common
     environment: list[EnvironmentDifference]  # how the machines and the software of matched cells differ
     by_chance: float  # expected number of metrics that would differ by chance even if A and B were equal
 

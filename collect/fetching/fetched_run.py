@@ -93,7 +93,7 @@ def check_run(
         hashed=downloaded.hashed if downloaded else 0,
         truncated=len(damage.truncated),
         corrupt=damage.lines,
-        damage=damage.says(),
+        damage=damage.describe(),
         unreadable=records.unreadable,
         pruned=pruning.is_pruned(run),
     )

@@ -25,7 +25,7 @@ from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
 
-def show(workspace: Workspace, run_id: str, file: str | None, output: Output) -> int:
+def show_timeline(workspace: Workspace, run_id: str, file: str | None, output: Output) -> int:
     """Print the times of the ranks, the clocks of the hosts and the straggler of a run.
 
     file: where to write the timeline for Perfetto (a program that shows traces); None to write no file.

@@ -25,7 +25,7 @@ class TraceFigures(msgspec.Struct, frozen=True):
     breakdown: how the rank spent its time. analysis: further results of the rank (`RankAnalysis`).
     """
 
-    compute_breakdown: Breakdown
+    breakdown: Breakdown
     analysis: RankAnalysis
 
 

@@ -31,7 +31,7 @@ class FileFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     rank: int | None
-    compute_breakdown: Breakdown | None
+    breakdown: Breakdown | None
     analysis: RankAnalysis | None
     why: str
     damage: list[str]

@@ -36,7 +36,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int | None
     source: Source
-    count_steps: int
+    steps: int
     host: str
     gpu: str
     span_ns: int
@@ -47,11 +47,11 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     launches: LaunchDelays | None
     groups: list[ProcessGroup]
     calls: list[CollectiveCall]
-    compute_phase_times: list[PhaseTime]
-    compute_layer_times: list[LayerTime]
+    phases: list[PhaseTime]
+    layers: list[LayerTime]
     memory: list[MemoryUse]
     products: list[MatrixProduct]
-    find_attention: list[AttentionUse]
+    attention: list[AttentionUse]
 
     @property
     def kind(self) -> str:

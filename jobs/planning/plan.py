@@ -69,7 +69,7 @@ class MatrixPlan(msgspec.Struct, frozen=True):
     cost: Cost
     source: render.RenderContext
     remarks: list[str]
-    find_misfits: list[Misfit]
+    misfits: list[Misfit]
     advice: list[str]
     predicted: dict[str, Prediction]
 
