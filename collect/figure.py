@@ -153,8 +153,7 @@ def add_cell_id(mark: CellMark, traces: Sequence[dict[str, Any]]) -> list[dict[s
 
 
 def axis(title: str, **settings: Any) -> dict[str, Any]:
-    """The settings of an axis. title: its title with the unit. settings: other settings of plotly, which override the defaults.
-    """
+    """The settings of an axis. title: its title with the unit. settings: other settings of plotly, which override the defaults."""
     return {
         "title": {"text": title, "font": {"size": 12, "color": MUTED}, "standoff": 8},
         "gridcolor": LINE,

@@ -118,8 +118,7 @@ def _advise_from_rehearsal(cell: Cell, machine: PlannedMachine, answer: Rehearse
 
 
 def _with_batch(cell: Cell, largest_micro_batch: int) -> Cell:
-    """The cell with a new micro-batch: the largest power of two that exceeds neither `largest_micro_batch` nor LARGEST_BATCH.
-    """
+    """The cell with a new micro-batch: the largest power of two that exceeds neither `largest_micro_batch` nor LARGEST_BATCH."""
     micro_batch = 1 << (min(LARGEST_BATCH, largest_micro_batch).bit_length() - 1)
     batch = micro_batch * cell.gradient_accumulation_steps * cell.dp
     return msgspec.structs.replace(cell, micro_batch_size=micro_batch, global_batch_size=batch)

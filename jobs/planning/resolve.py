@@ -100,8 +100,7 @@ def resolve_cells(
 
 
 def find_misfits(matrix: Matrix, cells: Sequence[Cell], machine: Capacity, selected_cells: Sequence[Cell]) -> list[Misfit]:
-    """The cells of `selected_cells` that do not fit the machines. cells: all cells of the matrix, in the order of its points.
-    """
+    """The cells of `selected_cells` that do not fit the machines. cells: all cells of the matrix, in the order of its points."""
     found_misfits = []
     names = {cell.name() for cell in selected_cells}
     for point, cell in zip(matrix.points, cells, strict=True):

@@ -259,8 +259,7 @@ def _read_script_options(folder: RunDir) -> tuple[str, ...]:
 def _submit_as_one_job(
     workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions, earlier_jobs: Sequence[str]
 ) -> str | None:
-    """Submit runs with the same options as one job, which starts after the jobs `earlier_jobs` have ended; return its number.
-    """
+    """Submit runs with the same options as one job, which starts after the jobs `earlier_jobs` have ended; return its number."""
     first_run = folders[0].read_run()
     kind: Kind = "one" if len(folders) == 1 else "pack" if submit_options.pack else "array"
     token = submission.make_token(folders[0].run_id if kind == "one" else first_run.matrix)

@@ -55,8 +55,7 @@ def add_measurement(outcome: Outcome, answer: CommandOutput, nodes: Sequence[str
 
 
 def read_measurement(answer: CommandOutput, nodes: Sequence[str], gpu: str | None) -> MeasuredAllReduce | None:
-    """The all-reduce that the ranks measured; None if their report has no times. answer, nodes, gpu: as for `add_measurement`.
-    """
+    """The all-reduce that the ranks measured; None if their report has no times. answer, nodes, gpu: as for `add_measurement`."""
     line = next((line for line in answer.stdout.splitlines() if '"iterations"' in line), "")
     try:
         report = decode_last_line(line, AllReduceReport)

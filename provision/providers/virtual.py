@@ -112,8 +112,7 @@ def warm(cluster: Cluster, workspace: Workspace) -> str:
 
 
 def _boot_node(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
-    """Make and boot a node, and wait until it answers. Raises PracticeNodeError, or Unreachable if it does not answer in time.
-    """
+    """Make and boot a node, and wait until it answers. Raises PracticeNodeError, or Unreachable if it does not answer in time."""
     with base.hold_practice_lock():
         base_folder = making.make_base(packages.ALL, cluster.release, _print_remark)
         if cluster.environment.wheelhouse is None:
