@@ -144,8 +144,8 @@ def _add_retry(verbs: console.Verbs) -> None:
     shared_options.add_wait(verb)
     shared_options.add_sharing_options(verb)
     only_help = (
-        f"retry runs that ended in one of these states (default: {RETRIED_BY_DEFAULT}); held: let runs start that were held because the "
-        "installed packages changed or the lease was too short"
+        f"retry runs that ended in one of these states (default: {RETRIED_BY_DEFAULT}); held: let runs start that were held "
+        "because the installed packages changed or the lease was too short"
     )
     verb.add_list("--only", ends=_selects_runs, default=RETRIED_BY_DEFAULT, metavar="STATE,...", help=only_help)
     console.add_trust(verb)

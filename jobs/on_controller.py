@@ -71,8 +71,8 @@ def _find_target_workspace(invocation: Invocation) -> RemoteWorkspace | None:
     previous_remote = remote_workspace.known(workspace)
     if previous_remote is not None and previous_remote.cluster != target_cluster.name:
         raise InputError(
-            f"{workspace.path}: its runs are on the cluster {previous_remote.cluster}, not on {target_cluster.name}; runs of two clusters cannot "
-            "be compared as one matrix. Use another --workspace for each cluster."
+            f"{workspace.path}: its runs are on the cluster {previous_remote.cluster}, not on {target_cluster.name}; runs of "
+            "two clusters cannot be compared as one matrix. Use another --workspace for each cluster."
         )
     if target_cluster.provider == "local" or starts_runs_here(target_cluster):
         return None
@@ -233,8 +233,8 @@ def must_suit_cluster(target_cluster: Cluster, workspace: Workspace) -> None:
         _must_suit_ssh(target_cluster, workspace)
     if shared is not None and not workspace.path.resolve().is_relative_to(Path(shared).resolve()):
         raise InputError(
-            f"{workspace.path}: lies outside of {shared}, which the nodes of {target_cluster.name} share; the nodes would not find its "
-            f"runs. Allowed: --workspace with a folder in {shared}."
+            f"{workspace.path}: lies outside of {shared}, which the nodes of {target_cluster.name} share; the nodes would not "
+            f"find its runs. Allowed: --workspace with a folder in {shared}."
         )
 
 

@@ -36,10 +36,8 @@ from shardlab.workspace.workspace import Workspace
 UNLOCKED = ("plan", "facts")  # verbs that take no lock: they change nothing, and do not disturb other commands
 PROVIDER_VERBS = ("warm", "extend", "down")  # the provider carries out these verbs; no command runs on a node
 LOGIN_S = 30.0
-ADMINISTRATOR_ADVICE = (
-    "send the commands that `provision CLUSTER.yaml plan` prints to an administrator, then run the same command again"
-)
-AGAIN_ADVICE = "fix the problem that this operation reports and run the same command again; it continues from there"
+ROOT_HINT = "send the commands that `provision CLUSTER.yaml plan` prints to an administrator, then run the same command again"
+RERUN_HINT = "fix the problem that this operation reports and run the same command again; it continues from there"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,58 +49,56 @@ def main(argv: Sequence[str] | None = None) -> int:
     return console.run(functools.partial(_run, arguments, words), name="provision", interrupted=None)
 
 
-def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
-    output = Output.of(arguments)
-    file, verb = command_line.read_file_and_verb(arguments)
-    workspace = Workspace.find(getattr(arguments, "workspace", None))
+def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
+    output = Output.of(args)
+    file, verb = command_line.read_file_and_verb(args)
+    workspace = Workspace.find(getattr(args, "workspace", None))
     for sentence in workspace.exposed():  # a user who can change the workspace could replace host keys and addresses of nodes
         output.remark(f"warning: {sentence}", style="yellow")
     if verb == "init":
         from provision.command import init  # not imported at the top: init imports psutil, which would make --help slower
 
-        return init.print_cluster_file(output, workspace, arguments.site, arguments.ssh or [], arguments.cloudlab)
+        return init.print_cluster_file(output, workspace, args.site, args.ssh or [], args.cloudlab)
     if verb == "hardware":
         return _print_hardware(output)
-    described_cluster = _find_cluster(file, workspace)
-    provider = find_provider(described_cluster.provider)
+    file_cluster = _find_cluster(file, workspace)
+    provider = find_provider(file_cluster.provider)
     if verb == "request":
-        return _print_request(output, file, described_cluster, workspace, provider, profile=arguments.profile)
+        return _print_request(output, file, file_cluster, workspace, provider, profile=args.profile)
     if provider.name == "local" and verb in ("apply", "verify"):  # both verbs start two ranks: not allowed on a login node
-        login_node.must_not_be(here=arguments.here)
+        login_node.must_not_be(here=args.here)
     named_files = [Path(file)] if file is not None and Path(file).resolve().is_relative_to(workspace.real_path) else []
-    if arguments.trust:
+    if args.trust:
         workspace_trust.consent(workspace, output.remark, named_files)
-    _show_powers_once(output, workspace, described_cluster if named_files else None)
+    _show_powers_once(output, workspace, file_cluster if named_files else None)
     workspace_trust.must_be_allowed(workspace, "log in to the nodes and change them", named_files)
-    present_cluster = described_cluster
+    present_cluster = file_cluster
     if provider.present is not None and verb not in PROVIDER_VERBS:
-        cluster_or_request = provider.present(described_cluster, workspace)
+        cluster_or_request = provider.present(file_cluster, workspace)
         if isinstance(cluster_or_request, MachinesToCreate):
-            _check_creation(described_cluster, cluster_or_request, verb, arguments)
+            _check_creation(file_cluster, cluster_or_request, verb, args)
             if verb == "plan":
-                return _print_creation_plan(output, described_cluster, workspace, cluster_or_request)
+                return _print_creation_plan(output, file_cluster, workspace, cluster_or_request)
         else:
             present_cluster = cluster_or_request
     nodes = provider.nodes(present_cluster, workspace)
-    limited_names = _choose_names("node", [node.name for node in nodes], arguments.limit, None)
+    limited_names = _choose_names("node", [node.name for node in nodes], args.limit, None)
     operations = roles.select_operations(provider)
-    chosen_names = _choose_names("operation", [operation.name for operation in operations], arguments.only, arguments.skip) | {
-        MACHINE
-    }
+    chosen_names = _choose_names("operation", [operation.name for operation in operations], args.only, args.skip) | {MACHINE}
     locks = []
     if verb not in UNLOCKED:
-        locks = [(path, f"the cluster {described_cluster.name}") for path in provider.locks(described_cluster)]
+        locks = [(path, f"the cluster {file_cluster.name}") for path in provider.locks(file_cluster)]
         locks.append((workspace.own / "provision.lock", f"the workspace {workspace.path}"))
-    if verb not in UNLOCKED or (provider.name != "local" and arguments.pretend is None):  # a login stores host keys
+    if verb not in UNLOCKED or (provider.name != "local" and args.pretend is None):  # a login stores host keys
         workspace_trust.begin(workspace)
     with lock.hold_locks(locks, ["provision", *words]):
         if verb in PROVIDER_VERBS:
             if verb == "down" and provider.confirmation is not None:
-                _confirm_down(output, provider.confirmation(described_cluster, workspace), arguments.yes)
-            site = Site(described_cluster, workspace, [])
+                _confirm_down(output, provider.confirmation(file_cluster, workspace), args.yes)
+            site = Site(file_cluster, workspace, [])
             with interruption.handle_interruption(nodes, lambda: None):
                 try:
-                    result_text = provider.carry_out(verb, described_cluster, workspace, arguments.hours, arguments.reason)
+                    result_text = provider.carry_out(verb, file_cluster, workspace, args.hours, args.reason)
                 finally:
                     if verb == "extend":  # also after an error: the provider may have granted a part of the hours
                         store_lease(site)
@@ -111,20 +107,18 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
             return 0
         if provider.obtain is not None and verb == "apply":
             with interruption.handle_interruption([], lambda: None):
-                provider.obtain(described_cluster, workspace)
+                provider.obtain(file_cluster, workspace)
             present_cluster = _read_cluster_again(file, workspace)
             nodes = provider.nodes(present_cluster, workspace)
-            limited_names = _choose_names("node", [node.name for node in nodes], arguments.limit, None)
-        site = _make_site(present_cluster, workspace, nodes, arguments.pretend)
+            limited_names = _choose_names("node", [node.name for node in nodes], args.limit, None)
+        site = _make_site(present_cluster, workspace, nodes, args.pretend)
         if site.pretended:
-            output.remark(f"{arguments.pretend} describes the nodes; no machine is reached", style="dim")
+            output.remark(f"{args.pretend} describes the nodes; no machine is reached", style="dim")
         elif provider.operations is None or MACHINE in provider.operations:
-            operations = [
-                Operation(MACHINE, lambda site, target: provider.bring_up(present_cluster, workspace, target.node)),
-                *operations,
-            ]
+            bring_up = Operation(MACHINE, lambda site, target: provider.bring_up(present_cluster, workspace, target.node))
+            operations = [bring_up, *operations]
         targets = [target for target in site.targets if target.node.name in limited_names]
-        return _carry_out_and_show(output, verb, site, targets, operations, chosen_names, arguments.parallel)
+        return _carry_out_and_show(output, verb, site, targets, operations, chosen_names, args.parallel)
 
 
 def _show_powers_once(output: Output, workspace: Workspace, named_cluster: Cluster | None) -> None:
@@ -142,7 +136,7 @@ def _show_powers_once(output: Output, workspace: Workspace, named_cluster: Clust
     workspace_trust.mark_shown(workspace)
 
 
-def _check_creation(described_cluster: Cluster, to_create: MachinesToCreate, verb: str, arguments: argparse.Namespace) -> None:
+def _check_creation(file_cluster: Cluster, to_create: MachinesToCreate, verb: str, arguments: argparse.Namespace) -> None:
     """Check a command for a cluster whose machines do not exist yet. Raises InputError if its verb or an option needs nodes, or
     if the machines cannot be created now."""
     if to_create.blocked is not None and verb != "plan":
@@ -150,18 +144,18 @@ def _check_creation(described_cluster: Cluster, to_create: MachinesToCreate, ver
     if verb not in ("apply", "plan") or arguments.limit or arguments.pretend is not None:
         option = "--limit" if arguments.limit else "--pretend" if arguments.pretend is not None else f"the verb {verb}"
         raise InputError(
-            f"{described_cluster.name}: {option} needs nodes, and its machines do not exist yet. Run first: provision CLUSTER.yaml"
+            f"{file_cluster.name}: {option} needs nodes, and its machines do not exist yet. Run first: provision CLUSTER.yaml"
         )
 
 
-def _print_creation_plan(output: Output, described_cluster: Cluster, workspace: Workspace, to_create: MachinesToCreate) -> int:
+def _print_creation_plan(output: Output, file_cluster: Cluster, workspace: Workspace, to_create: MachinesToCreate) -> int:
     """Print the plan for machines that do not exist yet. The changes on the machines can be planned only when they exist."""
     for line in to_create.lines:
         output.line(line)
     output.line("changes: 1 planned, none was made; the nodes can be planned for when they exist")
     if to_create.blocked is not None:
         output.remark(f"note: {to_create.blocked}", style="yellow")
-    plan_document = display.result_document("plan", Site(described_cluster, workspace, []), [], [], [])
+    plan_document = display.result_document("plan", Site(file_cluster, workspace, []), [], [], [])
     output.document({**plan_document, "changes": 1, "request": to_create.request})
     return 0
 
@@ -190,36 +184,28 @@ def _print_hardware(output: Output) -> int:
 
 
 def _print_request(
-    output: Output,
-    file: str | None,
-    described_cluster: Cluster,
-    workspace: Workspace,
-    provider: Provider[Any],
-    *,
-    profile: bool,
+    output: Output, file: str | None, file_cluster: Cluster, workspace: Workspace, provider: Provider[Any], *, profile: bool
 ) -> int:
     """Print only the text of the request for the provider, so that the user can store it in a file. No node has to exist."""
     if provider.request is None:
-        raise InputError(
-            f"{file or workspace.path / 'cluster.yaml'}: {provider.carry_out('request', described_cluster, workspace)}"
-        )
-    text = provider.carry_out("profile" if profile else "request", described_cluster, workspace)
+        raise InputError(f"{file or workspace.path / 'cluster.yaml'}: {provider.carry_out('request', file_cluster, workspace)}")
+    text = provider.carry_out("profile" if profile else "request", file_cluster, workspace)
     if not output.json:
         output.results.file.write(text)
-    output.document({**display.result_document("request", Site(described_cluster, workspace, []), [], [], []), "request": text})
+    output.document({**display.result_document("request", Site(file_cluster, workspace, []), [], [], []), "request": text})
     return 0
 
 
-def _make_site(described_cluster: Cluster, workspace: Workspace, nodes: Sequence[Node], pretend_path: Path | None) -> Site:
+def _make_site(file_cluster: Cluster, workspace: Workspace, nodes: Sequence[Node], pretend_path: Path | None) -> Site:
     """The nodes with their facts, which come from the machines, or from the file `pretend_path`. Raises InputError."""
     facts_of_nodes = (
         [Facts(node, roles.list_operation_files()) for node in nodes]
         if pretend_path is None
         else pretend.read_pretended_facts(pretend_path, nodes)
     )
-    entry_by_name = {entry.name: entry for entry in described_cluster.nodes}
+    entry_by_name = {entry.name: entry for entry in file_cluster.nodes}
     targets = [Target(facts.node, facts, entry_by_name.get(facts.node.name)) for facts in facts_of_nodes]
-    return Site(described_cluster, workspace, targets, pretended=pretend_path is not None)
+    return Site(file_cluster, workspace, targets, pretended=pretend_path is not None)
 
 
 def _carry_out_and_show(
@@ -228,12 +214,12 @@ def _carry_out_and_show(
     site: Site,
     targets: list[Target],
     operations: list[Operation],
-    chosen_names: set[str],
+    only: set[str],
     parallel: int | None,
 ) -> int:
     find_lease(site)  # an unreadable lease raises an error here, before anything is changed
     with interruption.handle_interruption([target.node for target in site.targets], lambda: len(BEGUN)):
-        steps, findings = _carry_out_verb(output, verb, site, targets, operations, chosen_names, parallel)
+        steps, findings = _carry_out_verb(output, verb, site, targets, operations, only, parallel)
     failed = [step for step in steps if step.state in ("failed", "administrator")]
     display.show_machines(output, targets)
     if findings:
@@ -251,7 +237,7 @@ def _carry_out_verb(
     site: Site,
     targets: list[Target],
     operations: list[Operation],
-    chosen_names: set[str],
+    only: set[str],
     parallel: int | None,
 ) -> tuple[list[OperationStep], list[Finding]]:
     """Carry out apply, plan, facts or verify on `targets`. Returns (the steps of the operations, the results of the checks)."""
@@ -262,44 +248,27 @@ def _carry_out_verb(
         if site.cluster.login is not None and not site.pretended:
             site.targets[0].node.run(["true"], timeout_s=LOGIN_S)  # logs in before the live table: SSH may ask for a password
         with progress.show_progress(output, [target.node.name for target in targets], len(operations)) as observer:
-            steps = converge(
-                site,
-                operations,
-                targets=targets,
-                chosen_names=chosen_names,
-                dry=verb == "plan",
-                parallel=parallel,
-                observer=observer,
-            )
+            steps = converge(site, operations, targets=targets, only=only, dry=verb == "plan", parallel=parallel, view=observer)
     if steps and not STOPPING.is_set():
         display.show_operations(output, steps)
     if verb == "verify" and not site.cluster.ssh.sudo:  # operations are only planned, to list the work for an administrator
-        planned_steps = converge(site, operations, targets=targets, chosen_names=chosen_names, dry=True, parallel=parallel)
+        planned_steps = converge(site, operations, targets=targets, only=only, dry=True, parallel=parallel)
         steps = [step for step in planned_steps if step.state == "administrator"]
         site.skipped.clear()
-    failed_operations = {step.node: step.operation for step in steps if step.state == "failed"}
+    failed = {step.node: step.operation for step in steps if step.state == "failed"}
     administrator_operations = display.administrator_operations(steps)
     findings: list[Finding] = []
     if verb in ("apply", "verify"):
-        findings = [
-            Finding(name, "operations", Outcome(False, f"{operation} failed", AGAIN_ADVICE))
-            for name, operation in failed_operations.items()
-        ]
+        findings = [Finding(node, "operations", Outcome(False, f"{name} failed", RERUN_HINT)) for node, name in failed.items()]
         findings += [
-            Finding(
-                name, "administrator", Outcome(False, f"an administrator has to do: {', '.join(names)}", ADMINISTRATOR_ADVICE)
-            )
+            Finding(name, "administrator", Outcome(False, f"an administrator has to do: {', '.join(names)}", ROOT_HINT))
             for name, names in administrator_operations.items()
         ]
-        ready_targets = [
-            target for target in targets if target.node.name not in {**failed_operations, **administrator_operations}
-        ]
-        show_stage = functools.partial(output.remark, style="dim")
+        ready_targets = [target for target in targets if target.node.name not in {**failed, **administrator_operations}]
+        remark = functools.partial(output.remark, style="dim")
         if ready_targets and not STOPPING.is_set():
-            findings += verify_targets(
-                site, ready_targets, roles.select_checks(find_provider(site.cluster.provider)), show_stage
-            )
-            inventory_file.record_all_reduces(site, findings, replaces_earlier=verb == "verify")
+            findings += verify_targets(site, ready_targets, roles.select_checks(find_provider(site.cluster.provider)), remark)
+            inventory_file.record_all_reduces(site, findings, replaces=verb == "verify")
     return steps, findings
 
 

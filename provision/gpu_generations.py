@@ -18,10 +18,8 @@ from typing import Literal
 
 import msgspec
 
-TORCH_VERSION = "2.13.0"  # the pinned version of torch, which the table SERVED describes
-LONG_SUPPORT_BRANCH = (
-    580  # the branch of the driver with long support, which supports all generations from Maxwell to Blackwell
-)
+TORCH_VERSION = "2.13.0"  # the pinned version of torch, which the table BUILDS describes
+LONG_SUPPORT_BRANCH = 580  # the driver branch with long support: it supports all generations from Maxwell to Blackwell
 USUAL_CUDA = "13.0"  # the CUDA release of the torch that pip installs by default
 OLDEST_DRIVER = {"12": 525, "13": 580}  # the oldest driver branch that supports a major release of CUDA
 
@@ -56,7 +54,7 @@ GENERATIONS = (
 _ARM = frozenset({"Ampere", "Hopper", "Grace Hopper"})
 # The generations that every build of torch for x86_64 supports. Ada (compute capability 8.9) runs code that is built for 8.6.
 _COMMON = frozenset({"Turing", "Ampere", "Ada", "Hopper"})
-SUPPORTED_GENERATIONS = {  # the generations that a build of torch supports, by processor architecture and CUDA release of the build
+BUILDS = {  # the generations that a build of torch supports, by processor architecture and CUDA release of the build
     ("x86_64", "12.6"): _COMMON | {"Maxwell", "Pascal", "Volta"},
     ("x86_64", "13.0"): _COMMON | {"Blackwell"},
     ("x86_64", "13.2"): _COMMON | {"Blackwell"},
@@ -86,33 +84,30 @@ def oldest_driver_branch(cuda: str) -> int:
     return OLDEST_DRIVER[cuda.partition(".")[0]]
 
 
-def choose_driver_branch(generations: Sequence[Generation], cuda: str, installed_branch: int | None) -> int:
-    """The driver branch to use: the installed branch `installed_branch` if it supports all GPUs, otherwise the branch with long
-    support.
+def choose_driver_branch(generations: Sequence[Generation], cuda: str, installed: int | None) -> int:
+    """The driver branch to use: the branch `installed` if it supports all GPUs, otherwise the branch with long support.
 
-    installed_branch: None if no driver is installed.
+    installed: None if no driver is installed.
     """
     last_branches = [generation.last_branch for generation in generations if generation.last_branch is not None]
-    if installed_branch is not None and oldest_driver_branch(cuda) <= installed_branch <= min(
-        last_branches, default=installed_branch
-    ):
-        return installed_branch
+    if installed is not None and oldest_driver_branch(cuda) <= installed <= min(last_branches, default=installed):
+        return installed
     return LONG_SUPPORT_BRANCH
 
 
 def explain_unsupported(generations: Sequence[Generation], arch: str, cuda: str) -> str | None:
     """Why a torch built for this CUDA release cannot use these GPUs, and which build can; None if this torch can use them."""
-    supported_names = SUPPORTED_GENERATIONS.get((arch, cuda))
+    supported_names = BUILDS.get((arch, cuda))
     if supported_names is None:
         return f"shardlab knows no torch {TORCH_VERSION} for CUDA {cuda} on {arch}; it knows the builds for CUDA " + ", ".join(
-            f"{release} on {machine}" for machine, release in SUPPORTED_GENERATIONS
+            f"{release} on {machine}" for machine, release in BUILDS
         )
     unsupported_names = sorted({generation.name for generation in generations if generation.name not in supported_names})
     if not unsupported_names:
         return None
     other_releases = [
         release
-        for (machine, release), names in SUPPORTED_GENERATIONS.items()
+        for (machine, release), names in BUILDS.items()
         if machine == arch and all(generation.name in names for generation in generations)
     ]
     advice = (

@@ -21,9 +21,8 @@ AGAIN_ADVICE = "run the same command again to continue"
 def handle_interruption(nodes: Sequence[Node], count_changes: Callable[[], int | None]) -> Iterator[None]:
     """During the block, Ctrl-C and SIGTERM end the commands on the nodes and then this process.
 
-    count_changes: returns the number of changes begun so far; None if they are not counted. The signal raises no exception in
-    the
-    block: after an exception, the block would wait too long for its worker threads, and report their work as failed.
+    count_changes: returns the number of changes begun so far; None if they are not counted. The signal raises no exception:
+    after an exception, the block would wait too long for its worker threads, and report their work as failed.
     """
     end_thread = threading.Thread(target=_end_commands_and_exit, args=(nodes, count_changes), name="interruption")
 

@@ -67,45 +67,38 @@ def select_stable_facts(host: Host) -> dict[str, Any]:
     return {key: value for key, value in msgspec.to_builtins(host).items() if key not in VOLATILE}
 
 
-def record_all_reduces(site: Site, findings: Sequence[Finding], *, replaces_earlier: bool) -> None:
+def record_all_reduces(site: Site, findings: Sequence[Finding], *, replaces: bool) -> None:
     """Write the all-reduces that the checks measured into the inventory. Raises WorkspaceError.
 
-    replaces_earlier: whether a new measurement replaces an earlier measurement of the same nodes and backend. If not, the
+    replaces: whether a new measurement replaces an earlier measurement of the same nodes and backend. If not, the
     earlier measurement stays, so that a command that has nothing to change does not change the inventory. Nothing is written if
     nothing was measured, or if the inventory is missing or describes another cluster."""
-    measured = [measurement for finding in findings for measurement in finding.outcome.all_reduces]
+    measured = [entry for finding in findings for entry in finding.outcome.all_reduces]
     old_content = read_inventory(site.workspace)
     inventory = decode_inventory(old_content)
     if not measured or inventory.get("cluster") != site.cluster.name:
         return
     earlier = parse_all_reduces(old_content)
-    measurement_by_key = {
-        _measurement_key(measurement): measurement
-        for measurement in ([*earlier, *measured] if replaces_earlier else [*measured, *earlier])
-    }
-    content = encode_inventory({**inventory, "all_reduces": encode_measurements(measurement_by_key.values())})
+    entries = {_measurement_key(entry): entry for entry in ([*earlier, *measured] if replaces else [*measured, *earlier])}
+    content = encode_inventory({**inventory, "all_reduces": encode_measurements(entries.values())})
     if content != old_content:
         files.write_atomic(path_of(site.workspace), content)
 
 
-def select_present_measurements(site: Site, content: bytes | None) -> list[Any]:
+def select_measurements(site: Site, content: bytes | None) -> list[Any]:
     """The measurements in the bytes of an inventory whose nodes still belong to the cluster, as JSON values.
 
     On a Slurm site, the cluster file does not list the measured nodes, which are compute nodes, so all measurements are kept.
     """
     names = {target.node.name for target in site.targets}
-    measurements = parse_all_reduces(content)
-    return encode_measurements(
-        measurement for measurement in measurements if site.cluster.provider == "slurm" or names.issuperset(measurement.nodes)
-    )
+    entries = parse_all_reduces(content)
+    return encode_measurements(entry for entry in entries if site.cluster.provider == "slurm" or names.issuperset(entry.nodes))
 
 
 def encode_measurements(measured: Iterable[MeasuredAllReduce]) -> list[Any]:
     """Convert measurements to JSON values, sorted by the number of nodes and their names, so that equal measurements give equal
     files."""
-    values: list[Any] = msgspec.to_builtins(
-        sorted(measured, key=lambda measurement: (len(measurement.nodes), _measurement_key(measurement)))
-    )
+    values: list[Any] = msgspec.to_builtins(sorted(measured, key=lambda entry: (len(entry.nodes), _measurement_key(entry))))
     return values
 
 

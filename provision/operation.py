@@ -19,7 +19,7 @@ from shardlab.workspace.workspace import Workspace
 
 T = TypeVar("T")
 HERE_DOCUMENT_END = "END-OF-SHARDLAB"  # the line that ends a here-document in a script for an administrator
-_DISK_IS_FULL = re.compile("No space left on device|Disk quota exceeded|enough free space")
+_DISK_FULL = re.compile("No space left on device|Disk quota exceeded|enough free space")
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -220,19 +220,15 @@ def failure_reason(answer: CommandOutput) -> str:
 
     apt and pip report a full disk long before their last line.
     """
-    full_disk_line = next(
-        (line.strip() for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if _DISK_IS_FULL.search(line)), None
-    )
-    if full_disk_line is None:
+    cause = next((line.strip() for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if _DISK_FULL.search(line)), None)
+    if cause is None:
         return last_line(answer)
-    return f"a disk is full: {full_disk_line}; free some space on it and run the same command again"
+    return f"a disk is full: {cause}; free some space on it and run the same command again"
 
 
-def shell_change(
-    description: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"", root: bool = True
-) -> RunCommand:
+def shell_change(sentence: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"", root: bool = True) -> RunCommand:
     """A change by a shell script on the node. The script ends at the first command that fails."""
-    return RunCommand(description, ["sh", "-euc", script], timeout_s, stdin, root)
+    return RunCommand(sentence, ["sh", "-euc", script], timeout_s, stdin, root)
 
 
 class Nothing(msgspec.Struct, frozen=True):

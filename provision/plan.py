@@ -50,15 +50,14 @@ def converge(
     operations: Sequence[Operation],
     *,
     targets: Sequence[Target],
-    chosen_names: set[str],
+    only: set[str],
     dry: bool,
     parallel: int | None = None,
-    observer: PlanObserver = PlanObserver(),  # noqa: B008 (this default object has no state)
+    view: PlanObserver = PlanObserver(),  # noqa: B008 (this default object has no state)
 ) -> list[OperationStep]:
-    """Carry out the operations `operations`, one after the other, each on all `targets` at the same time. Raises
-    WorkspaceError.
+    """Carry out `operations`, one after the other, each on all `targets` at the same time. Raises WorkspaceError.
 
-    chosen_names: the names of the operations that are carried out; the others are skipped.
+    only: the names of the operations that are carried out; the others are skipped.
     dry: only plan; change nothing.
     parallel: the most nodes on which an operation runs at the same time; None: all.
 
@@ -76,10 +75,10 @@ def converge(
             blamed = BlamedNodes(site, operation.name)
 
             def work(target: Target, operation: Operation = operation, blamed: BlamedNodes = blamed) -> OperationStep:
-                observer.record_start(target.node.name, operation.name)
-                step = _carry_out_on_node(site, target, operation, chosen_names, blamed, dry=dry)
+                view.record_start(target.node.name, operation.name)
+                step = _carry_out_on_node(site, target, operation, only, blamed, dry=dry)
                 if not STOPPING.is_set():  # not shown after an interruption, which makes steps fail
-                    observer.record_end(step)
+                    view.record_end(step)
                 return step
 
             direct_steps = list(pool.map(work, active_targets[:1] if operation.once else active_targets))
@@ -88,7 +87,7 @@ def converge(
             if STOPPING.is_set():
                 break
             for step in [*(step for step in judged_steps if step not in direct_steps), *missed_steps]:
-                observer.record_end(step)
+                view.record_end(step)
             steps += [*judged_steps, *missed_steps]
             skipped.update({step.node: f"{operation.name} failed" for step in judged_steps if step.state == "failed"})
             if operation.name == MACHINE:
@@ -133,12 +132,12 @@ class BlamedNodes:
 
 
 def _carry_out_on_node(
-    site: Site, target: Target, operation: Operation, chosen_names: set[str], blamed: BlamedNodes, *, dry: bool
+    site: Site, target: Target, operation: Operation, only: set[str], blamed: BlamedNodes, *, dry: bool
 ) -> OperationStep:
     node = target.node
-    if operation.name not in chosen_names:
+    if operation.name not in only:
         return OperationStep(node.name, operation.name, "skipped", ["excluded by --only or --skip"])
-    made_changes: list[Change] = []
+    done: list[Change] = []
     blamed_nodes: set[str] = set()
     while True:
         try:
@@ -146,23 +145,21 @@ def _carry_out_on_node(
             if (waiting_step := _administrator_step(site, node, operation, planned, dry=dry)) is not None:
                 return waiting_step
             if not isinstance(planned, Nothing) and not dry:
-                _make_changes(node, planned, made_changes)
-                _continue_after_reboot(site, target, operation, made_changes)
+                _make_changes(node, planned, done)
+                _continue_after_reboot(site, target, operation, done)
             break
         except (Unanswered, Unreachable) as error:
             other_nodes = blamed.add_blame(error, node.name)
             if other_nodes <= blamed_nodes:  # `error` blames no other node, or only nodes that are already skipped
-                sentences = [*(change.description for change in made_changes), str(error)]
-                return OperationStep(
-                    node.name, operation.name, "failed", sentences, len(made_changes), _change_commands(made_changes)
-                )
+                sentences = [*(change.description for change in done), str(error)]
+                return OperationStep(node.name, operation.name, "failed", sentences, len(done), _change_commands(done))
             blamed_nodes |= other_nodes
         finally:
-            if made_changes:
+            if done:
                 target.facts.forget()
-    if isinstance(planned, Nothing) and not made_changes:
+    if isinstance(planned, Nothing) and not done:
         return OperationStep(node.name, operation.name, "nothing to do", [planned.why])
-    changes = planned if dry and not isinstance(planned, Nothing) else made_changes
+    changes = planned if dry and not isinstance(planned, Nothing) else done
     sentences = [change.description for change in changes]
     return OperationStep(
         node.name, operation.name, "would change" if dry else "changed", sentences, len(changes), _change_commands(changes)
@@ -182,10 +179,8 @@ def _administrator_step(
         site.administrator.setdefault(node.name, []).append(operation.name)
         sentences, scripts = [change.description for change in root_changes], [change.script for change in root_changes]
         return OperationStep(node.name, operation.name, "administrator", sentences, commands=scripts)
-    if (earlier_operations := site.administrator.get(node.name)) and not dry:
-        return OperationStep(
-            node.name, operation.name, "not reached", [f"waits for an administrator: {', '.join(earlier_operations)}"]
-        )
+    if (earlier := site.administrator.get(node.name)) and not dry:
+        return OperationStep(node.name, operation.name, "not reached", [f"waits for an administrator: {', '.join(earlier)}"])
     return None
 
 

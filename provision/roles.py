@@ -119,11 +119,7 @@ def select_checks(provider: Provider[Any]) -> list[list[Check]]:
     """The checks that apply to the nodes of a provider, as a list of stages. All checks of a stage run at the same time."""
     stages = [
         COMPARING_CHECKS,  # the first stage measures clocks, which checks that load the processor would disturb
-        [
-            *DEVICE_CHECKS,
-            *TORCH_CHECKS,
-            SLURM,
-        ],  # these checks do not disturb each other: they use other devices, or only short jobs
+        [*DEVICE_CHECKS, *TORCH_CHECKS, SLURM],  # they do not disturb each other: they use other devices, or only short jobs
         [NETWORK],  # this check is alone in its stage, because it measures the network, which all nodes share
         [SITE_NODES],  # this check tests compute nodes by jobs, because nobody trains on a login node
     ]

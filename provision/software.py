@@ -44,24 +44,18 @@ def read_constraints() -> bytes:
 def required_packages(extras: tuple[str, ...] = EXTRAS) -> tuple[str, ...]:
     """The requirements of shardlab with these extras, which pip installs. The commands of shardlab need no extra, because only
     ranks need torch."""
-    applicable = {
-        requirement
-        for requirement in map(Requirement, metadata.requires("shardlab") or ())
-        if _is_applicable(requirement, extras)
-    }
-    return tuple(sorted({f"{requirement.name}{requirement.specifier}" for requirement in applicable}))
+    applicable = {package for package in map(Requirement, metadata.requires("shardlab") or ()) if _applies(package, extras)}
+    return tuple(sorted({f"{package.name}{package.specifier}" for package in applicable}))
 
 
-def _is_applicable(requirement: Requirement, extras: tuple[str, ...]) -> bool:
+def _applies(requirement: Requirement, extras: tuple[str, ...]) -> bool:
     return requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras))
 
 
 @functools.cache
 def packages_digest(extras: tuple[str, ...] = EXTRAS) -> str:
     """A digest of the required packages and their versions, 12 hexadecimal digits. The path of an environment contains it."""
-    return hashlib.sha256(b"\n".join([read_constraints(), *(line.encode() for line in required_packages(extras))])).hexdigest()[
-        :12
-    ]
+    return hashlib.sha256(b"\n".join([read_constraints(), *map(str.encode, required_packages(extras))])).hexdigest()[:12]
 
 
 @functools.cache
@@ -99,9 +93,7 @@ def compare_packages(listing: str) -> PackageDifferences:
     for line in listing.splitlines():
         name, _, version = line.strip().partition("==")
         with contextlib.suppress(InvalidVersion):
-            installed_versions.setdefault(
-                canonicalize_name(name), Version(version)
-            )  # of several copies, Python imports the first
+            installed_versions.setdefault(canonicalize_name(name), Version(version))  # of copies, Python imports the first
     lines = [line.partition("==") for line in read_constraints().decode().splitlines() if not line.startswith("#")]
     pinned_versions = {canonicalize_name(name): words.split()[0] for name, _, words in lines if words}
     missing, other = [], []
@@ -109,10 +101,8 @@ def compare_packages(listing: str) -> PackageDifferences:
     if python is None or python not in SpecifierSet(PYTHON_RANGE):
         missing.append(f"Python {PYTHON_RANGE}{f' (it is {python})' if python is not None else ''}")
     for requirement in map(Requirement, required_packages()):
-        installed, tested_version = (
-            installed_versions.get(canonicalize_name(requirement.name)),
-            pinned_versions.get(canonicalize_name(requirement.name)),
-        )
+        name = canonicalize_name(requirement.name)
+        installed, tested_version = installed_versions.get(name), pinned_versions.get(name)
         if installed is None:
             missing.append(requirement.name)
         elif installed.public != tested_version:

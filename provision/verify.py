@@ -37,23 +37,17 @@ def verify_targets(
     """
     findings: list[Finding] = []
     for stage in filter(None, stages):
-        unreachable = _find_unreachable(site)
-        site.skipped.update(unreachable)
+        failures = _find_unreachable(site)
+        site.skipped.update(failures)
         names = [target.node.name for target in targets]
-        findings += [
-            Finding(name, "answers", Outcome(False, why, ADVICE)) for name, why in unreachable.items() if name in names
-        ]
+        findings += [Finding(name, "answers", Outcome(False, why, ADVICE)) for name, why in failures.items() if name in names]
         reachable_targets = [target for target in targets if target.node.name not in site.skipped]
         if not reachable_targets:
             break
         show_stage(f"checking {', '.join(check.name for check in stage)}")
-        check_targets = [
-            (check, target) for check in stage for target in (reachable_targets[:1] if check.once else reachable_targets)
-        ]
-        with ThreadPoolExecutor(len(check_targets)) as pool:
-            findings += pool.map(
-                lambda pair: Finding(pair[1].node.name, pair[0].name, _run_check(pair[0], site, pair[1])), check_targets
-            )
+        jobs = [(check, target) for check in stage for target in (reachable_targets[:1] if check.once else reachable_targets)]
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            findings += pool.map(lambda job: Finding(job[1].node.name, job[0].name, _run_check(job[0], site, job[1])), jobs)
     return findings
 
 

@@ -65,7 +65,7 @@ def changes(cluster: Cluster, workspace: Workspace) -> str:
 def states(cluster: Cluster, workspace: Workspace) -> str:
     """The states in which a dry run leaves the operation that writes the names of two fresh machines."""
     made = _two_machines(cluster, workspace)
-    steps = converge(made, [HOSTS], targets=made.targets, chosen_names={HOSTS.name}, dry=True)
+    steps = converge(made, [HOSTS], targets=made.targets, only={HOSTS.name}, dry=True)
     return "\n".join(f"{step.node}: {step.state}" for step in steps)
 
 

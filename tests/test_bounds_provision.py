@@ -57,7 +57,7 @@ LIMITS = {
     "offset of a clock with its uncertainty": (lambda s: Offset(s, 0.25).agrees, (0.75, -0.75), (0.76, -0.76)),
     "offset that is surely too large": (lambda s: not Offset(s, 0.25).is_decided, (1.25, -1.25, 0.76), (1.26, -1.26)),
     "share of data on the control network": (
-        lambda sent: not network._describe_control_traffic([CONTROL], [{"eth0": sent}], 1000.0), (0, 20), (21,),
+        lambda sent: not network._control_traffic([CONTROL], [{"eth0": sent}], 1000.0), (0, 20), (21,),
     ),
     "hours of an extension": (hours, (1, 8760), (0, 8761, None)),
     "characters of a reason": (reason, (1, 2000), (0, 2001)),

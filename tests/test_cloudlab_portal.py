@@ -72,8 +72,8 @@ def test_an_experiment_is_created_read_extended_and_terminated(there):
         assert portal.find_experiment("myproj,bench") is None
         made = portal.create(REQUEST)
         assert (made.id, made.name, made.status) == (UUID, "bench", "provisioning")
-        assert [node.missing_states for node in portal.find_experiment(UUID).nodes] == ["", "status booting, rawstate BOOTING"]
-        assert [node.missing_states for node in portal.find_experiment("myproj,bench").nodes] == ["", ""]
+        assert [node.missing for node in portal.find_experiment(UUID).nodes] == ["", "status booting, rawstate BOOTING"]
+        assert [node.missing for node in portal.find_experiment("myproj,bench").nodes] == ["", ""]
         assert list(portal.manifests(UUID)) == [URN]
         portal.extend(UUID, 5, "a deadline")
         assert portal.find_experiment(UUID).expires_at == "2031-05-02T09:00:00+00:00"

@@ -153,7 +153,7 @@ def test_a_damaged_measurement_is_named_and_provision_drops_it(tmp_path, damage)
     with pytest.raises(InputError, match=rf"{next(iter(damage))}.*provision CLUSTER\.yaml"):
         inventory.of_workspace(Workspace(tmp_path))
     assert inventory.measured_all_reduces(Workspace(tmp_path), "site") == ()
-    assert inventory_file.select_present_measurements(site(tmp_path, "a", "b"), path.read_bytes()) == []
+    assert inventory_file.select_measurements(site(tmp_path, "a", "b"), path.read_bytes()) == []
 
 
 class NamedNode:
@@ -175,14 +175,14 @@ def finding(one):
 def test_an_inventory_keeps_the_first_measurement_until_verify_measures_again(tmp_path):
     here, path = site(tmp_path, "a", "b"), inventory.path_of(Workspace(tmp_path))
     first, second = (measured(lambda size, rate=rate: size / rate) for rate in (1e9, 2e9))
-    inventory_file.record_all_reduces(here, [finding(first)], replaces_earlier=False)
+    inventory_file.record_all_reduces(here, [finding(first)], replaces=False)
     assert not path.exists()  # without an inventory, nothing is stored
     files.make_folder(path.parent)
     path.write_text('{"schema": 1, "cluster": "site", "nodes": [], "later": 1}')
-    inventory_file.record_all_reduces(here, [finding(first)], replaces_earlier=False)
-    inventory_file.record_all_reduces(here, [finding(second)], replaces_earlier=False)
+    inventory_file.record_all_reduces(here, [finding(first)], replaces=False)
+    inventory_file.record_all_reduces(here, [finding(second)], replaces=False)
     assert inventory.measured_all_reduces(Workspace(tmp_path), "site") == (first,)
-    inventory_file.record_all_reduces(here, [finding(second)], replaces_earlier=True)
+    inventory_file.record_all_reduces(here, [finding(second)], replaces=True)
     assert inventory.measured_all_reduces(Workspace(tmp_path), "site") == (second,)
     assert json.loads(path.read_text())["later"] == 1
     assert inventory.measured_all_reduces(Workspace(tmp_path), "other") == ()
@@ -191,6 +191,6 @@ def test_an_inventory_keeps_the_first_measurement_until_verify_measures_again(tm
 def test_measurements_of_a_node_that_left_the_cluster_are_dropped(tmp_path):
     both, alone = measured(lambda size: size / 1e9), measured(lambda size: size / 1e9, nodes=("a",))
     written = msgspec.json.encode({"all_reduces": [both, alone, {"nodes": []}]})
-    kept = inventory_file.select_present_measurements(site(tmp_path, "a"), written)
+    kept = inventory_file.select_measurements(site(tmp_path, "a"), written)
     assert kept == msgspec.to_builtins([alone])
-    assert len(inventory_file.select_present_measurements(site(tmp_path, "a", "b"), written)) == 2
+    assert len(inventory_file.select_measurements(site(tmp_path, "a", "b"), written)) == 2

@@ -178,7 +178,7 @@ def test_an_operation_reboots_a_node_once_and_its_services_start_again(practice)
         return [Reboot("it is tried", pause_s=0.2)] if target.facts[SYSTEM].boot_id == before else Nothing("it was")
 
     site = Site(practice.cluster, Workspace(practice.folder), [target])
-    (step,) = converge(site, [Operation("reboot", plan)], targets=[target], chosen_names={"reboot"}, dry=False)
+    (step,) = converge(site, [Operation("reboot", plan)], targets=[target], only={"reboot"}, dry=False)
     assert (step.state, step.changes) == ("changed", 1), step.says
     assert target.facts[SYSTEM].boot_id == read_boot_id(node) != before
     assert practice.provision()["verified"] is True

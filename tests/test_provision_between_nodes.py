@@ -180,12 +180,12 @@ def pauses(monkeypatch):
 @pytest.mark.parametrize("status", [400, 403, 404, 410])
 def test_a_server_that_has_no_such_file_is_asked_once(status, tmp_path, pauses):
     with Failing(status) as server, pytest.raises(InputError, match=f"the server says {status} "):
-        download.download_file(server.url, tmp_path / "part", "0" * 64, 1000)
+        download.fetch_file(server.url, tmp_path / "part", "0" * 64, 1000)
     assert (server.requests, pauses) == (1, [])
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
 def test_a_server_that_is_busy_is_asked_again_after_longer_and_longer_pauses(status, tmp_path, pauses):
     with Failing(status) as server, pytest.raises(ShardlabError, match=f"the server says {status} .*, after 0 bytes"):
-        download.download_file(server.url, tmp_path / "part", "0" * 64, 1000)
+        download.fetch_file(server.url, tmp_path / "part", "0" * 64, 1000)
     assert (server.requests, pauses) == (5, [1.0, 2.0, 4.0, 8.0])

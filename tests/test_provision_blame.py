@@ -41,7 +41,7 @@ def states(steps):
 
 def run(one, *operations):
     names = {operation.name for operation in operations}
-    return converge(one, operations, targets=one.targets, chosen_names=names, dry=False)
+    return converge(one, operations, targets=one.targets, only=names, dry=False)
 
 
 def test_a_worker_unreachable_for_the_inventory_fails_and_not_the_controller(tmp_path):
@@ -82,7 +82,7 @@ def test_a_worker_whose_facts_fail_during_the_controllers_change_fails_itself():
     head.facts.answers[SERVICES.name] = RUNNING
     why = "w2: the fact 'system' cannot be read: x"
     w2.facts.answers[SYSTEM.name] = Unanswered(why, {"w2": why})
-    steps = converge(one, [slurm.CONTROLLER], targets=one.targets, chosen_names={"slurm-controller"}, dry=True)
+    steps = converge(one, [slurm.CONTROLLER], targets=one.targets, only={"slurm-controller"}, dry=True)
     assert states(steps) == {
         ("head", "slurm-controller"): "would change",
         ("w1", "slurm-controller"): "nothing to do",
@@ -179,8 +179,6 @@ def test_a_node_blamed_by_another_node_is_reported_as_failed():
         return Nothing("fine")
 
     one, _ = two(plan)
-    steps = converge(
-        one, [Operation("try", plan, once=True)], targets=one.targets, chosen_names={"try"}, dry=False, observer=Told()
-    )
+    steps = converge(one, [Operation("try", plan, once=True)], targets=one.targets, only={"try"}, dry=False, view=Told())
     assert ("b", "failed") in told
     assert states(steps) == {("a", "try"): "nothing to do", ("b", "try"): "failed"}

@@ -294,12 +294,12 @@ def test_a_server_that_sends_too_much_or_nothing_is_left(tmp_path, monkeypatch):
     with Server(bytes(1000)) as server:
         for most in (999, 0):
             with pytest.raises(InputError, match=rf"has 1000 bytes\. Allowed: at most {most} for this set"):
-                download.download_file(server.url, tmp_path / "x", "0" * 64, most)
-        assert download.download_file(
+                download.fetch_file(server.url, tmp_path / "x", "0" * 64, most)
+        assert download.fetch_file(
             server.url, tmp_path / "x", "541b3e9daa09b20bf85fa273e5cbd3e80185aa4ec298e765db87742b70138a53", 1000
         )
     with pytest.raises(ShardlabError, match="Connection refused, after 1000 bytes"):
-        download.download_file(server.url, tmp_path / "x", "0" * 64, 1000)
+        download.fetch_file(server.url, tmp_path / "x", "0" * 64, 1000)
 
 
 def _stage_in_turn(want, start, results):
@@ -640,7 +640,7 @@ def test_no_error_and_no_note_of_a_download_has_the_signature_of_the_url(tmp_pat
     def fail(server, sha256_="0" * 64, most=1000, host=None):
         url = f"{host or server.url}?X-Amz-Signature={SIGNATURE}"
         with pytest.raises(ShardlabError) as error:
-            download.download_file(url, partial, sha256_, most)
+            download.fetch_file(url, partial, sha256_, most)
         said.append(str(error.value))
         assert SIGNATURE not in "".join(path.read_text(errors="replace") for path in tmp_path.iterdir())
 

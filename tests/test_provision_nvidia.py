@@ -184,7 +184,7 @@ def test_the_gpus_of_a_machine_decide_the_kernel_module_and_driver_branch():
     assert gpu_generations.kernel_module_kind([of(V100)]) == "proprietary"
     assert gpu_generations.kernel_module_kind([of(A100_SXM)]) == "open"
     assert gpu_generations.kernel_module_kind([of(P100), of(A100_SXM)]) == "proprietary"
-    mixed = [{"Volta", "Blackwell"} <= names for names in gpu_generations.SUPPORTED_GENERATIONS.values()]
+    mixed = [{"Volta", "Blackwell"} <= names for names in gpu_generations.BUILDS.values()]
     assert not any(mixed)
     assert gpu_generations.choose_driver_branch([of(A100_SXM)], "13.0", 595) == 595
     assert gpu_generations.choose_driver_branch([of(A100_SXM)], "13.0", 535) == 580

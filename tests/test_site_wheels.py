@@ -93,7 +93,7 @@ def test_wheels_are_for_the_sites_python_and_not_newer_than_its_c_library(index,
     ("libc", "newest"), [(("glibc", "2.31"), 31), (("glibc", ""), 17), (("", ""), 17), (("musl", "1.2"), 17)]
 )
 def test_an_unknown_c_library_gets_the_oldest_wheels(libc, newest):
-    options = wheels.pip_platform_options(msgspec.structs.replace(SITE, libc=libc))
+    options = wheels.pip_options(msgspec.structs.replace(SITE, libc=libc))
     assert f"--platform=manylinux_2_{newest}_{SITE.machine}" in options
     assert f"--platform=manylinux_2_{newest + 1}_{SITE.machine}" not in options
     assert f"--platform=manylinux2014_{SITE.machine}" in options

@@ -36,7 +36,7 @@ def draw(group: Group) -> Figure | None:
         if any(sizes)
     ]
     caption = (
-        f"{allocator.snapshot_caption(mark, snapshot)} Blocks that were in use, stacked by the size of the block; a block counts until "
-        "its memory is free again. Peaks are kept where points are left out."
+        f"{allocator.snapshot_caption(mark, snapshot)} Blocks that were in use, stacked by the size of the block; a block "
+        "counts until its memory is free again. Peaks are kept where points are left out."
     )
     return allocator.history_figure("allocator_active", "Blocks of the allocator in use", caption, unit, mark, data)

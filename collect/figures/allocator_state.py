@@ -29,8 +29,8 @@ def draw(group: Group) -> Figure | None:
     smaller = sorted_segments[MOST_SEGMENTS:]
     left_out_note = f" {len(smaller)} smaller segments are not drawn." if smaller else ""
     caption = (
-        f"{allocator.snapshot_caption(mark, rank_snapshot)} After the step: one row per segment, the largest at the top, with its blocks "
-        f"in the order of their addresses. Free blocks between blocks in use are fragments.{left_out_note}"
+        f"{allocator.snapshot_caption(mark, rank_snapshot)} After the step: one row per segment, the largest at the top, with "
+        f"its blocks in the order of their addresses. Free blocks between blocks in use are fragments.{left_out_note}"
     )
     y = axis("segment", range=[len(drawn_segments) - 0.5, -0.5], showticklabels=False, showgrid=False)
     figure_layout = layout(axis(unit, rangemode="tozero"), y, showlegend=True, barmode="overlay", bargap=0.15)

@@ -70,8 +70,8 @@ def describe_schedule(schedule: CellSchedule, predicted: Prediction) -> Iterator
     """The timeline of a simulated step and the numbers that describe it, as lines of text. predicted: the prediction for the
     same cell."""
     yield (
-        f"{schedule.cell}: {schedule.schedule}, {schedule.ranks} ranks, {schedule.stages} stages, {schedule.micro_batches} micro-batches; "
-        "digits: forward, letters: backward, dots: waiting"
+        f"{schedule.cell}: {schedule.schedule}, {schedule.ranks} ranks, {schedule.stages} stages, {schedule.micro_batches} "
+        "micro-batches; digits: forward, letters: backward, dots: waiting"
     )
     yield from schedule.timeline
     yield (

@@ -137,8 +137,8 @@ def must_be_within_bound(bound: float, hours: Sequence[CellHours]) -> None:
     estimate = sum_hours(hours)
     if estimate.unknown:
         raise InputError(
-            f"--max-gpu-hours: of {estimate.unknown} cell(s), no run completed in this workspace and no time limit is known. Set "
-            "`time_limit` in the matrix."
+            f"--max-gpu-hours: of {estimate.unknown} cell(s), no run completed in this workspace and no time limit is known. "
+            "Set `time_limit` in the matrix."
         )
     if estimate.submitted <= bound:
         return

@@ -205,6 +205,6 @@ def _must_not_share_helpers(workspace: Workspace, source: PluginSource) -> None:
     workload_files = {path.name for path in plugin_source.python_files(workspace.path / own_workload.FOLDER)}
     if shared_names := sorted(name for name in source.contents if name.startswith("_") and name in workload_files):
         raise InputError(
-            f"{source.file.parent / shared_names[0]}: {own_workload.FOLDER}/{shared_names[0]} has the same name, and a rank could import only "
-            "one of them. Allowed: different names."
+            f"{source.file.parent / shared_names[0]}: {own_workload.FOLDER}/{shared_names[0]} has the same name, and a rank "
+            "could import only one of them. Allowed: different names."
         )

@@ -154,8 +154,8 @@ def _damage_and_remedy(workspace: Workspace, token: str, why: str) -> str:
         commands = "".join(f"\n  jobs cancel {' '.join(part)}" for part in parts)
         return (
             f"{why}. It is not known whether Slurm accepted the job {token}, so its {len(waiting_ids):,} runs are set aside: "
-            f"{waiting_ids[0]} and others. Restore the file; or withdraw the runs with these commands (a job that Slurm has for "
-            "them then does nothing), remove the file, and send the runs again with `jobs retry --only cancelled`."
+            f"{waiting_ids[0]} and others. Restore the file; or withdraw the runs with these commands (a job that Slurm has "
+            "for them then does nothing), remove the file, and send the runs again with `jobs retry --only cancelled`."
             f"{commands}"
         )
     names = " ".join(waiting_ids)

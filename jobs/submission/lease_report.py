@@ -152,8 +152,8 @@ class LeaseEstimate:
         end_text = moments.in_words(self._current_time + timedelta(seconds=end.end_s))
         return (
             f"held back, because the lease ends {moments.in_words(self.lease.expires)} and the run would end about {end_text}"
-            f"{' or later' if end.is_least else ''}{f' ({BASES[run.source]})' if run.source in BASES else ''}: after an extension, "
-            "`jobs retry --only held` sends it; `--ignore-lease` sends it all the same"
+            f"{' or later' if end.is_least else ''}{f' ({BASES[run.source]})' if run.source in BASES else ''}: after an "
+            "extension, `jobs retry --only held` sends it; `--ignore-lease` sends it all the same"
         )
 
     def report(self) -> LeaseReport:

@@ -86,8 +86,8 @@ def find_trace_runs(invocation: Invocation) -> TraceRuns:
     cluster = invocation.cluster
     if cluster.has_separate_folders:
         raise InputError(
-            f"jobs trace: the nodes of the cluster {cluster.name} share no folder, so they cannot read the same traces. Allowed: "
-            "a cluster whose nodes share a folder, or `collect trace` on one machine."
+            f"jobs trace: the nodes of the cluster {cluster.name} share no folder, so they cannot read the same traces. "
+            "Allowed: a cluster whose nodes share a folder, or `collect trace` on one machine."
         )
     _must_be_shared(folder, cluster)
     trace_paths = _find_traces(folder)

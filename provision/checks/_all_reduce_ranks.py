@@ -47,16 +47,14 @@ def run_rank(backend: str, rank: int, ranks: int, init_method: str, gpu: int | N
         torch.cuda.set_device(device)
     dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=ranks, timeout=timedelta(seconds=180))
     wrong = torch.zeros(1, dtype=torch.int64, device=device)
-    times = torch.stack([_measure_times(elements, rank, ranks, device, wrong) for elements in ELEMENTS[backend]])
+    times = torch.stack([_measure_times(count, rank, ranks, device, wrong) for count in ELEMENTS[backend]])
     dist.all_reduce(wrong)
     dist.barrier()
     clock = torch.tensor([time.time(), -time.time()], dtype=torch.float64, device=device)
     dist.all_reduce(clock, op=dist.ReduceOp.MAX)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)  # an all-reduce takes as long as its slowest rank
     if rank == 0:
-        sizes = [
-            _summarize_times(4 * elements, ranks, row) for elements, row in zip(ELEMENTS[backend], times.tolist(), strict=True)
-        ]
+        sizes = [_summarize_times(4 * count, ranks, row) for count, row in zip(ELEMENTS[backend], times.tolist(), strict=True)]
         report = {
             "backend": backend,
             "ranks": ranks,

@@ -55,7 +55,7 @@ def add_measurement(outcome: Outcome, answer: CommandOutput, nodes: Sequence[str
 
 
 def read_measurement(answer: CommandOutput, nodes: Sequence[str], gpu: str | None) -> MeasuredAllReduce | None:
-    """The all-reduce that the ranks measured; None if their report has no times. answer, nodes, gpu: as for `add_measurement`."""
+    """The all-reduce of the ranks; None if their report has no times. answer, nodes, gpu: as for `add_measurement`."""
     line = next((line for line in answer.stdout.splitlines() if '"iterations"' in line), "")
     try:
         report = decode_last_line(line, AllReduceReport)
@@ -79,27 +79,25 @@ def first_gpu_name(host: Host) -> str | None:
 
 def judge_all_reduce(answer: CommandOutput, *, cores: int) -> Outcome:
     """Returns a passed Outcome if every element of the sum is exact on every rank."""
-    test_name = f"{RANKS}-rank all-reduce"
+    test = f"{RANKS}-rank all-reduce"
     if answer.code is None:
         advice = (
             f"is the loopback interface up (ip link show lo), or the machine overloaded ({cores} cores)? -v shows the output"
         )
-        return Outcome(False, f"the {test_name} did not end within {RANKS_S:g} s", advice, transcript=answer.stderr)
+        return Outcome(False, f"the {test} did not end within {RANKS_S:g} s", advice, transcript=answer.stderr)
     if answer.code != 0:
         advice = "is the loopback interface up (ip link show lo), or is /dev/shm full (df /dev/shm)? -v shows the output"
-        return Outcome(False, f"the {test_name} failed: {last_python_error(answer)}", advice, transcript=answer.stderr)
+        return Outcome(False, f"the {test} failed: {last_python_error(answer)}", advice, transcript=answer.stderr)
     try:
         report = decode_last_line(answer.stdout, AllReduceReport)
     except ValueError as error:
-        return Outcome(
-            False, f"the output of the {test_name} cannot be read: {error}", "try again: provision CLUSTER.yaml verify"
-        )
+        return Outcome(False, f"the output of the {test} cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
     if report.wrong:
-        sentence = f"the {test_name} ({report.backend}) gave {report.wrong} wrong sums"
+        sentence = f"the {test} ({report.backend}) gave {report.wrong} wrong sums"
         return Outcome(False, sentence, "do not train here: check the memory, the GPUs (nvidia-smi -q -d ECC) and the driver")
     rate = bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
     size = f"{report.bytes / 2**20:g} MiB"
-    sentence = f"{test_name} of {size} ({report.backend}) is exact; bus bandwidth {rate:.2f} GB/s ({FORMULA})"
+    sentence = f"{test} of {size} ({report.backend}) is exact; bus bandwidth {rate:.2f} GB/s ({FORMULA})"
     measured: dict[str, float | int | str] = {
         "backend": report.backend,
         "ranks": report.ranks,

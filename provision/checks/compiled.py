@@ -12,9 +12,7 @@ from provision.fact import decode_last_line
 from provision.operation import Site, Target
 from shardlab.remote.remote import CommandOutput
 
-MOST_DIFFERENCE = (
-    1e-5  # allowed difference: results are float32 numbers up to 3, and two versions of sin may differ in the last bits
-)
+MOST_DIFFERENCE = 1e-5  # results are float32 numbers up to 3, and two versions of sin may differ in the last bits
 ADVICE = "install a C compiler and Python's headers (gcc, libc6-dev, python3-dev), or train without compile: true"
 
 
@@ -35,17 +33,15 @@ def run(site: Site, target: Target) -> Outcome:
 def judge_compiled(answer: CommandOutput) -> Outcome:
     """Returns a passed Outcome if the results of the compiled function and of the plain function agree."""
     if answer.code != 0:
-        sentence = f"torch.compile does not work on the GPU: {explain_failure(answer, COMPILED_S)}"
-        return Outcome(False, sentence, ADVICE, transcript=answer.stderr)
+        text = f"torch.compile does not work on the GPU: {explain_failure(answer, COMPILED_S)}"
+        return Outcome(False, text, ADVICE, transcript=answer.stderr)
     try:
         difference = decode_last_line(answer.stdout, CompiledReport).difference
     except ValueError as error:
         return Outcome(False, f"the test's output cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
     if not difference <= MOST_DIFFERENCE:
-        sentence = f"a compiled function differs from the plain one by {difference:g}"
-        return Outcome(
-            False, sentence, "do not train with compile: true here: is Triton the version that torch was built with?"
-        )
+        text = f"a compiled function differs from the plain one by {difference:g}"
+        return Outcome(False, text, "do not train with compile: true here: is Triton the version that torch was built with?")
     return Outcome(True, "torch.compile makes kernels for the GPU", measured={"largest_difference": difference})
 
 

@@ -38,22 +38,20 @@ def run(site: Site, target: Target) -> Outcome:
     return judge_product(torch_trial.product, nvidia)
 
 
-def judge_driver(nvidia: Nvidia, requested_gpus: int) -> Outcome | None:
+def judge_driver(nvidia: Nvidia, gpus: int) -> Outcome | None:
     """An Outcome that says what is wrong with the driver or the number of GPUs; None if nothing is wrong.
 
-    requested_gpus: the number of GPUs per node that the cluster file requests.
+    gpus: the number of GPUs per node that the cluster file requests.
     """
     if not nvidia.works:
         nouveau = ", and nouveau is loaded" if nvidia.nouveau else ""
         nvml = f"; nvidia-smi: {nvidia.why_no_nvml}" if nvidia.why_no_nvml else ""
-        sentence = f"the driver is incomplete, or its parts differ in version ({nvidia.versions}{nouveau}){nvml}"
+        text = f"the driver is incomplete, or its parts differ in version ({nvidia.versions}{nouveau}){nvml}"
+        return Outcome(False, text, "run: provision CLUSTER.yaml --only nvidia, which repairs the driver or says why it cannot")
+    if not len(nvidia.gpus) == len(nvidia.seen) == gpus:
+        text = f"the cluster file requests {gpus} GPUs, the PCI bus has {len(nvidia.gpus)}, the driver sees {len(nvidia.seen)}"
         return Outcome(
-            False, sentence, "run: provision CLUSTER.yaml --only nvidia, which repairs the driver or says why it cannot"
-        )
-    if not len(nvidia.gpus) == len(nvidia.seen) == requested_gpus:
-        sentence = f"the cluster file requests {requested_gpus} GPUs, the PCI bus has {len(nvidia.gpus)}, the driver sees {len(nvidia.seen)}"
-        return Outcome(
-            False, sentence, "a missing GPU may have fallen off the bus (sudo dmesg | grep -i xid); else correct gpus.per_node"
+            False, text, "a missing GPU may have fallen off the bus (sudo dmesg | grep -i xid); else correct gpus.per_node"
         )
     return None
 
@@ -65,20 +63,18 @@ def judge_product(answer: CommandOutput, nvidia: Nvidia) -> Outcome:
         advice = "does torch see the GPUs (the check gpus)? -v shows all output"
         return Outcome(False, f"a matrix product on the GPUs failed: {why}", advice, transcript=answer.stderr)
     try:
-        wrong_counts = decode_last_line(answer.stdout, ProductReport).wrong
+        errors = decode_last_line(answer.stdout, ProductReport).wrong
     except ValueError as error:
         return Outcome(False, f"the matrix product printed no result: {error}", "try again: provision CLUSTER.yaml verify")
-    if len(wrong_counts) != len(nvidia.seen):
-        sentence = f"torch computed on {len(wrong_counts)} of {len(nvidia.seen)} GPUs"
+    if len(errors) != len(nvidia.seen):
+        sentence = f"torch computed on {len(errors)} of {len(nvidia.seen)} GPUs"
         return Outcome(False, sentence, "is CUDA_VISIBLE_DEVICES set, or torch built for another CUDA? see the check gpus")
-    faulty_gpus = [f"GPU {index}: {count}" for index, count in enumerate(wrong_counts) if count]
+    faulty_gpus = [f"GPU {index}: {count}" for index, count in enumerate(errors) if count]
     if faulty_gpus:
         sentence = f"wrong elements in a matrix product: {', '.join(faulty_gpus)}"
         return Outcome(False, sentence, "do not train here: look at nvidia-smi -q -d ECC")
-    measured: dict[str, float | int | str] = {"gpus": len(wrong_counts), "driver": nvidia.nvml or ""}
-    sentence = (
-        f"all parts of the driver have version {nvidia.nvml}; {len(wrong_counts)} x {nvidia.seen[0].name} compute exactly"
-    )
+    measured: dict[str, float | int | str] = {"gpus": len(errors), "driver": nvidia.nvml or ""}
+    sentence = f"all parts of the driver have version {nvidia.nvml}; {len(errors)} x {nvidia.seen[0].name} compute exactly"
     return Outcome(True, sentence, measured=measured)
 
 

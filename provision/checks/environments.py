@@ -11,15 +11,10 @@ def run(site: Site, target: Target) -> Outcome:
     """Returns a passed Outcome if all nodes report the same version of Python and the same digests of packages and source."""
     targets = site.active_targets
     environments = map_targets(targets, lambda member: member.facts[ENVIRONMENT])
-    descriptions = [
-        f"Python {environment.version}, packages {environment.packages}, source {environment.source}"
-        for environment in environments
-    ]
-    if len(set(descriptions)) == 1:
-        return Outcome(True, f"equal on {len(targets)} nodes: {descriptions[0]}{absent_nodes_note(site)}")
-    differences = "; ".join(
-        f"{member.node.name}: {description}" for member, description in zip(targets, descriptions, strict=True)
-    )
+    texts = [f"Python {env.version}, packages {env.packages}, source {env.source}" for env in environments]
+    if len(set(texts)) == 1:
+        return Outcome(True, f"equal on {len(targets)} nodes: {texts[0]}{absent_nodes_note(site)}")
+    differences = "; ".join(f"{member.node.name}: {text}" for member, text in zip(targets, texts, strict=True))
     return Outcome(False, f"the nodes differ: {differences}", "run: provision CLUSTER.yaml --only environment")
 
 

@@ -36,37 +36,35 @@ def run(site: Site, target: Target) -> Outcome:
     return judge_interfaces(target.entry, target.facts[HOST].nics, target.facts[ADDRESSES])
 
 
-def judge_interfaces(entry: NodeEntry, nics: list[Nic], addresses: dict[str, list[str]]) -> Outcome:
+def judge_interfaces(node: NodeEntry, nics: list[Nic], addresses: dict[str, list[str]]) -> Outcome:
     """Returns a passed Outcome if the interfaces of the node have the addresses that the manifest states.
 
-    entry: the node in the manifest. nics: the interfaces that the node reports. addresses: their IP addresses, by interface.
+    node: the node in the manifest. nics: the interfaces that the node reports. addresses: their IP addresses, by interface.
     """
-    interfaces = experiment_interfaces.find_interfaces(nics, addresses, entry.address, entry.control)
+    interfaces = experiment_interfaces.find_interfaces(nics, addresses, node.address, node.control)
     experiment, control = interfaces.experiment, interfaces.control
-    if entry.mac is not None:
-        named_interfaces = [
-            nic.name for nic in nics if nic.mac == entry.mac
-        ]  # several are possible: a VLAN has the MAC of its parent
-        if not named_interfaces:
-            return Outcome(False, f"no interface has the MAC address {entry.mac} of the manifest", ADVICE)
-        if experiment.interface not in named_interfaces:
+    if node.mac is not None:
+        names = [nic.name for nic in nics if nic.mac == node.mac]  # a VLAN has the MAC of its parent
+        if not names:
+            return Outcome(False, f"no interface has the MAC address {node.mac} of the manifest", ADVICE)
+        if experiment.interface not in names:
             actual = f"it is on {experiment.interface}" if experiment.interface is not None else "no interface has it"
-            sentence = f"{' and '.join(named_interfaces)} with the manifest's MAC address {entry.mac} should have {entry.address}, but {actual}"
-            return Outcome(False, sentence, ADVICE)
+            text = f"{' and '.join(names)} with the manifest's MAC address {node.mac} should have {node.address}, but {actual}"
+            return Outcome(False, text, ADVICE)
     elif experiment.interface is None:
-        return Outcome(False, f"no interface has the experiment address {entry.address}", ADVICE)
+        return Outcome(False, f"no interface has the experiment address {node.address}", ADVICE)
     if control.interface is None:
-        return Outcome(False, f"no interface has the control address {entry.control} of the manifest", ADVICE)
+        return Outcome(False, f"no interface has the control address {node.control} of the manifest", ADVICE)
     if control.interface == experiment.interface:
         return Outcome(
             False,
-            f"{control.interface} has both the experiment address {entry.address} and the control address {entry.control}",
+            f"{control.interface} has both the experiment address {node.address} and the control address {node.control}",
             ADVICE,
         )
-    mac = entry.mac if entry.mac is not None else "whose MAC address the manifest does not state"
+    mac = node.mac if node.mac is not None else "whose MAC address the manifest does not state"
     return Outcome(
         True,
-        f"{entry.address} is on {experiment.interface} ({mac}), and the control address {entry.control} on {control.interface}",
+        f"{node.address} is on {experiment.interface} ({mac}), and the control address {node.control} on {control.interface}",
     )
 
 

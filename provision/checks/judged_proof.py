@@ -23,31 +23,29 @@ def judge_proofs(node_type: NodeType, proofs: Proofs, folder: str, requested_gpu
 
     proofs: the results of the job. folder: the path of these results. requested_gpus: the number of GPUs per node that the
     cluster file requests."""
-    type_text = str(node_type)
+    kind = str(node_type)
     if proofs.state != "ENDED" and not proofs.has_all():
         return Outcome(
             False,
-            f"{type_text}: not proven yet, job {proofs.job} is {proofs.state}",
+            f"{kind}: not proven yet, job {proofs.job} is {proofs.state}",
             "run `provision verify` when the job has ended",
         )
     if not proofs.nodes:
-        return Outcome(False, f"{type_text}: job {proofs.job} ended without a result", f"read {folder}/prove.log")
+        return Outcome(False, f"{kind}: job {proofs.job} ended without a result", f"read {folder}/prove.log")
     if len(proofs.nodes) < proofs.nodes[0].tasks:
         missing = proofs.nodes[0].tasks - len(proofs.nodes)
-        return Outcome(
-            False, f"{type_text}: {missing} of {proofs.nodes[0].tasks} nodes gave no result", f"read {folder}/prove.log"
-        )
+        return Outcome(False, f"{kind}: {missing} of {proofs.nodes[0].tasks} nodes gave no result", f"read {folder}/prove.log")
     for proof in proofs.nodes:
         if (fault := _find_fault(proof, requested_gpus)) is not None:
-            return Outcome(False, f"{type_text}: {proof.host.host}: {fault.says}", fault.advice, transcript=fault.transcript)
+            return Outcome(False, f"{kind}: {proof.host.host}: {fault.says}", fault.advice, transcript=fault.transcript)
     reports = [proof for proof in proofs.nodes if proof.together is not None and '"clock_spread_s"' in proof.together.stdout]
     first = reports[0] if reports else proofs.nodes[0]
-    all_reduce_text = f"; {_describe_all_reduce(first.together)}" if reports and first.together is not None else ""
+    rate_text = f"; {_describe_all_reduce(first.together)}" if reports and first.together is not None else ""
     first_gpus = first.host.gpus
     gpu_text = f"{len(first_gpus)} x {first_gpus[0].name}" if first_gpus else "no GPU"
     version = first.trial.torch.version or ""
-    sentence = f"{type_text}: torch {version} works on {len(proofs.nodes)} nodes ({gpu_text}){all_reduce_text}{torch.untried_remark(version)}"
-    return Outcome(True, sentence, all_reduces=tuple(_read_measurements(proofs.nodes)))
+    text = f"{kind}: torch {version} works on {len(proofs.nodes)} nodes ({gpu_text}){rate_text}{torch.untried_remark(version)}"
+    return Outcome(True, text, all_reduces=tuple(_read_measurements(proofs.nodes)))
 
 
 def _read_measurements(proofs: Sequence[NodeProof]) -> Iterator[MeasuredAllReduce]:
@@ -62,51 +60,44 @@ def _read_measurements(proofs: Sequence[NodeProof]) -> Iterator[MeasuredAllReduc
 
 def _find_fault(proof: NodeProof, requested_gpus: int) -> Outcome | None:
     """The Outcome of the first check that a node did not pass; None if the node passed all checks."""
-    outcomes = [
-        torch.judge_torch(proof.trial.torch),
-        gpus.judge_gpus(proof.host, proof.trial.torch),
-        _check_gpu_count(proof, requested_gpus),
-    ]
+    torch_state = proof.trial.torch
+    checks = [torch.judge_torch(torch_state), gpus.judge_gpus(proof.host, torch_state), _check_gpu_count(proof, requested_gpus)]
     if proof.trial.product is not None and proof.trial.product.code != 0:
         why = all_reduce.explain_failure(proof.trial.product, PRODUCT_S)
-        outcomes.append(Outcome(False, f"a matrix product on the GPUs failed: {why}", "do not train here"))
+        checks.append(Outcome(False, f"a matrix product on the GPUs failed: {why}", "do not train here"))
     if proof.trial.all_reduce is not None:
-        outcomes.append(all_reduce.judge_all_reduce(proof.trial.all_reduce, cores=proof.host.cpus_allowed))
+        checks.append(all_reduce.judge_all_reduce(proof.trial.all_reduce, cores=proof.host.cpus_allowed))
     if proof.tasks > 1:
-        outcomes.append(_check_shared_folder(proof))
+        checks.append(_check_shared_folder(proof))
         if (
             proof.together is not None and '"clock_spread_s"' in proof.together.stdout
         ):  # the report of rank 0 is one line of its output; NCCL may print other lines
-            outcomes.append(_check_all_reduce(proof.together))
+            checks.append(_check_all_reduce(proof.together))
         elif proof.together is None or proof.together.code != 0:
             why = (
                 all_reduce.explain_failure(proof.together, MEET_S)
                 if proof.together is not None
                 else "the nodes did not reach each other"
             )
-            outcomes.append(
+            checks.append(
                 Outcome(False, f"the all-reduce between nodes failed: {why}", "can the nodes reach each other over TCP?")
             )
     if proof.free_bytes < LEAST_FREE_BYTES:
-        outcomes.append(
-            Outcome(False, f"the shared folder has {proof.free_bytes / 2**30:.1f} GiB free", "free some space there")
-        )
+        checks.append(Outcome(False, f"the shared folder has {proof.free_bytes / 2**30:.1f} GiB free", "free some space there"))
     if proof.free_inodes is not None and proof.free_inodes < LEAST_INODES:
-        outcomes.append(Outcome(False, f"the shared folder has {proof.free_inodes:,} inodes free", "remove files there"))
-    return next((outcome for outcome in outcomes if outcome.passed is False), None)
+        checks.append(Outcome(False, f"the shared folder has {proof.free_inodes:,} inodes free", "remove files there"))
+    return next((outcome for outcome in checks if outcome.passed is False), None)
 
 
-def _check_gpu_count(proof: NodeProof, requested_gpus: int) -> Outcome:
+def _check_gpu_count(proof: NodeProof, requested: int) -> Outcome:
     """Returns a passed Outcome if NVML sees the GPUs that the job requested. If torch is built for CPUs only, no GPU is
     needed."""
     count = len(proof.host.gpus or ())
-    if count >= requested_gpus or (count == 0 and proof.trial.torch.cuda is None):
+    if count >= requested or (count == 0 and proof.trial.torch.cuda is None):
         return Outcome(True, "")
     why = f" ({proof.host.gpu_why_absent})" if proof.host.gpu_why_absent else ""
     return Outcome(
-        False,
-        f"the job requested {requested_gpus} GPUs, NVML sees {count}{why}",
-        "are these NVIDIA GPUs, and does the driver work?",
+        False, f"the job requested {requested} GPUs, NVML sees {count}{why}", "are these NVIDIA GPUs, and does the driver work?"
     )
 
 
@@ -134,9 +125,8 @@ def _check_all_reduce(answer: CommandOutput) -> Outcome:
 
 def _read_report(answer: CommandOutput) -> all_reduce.AllReduceReport:
     """The report of the all-reduce, found among the lines that rank 0 printed."""
-    return decode_last_line(
-        next(line for line in answer.stdout.splitlines() if '"clock_spread_s"' in line), all_reduce.AllReduceReport
-    )
+    line = next(line for line in answer.stdout.splitlines() if '"clock_spread_s"' in line)
+    return decode_last_line(line, all_reduce.AllReduceReport)
 
 
 def _describe_all_reduce(answer: CommandOutput) -> str:

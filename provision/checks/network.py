@@ -52,13 +52,13 @@ def run(site: Site, target: Target) -> Outcome:
 def judge_network(
     answer: CommandOutput,
     nics: list[str],
-    sent_bytes: list[dict[str, int]],
+    sent: list[dict[str, int]],
     absent: str = "",
     controls: Sequence[tuple[str, str] | None] = (),
 ) -> Outcome:
     """Returns a passed Outcome if the sums are exact and the data was sent over the right interfaces.
 
-    nics: the interface of each node that should carry the data. sent_bytes: for each node, the bytes sent during the test, by
+    nics: the interface of each node that should carry the data. sent: for each node, the bytes sent during the test, by
     interface. absent: names the nodes that did not take part, such as `; without gpu1`. controls: for each node, (name of the
     node, name of its interface on the control network of an experiment); None: the node is on no control network.
     """
@@ -73,60 +73,52 @@ def judge_network(
             False, f"{report.wrong} wrong sums between nodes", "do not train here: check the network cards and memory"
         )
     rate = bus_bandwidth(report.ranks, report.bytes, report.time_s)
-    intended_bytes = min(counts.get(nic, 0) for nic, counts in zip(nics, sent_bytes, strict=True))
+    intended_bytes = min(counts.get(nic, 0) for nic, counts in zip(nics, sent, strict=True))
     strays = [
         f"{nic} {count / 1e6:.0f} MB"
-        for own_nic, counts in zip(nics, sent_bytes, strict=True)
+        for own_nic, counts in zip(nics, sent, strict=True)
         for nic, count in counts.items()
         if nic != own_nic and not _VIRTUAL.match(nic) and count > MOST_STRAY_SHARE * intended_bytes
     ]
     expected_bytes = 2 * (report.ranks - 1) / report.ranks * report.bytes * report.iterations
     nic_names = ", ".join(sorted(set(nics)))
-    if control_traffic := _describe_control_traffic(controls, sent_bytes, expected_bytes):
-        sentence = (
-            f"the control network, which is only for logins, carried data of the all-reduce: {', '.join(control_traffic)}"
-        )
+    if control_traffic := _control_traffic(controls, sent, expected_bytes):
+        text = f"the control network, which is only for logins, carried data of the all-reduce: {', '.join(control_traffic)}"
         return Outcome(
             False,
-            f"{sentence}; each node sends {expected_bytes / 1e6:.0f} MB, over {nic_names}",
+            f"{text}; each node sends {expected_bytes / 1e6:.0f} MB, over {nic_names}",
             "are the addresses of the nodes in the cluster file those of the experiment network, and does /etc/hosts on each "
             "node list these addresses?",
         )
     if strays or intended_bytes < expected_bytes * 0.9:
-        sentence = f"{intended_bytes / 1e6:.0f} of {expected_bytes / 1e6:.0f} MB were sent over {nic_names}; elsewhere: {', '.join(strays) or 'nothing'}"
+        elsewhere = ", ".join(strays) or "nothing"
+        text = f"{intended_bytes / 1e6:.0f} of {expected_bytes / 1e6:.0f} MB were sent over {nic_names}; elsewhere: {elsewhere}"
         return Outcome(
-            False, sentence, "which interface has the nodes' addresses (ip addr), and does /etc/hosts list these addresses?"
+            False, text, "which interface has the nodes' addresses (ip addr), and does /etc/hosts list these addresses?"
         )
     figures = {name: value for name, value in msgspec.to_builtins(report).items() if name != "times"}
     measured = {**figures, "bus_bandwidth_gb_per_s": rate / 1e9, "formula": FORMULA}
     bandwidth = f"bus bandwidth {rate / 1e9 * 8:.2f} Gbit/s ({FORMULA}){absent}"
-    sentence = f"all-reduce of {report.ranks} nodes over {nic_names} is exact; {bandwidth}"
-    return Outcome(True, sentence, measured=measured)
+    text = f"all-reduce of {report.ranks} nodes over {nic_names} is exact; {bandwidth}"
+    return Outcome(True, text, measured=measured)
 
 
-def _describe_control_traffic(
-    controls: Sequence[tuple[str, str] | None], sent_bytes: Sequence[dict[str, int]], expected_bytes: float
-) -> list[str]:
+def _control_traffic(controls: Sequence[tuple[str, str] | None], sent: Sequence[dict[str, int]], expected: float) -> list[str]:
     """A phrase for each node that sent more than background traffic over the control network.
 
-    controls, sent_bytes: as for `judge_network`. expected_bytes: the bytes that each node has to send for the all-reduce.
+    controls, sent: as for `judge_network`. expected: the bytes that each node has to send for the all-reduce.
     """
     return [
         f"{name} sent {counts[interface] / 1e6:.0f} MB over {interface}"
-        for (name, interface), counts in (
-            (control, counts) for control, counts in zip(controls, sent_bytes) if control is not None
-        )
-        if counts.get(interface, 0) > MOST_CONTROL_SHARE * expected_bytes
+        for (name, interface), counts in ((control, counts) for control, counts in zip(controls, sent) if control is not None)
+        if counts.get(interface, 0) > MOST_CONTROL_SHARE * expected
     ]
 
 
 def _find_control_interface(target: Target) -> tuple[str, str] | None:
     interfaces = experiment_interfaces.find_node_interfaces(target)
-    return (
-        (target.node.name, interfaces.control.interface)
-        if interfaces is not None and interfaces.control.interface is not None
-        else None
-    )
+    control = interfaces.control.interface if interfaces is not None else None
+    return (target.node.name, control) if control is not None else None
 
 
 def _launch_rank(targets: list[Target], target: Target, nic: str) -> CommandOutput:

@@ -75,45 +75,33 @@ def run(site: Site, target: Target) -> Outcome:
             partition_text = f"the partition {partition}" if partition is not None else "any partition"
             sentence = f"Slurm shows no node in {partition_text} that has what the cluster file requests"
             return Outcome(False, sentence, "compare the keys gpus and slurm of the cluster file with what `sinfo` shows")
-        tested_types = dict(list(types.items())[:MOST_TYPES])
-        left_out += [
-            f"{node_type!s}: not proven, as only the {MOST_TYPES} first types are"
-            for node_type in types
-            if node_type not in tested_types
-        ]
-        folders |= {
-            _proof_folder(cluster, target, node_type): (cluster, node_type, unsuitable_names)
-            for node_type, unsuitable_names in tested_types.items()
-        }
-    for folder, (cluster, node_type, unsuitable_names) in folders.items():
+        tested = dict(list(types.items())[:MOST_TYPES])
+        left_out += [f"{kind!s}: not proven, as only the {MOST_TYPES} first types are" for kind in types if kind not in tested]
+        folders |= {_proof_folder(cluster, target, kind): (cluster, kind, unsuitable) for kind, unsuitable in tested.items()}
+    for folder, (cluster, kind, unsuitable) in folders.items():
         proofs = _read_proofs(target, folder)
         # If the job of an earlier command failed, its failure is reported before a new job is submitted.
         if proofs.nodes or proofs.job is not None:
             continue
-        if (rejection := _submit_proof_job(cluster, target, folder, node_type, unsuitable_names)) is not None:
-            sentence = f"{node_type!s}: Slurm rejects the job: {rejection}"
+        if (rejection := _submit_proof_job(cluster, target, folder, kind, unsuitable)) is not None:
+            sentence = f"{kind!s}: Slurm rejects the job: {rejection}"
             return Outcome(False, sentence, "change the keys under slurm in the cluster file as Slurm's words say")
     deadline, ended_at = time.monotonic() + WAIT_S, dict[str, float]()
     while True:
-        proofs_by_folder = {folder: _read_proofs(target, folder) for folder in folders}
-        checked_at = time.monotonic()
-        ended_at = {
-            folder: ended_at.get(folder, checked_at) for folder, proofs in proofs_by_folder.items() if proofs.state == "ENDED"
-        }
-        are_settled = [
-            proofs.has_all() or checked_at - ended_at.get(folder, checked_at) > VISIBLE_S
-            for folder, proofs in proofs_by_folder.items()
-        ]
-        if all(are_settled) or checked_at > deadline:
+        results = {folder: _read_proofs(target, folder) for folder in folders}
+        time_s = time.monotonic()
+        ended_at = {folder: ended_at.get(folder, time_s) for folder, proofs in results.items() if proofs.state == "ENDED"}
+        settled = [proofs.has_all() or time_s - ended_at.get(folder, time_s) > VISIBLE_S for folder, proofs in results.items()]
+        if all(settled) or time_s > deadline:
             break
         STOPPING.wait(POLL_S)
     outcomes, proven = [], []
-    for folder, (cluster, node_type, _) in folders.items():
+    for folder, (cluster, kind, _) in folders.items():
         requested_gpus = cluster.gpus.per_node if cluster.gpus is not None else 0
-        outcomes.append(judged_proof.judge_proofs(node_type, proofs_by_folder[folder], folder, requested_gpus))
+        outcomes.append(judged_proof.judge_proofs(kind, results[folder], folder, requested_gpus))
         if outcomes[-1].passed:
-            proven.append((node_type, proofs_by_folder[folder].nodes))
-        elif proofs_by_folder[folder].state == "ENDED":
+            proven.append((kind, results[folder].nodes))
+        elif results[folder].state == "ENDED":
             target.node.run(["sh", "-c", SET_ASIDE, "set-aside", folder], timeout_s=60)
     proven_nodes.record_proven_nodes(site, proven)
     failed = next((outcome for outcome in outcomes if not outcome.passed), None)
@@ -146,24 +134,20 @@ def _select_types(cluster: Cluster, node_types: tuple[NodeType, ...], partition:
     the most nodes is included.
     node_types: all node types of the site. partition: the partition of the runs; None: any partition.
     """
-    candidates = [node_type for node_type in node_types if partition in (None, node_type.partition)]
+    larger = [kind for kind in node_types if partition in (None, kind.partition)]
     constraint = cluster.slurm.constraint if cluster.slurm is not None else None
-    is_plain = constraint is not None and not set(constraint) & set(
-        "|()[]*"
-    )  # False: it has operators that only sbatch evaluates
+    is_plain = constraint is not None and not set(constraint) & set("|()[]*")  # otherwise only sbatch can evaluate it
     features = [word for word in constraint.split("&") if is_name(word)] if constraint is not None and is_plain else []
     groups: dict[tuple[object, ...], list[NodeType]] = {}
-    for node_type in candidates:
-        if len(node_type.features) < MOST_FEATURES and any(feature not in node_type.features for feature in features):
+    for kind in larger:
+        if len(kind.features) < MOST_FEATURES and any(feature not in kind.features for feature in features):
             continue
-        if cluster.gpus is None or not cluster.gpus.per_node or _has_gpus(node_type, cluster):
-            groups.setdefault((node_type.cpus, node_type.gpus), []).append(node_type)
+        if cluster.gpus is None or not cluster.gpus.per_node or _has_gpus(kind, cluster):
+            groups.setdefault((kind.cpus, kind.gpus), []).append(kind)
     largest = [max(similar_types, key=lambda node_type: node_type.count) for similar_types in groups.values()]
     return {
-        node_type: ",".join(
-            other.names for other in candidates if (other.cpus, other.gpus) != (node_type.cpus, node_type.gpus) and other.names
-        )
-        for node_type in largest
+        kind: ",".join(other.names for other in larger if (other.cpus, other.gpus) != (kind.cpus, kind.gpus) and other.names)
+        for kind in largest
     }
 
 
@@ -173,12 +157,10 @@ def _has_gpus(node_type: NodeType, cluster: Cluster) -> bool:
     return any(gpu.count >= requested.per_node and requested.type in (None, gpu.type) for gpu in node_type.gpus)
 
 
-def _proof_folder(cluster: Cluster, target: Target, node_type: NodeType) -> str:
+def _proof_folder(cluster: Cluster, target: Target, kind: NodeType) -> str:
     gpu_count = cluster.gpus.per_node if cluster.gpus is not None else 0
-    options = requests.sbatch_options(cluster, nodes=2, minutes=MINUTES, gpus=gpu_count, cpus=_requested_cpus(node_type))
-    key = json.dumps(
-        [target.node.python, software.source_digest(), node_type.cpus, [str(gpu) for gpu in node_type.gpus], options]
-    )
+    options = requests.sbatch_options(cluster, nodes=2, minutes=MINUTES, gpus=gpu_count, cpus=_requested_cpus(kind))
+    key = json.dumps([target.node.python, software.source_digest(), kind.cpus, [str(gpu) for gpu in kind.gpus], options])
     return f"{cluster.storage.shared}/proofs/{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
@@ -204,27 +186,25 @@ def _read_proofs(target: Target, folder: str) -> Proofs:
     return Proofs(nodes, job, state)
 
 
-def _submit_proof_job(cluster: Cluster, target: Target, folder: str, node_type: NodeType, unsuitable_names: str) -> str | None:
+def _submit_proof_job(cluster: Cluster, target: Target, folder: str, kind: NodeType, unsuitable: str) -> str | None:
     """Submit the proof job of a node type. Returns why Slurm rejects the job; None if Slurm accepts it.
 
-    folder: the folder for the job's results. unsuitable_names: the names of the nodes that the job must not get.
+    folder: the folder for the job's results. unsuitable: the names of the nodes that the job must not get.
     """
     gpu_count = cluster.gpus.per_node if cluster.gpus is not None else 0
-    count = min(2, node_type.count, cluster.slurm.max_nodes or 2 if cluster.slurm is not None else 2)
-    excluded = ",".join(
-        [*(cluster.slurm.exclude if cluster.slurm is not None else []), *([unsuitable_names] if unsuitable_names else [])]
-    )
+    count = min(2, kind.count, cluster.slurm.max_nodes or 2 if cluster.slurm is not None else 2)
+    excluded = ",".join([*(cluster.slurm.exclude if cluster.slurm is not None else []), *([unsuitable] if unsuitable else [])])
     options = [
         "--job-name=shardlab-prove",
         f"--output={folder}/prove.log",
-        *requests.sbatch_options(cluster, nodes=count, minutes=MINUTES, gpus=gpu_count, cpus=_requested_cpus(node_type)),
+        *requests.sbatch_options(cluster, nodes=count, minutes=MINUTES, gpus=gpu_count, cpus=_requested_cpus(kind)),
         "--no-requeue",  # a requeued job would find the files of its first start
         *([f"--exclude={excluded}"] if excluded else []),  # all names in one option: sbatch uses only the last --exclude
     ]
     script = templates.render(
         "site/prove.sh.j2",
         options=options,
-        kind=str(node_type),
+        kind=str(kind),
         folder=folder,
         container=container.srun_options(cluster, folder),
         python=container.rank_python(cluster, target.node.python),

@@ -28,26 +28,20 @@ def judge_links(links: list[RdmaLink], nic: str | None) -> Outcome:
 
     nic: the interface over which the ranks communicate; None: it is not known.
     """
-    link_states = ", ".join(f"{link.name} ({link.nic or link.layer}) is {link.state}" for link in links)
+    text = ", ".join(f"{link.name} ({link.nic or link.layer}) is {link.state}" for link in links)
     active_links = [link for link in links if link.state == "ACTIVE"]
     if any(link.nic is not None and link.nic == nic and link not in active_links for link in links):
-        return Outcome(
-            False, link_states, f"is the cable of {nic} plugged in, and its switch port up? rdma link; ip link show {nic}"
-        )
+        return Outcome(False, text, f"is the cable of {nic} plugged in, and its switch port up? rdma link; ip link show {nic}")
     if any(link.state in ("INIT", "ARMED") for link in links):
-        return Outcome(False, link_states, "no subnet manager has set the link up: start opensm on one node, or in the switch")
+        return Outcome(False, text, "no subnet manager has set the link up: start opensm on one node, or in the switch")
     if not active_links:
+        return Outcome(False, text, "is a cable plugged in? If RDMA is not wanted, unload its kernel module (see rdma link)")
+    names = [link.name for link in active_links if link.layer == "Ethernet" and ROUTED_GID not in link.gids]
+    if names:
         return Outcome(
-            False, link_states, "is a cable plugged in? If RDMA is not wanted, unload its kernel module (see rdma link)"
+            False, f"{text}; {', '.join(names)} has no GID of {ROUTED_GID}", "give its interface an address: ip addr"
         )
-    unrouted_names = [link.name for link in active_links if link.layer == "Ethernet" and ROUTED_GID not in link.gids]
-    if unrouted_names:
-        return Outcome(
-            False,
-            f"{link_states}; {', '.join(unrouted_names)} has no GID of {ROUTED_GID}",
-            "give its interface an address: ip addr",
-        )
-    return Outcome(True, link_states, measured={"links_active": len(active_links)})
+    return Outcome(True, text, measured={"links_active": len(active_links)})
 
 
 RDMA_UP = Check("rdma", run)

@@ -27,10 +27,8 @@ def run(site: Site, target: Target) -> Outcome:
                 sentence = f"{member.node.name} cannot write into {folder}: {why}"
                 return Outcome(False, sentence, "is it mounted there (findmnt), and who owns it (ls -ld)?")
         expected_names = sorted(member.node.name for member in members)
-        read_answers = map_targets(
-            members, lambda member: member.node.run(["sh", "-c", f"cat {mark_path}.*"], timeout_s=LIMIT_S)
-        )
-        for member, answer in zip(members, read_answers, strict=True):
+        answers = map_targets(members, lambda member: member.node.run(["sh", "-c", f"cat {mark_path}.*"], timeout_s=LIMIT_S))
+        for member, answer in zip(members, answers, strict=True):
             seen_names = sorted(answer.stdout.split())
             if seen_names != expected_names:
                 sentence = f"{member.node.name} sees only the files of {', '.join(seen_names) or 'no node'} in {folder}"

@@ -36,19 +36,17 @@ def run(site: Site, target: Target) -> Outcome:
     command = ["srun", *options, "-N", str(len(workers)), "-w", ",".join(workers), "--ntasks-per-node=1", "--time=2"]
     spread_job = node.run([*command, "hostname"], timeout_s=LIMIT_S)
     if (fault := _describe_fault(spread_job)) or sorted(spread_job.stdout.split()) != workers:
-        sentence = f"a job on all {len(workers)} workers ran on {', '.join(sorted(spread_job.stdout.split())) or 'none'}{fault}"
-        return Outcome(False, sentence, f"on {node.name}: sinfo -R; journalctl -u slurmctld", transcript=spread_job.stderr)
+        text = f"a job on all {len(workers)} workers ran on {', '.join(sorted(spread_job.stdout.split())) or 'none'}{fault}"
+        return Outcome(False, text, f"on {node.name}: sinfo -R; journalctl -u slurmctld", transcript=spread_job.stderr)
     if (gpus := _check_gpu_job(site, node, workers[0])) is not None:
         return gpus
     canary = node.run(["sh", "-c", CANARY_SCRIPT, "canary", workers[0], *options], timeout_s=LIMIT_S)
     if (fault := _describe_fault(canary)) or canary.stdout.strip() != f"FAILED|{CANARY}:0":
-        sentence = f"for a job that ends with exit code {CANARY}, sacct reports: {canary.stdout.strip() or 'nothing'}{fault}"
-        return Outcome(
-            False, sentence, f"on {node.name}: sacctmgr show cluster; journalctl -u slurmdbd", transcript=canary.stderr
-        )
+        text = f"for a job that ends with exit code {CANARY}, sacct reports: {canary.stdout.strip() or 'nothing'}{fault}"
+        return Outcome(False, text, f"on {node.name}: sacctmgr show cluster; journalctl -u slurmdbd", transcript=canary.stderr)
     gpu_clause = "; a job that requests one GPU sees one" if site.cluster.gpus and site.cluster.gpus.per_node else ""
-    sentence = f"a job ran on {', '.join(workers)}{gpu_clause}; sacct reports exit codes{absent_nodes_note(site)}"
-    return Outcome(True, sentence)
+    text = f"a job ran on {', '.join(workers)}{gpu_clause}; sacct reports exit codes{absent_nodes_note(site)}"
+    return Outcome(True, text)
 
 
 def _check_gpu_job(site: Site, node: Node, worker: str) -> Outcome | None:
@@ -74,12 +72,9 @@ def _check_gpu_job(site: Site, node: Node, worker: str) -> Outcome | None:
     job = node.run(command, timeout_s=LIMIT_S)
     gpu_numbers = [number for number in job.stdout.strip().split(",") if number]
     if (fault := _describe_fault(job)) or len(gpu_numbers) != 1:
-        sentence = f"a job that requests one GPU sees {len(gpu_numbers)}{fault}"
+        text = f"a job that requests one GPU sees {len(gpu_numbers)}{fault}"
         return Outcome(
-            False,
-            sentence,
-            f"on {node.name}: scontrol show node; see gres in the slurmd logs of workers",
-            transcript=job.stderr,
+            False, text, f"on {node.name}: scontrol show node; see gres in the slurmd logs of workers", transcript=job.stderr
         )
     return None
 

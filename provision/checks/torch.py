@@ -32,9 +32,8 @@ def judge_torch(torch: Torch, *, is_this_machine: bool = False) -> Outcome:
     if not torch.backends:
         sentence = f"torch {torch.version} is built without distributed training"
         return Outcome(False, sentence, _advice("--force-reinstall", is_this_machine=is_this_machine))
-    return Outcome(
-        True, f"torch {torch.version} can be imported; backends: {', '.join(torch.backends)}{untried_remark(torch.version)}"
-    )
+    backends = ", ".join(torch.backends)
+    return Outcome(True, f"torch {torch.version} can be imported; backends: {backends}{untried_remark(torch.version)}")
 
 
 def _advice(*options: str, is_this_machine: bool) -> str:

@@ -28,7 +28,7 @@ from shardlab.terminal import moments
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
-CLOCK_TOLERANCE_S = 60.0  # seconds by which two clocks of the portal may differ
+CLOCK_S = 60.0  # seconds by which two clocks of the portal may differ
 AGAIN_ADVICE = "Run the same command again: it looks for the experiment by its name, and continues."
 
 
@@ -56,7 +56,7 @@ def _short_grant_warning(request: ProfileRequest, experiment: PortalExperiment) 
     """A warning if the experiment got fewer hours than the cluster file requests; '' if it got all hours, or if this is not
     known."""
     created_at, end = parse_portal_time(experiment.created_at), parse_portal_time(experiment.expires_at)
-    if created_at is None or end is None or end - created_at >= timedelta(hours=request.duration, seconds=-CLOCK_TOLERANCE_S):
+    if created_at is None or end is None or end - created_at >= timedelta(hours=request.duration, seconds=-CLOCK_S):
         return ""
     return (
         f"the portal granted {moments.duration((end - created_at).total_seconds())} for the experiment {request.name}, and the "
@@ -100,8 +100,8 @@ def check_note(note: ExperimentNote, cluster: Cluster, workspace: Workspace) -> 
     portal_host = urlsplit(keys.portal_url or DEFAULT_URL).netloc
     if note.portal_url and (note_host := urlsplit(note.portal_url).netloc) != portal_host:
         raise InputError(
-            f"{path}: the experiment {note.name} was created at the portal {note_host}, and the cluster file names {portal_host}, which "
-            f"does not have it. Allowed: cloudlab.portal_url: {note.portal_url}"
+            f"{path}: the experiment {note.name} was created at the portal {note_host}, and the cluster file names "
+            f"{portal_host}, which does not have it. Allowed: cloudlab.portal_url: {note.portal_url}"
         )
 
 
@@ -111,29 +111,27 @@ def _store_experiment(workspace: Workspace, note: ExperimentNote, experiment: Po
     return cloudlab_experiment.write(workspace.own, msgspec.structs.replace(note, **changes))
 
 
-def find_created_experiment(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment | None:
+def find_created(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment | None:
     """The experiment that an earlier, interrupted command created; None if no experiment of this name exists.
 
     Raises InputError if the experiment of this name does not match the note; the note is then removed.
     """
-    experiment = portal.find_experiment(f"{note.project},{note.name}")
-    if experiment is None:
+    existing = portal.find_experiment(f"{note.project},{note.name}")
+    if existing is None:
         return None
-    created_at, asked_at = parse_portal_time(experiment.created_at), parse_portal_time(note.asked_at)
+    created, sent = parse_portal_time(existing.created_at), parse_portal_time(note.asked_at)
     contradictions = [
-        f"its creator is {experiment.creator}" if experiment.creator and note.user and experiment.creator != note.user else "",
-        _describe_other_profile(note, experiment),
+        f"its creator is {existing.creator}" if existing.creator and note.user and existing.creator != note.user else "",
+        _describe_other_profile(note, existing),
         ""
-        if (experiment.creator and note.user) or (created_at and asked_at)
+        if (existing.creator and note.user) or (created and sent)
         else "neither its creator nor when it was created is known",
-        f"it was created at {experiment.created_at}"
-        if created_at and asked_at and created_at < asked_at - timedelta(seconds=CLOCK_TOLERANCE_S)
-        else "",
+        f"it was created at {existing.created_at}" if created and sent and created < sent - timedelta(seconds=CLOCK_S) else "",
     ]
     if any(contradictions):
         _remove_note(workspace)
         raise _name_taken_error(note.project, note.name, ", ".join(filter(None, contradictions)))
-    return experiment
+    return existing
 
 
 def _create_or_adopt(
@@ -146,10 +144,10 @@ def _create_or_adopt(
     was_asked_before = note is not None
     if note is None:
         intent = _plan_note(request, portal)
-        if (other_experiment := portal.find_experiment(f"{request.project},{request.name}")) is not None:
-            return _adopt_own_experiment(intent, other_experiment, workspace, output)
+        if (other := portal.find_experiment(f"{request.project},{request.name}")) is not None:
+            return _adopt_experiment(intent, other, workspace, output)
         note = cloudlab_experiment.write(workspace.own, intent)
-    elif (experiment := find_created_experiment(note, workspace, portal)) is not None:
+    elif (experiment := find_created(note, workspace, portal)) is not None:
         output.remark(f"an earlier command created the experiment {note.name}; this command continues with it.")
         return _store_experiment(workspace, note, experiment)
     output.remark(f"creating the experiment {request.name} in the project {request.project} at {portal.url}.")
@@ -157,21 +155,17 @@ def _create_or_adopt(
         return _store_experiment(workspace, note, portal.create(request.body))
     except OutcomeUnknown as error:
         output.remark(f"{error} Looking for the experiment by its name.")
-        if (experiment := find_created_experiment(note, workspace, portal)) is None:
+        if (experiment := find_created(note, workspace, portal)) is None:
             raise ShardlabError(f"{error} The experiment {note.name} is not there. {AGAIN_ADVICE}") from None
         return _store_experiment(workspace, note, experiment)
     except NoConnection:  # the note is kept: a request of an earlier command may have created the experiment
         raise
     except PortalError:
-        if was_asked_before and (experiment := find_created_experiment(note, workspace, portal)) is not None:
-            return _store_experiment(
-                workspace, note, experiment
-            )  # the request of an earlier command had created the experiment
+        if was_asked_before and (experiment := find_created(note, workspace, portal)) is not None:
+            return _store_experiment(workspace, note, experiment)  # an earlier command had created the experiment
         _remove_note(workspace)  # the portal refused the request, so no experiment belongs to the note
-        if (other_experiment := portal.find_experiment(f"{request.project},{request.name}")) is not None:
-            return _adopt_own_experiment(
-                note, other_experiment, workspace, output
-            )  # the experiment was created during this command
+        if (other := portal.find_experiment(f"{request.project},{request.name}")) is not None:
+            return _adopt_experiment(note, other, workspace, output)  # it was created during this command
         raise
 
 
@@ -185,24 +179,22 @@ def _describe_other_profile(note: ExperimentNote, experiment: PortalExperiment) 
     )  # users write names of profiles in upper or lower case
 
 
-def _adopt_own_experiment(
-    intent: ExperimentNote, experiment: PortalExperiment, workspace: Workspace, output: Output
-) -> ExperimentNote:
+def _adopt_experiment(note: ExperimentNote, other: PortalExperiment, workspace: Workspace, output: Output) -> ExperimentNote:
     """Adopt an experiment, which no command of this workspace created. Returns the note about the experiment.
 
-    intent: the note for the experiment that this command wanted to create. Raises InputError if the user of the token did not
+    note: the note for the experiment that this command wanted to create. Raises InputError if the user of the token did not
     create the experiment, or created the experiment from another profile than the cluster file names: the nodes then have
     another purpose.
     """
-    if experiment.creator is None or experiment.creator != intent.user:
-        raise _name_taken_error(intent.project, intent.name, f"its creator is {experiment.creator or 'unknown'}")
-    if other_profile := _describe_other_profile(intent, experiment):
-        raise _name_taken_error(intent.project, intent.name, other_profile)
+    if other.creator is None or other.creator != note.user:
+        raise _name_taken_error(note.project, note.name, f"its creator is {other.creator or 'unknown'}")
+    if other_profile := _describe_other_profile(note, other):
+        raise _name_taken_error(note.project, note.name, other_profile)
     output.remark(
-        f"the project {intent.project} already has your experiment {intent.name}: this command uses it as it is, and "
+        f"the project {note.project} already has your experiment {note.name}: this command uses it as it is, and "
         "`provision CLUSTER.yaml down` will not terminate it."
     )
-    return _store_experiment(workspace, msgspec.structs.replace(intent, created_by_us=False, profile=None), experiment)
+    return _store_experiment(workspace, msgspec.structs.replace(note, created_by_us=False, profile=None), other)
 
 
 def _plan_note(request: ProfileRequest, portal: Portal) -> ExperimentNote:
@@ -249,8 +241,8 @@ def _check_nodes(cluster: Cluster, experiment: Experiment) -> None:
         )
     if len(experiment.nodes) < keys.nodes:
         raise ShardlabError(
-            f"the manifests have {len(experiment.nodes)} node(s), and the cluster file asks for {keys.nodes}. {AGAIN_ADVICE} To use "
-            f"them as they are, set cloudlab.nodes to {len(experiment.nodes)}; to end the experiment: {DOWN_COMMAND}"
+            f"the manifests have {len(experiment.nodes)} node(s), and the cluster file asks for {keys.nodes}. {AGAIN_ADVICE} "
+            f"To use them as they are, set cloudlab.nodes to {len(experiment.nodes)}; to end the experiment: {DOWN_COMMAND}"
         )
 
 

@@ -56,14 +56,7 @@ class Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def find_type(self, site: str, name: str) -> HardwareType | None:
         """The type at a site, or None if the catalogue does not list it. site: its short name or its aggregate."""
-        return next(
-            (
-                hardware_type
-                for hardware_type in self.types_named(name)
-                if site in (hardware_type.site, self.sites[hardware_type.site])
-            ),
-            None,
-        )
+        return next((entry for entry in self.types_named(name) if site in (entry.site, self.sites[entry.site])), None)
 
     def aggregate(self, site: str) -> str:
         """The aggregate of a site. site: its short name, or an aggregate such as wisc.cloudlab.us. Raises InputError."""
@@ -92,14 +85,10 @@ def find_type_generation(entry: HardwareType) -> Generation | None:
 def cuda_builds(entry: HardwareType) -> list[str] | None:
     """The CUDA releases for which there is a build of torch that supports the GPUs and the processor of this type; None if the
     GPUs or the processor are not known."""
-    gpu_generation = find_type_generation(entry)
-    if gpu_generation is None or entry.arch is None:
+    gpu = find_type_generation(entry)
+    if gpu is None or entry.arch is None:
         return None
-    return [
-        cuda
-        for (arch, cuda), names in gpu_generations.SUPPORTED_GENERATIONS.items()
-        if arch == entry.arch and gpu_generation.name in names
-    ]
+    return [cuda for (arch, cuda), names in gpu_generations.BUILDS.items() if arch == entry.arch and gpu.name in names]
 
 
 COLUMNS = (

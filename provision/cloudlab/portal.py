@@ -138,50 +138,46 @@ class Portal:
             direction = "behind" if own_time < portal_time else "ahead of"
             difference = moments.duration(abs(own_time - portal_time).total_seconds())
             self._say(
-                f"warning: the clock of this machine is {difference} {direction} that of {self._host}, so the time until the end of the "
-                "lease is wrong by as much. Set the clock."
+                f"warning: the clock of this machine is {difference} {direction} that of {self._host}, so the time until the "
+                "end of the lease is wrong by as much. Set the clock."
             )
 
     def user(self) -> str | None:
         """The name of the user to whom the token belongs; None if the portal does not state the name."""
         try:
-            return self._decode_answer(TokenOwner, self._send_request("GET", "/tokens/this", "who the token belongs to")).user
+            return self._decode(TokenOwner, self._send("GET", "/tokens/this", "who the token belongs to")).user
         except NoExperiment:  # an older portal does not know this request and answers with HTTP 404
             return None
 
     def create(self, request: Mapping[str, Any]) -> PortalExperiment:
         """Create an experiment. Raises PortalError, and OutcomeUnknown if it may have been created."""
-        answer = self._send_request("POST", "/experiments", CREATION, request)
-        return self._decode_answer(PortalExperiment, answer)
+        answer = self._send("POST", "/experiments", CREATION, request)
+        return self._decode(PortalExperiment, answer)
 
     def find_experiment(self, identifier: str) -> PortalExperiment | None:
         """The experiment with its nodes; None if the portal has no such experiment. identifier: the uuid of the experiment, or
         PROJECT,NAME. Raises PortalError."""
         try:
-            return self._decode_answer(
-                PortalExperiment, self._send_request("GET", f"/experiments/{identifier}", "the experiment")
-            )
+            return self._decode(PortalExperiment, self._send("GET", f"/experiments/{identifier}", "the experiment"))
         except NoExperiment:
             return None
 
     def manifests(self, uuid: str) -> dict[str, str]:
         """The manifests of an experiment, by URN of the aggregate. Raises PortalError."""
-        return self._decode_answer(dict[str, str], self._send_request("GET", f"/experiments/{uuid}/manifests", "the manifests"))
+        return self._decode(dict[str, str], self._send("GET", f"/experiments/{uuid}/manifests", "the manifests"))
 
     def extend(self, uuid: str, hours: int, reason: str) -> None:
         """Ask for more hours for an experiment. Its field `expires_at` then shows the granted hours. Raises PortalError."""
-        self._send_request("PUT", f"/experiments/{uuid}", "the extension", {"extend_by": hours, "reason": reason})
+        self._send("PUT", f"/experiments/{uuid}", "the extension", {"extend_by": hours, "reason": reason})
 
     def terminate(self, uuid: str) -> None:
         """Ask the portal to terminate an experiment. It exists until the method `find_experiment` returns None.
 
         Raises PortalError, and NoExperiment.
         """
-        self._send_request("DELETE", f"/experiments/{uuid}", "the termination")
+        self._send("DELETE", f"/experiments/{uuid}", "the termination")
 
-    def _send_request(
-        self, method: str, path: str, request_name: str, content: Mapping[str, Any] | None = None
-    ) -> PortalAnswer:
+    def _send(self, method: str, path: str, request_name: str, content: Mapping[str, Any] | None = None) -> PortalAnswer:
         """Send a request and return its successful answer. request_name: a phrase that names the request in errors.
 
         Raises PortalError.
@@ -267,8 +263,8 @@ class Portal:
     def _connection_error(self, error_text: str) -> PortalError:
         if "SSL" in error_text or "CERTIFICATE" in error_text:
             return PortalError(
-                f"{self._host}: its certificate is not trusted, or it does not speak TLS ({error_text[:200]}). {NOTHING_SENT} If an "
-                "authority of its own signed the certificate, set SSL_CERT_FILE to the certificate of this authority."
+                f"{self._host}: its certificate is not trusted, or it does not speak TLS ({error_text[:200]}). {NOTHING_SENT} "
+                "If an authority of its own signed the certificate, set SSL_CERT_FILE to the certificate of this authority."
             )
         return NoConnection(f"{self._host}: cannot be reached ({error_text[:200]}). {NOTHING_SENT}")
 
@@ -278,22 +274,22 @@ class Portal:
         status = answer.status
         if status == 401:
             raise PortalError(
-                f"{self._host}: does not accept the token of {self._token.source} (HTTP 401{error_text}). A token is valid for two "
-                f"months, and a new one revokes it. {TOKEN_HELP}",
+                f"{self._host}: does not accept the token of {self._token.source} (HTTP 401{error_text}). A token is valid for "
+                f"two months, and a new one revokes it. {TOKEN_HELP}",
                 status,
             )
         if status == 403:
             raise PortalError(
-                f"{self._host}: the user of the token may not do this: {request_name} (HTTP 403{error_text}). Allowed: a member of the "
-                "project.",
+                f"{self._host}: the user of the token may not do this: {request_name} (HTTP 403{error_text}). Allowed: a "
+                "member of the project.",
                 status,
             )
         if status == 404 and request_name != CREATION:
             raise NoExperiment(f"{self._host}: has no such experiment (HTTP 404{error_text}).", status)
         if status == 429:
             raise PortalError(
-                f"{self._host}: is overloaded (HTTP 429{error_text}), also after {len(BACKOFF_S)} repetitions. Nothing was changed "
-                "by this request; run the same command again later.",
+                f"{self._host}: is overloaded (HTTP 429{error_text}), also after {len(BACKOFF_S)} repetitions. Nothing was "
+                "changed by this request; run the same command again later.",
                 status,
             )
         if status >= 500:
@@ -311,12 +307,10 @@ class Portal:
             message = decoder(PortalFault).decode(body).message
         except DECODE_FAULTS:
             return ""
-        shown_text = self._token.hide(message)[
-            :MOST_ERROR_CHARACTERS
-        ]  # the token is hidden before the text is cut: half a token would not be found
+        shown_text = self._token.hide(message)[:MOST_ERROR_CHARACTERS]  # first hides the token: half a token would not be found
         return f": {shown_text.rstrip('.')}" if shown_text else ""
 
-    def _decode_answer(self, shape: type[T], answer: PortalAnswer) -> T:
+    def _decode(self, shape: type[T], answer: PortalAnswer) -> T:
         try:
             return decoder(shape).decode(answer.body)
         except DECODE_FAULTS as error:

@@ -16,12 +16,7 @@ READY_VALUES = {"status": "ready", "state": "started", "rawstate": "ISUP"}
 # Values of `startup_status` of a node that has no startup service, or whose service has ended without an error. In published
 # answers, only null was seen.
 STARTUP_ENDED = {None, "", "0", "done", "exited", "finished", "ready"}
-ENDED_STATES = {
-    "failed",
-    "canceled",
-    "terminating",
-    "terminated",
-}  # states from which an experiment or a node never becomes ready
+ENDED_STATES = {"failed", "canceled", "terminating", "terminated"}  # an experiment or a node never leaves these states
 
 
 class PortalVersion(msgspec.Struct, frozen=True):
@@ -59,12 +54,10 @@ class PortalNode(msgspec.Struct, frozen=True):
     startup_status: Text | None = None
 
     @property
-    def missing_states(self) -> str:
+    def missing(self) -> str:
         """The states of the node that are not ready yet, as text such as `rawstate BOOTING`; empty if the node is ready."""
         parts = [
-            f"{name} {getattr(self, name) or 'unknown'}"
-            for name, ready_value in READY_VALUES.items()
-            if getattr(self, name) != ready_value
+            f"{name} {getattr(self, name) or 'unknown'}" for name, value in READY_VALUES.items() if getattr(self, name) != value
         ]
         if self.startup_status not in STARTUP_ENDED:
             parts.append(f"startup_status {self.startup_status}")

@@ -73,21 +73,20 @@ def plan_profile_request(cluster: Cluster) -> ProfilePlan:
     keys = cluster.cloudlab
     assert keys is not None  # the provider cloudlab requires the key `cloudlab`
     if keys.project is None:
-        raise _refusal_error("project: null", "the project in which the experiment is created")
+        raise _refusal("project: null", "the project in which the experiment is created")
     if not EXPERIMENT_NAME.fullmatch(cluster.name):
         raise InputError(
             f"the cluster file: name: {cluster.name} becomes the name of the experiment. Allowed: a letter, then letters, "
             "digits and -, at most 16 characters."
         )
     is_small_lan = keys.profile == SMALL_LAN
-    experiment_request = request.plan_experiment(cluster) if is_small_lan or keys.hardware is not None else None
-    bindings = _small_lan_bindings(keys, experiment_request) if is_small_lan and experiment_request is not None else {}
+    experiment = request.plan_experiment(cluster) if is_small_lan or keys.hardware is not None else None
+    bindings = _small_lan_bindings(keys, experiment) if is_small_lan and experiment is not None else {}
     profile_request = ProfileRequest(
         cluster.name, keys.project, keys.profile, keys.profile_project, keys.hours, {**bindings, **keys.bindings}
     )
     return ProfilePlan(
-        profile_request,
-        [*(experiment_request.unknown if experiment_request is not None else ()), *_list_unsent_keys(keys, profile_request)],
+        profile_request, [*(experiment.unknown if experiment is not None else ()), *_list_unsent_keys(keys, profile_request)]
     )
 
 
@@ -100,26 +99,20 @@ def _list_unsent_keys(keys: Cloudlab, profile_request: ProfileRequest) -> list[s
     return [f"{profile_request.profile} cannot choose the site, which the hardware type decides: {failure}"]
 
 
-def _small_lan_bindings(keys: Cloudlab, experiment_request: ExperimentRequest) -> dict[str, str]:
+def _small_lan_bindings(keys: Cloudlab, experiment: ExperimentRequest) -> dict[str, str]:
     for name, key in KEY_OF_PARAMETER.items():
         if name in keys.bindings:
-            raise _refusal_error(f"bindings: {name}", f"cloudlab.{key}, which is checked and converted")
-    bindings = {
-        "nodeCount": str(len(experiment_request.nodes)),
-        "phystype": experiment_request.hardware,
-        "osImage": experiment_request.image,
-    }
-    if experiment_request.lan_kbps is not None:
+            raise _refusal(f"bindings: {name}", f"cloudlab.{key}, which is checked and converted")
+    bindings = {"nodeCount": str(len(experiment.nodes)), "phystype": experiment.hardware, "osImage": experiment.image}
+    if experiment.lan_kbps is not None:
         if keys.lan_mbps not in LINK_MBPS:
             rates = ", ".join(map(str, LINK_MBPS))
-            raise _refusal_error(
-                f"lan_mbps: {keys.lan_mbps}", f"{rates} with the profile {SMALL_LAN}, or null. {OWN_PROFILE_ADVICE}"
-            )
-        bindings["linkSpeed"] = str(experiment_request.lan_kbps)
-    if (size_gb := experiment_request.blockstore_gb) is not None:
+            raise _refusal(f"lan_mbps: {keys.lan_mbps}", f"{rates} with the profile {SMALL_LAN}, or null. {OWN_PROFILE_ADVICE}")
+        bindings["linkSpeed"] = str(experiment.lan_kbps)
+    if (size_gb := experiment.blockstore_gb) is not None:
         if size_gb > MOST_DISK_GB:
             most_gib = MOST_DISK_GB * BYTES_PER_GB // BYTES_PER_GIB
-            raise _refusal_error(
+            raise _refusal(
                 f"blockstore_gib: {keys.blockstore_gib}",
                 f"1 to {most_gib} with the profile {SMALL_LAN}, 0 for all free space, or null. {OWN_PROFILE_ADVICE}",
             )
@@ -128,5 +121,5 @@ def _small_lan_bindings(keys: Cloudlab, experiment_request: ExperimentRequest) -
     return bindings
 
 
-def _refusal_error(setting: str, allowed: str) -> InputError:
+def _refusal(setting: str, allowed: str) -> InputError:
     return InputError(f"the cluster file: cloudlab.{setting} cannot be requested. Allowed: {allowed}.")

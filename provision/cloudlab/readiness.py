@@ -28,27 +28,23 @@ def wait_until_ready(note: ExperimentNote, workspace: Workspace, portal: Portal,
     with waiting.show_waiting(output, f"waiting for the nodes of the experiment {note.name}") as show:
         while True:
             experiment = fetch_experiment(note, workspace, portal)
-            unready_nodes = {
-                node.client_id or "a node without a name": node.missing_states
-                for node in experiment.nodes
-                if node.missing_states
-            }
+            unready = {node.client_id or "a node without a name": node.missing for node in experiment.nodes if node.missing}
             failed = [node.client_id or "a node without a name" for node in experiment.nodes if node.has_failed]
             if experiment.status in ENDED_STATES or failed:
                 raise ShardlabError(
                     f"the experiment {note.name} has failed: its status is {experiment.status}"
                     + (f", and these nodes failed: {', '.join(failed)}" if failed else "")
-                    + f". The portal says why{f' at {experiment.url}' if experiment.url else ''}, such as too few free nodes, or no such "
-                    f"image. To end it: {DOWN_COMMAND}"
+                    + f". The portal says why{f' at {experiment.url}' if experiment.url else ''}, such as too few free nodes, "
+                    f"or no such image. To end it: {DOWN_COMMAND}"
                 )
-            if experiment.status == "ready" and experiment.nodes and not unready_nodes:
+            if experiment.status == "ready" and experiment.nodes and not unready:
                 return experiment
             if time.monotonic() > deadline:
                 raise ShardlabError(
-                    f"the experiment {note.name} is not ready after {MOST_WAIT_S / 60:.0f} min: {_describe_state(experiment, unready_nodes)}. It "
+                    f"the experiment {note.name} is not ready after {MOST_WAIT_S / 60:.0f} min: {_describe_state(experiment, unready)}. It "
                     f"still exists. To wait on, run the same command again; to end it: {DOWN_COMMAND}"
                 )
-            show(_describe_state(experiment, unready_nodes))
+            show(_describe_state(experiment, unready))
             portal.pause(POLL_S)
 
 
@@ -66,14 +62,12 @@ def fetch_experiment(note: ExperimentNote, workspace: Workspace, portal: Portal)
     return experiment
 
 
-def _describe_state(experiment: PortalExperiment, unready_nodes: dict[str, str]) -> str:
+def _describe_state(experiment: PortalExperiment, unready: dict[str, str]) -> str:
     """The state of the experiment in a line, such as `experiment provisioning, 1 of 2 nodes ready; gpu1: rawstate BOOTING`.
 
-    unready_nodes: for each node that is not ready, by name, the states that are not ready yet.
+    unready: for each node that is not ready, by name, the states that are not ready yet.
     """
-    node_texts = [f"{name}: {lacks}" for name, lacks in list(unready_nodes.items())[:3]] + (
-        ["..."] if len(unready_nodes) > 3 else []
-    )
+    texts = [f"{name}: {lacks}" for name, lacks in list(unready.items())[:3]] + (["..."] if len(unready) > 3 else [])
     nodes = len(experiment.nodes)
-    ready_text = f"{nodes - len(unready_nodes)} of {nodes} nodes ready" if nodes else "no nodes yet"
-    return "; ".join([f"experiment {experiment.status or 'unknown'}, {ready_text}", *node_texts])
+    ready_text = f"{nodes - len(unready)} of {nodes} nodes ready" if nodes else "no nodes yet"
+    return "; ".join([f"experiment {experiment.status or 'unknown'}, {ready_text}", *texts])

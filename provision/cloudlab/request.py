@@ -84,9 +84,7 @@ def plan_experiment(cluster: Cluster) -> ExperimentRequest:
         aggregate=hardware.load_catalogue().aggregate(site),
         hardware=keys.hardware,
         image=image_urn(keys.image),
-        nodes=tuple(
-            NodeRequest(f"node{index}", _node_address(index) if keys.nodes > 1 else None) for index in range(keys.nodes)
-        ),
+        nodes=tuple(NodeRequest(f"node{i}", _node_address(i) if keys.nodes > 1 else None) for i in range(keys.nodes)),
         lan_kbps=keys.lan_mbps * 1000 if keys.lan_mbps is not None and keys.nodes > 1 else None,
         blockstore_gb=None if keys.blockstore_gib is None else math.ceil(keys.blockstore_gib * 2**30 / 1e9),
         unknown=tuple(unknown),
@@ -155,13 +153,12 @@ def _check_hardware(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> li
         ]
     gpu = f"its {entry.gpu} GPUs ({entry.generation})"
     if not builds:
-        raise InputError(
-            f"{entry.name}: torch {gpu_generations.TORCH_VERSION} has no build for {gpu}. Allowed: {_list_supported_types()}."
-        )
+        allowed = _list_supported_types()
+        raise InputError(f"{entry.name}: torch {gpu_generations.TORCH_VERSION} has no build for {gpu}. Allowed: {allowed}.")
     if gpu_generations.USUAL_CUDA not in builds and not has_wheelhouse:
         raise InputError(
-            f"{entry.name}: torch {gpu_generations.TORCH_VERSION} for CUDA {gpu_generations.USUAL_CUDA}, which pip installs, does not "
-            f"support {gpu}. Allowed: environment.wheelhouse, a folder on each node with wheels of torch for CUDA "
+            f"{entry.name}: torch {gpu_generations.TORCH_VERSION} for CUDA {gpu_generations.USUAL_CUDA}, which pip installs, "
+            f"does not support {gpu}. Allowed: environment.wheelhouse, a folder on each node with wheels of torch for CUDA "
             f"{' or '.join(builds)}; or another type: {_list_supported_types()}."
         )
     return []
@@ -169,11 +166,11 @@ def _check_hardware(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> li
 
 def _list_supported_types() -> str:
     """The names of the hardware types whose GPUs are supported by the build of torch that pip installs."""
-    usual_cuda = gpu_generations.USUAL_CUDA
+    cuda = gpu_generations.USUAL_CUDA
     return ", ".join(
-        hardware_type.name
-        for hardware_type in hardware.load_catalogue().types
-        if hardware_type.arch == "x86_64" and usual_cuda in (hardware.cuda_builds(hardware_type) or ())
+        entry.name
+        for entry in hardware.load_catalogue().types
+        if entry.arch == "x86_64" and cuda in (hardware.cuda_builds(entry) or ())
     )
 
 

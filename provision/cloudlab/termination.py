@@ -22,7 +22,7 @@ from shardlab.workspace.workspace import Workspace
 
 POLL_S = 5.0
 MOST_WAIT_S = 900.0
-MOST_NAMED_RUNS = 20  # the most runs that the warning names
+MOST_RUNS = 20  # the most runs that the warning names
 
 
 class ClusterRun(msgspec.Struct, frozen=True):
@@ -58,11 +58,7 @@ def terminate_experiment(cluster: Cluster, workspace: Workspace, portal: Portal,
     assert note is not None  # the caller has read the note and asked the user for a confirmation
     assert note.created_by_us
     with refusal_as_input_error():
-        experiment = (
-            creation.find_created_experiment(note, workspace, portal)
-            if note.uuid is None
-            else portal.find_experiment(note.uuid)
-        )
+        experiment = creation.find_created(note, workspace, portal) if note.uuid is None else portal.find_experiment(note.uuid)
     if experiment is None:
         _forget_experiment(cluster, workspace)
         return f"the experiment {note.name} no longer exists at the portal; its note was put away in {workspace.own}."
@@ -112,10 +108,8 @@ def unfetched_runs_warning(workspace: Workspace) -> str:
     run_ids = sorted(run.id for run in cluster_runs if run.may_have_results and not _is_fetched(workspace, run.id))
     if not run_ids:
         return ""
-    shown_ids = ", ".join(run_ids[:MOST_NAMED_RUNS]) + (
-        f" and {len(run_ids) - MOST_NAMED_RUNS} more" if len(run_ids) > MOST_NAMED_RUNS else ""
-    )
-    return f"{len(run_ids)} run(s) were not fetched and would be lost: {shown_ids}. To fetch them, run: collect fetch"
+    text = ", ".join(run_ids[:MOST_RUNS]) + (f" and {len(run_ids) - MOST_RUNS} more" if len(run_ids) > MOST_RUNS else "")
+    return f"{len(run_ids)} run(s) were not fetched and would be lost: {text}. To fetch them, run: collect fetch"
 
 
 def _is_fetched(workspace: Workspace, run_id: str) -> bool:

@@ -42,48 +42,44 @@ run the same command again to continue
 def parser() -> console.Parser:
     """The parser. Call `parse_intermixed_args`, which allows options between FILE and the verb, then `read_file_and_verb`."""
     verb_lines = "\n".join(f"  {verb:8} {help_text}" for verb, help_text in VERBS.items())
-    command_parser = console.Parser(
+    command = console.Parser(
         prog="provision",
         description=f"Prepare the machines of a cluster for training, and verify them.\n\nverbs:\n{verb_lines}",
         epilog=EXAMPLE,
         parents=[console.common_options()],
     )
     file_help = "the cluster file (default: cluster.yaml of the workspace)"
-    file = command_parser.add_argument("file", nargs="?", metavar="FILE", help=file_help)
-    verb = command_parser.add_argument("verb", nargs="?", metavar="VERB", help=f"{' | '.join(VERBS)}")
+    file = command.add_argument("file", nargs="?", metavar="FILE", help=file_help)
+    verb = command.add_argument("verb", nargs="?", metavar="VERB", help=f"{' | '.join(VERBS)}")
     completion.offer(file, lambda _: VERBS, endings=(".yaml", ".yml"))
     completion.offer(verb, lambda _: VERBS)
-    command_parser.add_argument("--check", action="store_true", help="the same as the verb plan")
-    command_parser.add_list("--limit", ends=_ends_names, type=_parse_names, metavar="NODE,...", help="work only on these nodes")
-    command_parser.add_list(
-        "--only", ends=_ends_names, type=_parse_names, metavar="OP,...", help="carry out only these operations"
-    )
-    command_parser.add_list(
-        "--skip", ends=_ends_names, type=_parse_names, metavar="OP,...", help="carry out all operations except these"
-    )
-    command_parser.add_argument(
+    command.add_argument("--check", action="store_true", help="the same as the verb plan")
+    command.add_list("--limit", ends=_is_end, type=_parse_names, metavar="NODE,...", help="work only on these nodes")
+    command.add_list("--only", ends=_is_end, type=_parse_names, metavar="OP,...", help="carry out only these operations")
+    command.add_list("--skip", ends=_is_end, type=_parse_names, metavar="OP,...", help="carry out all operations except these")
+    command.add_argument(
         "--pretend",
         type=Path,
         metavar="FACTS.json",
         help="with the verb plan: take the facts of the nodes from this file, as --json prints them; no machine is reached",
     )
-    command_parser.add_argument(
+    command.add_argument(
         "--parallel",
         type=_parse_count,
         metavar="N",
         help="number of nodes that an operation changes at the same time (default: all)",
     )
-    command_parser.add_argument(
+    command.add_argument(
         "--site",
         nargs="?",
         const="",
         metavar="USER@LOGIN",
         help="init: a Slurm site; without a value: this machine is its login node",
     )
-    command_parser.add_list(
+    command.add_list(
         "--ssh", ends=VERBS.__contains__, type=_parse_names, metavar="HOST,...", help="init: machines with a login by SSH"
     )
-    command_parser.add_list(
+    command.add_list(
         "--cloudlab",
         ends=VERBS.__contains__,
         type=lambda text: [Path(name) for name in _parse_names(text)],
@@ -92,17 +88,17 @@ def parser() -> console.Parser:
         metavar="FILE,...",
         help="init: the manifests of a CloudLab experiment; on one of its nodes none is needed",
     )
-    command_parser.add_argument(
+    command.add_argument(
         "--profile", action="store_true", help="request: print a profile (a script for geni-lib) instead of an RSpec"
     )
     here_help = "with provider local: check this machine although it is a login node of a Slurm cluster"
-    command_parser.add_argument("--here", action="store_true", help=here_help)
-    command_parser.add_argument("--hours", type=_parse_count, metavar="N", help="extend: hours to ask for")
-    command_parser.add_argument("--reason", metavar="TEXT", help="extend: why, for the administrators of the provider")
-    command_parser.add_argument("--yes", action="store_true", help="down: do not ask before machines are given back")
-    console.add_trust(command_parser)
-    console.add_version(command_parser)
-    return command_parser
+    command.add_argument("--here", action="store_true", help=here_help)
+    command.add_argument("--hours", type=_parse_count, metavar="N", help="extend: hours to ask for")
+    command.add_argument("--reason", metavar="TEXT", help="extend: why, for the administrators of the provider")
+    command.add_argument("--yes", action="store_true", help="down: do not ask before machines are given back")
+    console.add_trust(command)
+    console.add_version(command)
+    return command
 
 
 def _parse_names(text: str) -> list[str]:
@@ -112,7 +108,7 @@ def _parse_names(text: str) -> list[str]:
     return names
 
 
-def _ends_names(word: str) -> bool:
+def _is_end(word: str) -> bool:
     """Whether a word cannot be the name of a node or of an operation, because it is a verb or the cluster file."""
     return word in VERBS or _may_be_file(word)
 

@@ -29,12 +29,7 @@ HIDDEN_FACTS = (
     "Slurm here",
 )  # facts that the output leaves out: their answers have hundreds of lines, which only operations and checks read
 STYLES = {"changed": "green", "would change": "yellow", "administrator": "yellow", "failed": "red", "skipped": "dim"}
-DETAILED_STATES = (
-    "changed",
-    "would change",
-    "administrator",
-    "failed",
-)  # states whose details are shown also for several nodes
+DETAILED_STATES = ("changed", "would change", "administrator", "failed")  # their details are shown also for several nodes
 
 
 def result_document(
@@ -58,9 +53,7 @@ def result_document(
         "changes": sum(step.changes for step in steps),
         "nodes": [_node_document(target, steps) for target in targets],
         "verified": is_verified(findings),
-        "checks": [
-            {"node": finding.node, "check": finding.check, **msgspec.to_builtins(finding.outcome)} for finding in findings
-        ],
+        "checks": [{"node": row.node, "check": row.check, **msgspec.to_builtins(row.outcome)} for row in findings],
         **({"lease": lease} if lease is not None else {}),
     }
 
@@ -143,24 +136,16 @@ def show_operations(output: Output, steps: Sequence[OperationStep]) -> None:
     state is in TOLD.
     """
     nodes = list(dict.fromkeys(step.node for step in steps))
-    detailed_steps = [step for step in steps if len(nodes) == 1 or output.verbose or step.state in DETAILED_STATES]
+    listed = [step for step in steps if len(nodes) == 1 or output.verbose or step.state in DETAILED_STATES]
     if len(nodes) > 1:
         states = {(step.operation, step.node): step.state for step in steps}
         names = list(dict.fromkeys(step.operation for step in steps))
         rows = [[name, *(states.get((name, node), "") for node in nodes)] for name in names]
         output.table("operations", ("operation", *nodes), rows)
-    rows = [[step.node, step.operation, step.state, "\n".join(step.says)] for step in detailed_steps]
+    rows = [[step.node, step.operation, step.state, "\n".join(step.says)] for step in listed]
     if rows:
-        title = (
-            "operations"
-            if len(nodes) == 1
-            else "what was done"
-            if any(s.state == "changed" for s in detailed_steps)
-            else "details"
-        )
-        output.table(
-            title, ("node", "operation", "state", "what"), rows, [STYLES.get(step.state, "") for step in detailed_steps]
-        )
+        title = "operations" if len(nodes) == 1 else "what was done" if any(s.state == "changed" for s in listed) else "details"
+        output.table(title, ("node", "operation", "state", "what"), rows, [STYLES.get(step.state, "") for step in listed])
     show_administrator_commands(output, steps)
     changes = sum(step.changes for step in steps)
     is_planned = any(step.state == "would change" for step in steps)

@@ -17,9 +17,8 @@ def main(verb: str, request: str) -> int:
     """
     stage_request = stage.StageRequest(**json.loads(request))
     try:
-        state = {"look": stage.inspect_data_set, "download": stage.download_archive, "stage": stage.stage_data_set}[verb](
-            stage_request
-        )
+        actions = {"look": stage.inspect_data_set, "download": stage.download_archive, "stage": stage.stage_data_set}
+        state = actions[verb](stage_request)
     except ShardlabError as error:
         print(error, file=sys.stderr)
         return error.exit_code

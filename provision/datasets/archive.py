@@ -15,9 +15,7 @@ from provision.datasets.formats import Format, check_image_start
 from shardlab.errors import InputError
 
 CHUNK = 2**20
-MOST_HEADER_BYTES = (
-    2**20
-)  # the most bytes between two members; a header has 512 bytes, a long name a few more, and padding up to 20 KiB
+MOST_HEADER_BYTES = 2**20  # between two members; a header has 512 bytes, a long name a few more, padding up to 20 KiB
 MEMBER_KINDS = {
     tarfile.SYMTYPE: "a symbolic link",
     tarfile.LNKTYPE: "a hard link",
@@ -63,8 +61,7 @@ def read_members(
     archive: Path | str, raw: IO[bytes], most_files: int, most_bytes: int, *, may_be_zipped: bool = True
 ) -> Iterator[ArchiveMember]:
     """The plain files of a tar file, in the order of the tar file; folders are skipped. Each file is checked before it is
-    yielded. Iterate inside a `with damage_as_input_error(archive)` block, which turns the errors of a damaged archive into
-    InputError.
+    yielded. Iterate inside `with damage_as_input_error(archive)`, which turns errors of a damaged archive into InputError.
 
     archive: the name of the archive in messages. raw: its bytes, which are read once, from the start to the end.
     most_files, most_bytes: the largest number of members, and the largest sum of their sizes.

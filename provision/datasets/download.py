@@ -21,7 +21,7 @@ PAUSE_S = 1.0  # seconds before the second attempt; the pause doubles for each f
 STALL_S = 60.0  # an attempt fails if no byte arrives for this many seconds
 
 
-def download_file(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
+def fetch_file(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
     """Download the rest of the archive into `partial`, and return it if its SHA-256 is `sha256`.
 
     most_bytes: the largest allowed size of the archive. Raises InputError if the archive has another SHA-256 (the partial file
@@ -45,10 +45,8 @@ def download_file(url: str, partial: Path, sha256: str, most_bytes: int) -> Path
         except (OSError, http.client.HTTPException) as error:
             why = without_secrets(str(getattr(error, "reason", error))) or type(error).__name__
     else:
-        received_bytes = partial.stat().st_size if partial.exists() else 0
-        raise ShardlabError(
-            f"{shown_url}: {why}, after {received_bytes} bytes; run the same command again to resume the download."
-        )
+        received = partial.stat().st_size if partial.exists() else 0
+        raise ShardlabError(f"{shown_url}: {why}, after {received} bytes; run the same command again to resume the download.")
     actual_sha256 = file_sha256(partial)
     if actual_sha256 != sha256:
         delete_partial(partial)

@@ -125,7 +125,7 @@ def _check_imagenet(folder: Path) -> None:
 
 
 def check_image_start(image_name: str, start: bytes) -> None:
-    """Check the first bytes of an image. Raises InputError if no image begins with them. image_name: the image, for the error."""
+    """Check the first bytes of an image. Raises InputError if no image begins with them. image_name: for the error."""
     if not start.startswith(IMAGE_STARTS):
         raise InputError(f"{image_name}: starts with {start[:4].hex(' ') or 'nothing'}. Allowed: a JPEG.")
 

@@ -84,20 +84,20 @@ def _unpack_train(archive: Path, folder: Path) -> None:
             match = CLASS_ARCHIVE.fullmatch(member.info.name)
             if match is None:
                 raise foreign_member_error(archive, member.info.name, "WNID.tar, one for each class")
-            wnid, inner_name = match["wnid"], f"{archive}: {member.info.name}"
+            wnid, inner = match["wnid"], f"{archive}: {member.info.name}"
             classes += 1
             if (folder / wnid).exists():
                 continue
             unfinished = _make_empty_folder(folder / f".{wnid}.growing")
-            image = re.compile(rf"(?:\./)?(?P<name>{wnid}_[0-9]{{1,12}}\.JPEG)")
-            with damage_as_input_error(inner_name):
+            pattern = re.compile(rf"(?:\./)?(?P<name>{wnid}_[0-9]{{1,12}}\.JPEG)")
+            with damage_as_input_error(inner):
                 for photo in read_members(
-                    inner_name, member.open(), data_format.most_files, data_format.most_bytes, may_be_zipped=False
+                    inner, member.open(), data_format.most_files, data_format.most_bytes, may_be_zipped=False
                 ):
-                    name_match = image.fullmatch(photo.info.name)
+                    name_match = pattern.fullmatch(photo.info.name)
                     if name_match is None:
-                        raise foreign_member_error(inner_name, photo.info.name, f"{wnid}_NUMBER.JPEG")
-                    write_member(inner_name, photo, unfinished / name_match["name"], image=True)
+                        raise foreign_member_error(inner, photo.info.name, f"{wnid}_NUMBER.JPEG")
+                    write_member(inner, photo, unfinished / name_match["name"], image=True)
             _publish_folder(unfinished, folder / wnid)
     if not classes:
         raise InputError(f"{archive}: contains no data. Allowed: WNID.tar, one for each class.")

@@ -82,9 +82,7 @@ def stage_data_set(request: StageRequest) -> DataSetState:
     """Stage the data set if it is not staged. Raises InputError for a refused source, ShardlabError for a failed download."""
     data_format, folder = FORMATS[request.name], _data_set_folder(request)
     with _hold_data_set_lock(request):
-        state = inspect_data_set(
-            request
-        )  # look again under the lock: another process may have staged the data set in the meantime
+        state = inspect_data_set(request)  # again, under the lock: another process may have staged the data set
         if state.ready:
             return state
         if not state.can:
@@ -112,14 +110,12 @@ def _download_if_missing(request: StageRequest, data_format: Format) -> Path:
     """The path of the verified archive. Downloads the archive if it does not exist yet."""
     assert request.source is not None
     assert request.sha256 is not None  # cluster.yaml must give the sha256 of a URL
-    staging_folder = _staging_folder(request)
-    path = staging_folder / f"{request.name}-{request.sha256[:12]}.archive"
+    folder = _staging_folder(request)
+    path = folder / f"{request.name}-{request.sha256[:12]}.archive"
     if not path.exists():
-        partial = download.download_file(
-            request.source, staging_folder / f"{request.name}.partial", request.sha256, data_format.most_bytes
-        )
-        partial.rename(path)
-        download.delete_partial(partial)
+        part = download.fetch_file(request.source, folder / f"{request.name}.partial", request.sha256, data_format.most_bytes)
+        part.rename(path)
+        download.delete_partial(part)
     return path
 
 
@@ -146,9 +142,7 @@ def _make_data_set(request: StageRequest, data_format: Format, folder: Path) -> 
             raise InputError(f"{source}: its SHA-256 is {sha256}. Allowed: {request.sha256}, as cluster.yaml says.")
     with _fill_folder(data_format, unpacked, folder):
         archive.unpack_archive(source, data_format, unpacked)
-    for path in _staging_folder(request).glob(
-        f"{request.name}-*.archive"
-    ):  # also archives of an earlier sha256 in cluster.yaml
+    for path in _staging_folder(request).glob(f"{request.name}-*.archive"):  # also those of an earlier sha256 in cluster.yaml
         path.unlink()
     download.delete_partial(_staging_folder(request) / f"{request.name}.partial")
     return sha256

@@ -23,9 +23,7 @@ def command(python: str) -> list[str]:
 def parse(stdout: str) -> dict[str, list[str]]:
     """The sorted addresses, by interface. Loopback and interfaces without addresses are left out. Raises ValueError."""
     addresses_of = decode_last_line(stdout, dict[str, list[str]])
-    routable = {
-        nic: [address for address in addresses if not address.startswith("127.")] for nic, addresses in addresses_of.items()
-    }
+    routable = {nic: [ip for ip in addresses if not ip.startswith("127.")] for nic, addresses in addresses_of.items()}
     return {nic: sorted(routable[nic]) for nic in sorted(routable) if routable[nic]}
 
 

@@ -40,29 +40,17 @@ def command(python: str) -> list[str]:
 
 def parse(stdout: str) -> Keys:
     """The keys in the output of PROGRAM. Raises ValueError if a line has an unknown first word or a key is missing."""
-    values_by_word: dict[str, list[str]] = {
-        name: [] for name in ("login", "home", "key", "host", "authorized", "known", "known_by_user")
-    }
+    values: dict[str, list[str]] = {tag: [] for tag in ("login", "home", "key", "host", "authorized", "known", "known_by_user")}
     for line in stdout.splitlines():
         word, _, rest = line.partition(" ")
-        if word not in values_by_word:
+        if word not in values:
             raise ValueError(f"{line[:80]!r} is an unexpected line.")
-        values_by_word[word].append(rest)
-    if not (values_by_word["login"] and values_by_word["home"] and values_by_word["home"][0]):
+        values[word].append(rest)
+    if not (values["login"] and values["home"] and values["home"][0]):
         raise ValueError("the user who logs in is missing.")
-    key = values_by_word["key"][0] if values_by_word["key"] else None
-    hosts, authorized, known_lines, user_known_lines = (
-        tuple(values_by_word[name]) for name in ("host", "authorized", "known", "known_by_user")
-    )
-    return Keys(
-        values_by_word["login"][0],
-        values_by_word["home"][0],
-        key,
-        tuple(sorted(hosts)),
-        authorized,
-        known_lines,
-        user_known_lines,
-    )
+    key = values["key"][0] if values["key"] else None
+    hosts, authorized, lines, user_lines = (tuple(values[name]) for name in ("host", "authorized", "known", "known_by_user"))
+    return Keys(values["login"][0], values["home"][0], key, tuple(sorted(hosts)), authorized, lines, user_lines)
 
 
 KEYS = Fact("keys", command, parse, timeout_s=30, root=True)

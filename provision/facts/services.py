@@ -35,12 +35,8 @@ def parse(stdout: str) -> dict[str, Service]:
         values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         if values.get("LoadState") != "loaded":
             continue
-        start_text = values.get("ExecMainStartTimestamp", "")
-        since = (
-            datetime.strptime(start_text, _TIME_FORMAT).replace(tzinfo=UTC).timestamp()
-            if start_text and start_text != "n/a"
-            else None
-        )
+        text = values.get("ExecMainStartTimestamp", "")
+        since = datetime.strptime(text, _TIME_FORMAT).replace(tzinfo=UTC).timestamp() if text and text != "n/a" else None
         enabled = values.get("UnitFileState") in ("enabled", "static", "generated")
         services[values["Id"].removesuffix(".service")] = Service(values.get("ActiveState", ""), enabled, since)
     return services

@@ -55,12 +55,10 @@ class LoginNode:
         """
         deadline = time.monotonic() + limit_s
         # The brackets in the pattern prevent that pkill matches its own command line.
-        kill_command = [*self._command, f"pkill -TERM -f '[{SESSION[0]}]{SESSION[1:]}'"]
+        command = [*self._command, f"pkill -TERM -f '[{SESSION[0]}]{SESSION[1:]}'"]
         null = subprocess.DEVNULL
         with suppress(subprocess.TimeoutExpired):
-            subprocess.run(
-                kill_command, stdin=null, stdout=null, stderr=null, timeout=limit_s, check=False, start_new_session=True
-            )
+            subprocess.run(command, stdin=null, stdout=null, stderr=null, timeout=limit_s, check=False, start_new_session=True)
         while self._running and time.monotonic() < deadline:
             time.sleep(0.02)
 
@@ -94,18 +92,14 @@ class LoginNode:
         ]
         mark = secrets.token_hex(8)  # printed before the command's output: text before the mark comes from a shell profile
         script = f"{FIND_SLURM}echo {mark}; echo {mark} >&2; {shlex.join(words)}"
-        with (
-            tempfile.TemporaryFile() as input_file,
-            tempfile.TemporaryFile() as output_file,
-            tempfile.TemporaryFile() as error_file,
-        ):
-            input_file.write(stdin)
-            input_file.seek(0)
+        with tempfile.TemporaryFile() as inputs, tempfile.TemporaryFile() as outputs, tempfile.TemporaryFile() as errors:
+            inputs.write(stdin)
+            inputs.seek(0)
             process = subprocess.Popen(
                 [*self._command, for_any_shell(script)],
-                stdin=input_file,
-                stdout=output_file,
-                stderr=error_file,
+                stdin=inputs,
+                stdout=outputs,
+                stderr=errors,
                 start_new_session=True,  # otherwise Ctrl-C would end ssh here, but not the command on the login node
             )
             self._running[mark] = in_short(argv)
@@ -119,7 +113,7 @@ class LoginNode:
             finally:
                 self._running.pop(mark, None)
             texts = []
-            for stream in (output_file, error_file):
+            for stream in (outputs, errors):
                 stream.seek(0)
                 texts.append(stream.read().decode("utf-8", "replace"))
         if code == CONNECTION_LOST:  # ssh exits with this code also if the connection broke during a command

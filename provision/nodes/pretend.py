@@ -111,10 +111,8 @@ def read_pretended_facts(path: Path, nodes: Sequence[Node]) -> list[Facts]:
     machine_by_name = {machine.name: machine for machine in machines}
     names = [node.name for node in nodes]
     if sorted(machine.name for machine in machines) != sorted(names):
-        described_names = ", ".join(machine.name for machine in machines) or "no node"
-        raise InputError(
-            f"{path}: describes {described_names}. Allowed: each node of the cluster file once: {', '.join(names)}."
-        )
+        described = ", ".join(machine.name for machine in machines) or "no node"
+        raise InputError(f"{path}: describes {described}. Allowed: each node of the cluster file once: {', '.join(names)}.")
     return [PretendedFacts(_make_pretended_node(node), path, machine_by_name[node.name]) for node in nodes]
 
 

@@ -112,19 +112,17 @@ def _data_path(site: Site) -> str:
 def _ask_node(target: Target, verb: str, request: str, timeout_s: float) -> DataSetState:
     argv = [target.node.python, "-m", "provision.datasets", verb]
     answer = target.node.run(argv, timeout_s=timeout_s, stdin=request.encode())  # other users can read argv, and scripts
-    subject = f"{target.node.name}: the data sets"
+    name = f"{target.node.name}: the data sets"
     if answer.code is None:
-        raise Unanswered(f"{subject}: not finished within {timeout_s:g} s; run the same command again.")
+        raise Unanswered(f"{name}: not finished within {timeout_s:g} s; run the same command again.")
     if answer.code in NOT_FOUND or any(text in answer.stderr for text in NO_ENVIRONMENT):
-        raise NoEnvironment(
-            f"{subject}: its Python environment is not made yet; run the same command without --only and --skip."
-        )
+        raise NoEnvironment(f"{name}: its Python environment is not made yet; run the same command without --only and --skip.")
     if answer.code != 0:
-        raise Unanswered(f"{subject}: {last_line(answer)}")
+        raise Unanswered(f"{name}: {last_line(answer)}")
     try:
         return decode_last_line(answer.stdout, DataSetState)
     except ValueError as error:
-        raise Unanswered(f"{subject}: the answer cannot be read: {error}") from None
+        raise Unanswered(f"{name}: the answer cannot be read: {error}") from None
 
 
 DATASETS = Operation("datasets", plan)

@@ -26,46 +26,41 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     if storage.disk is None or storage.mount is None:
         return Nothing("cluster.yaml names no storage.disk")
     mount_place = fstab.inspect_mount(target, storage.mount)
-    node_name = target.node.name
+    name = target.node.name
     if mount_place.fstab is not None and mount_place.mount is not None:
         return Nothing(f"{mount_place.mount.source} is mounted at {storage.mount}")
-    if (
-        mount_place.fstab is not None
-    ):  # the disk is found by the UUID in this line: its name in storage.disk may change at a boot
+    if mount_place.fstab is not None:  # this line has the UUID of the disk, whose name in storage.disk may change at a boot
         if not mount_place.fstab.source.startswith("UUID="):
             raise Unanswered(
-                f"{node_name}: /etc/fstab already lists {mount_place.fstab.source} for {storage.mount}: mount it, or choose another "
+                f"{name}: /etc/fstab already lists {mount_place.fstab.source} for {storage.mount}: mount it, or choose another "
                 "storage.mount"
             )
         return fstab.mount_folder(storage.mount)
-    empty_disk = target.facts[disk_fact(storage.disk)]
+    disk = target.facts[disk_fact(storage.disk)]
     if mount_place.mount is not None:
-        if mount_place.mount.source != empty_disk.path:
+        if mount_place.mount.source != disk.path:
             raise Unanswered(
-                f"{node_name}: {mount_place.mount.source} is mounted at {storage.mount}, but storage.disk is {storage.disk}: choose "
+                f"{name}: {mount_place.mount.source} is mounted at {storage.mount}, but storage.disk is {storage.disk}: choose "
                 "another storage.mount, or, if the mounted disk is the one you want, remove storage.disk and storage.mount"
             )
         return [_add_to_fstab(storage.disk, storage.mount)]
-    return [
-        *_format_disk(node_name, storage.disk, empty_disk),
-        _add_to_fstab(storage.disk, storage.mount),
-        *fstab.mount_folder(storage.mount),
-    ]
+    entry = _add_to_fstab(storage.disk, storage.mount)
+    return [*_format_disk(name, storage.disk, disk), entry, *fstab.mount_folder(storage.mount)]
 
 
-def _format_disk(node_name: str, path: str, disk_state: Disk) -> list[Change]:
+def _format_disk(name: str, path: str, disk_state: Disk) -> list[Change]:
     """The change that makes a file system on an empty disk; none if `provision` has already made the file system.
 
-    node_name: the name of the node. Raises Unanswered if the disk does not exist or is not empty.
+    name: the name of the node. Raises Unanswered if the disk does not exist or is not empty.
     """
     if disk_state.path is None:
-        raise Unanswered(f"{node_name}: there is no disk {path}: lsblk on this node lists its disks; correct storage.disk")
+        raise Unanswered(f"{name}: there is no disk {path}: lsblk on this node lists its disks; correct storage.disk")
     if disk_state.ours:
         return []
     if disk_state.holds:
         raise Unanswered(
-            f"{node_name}: {path} is not empty and was not changed: {', '.join(disk_state.holds)}. Set storage.disk to an empty disk, "
-            "or, if its data is no longer needed, erase it yourself on this node"
+            f"{name}: {path} is not empty and was not changed: {', '.join(disk_state.holds)}. Set storage.disk to an empty "
+            "disk, or, if its data is no longer needed, erase it yourself on this node"
         )
     make_script = f"{CHECK_EMPTY.format(disk=path)}\n{MAKE_FILE_SYSTEM.format(label=LABEL, disk=path)}"
     return [shell_change(f"make an ext4 file system on {path}, which is empty", make_script, timeout_s=MAKE_S)]
@@ -74,9 +69,7 @@ def _format_disk(node_name: str, path: str, disk_state: Disk) -> list[Change]:
 def _add_to_fstab(path: str, mount: str) -> Change:
     """The change that adds the disk to /etc/fstab. Without the option nofail, a node with a broken disk would not boot."""
     uuid = f"UUID=$(blkid --probe --match-tag UUID --output value -- {path})"
-    return fstab.add_fstab_line(
-        f"mount {path} at {mount} at every boot (/etc/fstab)", f"{uuid} {mount} ext4 defaults,nofail 0 2"
-    )
+    return fstab.add_line(f"mount {path} at {mount} at every boot (/etc/fstab)", f"{uuid} {mount} ext4 defaults,nofail 0 2")
 
 
 DISKS = Operation("disks", plan)

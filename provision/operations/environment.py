@@ -29,14 +29,10 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     source = software.source_digest()
     if changes or installed.source != source:
         archive = f"{folder}/source-{source}.tar"
-        changes.append(
-            Write(f"send shardlab's own source ({source})", archive, software.source_archive(), 0o644, _file_owner(node, owner))
-        )
-        changes.append(
-            shell_change(
-                "make Python use this source", _unpack_script(node, folder, owner, archive, source), root=node.may_sudo
-            )
-        )
+        content = software.source_archive()
+        changes.append(Write(f"send shardlab's own source ({source})", archive, content, 0o644, _file_owner(node, owner)))
+        script = _unpack_script(node, folder, owner, archive, source)
+        changes.append(shell_change("make Python use this source", script, root=node.may_sudo))
     if changes:
         return [*fstab.mount_guards(site, target), *changes]
     return Nothing(f"{folder}: packages {software.packages_digest()}, source {source}")

@@ -35,45 +35,43 @@ def find_existing_slurm(site: Site) -> SlurmHere | None:
         if node_slurm.conf and not node_slurm.is_ours:
             raise _node_error(
                 target,
-                f"{node_slurm.conf} was not written by shardlab, and Slurm's controller does not answer. Nothing of this Slurm was "
-                "changed. Start it, to use it as it is; or remove this Slurm, to have shardlab install one",
+                f"{node_slurm.conf} was not written by shardlab, and Slurm's controller does not answer. Nothing of this Slurm "
+                "was changed. Start it, to use it as it is; or remove this Slurm, to have shardlab install one",
             )
     return None
 
 
-def report_existing_slurm(present_slurm: SlurmHere) -> Nothing:
+def report_existing_slurm(running: SlurmHere) -> Nothing:
     """The result of an operation that would set up Slurm, if the nodes have a Slurm already: there is nothing to change."""
-    return Nothing(
-        f"uses the Slurm that is there (cluster {present_slurm.cluster}, version {present_slurm.version}), which is not changed"
-    )
+    return Nothing(f"uses the Slurm that is there (cluster {running.cluster}, version {running.version}), which is not changed")
 
 
-def check_existing_slurm(site: Site, present_slurm: SlurmHere) -> Nothing:
+def check_existing_slurm(site: Site, running: SlurmHere) -> Nothing:
     """Check that the existing Slurm has all workers in the partition that the cluster file names.
 
     Raises Unanswered, which says what to tell the administrator of this Slurm.
     """
     assert site.cluster.slurm is not None
     partition = site.cluster.slurm.partition
-    name = f"the Slurm that is there (cluster {present_slurm.cluster})"
-    if partition not in present_slurm.partitions:
+    name = f"the Slurm that is there (cluster {running.cluster})"
+    if partition not in running.partitions:
         raise Unanswered(
-            f"{name} has no partition {partition}. It has: {', '.join(present_slurm.partitions) or 'none that this user may see'}. Set "
-            f"slurm.partition to one of them, or tell its administrator: the partition {partition} is missing."
+            f"{name} has no partition {partition}. It has: {', '.join(running.partitions) or 'none that this user may see'}. "
+            f"Set slurm.partition to one of them, or tell its administrator: the partition {partition} is missing."
         )
     workers = [target for target in site.with_role("worker") if target.node.name not in site.skipped]
-    faults = {target.node.name: fault for target in workers if (fault := _find_worker_fault(target, present_slurm, partition))}
+    faults = {target.node.name: fault for target in workers if (fault := _find_worker_fault(target, running, partition))}
     if faults:
         raise Unanswered("; ".join(faults.values()), faults)
     return Nothing(f"{name} knows {len(workers)} workers, in the partition {partition}")
 
 
-def _find_worker_fault(target: Target, present_slurm: SlurmHere, partition: str) -> str | None:
+def _find_worker_fault(target: Target, running: SlurmHere, partition: str) -> str | None:
     """Why the existing Slurm cannot run jobs on a worker, in a sentence; None if it can."""
-    name, slurm = target.node.name, f"the Slurm that is there (cluster {present_slurm.cluster})"
-    node = next((node for node in present_slurm.nodes if node.name == name), None)
+    name, slurm = target.node.name, f"the Slurm that is there (cluster {running.cluster})"
+    node = next((node for node in running.nodes if node.name == name), None)
     if node is None:
-        if (other := _find_other_name(target, present_slurm)) is not None:
+        if (other := _find_other_name(target, running)) is not None:
             return f"{name}: {slurm} calls this node {other.name}: write `name: {other.name}` for it in cluster.yaml"
         line = f"NodeName={name} NodeAddr={target.node.host}"
         return (
@@ -83,8 +81,8 @@ def _find_worker_fault(target: Target, present_slurm: SlurmHere, partition: str)
     if partition not in node.partitions:
         partition_names = ", ".join(node.partitions) or "no partition"
         return (
-            f"{name}: {slurm} has this node in {partition_names}, not in {partition}. Tell its administrator: add {name} to the "
-            f"partition {partition}; or set slurm.partition"
+            f"{name}: {slurm} has this node in {partition_names}, not in {partition}. Tell its administrator: add {name} to "
+            f"the partition {partition}; or set slurm.partition"
         )
     # Slurm appends * to the state of a node that does not answer.
     if UNUSABLE_STATES & set(node.state.rstrip("*").split("+")) or node.state.endswith("*"):

@@ -22,7 +22,7 @@ if test -d /run/systemd/system; then systemctl daemon-reload; fi"""
 NOT_MOUNTED = "it is not mounted, so nothing is written there: first run the operations disks, extra-disks, nfs-server and nfs"
 
 
-def add_fstab_line(description: str, line: str) -> Change:
+def add_line(description: str, line: str) -> Change:
     """The change that adds a line to /etc/fstab. The line may contain $(COMMAND), which the shell of the node executes."""
     return shell_change(description, f'line="{line}"\n{ADD_LINE}')
 
@@ -42,8 +42,8 @@ def inspect_mount(target: Target, folder: str) -> MountPlace:
     if mount_place.hangs:
         source = f" ({mount_place.mount.source})" if mount_place.mount else ""
         raise Unanswered(
-            f"{node_name}: {folder}{source} does not answer. Make sure that its server runs; then, on {node_name}, run umount -f -l "
-            f"{shlex.quote(folder)}, and run the same command again"
+            f"{node_name}: {folder}{source} does not answer. Make sure that its server runs; then, on {node_name}, run umount "
+            f"-f -l {shlex.quote(folder)}, and run the same command again"
         )
     if mount_place.mount is None and mount_place.there and not mount_place.empty:
         raise Unanswered(f"{node_name}: {folder} is not mounted, and contains files that a mount would hide: move these files")

@@ -26,39 +26,33 @@ SCHEMA = 1
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Write WORKSPACE/.shardlab/inventory.json if it differs from the nodes' facts. Raises Unanswered."""
     path = path_of(site.workspace)
-    old_content = inventory_file.read_inventory(site.workspace)
+    old_text = inventory_file.read_inventory(site.workspace)
     if absent := site.absent_names():
         why = f"not changed: the inventory describes all nodes, and {', '.join(absent)} cannot be asked"
-        lease_changes = _plan_lease_only(site, old_content)
+        lease_changes = _plan_lease_only(site, old_text)
         return [*lease_changes] if lease_changes else Nothing(why)
     if site.cluster.provider != "local" and any(member.facts[ENVIRONMENT].source is None for member in site.targets):
         return Nothing("written later: all nodes need the Python environment, which reports their facts")
-    content = render_inventory(
-        site, inventory_file.parse_node_types(old_content), inventory_file.select_present_measurements(site, old_content)
-    )
-    if old_content == content:
+    text = render_inventory(site, inventory_file.parse_node_types(old_text), inventory_file.select_measurements(site, old_text))
+    if old_text == text:
         return Nothing(f"{path} is up to date")
-    action = "write" if old_content is None else "rewrite"
-    return [LocalCall(f"{action} {path} ({len(content)} bytes)", lambda: _write_inventory(path, content))]
+    action = "write" if old_text is None else "rewrite"
+    return [LocalCall(f"{action} {path} ({len(text)} bytes)", lambda: _write_inventory(path, text))]
 
 
-def _plan_lease_only(site: Site, old_content: bytes | None) -> list[LocalCall] | None:
+def _plan_lease_only(site: Site, old_text: bytes | None) -> list[LocalCall] | None:
     """The change that writes only the lease into the inventory, for the case that a node of the cluster does not answer.
 
     `jobs` needs the new end of the lease in this case, too. None if the inventory has this lease already, or describes another
     cluster.
     """
-    present_lease = find_lease(site)
-    inventory = inventory_file.decode_inventory(old_content)
-    if (
-        present_lease is None
-        or inventory.get("cluster") != site.cluster.name
-        or inventory.get("lease") == msgspec.to_builtins(present_lease)
-    ):
+    latest = find_lease(site)
+    inventory = inventory_file.decode_inventory(old_text)
+    if latest is None or inventory.get("cluster") != site.cluster.name or inventory.get("lease") == msgspec.to_builtins(latest):
         return None
-    content = inventory_file.encode_inventory({**inventory, "lease": present_lease})
+    text = inventory_file.encode_inventory({**inventory, "lease": latest})
     path = path_of(site.workspace)
-    return [LocalCall(f"write the lease into {path}", lambda: _write_inventory(path, content))]
+    return [LocalCall(f"write the lease into {path}", lambda: _write_inventory(path, text))]
 
 
 def store_lease(site: Site) -> None:

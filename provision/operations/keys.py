@@ -59,53 +59,38 @@ def plan_ssh_trust(site: Site, target: Target) -> list[Change] | Nothing:
     """Make the node accept the users' keys of all nodes, and know the host keys of all nodes. Raises Unanswered."""
     if not site.cluster.ssh.between_nodes:
         return Nothing(NOT_SET)
-    own_keys = target.facts[KEYS]
+    user = target.facts[KEYS]
     begin, end = (f"# {word} shardlab {site.cluster.name}" for word in ("begin", "end"))
     answers = site.answers(KEYS)
     absent = [member.node.name for member in site.targets if member not in [answering for answering, _ in answers]]
-    if absent and begin in own_keys.authorized:  # the keys of nodes that do not answer must stay in the files
+    if absent and begin in user.authorized:  # the keys of nodes that do not answer must stay in the files
         return Nothing(f"not changed: {', '.join(absent)} cannot be asked")
-    if keyless_names := [member.node.name for member, keys in answers if not keys.key]:
+    if keyless := [member.node.name for member, answer in answers if not answer.key]:
         return [
-            LocalCall(
-                "accept the keys of all nodes, once all nodes have a key", functools.partial(_raise_missing_keys, keyless_names)
-            )
+            LocalCall("accept the keys of all nodes, once all nodes have a key", functools.partial(_raise_keyless, keyless))
         ]
-    wanted_files = {
-        f"{own_keys.home}/.ssh/authorized_keys": (
-            own_keys.authorized,
-            authorized_keys_lines(answers),
-            f"{own_keys.login}:",
-            "600",
-        ),
+    files = {
+        f"{user.home}/.ssh/authorized_keys": (user.authorized, authorized_keys_lines(answers), f"{user.login}:", "600"),
     }
     if target.node.may_sudo:
-        wanted_files[KNOWN_HOSTS] = (own_keys.known, known_hosts_lines(answers), "root:root", "644")
+        files[KNOWN_HOSTS] = (user.known, known_hosts_lines(answers), "root:root", "644")
     else:
-        wanted_files[f"{own_keys.home}/.ssh/known_hosts"] = (
-            own_keys.known_by_user,
-            known_hosts_lines(answers),
-            f"{own_keys.login}:",
-            "600",
-        )
+        files[f"{user.home}/.ssh/known_hosts"] = (user.known_by_user, known_hosts_lines(answers), f"{user.login}:", "600")
     changes: list[Change] = []
-    for path, (present_lines, lines, owner, mode) in wanted_files.items():
+    for path, (present_lines, lines, owner, mode) in files.items():
         block = [begin, *lines, end]
         if _find_block(target, path, present_lines, begin, end) != block:
-            replace_command = ["sh", "-euc", REPLACE_BLOCK, "block", path, begin, end, owner, mode]
+            command = ["sh", "-euc", REPLACE_BLOCK, "block", path, begin, end, owner, mode]
             content = "".join(f"{line}\n" for line in block).encode()
             changes.append(
                 RunCommand(
-                    f"write the keys of {len(answers)} nodes into {path}",
-                    replace_command,
-                    stdin=content,
-                    root=target.node.may_sudo,
+                    f"write the keys of {len(answers)} nodes into {path}", command, stdin=content, root=target.node.may_sudo
                 )
             )
     return changes or Nothing(f"{len(answers)} nodes know one another")
 
 
-def _raise_missing_keys(names: Sequence[str]) -> None:
+def _raise_keyless(names: Sequence[str]) -> None:
     raise Unanswered(f"{', '.join(names)}: the user who logs in has no SSH key: run the operation keys first")
 
 

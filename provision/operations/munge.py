@@ -51,10 +51,8 @@ def plan_munge_key_copy(site: Site, target: Target) -> list[Change] | Nothing:
     key = target.facts[FILES].get(PATH)
     changes: list[Change] = []
     if key is None or source is None or (key.sha256, key.mode, key.owner) != (source.sha256, MODE, OWNER):
-        description = f"copy the munge key from {controller.node.name}"
-        changes.append(
-            LocalCall(description, lambda: _copy_key(controller.node, target.node), script=_copy_script(controller.node))
-        )
+        text = f"copy the munge key from {controller.node.name}"
+        changes.append(LocalCall(text, lambda: _copy_key(controller.node, target.node), script=_copy_script(controller.node)))
     changes += ensure_running(target, "munge", [PATH], changed=bool(changes))
     return changes or Nothing(f"it has the munge key of {controller.node.name}")
 

@@ -34,16 +34,14 @@ def plan_nfs_server(site: Site, target: Target) -> list[Change] | Nothing:
     """Make the shared folder, export it, and start the NFS server. Raises Unanswered."""
     folder, server = site.cluster.storage.shared, find_nfs_server(site)
     if folder is None or server is not target:
-        return _withdraw_export(site, target) or Nothing(_explain_no_export(site, "it is not storage.server"))
+        return _end_export(site, target) or Nothing(_explain_no_export(site, "it is not storage.server"))
     changes: list[Change] = []
     if not target.facts[mount_fact(folder)].there:
         owner = target.facts[SYSTEM].user
         changes += fstab.mount_guards(site, target)
         changes.append(RunCommand(f"make the folder {folder}", ["install", "-d", "-o", owner, "--", folder]))
     if len(site.targets) == 1:  # a line of exports without a client would export the folder to every machine
-        return [*changes, *_withdraw_export(site, target)] or Nothing(
-            f"{folder} exists, and there is no other node to export it to"
-        )
+        return [*changes, *_end_export(site, target)] or Nothing(f"{folder} exists, and there is no other node to export it to")
     service = target.facts[SERVICES].get("nfs-server")
     if service is None or not service.enabled or service.state != "active":
         changes.append(
@@ -63,7 +61,7 @@ def plan_nfs_server(site: Site, target: Target) -> list[Change] | Nothing:
     return changes or Nothing(f"{folder} is exported to {len(clients)} nodes")
 
 
-def _withdraw_export(site: Site, target: Target) -> list[Change]:
+def _end_export(site: Site, target: Target) -> list[Change]:
     """Withdraw the export that `provision` made if the cluster file no longer names it.
 
     Raises Unanswered if a node still mounts the exported folder.
@@ -106,7 +104,7 @@ def plan_nfs_mount(site: Site, target: Target) -> list[Change] | Nothing:
             )
     changes: list[Change] = []
     if mount_place.fstab is None:
-        changes.append(fstab.add_fstab_line(f"mount {source} at every boot (/etc/fstab)", f"{source} {folder} nfs {MOUNT} 0 0"))
+        changes.append(fstab.add_line(f"mount {source} at every boot (/etc/fstab)", f"{source} {folder} nfs {MOUNT} 0 0"))
     if mount_place.mount is None:
         changes += fstab.mount_folder(folder)
     elif not {"hard", "vers=4.2"} <= set(mount_place.mount.options):

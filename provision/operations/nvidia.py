@@ -30,12 +30,7 @@ PERSISTENCE = "/etc/systemd/system/nvidia-persistenced.service.d/shardlab.conf"
 HELD_PACKAGES = r"^((lib)?nvidia-.*[0-9]{3}(-|$)|linux-(generic|virtual|image|headers)(-|$))"
 LIST_PACKAGES = "dpkg-query -W -f '${db:Status-Abbrev} ${Package}\\n' | sed -n 's/^.i  *//p'"
 HOLD_PACKAGES = f"{LIST_PACKAGES} | grep -E '{HELD_PACKAGES}' | xargs apt-mark hold"
-BUSY_STATES = (
-    "alloc",
-    "mix",
-    "comp",
-    "drng",
-)  # states of a node with running jobs; drng: it is drained, but its jobs still run
+BUSY_STATES = ("alloc", "mix", "comp", "drng")  # a node with running jobs; drng: it is drained, but its jobs still run
 _UBUNTU_DRIVER = re.compile(r"^nvidia-(?:headless|headless-no-dkms|driver)-(\d{3})-server(?:-open)?\Z")
 # Packages that must not be mixed with Ubuntu's -server packages: Ubuntu's desktop drivers, and NVIDIA's own packages.
 _FOREIGN_DRIVER = re.compile(r"^(cuda-drivers|nvidia-open|nvidia-driver$|nvidia-(driver|dkms|headless)-\d{3}(-open)?$)")
@@ -88,13 +83,9 @@ def _find_torch_cuda(target: Target) -> str:
 
 def _find_generations(name: str, nvidia: Nvidia) -> list[Generation]:
     generation_by_device = {gpu.device: gpu_generations.find_generation(gpu.device) for gpu in nvidia.gpus}
-    unknown_devices = ", ".join(
-        f"10de:{device:04x}" for device, generation in generation_by_device.items() if generation is None
-    )
-    if unknown_devices:
-        raise Unanswered(
-            f"{name}: the driver for the GPU {unknown_devices} is not known: it is no GPU from Kepler to Blackwell"
-        )
+    unknown = ", ".join(f"10de:{device:04x}" for device, generation in generation_by_device.items() if generation is None)
+    if unknown:
+        raise Unanswered(f"{name}: the driver for the GPU {unknown} is not known: it is no GPU from Kepler to Blackwell")
     return [generation for generation in generation_by_device.values() if generation is not None]
 
 
@@ -118,13 +109,13 @@ def _install_fabric_manager(target: Target, nvidia: Nvidia) -> list[Change]:
 
 def _install_driver(target: Target, nvidia: Nvidia, generations: list[Generation], cuda: str) -> list[Change]:
     name, versions, system = target.node.name, target.facts[PACKAGES].versions, target.facts[SYSTEM]
-    ubuntu_driver = _find_ubuntu_driver(target)
+    driver = _find_ubuntu_driver(target)
     state_text = f"its driver does not work with torch for CUDA {cuda} ({nvidia.versions})"
     if system.id != "ubuntu":
         why = f"shardlab installs drivers on Ubuntu only, and {system.pretty} has no driver of branch {gpu_generations.LONG_SUPPORT_BRANCH}"
         raise Unanswered(f"{name}: {state_text}; {why}: install NVIDIA's driver by hand and try again")
     foreign_packages = ", ".join(sorted(package for package in versions if _FOREIGN_DRIVER.match(package)))
-    if foreign_packages or (nvidia.module is not None and ubuntu_driver is None):
+    if foreign_packages or (nvidia.module is not None and driver is None):
         source = foreign_packages or "NVIDIA's installer (sudo nvidia-uninstall)"
         raise Unanswered(f"{name}: {state_text}; it came from {source}, which must not be mixed with Ubuntu's: first remove it")
     if nvidia.secure_boot is not False and nvidia.loaded is None:
@@ -132,9 +123,7 @@ def _install_driver(target: Target, nvidia: Nvidia, generations: list[Generation
         why = "the kernel does not load a driver built here until its key is enrolled at the console"
         raise Unanswered(f"{name}: {secure_boot_text}: {why}. Disable Secure Boot, or install Ubuntu's signed modules by hand")
     suffix = "-open" if gpu_generations.kernel_module_kind(generations) == "open" else ""
-    branch = gpu_generations.choose_driver_branch(
-        generations, cuda, int(_UBUNTU_DRIVER.sub(r"\1", ubuntu_driver)) if ubuntu_driver else None
-    )
+    branch = gpu_generations.choose_driver_branch(generations, cuda, int(_UBUNTU_DRIVER.sub(r"\1", driver)) if driver else None)
     needed_packages = [f"nvidia-headless-{branch}-server{suffix}", f"nvidia-utils-{branch}-server"]
     needed_packages += [f"nvidia-compute-utils-{branch}-server", f"linux-headers-{system.kernel}"]
     needed_packages += [f"nvidia-fabricmanager-{branch}"] if nvidia.switches else []

@@ -38,23 +38,19 @@ def list_needed_packages(site: Site, target: Target) -> list[str]:
 
     A container needs no chrony, because it uses the clock of its host. Without root, the service of the clock is not examined.
     """
-    names = [*BASE]
+    debs = [*BASE]
     if site.cluster.slurm is not None and find_existing_slurm(site) is None:
-        names += [
-            *MUNGE,
-            *(CONTROLLER if target.has_role("controller") else ()),
-            *(WORKER if target.has_role("worker") else ()),
-        ]
+        debs += [*MUNGE, *(CONTROLLER if target.has_role("controller") else ()), *(WORKER if target.has_role("worker") else ())]
     if target.node.may_sudo and not target.facts[SYSTEM].is_container:
-        names += CLOCK
+        debs += CLOCK
     if site.cluster.ssh.between_nodes:
-        names += SSH_CLIENT
+        debs += SSH_CLIENT
     has_gpus = site.cluster.gpus is not None and site.cluster.gpus.per_node > 0 and not site.is_practice
     if has_gpus and target.has_role("worker"):
-        names += COMPILER
+        debs += COMPILER
     if server := find_nfs_server(site):
-        names += NFS_SERVER if server is target else NFS_CLIENT
-    return sorted(set(names))
+        debs += NFS_SERVER if server is target else NFS_CLIENT
+    return sorted(set(debs))
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:

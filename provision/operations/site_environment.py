@@ -60,11 +60,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     folder = PurePosixPath(target.node.python).parent.parent
     environment = site.cluster.environment
     installed = target.facts[ENVIRONMENT]
-    source, digest, changes = (
-        software.source_digest(),
-        software.packages_digest(python.installed_extras(site.cluster)),
-        list[Change](),
-    )
+    source, changes = software.source_digest(), list[Change]()
+    digest = software.packages_digest(python.installed_extras(site.cluster))
     starters = python.write_scripts(site.cluster, folder, source)
     is_damaged = installed.incomplete is not None or (installed.source is not None and installed.version is None)
     if installed.packages != digest or is_damaged:
@@ -91,17 +88,15 @@ def _packages_setting(environment: Environment) -> str:
 def _check_packages(site: Site, target: Target, folder: PurePosixPath) -> PackageCheck:
     """The change that checks packages which `provision` did not install: on the login node if possible, otherwise in a job."""
     environment = site.cluster.environment
-    rank_python = container.rank_python(site.cluster, target.node.python)
-    setting, folders = _packages_setting(environment), " ".join(container.folders(site.cluster))
+    starter = container.rank_python(site.cluster, target.node.python)
+    key, folders = _packages_setting(environment), " ".join(container.folders(site.cluster))
     advice = "Is this the folder of a virtual or conda environment?"
     if environment.container is not None:
         advice = f"Does {environment.runtime} start this image there?"
     if environment.runtime == "charliecloud":
         advice += f" The image must contain folders for what is mounted: {folders}"
     if environment.container is None or (environment.runtime != "pyxis" and environment.build != "job"):
-        return PackageCheck(
-            setting, ["env", f"--chdir={folder}", rank_python, "-c", software.LISTING_PROGRAM], folder, MAKE_S, advice
-        )
+        return PackageCheck(key, ["env", f"--chdir={folder}", starter, "-c", software.LISTING_PROGRAM], folder, MAKE_S, advice)
     options = [
         "--job-name=shardlab-packages",
         f"--output={folder}/packages.log",
@@ -112,11 +107,11 @@ def _check_packages(site: Site, target: Target, folder: PurePosixPath) -> Packag
         options=options,
         folder=str(folder),
         container=container.srun_options(site.cluster, str(folder)),
-        python=rank_python,
+        python=starter,
         program=software.LISTING_PROGRAM,
     )
     argv = ["sh", "-c", SUBMIT_AND_SHOW, "submit", str(folder), text]
-    return PackageCheck(setting, argv, folder, INSTALL_S, advice)
+    return PackageCheck(key, argv, folder, INSTALL_S, advice)
 
 
 def _mark_packages(folder: PurePosixPath, digest: str) -> Write:
@@ -143,9 +138,7 @@ def _install_packages(site: Site, target: Target, folder: PurePosixPath) -> list
         wheels = f"{folder}/wheels"
         changes.append(_download_wheels(site, target, folder, wheels))
     script = f"{folder}/install.sh"
-    changes.append(
-        Write("send the script that installs the packages", script, _render_install_script(site, folder, wheels), 0o755, "")
-    )
+    changes.append(Write("send the script that installs the packages", script, _render_script(site, folder, wheels), 0o755, ""))
     if environment.build == "login":
         changes.append(_user_command("install the packages on the login node", ["bash", script], INSTALL_S))
     else:
@@ -171,7 +164,7 @@ def _download_wheels(site: Site, target: Target, folder: PurePosixPath, wheels: 
     )
 
 
-def _render_install_script(site: Site, folder: PurePosixPath, wheels: str | None) -> bytes:
+def _render_script(site: Site, folder: PurePosixPath, wheels: str | None) -> bytes:
     slurm = site.cluster.slurm
     options = [
         f"--job-name={jobs.JOB_NAME}",

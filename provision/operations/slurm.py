@@ -25,14 +25,11 @@ SQL = (
     f"GRANT ALL ON {DATABASE}.* TO 'slurm'@'localhost';"
 )
 HEALTHY_STATES = frozenset({"idle", "alloc", "mix", "comp"})
-DRAINED_STATES, DOWN_STATES = frozenset({"drain", "drng"}), frozenset({"down", "fail", "failg"})
+DRAINED, DOWN_STATES = frozenset({"drain", "drng"}), frozenset({"down", "fail", "failg"})
 READY_S = 60.0
 SLURM_USER = "slurm"  # the user that Slurm reports if Slurm itself drained a node
 SHARDLAB_REASON = "shardlab:"  # the beginning of the reason if `provision` asked the user to drain a node
-AWAY_REASONS = (
-    "Not responding",
-    "Node unexpectedly rebooted",
-)  # reasons of Slurm that no longer hold when slurmd runs on the node
+AWAY_REASONS = ("Not responding", "Node unexpectedly rebooted")  # Slurm's reasons that end when slurmd runs
 SMALLER_REASONS = ("Low RealMemory", "Low CPUs", "Low socket*core")  # reasons that no longer hold when slurm.conf is correct
 
 
@@ -125,32 +122,25 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
     workers = {worker.node.name: worker for worker in site.with_role("worker") if worker.node.name not in site.skipped}
     states = controller.facts[NODES]
     node_states = {name: states.get(name, SlurmNode("not registered")) for name in workers}
-    unready_nodes = {name: node for name, node in node_states.items() if node.state not in HEALTHY_STATES}
-    if not unready_nodes:
+    unready = {name: node for name, node in node_states.items() if node.state not in HEALTHY_STATES}
+    if not unready:
         return Nothing(f"{len(workers)} workers are ready")
-    resumed_names = [
-        name for name, node in unready_nodes.items() if node.state in DRAINED_STATES and _may_resume(site, workers[name], node)
-    ]
-    unavailable_texts = {
-        name: _explain_unavailable(controller, name, node)
-        for name, node in unready_nodes.items()
-        if _is_waiting_useless(node) and name not in resumed_names
-    }
-    if unavailable_texts:
-        raise Unanswered("; ".join(unavailable_texts.values()), unavailable_texts)
+    resumed = [name for name, node in unready.items() if node.state in DRAINED and _may_resume(site, workers[name], node)]
+    texts = {name: _explain(controller, name, node) for name, node in unready.items() if _is_lost(node) and name not in resumed}
+    if texts:
+        raise Unanswered("; ".join(texts.values()), texts)
     changes: list[Change] = []
-    for name in resumed_names:
-        description = f"resume {name}, whose state in Slurm is {unready_nodes[name].state} ({unready_nodes[name].reason})"
+    for name in resumed:
+        description = f"resume {name}, whose state in Slurm is {unready[name].state} ({unready[name].reason})"
         changes.append(OnNode(controller.node, shell_change(description, _resume_script(name))))
     return [
         *changes,
-        Registration(controller, tuple(workers), ", ".join(f"{name}: {node.state}" for name, node in unready_nodes.items())),
+        Registration(controller, tuple(workers), ", ".join(f"{name}: {node.state}" for name, node in unready.items())),
     ]
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """A change that waits until all workers can get jobs. worker_states: the states of the workers that could not get jobs, as
-    text."""
+    """A change that waits until all workers can get jobs. worker_states: the states of workers that got no jobs."""
 
     controller: Target
     workers: tuple[str, ...]
@@ -186,7 +176,7 @@ exit 1"""
         except ValueError:  # the output is not a list of nodes
             states = {}
         blames = {
-            name: _explain_unavailable(self.controller, name, state)
+            name: _explain(self.controller, name, state)
             for name in self.workers
             if (state := states.get(name, SlurmNode("not registered"))).state not in HEALTHY_STATES
         }
@@ -213,12 +203,12 @@ def _may_resume(site: Site, worker: Target, drained: SlurmNode) -> bool:
     )
 
 
-def _is_waiting_useless(state: SlurmNode) -> bool:
+def _is_lost(state: SlurmNode) -> bool:
     """Whether waiting for a node is useless, because the node is drained or a person set it to down."""
-    return state.state in DRAINED_STATES or (state.state in DOWN_STATES and state.user not in ("", SLURM_USER))
+    return state.state in DRAINED or (state.state in DOWN_STATES and state.user not in ("", SLURM_USER))
 
 
-def _explain_unavailable(controller: Target, name: str, state: SlurmNode) -> str:
+def _explain(controller: Target, name: str, state: SlurmNode) -> str:
     """A sentence that says why a worker gets no jobs, with the command that makes it available again. name: the worker."""
     if not state.reason:
         return f"{name}: Slurm reports the state {state.state} and gives no reason; on {name}, run: journalctl -u slurmd"
@@ -240,7 +230,7 @@ def _resume_script(name: str) -> str:
     or slurmctld may have restarted after the state was read. In this case the script succeeds, and the next change,
     `Registration`, checks whether the worker becomes ready.
     """
-    drained = " | ".join(f"{state}*" for state in sorted(DRAINED_STATES))
+    drained = " | ".join(f"{state}*" for state in sorted(DRAINED))
     return f"""\
 said=$({_resume_command(name)} 2>&1) && exit 0
 case "$(sinfo -h -N -n {name} -o %t | sort -u)" in '' | {drained}) ;; *) exit 0 ;; esac

@@ -33,21 +33,17 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
             f"{target.node.name}: {system.pretty} has Python {OLD_PYTHONS[system.codename]}, and shardlab needs 3.11 or newer; "
             "nothing was installed. Use Ubuntu 24.04, Debian 12, or a newer release of them"
         )
-    root_space = target.facts[room_fact("/")]
+    root = target.facts[room_fact("/")]
     purposes: dict[str, list[tuple[str, int, int]]] = {}
     if find_missing_packages(site, target, list_needed_packages(site, target)):
         purposes["/"] = [("packages", PACKAGES_BYTES, PACKAGES_INODES)]
-    environment_space = _find_environment_space(site, target)
-    if environment_space is not None:
+    other_space = _find_environment_space(site, target)
+    if other_space is not None:
         needed_bytes = INDEX_BYTES if target.node.wheelhouse is None else WHEELHOUSE_BYTES
-        purposes.setdefault(environment_space.mount, []).append(("the Python environment", needed_bytes, ENVIRONMENT_INODES))
+        purposes.setdefault(other_space.mount, []).append(("the Python environment", needed_bytes, ENVIRONMENT_INODES))
     sentences = [
-        _check_fits(
-            target.node.name,
-            root_space if environment_space is None or mount == root_space.mount else environment_space,
-            mount_purposes,
-        )
-        for mount, mount_purposes in purposes.items()
+        _check_fits(target.node.name, root if other_space is None or mount == root.mount else other_space, needs)
+        for mount, needs in purposes.items()
     ]
     return Nothing("; ".join(sentences) or "nothing large will be installed on it")
 
@@ -76,24 +72,24 @@ def check_environment_fits(target: Target, *, from_index: bool) -> None:
     _check_fits(target.node.name, free_space, [("the Python environment", needed_bytes, ENVIRONMENT_INODES)])
 
 
-def _check_fits(name: str, free_space: Room, purposes: list[tuple[str, int, int]]) -> str:
+def _check_fits(name: str, room: Room, purposes: list[tuple[str, int, int]]) -> str:
     """A sentence about the free space on the node `name`. Raises Unanswered if the space is not enough for all purposes.
 
     purposes: for each purpose its name, the bytes that it needs, and the number of files that it needs.
     """
-    purposes_text = " and ".join(purpose for purpose, _, _ in purposes)
+    text = " and ".join(purpose for purpose, _, _ in purposes)
     needed_bytes, needed_inodes = sum(size for _, size, _ in purposes), sum(count for _, _, count in purposes)
-    if free_space.free_bytes < needed_bytes:
+    if room.free_bytes < needed_bytes:
         raise Unanswered(
-            f"{name}: {free_space.free_bytes / GIB:.1f} GiB are free on {free_space.mount}, and {purposes_text} may take {needed_bytes / GIB:.0f} GiB; "
-            "nothing was installed. Free some space there, or put storage.shared on a larger disk."
+            f"{name}: {room.free_bytes / GIB:.1f} GiB are free on {room.mount}, and {text} may take {needed_bytes / GIB:.0f} "
+            "GiB; nothing was installed. Free some space there, or put storage.shared on a larger disk."
         )
-    if 0 < free_space.free_inodes < needed_inodes:  # 0 free inodes: the file system does not count inodes, such as btrfs
+    if 0 < room.free_inodes < needed_inodes:  # 0 free inodes: the file system does not count inodes, such as btrfs
         raise Unanswered(
-            f"{name}: {free_space.free_inodes} inodes are free on {free_space.mount}, and {purposes_text} may take {needed_inodes}; nothing was "
+            f"{name}: {room.free_inodes} inodes are free on {room.mount}, and {text} may take {needed_inodes}; nothing was "
             "installed. Remove small files there, or put storage.shared on another disk."
         )
-    return f"{free_space.free_bytes / GIB:.1f} GiB are free on {free_space.mount}, and {purposes_text} may take {needed_bytes / GIB:.0f} GiB"
+    return f"{room.free_bytes / GIB:.1f} GiB are free on {room.mount}, and {text} may take {needed_bytes / GIB:.0f} GiB"
 
 
 SPACE = Operation("space", plan)

@@ -37,22 +37,22 @@ def plan_same_users(site: Site, target: Target) -> list[Change] | Nothing:
     Raises Unanswered if they differ and Slurm or shared storage needs equal numbers.
     """
     users = target.facts[USERS]
-    first, first_users = site.answers(USERS)[0]
+    first, expected = site.answers(USERS)[0]
     if first is target:
         return Nothing("the other nodes are compared with this node")
     node_name = target.node.name
     if site.cluster.slurm is not None and find_existing_slurm(site) is None:
         for name in SYSTEM_USERS:
-            node_user, first_user = users.known.get(name), first_users.known.get(name)
+            node_user, first_user = users.known.get(name), expected.known.get(name)
             if node_user is not None and first_user is not None and node_user != first_user:
                 raise Unanswered(
-                    f"{node_name}: the user {name} is {node_user.uid}:{node_user.gid} there and {first_user.uid}:{first_user.gid} on "
-                    f"{first.node.name}; existing users are not changed. Give it the same numbers: systemctl stop "
-                    f"{name}*; groupmod -g {first_user.gid} {name}; usermod -u {first_user.uid} -g {first_user.gid} {name}; "
-                    "then chown its files"
+                    f"{node_name}: the user {name} is {node_user.uid}:{node_user.gid} there and "
+                    f"{first_user.uid}:{first_user.gid} on {first.node.name}; existing users are not changed. Give it the same "
+                    f"numbers: systemctl stop {name}*; groupmod -g {first_user.gid} {name}; usermod -u {first_user.uid} -g "
+                    f"{first_user.gid} {name}; then chown its files"
                 )
-    difference = _compare_login_user(
-        first_users.login, first_users.known.get(first_users.login), users.known.get(first_users.login), first.node.name
+    difference = _compare_user(
+        expected.login, expected.known.get(expected.login), users.known.get(expected.login), first.node.name
     )
     if difference is None:
         return Nothing(f"its users have the same numbers as on {first.node.name}")
@@ -63,9 +63,8 @@ def plan_same_users(site: Site, target: Target) -> list[Change] | Nothing:
     return Nothing(f"{difference}; this is no problem without shared storage")
 
 
-def _compare_login_user(name: str, first_user: User | None, node_user: User | None, first_name: str) -> str | None:
-    """How the UID of the user `name`, who logs in to the node `first_name`, differs on another node, as a clause; None if
-    equal.
+def _compare_user(name: str, first_user: User | None, node_user: User | None, first_name: str) -> str | None:
+    """How the UID of the user `name`, who logs in to the node `first_name`, differs on another node; None if equal.
 
     first_user: this user on the node `first_name`. node_user: this user on the other node.
     """

@@ -52,11 +52,9 @@ def _is_made_later(site: Site, target: Target, folder: str) -> bool:
     return any(target.facts[mount_fact(mountpoint)].mount is None for mountpoint in mountpoints)
 
 
-def _refusal_text(target: Target, user: str, write_result: WriteTest, key: str) -> str:
-    advice = next(text for words, text in ADVICE.items() if words.lower() in write_result.why_not.lower())
-    return (
-        f"{target.node.name}: {user} cannot write to {write_result.folder}: {write_result.why_not}; {advice.format(key=key)}."
-    )
+def _refusal_text(target: Target, user: str, result: WriteTest, key: str) -> str:
+    advice = next(text for words, text in ADVICE.items() if words.lower() in result.why_not.lower())
+    return f"{target.node.name}: {user} cannot write to {result.folder}: {result.why_not}; {advice.format(key=key)}."
 
 
 WORKSPACES = Operation("workspaces", plan)

@@ -27,9 +27,7 @@ SYSTEM_PACKAGES = (
     "ethtool", "udev", "rsync",
 )  # fmt: skip
 NEEDED_COMMANDS = ("systemd-nspawn", "debootstrap", "ip", "tc", "ssh-keygen")
-RECIPE_VERSION = (
-    2  # a version number; must be increased if making.py makes another base from the same packages and Debian release
-)
+RECIPE_VERSION = 2  # must be increased if making.py makes another base from the same packages and Debian release
 LIMIT_S = 1800
 
 
@@ -94,22 +92,21 @@ def check_machine(release: str | None = None) -> None:
             "iproute2 openssh-client"
         )
     if is_other_release(release):
-        _check_other_release(f"practice nodes of Debian {release}", release_variables=read_os_release())
+        _check_other_release(f"practice nodes of Debian {release}", release=read_os_release())
 
 
-def _check_other_release(subject: str, release_variables: dict[str, str]) -> None:
-    """Check that this machine can boot nodes with another release of Debian than its own. Raises PracticeNodeError if it
-    cannot.
+def _check_other_release(what: str, release: dict[str, str]) -> None:
+    """Check that this machine can boot nodes of another Debian release than its own. Raises PracticeNodeError if it cannot.
 
-    subject: the subject of the error message. release_variables: /etc/os-release of this machine.
+    what: the subject of the error message. release: /etc/os-release of this machine.
     """
-    if release_variables.get("ID") != "debian":
+    if release.get("ID") != "debian":
         raise PracticeNodeError(
-            f"{subject} need Debian on this machine, whose apt sources name the archive; this is {release_variables['PRETTY_NAME']}."
+            f"{what} need Debian on this machine, whose apt sources name the archive; this is {release['PRETTY_NAME']}."
         )
     if not any(line.split(" ")[2] == "cgroup2" for line in Path("/proc/self/mounts").read_text().splitlines()):
         raise PracticeNodeError(
-            f"{subject} need control groups of version 2, without which systemd from version 258 on refuses to start; this "
+            f"{what} need control groups of version 2, without which systemd from version 258 on refuses to start; this "
             "machine has not mounted them: mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified"
         )
 
@@ -133,8 +130,7 @@ def find_mirror() -> str:
 
 
 def run(argv: Sequence[str]) -> str:
-    """Run a command on this machine and return its output. If it fails, raises PracticeNodeError with the last line of its
-    errors."""
+    """Run a command on this machine and return its output. If it fails, raises PracticeNodeError with its last error line."""
     environment = {**os.environ, "LC_ALL": "C"}
     answer = subprocess.run(
         argv, check=False, capture_output=True, text=True, env=environment, timeout=LIMIT_S, stdin=subprocess.DEVNULL

@@ -23,10 +23,7 @@ from templates import render
 STATE = Path("/var/lib/shardlab/practice")
 GPUS = "/opt/gpus"  # the folder on a node with the devices that Slurm hands out as GPUs
 WHEELS = "/opt/wheels"  # the folder of wheels on a node; not the path on this machine, as a node's user cannot read root's home
-SCRATCH, MOUNT_SOURCE = (
-    Path("/run/systemd/nspawn"),
-    "shardlab-practice",
-)  # nspawn's folder; in /proc/mounts, the source of our mount
+SCRATCH, MOUNT_SOURCE = Path("/run/systemd/nspawn"), "shardlab-practice"  # nspawn's folder; our mount in /proc/mounts
 CGROUP = "shardlab-practice"
 LIMIT_S = 20.0
 _UPPER = re.compile(r"upperdir=([^, ]+)")
@@ -250,8 +247,7 @@ def find_init_pid(upper: Path) -> int | None:
 
 
 def make_cgroups(cluster: str, node: str) -> Sequence[Path]:
-    """The control group of a node, in each hierarchy in which its systemd makes the groups of its services. Raises
-    PracticeNodeError.
+    """The control group of a node, in each hierarchy in which its systemd groups its services. Raises PracticeNodeError.
 
     nspawn makes a node's group below its own group, always by the same name. Two nodes that were started from one group would
     share it: the systemd of one node would remove the group of a service that ended while the other systemd puts a process into

@@ -20,8 +20,7 @@ STALE = "-o Acquire::Check-Valid-Until=false"
 
 
 def make_base(packages: Sequence[str], release: str | None, tell: Callable[[str], None]) -> Path:
-    """Make the base if it does not exist, and return its folder. The caller holds the lock of `base.hold_practice_lock`. Raises
-    PracticeNodeError.
+    """Make the base if it does not exist, and return its folder. The caller holds `base.hold_practice_lock`. Raises PracticeNodeError.
 
     packages: the packages that are downloaded into the apt cache of the base. release: the codename of a release of Debian;
     None: the release of this machine. tell: is called with a sentence about work that takes minutes. If the process is killed
@@ -48,10 +47,8 @@ def make_base(packages: Sequence[str], release: str | None, tell: Callable[[str]
             _copy_apt_sources(unfinished)
         tell("downloading the packages that nodes will install")
         _run_in_base(unfinished, f"apt-get {STALE if is_other_release else ''} update -qq")
-        package_names = " ".join(sorted(packages))
-        _run_in_base(
-            unfinished, f"DEBIAN_FRONTEND=noninteractive apt-get install -qq -y -d --no-install-recommends {package_names}"
-        )
+        names = " ".join(sorted(packages))
+        _run_in_base(unfinished, f"DEBIAN_FRONTEND=noninteractive apt-get install -qq -y -d --no-install-recommends {names}")
         _set_up_base(unfinished)
         if is_other_release:
             python.offer_python(unfinished)

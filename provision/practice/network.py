@@ -52,7 +52,7 @@ def interface_exists(name: str) -> bool:
 
 
 def make_bridge(name: str, subnet: str) -> None:
-    """Make the bridge `name` if it does not exist. Raises PracticeNodeError if another interface has an address in the subnet."""
+    """Make the bridge `name` if it is missing. Raises PracticeNodeError if another interface has an address in the subnet."""
     network = ipaddress.ip_network(subnet)
     for link in _list_links():
         for entry in link.get("addr_info", ()):

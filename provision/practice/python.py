@@ -42,8 +42,7 @@ def python_folder() -> Path:
 
 
 def offer_python(base: Path) -> None:
-    """Add a module to the base that loads this machine's Python. Raises PracticeNodeError if this Python does not work in the
-    base."""
+    """Add a module to the base that loads this machine's Python. Raises PracticeNodeError if it does not work there."""
     (base / PREFIX[1:]).mkdir(parents=True)
     home = base / HOME[1:]
     home.mkdir(parents=True)

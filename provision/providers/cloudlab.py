@@ -46,21 +46,19 @@ def present(cluster: Cluster, workspace: Workspace) -> Cluster | MachinesToCreat
     portal_token = _read_stored_token(cluster)
     if _takes_own_manifest(cluster, portal_token):
         return cluster_file.with_manifests(cluster, [(" ".join(own_manifest.COMMAND), own_manifest.read_own_manifest())])
-    no_token_text = (
+    why = (
         f"{cluster.name}: there is no experiment yet. Allowed: cloudlab.manifest, the file of a manifest; a token of the "
         f"portal, with which provision creates the experiment; or this command on a node of the experiment. {token.TOKEN_HELP}"
     )
     if note is not None:
-        no_token_text = (
+        why = (
             f"{cluster.name}: an earlier command asked the portal for the experiment {note.name}, and there is no token of the "
             f"portal to continue with it. {token.TOKEN_HELP}"
         )
     assert cluster.cloudlab is not None
     if portal_token is None and cluster.cloudlab.project is None:  # the portal cannot be asked, so there is nothing to plan
-        raise InputError(no_token_text)
-    return _plan_creation(
-        cluster, profile_request.plan_profile_request(cluster), note, no_token_text if portal_token is None else None
-    )
+        raise InputError(why)
+    return _plan_creation(cluster, profile_request.plan_profile_request(cluster), note, why if portal_token is None else None)
 
 
 def obtain(cluster: Cluster, workspace: Workspace) -> None:
@@ -136,21 +134,17 @@ def down(cluster: Cluster, workspace: Workspace) -> str:
         return termination.terminate_experiment(cluster, workspace, portal, output)
 
 
-def _plan_creation(
-    cluster: Cluster, profile_plan: ProfilePlan, note: ExperimentNote | None, blocked: str | None
-) -> MachinesToCreate:
+def _plan_creation(cluster: Cluster, plan: ProfilePlan, note: ExperimentNote | None, blocked: str | None) -> MachinesToCreate:
     assert cluster.cloudlab is not None
-    planned_request = profile_plan.request
+    planned = plan.request
     url = cluster.cloudlab.portal_url or DEFAULT_URL
-    first_line = f"create or adopt the experiment {planned_request.name} in the project {planned_request.project} for {planned_request.duration} h at {url}"
+    title = f"create or adopt the experiment {planned.name} in the project {planned.project} for {planned.duration} h at {url}"
     if note is not None:
-        first_line = (
+        title = (
             f"continue with the experiment {note.name} of the project {note.project}, which was asked for at {note.asked_at}"
         )
-    bindings = [f"{name} = {value}" for name, value in planned_request.bindings.items()]
-    return MachinesToCreate(
-        [first_line, f"profile {planned_request.profile}", *bindings, *profile_plan.warnings], planned_request.body, blocked
-    )
+    bindings = [f"{name} = {value}" for name, value in planned.bindings.items()]
+    return MachinesToCreate([title, f"profile {planned.profile}", *bindings, *plan.warnings], planned.body, blocked)
 
 
 def _refresh_lease(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> None:

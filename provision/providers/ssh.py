@@ -63,9 +63,7 @@ class SshNode(msgspec.Struct, eq=False):
             return NO_ROOT
         with self._name_unreachable():
             answer = self.remote.run(argv, timeout_s=timeout_s, env=env, stdin=stdin, root=root)
-        self._log_command(
-            ("sudo " if root else "") + shlex.join(argv), CommandOutput(answer.code, "", "") if secret else answer
-        )
+        self._log(("sudo " if root else "") + shlex.join(argv), CommandOutput(answer.code, "", "") if secret else answer)
         return answer
 
     @property
@@ -83,7 +81,7 @@ class SshNode(msgspec.Struct, eq=False):
             return NO_ROOT
         with self._name_unreachable():
             answer = self.remote.put(content, path, mode=mode, owner=owner)
-        self._log_command(f"put {path} ({len(content)} bytes, {mode:o}, {owner})", answer)
+        self._log(f"put {path} ({len(content)} bytes, {mode:o}, {owner})", answer)
         return answer
 
     @contextlib.contextmanager
@@ -97,7 +95,7 @@ class SshNode(msgspec.Struct, eq=False):
             error.node = self.name
             raise
 
-    def _log_command(self, action: str, answer: CommandOutput) -> None:
+    def _log(self, action: str, answer: CommandOutput) -> None:
         if self.log is None:
             return
         files.make_folder(self.log.parent)
@@ -111,9 +109,7 @@ class SshNode(msgspec.Struct, eq=False):
 def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
     """The machines that the cluster file lists. No connection is opened."""
     wheelhouse = cluster.environment.wheelhouse
-    return [
-        make_node(cluster, workspace, entry, host=entry.host or entry.name, wheelhouse=wheelhouse) for entry in cluster.nodes
-    ]
+    return [make_node(cluster, workspace, node, host=node.host or node.name, wheelhouse=wheelhouse) for node in cluster.nodes]
 
 
 def make_node(

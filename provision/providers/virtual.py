@@ -24,10 +24,7 @@ from shardlab.workspace.workspace import Workspace
 BOOTS_S = 60.0
 LOCKS = Path("/run/shardlab")  # the folder of lock files, for root only; not in STATE, which is removed with the last node
 INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")  # the limit per user; systemd of all nodes runs as root
-INSTANCES_PER_NODE, OTHER_INSTANCES = (
-    7,
-    20,
-)  # inotify instances: the need of one node (measured with 20 nodes), and the need of this machine itself
+INSTANCES_PER_NODE, OTHER_INSTANCES = 7, 20  # inotify instances: of a node (measured with 20), and of this machine itself
 
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
@@ -49,8 +46,7 @@ def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
 
 
 def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Change] | Nothing:
-    """The changes that make and boot a node, if it does not run. Raises PracticeNodeError if this machine cannot have practice
-    nodes."""
+    """The changes that make and boot a node, if it does not run. Raises PracticeNodeError if this machine cannot."""
     base.check_machine(cluster.release)
     _check_owner(cluster, workspace)
     _check_inotify_limit(cluster)
@@ -112,7 +108,7 @@ def warm(cluster: Cluster, workspace: Workspace) -> str:
 
 
 def _boot_node(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
-    """Make and boot a node, and wait until it answers. Raises PracticeNodeError, or Unreachable if it does not answer in time."""
+    """Make and boot a node, and wait until it answers. Raises PracticeNodeError; Unreachable if it does not answer in time."""
     with base.hold_practice_lock():
         base_folder = making.make_base(packages.ALL, cluster.release, _print_remark)
         if cluster.environment.wheelhouse is None:
@@ -143,8 +139,7 @@ def _plan_protections(cluster: Cluster) -> list[Change]:
 
 
 def _close_state_folder() -> None:
-    """Make the folder of all nodes if it does not exist, and close it to other users. Raises PracticeNodeError if root does not
-    own it."""
+    """Make the folder of all nodes if it does not exist, and close it to other users. Otherwise raises PracticeNodeError."""
     files.make_folder(STATE)
     if (owner := STATE.stat().st_uid) != 0:
         raise PracticeNodeError(
@@ -190,8 +185,7 @@ def _add_known_host(workspace: Workspace, host: str, public: str) -> None:
 
 
 def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
-    """Raises PracticeNodeError if another workspace has practice nodes with this cluster name: a name can be used once per
-    machine."""
+    """Raises PracticeNodeError if another workspace has practice nodes with this cluster name: a name is used once."""
     owner = STATE / cluster.name / "workspace"
     if owner.exists() and Path(other := files.read(owner).decode().strip()).resolve() != workspace.real_path:
         raise PracticeNodeError(
@@ -201,8 +195,7 @@ def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
 
 
 def _check_inotify_limit(cluster: Cluster) -> None:
-    """Raises PracticeNodeError if root may have too few inotify instances for all nodes: systemd of the last nodes would not
-    boot."""
+    """Raises PracticeNodeError if root has too few inotify instances for all nodes: systemd of the last ones would not boot."""
     other_clusters = [folder.name for folder in STATE.iterdir() if folder.name != cluster.name] if STATE.is_dir() else []
     count = len(cluster.nodes) + sum(len(list_machine_folders(name)) for name in other_clusters)
     needed_instances, limit = INSTANCES_PER_NODE * count + OTHER_INSTANCES, int(files.read(INSTANCES))

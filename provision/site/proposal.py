@@ -40,18 +40,11 @@ class Proposal(msgspec.Struct, frozen=True):
 
 def propose(site: Survey) -> Proposal:
     """The proposal for one partition that this user may use: a partition with GPUs is preferred to the default partition."""
-    usable_partitions = [partition for partition in site.partitions if _is_usable(site, partition)]
-    gpu_partitions = [
-        partition for partition in usable_partitions if _find_largest_type(site, partition.name, gpus=True) is not None
-    ]
-    default_partitions = [partition for partition in usable_partitions if partition.is_default]
-    ordered_partitions = [
-        *[partition for partition in gpu_partitions if partition.is_default],
-        *gpu_partitions,
-        *default_partitions,
-        *usable_partitions,
-    ]
-    partition = ordered_partitions[0] if ordered_partitions else None
+    usable = [partition for partition in site.partitions if _is_usable(site, partition)]
+    gpu_partitions = [partition for partition in usable if _find_largest_type(site, partition.name, gpus=True) is not None]
+    defaults = [partition for partition in usable if partition.is_default]
+    ordered = [*[partition for partition in gpu_partitions if partition.is_default], *gpu_partitions, *defaults, *usable]
+    partition = ordered[0] if ordered else None
     accounts = (find_valid_accounts(site, partition) or ()) if partition is not None else ()
     account = accounts[0] if accounts else None
     qos, needed_qos = _choose_qos(site, partition, account) if partition is not None else ((), None)
@@ -125,9 +118,7 @@ def propose_typed_partitions(site: Survey, proposal: Proposal) -> list[TypedPart
     partitions.sort(key=lambda partition: partition != proposal.partition)
     types: dict[str, TypedPartition] = {}
     for partition in partitions:
-        if propose_time_s(partition) < propose_time_s(
-            proposal.partition
-        ):  # a cluster file has one time limit for all its partitions
+        if propose_time_s(partition) < propose_time_s(proposal.partition):  # a cluster file has one time limit
             continue
         if proposal.account is not None and proposal.account not in (find_valid_accounts(site, partition) or ()):
             continue
@@ -163,10 +154,8 @@ def propose_gpu_requests(proposal: Proposal) -> dict[str, list[str]]:
 
 def _find_largest_type(site: Survey, partition: str, *, gpus: bool) -> NodeType | None:
     """The node type with the most nodes in a partition; None if there is none. gpus: only types with GPUs are considered."""
-    node_types = [
-        node_type for node_type in site.node_types if node_type.partition == partition and (node_type.gpus or not gpus)
-    ]
-    return max(node_types, key=lambda node_type: node_type.count, default=None)
+    types = [node_type for node_type in site.node_types if node_type.partition == partition and (node_type.gpus or not gpus)]
+    return max(types, key=lambda node_type: node_type.count, default=None)
 
 
 def _choose_python(site: Survey) -> tuple[str | None, str | None, bool]:
@@ -194,7 +183,7 @@ def is_python_module(module: str) -> bool:
 
 
 def _choose_folder(site: Survey) -> SharedFolder | None:
-    """The folder for runs: a folder in a network file system, or a folder for large data. `_folder_preference` has the order."""
+    """The folder for runs: a folder in a network file system, or a folder for large data. Order: `_folder_preference`."""
     large = [folder for folder in site.folders if folder.is_network or _is_large(folder)]
     return max(large, key=_folder_preference, default=None)
 

@@ -12,12 +12,10 @@ done
 """
 
 
-INSTALL_CPUS = 2
+PIP_CPUS = 2
 
 
-def sbatch_options(
-    cluster: Cluster, *, nodes: int, minutes: int, gpus: int | None = None, cpus: int = INSTALL_CPUS
-) -> list[str]:
+def sbatch_options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | None = None, cpus: int = PIP_CPUS) -> list[str]:
     """The options of sbatch for a job with one task on each of `nodes` nodes.
 
     minutes: the time limit of the job.

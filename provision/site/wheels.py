@@ -67,19 +67,13 @@ class WheelDownload:
         requirements: Sequence[str],
         local_folder: Path | None,
     ) -> None:
-        self.on_node, self.interpreter, self.folder, self.requirements, self.local_folder = (
-            on_node,
-            interpreter,
-            folder,
-            requirements,
-            local_folder,
-        )
+        self.on_node, self.interpreter, self.folder = on_node, interpreter, folder
+        self.requirements, self.local_folder = requirements, local_folder
         self._downloaded_where = ""
 
     @property
     def description(self) -> str:
-        """The sentence for this change, as `Change.description`. After the download, it says which machine downloaded the
-        packages."""
+        """The sentence for this change, as `Change.description`. After the download, it says which machine downloaded."""
         if self._downloaded_where:
             return f"download the packages {self._downloaded_where}"
         return f"download the packages on the login node{', or here and send them' if self.local_folder is not None else ''}"
@@ -97,7 +91,7 @@ class WheelDownload:
             return
         why = f"not ended within {DOWNLOAD_S:g} s" if answer.code is None else failure_reason(answer)
         if self.local_folder is None:
-            raise Unanswered(f"{node.name}: the packages cannot be downloaded: {why}. {WHEELHOUSE_ADVICE}")
+            raise Unanswered(f"{node.name}: the packages cannot be downloaded: {why}. {WHEEL_ADVICE}")
         target = self._read_platform(node)
         files.make_folder(self.local_folder)
         with tempfile.TemporaryDirectory(dir=self.local_folder, prefix="wheels-") as temporary:
@@ -105,7 +99,7 @@ class WheelDownload:
                 wheels = download_wheels(Path(temporary), target, self.requirements)
             except Unanswered as error:
                 raise Unanswered(
-                    f"{node.name}: the packages cannot be downloaded there ({why}), nor here: {error} {WHEELHOUSE_ADVICE}"
+                    f"{node.name}: the packages cannot be downloaded there ({why}), nor here: {error} {WHEEL_ADVICE}"
                 ) from None
             self._send_wheels(node, wheels)
         self._downloaded_where = f"here, as the login node could not ({why}), and send them"
@@ -133,9 +127,7 @@ class WheelDownload:
                 raise Unanswered(f"{node.name}: {wheel.name} was downloaded here, but not sent to {self.folder}: {why}.")
 
 
-WHEELHOUSE_ADVICE = (
-    "Set environment.wheelhouse to a folder of wheels at the site, or environment.use to an environment of yours."
-)
+WHEEL_ADVICE = "Set environment.wheelhouse to a folder of wheels at the site, or environment.use to an environment of yours."
 
 
 def download_wheels(folder: Path, target: InterpreterPlatform, requirements: Sequence[str]) -> list[Path]:
@@ -143,17 +135,15 @@ def download_wheels(folder: Path, target: InterpreterPlatform, requirements: Seq
 
     Returns the paths of the wheels. Raises Unanswered.
     """
-    own_platform = (sys.platform, platform.machine())
-    if (target.system, target.machine) != own_platform:  # pip would skip packages that only the system of the site needs
-        site_platform = f"{target.system} {target.machine}"
-        raise Unanswered(
-            f"this machine is {' '.join(own_platform)}, the site is {site_platform}; pip downloads only for its own system."
-        )
+    local = (sys.platform, platform.machine())
+    if (target.system, target.machine) != local:  # pip would skip packages that only the system of the site needs
+        site = f"{target.system} {target.machine}"
+        raise Unanswered(f"this machine is {' '.join(local)}, the site is {site}; pip downloads only for its own system.")
     own_version = ".".join(platform.python_version_tuple()[:2])
     if target.python != own_version:  # requirements may depend on the version of Python; pip evaluates them for its own version
         raise Unanswered(
-            f"`provision` runs here with Python {own_version}, the site's Python is {target.python}; for another version, pip may "
-            f"choose the wrong packages. Run `provision` with Python {target.python}, or let environment.modules or "
+            f"`provision` runs here with Python {own_version}, the site's Python is {target.python}; for another version, pip "
+            f"may choose the wrong packages. Run `provision` with Python {target.python}, or let environment.modules or "
             f"environment.python name a Python {own_version} of the site."
         )
     constraints = folder / "constraints.txt"
@@ -162,13 +152,11 @@ def download_wheels(folder: Path, target: InterpreterPlatform, requirements: Seq
     source = [word for word in requirements if any(word.startswith(name) for name in FROM_SOURCE)]
     if source:
         _run_pip(["wheel", "--no-deps", "--wheel-dir", str(folder), *common, *source])
-    _run_pip(
-        ["download", "--dest", str(folder), "--find-links", str(folder), *pip_platform_options(target), *common, *requirements]
-    )
+    _run_pip(["download", "--dest", str(folder), "--find-links", str(folder), *pip_options(target), *common, *requirements])
     return sorted(folder.glob("*.whl"))
 
 
-def pip_platform_options(target: InterpreterPlatform) -> list[str]:
+def pip_options(target: InterpreterPlatform) -> list[str]:
     """The options of `pip download` for wheels that work with the interpreter `target` and its C library."""
     words = ["--only-binary=:all:", "--implementation=cp", f"--python-version={target.python}"]
     name, version = target.libc
