@@ -32,13 +32,9 @@ from shardlab.workspace.workspace import Workspace
 INTERRUPTED = "interrupted; runs that were started continue, and their state is saved."
 RETRIED_BY_DEFAULT = "failed,node_fail,preempted,hung"
 MAY_BE_RETRIED = state.FINAL | {"unknown", submit.HELD}
-STARTING_VERBS = ("submit", "retry", "trace")  # verbs after which a runner starts the waiting runs of the workspace
+START_VERBS = ("submit", "retry", "trace")  # verbs after which a runner starts the waiting runs of the workspace
 # The verbs that do more than read and draw, and what they do, for the question whether they may.
-ACTIONS_BY_VERB = {
-    **dict.fromkeys(STARTING_VERBS, "start runs"),
-    "render": "use the templates of the workspace",
-    "cancel": "cancel runs",
-}
+ACTIONS = {**dict.fromkeys(START_VERBS, "start runs"), "render": "use the templates of the workspace", "cancel": "cancel runs"}
 EXAMPLES = {
     "plan": "jobs plan --matrix quickstart",
     "render": "jobs render --matrix quickstart --out /tmp/scripts",
@@ -194,18 +190,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _ask_whether_allowed(arguments: argparse.Namespace) -> None:
     """Store the consent of --trust. Raises InputError if the verb acts and the user may not act in this workspace."""
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    waiting_paths = list_waiting_files(workspace) if arguments.verb in STARTING_VERBS else []
+    waiting_paths = list_waiting_files(workspace) if arguments.verb in START_VERBS else []
     if getattr(arguments, "trust", False):
-        retried_runs = (
-            workspace.all_runs() if arguments.verb == "retry" else []
-        )  # --trust lets a new attempt use the code of the last
+        retried_runs = workspace.all_runs() if arguments.verb == "retry" else []  # a new attempt may use the last code
         code_paths = (path for run in retried_runs for path in list_code_files(run))
         workspace_trust.consent(workspace, Output.of(arguments).remark, dict.fromkeys([*waiting_paths, *code_paths]))
     if arguments.verb in on_controller.CHANGING_VERBS:
         remote_workspace.of_this_workspace(workspace)  # its refusal says more, if this workspace is a copy
-    if arguments.verb in ACTIONS_BY_VERB:
+    if arguments.verb in ACTIONS:
         only_writes = arguments.verb == "render" or getattr(arguments, "dry_run", False)
-        workspace_trust.must_be_allowed(workspace, ACTIONS_BY_VERB[arguments.verb], waiting_paths, only_writes=only_writes)
+        workspace_trust.must_be_allowed(workspace, ACTIONS[arguments.verb], waiting_paths, only_writes=only_writes)
 
 
 def _plan(invocation: Invocation) -> int:
@@ -250,7 +244,7 @@ def _submit(invocation: Invocation) -> int:
     submit.check_runs(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
     if arguments.dry_run:
         decisions = submit.decide_runs(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
-        decisions, lease = lease_report.hold_back_late_runs(invocation, decisions, planned.source, submit_options)
+        decisions, lease = lease_report.hold_late_runs(invocation, decisions, planned.source, submit_options)
         _must_be_within_gpu_hours(arguments.max_gpu_hours, planned, decisions)
         sending.slurm_must_accept(decisions, planned.source, submit_options)
         views.print_decisions(out, decisions, sent=False)
@@ -265,7 +259,7 @@ def _submit(invocation: Invocation) -> int:
     with workspace.alone():
         all_readable = sending.finish_interrupted(out, workspace, planned.source)
         decisions = submit.decide_runs(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
-        decisions, lease = lease_report.hold_back_late_runs(invocation, decisions, planned.source, submit_options)
+        decisions, lease = lease_report.hold_late_runs(invocation, decisions, planned.source, submit_options)
         _must_be_within_gpu_hours(arguments.max_gpu_hours, planned, decisions)
         sending.slurm_must_accept(decisions, planned.source, submit_options)
         render.keep_expansion(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
@@ -283,7 +277,7 @@ def _status(invocation: Invocation) -> int:
         runs = watch.watch_status(out, workspace, look)
     else:
         views.print_status(out, runs := look(), workspace, lease_report.report_on_workspace(workspace, datetime.now(UTC)))
-    return int(not sending.cancel_stale_and_print_unreadable(out, workspace, runs))
+    return int(not sending.tidy_runs(out, workspace, runs))
 
 
 def _cancel(invocation: Invocation) -> int:
@@ -291,44 +285,34 @@ def _cancel(invocation: Invocation) -> int:
     if not (arguments.runs or arguments.where or arguments.matrix or arguments.all):
         raise InputError("say what to cancel: run ids, --where, --matrix, or --all.")
     runs = select_runs(workspace, arguments.runs, arguments.matrix, arguments.where)
-    cancelled_runs = watch.cancel_runs(
-        workspace, [run for run in runs if run.state not in state.FINAL and not run.is_unreadable]
-    )
+    cancelled = watch.cancel_runs(workspace, [run for run in runs if run.state not in state.FINAL and not run.is_unreadable])
     leftover_count = sum(run.leftover for run in runs)
-    if cancelled_runs or not leftover_count:
-        out.line(
-            f"{len(cancelled_runs)} run(s) cancelled." if cancelled_runs else "nothing to cancel: all selected runs have ended."
-        )
-    out.document({"runs": cancelled_runs})
-    tidied = sending.cancel_stale_and_print_unreadable(out, workspace, runs)
-    return 0 if tidied and all(run.state in state.FINAL for run in cancelled_runs) else 1
+    if cancelled or not leftover_count:
+        out.line(f"{len(cancelled)} run(s) cancelled." if cancelled else "nothing to cancel: all selected runs have ended.")
+    out.document({"runs": cancelled})
+    tidied = sending.tidy_runs(out, workspace, runs)
+    return 0 if tidied and all(run.state in state.FINAL for run in cancelled) else 1
 
 
 def _retry(invocation: Invocation) -> int:
-    arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
-    retried_states = {name.strip() for name in arguments.only.split(",") if name.strip()}
+    args, out, workspace = invocation.arguments, invocation.out, invocation.workspace
+    retried_states = {name.strip() for name in args.only.split(",") if name.strip()}
     if not_allowed := sorted(retried_states - MAY_BE_RETRIED):
         raise UnknownName("state in which a run ends", not_allowed[0], MAY_BE_RETRIED, where="--only")
-    runs = select_runs(workspace, arguments.runs, arguments.matrix, arguments.where)
-    source = render.make_render_context(
-        "", invocation.cluster, workspace, wait_gpus_s=shared_options.read_wait_gpus_s(arguments)
-    )
+    runs = select_runs(workspace, args.runs, args.matrix, args.where)
+    source = render.make_render_context("", invocation.cluster, workspace, wait_gpus_s=shared_options.read_wait_gpus_s(args))
     submit_options = shared_options.read_submit_options(invocation, source)
-    runs_to_retry = [
-        decision.run for decision in submit.decide_retries(workspace, runs, retried_states, source, trust=arguments.trust)
-    ]
-    plan.must_run_here(
-        source, allow_login_node=arguments.here, trains=any(run.traces is None for run in runs_to_retry) or not runs_to_retry
-    )
-    _must_have_data(out, workspace, [run.cell for run in runs_to_retry], source)
+    retried = [decision.run for decision in submit.decide_retries(workspace, runs, retried_states, source, trust=args.trust)]
+    plan.must_run_here(source, allow_login_node=args.here, trains=any(run.traces is None for run in retried) or not retried)
+    _must_have_data(out, workspace, [run.cell for run in retried], source)
     with workspace.alone():
         all_readable = sending.finish_interrupted(out, workspace, source)
-        runs = select_runs(workspace, arguments.runs, arguments.matrix, arguments.where)
-        all_readable = sending.cancel_stale_and_print_unreadable(out, workspace, runs, of_scheduler=False) and all_readable
-        decisions = submit.decide_retries(workspace, runs, retried_states, source, trust=arguments.trust)
-        decisions, lease = lease_report.hold_back_late_runs(invocation, decisions, source, submit_options)
+        runs = select_runs(workspace, args.runs, args.matrix, args.where)
+        all_readable = sending.tidy_runs(out, workspace, runs, of_scheduler=False) and all_readable
+        decisions = submit.decide_retries(workspace, runs, retried_states, source, trust=args.trust)
+        decisions, lease = lease_report.hold_late_runs(invocation, decisions, source, submit_options)
         sending.slurm_must_accept(decisions, source, submit_options)
-        submit.freeze_trusted_plugins(workspace, decisions, trust=arguments.trust)
+        submit.freeze_trusted_plugins(workspace, decisions, trust=args.trust)
         backlog = sending.send_runs(invocation, decisions, source, submit_options)
     return max(int(not all_readable), sending.report_sent(invocation, decisions, backlog, lease))
 

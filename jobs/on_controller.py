@@ -24,15 +24,9 @@ from shardlab.url import without_secrets
 from shardlab.workspace import inventory, workspace_trust
 from shardlab.workspace.workspace import Workspace
 
-SENDING_VERBS = (
-    "submit",
-    "render",
-    "trace",
-)  # verbs that make runs: the cluster file is uploaded before they run on the controller
-VERBS_WITHOUT_MATRIX = (
-    "trace",
-)  # the verbs of SENDS that have no matrix; for the other verbs, the matrix file is uploaded too
-REHEARSING_VERB = "plan"  # with --rehearse, this verb needs torch; files are uploaded for it as for the verbs of SENDS
+SENDING_VERBS = ("submit", "render", "trace")  # they make runs: the cluster file is uploaded before they run there
+VERBS_WITHOUT_MATRIX = ("trace",)  # for the other SENDING_VERBS, the matrix file is uploaded too
+REHEARSING_VERB = "plan"  # with --rehearse, this verb needs torch; files are uploaded for it as for SENDING_VERBS
 CHANGING_VERBS = ("cancel", "retry")
 READING_VERBS = ("status", "logs")
 # Verbs that report which runs end before the lease. The inventory is uploaded for them: the lease may have been extended since
@@ -137,19 +131,15 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation, argv: Sequence
 
     remote: the remote workspace. argv: the arguments of the command. Raises ShardlabError.
     """
-    arguments, workspace, target_cluster = invocation.arguments, invocation.workspace, invocation.cluster
+    arguments, workspace, target = invocation.arguments, invocation.workspace, invocation.cluster
     words = _drop_options(argv, "--workspace", "--cluster")
     if arguments.verb == "trace" and not PurePosixPath(arguments.folder).is_absolute():
         raise InputError(f"{arguments.folder}: lies on {remote.host}. Allowed: an absolute path on that machine.")
     own_matrix: Path | None = None
     if arguments.verb in (*SENDING_VERBS, REHEARSING_VERB):
         file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
-        content = (
-            files.read(file, follow=True) if target_cluster.provider != "cloudlab" else cluster.resolved_file(target_cluster)
-        )
-        for address in filter(
-            None, (data_set.archive for data_set in target_cluster.data.named())
-        ):  # runs need no signatures of URLs
+        content = files.read(file, follow=True) if target.provider != "cloudlab" else cluster.resolved_file(target)
+        for address in filter(None, (data_set.archive for data_set in target.data.named())):  # runs need no signatures of URLs
             content = content.replace(address.encode(), without_secrets(address).encode())
         texts = {"cluster.yaml": content}
         for path in workspace.template_files():
@@ -157,7 +147,7 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation, argv: Sequence
         texts |= plugin_source.texts(workspace.path)
         # Without Slurm, the scheduler on the controller reads the addresses of the nodes from the inventory. If the nodes have
         # a lease, the command on the controller reads the lease from the inventory, to decide which runs are held back.
-        if target_cluster.slurm is None or inventory.leased(workspace, target_cluster.name) is not None:
+        if target.slurm is None or inventory.leased(workspace, target.name) is not None:
             texts[str(upload.INVENTORY)] = files.read(inventory.path_of(workspace))
         file = file if arguments.verb in VERBS_WITHOUT_MATRIX else matrix.find(arguments.matrix)
         if arguments.verb not in VERBS_WITHOUT_MATRIX and file not in matrix.shipped().values():
@@ -194,14 +184,10 @@ def decide_after_lease(invocation: Invocation, error: ShardlabError) -> str | No
     lease has ended, `jobs status` uses the copies of the runs on this machine, and a remark for the user is returned; for every
     other command, ShardlabError is raised with both reasons.
     """
-    leased_inventory = inventory.leased(invocation.workspace)
-    if (
-        leased_inventory is None
-        or leased_inventory.lease is None
-        or not leased_inventory.lease.has_ended(current_time := datetime.now(UTC))
-    ):
+    leased = inventory.leased(invocation.workspace)
+    if leased is None or leased.lease is None or not leased.lease.has_ended(current_time := datetime.now(UTC)):
         return None
-    why = f"{str(error).rstrip('.')}; {leased_inventory.lease.in_words(current_time)}"
+    why = f"{str(error).rstrip('.')}; {leased.lease.in_words(current_time)}"
     if invocation.arguments.verb != "status":
         raise ShardlabError(why) from None
     return f"{why} The table shows the runs that were fetched, as they were then."

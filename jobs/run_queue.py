@@ -142,16 +142,8 @@ class RunQueue:
         """
         if verdict.held:
             return verdict, "held"
-        if (
-            verdict.state == "pending"
-            and (claim_event := _find_claim_event(folder)) is not None
-            and claim_event.host == gethostname()
-        ):
-            return (
-                (verdict, "its search starts it")
-                if _is_supervisor_alive(claim_event)
-                else (_judge_vanished(claim_event), "process gone")
-            )
+        if verdict.state == "pending" and (claimed := _find_claim_event(folder)) is not None and claimed.host == gethostname():
+            return (verdict, "its search starts it") if _is_alive(claimed) else (_judge_vanished(claimed), "process gone")
         if verdict.state == "pending":
             if not self.is_runner_alive():
                 return verdict, "queued, but no runner is alive: `jobs submit` starts a runner"
@@ -164,7 +156,7 @@ class RunQueue:
             return verdict, "-"
         if start_event.host != gethostname():
             return verdict, f"process {start_event.data['pid']} on {start_event.host}{CANNOT_CHECK_CLAUSE}"
-        if _is_supervisor_alive(start_event):
+        if _is_alive(start_event):
             return verdict, f"process {start_event.data['pid']}"
         verdict = folder.judge()  # read the events again: the run may have ended before its process was checked
         if verdict.state != "running":
@@ -197,11 +189,9 @@ class RunQueue:
             if folder.claim.exists():
                 continue
             with contextlib.suppress(ShardlabError):
-                queue_events = [
-                    event for event in folder.events(strict=True) if event.event in ("submitted", "refused", *HOLDING)
-                ]
-                if queue_events and queue_events[-1].event in ("submitted", "released"):
-                    waiting.append((queue_events[0].wall_s, folder.run_id, folder))
+                queued = [event for event in folder.events(strict=True) if event.event in ("submitted", "refused", *HOLDING)]
+                if queued and queued[-1].event in ("submitted", "released"):
+                    waiting.append((queued[0].wall_s, folder.run_id, folder))
         for _, _, folder in sorted(waiting, key=lambda entry: entry[:2]):
             with contextlib.suppress(ShardlabError):
                 if folder.read_run().scheduler == self._scheduler:
@@ -317,13 +307,13 @@ def is_running(folder: RunDir) -> bool:
         return False
     state, start_event = folder.judge().state, _find_start_event(folder) or _find_claim_event(folder)
     if state not in ("pending", "running"):
-        return start_event is not None and start_event.data.get("search") is True and _is_supervisor_alive(start_event)
+        return start_event is not None and start_event.data.get("search") is True and _is_alive(start_event)
     if start_event is not None and start_event.host != gethostname():
         return False
     lost_state = None
     if start_event is None and time.time() - folder.claim.stat().st_mtime > CLAIM_TO_START_S:
         lost_state = JudgedState("failed", "it was claimed, but its supervisor was killed before it started anything")
-    elif start_event is not None and not _is_supervisor_alive(start_event) and folder.judge().state == state:
+    elif start_event is not None and not _is_alive(start_event) and folder.judge().state == state:
         lost_state = _judge_vanished(start_event)
     if lost_state is not None:
         folder.write_event("queue", "exited", code=None, reason=lost_state.state, why=lost_state.why)
@@ -357,11 +347,7 @@ def _cancel_run(folder: RunDir, verdict: JudgedState) -> None:
         return
     # A supervisor that has claimed the run but not yet written an event sees this request when it begins to watch the run.
     folder.write_event("controller", "cancel_requested")
-    if (
-        start_event is not None
-        and _is_supervisor_alive(start_event)
-        and _does_process_name_run(start_event.data["pid"], folder)
-    ):
+    if start_event is not None and _is_alive(start_event) and _does_process_name_run(start_event.data["pid"], folder):
         with contextlib.suppress(ProcessLookupError):
             os.kill(start_event.data["pid"], signal.SIGTERM)
 
@@ -393,7 +379,7 @@ def _find_claim_event(folder: RunDir) -> Event | None:
     return next((event for event in folder.events() if event.event == "submitted" and event.data.keys() >= PROCESS_KEYS), None)
 
 
-def _is_supervisor_alive(start_event: Event) -> bool:
+def _is_alive(start_event: Event) -> bool:
     data = start_event.data
     return _is_process_alive(int(data["pid"]), float(data["created"]), str(data["boot_id"]))
 

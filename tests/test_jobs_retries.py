@@ -127,10 +127,10 @@ def test_a_run_is_started_again_within_the_budget_of_its_state(workspace, state,
 def test_only_one_process_can_make_the_next_attempt(workspace):
     """A second process that queues the same next attempt gets an error and changes nothing."""
     first = submitted(workspace)
-    assert retries.queue_next_attempt(first, first.read_run(), "failed") == ""
+    assert retries.queue_next(first, first.read_run(), "failed") == ""
     second = attempt(workspace, 2)
     before = second.run_json.read_bytes(), second.events()
-    assert "was submitted already" in retries.queue_next_attempt(first, first.read_run(), "failed")
+    assert "was submitted already" in retries.queue_next(first, first.read_run(), "failed")
     assert (second.run_json.read_bytes(), second.events()) == before
     assert workspace.run_ids() == [first.run_id, second.run_id]
 
@@ -139,13 +139,13 @@ def test_the_runner_may_start_the_next_attempt_in_a_trusted_workspace(workspace,
     theirs = Workspace(shutil.copytree(workspace.path, tmp_path / "theirs"))
     workspace_trust.consent(theirs, print)
     first = submitted(theirs)
-    assert retries.queue_next_attempt(first, first.read_run(), "failed") == ""
+    assert retries.queue_next(first, first.read_run(), "failed") == ""
     assert [folder.run_id for folder in RunQueue("local", theirs).startable()] == [attempt(theirs, 2).run_id]
 
 
 def test_the_status_shows_the_number_of_the_retry(workspace):
     first = submitted(workspace)
-    retries.queue_next_attempt(first, first.read_run(), "node_fail")
+    retries.queue_next(first, first.read_run(), "node_fail")
     first.write_event("attempt", "exited", **end("node_fail"))
     (shown,) = statuses(workspace, [attempt(workspace, 2)])
     assert (shown.state, shown.why) == ("pending", "attempt 2 after node_fail (retry 1 of 2)")
@@ -178,7 +178,7 @@ def test_cancelling_a_run_cancels_its_queued_next_attempt(workspace):
     first = submitted(workspace)
     first.claim.mkdir()
     now = statuses(workspace, [first])
-    retries.queue_next_attempt(first, first.read_run(), "failed")
+    retries.queue_next(first, first.read_run(), "failed")
     first.write_event("attempt", "exited", **end("failed"))
     assert {run.id: run.state for run in watch.cancel_runs(workspace, now)} == {
         first.run_id: "failed",

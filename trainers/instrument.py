@@ -123,14 +123,11 @@ class RunInstruments:
 
     def found(self) -> dict[str, dict[str, Any]]:
         """The results of each instrument, by its name. Added to them are `cost_s`, the seconds that the instrument took on this
-        rank between steps, and `watched_steps`, the steps that the instrument slowed down, if there are any."""
+        rank between steps, and `watched`, the steps that the instrument slowed down, if there are any."""
         results = {}
         for instrument in self._instruments:
-            watched_steps = self._watched_steps[instrument.name]
-            costs = {
-                "cost_s": round(self.cost_s[instrument.name], 6),
-                **({"watched_steps": watched_steps} if watched_steps else {}),
-            }
+            watched = self._watched_steps[instrument.name]
+            costs = {"cost_s": round(self.cost_s[instrument.name], 6), **({"watched_steps": watched} if watched else {})}
             results[instrument.name] = {**costs, **instrument.found()}
         return results
 

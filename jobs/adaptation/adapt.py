@@ -83,10 +83,8 @@ def _find_staying_indexes(matrix: Matrix, adapted: Sequence[AdaptedCell]) -> set
     An unchanged combination does not stay if a new cell has the same values on the axes: the entry of the new cell in `include`
     would change this combination instead of adding a cell. So the unchanged cell gets an entry in `include` too.
     """
-    unchanged_hashes = {cell.after.hash() for cell in adapted if cell.after is not None and cell.is_unchanged}
-    new_keys = [
-        cell.keys for cell in adapted if cell.keys and cell.after is not None and cell.after.hash() not in unchanged_hashes
-    ]
+    unchanged = {cell.after.hash() for cell in adapted if cell.after is not None and cell.is_unchanged}
+    new_keys = [cell.keys for cell in adapted if cell.keys and cell.after is not None and cell.after.hash() not in unchanged]
     new_axis_values = [{key: value for key, value in keys.items() if key in matrix.varying} for keys in new_keys]
     return {
         index
@@ -100,14 +98,12 @@ def _find_staying_indexes(matrix: Matrix, adapted: Sequence[AdaptedCell]) -> set
 def _make_exclude_entries(adapted: Sequence[AdaptedCell], staying_indexes: set[int], cluster_name: str) -> list[dict[str, Any]]:
     """Entries of `exclude` for the combinations of axes and zips that do not stay. If no combination with the same number of
     GPUs and nodes stays, one entry excludes all combinations of this size; otherwise each combination has its own entry."""
-    axis_cells = {number: cell for number, cell in enumerate(adapted) if comes_from_axes(cell.point)}
+    cells = {number: cell for number, cell in enumerate(adapted) if comes_from_axes(cell.point)}
     entries: list[dict[str, Any]] = []
-    for cell in (cell for number, cell in axis_cells.items() if number not in staying_indexes):
+    for cell in (cell for number, cell in cells.items() if number not in staying_indexes):
         keys = cell.point.keys
         size: dict[str, Any] = {key: keys[key] for key in ("gpus", "nnodes") if key in keys}
-        same_size = {
-            n for n, other in axis_cells.items() if all(other.point.keys.get(key) == value for key, value in size.items())
-        }
+        same_size = {n for n, other in cells.items() if all(other.point.keys.get(key) == value for key, value in size.items())}
         entry: dict[str, Any]
         if size and not same_size & staying_indexes:
             entry = {**size, "why": f"does not fit the cluster {cluster_name}, or is listed in `include`; see `deviations`"}
@@ -133,13 +129,9 @@ def _make_include_entries(
     staying_points = [adapted[index].point for index in staying_indexes]
     include_entries = []
     for index, entry in enumerate(entries):
-        defined_cell = cells_by_entry.get(index)
+        origin = cells_by_entry.get(index)
         # If an entry only added keys to combinations that do not stay, it is left out: it would become a cell of its own.
-        if (
-            defined_cell.is_unchanged
-            if defined_cell is not None
-            else any(matrix.adds_to(index, point) for point in staying_points)
-        ):
+        if origin.is_unchanged if origin is not None else any(matrix.adds_to(index, point) for point in staying_points):
             include_entries.append(entry)
     covered_hashes = {
         cell.after.hash()
@@ -207,8 +199,8 @@ def _rewrite_questions(questions: Questions, matrix: Matrix, content: dict[str, 
         except QuestionError as reason:
             changes.append(Deviation(f"claims.{claim.id}", claim.test, None, f"left out: {reason}"))
             continue
-        adapted_note = ", ".join(filter(None, (claim.adapted, differences)))
-        claims.append({**entry, "test": test} | ({"adapted": adapted_note} if adapted_note else {}))
+        note = ", ".join(filter(None, (claim.adapted, differences)))
+        claims.append({**entry, "test": test} | ({"adapted": note} if note else {}))
         if test != claim.test or differences:
             changes.append(Deviation(f"claims.{claim.id}", claim.test, test, f"asked with {differences or 'the cells here'}"))
     reported = []
@@ -223,12 +215,8 @@ def _rewrite_questions(questions: Questions, matrix: Matrix, content: dict[str, 
             else:
                 changes.append(_reported_change(number.where, number.metric, number.cell, None, f"left out: {reason}"))
             continue
-        adapted_note = ", ".join(dict.fromkeys(filter(None, (number.adapted, *clauses))))
-        new = (
-            {**entry, "cell": cell}
-            | ({"against": against} if against else {})
-            | ({"adapted": adapted_note} if adapted_note else {})
-        )
+        note = ", ".join(dict.fromkeys(filter(None, (number.adapted, *clauses))))
+        new = {**entry, "cell": cell} | ({"against": against} if against else {}) | ({"adapted": note} if note else {})
         reported.append(new)
         if cell != number.cell or against != number.against or clauses:
             why = f"compared with {', '.join(dict.fromkeys(clauses)) or 'the cells here'}"

@@ -105,67 +105,56 @@ class CellFitter(msgspec.Struct, frozen=True):
         return why or "its degrees of parallelism would become 1"
 
 
-def keep_only_points(requested_matrix: Matrix, points: list[Point]) -> Matrix:
+def keep_only_points(requested: Matrix, points: list[Point]) -> Matrix:
     """The matrix with only these combinations, and without claims, which could name other cells."""
-    return msgspec.structs.replace(
-        requested_matrix, points=points, file=msgspec.structs.replace(requested_matrix.file, claims=[])
-    )
+    return msgspec.structs.replace(requested, points=points, file=msgspec.structs.replace(requested.file, claims=[]))
 
 
-def adapt_cells(
-    requested_matrix: Matrix, machine: Capacity, plugins: OwnPlugins, study: Matrix | None = None
-) -> list[AdaptedCell]:
+def adapt_cells(requested: Matrix, machine: Capacity, plugins: OwnPlugins, study: Matrix | None = None) -> list[AdaptedCell]:
     """What becomes of each cell of a matrix on these machines, in the order of the matrix.
 
-    plugins: the plug-ins of the workspace. study: the matrix with the `defaults` of the study; None: `requested_matrix` has
+    plugins: the plug-ins of the workspace. study: the matrix with the `defaults` of the study; None: `requested` has
     them. Raises InputError if the matrix is not valid on any machine."""
-    fitter, study = CellFitter(requested_matrix, machine, plugins), study or requested_matrix
+    fitter, study = CellFitter(requested, machine, plugins), study or requested
     cells = resolve_cells(keep_only_points(study, study.points), plugins=plugins)
     replaced_values = [adapted_means.find_replaced_values(point.keys, machine) for point in study.points]
     # The combinations with all values that the cluster has, apart from numbers of GPUs.
     start_points = [
         Point(point.keys | {key: value.new for key, value in values.items()}, point.origin)
-        for point, values in zip(requested_matrix.points, replaced_values, strict=True)
+        for point, values in zip(requested.points, replaced_values, strict=True)
     ]
     groups: dict[CellSize, list[tuple[Point, Cell]]] = {}
-    for start_point, cell in zip(start_points, cells, strict=True):
-        groups.setdefault(_cell_size(start_point, cell), []).append((start_point, cell))
+    for start, cell in zip(start_points, cells, strict=True):
+        groups.setdefault(_cell_size(start, cell), []).append((start, cell))
     new_sizes = {size: _find_nearest_size(fitter, size, group) for size, group in groups.items()}
     return [
         msgspec.structs.replace(
-            _adapt_cell(fitter, point, start_point, cell, new_sizes[_cell_size(start_point, cell)]),
-            replaced=tuple(values.values()),
+            _adapt_cell(fitter, point, start, cell, new_sizes[_cell_size(start, cell)]), replaced=tuple(values.values())
         )
-        for point, start_point, cell, values in zip(requested_matrix.points, start_points, cells, replaced_values, strict=True)
+        for point, start, cell, values in zip(requested.points, start_points, cells, replaced_values, strict=True)
     ]
 
 
-def _adapt_cell(
-    fitter: CellFitter, point: Point, start_point: Point, before: Cell, size: tuple[int, int | None] | None
-) -> AdaptedCell:
-    """What becomes of one cell. point: its combination. start_point: the same with the values that the cluster has."""
-    unresized = fitter.try_keys(start_point, start_point.keys)
-    limit_clause = ""
+def _adapt_cell(fit: CellFitter, point: Point, start: Point, before: Cell, size: tuple[int, int | None] | None) -> AdaptedCell:
+    """What becomes of one cell. point: its combination. start: the same with the values that the cluster has."""
+    unresized = fit.try_keys(start, start.keys)
+    limits = ""
     if isinstance(unresized, Cell):
-        keys, after = start_point.keys, unresized
-    elif size is None or size == (before.gpus, start_point.keys.get("nnodes")):
+        keys, after = start.keys, unresized
+    elif size is None or size == (before.gpus, start.keys.get("nnodes")):
         return AdaptedCell(point, before, None, None, unresized)  # no size fits, or the size is not why the cell does not fit
     else:
-        fitted = fitter.resize_cell(start_point, before, *size)
-        limit_clause = f"a run can have {_describe_capacity(fitter.machine, start_point)}"
+        fitted = fit.resize_cell(start, before, *size)
+        limits = f"a run can have {_describe_capacity(fit.machine, start)}"
         if isinstance(fitted, str):
-            return AdaptedCell(point, before, None, None, f"{limit_clause}; on {size[0]} GPUs: {fitted}")
+            return AdaptedCell(point, before, None, None, f"{limits}; on {size[0]} GPUs: {fitted}")
         keys, after = fitted
-    if comes_from_axes(start_point) and keys != point.keys:
-        axis_keys = {key: value for key, value in keys.items() if start_point.origin[key][0] != "include"}
-        if (excluded := matrix.why_excluded(fitter.matrix.document, fitter.matrix.file, axis_keys)) is not None:
-            size_clause = (
-                f"{limit_clause}; on {size[0]} GPUs"
-                if limit_clause and size is not None
-                else "with the values that the cluster has"
-            )
-            return AdaptedCell(point, before, None, None, f"{size_clause} the matrix excludes it: {excluded}")
-    return AdaptedCell(point, before, keys, after, limit_clause)
+    if comes_from_axes(start) and keys != point.keys:
+        axis_keys = {key: value for key, value in keys.items() if start.origin[key][0] != "include"}
+        if (excluded := matrix.why_excluded(fit.matrix.document, fit.matrix.file, axis_keys)) is not None:
+            clause = f"{limits}; on {size[0]} GPUs" if limits and size is not None else "with the values that the cluster has"
+            return AdaptedCell(point, before, None, None, f"{clause} the matrix excludes it: {excluded}")
+    return AdaptedCell(point, before, keys, after, limits)
 
 
 def _describe_capacity(machine: Capacity, start_point: Point) -> str:

@@ -49,11 +49,9 @@ def find_replaced_values(keys: dict[str, Any], machine: Capacity) -> dict[str, R
         capacity = machine.for_gpu_type(new) or machine
     launcher = keys.get("launcher")  # without the key, it is the launcher FIRST
     if launcher is not None and (why := why_unusable(launcher, capacity)) is not None:
-        usable_launchers = [
-            name for name, entry in launchers().items() if entry.on_gpus and why_unusable(name, capacity) is None
-        ]
-        if usable_launchers:
-            new = PREFERRED_LAUNCHER if PREFERRED_LAUNCHER in usable_launchers else usable_launchers[0]
+        usable = [name for name, entry in launchers().items() if entry.on_gpus and why_unusable(name, capacity) is None]
+        if usable:
+            new = PREFERRED_LAUNCHER if PREFERRED_LAUNCHER in usable else usable[0]
             replaced_values["launcher"] = ReplacedValue("launcher", new, why.partition(". ")[0].rstrip("."))
     limit = keys.get("time_limit")
     if limit is not None and capacity.longest_s is not None and cell_sizes.seconds(limit) > capacity.longest_s:
@@ -70,13 +68,11 @@ def replace_defaults(matrix: Matrix, machine: Capacity) -> Matrix:
     itself if nothing under `defaults` changes.
     """
     entries = [*matrix.file.exclude, *matrix.file.include]
-    keys_in_entries = {key for entry in entries for key in entry} | matrix.varying
+    explicit = {key for entry in entries for key in entry} | matrix.varying
     conditions = " ".join(str(entry.get("when", "")) for entry in entries)
     replaced_by_point = [(point, find_replaced_values(point.keys, machine)) for point in matrix.points]
     defaults = {}
-    for key in (
-        key for key in REPLACED_KEYS if key in matrix.file.defaults and key not in keys_in_entries and key not in conditions
-    ):
+    for key in (key for key in REPLACED_KEYS if key in matrix.file.defaults and key not in explicit and key not in conditions):
         new_values = {values[key].new if key in values else point.keys[key] for point, values in replaced_by_point}
         if len(new_values) == 1 and new_values != {matrix.file.defaults[key]}:
             defaults[key] = new_values.pop()

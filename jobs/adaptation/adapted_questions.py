@@ -28,12 +28,7 @@ SHOWN_KEYS = (
     "pp",
     "global_batch_size",
 )  # values of a cell that a reader sees as changed
-NETWORK_METRIC_PREFIXES = (
-    "network_",
-    "rdma_",
-    "pause_frames",
-    "wire_",
-)  # metrics whose names begin so are about links between nodes
+NETWORK_METRIC_PREFIXES = ("network_", "rdma_", "pause_frames", "wire_")  # of metrics about links between nodes
 Values = dict[str, Any]  # the values of a resolved cell, by name (shardlab.matrix.cell_names)
 
 

@@ -137,12 +137,7 @@ def main(argv: list[str]) -> int:
         raise InputError("usage: python -m jobs.launchers.submitit RUN_DIR")
     run = RunDir(Path(argv[0]).absolute()).read_run()
     world = run.world.world_size
-    shared_environment = {
-        **os.environ,
-        f"{LOCAL_PREFIX}NTASKS": str(world),
-        f"{LOCAL_PREFIX}JOB_NUM_NODES": "1",
-        f"{LOCAL_PREFIX}NODEID": "0",
-    }
+    env = {**os.environ, f"{LOCAL_PREFIX}NTASKS": str(world), f"{LOCAL_PREFIX}JOB_NUM_NODES": "1", f"{LOCAL_PREFIX}NODEID": "0"}
     processes: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
@@ -154,7 +149,7 @@ def main(argv: list[str]) -> int:
         signal.signal(number, forward)
     for rank in range(world):
         rank_environment = {f"{LOCAL_PREFIX}GLOBALID": str(rank), f"{LOCAL_PREFIX}LOCALID": str(rank)}
-        processes.append(node_processes.start_process(task(run, sys.executable), None, shared_environment | rank_environment))
+        processes.append(node_processes.start_process(task(run, sys.executable), None, env | rank_environment))
     codes = [process.poll() for process in processes]
     while None in codes and not any(codes):
         time.sleep(0.05)

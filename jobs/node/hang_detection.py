@@ -21,7 +21,7 @@ NO_PROGRESS = ("log", "samples", "claim")
 # The time between two checks is the share SHARE of the hang limit, but at least LEAST_S and at most MOST_S seconds. A check is
 # not cheap: it reads the attributes of every file of the run.
 INTERVAL_SHARE, LEAST_S, MOST_S = 1 / 60, 1.0, 30.0
-MOST_NAMED_RANKS = 8  # the most ranks that a sentence names
+MOST_RANKS = 8  # the most ranks that a sentence names
 
 
 class HangWatch:
@@ -96,15 +96,14 @@ def _describe_late_ranks(last_records: dict[int, StepRecord], ranks: Sequence[in
     if not last_records:
         return "no rank has made a step"
     if ranks_without_step := [rank for rank in ranks if rank not in last_records]:
-        return f"{_name_ranks(ranks_without_step)} made no step, the others reached {_describe_step(max(last_records.values(), key=_progress_key))}"
+        reached = _describe_step(max(last_records.values(), key=_progress_key))
+        return f"{_name_ranks(ranks_without_step)} made no step, the others reached {reached}"
     lowest = min(_progress_key(record) for record in last_records.values())
-    late_ranks = [rank for rank, record in last_records.items() if _progress_key(record) == lowest]
-    reached_at = datetime.fromtimestamp(max(last_records[rank].wall_s for rank in late_ranks), UTC).strftime(
-        "%Y-%m-%d %H:%M:%S UTC"
-    )
-    if len(late_ranks) == len(last_records):
-        return f"{_name_ranks(late_ranks)} reached {_describe_step(last_records[late_ranks[0]])}, at {reached_at}"
-    late_clause = f"{_name_ranks(late_ranks)} reached only {_describe_step(last_records[late_ranks[0]])}, at {reached_at}"
+    late = [rank for rank, record in last_records.items() if _progress_key(record) == lowest]
+    reached_at = datetime.fromtimestamp(max(last_records[rank].wall_s for rank in late), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    if len(late) == len(last_records):
+        return f"{_name_ranks(late)} reached {_describe_step(last_records[late[0]])}, at {reached_at}"
+    late_clause = f"{_name_ranks(late)} reached only {_describe_step(last_records[late[0]])}, at {reached_at}"
     return f"{late_clause}; the others reached {_describe_step(max(last_records.values(), key=_progress_key))}"
 
 
@@ -117,7 +116,5 @@ def _describe_step(record: StepRecord) -> str:
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:
-    rank_names = ", ".join(map(str, ranks[:MOST_NAMED_RANKS])) + (
-        f" and {len(ranks) - MOST_NAMED_RANKS} more" if len(ranks) > MOST_NAMED_RANKS else ""
-    )
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {rank_names}"
+    text = ", ".join(map(str, ranks[:MOST_RANKS])) + (f" and {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else "")
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"

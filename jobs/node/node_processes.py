@@ -162,7 +162,7 @@ def remove_data_copies(folder: RunDir) -> None:
             time.sleep(0.1)
 
 
-def belongs_to_run(pid: int, folder: RunDir) -> bool:
+def is_of_run(pid: int, folder: RunDir) -> bool:
     """Whether the process with this id belongs to the run in this folder. False if its environment cannot be read."""
     try:
         return psutil.Process(pid).environ().get(MARK, "").partition("#")[0] == str(folder.path)

@@ -82,22 +82,19 @@ def find_rendezvous_interface(rendezvous: str, others: Sequence[str]) -> Rendezv
     host = rendezvous.rpartition(":")[0].strip("[]")
     if ipaddress.ip_address(host).is_loopback:
         return RendezvousInterface("lo", host)
-    interface_by_address = {
-        entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries
-    }
-    remote_address = host
-    if host in interface_by_address:
-        remote_address = next(
-            (address for name in others if (address := _resolve_host(name)) and address not in interface_by_address), host
-        )
-    with socket.socket(socket.AF_INET6 if ":" in remote_address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((remote_address, 9))  # for a UDP socket, connect sends nothing: it only asks the kernel for the route
+    interfaces = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
+    remote = host
+    if host in interfaces:
+        remote = next((address for name in others if (address := _resolve_host(name)) and address not in interfaces), host)
+    with socket.socket(socket.AF_INET6 if ":" in remote else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((remote, 9))  # for a UDP socket, connect sends nothing: it only asks the kernel for the route
         own_address = probe.getsockname()[0]
-    if own_address not in interface_by_address or ipaddress.ip_address(own_address).is_loopback:
+    if own_address not in interfaces or ipaddress.ip_address(own_address).is_loopback:
+        this_host = socket.gethostname()
         raise RendezvousError(
-            f"{socket.gethostname()}: the route to {remote_address} uses the address {own_address}, which no other node can reach."
+            f"{this_host}: the route to {remote} uses the address {own_address}, which no other node can reach."
         )
-    return RendezvousInterface(interface_by_address[own_address], own_address)
+    return RendezvousInterface(interfaces[own_address], own_address)
 
 
 def _job_node_names() -> list[str]:

@@ -62,9 +62,7 @@ def _other_processes(folder: RunDir) -> dict[str, list[Process]]:
     users = nvml.users() or {}
     return {
         uuid: [
-            process
-            for process in processes
-            if process.name != MPS_SERVER and not node_processes.belongs_to_run(process.pid, folder)
+            process for process in processes if process.name != MPS_SERVER and not node_processes.is_of_run(process.pid, folder)
         ]
         for uuid, processes in users.items()
     }
@@ -90,10 +88,8 @@ def _find_uuid(word: str, uuids: list[str]) -> str:
     return next((uuid for uuid in uuids if word and uuid.startswith(word)), "")
 
 
-def _describe_usage(processes_by_gpu: Mapping[str, list[Process]]) -> str:
+def _describe_usage(usage: Mapping[str, list[Process]]) -> str:
     def process(other: Process) -> str:
         return f"{other.pid} ({other.name})" if other.name else str(other.pid)
 
-    return "; ".join(
-        f"GPU {uuid} is used by process {', '.join(map(process, users))}" for uuid, users in processes_by_gpu.items()
-    )
+    return "; ".join(f"GPU {uuid} is used by process {', '.join(map(process, users))}" for uuid, users in usage.items())

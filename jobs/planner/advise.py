@@ -85,9 +85,7 @@ def _correct_by_rehearsals(
     """The advice, corrected by rehearsals. If a cell does not fit according to its rehearsal, a smaller batch is rehearsed."""
     rehearsals = _select_rehearsed(answers([advice.cell for advice in ranked]))
     corrected = [
-        _advise_from_rehearsal(advice.cell, machine, rehearsals[advice.cell.name()])
-        if advice.cell.name() in rehearsals
-        else advice
+        _correct_advice(advice.cell, machine, rehearsals[advice.cell.name()]) if advice.cell.name() in rehearsals else advice
         for advice in ranked
     ]
     smaller = {
@@ -99,7 +97,7 @@ def _correct_by_rehearsals(
     return [
         advice
         if (cell := smaller.get(advice.cell.name())) is None or cell.name() not in rehearsals
-        else _advise_from_rehearsal(cell, machine, rehearsals[cell.name()])
+        else _correct_advice(cell, machine, rehearsals[cell.name()])
         for advice in corrected
     ]
 
@@ -108,7 +106,7 @@ def _select_rehearsed(answers: Mapping[str, Answer]) -> dict[str, Rehearsed]:
     return {name: answer for name, answer in answers.items() if isinstance(answer, Rehearsed)}
 
 
-def _advise_from_rehearsal(cell: Cell, machine: PlannedMachine, answer: Rehearsed) -> Advice:
+def _correct_advice(cell: Cell, machine: PlannedMachine, answer: Rehearsed) -> Advice:
     """The advice for a cell whose batch size is already chosen, computed from the rehearsal of this cell."""
     predicted = predict.predict_run(cell, machine, answer=answer)
     if predicted.fits not in ("yes", "likely"):
@@ -118,7 +116,7 @@ def _advise_from_rehearsal(cell: Cell, machine: PlannedMachine, answer: Rehearse
 
 
 def _with_batch(cell: Cell, largest_micro_batch: int) -> Cell:
-    """The cell with a new micro-batch: the largest power of two that exceeds neither `largest_micro_batch` nor LARGEST_BATCH."""
+    """The cell with a new micro-batch: the largest power of two not above `largest_micro_batch` and LARGEST_BATCH."""
     micro_batch = 1 << (min(LARGEST_BATCH, largest_micro_batch).bit_length() - 1)
     batch = micro_batch * cell.gradient_accumulation_steps * cell.dp
     return msgspec.structs.replace(cell, micro_batch_size=micro_batch, global_batch_size=batch)
@@ -222,16 +220,14 @@ def _advise_on_cell(cell: Cell, machine: PlannedMachine) -> Advice:
     if not predicted.largest_micro_batch:
         why = "its memory is not fully known" if predicted.fits != "no" else "does not fit with one item per micro-batch"
         return Advice(cell, predicted, None, (": ".join([why, *_describe_memory(predicted)]),))
-    chosen_cell = _with_batch(cell, predicted.largest_micro_batch)
-    batch = chosen_cell.global_batch_size
-    chosen_prediction = msgspec.structs.replace(
-        predict.predict_run(chosen_cell, machine), largest_micro_batch=predicted.largest_micro_batch
-    )
-    if chosen_prediction.step_s is None:
-        return Advice(chosen_cell, chosen_prediction, None, tuple(_explain_advice(chosen_cell, chosen_prediction)))
-    step = chosen_prediction.step_s
+    best = _with_batch(cell, predicted.largest_micro_batch)
+    batch = best.global_batch_size
+    prediction = msgspec.structs.replace(predict.predict_run(best, machine), largest_micro_batch=predicted.largest_micro_batch)
+    if prediction.step_s is None:
+        return Advice(best, prediction, None, tuple(_explain_advice(best, prediction)))
+    step = prediction.step_s
     rates = PredictedRange(batch / step.high, batch / step.likely, batch / step.low)
-    return Advice(chosen_cell, chosen_prediction, rates.likely, tuple(_explain_advice(chosen_cell, chosen_prediction)), rates)
+    return Advice(best, prediction, rates.likely, tuple(_explain_advice(best, prediction)), rates)
 
 
 def _explain_advice(cell: Cell, predicted: Prediction) -> Iterator[str]:

@@ -113,8 +113,8 @@ def _correct_by_ratios(
             middle = median(key_ratios)
             low, high = min(*key_ratios, middle * (1 - LEAST_SPREAD)), max(*key_ratios, middle * (1 + LEAST_SPREAD))
             likely = span.likely
-            alike_runs = f"of {cell.strategy}" if len(key) > len(_calibration_keys(cell, gpu)[1]) else f"of {cell.workload}"
+            runs = f"of {cell.strategy}" if len(key) > len(_calibration_keys(cell, gpu)[1]) else f"of {cell.workload}"
             return PredictedRange(
                 likely * low, likely * middle, likely * high
-            ), f", calibrated by {len(key_ratios)} {unit} {alike_runs}"
+            ), f", calibrated by {len(key_ratios)} {unit} {runs}"
     return None

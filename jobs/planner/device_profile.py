@@ -47,11 +47,8 @@ def flops_per_s(gpu: GpuModel, precision: str, kind: str) -> PredictedRange | No
     peak = gpu_models.peak_of(gpu, precision)
     if peak is None:
         return None
-    entry = next(
-        candidate
-        for candidate in achieved_shares()
-        if candidate.kind == kind and precision in candidate.precisions and re.fullmatch(candidate.gpu, name)
-    )
+    candidates = (entry for entry in achieved_shares() if entry.kind == kind and precision in entry.precisions)
+    entry = next(entry for entry in candidates if re.fullmatch(entry.gpu, name))
     return PredictedRange(*(peak * share for share in entry.share))
 
 

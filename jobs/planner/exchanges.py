@@ -88,11 +88,8 @@ def _fsdp_exchanges(cell: Cell, facts: ModelFacts, parameters: float, engine: st
     parameters: the number of parameters in the rank's part of the model.
     """
     computed, weight = precision.computed_bytes(cell.precision), precision.weight_bytes(cell.precision)
-    settings, passes, ranks = (
-        find_strategy(cell.strategy).settings,
-        cell.gradient_accumulation_steps,
-        sharding.count_shards(cell),
-    )
+    settings, passes = find_strategy(cell.strategy).settings, cell.gradient_accumulation_steps
+    ranks = sharding.count_shards(cell)
     if settings.get("sharding") == "NO_SHARD":
         return [Exchange("all_reduce", parameters * weight, facts.blocks + 1, cell.dp, "dp", True)]
     share_of_model = parameters / facts.parameters
@@ -107,14 +104,8 @@ def _fsdp_exchanges(cell: Cell, facts: ModelFacts, parameters: float, engine: st
     if engine == "mesh":
         pipelined = "pp" in find_strategy(cell.strategy).degrees
         block_gathers, rest_gathers = (1, 1) if pipelined else (2 * passes, passes)
-    gathers = Exchange(
-        "all_gather",
-        computed * (parameters_in_blocks * block_gathers + rest_parameters * rest_gathers),
-        facts.blocks * block_gathers + rest_gathers,
-        ranks,
-        "dp",
-        True,
-    )
+    gathered_bytes = computed * (parameters_in_blocks * block_gathers + rest_parameters * rest_gathers)
+    gathers = Exchange("all_gather", gathered_bytes, facts.blocks * block_gathers + rest_gathers, ranks, "dp", True)
     exchanges = [gathers, Exchange("reduce_scatter", parameters * weight, facts.blocks + 1, ranks, "dp", True)]
     if (replicas := cell.dp // ranks) > 1:
         exchanges.append(Exchange("all_reduce", parameters * weight / ranks, facts.blocks + 1, replicas, "replicas", True))
@@ -158,15 +149,13 @@ def _mesh_exchanges(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
         family = sharding.find_task_name(cell)
         if family not in BACKWARD_REDUCTIONS:
             return None
-        output_bytes = (
-            saved.block_input * micro / precision.stream_bytes(cell.precision) * precision.computed_bytes(cell.precision)
-        )
+        output = saved.block_input * micro / precision.stream_bytes(cell.precision) * precision.computed_bytes(cell.precision)
         input_bytes, block_passes = saved.block_input * micro, blocks * passes
         recomputed_passes = count_recomputed_blocks(cell, blocks) * passes
         forward = FORWARD_REDUCTIONS * block_passes + (FORWARD_REDUCTIONS - 1) * recomputed_passes
         backward = BACKWARD_REDUCTIONS[family] * block_passes
         exchanges += [
-            Exchange("all_reduce", output_bytes * forward, forward, cell.tp, "tp", False),
+            Exchange("all_reduce", output * forward, forward, cell.tp, "tp", False),
             Exchange("all_reduce", input_bytes * backward, backward, cell.tp, "tp", False),
         ]
         if cell.options.get("sequence_parallel"):
@@ -183,10 +172,8 @@ def _mesh_exchanges(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
             size = facts.tied * precision.weight_bytes(cell.precision)
             exchanges.append(Exchange("all_reduce", size, 1, 2, "pp", False))
     if cell.dp > 1:
-        rank_parameters = blocks * facts.block_parameters / cell.tp + (facts.front + facts.back - facts.tied) / (
-            1 if cell.pp == 1 else 2
-        )
-        exchanges += _fsdp_exchanges(cell, facts, rank_parameters, "mesh")
+        share = blocks * facts.block_parameters / cell.tp + (facts.front + facts.back - facts.tied) / (1 if cell.pp == 1 else 2)
+        exchanges += _fsdp_exchanges(cell, facts, share, "mesh")
     return exchanges
 
 

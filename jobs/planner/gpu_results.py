@@ -71,10 +71,8 @@ def _read_proof(path: Path, machine: PlannedMachine) -> Iterator[MeasuredRatio]:
         if record.cell is None or record.stage != SPEED_STAGE or record.verdict == "dropped":
             continue
         predicted_time = step_time.predict_step_time(record.cell, machine)
-        memory_terms = memory.predict_memory(record.cell, on_gpu=True)
+        terms = memory.predict_memory(record.cell, on_gpu=True)
         time_s = None if predicted_time is None or not record.step_ms else record.step_ms / 1000 / predicted_time.seconds.likely
-        peak_bytes = record.peak_allocated_bytes if memory_terms.complete and memory_terms.tensors.likely else None
+        peak_bytes = record.peak_allocated_bytes if terms.complete and terms.tensors.likely else None
         if time_s or peak_bytes:
-            yield MeasuredRatio(
-                record.cell, machine.name, time_s, peak_bytes / memory_terms.tensors.likely if peak_bytes else None
-            )
+            yield MeasuredRatio(record.cell, machine.name, time_s, peak_bytes / terms.tensors.likely if peak_bytes else None)

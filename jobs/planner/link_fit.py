@@ -40,29 +40,24 @@ def fit_measurement(measured: MeasuredAllReduce) -> FittedLink | None:
     ranks, small, large = measured.ranks, measured.times[0], measured.times[-1]
     # Gloo uses a ring for every size. NCCL uses the faster algorithm, which depends on the numbers that are fitted.
     trees = (False, False)
-    solution = _solve_alpha_beta(ranks, small, large, trees)
+    fit = _alpha_beta(ranks, small, large, trees)
     for _ in range(ROUNDS if measured.backend == "nccl" else 0):
-        if (
-            solution is None
-            or (chosen_trees := (_is_tree_faster(ranks, small, solution), _is_tree_faster(ranks, large, solution))) == trees
-        ):
+        if fit is None or (chosen := (_is_tree_faster(ranks, small, fit), _is_tree_faster(ranks, large, fit))) == trees:
             break
-        trees = chosen_trees
-        solution = _solve_alpha_beta(ranks, small, large, trees)
-    if solution is None:
+        trees = chosen
+        fit = _alpha_beta(ranks, small, large, trees)
+    if fit is None:
         return None
     errors = [
         abs(
             measured_s
-            / _all_reduce_seconds(
-                ranks, timing.bytes, measured.backend == "nccl" and _is_tree_faster(ranks, timing, solution), *solution
-            )
+            / _all_reduce_seconds(ranks, timing.bytes, measured.backend == "nccl" and _is_tree_faster(ranks, timing, fit), *fit)
             - 1
         )
         for timing in measured.times
         for measured_s in (timing.fastest_s, timing.seconds, timing.slowest_s)
     ]
-    return FittedLink(solution[0], 1 / solution[1], max(LEAST_SPREAD, *errors))
+    return FittedLink(fit[0], 1 / fit[1], max(LEAST_SPREAD, *errors))
 
 
 def fit_link(name: str, measured: Sequence[MeasuredAllReduce]) -> PlannedLink | None:
@@ -71,33 +66,23 @@ def fit_link(name: str, measured: Sequence[MeasuredAllReduce]) -> PlannedLink | 
     The range reaches from the slowest to the fastest measurement (several nodes may have been measured), each widened by its
     own spread. The likely values come from the measurement with the median bandwidth.
     """
-    pairs = [
-        (fitted_link, measured_link)
-        for measured_link in measured
-        if (fitted_link := fit_measurement(measured_link)) is not None
-    ]
+    pairs = [(fit, entry) for entry in measured if (fit := fit_measurement(entry)) is not None]
     if not pairs:
         return None
     pairs.sort(key=lambda pair: pair[0].bandwidth)
-    median_link, median_measurement = pairs[(len(pairs) - 1) // 2]
+    median_link, median = pairs[(len(pairs) - 1) // 2]
     bandwidth = PredictedRange(
-        min(measured_link.bandwidth / (1 + measured_link.spread) for measured_link, _ in pairs),
+        min(entry.bandwidth / (1 + entry.spread) for entry, _ in pairs),
         median_link.bandwidth,
-        max(measured_link.bandwidth * (1 + measured_link.spread) for measured_link, _ in pairs),
+        max(entry.bandwidth * (1 + entry.spread) for entry, _ in pairs),
     )
     alpha_s = PredictedRange(
-        max(measured_link.alpha_s * (1 + measured_link.spread) for measured_link, _ in pairs),
+        max(entry.alpha_s * (1 + entry.spread) for entry, _ in pairs),
         median_link.alpha_s,
-        min(measured_link.alpha_s / (1 + measured_link.spread) for measured_link, _ in pairs),
+        min(entry.alpha_s / (1 + entry.spread) for entry, _ in pairs),
     )
-    ranks_text = (
-        f"{len(median_measurement.nodes)} nodes"
-        if len(median_measurement.nodes) > 1
-        else f"{median_measurement.ranks} ranks of a node"
-    )
-    source_text = (
-        f"measured by provision's all-reduce of {ranks_text} ({median_measurement.backend}, {median_measurement.measured[:10]})"
-    )
+    ranks_text = f"{len(median.nodes)} nodes" if len(median.nodes) > 1 else f"{median.ranks} ranks of a node"
+    source_text = f"measured by provision's all-reduce of {ranks_text} ({median.backend}, {median.measured[:10]})"
     return PlannedLink(name, bandwidth, alpha_s, source_text)
 
 
@@ -114,16 +99,12 @@ def _all_reduce_seconds(ranks: int, size: int, tree: bool, alpha_s: float, beta:
     return hops * alpha_s + moved * beta
 
 
-def _is_tree_faster(ranks: int, timing: AllReduceTime, solution: tuple[float, float]) -> bool:
+def _is_tree_faster(ranks: int, timing: AllReduceTime, fit: tuple[float, float]) -> bool:
     """Whether a tree is faster than a ring for tensors of this size."""
-    return _all_reduce_seconds(ranks, timing.bytes, True, *solution) < _all_reduce_seconds(
-        ranks, timing.bytes, False, *solution
-    )
+    return _all_reduce_seconds(ranks, timing.bytes, True, *fit) < _all_reduce_seconds(ranks, timing.bytes, False, *fit)
 
 
-def _solve_alpha_beta(
-    ranks: int, small: AllReduceTime, large: AllReduceTime, trees: tuple[bool, bool]
-) -> tuple[float, float] | None:
+def _alpha_beta(ranks: int, small: AllReduceTime, large: AllReduceTime, trees: tuple[bool, bool]) -> tuple[float, float] | None:
     """Solve for (seconds per hop, at least 0; seconds per byte) so that the model gives the measured times of both sizes. None
     if there is no solution, or if a byte would take no time. trees: whether the small size and the large size use a tree."""
     (hops, moved), (hops_large, moved_large) = (

@@ -64,27 +64,16 @@ def _make_machine(
     measured: Sequence[MeasuredAllReduce],
 ) -> PlannedMachine:
     network_keys = cluster.network
-    inside = (
-        link.find_link(network_keys.link, model)
-        if network_keys.link is not None
-        else link.make_data_sheet_link(model)
-        if model is not None
-        else None
-    )
+    inside = link.make_data_sheet_link(model) if model is not None else None
+    if network_keys.link is not None:
+        inside = link.find_link(network_keys.link, model)
     between = link.find_link(network_keys.between_nodes, model) if network_keys.between_nodes is not None else None
-    nccl_measurements = [
-        measurement
-        for measurement in measured
-        if measurement.backend == "nccl" and measurement.gpu is not None and gpu.find_model(measurement.gpu) == model
-    ]
+    nccl_rows = [row for row in measured if row.backend == "nccl" and row.gpu is not None and gpu.find_model(row.gpu) == model]
     inside = (
-        link_fit.fit_link(
-            inside.name if inside is not None else "link",
-            [measurement for measurement in nccl_measurements if len(measurement.nodes) == 1],
-        )
+        link_fit.fit_link(inside.name if inside is not None else "link", [row for row in nccl_rows if len(row.nodes) == 1])
         or inside
     )
-    between = _fit_link_between_nodes(network_keys.between_nodes, nccl_measurements, measured) or between
+    between = _fit_link_between_nodes(network_keys.between_nodes, nccl_rows, measured) or between
     return PlannedMachine(True, name, model, memory, inside, between, cluster.price_per_gpu_hour)
 
 
@@ -96,9 +85,7 @@ def _fit_link_between_nodes(
     link_name: the link that the cluster file names. nccl_measurements: the measurements with NCCL on the planned GPUs.
     measured: all measurements. Measurements with Gloo are used only for Ethernet: Gloo uses TCP, and NCCL uses RDMA over
     InfiniBand."""
-    multi_node_measurements = [measurement for measurement in nccl_measurements if len(measurement.nodes) > 1]
+    multi_node_measurements = [row for row in nccl_measurements if len(row.nodes) > 1]
     if not multi_node_measurements and (link_name is None or link_name.startswith("ethernet")):
-        multi_node_measurements = [
-            measurement for measurement in measured if measurement.backend == "gloo" and len(measurement.nodes) > 1
-        ]
+        multi_node_measurements = [row for row in measured if row.backend == "gloo" and len(row.nodes) > 1]
     return link_fit.fit_link(link_name or "network", multi_node_measurements)

@@ -27,10 +27,8 @@ MIB = 1 << 20
 STATES = {"adam": 2, "adamw": 2}  # tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum
 # bytes; the loss casts 2**25 logits to fp32 at a time, and needs two such tensors (trainers/cross_entropy.py)
 CROSS_ENTROPY_CHUNK = 2 * 2**25 * 4
-NON_TENSOR_CATEGORIES = ("cuda_context", "nccl_buffers", "fragmentation")  # the categories of memory that are not tensors
-COMPILED_SHARE = (
-    0.6  # the smallest share of the activations that is saved with torch.compile, which may recompute operators; assumed
-)
+NON_TENSORS = ("cuda_context", "nccl_buffers", "fragmentation")  # the categories of memory that are not tensors
+COMPILED_SHARE = 0.6  # smallest share of activations saved with torch.compile, which may recompute operators; assumed
 
 
 class MemoryTerm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,7 +61,7 @@ class StepMemoryTerms(msgspec.Struct, frozen=True):
     @property
     def tensors(self) -> PredictedRange:
         """The bytes of all categories that are tensors."""
-        return total({name: term for name, term in self.by_category.items() if name not in NON_TENSOR_CATEGORIES})
+        return total({name: term for name, term in self.by_category.items() if name not in NON_TENSORS})
 
     @property
     def bytes(self) -> PredictedRange:
@@ -76,12 +74,9 @@ def predict_memory(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool =
     GPUs."""
     facts = model_facts.find_model_facts(cell)
     division = sharding.divide(cell, facts.parameters)
-    micro_batch_size = micro_batch or cell.micro_batch_size
-    rank_parts = [
-        _predict_rank_part(cell, facts, division, share, micro_batch_size)
-        for share in pipeline_share.compute_end_shares(cell, facts)
-    ]
-    largest_part = max(rank_parts, key=lambda part: total(part).likely)
+    micro = micro_batch or cell.micro_batch_size
+    parts = [_rank_memory(cell, facts, division, share, micro) for share in pipeline_share.compute_end_shares(cell, facts)]
+    largest_part = max(parts, key=lambda part: total(part).likely)
     if on_gpu:
         largest_part = {**largest_part, **predict_non_tensor_bytes(cell, total(largest_part))}
     return StepMemoryTerms({name: term for name, term in largest_part.items() if term.high > 0}, facts.saved is not None)
@@ -101,18 +96,13 @@ def predict_non_tensor_bytes(cell: Cell, tensors: PredictedRange) -> dict[str, P
     }
 
 
-def _predict_rank_part(
-    cell: Cell, facts: ModelFacts, division: Division, share: StageShare, micro_batch_size: int
-) -> dict[str, PredictedRange]:
+def _rank_memory(cell: Cell, facts: ModelFacts, division: Division, share: StageShare, micro: int) -> dict[str, PredictedRange]:
     """The bytes of each category at the peak, on the rank that has the part `share` of the model."""
-    block_parameters, outside_parameters = (
-        share.blocks * facts.block_parameters / cell.tp,
-        _count_outside_parameters(facts, share),
-    )
-    parameters = block_parameters + outside_parameters
-    activation, temporary = _predict_activations(cell, facts, share, micro_batch_size)
+    block_parameters, outside = (share.blocks * facts.block_parameters / cell.tp, _count_outside_parameters(facts, share))
+    parameters = block_parameters + outside
+    activation, temporary = _predict_activations(cell, facts, share, micro)
     block = facts.largest_block / cell.tp
-    gathered, buckets = _predict_gathered(division, parameters, block, outside_parameters)
+    gathered, buckets = _predict_gathered(division, parameters, block, outside)
     state_bytes = _state_bytes_per_parameter(cell) * parameters
     shard_ranks = max(1, division.optimizer_ranks)
     on_gpu = division.optimizer_ranks > 0
@@ -121,19 +111,14 @@ def _predict_rank_part(
         "optimizer_state": exactly(state_bytes / shard_ranks if on_gpu else 0),
         "master_parameter": exactly(division.master_bytes * parameters / shard_ranks if on_gpu else 0),
     }
-    gradient_parts = (
-        division.gradient_bytes * parameters / division.gradient_ranks,
-        division.whole_gradient_bytes * parameters,
-    )
-    gradient = exactly(sum(gradient_parts))
+    gradients = (division.gradient_bytes * parameters / division.gradient_ranks, division.whole_gradient_bytes * parameters)
+    gradient = exactly(sum(gradients))
     copied_bytes = exactly(division.copy_bytes * parameters)
     if facts.saved is None:
         # The memory of this model is a lower bound, and these parts need not exist at the same moment. So only the largest of
         # sharded gradients, whole gradients and gathered weights counts, and no buffer.
-        sharded_bytes, whole_bytes = gradient_parts
-        if sharding.find_strategy(cell.strategy).engine.endswith(
-            "fsdp1"
-        ):  # adds up gradients in the precision of the computation
+        sharded_bytes, whole_bytes = gradients
+        if sharding.find_strategy(cell.strategy).engine.endswith("fsdp1"):  # it adds up gradients in the computation's type
             whole_bytes = min(whole_bytes, division.gathered_bytes * parameters)
         gradient = msgspec.structs.replace(gradient, low=max(sharded_bytes, whole_bytes))
         gathered, copied_bytes = (
@@ -192,45 +177,35 @@ def _predict_gathered(
             min(2 * all_bytes, 4 * block_bytes + outside_bytes),
         )
     # The bytes of the gradient of a block as backward computes it, and of the input of its reduce-scatter.
-    block_gradient_bytes = (division.gathered_bytes + 4) * block
-    largest_gradient_bytes = max(block_gradient_bytes, (division.gathered_bytes + 4) * outside)
-    return gathered, fixed_bytes + PredictedRange(
-        block_gradient_bytes / 2, block_gradient_bytes, block_gradient_bytes + largest_gradient_bytes
-    )
+    gradient_bytes = (division.gathered_bytes + 4) * block
+    largest_gradient_bytes = max(gradient_bytes, (division.gathered_bytes + 4) * outside)
+    return gathered, fixed_bytes + PredictedRange(gradient_bytes / 2, gradient_bytes, gradient_bytes + largest_gradient_bytes)
 
 
-def _predict_activations(
-    cell: Cell, facts: ModelFacts, share: StageShare, micro_batch_size: int
-) -> tuple[PredictedRange, PredictedRange]:
+def _predict_activations(cell: Cell, facts: ModelFacts, share: StageShare, micro: int) -> tuple[PredictedRange, PredictedRange]:
     """The memory of activations when backward begins: (bytes that are saved, bytes of tensors that exist only at this
     moment)."""
     saved = facts.saved
     if saved is None:
         return ZERO, ZERO
-    block = _saved_block_bytes(cell, saved) * micro_batch_size + saved.weights / cell.tp
-    bytes_per_block, kept_input = block, saved.block_input * micro_batch_size
-    kept_in_blocks, recomputed_bytes = _checkpointed_bytes(
-        cell.activation_checkpointing, share.blocks, bytes_per_block, kept_input
-    )
-    head_bytes = saved.head * micro_batch_size if share.last else 0.0
+    block = _saved_block_bytes(cell, saved) * micro + saved.weights / cell.tp
+    block_bytes, kept_input = block, saved.block_input * micro
+    kept_in_blocks, recomputed = _checkpointed_bytes(cell.activation_checkpointing, share.blocks, block_bytes, kept_input)
+    head_bytes = saved.head * micro if share.last else 0.0
     head_count = share.kept_micro_batches if cell.pp > 1 and share.last else 1.0
     kept_bytes = share.kept_micro_batches * kept_in_blocks + head_count * head_bytes
     # Forward computes the gradient of the logits, so with GPipe it is kept for each micro-batch. When the first block is
     # recomputed, the gradient of its own micro-batch has been used.
-    one_gradient = saved.logits * micro_batch_size if share.last else 0.0
+    one_gradient = saved.logits * micro if share.last else 0.0
     logits = head_count * one_gradient
     chunk = min(CROSS_ENTROPY_CHUNK, 2 * 4 * one_gradient / _element_bytes(cell))
-    momentary_bytes = max(logits + chunk, logits - one_gradient + recomputed_bytes)
+    momentary = max(logits + chunk, logits - one_gradient + recomputed)
     low = kept_bytes * (COMPILED_SHARE if cell.compile else 1.0)
     if facts.kind == "convolution" and cell.activation_checkpointing != "none":
         # The blocks of a convolutional network differ in size. So, with activation checkpointing, it is certain only that the
         # saved activations are at least the activations of one block and at most the activations of all blocks.
-        return PredictedRange(bytes_per_block, kept_bytes, share.blocks * bytes_per_block + head_bytes), exactly(
-            momentary_bytes
-        )
-    return PredictedRange(low, kept_bytes, kept_bytes * 1.03), PredictedRange(
-        logits, momentary_bytes, momentary_bytes + bytes_per_block / 2
-    )
+        return PredictedRange(block_bytes, kept_bytes, share.blocks * block_bytes + head_bytes), exactly(momentary)
+    return PredictedRange(low, kept_bytes, kept_bytes * 1.03), PredictedRange(logits, momentary, momentary + block_bytes / 2)
 
 
 def _saved_block_bytes(cell: Cell, saved: SavedBytes) -> float:
@@ -243,20 +218,18 @@ def _element_bytes(cell: Cell) -> int:
     return 4 if cell.precision in ("fp32", "tf32") else 2
 
 
-def _checkpointed_bytes(mode: str, blocks: int, bytes_per_block: float, input_bytes: float) -> tuple[float, float]:
+def _checkpointed_bytes(mode: str, blocks: int, block_bytes: float, input_bytes: float) -> tuple[float, float]:
     """The memory of activations with activation checkpointing: (bytes that all blocks keep from forward to backward, bytes that
     exist while one block is recomputed).
 
-    mode: the value of the key activation_checkpointing. bytes_per_block: the bytes that a block saves without checkpointing.
+    mode: the value of the key activation_checkpointing. block_bytes: the bytes that a block saves without checkpointing.
     input_bytes: the bytes of the input of a block."""
     if mode == "none" or not blocks:
-        return blocks * bytes_per_block, 0.0
+        return blocks * block_bytes, 0.0
     kind, _, number = mode.partition("-")
     if kind == "segments":
         size = -(-blocks // int(number))
-        return (
-            int(number) - 1
-        ) * input_bytes + size * bytes_per_block, 0.0  # the activations of the last segment are kept, not recomputed
+        return (int(number) - 1) * input_bytes + size * block_bytes, 0.0  # the last segment is not recomputed
     interval = 1 if kind == "full" else int(number)
     kept_blocks = -(-blocks // interval)
-    return kept_blocks * input_bytes + (blocks - kept_blocks) * bytes_per_block, bytes_per_block
+    return kept_blocks * input_bytes + (blocks - kept_blocks) * block_bytes, block_bytes

@@ -102,14 +102,12 @@ def _order_passes(schedule: str, rank: int, ranks: int, micro_batches: int, per_
     forwards = [(stage, micro) for stage, micro in _list_forward_passes(rank, ranks, micro_batches, per_rank)]
     backwards = [(ranks * (per_rank - 1) + 2 * rank - stage, micro) for stage, micro in forwards]
     if schedule == "gpipe":
-        return [("F", *stage_and_micro) for stage_and_micro in forwards] + [
-            ("B", *stage_and_micro) for stage_and_micro in backwards
-        ]
+        return [("F", *indexes) for indexes in forwards] + [("B", *indexes) for indexes in backwards]
     warm_up_passes = count_kept_chunks(schedule, rank, ranks, micro_batches, per_rank) - 1
-    order: list[tuple[str, int, int]] = [("F", *stage_and_micro) for stage_and_micro in forwards[:warm_up_passes]]
+    order: list[tuple[str, int, int]] = [("F", *indexes) for indexes in forwards[:warm_up_passes]]
     for forward, backward in zip(forwards[warm_up_passes:], backwards):
         order += [("F", *forward), ("B", *backward)]
-    return order + [("B", *stage_and_micro) for stage_and_micro in backwards[len(forwards) - warm_up_passes :]]
+    return order + [("B", *indexes) for indexes in backwards[len(forwards) - warm_up_passes :]]
 
 
 def _list_forward_passes(rank: int, ranks: int, micro_batches: int, per_rank: int) -> list[tuple[int, int]]:

@@ -45,15 +45,11 @@ def describe_sums(predictions: Mapping[str, Prediction], runs: Mapping[str, int]
             "is likely to fit, where it is known; `search: {key: gpu_batch_size, for: largest_that_fits}` finds it."
         )
     for field, words, text in _SUMS:
-        known_values = {
-            name: value for name, prediction in predictions.items() if (value := getattr(prediction, field)) is not None
-        }
-        if known_values:
-            sum_over_runs = total({name: value.times(runs[name]) for name, value in known_values.items()})
-            share = "" if len(known_values) == len(predictions) else f" for {len(known_values)} of {len(predictions)} cells"
-            sentences.append(
-                f"predicted: {text(sum_over_runs.likely)}{words}{share} ({text(sum_over_runs.low)} to {text(sum_over_runs.high)})."
-            )
+        values = {name: value for name, prediction in predictions.items() if (value := getattr(prediction, field)) is not None}
+        if values:
+            summed = total({name: value.times(runs[name]) for name, value in values.items()})
+            share = "" if len(values) == len(predictions) else f" for {len(values)} of {len(predictions)} cells"
+            sentences.append(f"predicted: {text(summed.likely)}{words}{share} ({text(summed.low)} to {text(summed.high)}).")
     return sentences
 
 
@@ -126,9 +122,7 @@ def format_duration(seconds: float) -> str:
 def _format_memory(prediction: Prediction) -> str:
     if prediction.memory_bytes is None:
         return ""
-    if (
-        prediction.memory_from == "formula" and prediction.formula_tensor_bytes is None
-    ):  # the memory of activations is not known
+    if prediction.memory_from == "formula" and prediction.formula_tensor_bytes is None:  # activations are not known
         return f"more than {format_size(prediction.memory_bytes.low)}"
     return format_size(prediction.memory_bytes.likely)
 

@@ -125,9 +125,7 @@ class _PredictedMemory(msgspec.Struct, frozen=True):
 
     @property
     def bytes(self) -> PredictedRange:
-        return self.tensors + total(
-            {name: term for name, term in self.by_category.items() if name in memory.NON_TENSOR_CATEGORIES}
-        )
+        return self.tensors + total({name: term for name, term in self.by_category.items() if name in memory.NON_TENSORS})
 
 
 def _predict_memory(
@@ -147,7 +145,7 @@ def _predict_memory(
 
 def _predict_memory_by_rehearsal(cell: Cell, machine: PlannedMachine, answer: Rehearsed) -> _PredictedMemory:
     by_category = _predict_rehearsed_memory(cell, answer, on_gpu=machine.on_gpu)
-    tensors = total({name: term for name, term in by_category.items() if name not in memory.NON_TENSOR_CATEGORIES})
+    tensors = total({name: term for name, term in by_category.items() if name not in memory.NON_TENSORS})
     explanation = f"memory and traffic: {_describe_rehearsal(answer, on_gpu=machine.on_gpu)}"
     return _PredictedMemory(by_category, tensors, True, "rehearsal", explanation)
 
@@ -163,14 +161,10 @@ def _predict_traffic(cell: Cell, answer: Answer | None) -> tuple[float | None, S
 
 def _predict_exchanges(cell: Cell) -> tuple[PredictedExchange, ...] | None:
     """The exchanges of the cell's strategy by formula, in the form of a prediction; None if they are not known."""
-    known_exchanges = exchanges.list_exchanges(cell)
-    return (
-        None
-        if known_exchanges is None
-        else tuple(
-            PredictedExchange(exchange.op, exchange.sent_bytes, exchange.calls, exchange.ranks) for exchange in known_exchanges
-        )
-    )
+    listed = exchanges.list_exchanges(cell)
+    if listed is None:
+        return None
+    return tuple(PredictedExchange(exchange.op, exchange.sent_bytes, exchange.calls, exchange.ranks) for exchange in listed)
 
 
 def _predict_largest_micro_batch(
@@ -198,10 +192,8 @@ def _predict_without_formula(
     if not isinstance(answer, Rehearsed):
         refusal_note = f"; not rehearsed: {answer.why}" if isinstance(answer, NotRehearsed) else ""
         return Prediction(time_s=time_s, how=f"memory and time: not predicted, because {why}{refusal_note}")
-    predicted_memory, (sent_bytes, sent_from, collectives) = (
-        _predict_memory_by_rehearsal(cell, machine, answer),
-        _predict_traffic(cell, answer),
-    )
+    predicted_memory = _predict_memory_by_rehearsal(cell, machine, answer)
+    sent_bytes, sent_from, collectives = _predict_traffic(cell, answer)
     return Prediction(
         memory_bytes=predicted_memory.bytes,
         memory_by_category=predicted_memory.by_category,
@@ -300,14 +292,12 @@ def _predict_rehearsed_memory(cell: Cell, answer: Rehearsed, *, on_gpu: bool) ->
     A rehearsal gives the bytes of tensors exactly as the operators of a CPU allocate them (shardlab/runs/rehearsed.py). On a
     GPU, other operators run; `gpu_operators` in terms.yaml has the range of the difference. A rehearsal does not contain the
     CUDA context, NCCL's buffers and fragmentation, so they are the same terms as in the formula."""
-    error_share = (UNMEASURED_PCT if answer.error_pct is None else answer.error_pct) / 100
+    error = (UNMEASURED_PCT if answer.error_pct is None else answer.error_pct) / 100
     operator_term = memory.memory_terms()["gpu_operators"]
     low, high = (1 + operator_term.low, 1 + operator_term.high) if on_gpu else (1.0, 1.0)
-    peak_bytes = msgspec.structs.asdict(answer.worst.at_peak)
+    peaks = msgspec.structs.asdict(answer.worst.at_peak)
     by_category = {
-        name: PredictedRange(size * low * (1 - error_share), size, size * high * (1 + error_share))
-        for name, size in peak_bytes.items()
-        if size
+        name: PredictedRange(size * low * (1 - error), size, size * high * (1 + error)) for name, size in peaks.items() if size
     }
     return {**by_category, **memory.predict_non_tensor_bytes(cell, total(by_category))} if on_gpu else by_category
 

@@ -46,14 +46,12 @@ def scale_cell(cell: Cell, gpus: int, per_node: int) -> Cell | None:
 def extrapolate(
     cell: Cell, gpus: int, per_node: int, machine: PlannedMachine, calibration: Calibration = NOTHING
 ) -> ScaledCell | None:
-    """The prediction for the cell on `gpus` GPUs; None if the cell cannot run on this number (see `on`)."""
+    """The prediction for the cell on `gpus` GPUs; None if the cell cannot run on this number (see `scale_cell`)."""
     scaled_cell = scale_cell(cell, gpus, per_node)
     if scaled_cell is None:
         return None
-    base_prediction, scaled_prediction = (
-        predict.predict_run(cell, machine, calibration=calibration),
-        predict.predict_run(scaled_cell, machine, calibration=calibration),
-    )
+    base_prediction = predict.predict_run(cell, machine, calibration=calibration)
+    scaled_prediction = predict.predict_run(scaled_cell, machine, calibration=calibration)
     doublings = abs(math.log2(gpus / cell.gpus))
     step_s = None if scaled_prediction.step_s is None else _widen_range(scaled_prediction.step_s, doublings)
     speedup = None
@@ -64,13 +62,8 @@ def extrapolate(
             likely * (1 - WIDENING) ** doublings, likely, min(gpus / cell.gpus, likely * (1 + WIDENING) ** doublings)
         )
         speedup = PredictedRange(speedup.low, min(speedup.likely, speedup.high), speedup.high)
-    return ScaledCell(
-        gpus,
-        scaled_prediction,
-        step_s,
-        speedup,
-        _rate_trust(cell, scaled_cell, doublings, measured="calibrated" in scaled_prediction.how),
-    )
+    trust = _rate_trust(cell, scaled_cell, doublings, measured="calibrated" in scaled_prediction.how)
+    return ScaledCell(gpus, scaled_prediction, step_s, speedup, trust)
 
 
 def _widen_range(span: PredictedRange, doublings: float) -> PredictedRange:

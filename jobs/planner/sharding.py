@@ -81,7 +81,7 @@ def divide(cell: Cell, parameters: int) -> Division:
     engine = find_strategy(cell.strategy).engine.rpartition(".")[2]
     weight, computed = precision.weight_bytes(cell.precision), precision.computed_bytes(cell.precision)
     copy = computed if cell.precision in precision.CAST else 0
-    has_several_passes = cell.gradient_accumulation_steps > 1
+    accumulates = cell.gradient_accumulation_steps > 1
     if engine == "zero":
         return _divide_zero(cell, parameters)
     if engine in ("fsdp1", "fsdp2") or (engine == "mesh" and "dp" in find_strategy(cell.strategy).degrees):
@@ -89,22 +89,15 @@ def divide(cell: Cell, parameters: int) -> Division:
     if engine == "parameter_server":
         # A worker flattens the gradient that it pushes and the parameters that it pulls; servers update on the CPU.
         return Division(
-            weight,
-            1,
-            weight,
-            1,
-            optimizer_ranks=0,
-            copy_bytes=copy,
-            keeps_gradients=has_several_passes,
-            bucket_parameters=weight,
+            weight, 1, weight, 1, optimizer_ranks=0, copy_bytes=copy, keeps_gradients=accumulates, bucket_parameters=weight
         )
     if engine == "ddp":
         uses_views = cell.options.get("gradient_as_bucket_view", True) is True
         buckets = 0 if uses_views else weight
         return Division(weight, 1, weight, 1, copy_bytes=copy, keeps_gradients=True, bucket_parameters=buckets)
     if engine in ("single", "tensor", "pipeline", "mesh"):
-        return Division(weight, 1, weight, 1, copy_bytes=copy, keeps_gradients=has_several_passes)
-    return _divide_by_cuts(cell, weight, copy, keeps_gradients=has_several_passes)
+        return Division(weight, 1, weight, 1, copy_bytes=copy, keeps_gradients=accumulates)
+    return _divide_by_cuts(cell, weight, copy, keeps_gradients=accumulates)
 
 
 def _divide_by_cuts(cell: Cell, weight: int, copy: int, *, keeps_gradients: bool) -> Division:
@@ -126,22 +119,15 @@ def _divide_by_cuts(cell: Cell, weight: int, copy: int, *, keeps_gradients: bool
 
 
 def _divide_fsdp(cell: Cell, engine: str) -> Division:
-    weight, computed, ranks = (
-        precision.weight_bytes(cell.precision),
-        precision.computed_bytes(cell.precision),
-        count_shards(cell),
-    )
+    weight, computed = precision.weight_bytes(cell.precision), precision.computed_bytes(cell.precision)
+    ranks = count_shards(cell)
     settings = find_strategy(cell.strategy).settings
-    has_several_passes = cell.gradient_accumulation_steps > 1
+    accumulates = cell.gradient_accumulation_steps > 1
     if settings.get("sharding") == "NO_SHARD":
-        return Division(
-            weight, 1, weight, 1, copy_bytes=computed if computed < weight else 0, keeps_gradients=has_several_passes
-        )
+        return Division(weight, 1, weight, 1, copy_bytes=computed if computed < weight else 0, keeps_gradients=accumulates)
     frees_gathered = settings.get("reshard_after_forward", settings.get("sharding") in ("FULL_SHARD", "HYBRID_SHARD"))
     if engine == "mesh":
-        frees_gathered = (
-            "pp" not in find_strategy(cell.strategy).degrees
-        )  # a pipeline keeps gathered weights until the last micro-batch
+        frees_gathered = "pp" not in find_strategy(cell.strategy).degrees  # a pipeline keeps weights until its last micro-batch
     is_one_unit = cell.options.get("wrap") == "none"
     offloads = cell.options.get("offload") == "cpu"
     return Division(
@@ -149,11 +135,11 @@ def _divide_fsdp(cell: Cell, engine: str) -> Division:
         ranks,
         0 if offloads else weight,
         ranks,
-        whole_gradient_bytes=weight if has_several_passes else 0,
+        whole_gradient_bytes=weight if accumulates else 0,
         optimizer_ranks=0 if offloads else ranks,
         gathers="blocks" if frees_gathered and not is_one_unit else "everything",
         gathered_bytes=computed,
-        keeps_gradients=has_several_passes,
+        keeps_gradients=accumulates,
     )
 
 
@@ -167,38 +153,22 @@ def _divide_zero(cell: Cell, parameters: int) -> Division:
     stage = cast("int", find_strategy(cell.strategy).settings["stage"])
     options, ranks = cell.options, cell.dp
     computed = precision.computed_bytes(cell.precision)
-    is_pure = cell.precision == "bf16-pure"
-    master_bytes = 0 if is_pure or (computed == 4 and stage == 0) else 4
-    sent_bytes = 2 if options.get("communication_dtype") == "bf16" or is_pure else 4
+    pure = cell.precision == "bf16-pure"
+    master = 0 if pure or (computed == 4 and stage == 0) else 4
+    sent_bytes = 2 if options.get("communication_dtype") == "bf16" or pure else 4
     bucket = min(parameters, cast("int", options.get("reduce_bucket_size") or BUCKET_ELEMENTS))
     buckets = bucket * sent_bytes * (2 if options.get("overlap_comm") else 1) if stage else 0
     state_ranks = 0 if options.get("offload_optimizer", "none") != "none" else ranks if stage else 1
-    has_several_passes = cell.gradient_accumulation_steps > 1
+    accumulates = cell.gradient_accumulation_steps > 1
     if stage < 2:
         # With 16-bit precision, stages 0 and 1 keep all gradients in fp32, in addition to the 16-bit gradients (docs/gpus.md).
         whole_bytes = computed if computed == 2 else 0
         return Division(
-            computed,
-            1,
-            4 if not is_pure else 2,
-            1,
-            whole_bytes,
-            master_bytes,
-            state_ranks,
-            keeps_gradients=True,
-            bucket_bytes=buckets,
+            computed, 1, 4 if not pure else 2, 1, whole_bytes, master, state_ranks, keeps_gradients=True, bucket_bytes=buckets
         )
     if stage == 2:
         return Division(
-            computed,
-            1,
-            4 if not is_pure else 2,
-            ranks,
-            0,
-            master_bytes,
-            state_ranks,
-            keeps_gradients=has_several_passes,
-            bucket_bytes=buckets,
+            computed, 1, 4 if not pure else 2, ranks, 0, master, state_ranks, keeps_gradients=accumulates, bucket_bytes=buckets
         )
     partition_size = cast("int", options.get("hpz_partition_size", 1))
     offloaded = options.get("offload_param", "none") != "none"
@@ -207,13 +177,13 @@ def _divide_zero(cell: Cell, parameters: int) -> Division:
     return Division(
         0 if offloaded else computed + (computed * ranks // partition_size if partition_size > 1 else 0),
         ranks,
-        4 if not is_pure else 2,
+        4 if not pure else 2,
         ranks,
         0,
-        master_bytes,
+        master,
         state_ranks,
         gathers="everything" if stays_gathered else "blocks",
         gathered_bytes=computed,
-        keeps_gradients=has_several_passes,
+        keeps_gradients=accumulates,
         bucket_bytes=buckets,
     )

@@ -138,12 +138,10 @@ def _predict_update_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> Predic
     if not division.optimizer_ranks:
         return ZERO  # the optimizer runs on the CPU, whose time is not predicted
     parameters = facts.parameters / (cell.tp * cell.pp)
-    bytes_per_parameter = (
-        UPDATE_BYTES[cell.optimizer.fused] if cell.optimizer.name != "sgd" else 20 if cell.optimizer.momentum else 12
-    )
-    bytes_per_parameter = bytes_per_parameter // 2 if cell.precision == "bf16-pure" else bytes_per_parameter
+    moved_bytes = UPDATE_BYTES[cell.optimizer.fused] if cell.optimizer.name != "sgd" else 20 if cell.optimizer.momentum else 12
+    moved_bytes = moved_bytes // 2 if cell.precision == "bf16-pure" else moved_bytes
     copies = 6 if division.copy_bytes else 0
-    size = parameters * (bytes_per_parameter / division.optimizer_ranks + copies)
+    size = parameters * (moved_bytes / division.optimizer_ranks + copies)
     return _divide_by_rate(size, device_profile.STREAMED.times(gpu.memory_gb_per_s * 1e9))
 
 

@@ -18,9 +18,7 @@ from shardlab.workspace.workspace import Workspace
 
 BOUND_FACTOR = 16  # without `at_most`, a search goes up to this many times the size that the planner predicts to fit
 FIRST_TRY_NOTE = "of a search, a run, its time and its predictions are those of the first try; GPU hours count the most tries."
-LARGEST_TINY_BATCH = (
-    8  # the largest batch of a pass with `--scale tiny`, because a tiny twin does not run out of memory at any size
-)
+LARGEST_TINY_BATCH = 8  # of a pass with `--scale tiny`: a tiny twin runs out of memory at no size
 
 
 class PlannedSearches(msgspec.Struct, frozen=True):
@@ -47,13 +45,9 @@ def plan_searches(
     searches = {}
     for cell in cells:
         search = _plan_search(asked, cell, predicted[cell.name()], plugins)
-        earlier_search = earlier_searches.get(batch_search.family(cell))
-        if (
-            earlier_search is not None
-            and earlier_search.goal == search.goal
-            and search.smallest <= earlier_search.start <= search.largest
-        ):
-            search = msgspec.structs.replace(search, start=earlier_search.start)
+        earlier = earlier_searches.get(batch_search.family(cell))
+        if earlier is not None and earlier.goal == search.goal and search.smallest <= earlier.start <= search.largest:
+            search = msgspec.structs.replace(search, start=earlier.start)
         searches[batch_search.family(cell)] = search
     first_tries = [batch_search.try_cell(cell, searches[batch_search.family(cell)].start) for cell in cells]
     return PlannedSearches([_expect_oom(cell) for cell in first_tries], searches)
@@ -71,12 +65,8 @@ def describe_searches(
     for cell in cells:
         if (search := searches.get(batch_search.family(cell))) is None:
             continue
-        likely_micro_batch = predicted[cell.name()].largest_micro_batch if cell.name() in predicted else None
-        why = (
-            "the planner predicts nothing"
-            if likely_micro_batch is None
-            else f"{likely_micro_batch * search.unit} is likely to fit"
-        )
+        likely = predicted[cell.name()].largest_micro_batch if cell.name() in predicted else None
+        why = "the planner predicts nothing" if likely is None else f"{likely * search.unit} is likely to fit"
         search_sentences.append(
             f"search of {search.in_words}: {cell.name()}: starts at {search.start} ({why}), up to {search.largest}, at most "
             f"{search.most_tries} tries, one after another in one job."

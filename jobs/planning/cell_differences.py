@@ -73,11 +73,8 @@ def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return (
-            "{"
-            + ", ".join(f"{key}: {_format_value(inner)}" for key, inner in value.items() if inner not in (None, False))
-            + "}"
-        )
+        parts = [f"{key}: {_format_value(inner)}" for key, inner in value.items() if inner not in (None, False)]
+        return "{" + ", ".join(parts) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_format_value, value)) + "]"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -56,9 +56,7 @@ def find_missing_data(cells: Sequence[Cell], source: RenderContext, workspace: W
     cluster is asked, because the files of this machine say nothing about the nodes of the cluster.
     """
     cluster, options = source.where, [cell.options for cell in cells]
-    if cluster.data.stage == "node" and (
-        refused := [why for cell_options in options if (why := data_sets.refuse_copy(cell_options))]
-    ):
+    if cluster.data.stage == "node" and (refused := [why for entry in options if (why := data_sets.refuse_copy(entry))]):
         return MissingData(list(dict.fromkeys(refused)))
     data_set_names = _data_set_names(options)
     if not data_set_names:
@@ -87,8 +85,9 @@ def answer_question(question: DataSetQuestion, workspace: Workspace) -> MissingD
     data_path, shared = workspace.data(question.data_path), question.shared
     if shared is not None and data_path.resolve().is_relative_to(Path(shared).resolve()):
         return MissingData(_describe_missing(question.options, data_path))
+    names = _data_set_names(question.options)
     return MissingData(
-        unknown=f"cannot check from here whether every node has the data sets {_data_set_names(question.options)}: {data_path} is not "
+        unknown=f"cannot check from here whether every node has the data sets {names}: {data_path} is not "
         "on storage that all nodes share. `provision` checks each node for the data sets in data.sets of the cluster file."
     )
 
@@ -101,24 +100,14 @@ def must_have_data(missing_data: MissingData) -> None:
 
 def _describe_missing(options: Sequence[dict[str, Any]], data_path: Path) -> list[str]:
     """A sentence for each data set that cells with these options read and that is not on the disk of this machine."""
-    cells_by_data_set = Counter(
-        data_set for cell_options in options if (data_set := data_sets.find_data_path(cell_options, data_path)) is not None
-    )
-    absent = [(data_set, count) for data_set, count in cells_by_data_set.items() if not data_set.path.exists()]
+    counts = Counter(data_set for entry in options if (data_set := data_sets.find_data_path(entry, data_path)) is not None)
+    absent = [(data_set, count) for data_set, count in counts.items() if not data_set.path.exists()]
     return [f"{count} of {len(options)} cell(s) read {data_set.name}: {data_set.refusal}" for data_set, count in absent]
 
 
 def _data_set_names(options: Sequence[dict[str, Any]]) -> str:
     """The names of the data sets that cells with these options read from files, separated by commas."""
-    return ", ".join(
-        sorted(
-            {
-                data_set.name
-                for cell_options in options
-                if (data_set := data_sets.find_data_path(cell_options, Path())) is not None
-            }
-        )
-    )
+    return ", ".join(sorted({path.name for entry in options if (path := data_sets.find_data_path(entry, Path())) is not None}))
 
 
 def main() -> int:

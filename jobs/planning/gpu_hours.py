@@ -68,10 +68,8 @@ def count_most_retries(cell: Cell, retry: Retry, requeues: int, *, on_slurm: boo
     if cell.instruments.checkpoints is None:
         impossible_states.add("timeout")
     states = [state for state in Retry.__struct_fields__ if state not in impossible_states]
-    matrix_retries, all_retries = (
-        sum(retry.after(state, other_retries, on_slurm=on_slurm) for state in states) for other_retries in (0, requeues)
-    )
-    return MostRetries(matrix_retries, all_retries - matrix_retries)
+    of_matrix, total = (sum(retry.after(state, others, on_slurm=on_slurm) for state in states) for others in (0, requeues))
+    return MostRetries(of_matrix, total - of_matrix)
 
 
 def estimate_cell_hours(
@@ -92,10 +90,8 @@ def estimate_cell_hours(
     for cell in cells:
         limit_s = cell.time_limit_s or (cluster.slurm.time_s if cluster.slurm is not None else None)
         seconds = recorded.get(cell.name(), limit_s)
-        gpus, cell_retries = (
-            runs.get(cell.name(), 0) * count_occupied_gpus(cell, cluster),
-            (retries or {}).get(cell.name(), MostRetries()),
-        )
+        gpus = runs.get(cell.name(), 0) * count_occupied_gpus(cell, cluster)
+        cell_retries = (retries or {}).get(cell.name(), MostRetries())
         longest_s = limit_s or seconds or 0.0
         of_retries, of_requeues = (times * gpus * longest_s / 3600 for times in (cell_retries.matrix, cell_retries.cluster))
         gpu_hours = None if seconds is None else gpus * seconds / 3600
@@ -145,12 +141,12 @@ def must_be_within_bound(bound: float, hours: Sequence[CellHours]) -> None:
     sizes = sorted({entry.cell.gpus for entry in hours}, reverse=True)
     fitting = (size for size in sizes if sum_hours([entry for entry in hours if entry.cell.gpus <= size]).submitted <= bound)
     largest = next(fitting, None)
-    fewer_runs_hint = f'--where "gpus <= {largest}" stays within it' if largest is not None else "select cells by --where EXPR"
+    fewer = f'--where "gpus <= {largest}" stays within it' if largest is not None else "select cells by --where EXPR"
     retried = f", and {estimate.retries:.3g} GPU hours more with all retries of the matrix" if estimate.retries else ""
-    lower_hours_hint = "a shorter `time_limit` in the matrix lowers the hours of a run without a recorded time"
+    shorter = "a shorter `time_limit` in the matrix lowers the hours of a run without a recorded time"
     raise InputError(
-        f"--max-gpu-hours {bound:g}: the runs may take {describe_hours(estimate)}{retried}. To submit fewer runs: {fewer_runs_hint}, or --repeats "
-        f"N; {lower_hours_hint}{', and smaller numbers of `retry` those of retries' if estimate.retries else ''}."
+        f"--max-gpu-hours {bound:g}: the runs may take {describe_hours(estimate)}{retried}. To submit fewer runs: {fewer}, or "
+        f"--repeats N; {shorter}{', and smaller numbers of `retry` those of retries' if estimate.retries else ''}."
     )
 
 

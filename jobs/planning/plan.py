@@ -107,45 +107,41 @@ def plan_matrix(
     """
     if repeats is not None and not 1 <= repeats <= 1000:
         raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
-    requested_matrix = matrix.load(matrix.find(name))
+    requested = matrix.load(matrix.find(name))
     machine = find_capacity(cluster, in_allocation=in_allocation)
-    plugins = find_own_plugins(workspace, requested_matrix)
+    plugins = find_own_plugins(workspace, requested)
     try:
-        cells = resolve_cells(requested_matrix, cluster=None if machine.here else machine, plugins=plugins)
+        cells = resolve_cells(requested, cluster=None if machine.here else machine, plugins=plugins)
         if scale == "tiny":
             cells = tiny_twin.make_twins(cells, plugins.workload_menu())
             tiny_twin.must_train(cells)
-        stored_name = requested_matrix.name if scale == "full" else f"{requested_matrix.name}-{scale}"
-        planned_searches = batch_searches.plan_searches(workspace, requested_matrix, cells, cluster, stored_name, plugins)
-        cells = planned_searches.cells
+        stored_name = requested.name if scale == "full" else f"{requested.name}-{scale}"
+        planned = batch_searches.plan_searches(workspace, requested, cells, cluster, stored_name, plugins)
+        cells = planned.cells
     finally:
         plugins.strategies.close()
     selected_cells = [cell for cell in cells if where is None or is_true_for_cell(parse_condition(where), cell)]
     if not selected_cells:
         raise InputError(f"--where {where!r} selects none of the {len(cells)} cells.")
-    selected_misfits = find_misfits(requested_matrix, cells, machine, selected_cells)
+    misfits = find_misfits(requested, cells, machine, selected_cells)
     source = render.make_render_context(
         stored_name, cluster, workspace, wait_gpus_s=wait_gpus_s, in_allocation=in_allocation, track=track, plugins=plugins
     )
-    run_counts = number_of_runs.count_repeats(requested_matrix.file, cells, repeats)
+    run_counts = number_of_runs.count_repeats(requested.file, cells, repeats)
     rehearsed_names = {cell.name() for cell in selected_cells if source.plans_rehearsal(cell)}
     recorded = number_of_runs.mean_recorded_s(workspace, selected_cells, run_counts, rehearsed_names)
     predicted = plan_predictions.predict_cells(workspace, cluster, selected_cells, recorded)
     return MatrixPlan(
-        matrix=requested_matrix,
+        matrix=requested,
         all_cells=cells,
         cells=selected_cells,
         repeats=run_counts,
         recorded=recorded,
         cost=number_of_runs.estimate_cost(selected_cells, run_counts, recorded),
-        source=msgspec.structs.replace(
-            source, predicted=predicted, searches=planned_searches.searches, retry=requested_matrix.file.retry
-        ),
+        source=msgspec.structs.replace(source, predicted=predicted, searches=planned.searches, retry=requested.file.retry),
         remarks=[*_make_remarks(selected_cells, machine, cluster, len(rehearsed_names)), *render.make_remarks(source)],
-        misfits=selected_misfits,
-        advice=[*suggest_options(requested_matrix, cells, selected_cells, machine, where, plugins), ADAPT_HINT]
-        if selected_misfits
-        else [],
+        misfits=misfits,
+        advice=[*suggest_options(requested, cells, selected_cells, machine, where, plugins), ADAPT_HINT] if misfits else [],
         predicted=predicted,
     )
 
@@ -176,11 +172,9 @@ def _allocation_capacity(cluster: Cluster) -> Capacity:
 
     The type of its GPUs is not checked: cells may name any GPU type of the cluster file.
     """
-    allocated = allocation.read_own_allocation()
-    capacity_of_node = Capacity(
-        nodes=allocated.nodes, gpus=allocated.gpus_per_node if cluster.gpus is not None and cluster.gpus.per_node else None
-    )
-    return msgspec.structs.replace(capacity_of_node, types=dict.fromkeys(cluster.gpu_types, capacity_of_node))
+    job = allocation.read_own_allocation()
+    capacity = Capacity(nodes=job.nodes, gpus=job.gpus_per_node if cluster.gpus is not None and cluster.gpus.per_node else None)
+    return msgspec.structs.replace(capacity, types=dict.fromkeys(cluster.gpu_types, capacity))
 
 
 def _gpu_type_capacity(cluster: Cluster) -> Capacity:
@@ -231,9 +225,8 @@ def leave_out_cells_over_memory(plan: MatrixPlan) -> tuple[MatrixPlan, list[str]
     """
     names = predict.list_cells_over_memory({cell.name(): cell for cell in plan.cells}, plan.predicted)
     fitting = [cell for cell in plan.cells if cell.name() not in names]
-    return msgspec.structs.replace(
-        plan, cells=fitting, cost=number_of_runs.estimate_cost(fitting, plan.repeats, plan.recorded)
-    ), names
+    cost = number_of_runs.estimate_cost(fitting, plan.repeats, plan.recorded)
+    return msgspec.structs.replace(plan, cells=fitting, cost=cost), names
 
 
 def must_fit_cluster(plan: MatrixPlan) -> None:

@@ -31,18 +31,14 @@ def predict_cells(
     recorded: the mean duration of earlier runs in seconds, by the name of the cell. answers: the results of rehearsals of the
     planner, by the name of the cell.
     """
-    measured_all_reduces = inventory.measured_all_reduces(workspace, cluster.name)
-    machines = {
-        name: planned_machine.plan_machine(cluster, name, measured_all_reduces) for name in {cell.gpu_type for cell in cells}
-    }
-    earlier_calibration = (
-        load_calibration(workspace) if any(machine.on_gpu for machine in machines.values()) else calibration.NOTHING
-    )
+    measured = inventory.measured_all_reduces(workspace, cluster.name)
+    machines = {name: planned_machine.plan_machine(cluster, name, measured) for name in {cell.gpu_type for cell in cells}}
+    earlier = load_calibration(workspace) if any(machine.on_gpu for machine in machines.values()) else calibration.NOTHING
     return {
         cell.name(): predict.predict_run(
             cell,
             machines[cell.gpu_type],
-            calibration=earlier_calibration,
+            calibration=earlier,
             occupied=gpu_hours.count_occupied_gpus(cell, cluster),
             recorded_s=recorded.get(cell.name()),
             answer=(answers or {}).get(cell.name()),
@@ -54,9 +50,8 @@ def predict_cells(
 def load_calibration(workspace: Workspace) -> Calibration:
     """The calibration of predictions by completed runs of the workspace, and, for cells without such runs, by the results of
     `make gpu-proof`."""
-    results = calibration.build_calibration(
-        gpu_results.read_proof_ratios(gpu_results.list_result_folders(workspace.path)), calibration.RESULTS
-    )
+    ratios = gpu_results.read_proof_ratios(gpu_results.list_result_folders(workspace.path))
+    results = calibration.build_calibration(ratios, calibration.RESULTS)
     return calibration.build_calibration(read_run_ratios(workspace), fallback=results)
 
 

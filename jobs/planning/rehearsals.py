@@ -58,13 +58,11 @@ class Rehearsals:
             elif self._make:
                 missing.setdefault(request.key(full_depth=self._full_depth), []).append(cell)
         began = time.monotonic()
-        for number, equal_cells in enumerate(missing.values()):
+        for number, equal in enumerate(missing.values()):
             left_s = (time.monotonic() - began) / number * (len(missing) - number) if number else None
             left_text = "" if left_s is None else f", about {moments.duration(left_s)} left"
-            self._out.remark(f"rehearsing {number + 1} of {len(missing)}: {equal_cells[0].name()}{left_text}")
-            answers |= dict.fromkeys(
-                [cell.name() for cell in equal_cells], self._make_answer(self._make_request(equal_cells[0]))
-            )
+            self._out.remark(f"rehearsing {number + 1} of {len(missing)}: {equal[0].name()}{left_text}")
+            answers |= dict.fromkeys([cell.name() for cell in equal], self._make_answer(self._make_request(equal[0])))
         return answers
 
     def _make_request(self, cell: Cell) -> RehearsalRequest:
@@ -87,11 +85,8 @@ class Rehearsals:
         workspace_trust.begin(self._workspace)
         files.make_folder(self.folder)
         with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as folder:
-            request_path, answer_path, error_path = (
-                Path(folder, "request.json"),
-                Path(folder, "answer.json"),
-                Path(folder, "said"),
-            )
+            request_path, answer_path = Path(folder, "request.json"), Path(folder, "answer.json")
+            error_path = Path(folder, "said")
             request_path.write_bytes(msgspec.json.encode(request))
             if (workload := request.own_workload) is not None and workload.is_data:
                 plugin_source.write(request_path.parent / own_workload.FOLDER, self._plugins.workloads.sources[workload.code])
@@ -113,9 +108,9 @@ class Rehearsals:
         prints."""
         command = [own_answers.interpreter_path(), "-P", "-W", "ignore", "-m", "trainers", "rehearse"]
         depth_options = ["--full-depth"] if self._full_depth else []
-        with answer_path.open("wb") as standard_output, error_path.open("wb") as errors:
+        with answer_path.open("wb") as output, error_path.open("wb") as errors:
             process = subprocess.Popen(
-                [*command, str(request_path), "--cache", str(self.folder), *depth_options], stdin=subprocess.DEVNULL, stdout=standard_output,
+                [*command, str(request_path), "--cache", str(self.folder), *depth_options], stdin=subprocess.DEVNULL, stdout=output,
                 stderr=errors, cwd=request_path.parent, env=own_answers.make_environment(), start_new_session=True,
             )  # fmt: skip
             try:

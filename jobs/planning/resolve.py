@@ -74,20 +74,18 @@ def resolve_cells(
     problems: list[Problem] = []
     if matrix.file.baseline not in menus.strategies:
         unknown = str(UnknownName("strategy", matrix.file.baseline, menus.strategies))
-        sentence = plugins.strategies.faults.get(matrix.file.baseline, unknown)
-        problems.append(matrix.document.problem(("baseline",), sentence))
+        text = plugins.strategies.faults.get(matrix.file.baseline, unknown)
+        problems.append(matrix.document.problem(("baseline",), text))
     cells: list[Cell] = []
-    first_number: dict[str, int] = {}
+    first: dict[str, int] = {}
     for number, point in enumerate(matrix.points, start=1):
         cell = _resolve_cell(matrix, point, menus, problems, cluster)
         if cell is None:
             continue
-        if cell.hash() in first_number:
-            sentence = (
-                f"cells {first_number[cell.hash()]} and {number} are the same run. Use `repeats` to run a cell more than once."
-            )
-            problems.append(matrix.problem(point, next(reversed(point.keys)), sentence))
-        first_number.setdefault(cell.hash(), number)
+        if cell.hash() in first:
+            text = f"cells {first[cell.hash()]} and {number} are the same run. Use `repeats` to run a cell more than once."
+            problems.append(matrix.problem(point, next(reversed(point.keys)), text))
+        first.setdefault(cell.hash(), number)
         cells.append(cell)
     if not problems:
         excluded = [entry.cell for entry in matrix.excluded]
@@ -100,7 +98,7 @@ def resolve_cells(
 
 
 def find_misfits(matrix: Matrix, cells: Sequence[Cell], machine: Capacity, selected_cells: Sequence[Cell]) -> list[Misfit]:
-    """The cells of `selected_cells` that do not fit the machines. cells: all cells of the matrix, in the order of its points."""
+    """The cells of `selected_cells` that do not fit the machines. cells: all cells, in the order of the matrix's points."""
     found_misfits = []
     names = {cell.name() for cell in selected_cells}
     for point, cell in zip(matrix.points, cells, strict=True):
@@ -259,9 +257,7 @@ def _suggest_condition(option: str, menus: Menus) -> str:
     """A sentence that shows how to set an option only for the cells whose strategy or workload has this option; '' if no
     strategy or workload has it."""
     for key, variants in (("strategy", menus.strategies), ("workload", menus.workloads)):
-        if owners := [
-            name for name, variant in variants.items() if option in {variant_option.name for variant_option in variant.options}
-        ]:
+        if owners := [name for name, variant in variants.items() if option in {entry.name for entry in variant.options}]:
             example = f"include: [{{when: \"{key} == '{owners[0]}'\", options: {{{option}: ...}}}}]"
             return f" It is an option of {', '.join(owners)}; to give it only to cells of {owners[0]}, write {example}."
     return ""

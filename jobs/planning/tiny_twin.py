@@ -115,12 +115,10 @@ def _largest_divisor(sizes: Sequence[int]) -> int:
 
 
 def _make_twin(cell: Cell, workload: Workload, *, divisor: int, images: int, launcher: str) -> Cell:
-    twin_options = {option.name: option.default for option in workload.options}
-    options = {name: value for name, value in cell.options.items() if name not in twin_options}
-    kept_options = {
-        name: cell.options[name] for name in ("dropout", "subset_seed") if name in twin_options and name in cell.options
-    }
-    options |= twin_options | kept_options | ({"data": "synthetic"} if "data" in twin_options else {})
+    allowed = {option.name: option.default for option in workload.options}
+    options = {name: value for name, value in cell.options.items() if name not in allowed}
+    kept_options = {name: cell.options[name] for name in ("dropout", "subset_seed") if name in allowed and name in cell.options}
+    options |= allowed | kept_options | ({"data": "synthetic"} if "data" in allowed else {})
     stages_a_rank = cell.options.get("stages_per_rank", 1)
     assert isinstance(stages_a_rank, int)
     for name, least_size in ((workload.blocks, cell.pp * stages_a_rank), (workload.heads, cell.tp)):
@@ -129,7 +127,7 @@ def _make_twin(cell: Cell, workload: Workload, *, divisor: int, images: int, lau
             assert isinstance(size, int)
             options[name] = max(size, least_size)
     steps, epochs = cell.steps, cell.epochs
-    if epochs is not None and "subset" in twin_options:
+    if epochs is not None and "subset" in allowed:
         epochs = min(epochs, EPOCHS)
         options["subset"] = images
     else:
@@ -161,20 +159,17 @@ def _shorten_schedule(schedule: Schedule) -> Schedule:
     return msgspec.structs.replace(schedule, lr_warmup_steps=min(schedule.lr_warmup_steps, WARMUP_STEPS))
 
 
-def _shorten_instruments(instruments: Instruments, validated_items: int) -> Instruments:
+def _shorten_instruments(instruments: Instruments, items: int) -> Instruments:
     """The instruments of a twin: the same instruments, with windows that fit into the twin's steps.
 
-    Checkpoints and validations happen every 2 steps or every epoch. validated_items: the number of items that a validation
+    Checkpoints and validations happen every 2 steps or every epoch. items: the number of items that a validation
     reads."""
     profile, validation, checkpoints = instruments.profile, instruments.validation, instruments.checkpoints
     if profile is not None:
         profile = msgspec.structs.replace(profile, first_step=min(profile.first_step, 3), steps=min(profile.steps, 2))
     if validation is not None:
         validation = msgspec.structs.replace(
-            validation,
-            items=validated_items,
-            every_steps=validation.every_steps and 2,
-            every_epochs=validation.every_epochs and 1,
+            validation, items=items, every_steps=validation.every_steps and 2, every_epochs=validation.every_epochs and 1
         )
     if checkpoints is not None:
         checkpoints = msgspec.structs.replace(

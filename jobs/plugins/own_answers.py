@@ -41,22 +41,18 @@ def describe_plugin(workspace: Workspace, source: PluginSource, kind: type[D], s
     length, for a model that is described by its configuration. Raises InputError, which names the fault of the file.
     """
     key = "".join((source.digest, source_digest.source(), source_digest.packages(), str(seq_len or "")))
-    file_prefix = source.name if kind is Description else f"strategies.{source.name}"
-    cache_path = (
-        own_copies.find_plugin_copies_folder(workspace) / f"{file_prefix}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    )
-    if (cached_answer := json_file.read_if_valid(cache_path, kind)) is not None:
+    prefix = source.name if kind is Description else f"strategies.{source.name}"
+    path = own_copies.find_plugin_copies_folder(workspace) / f"{prefix}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    if (cached_answer := json_file.read_if_valid(path, kind)) is not None:
         return cached_answer
     answer = _ask_process(source, kind, seq_len)
     if answer.fault:
         raise InputError(answer.fault)
     workspace_trust.begin(workspace)
-    files.make_folder(cache_path.parent)
-    for outdated_path in cache_path.parent.glob(
-        f"{file_prefix}-{'?' * 16}.json"
-    ):  # remove answers for earlier versions of the file
-        outdated_path.unlink(missing_ok=True)
-    files.write_json(cache_path, answer, sync=False)
+    files.make_folder(path.parent)
+    for outdated in path.parent.glob(f"{prefix}-{'?' * 16}.json"):  # remove answers for earlier versions of the file
+        outdated.unlink(missing_ok=True)
+    files.write_json(path, answer, sync=False)
     return answer
 
 
@@ -89,26 +85,24 @@ def _ask_process(source: PluginSource, kind: type[D], seq_len: int | None) -> D:
             plugin_source.write(Path(folder) / own_workload.FOLDER, source)
             plugin_path = Path(folder) / own_workload.FOLDER / plugin_path.name
         length_options: list[str] = [] if seq_len is None else ["--seq-len", str(seq_len)]
-        exit_code = _run_process(
-            [
-                interpreter_path(),
-                "-P",
-                "-m",
-                "trainers",
-                "describe",
-                str(plugin_path),
-                *length_options,
-                "--out",
-                str(answer_path),
-            ],
-            folder,
-            output_path,
-        )
+        argv = [
+            interpreter_path(),
+            "-P",
+            "-m",
+            "trainers",
+            "describe",
+            str(plugin_path),
+            *length_options,
+            "--out",
+            str(answer_path),
+        ]
+        exit_code = _run_process(argv, folder, output_path)
         if exit_code is None:
             return kind(fault=f"{source.file}: its code did not end within {ANSWER_S} s.")
         description = json_file.read_if_valid(answer_path, kind)
         if description is None:
-            why = f"{interpreter_path()} {f'says: {last_output}' if (last_output := read_last_line(output_path)) else f'ended with code {exit_code}'}"
+            last_output = read_last_line(output_path)
+            why = f"{interpreter_path()} {f'says: {last_output}' if last_output else f'ended with code {exit_code}'}"
             return kind(fault=f"{source.file}: it cannot be found out what it defines. {why}")
     entries = description.workloads if isinstance(description, Description) else description.strategies
     if any(entry.code != source.digest for entry in entries):
@@ -121,15 +115,9 @@ def _run_process(argv: Sequence[str], folder: str, output_path: Path) -> int | N
 
     folder: the working directory of the process. output_path: the file for its output. The output is not read from a pipe,
     because the code of the user may start another process that keeps the pipe open for ever."""
-    with output_path.open("wb") as output:
+    with output_path.open("wb") as log:
         process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd=folder,
-            env=make_environment(),
-            start_new_session=True,
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, env=make_environment(), start_new_session=True
         )
         try:
             return process.wait(ANSWER_S)

@@ -69,14 +69,12 @@ def read_run_plugins(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugi
     workload, strategy = run.own_workload, run.own_strategy
     plugins = OwnPlugins()
     if workload is not None and run.cell.workload_code is not None:
-        carried_sources = _read_carried_code(workspace, run, workload, run.cell.workload_code, trust=trust or workload.is_data)
-        plugins = OwnPlugins(OwnWorkloads({workload.name: workload}, carried_sources))
+        sources = _read_carried_code(workspace, run, workload, run.cell.workload_code, trust=trust or workload.is_data)
+        plugins = OwnPlugins(OwnWorkloads({workload.name: workload}, sources))
     if strategy is not None and run.cell.strategy_code is not None:
-        carried_sources = _read_carried_code(workspace, run, strategy, run.cell.strategy_code, trust=trust)
+        sources = _read_carried_code(workspace, run, strategy, run.cell.strategy_code, trust=trust)
         processes = {strategy.code: RefusingProcess(Path(strategy.file))}
-        plugins = msgspec.structs.replace(
-            plugins, strategies=OwnStrategies({strategy.name: strategy}, carried_sources, {}, processes)
-        )
+        plugins = msgspec.structs.replace(plugins, strategies=OwnStrategies({strategy.name: strategy}, sources, {}, processes))
     return plugins
 
 

@@ -28,10 +28,7 @@ from shardlab.workspace.workspace import Workspace
 from trainers import menu
 from trainers.strategy import Strategy
 
-FIRST_ANSWER_S, NEXT_ANSWER_S = (
-    300.0,
-    30.0,
-)  # the most seconds for the first answer, which includes imports, and for each later answer
+FIRST_ANSWER_S, NEXT_ANSWER_S = 300.0, 30.0  # the most seconds for the first answer, with imports, and for each later one
 MOST_BYTES = 1 << 16  # the most bytes of an answer
 
 
@@ -158,7 +155,7 @@ def find_strategies(workspace: Workspace, names: Collection[str] | None = None) 
 
     names: the names to look for; None: all strategies. Raises WorkspaceError.
     """
-    strategies_by_name: dict[str, OwnStrategy] = {}
+    defined: dict[str, OwnStrategy] = {}
     sources: dict[str, PluginSource] = {}
     faults: dict[str, str] = {}
     for file in plugin_source.files_in(workspace.path / FOLDER):
@@ -171,15 +168,13 @@ def find_strategies(workspace: Workspace, names: Collection[str] | None = None) 
             _must_not_share_helpers(workspace, source)
             strategies = own_answers.describe_plugin(workspace, source, StrategyDescription).strategies
             for strategy in strategies:
-                _must_be_new(file, strategy.name, strategies_by_name)
+                _must_be_new(file, strategy.name, defined)
         except InputError as error:
             faults |= dict.fromkeys(sought_names - (set(menu.strategies()) - {file.stem.replace("_", "-")}), str(error))
             continue
         sources[source.digest] = source
-        strategies_by_name |= {strategy.name: msgspec.structs.replace(strategy, file=str(file)) for strategy in strategies}
-    return OwnStrategies(
-        strategies_by_name, sources, faults, {code: RefusingProcess(source.file) for code, source in sources.items()}
-    )
+        defined |= {strategy.name: msgspec.structs.replace(strategy, file=str(file)) for strategy in strategies}
+    return OwnStrategies(defined, sources, faults, {code: RefusingProcess(source.file) for code, source in sources.items()})
 
 
 def _may_define(file: Path, name: str) -> bool:
@@ -189,14 +184,12 @@ def _may_define(file: Path, name: str) -> bool:
     return name == base_name or name.startswith(f"{base_name}-")
 
 
-def _must_be_new(file: Path, name: str, strategies_by_name: Mapping[str, OwnStrategy]) -> None:
+def _must_be_new(file: Path, name: str, defined: Mapping[str, OwnStrategy]) -> None:
     """Raises InputError if a strategy with this name ships with shardlab or is defined by another file."""
     if name in menu.strategies():
         raise InputError(f"{file}: the strategy {name} ships with shardlab and cannot be replaced. Allowed: another name.")
-    if name in strategies_by_name:
-        raise InputError(
-            f"{file}: the strategy {name} is defined by {strategies_by_name[name].file} as well. Allowed: another name."
-        )
+    if name in defined:
+        raise InputError(f"{file}: the strategy {name} is defined by {defined[name].file} as well. Allowed: another name.")
 
 
 def _must_not_share_helpers(workspace: Workspace, source: PluginSource) -> None:

@@ -65,9 +65,9 @@ def find_workloads(
             source = plugin_source.read(file)
             workspace_trust.must_be_allowed(workspace, f"execute {file}")
             workloads = _describe_workloads(workspace, source)
-            if shipped_names := sorted({workload.name for workload in workloads} & set(menu.workloads())):
+            if shipped := sorted({workload.name for workload in workloads} & set(menu.workloads())):
                 raise InputError(
-                    f"{file}: the workload {shipped_names[0]} ships with shardlab and cannot be replaced. Allowed: another file name."
+                    f"{file}: the workload {shipped[0]} ships with shardlab and cannot be replaced. Allowed: another file name."
                 )
         except InputError as error:
             faults |= dict.fromkeys(possible_names - set(menu.workloads()) | {file.stem}, str(error))
@@ -78,10 +78,8 @@ def find_workloads(
         try:
             if (workspace.path / FOLDER / f"{model.name}.py").exists():
                 raise InputError(f"{FOLDER}/{model.name}.py defines another workload {model.name}. Allowed: another file name.")
-            if shipped_names := sorted({model.name, f"{model.name}-tiny"} & set(menu.workloads())):
-                raise InputError(
-                    f"the workload {shipped_names[0]} ships with shardlab. Allowed: its name, or another file name."
-                )
+            if shipped := sorted({model.name, f"{model.name}-tiny"} & set(menu.workloads())):
+                raise InputError(f"the workload {shipped[0]} ships with shardlab. Allowed: its name, or another file name.")
             workloads = _describe_workloads(workspace, model.source, model.seq_len)
         except InputError as error:
             faults[model.name] = f"{model.origin}: {error}"

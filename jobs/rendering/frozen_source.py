@@ -56,11 +56,8 @@ def freeze_source(copy: Path) -> None:
 def remove_unused_copies(workspace: Workspace, current: Path) -> None:
     """Remove the copies that no unfinished run uses, but never the copy `current`. If the records of a run cannot be read, no
     copy is removed."""
-    copies = {
-        name: find_source_copies_folder(workspace) / name
-        for name in files.names(find_source_copies_folder(workspace))
-        if name != current.name
-    }
+    folder = find_source_copies_folder(workspace)
+    copies = {name: folder / name for name in files.names(folder) if name != current.name}
     runs_with_copies = []
     for run_dir in workspace.all_runs() if copies else []:
         try:

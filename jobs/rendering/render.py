@@ -95,9 +95,7 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
     def plans_rehearsal(self, cell: Cell) -> bool:
         """Whether a run of this cell is planned as a rehearsal, because its ranks will have no GPUs or for another reason."""
         on_gpus = launcher(cell.launcher).on_gpus and self._with_gpus.get(cell.gpu_type, True)
-        return is_rehearsal(
-            cell, make_cluster_record(self), on_cpu=not on_gpus and cell.launcher != TRACE
-        )  # which has no ranks
+        return is_rehearsal(cell, make_cluster_record(self), on_cpu=not on_gpus and cell.launcher != TRACE)  # it has no ranks
 
 
 def make_render_context(
@@ -118,9 +116,7 @@ def make_render_context(
     name = "local" if cluster.provider == "local" else "ssh" if cluster.slurm is None else "slurm"
     name = "allocation" if in_allocation else name
     template_names = dict.fromkeys(
-        template_part
-        for template in scheduler(name).TEMPLATES
-        for template_part in templates.parts(template, workspace.own_templates)
+        part for template in scheduler(name).TEMPLATES for part in templates.parts(template, workspace.own_templates)
     )
     return RenderContext(
         matrix=matrix,
@@ -147,11 +143,8 @@ def make_remarks(source: RenderContext) -> list[str]:
     them."""
     folder = source.own_templates
     template_paths = [folder / name for name in source.digests if (folder / name).exists()] if folder is not None else []
-    workloads = [
-        plugin.file
-        for plugin in source.own.workloads.by_name.values()
-        if not plugin.is_data and not plugin.name.endswith("-tiny")
-    ]
+    plugins = source.own.workloads.by_name.values()
+    workloads = [plugin.file for plugin in plugins if not plugin.is_data and not plugin.name.endswith("-tiny")]
     strategies = dict.fromkeys(plugin.file for plugin in source.own.strategies.by_name.values())
     return [
         *(f"scripts are rendered from the workspace's own template {path}." for path in template_paths),
@@ -237,10 +230,8 @@ def render_script(run: Run, folder: Path, cluster: Cluster, own_templates: Path 
     elif run.scheduler == "ssh":
         values["command"] = [python, "-m", "jobs.ssh.step", ".", "--", *run_launcher.task(run, python)]
     else:
-        values |= {
-            "command": run_launcher.srun(run, rank_python, container=container_options),
-            "options": request.list_sbatch_options(run, cluster),
-        }
+        values["command"] = run_launcher.srun(run, rank_python, container=container_options)
+        values["options"] = request.list_sbatch_options(run, cluster)
     return scripts.render_template(scheduler(run.scheduler).TEMPLATE, own_templates, **values)
 
 

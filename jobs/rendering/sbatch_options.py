@@ -39,16 +39,13 @@ def list_sbatch_options(run: Run, cluster: Cluster) -> tuple[str, ...]:
             "gpus": f"gpus={gpu_prefix}{gpus * run.world.nnodes}",
         }
         words.append(requests[slurm.gpu_request])
-    takes_whole_nodes = (
-        slurm.exclusive and run.traces is None
-    )  # a run that reads traces is not timed, so it may share its nodes
+    takes_whole_nodes = slurm.exclusive and run.traces is None  # a run that reads traces is not timed: it may share nodes
     words.append("exclusive" if takes_whole_nodes else f"cpus-per-task={count_cpus_per_task(run, cluster, slurm, tasks)}")
     if slurm.mem is not None or takes_whole_nodes:
         words.append(f"mem={slurm.mem or 0}")  # 0: all memory of the node
     longest_s = slurm.max_time_s  # Slurm rejects, or never starts, a job with a longer limit
-    words.append(
-        f"time={compute_limit_minutes(run) if longest_s is None else max(1, min(compute_limit_minutes(run), longest_s // 60))}"
-    )
+    minutes = compute_limit_minutes(run)
+    words.append(f"time={minutes if longest_s is None else max(1, min(minutes, longest_s // 60))}")
     # whether Slurm may restart the job of its own accord (jobs.supervisor.retries)
     words.append("requeue" if run.retries_after("node_fail") else "no-requeue")
     # nodes that the cluster file excludes, and nodes that earlier attempts lost

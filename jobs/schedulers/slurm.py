@@ -37,13 +37,11 @@ PART_DIVISOR = 4
 # The longest delay of Slurm's accounting. If the accounting does not know a job after this time, the job does not exist.
 LAG_S = 120.0
 # States of a job that only Slurm may know. The records of its run may only say that the run failed, without a reason.
-STATES_ONLY_SLURM_KNOWS = ("oom", "node_fail", "preempted", "cancelled", "timeout")
+ONLY_SLURM_KNOWS = ("oom", "node_fail", "preempted", "cancelled", "timeout")
 # States of an ended job that say nothing about a run of the job that had not started: in a packed allocation, an earlier run
 # may have used up the time or the memory.
 NOT_OF_A_WAITING_RUN = ("completed", "failed", "timeout", "oom")
-_NOT_HELD_ANY_MORE = re.compile(
-    "already finished|no longer pending|Invalid job id"
-)  # Slurm's words for a job that is not held any more
+_NOT_HELD_ANY_MORE = re.compile("already finished|no longer pending|Invalid job id")  # Slurm's words
 _OPTION = "#SBATCH "
 _TIME = re.compile(r"^--time=(\d+)\Z")
 
@@ -55,40 +53,34 @@ def submit(workspace: Workspace, folders: Sequence[RunDir], submit_options: Subm
     with a single run.
     """
     earlier_jobs = _find_unended_jobs(workspace, submit_options.after)
-    largest_part = (
-        len(folders) if submit_options.pack or len(folders) == 1 else max(1, read_number_setting("MaxArraySize", 1001))
-    )
+    largest = len(folders) if submit_options.pack or len(folders) == 1 else max(1, read_number_setting("MaxArraySize", 1001))
     groups = _group_by_options(folders)
     while groups:
         equal_runs = groups[0]
-        part = equal_runs if submit_options.pack else equal_runs[:largest_part]
+        part = equal_runs if submit_options.pack else equal_runs[:largest]
         try:
-            job = _submit_as_one_job(workspace, part, submit_options, earlier_jobs)
+            job = _submit_job(workspace, part, submit_options, earlier_jobs)
         except submission.SlurmLimitReached as no_room:
             if submit_options.pack or len(part) == 1:
                 raise SchedulerFull("Slurm", no_room.why, [folder for group in groups for folder in group]) from None
-            largest_part = max(1, len(part) // PART_DIVISOR)
+            largest = max(1, len(part) // PART_DIVISOR)
             continue
         groups[:1] = [rest] if (rest := equal_runs[len(part) :]) else []
         if submit_options.at_once is not None and job is not None:
-            earlier_jobs = [
-                job
-            ]  # jobs with other options wait for this job: otherwise more than `at_once` runs could run at a time
+            earlier_jobs = [job]  # jobs with other options wait for it: otherwise more than `at_once` runs could run at a time
 
 
 def resolve(workspace: Workspace) -> list[str]:
     """Finish submissions of earlier commands that were interrupted; return a sentence about each."""
-    sentences = []
-    for interrupted_submission in submission.list_interrupted(workspace):
+    texts = []
+    for interrupted in submission.list_interrupted(workspace):
         try:
-            sentences.append(submission.settle_submission(workspace, interrupted_submission))
-        except submission.SlurmLimitReached as no_room:
-            sentences.append(
-                f"{interrupted_submission.token}: Slurm does not have this job, and accepts no more jobs for now ({no_room.why})."
-            )
+            texts.append(submission.settle_submission(workspace, interrupted))
+        except submission.SlurmLimitReached as full:
+            texts.append(f"{interrupted.token}: Slurm does not have this job, and accepts no more jobs for now ({full.why}).")
         except submission.JobRefused as refused:
-            sentences.append(f"{interrupted_submission.token}: this job was never created. {refused}")
-    return sentences
+            texts.append(f"{interrupted.token}: this job was never created. {refused}")
+    return texts
 
 
 def damaged(workspace: Workspace) -> list[str]:
@@ -98,18 +90,16 @@ def damaged(workspace: Workspace) -> list[str]:
 
 def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
     """The state of each run, from its own records and from one query to Slurm for all jobs."""
-    sendings = [last_sending(run.events) for run in runs]
-    job_numbers = sorted(
-        {str(sending.data["job"]).split("_")[0] for sending in sendings if sending is not None and sending.data.get("job")}
-    )
-    since_s = min((sending.wall_s for sending in sendings if sending is not None), default=0.0)
-    answer = query.find_jobs(job_numbers, since_s, _unfinished_job_ids(runs, sendings))
+    notes = [last_sending(run.events) for run in runs]
+    job_numbers = sorted({str(note.data["job"]).split("_")[0] for note in notes if note is not None and note.data.get("job")})
+    since_s = min((note.wall_s for note in notes if note is not None), default=0.0)
+    answer = query.find_jobs(job_numbers, since_s, _unfinished_job_ids(runs, notes))
     unfinished_packs = _find_unfinished_packs(workspace) if any(claim.is_packed(run.events) for run in runs) else set()
-    is_open = any(sending is not None and sending.event == "submitting" for sending in sendings)
+    is_open = any(note is not None and note.event == "submitting" for note in notes)
     unreadable = submission.find_unreadable(workspace) if is_open else {}
     observed_runs = []
-    for run, sending in zip(runs, sendings, strict=True):
-        observed = _observe_run(run, sending, answer, unreadable)
+    for run, note in zip(runs, notes, strict=True):
+        observed = _observe_run(run, note, answer, unreadable)
         observed_runs.append(
             msgspec.structs.replace(
                 observed, leftover=observed.id not in unfinished_packs and _is_leftover(run, answer.jobs.get(observed.id))
@@ -162,9 +152,7 @@ def _unfinished_job_ids(runs: Sequence[RunOnDisk], sendings: Sequence[Event | No
 def cancel(workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
     """Record that the runs are cancelled, then cancel their jobs. Raises ControllerUnreachable if Slurm does not answer."""
     cancelled_ids = {run.run.run_id for run in runs}
-    cancelled_packs = {
-        sent.job for sent in _pack_submissions(workspace) if cancelled_ids >= _unfinished_run_ids(workspace, sent)
-    }
+    packs = {sent.job for sent in _pack_submissions(workspace) if cancelled_ids >= _unfinished_run_ids(workspace, sent)}
     jobs: dict[str, str] = {}
     for run in runs:
         sending = last_sending(run.events)
@@ -173,7 +161,7 @@ def cancel(workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
         job, token = sent_job(sending)
         # A packed allocation is cancelled only if all its unfinished runs are cancelled. Otherwise its other runs continue, and
         # the supervisor of a running run ends this run.
-        if job and (not claim.is_packed(run.events) or job in cancelled_packs):
+        if job and (not claim.is_packed(run.events) or job in packs):
             jobs[job] = token
     try:
         for numbers in query.split_into_parts(query.select_own_jobs(jobs)):
@@ -256,12 +244,10 @@ def _read_script_options(folder: RunDir) -> tuple[str, ...]:
     return tuple(line.removeprefix(_OPTION).strip() for line in head if line.startswith(_OPTION))
 
 
-def _submit_as_one_job(
-    workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions, earlier_jobs: Sequence[str]
-) -> str | None:
-    """Submit runs with the same options as one job, which starts after the jobs `earlier_jobs` have ended; return its number."""
+def _submit_job(workspace: Workspace, folders: Sequence[RunDir], settings: SubmitOptions, earlier: Sequence[str]) -> str | None:
+    """Submit runs with the same options as one job, which starts after the jobs `earlier` have ended; return its number."""
     first_run = folders[0].read_run()
-    kind: Kind = "one" if len(folders) == 1 else "pack" if submit_options.pack else "array"
+    kind: Kind = "one" if len(folders) == 1 else "pack" if settings.pack else "array"
     token = submission.make_token(folders[0].run_id if kind == "one" else first_run.matrix)
     submission_folder = submission.submissions_folder(workspace) / token
     options: list[str] = []
@@ -269,28 +255,24 @@ def _submit_as_one_job(
         script = folders[0].path / SCRIPT
         options.append(f"--output={_escape_percent(folders[0].log)}/slurm-%j.out")
     else:
-        script_options = _read_script_options(folders[0])
+        flags = _read_script_options(folders[0])
         if kind == "pack":
-            script_options = tuple(
-                _TIME.sub(lambda match: f"--time={int(match[1]) * len(folders)}", option) for option in script_options
-            )
+            flags = tuple(_TIME.sub(lambda match: f"--time={int(match[1]) * len(folders)}", flag) for flag in flags)
         files.make_folder(submission_folder)
         script = submission_folder / f"{kind}.sbatch"
         text = scripts.render_template(
             SHARED_TEMPLATES[kind],
             workspace.own_templates,
-            options=script_options,
+            options=flags,
             folders=[str(folder.path) for folder in folders],
             script=SCRIPT,
         )
         files.write_atomic(script, text.encode(), mode=0o755)
         options.append(f"--output={_escape_percent(submission_folder)}/slurm-%{'a' if kind == 'array' else 'j'}.out")
     if kind == "array":
-        throttle = (
-            f"%{submit_options.at_once}" if submit_options.at_once is not None and submit_options.at_once < len(folders) else ""
-        )
+        throttle = f"%{settings.at_once}" if settings.at_once is not None and settings.at_once < len(folders) else ""
         options.append(f"--array=0-{len(folders) - 1}{throttle}")
-    options += [f"--dependency=afterany:{':'.join(earlier_jobs)}"] if earlier_jobs else []
+    options += [f"--dependency=afterany:{':'.join(earlier)}"] if earlier else []
     sent = Submission(
         token=token,
         kind=kind,
@@ -379,31 +361,25 @@ def _combine_with_job(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
 
 def _judge_after_end(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
     """The state of a run whose records have an end. Slurm may start the run again, or may know the reason of the end better."""
-    own_verdict, slurm_state = run.verdict, states.translate_state(job.state)
-    end_event = next((event for event in reversed(run.events) if event.event == "exited"), None)
-    if end_event is None or own_verdict.state in ("completed", "cancelled"):
-        return own_verdict
-    reason = end_event.data.get("reason")
-    begun_since = slurm_state == "running" and job.start_s is not None and job.start_s > end_event.wall_s
+    verdict, slurm_state = run.verdict, states.translate_state(job.state)
+    end = next((event for event in reversed(run.events) if event.event == "exited"), None)
+    if end is None or verdict.state in ("completed", "cancelled"):
+        return verdict
+    reason = end.data.get("reason")
+    begun_since = slurm_state == "running" and job.start_s is not None and job.start_s > end.wall_s
     if slurm_state == "pending" or begun_since:
         return JudgedState(
-            "pending", f"started again by Slurm, after {'Slurm told it to end' if reason == 'told' else own_verdict.state}"
+            "pending", f"started again by Slurm, after {'Slurm told it to end' if reason == 'told' else verdict.state}"
         )
     if slurm_state == "running" and not shared:  # Slurm may start the run again, and does not yet say why the run ended
-        return JudgedState("running", f"its job is ending, after {own_verdict.state}: {own_verdict.why}")
-    if slurm_state == "cancelled" and any(
-        event.event == "requeued" and event.wall_s >= end_event.wall_s for event in run.events
-    ):
-        return JudgedState("cancelled", f"cancelled while it waited to be started again, after {own_verdict.state}")
+        return JudgedState("running", f"its job is ending, after {verdict.state}: {verdict.why}")
+    if slurm_state == "cancelled" and any(event.event == "requeued" and event.wall_s >= end.wall_s for event in run.events):
+        return JudgedState("cancelled", f"cancelled while it waited to be started again, after {verdict.state}")
     # If the run failed without a recorded reason, the reason for which Slurm ended the job may be the cause. If the job has
     # several runs, the job ended later than this run, so its reason counts only if Slurm told this run to end.
-    if own_verdict.state != "failed" or reason not in (None, "told") or (shared and reason is None):
-        return own_verdict
-    return (
-        JudgedState(slurm_state, states.WHY[states.bare_state(job.state)])
-        if slurm_state in STATES_ONLY_SLURM_KNOWS
-        else own_verdict
-    )
+    if verdict.state != "failed" or reason not in (None, "told") or (shared and reason is None):
+        return verdict
+    return JudgedState(slurm_state, states.WHY[states.bare_state(job.state)]) if slurm_state in ONLY_SLURM_KNOWS else verdict
 
 
 def _judge_missing(run: RunOnDisk, sending: Event, answer: JobsFound) -> JudgedState:

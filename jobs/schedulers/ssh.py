@@ -116,18 +116,16 @@ def _find_free_nodes(
     folder: the run's folder, into which ssh writes its log. locks_by_node: a dictionary into which this function writes the
     descriptor of each node's lock, by the name of the node. locks: the exit stack that releases the locks."""
     chosen_nodes: list[InventoryNode] = []
-    silent_clauses: list[str] = []
+    silent: list[str] = []
     user_clauses: list[str] = []
     free_nodes = list(_lock_nodes(workers, locks_by_node, locks, user_clauses))
     while len(chosen_nodes) < count and free_nodes:
-        asked_nodes, free_nodes = free_nodes[: count - len(chosen_nodes)], free_nodes[count - len(chosen_nodes) :]
-        with ThreadPoolExecutor(max_workers=len(asked_nodes)) as pool:
-            answers = list(pool.map(lambda node: _try_login(node, folder), asked_nodes))
-        chosen_nodes += [node for node, answer in zip(asked_nodes, answers, strict=True) if not answer]
-        silent_clauses += [
-            f"{node.name} does not answer ({answer})" for node, answer in zip(asked_nodes, answers, strict=True) if answer
-        ]
-    return chosen_nodes, "; ".join(silent_clauses or ["waits for free nodes", *user_clauses])
+        nodes, free_nodes = free_nodes[: count - len(chosen_nodes)], free_nodes[count - len(chosen_nodes) :]
+        with ThreadPoolExecutor(max_workers=len(nodes)) as pool:
+            answers = list(pool.map(lambda node: _try_login(node, folder), nodes))
+        chosen_nodes += [node for node, answer in zip(nodes, answers, strict=True) if not answer]
+        silent += [f"{node.name} does not answer ({answer})" for node, answer in zip(nodes, answers, strict=True) if answer]
+    return chosen_nodes, "; ".join(silent or ["waits for free nodes", *user_clauses])
 
 
 def _lock_nodes(

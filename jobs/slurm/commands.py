@@ -18,14 +18,10 @@ LIMIT_S = 60.0
 LISTEN_S = 1.0
 ENDED_S = 60.0  # longer than Slurm needs to end a job that it requeues
 # Variables with these prefixes, set by a job or by the user, would act as options of Slurm's commands.
-DROPPED_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMI_", "PMIX_", "SALLOC_")
+DROPPED = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMI_", "PMIX_", "SALLOC_")
 KEPT_VARIABLES = ("SLURM_CONF",)
 # The exit codes of a command that SIGTERM or SIGKILL ended, as Python and as a shell report them.
-_ENDED_BY_SIGNAL = tuple(
-    code
-    for read_number_setting in (signal.SIGTERM, signal.SIGKILL)
-    for code in (-read_number_setting, 128 + read_number_setting)
-)
+_ENDED_BY_SIGNAL = tuple(code for number in (signal.SIGTERM, signal.SIGKILL) for code in (-number, 128 + number))
 _PREFIX = re.compile(r"^[a-z_]+(?: error)?: (?:error: |fatal: )?")
 ASK_S = 5.0  # seconds between two questions to the controller
 # seconds for which an outage still counts after its end: in Slurm 26.05, a job step ends up to half a minute later
@@ -97,9 +93,7 @@ def has_slurm_commands() -> bool:
 def call(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[str] | None = None) -> SlurmOutput:
     """Run a command of Slurm. limit_s: seconds after which the command is ended. enough: if this pattern is found in the error
     output, the command is ended at once. Raises ShardlabError if this machine does not have the command."""
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith(DROPPED_PREFIXES) or name in KEPT_VARIABLES
-    }
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED) or name in KEPT_VARIABLES}
     # Slurm prints times as seconds since the epoch, so the time zones of this machine and of the controller do not matter, and
     # prints the list of an array's tasks in full length.
     environment = inherited | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}

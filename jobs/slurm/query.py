@@ -53,32 +53,28 @@ class JobsFound(msgspec.Struct, frozen=True):
     complete: bool
 
 
-def find_jobs(job_numbers: Sequence[str], since_s: float, unfinished_ids: Set[str] = frozenset()) -> JobsFound:
+def find_jobs(numbers: Sequence[str], since_s: float, unfinished_ids: Set[str] = frozenset()) -> JobsFound:
     """The latest state of each of these jobs, and of each task of a job array.
 
-    job_numbers: numbers of jobs; an array has one number. since_s: no job was submitted before this time. unfinished_ids: ids
+    numbers: numbers of jobs; an array has one number. since_s: no job was submitted before this time. unfinished_ids: ids
     of jobs that may wait or run. The accounting lags behind for such jobs, so the controller (squeue) is asked first; if the
     controller knows all these jobs, sacct is not called."""
-    if not job_numbers:
+    if not numbers:
         return JobsFound({}, "", complete=True)
     queue = _squeue() if unfinished_ids else None
-    if queue is not None and queue.code == 0 and unfinished_ids <= (listed := _parse_listed_jobs(queue, job_numbers)).keys():
+    if queue is not None and queue.code == 0 and unfinished_ids <= (listed := _parse_listed_jobs(queue, numbers)).keys():
         return JobsFound(listed, "", complete=True)
-    accounts = call([*_sacct_argv(since_s), f"--jobs={','.join(job_numbers)}"])
+    accounts = call([*_sacct_argv(since_s), f"--jobs={','.join(numbers)}"])
     jobs_by_id = {job.id: job for job in _parse_jobs(accounts.stdout)} if accounts.code == 0 else {}
-    unknown_numbers = {
-        job_number
-        for job_number in job_numbers
-        if not any(job.startswith(f"{job_number}_") or job == job_number for job in jobs_by_id)
-    }
+    unknown = {number for number in numbers if not any(job.startswith(f"{number}_") or job == number for job in jobs_by_id)}
     has_unsettled = not all(states.is_settled(job.state) for job in jobs_by_id.values())
-    if queue is None and accounts.code == 0 and not unknown_numbers and not has_unsettled:
+    if queue is None and accounts.code == 0 and not unknown and not has_unsettled:
         return JobsFound(jobs_by_id, "", complete=True)
     # The accounting lags by seconds behind a start or an end of a job, and does not say what a job waits for.
     queue = queue or _squeue()
     if queue.code != 0:
         return JobsFound(jobs_by_id, queue.error_line, complete=False)
-    jobs_by_id |= _parse_listed_jobs(queue, job_numbers)
+    jobs_by_id |= _parse_listed_jobs(queue, numbers)
     # If Slurm keeps no accounting, the controller's list is complete: it has all jobs, and ended jobs for MinJobAge seconds.
     # Before Slurm 23.11.4, sacct may return exit code 0 although it prints an error.
     is_accounting_complete = accounts.code == 0 and "error:" not in accounts.stderr

@@ -195,10 +195,8 @@ def settle_submission(workspace: Workspace, submission: Submission) -> str:
             _record_event(workspace, run, "refused", sync=True, why=why, token=submission.token)
         submission.state, submission.why = "sent", "Slurm no longer knows its number"
         _write_submission(workspace, submission)
-        unstarted_note = (
-            f" {len(unstarted)} of its runs had not started; `jobs submit` submits them again." if unstarted else ""
-        )
-        return f"{submission.token}: Slurm no longer knows this job; the records of the runs that it started are kept.{unstarted_note}"
+        note = f" {len(unstarted)} of its runs had not started; `jobs submit` submits them again." if unstarted else ""
+        return f"{submission.token}: Slurm no longer knows this job; the records of the runs that it started are kept.{note}"
     if not existing_folders:
         _remove_files(workspace, submission)
         return f"{submission.token}: was not submitted, and the folders of its runs are gone; the submission is dropped."
@@ -280,19 +278,17 @@ def _record_sent(workspace: Workspace, submission: Submission, job: str) -> None
 
 
 def _record_refusal(workspace: Workspace, submission: Submission, answer: SlurmOutput) -> JobRefused:
-    limit_line = answer.find_error_line(NO_ROOM)
-    why = limit_line or answer.error_line
+    limit = answer.find_error_line(NO_ROOM)
+    why = limit or answer.error_line
     submission.state, submission.why = "refused", why
     _write_submission(workspace, submission)
-    sentence = f"Slurm rejected the job because of a limit: {why}" if limit_line else f"Slurm rejected the job: {why}"
+    sentence = f"Slurm rejected the job because of a limit: {why}" if limit else f"Slurm rejected the job: {why}"
     for run in submission.runs:
         _record_event(workspace, run, "refused", sync=True, why=sentence, token=submission.token)
     # The submission file is removed, because the events of the runs record the refusal. Otherwise, a command that waits at a
     # limit for days would leave a file for each try.
     _remove_files(workspace, submission)
-    return (
-        SlurmLimitReached(why) if limit_line else JobRefused(f"Slurm rejected the job of {', '.join(submission.runs)}: {why}.")
-    )
+    return SlurmLimitReached(why) if limit else JobRefused(f"Slurm rejected the job of {', '.join(submission.runs)}: {why}.")
 
 
 def _record_event(workspace: Workspace, run: str, event: str, *, sync: bool = False, **data: Any) -> None:

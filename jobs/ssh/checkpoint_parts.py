@@ -118,7 +118,7 @@ def _complete_checkpoint(folder: RunDir, run: Run, stored: StoredCheckpoint, mus
     return _why_unusable(stored, faulty_files, absent_nodes)
 
 
-def _why_unusable(stored: StoredCheckpoint, faulty_files: Sequence[CheckpointFile], absent_nodes: Sequence[str]) -> str:
+def _why_unusable(stored: StoredCheckpoint, faulty_files: Sequence[CheckpointFile], absent: Sequence[str]) -> str:
     late_ranks = stored.find_late_ranks()
     if not faulty_files and not late_ranks:
         return ""
@@ -126,29 +126,21 @@ def _why_unusable(stored: StoredCheckpoint, faulty_files: Sequence[CheckpointFil
     if not faulty_files:
         fault = f"the step records of {len(late_ranks)} of its {stored.manifest.world} ranks end before it"
     why = f"the checkpoint at step {stored.manifest.step} of {stored.run.run_id}: {fault}"
-    if absent_nodes:
-        raise ShardlabError(
-            f"cannot resume from {why} ({'; '.join(absent_nodes)}). Run `jobs retry` again when the node answers."
-        )
+    if absent:
+        raise ShardlabError(f"cannot resume from {why} ({'; '.join(absent)}). Run `jobs retry` again when the node answers.")
     return why
 
 
-def _place_files(
-    stored: StoredCheckpoint, arrived_folder: Path, faulty_files: Sequence[CheckpointFile]
-) -> list[CheckpointFile]:
+def _place_files(stored: StoredCheckpoint, arrived: Path, faulty: Sequence[CheckpointFile]) -> list[CheckpointFile]:
     """Move the files that arrived undamaged into the folder of the checkpoint. Returns the files that are still faulty.
 
-    arrived_folder: the folder with the files that arrived. faulty_files: the files that were missing or damaged.
+    arrived: the folder with the files that arrived. faulty: the files that were missing or damaged.
     """
-    intact_files = [
-        file
-        for file in faulty_files
-        if _is_regular(arrived_folder / file.name) and checkpoint.damage(arrived_folder, [file]) is None
-    ]
+    intact = [file for file in faulty if _is_regular(arrived / file.name) and checkpoint.damage(arrived, [file]) is None]
     with files.as_workspace_error("write"):
-        for file in intact_files:
-            rsync.put_in_place(arrived_folder / file.name, stored.path / file.name)
-    return [file for file in faulty_files if file not in intact_files]
+        for file in intact:
+            rsync.put_in_place(arrived / file.name, stored.path / file.name)
+    return [file for file in faulty if file not in intact]
 
 
 def _place_records(old_run: RunDir, arrived_folder: Path) -> None:

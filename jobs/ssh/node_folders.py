@@ -82,9 +82,8 @@ def _send_to_node(
     events = [name for name in files.names(stored.run.path) if name.startswith("events.")]
     # Files that the node has already are kept, because the node wrote them itself. Only its files of step records are
     # continued, if they end earlier than the files on this machine.
-    node_transfer.send_files(
-        node, workspace, [f"{old_folder}/{name}" for name in ("run.json", *events)], must_stop, "--ignore-existing"
-    )
+    paths = [f"{old_folder}/{name}" for name in ("run.json", *events)]
+    node_transfer.send_files(node, workspace, paths, must_stop, "--ignore-existing")
     if (stored.run.path / "steps").exists():
         node_transfer.send_files(node, workspace, [f"{old_folder}/steps"], must_stop, "--append-verify")
 
@@ -105,8 +104,9 @@ def _prepare_node(workspace: Workspace, folder: RunDir, node: InventoryNode, tok
     lines = result.stdout.decode("utf-8", "replace").splitlines()
     answer = next((line.removeprefix(f"{token} ") for line in lines if line.startswith(f"{token} ")), "")
     if result.returncode or not answer:
+        why = error_lines[-1] if error_lines else f"exit code {result.returncode}"
         raise ShardlabError(
-            f"{node.name}: cannot make the folder {folder.path} ({error_lines[-1] if error_lines else f'exit code {result.returncode}'}). "
+            f"{node.name}: cannot make the folder {folder.path} ({why}). "
             "`provision` makes the folder of the workspaces on each node."
         )
     return answer
@@ -116,13 +116,13 @@ def _must_be_separate(folder: RunDir, nodes: Sequence[InventoryNode], answers: S
     """Raises ShardlabError if two of the nodes share the run's folder: each of them would treat the files of the other node as
     its own."""
     own_names = [node.name for node, answer in zip(nodes, answers, strict=True) if answer == "own"]
-    sharing_nodes = own_names if len(own_names) > 1 else []
+    sharing = own_names if len(own_names) > 1 else []
     for node, answer in zip(nodes, answers, strict=True):
-        if not sharing_nodes and answer.startswith("shared "):
-            sharing_nodes = [*(other.name for other in nodes if answer == f"shared {other.name}"), node.name]
-    if sharing_nodes:
+        if not sharing and answer.startswith("shared "):
+            sharing = [*(other.name for other in nodes if answer == f"shared {other.name}"), node.name]
+    if sharing:
         raise ShardlabError(
-            f"the nodes {' and '.join(sharing_nodes)} share the folder {folder.path.parent}, but the cluster file names no shared "
+            f"the nodes {' and '.join(sharing)} share the folder {folder.path.parent}, but the cluster file names no shared "
             "folder. Set storage.shared to a folder that all nodes share, or storage.mount to a folder on each node's own disk."
         )
 

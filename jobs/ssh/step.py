@@ -208,7 +208,7 @@ class Step:
             self._wait_until_ended()
             if (
                 failure_code := self._first_failure()
-            ):  # a task may have failed because another node was lost, which ssh notices later
+            ):  # a task may have failed because another node was lost, as ssh notices later
                 self._end_tasks(SILENT_S, may_be_lost=True)
                 return failure_code
             return 128 + signal.SIGTERM if self._is_told_to_end else 0

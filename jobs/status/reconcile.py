@@ -260,11 +260,9 @@ def judge_with_lease(
     is_lost = observed.verdict.state == "node_fail" and (ended is None or ended >= lease.expires)
     if is_lost and lease_cutoff.is_near(_find_last_record_time(run), lease):
         return JudgedState("node_fail", f"{lease_cutoff.in_words(lease)}: {observed.verdict.why}")
-    return (
-        lease_cutoff.judge_by_records(observed.verdict, lease, _find_last_record_time(run), current_time)
-        if observed.unanswered
-        else observed.verdict
-    )
+    if not observed.unanswered:
+        return observed.verdict
+    return lease_cutoff.judge_by_records(observed.verdict, lease, _find_last_record_time(run), current_time)
 
 
 def _find_last_record_time(run: RunOnDisk) -> datetime:

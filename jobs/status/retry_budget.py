@@ -81,10 +81,8 @@ def list_resumable_attempts(runs: Path, run: Run) -> list[tuple[str, int]]:
     runs: the folder of all runs. run: the last attempt.
     """
     attempts = [runs / run_id(run.cell, run.repeat, attempt) for attempt in range(run.attempt, 0, -1)]
-    saved_attempts = [
-        (path.name, checkpoint.step_of(checkpoints[0])) for path in attempts if (checkpoints := checkpoint.whole(path))
-    ]
-    return sorted(saved_attempts, key=lambda entry: entry[1], reverse=True)
+    saved = [(path.name, checkpoint.step_of(checkpoints[0])) for path in attempts if (checkpoints := checkpoint.whole(path))]
+    return sorted(saved, key=lambda entry: entry[1], reverse=True)
 
 
 def read_lost_nodes(folder: RunDir) -> list[str]:

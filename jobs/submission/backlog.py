@@ -41,17 +41,13 @@ class Backlog:
         self.problem = full.why
         self._workspace = workspace
         self._scheduler = scheduler(name)
-        self._submit_options = submit_options
+        self._options = submit_options
         self._ignore_lease = ignore_lease
         self.unanswered: ControllerUnreachable | None = None
         self._given_up = False
         self._ended_count: int | None = None  # number of runs of this command that had ended at the last call of `attend`
-        self._freed_places = (
-            0  # number of places in the queue that runs of this command freed when they ended, and that are still free
-        )
-        self._guessed_places = (
-            1  # number of places that the jobs of other users may have freed; doubles after each successful try
-        )
+        self._freed_places = 0  # places in the queue that runs of this command freed when they ended, and that are still free
+        self._guessed_places = 1  # places that jobs of other users may have freed; doubles after each successful try
         self._freed_pause, self._guess_pause = _Pause(self._scheduler.POLL_S), _Pause(self._scheduler.POLL_S)
 
     def __bool__(self) -> bool:
@@ -70,11 +66,11 @@ class Backlog:
         self._freed_places += ended - (ended if self._ended_count is None else self._ended_count)
         self._ended_count = ended
         most_new = len(self.folders)
-        if self._submit_options.pack:
+        if self._options.pack:
             self._freed_places, self._guessed_places = 0, most_new  # with --pack, all runs together need only one job
-        elif self._submit_options.at_once is not None:
+        elif self._options.at_once is not None:
             unfinished_count = sum(run.state in ("pending", "running") for run in runs)
-            most_new = max(0, min(most_new, self._submit_options.at_once - unfinished_count))
+            most_new = max(0, min(most_new, self._options.at_once - unfinished_count))
         if (target_count := min(self._freed_places, most_new)) > 0 and self._freed_pause.is_over():
             sent_count = self._submit_first(target_count)
             self._freed_places -= sent_count
@@ -101,14 +97,12 @@ class Backlog:
                 self.folders = self.unsent()
                 if not self._ignore_lease:
                     self.folders = lease_report.hold_late_folders(
-                        self._workspace, self.folders, target_count, pack=self._submit_options.pack
+                        self._workspace, self.folders, target_count, pack=self._options.pack
                     )
                 part, rest, unsubmitted = self.folders[:target_count], self.folders[target_count:], list[RunDir]()
                 try:
                     if part:
-                        self._scheduler.submit(
-                            self._workspace, part, msgspec.structs.replace(self._submit_options, at_once=None)
-                        )
+                        self._scheduler.submit(self._workspace, part, msgspec.structs.replace(self._options, at_once=None))
                 except SchedulerFull as full:
                     self.problem, unsubmitted = full.why, full.unsubmitted
                 self.folders = unsubmitted + rest

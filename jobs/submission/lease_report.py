@@ -70,39 +70,34 @@ class LeaseReport(msgspec.Struct, frozen=True):
         return [self.lease.in_words(current_time), *self._describe_runs(), *([urge] if urge is not None else [])]
 
     def _describe_runs(self) -> list[str]:
-        run_sentences = []
-        estimated = ", ".join(
-            f"{BASES[basis_key]} for {count}" for basis_key, count in sorted(self.bases.items()) if basis_key in BASES
-        )
+        sentences = []
+        estimated = ", ".join(f"{BASES[key]} for {count}" for key, count in sorted(self.bases.items()) if key in BASES)
         basis = f" (whole nodes, {self.nodes} of them, one run after another; {estimated})" if estimated else ""
         if self.late:
-            run_sentences.append(
+            sentences.append(
                 f"{len(self.late)} of {self.runs} run(s) would not end before the lease{basis}: {_name_runs(self.late)}. To "
                 "ask for an extension: provision CLUSTER.yaml extend --hours N --reason TEXT"
             )
         elif self.ends is not None:
-            run_sentences.append(
-                f"{self.runs} run(s) end before the lease, the last about {moments.in_words(self.ends)}{basis}."
-            )
+            sentences.append(f"{self.runs} run(s) end before the lease, the last about {moments.in_words(self.ends)}{basis}.")
         if self.unknown:
-            run_sentences.append(
+            sentences.append(
                 f"of {len(self.unknown)} run(s) it is not known whether they end before the lease, because neither a time "
                 f"limit nor a recorded time is known: {_name_runs(self.unknown)}. Set `time_limit` in the matrix."
             )
         if self.held:
-            run_sentences.append(
+            sentences.append(
                 f"{len(self.held)} run(s) are held back, because they would not end before the lease: {_name_runs(self.held)}. "
                 "After an extension: jobs retry --only held"
             )
-        return run_sentences
+        return sentences
 
 
 class LeaseEstimate:
     """Estimates which runs end before the lease. Runs must be added in the order in which they start."""
 
     def __init__(self, leased_inventory: Inventory, current_time: datetime) -> None:
-        """Start without runs: all nodes are free. leased_inventory: the inventory, which must have a lease. current_time: the
-        current time."""
+        """Start without runs: all nodes are free. leased_inventory: it must have a lease."""
         assert leased_inventory.lease is not None
         self.lease, self._current_time = leased_inventory.lease, current_time
         self._schedule = NodeSchedule(len(leased_inventory.with_role("worker") or leased_inventory.nodes))
@@ -139,10 +134,8 @@ class LeaseEstimate:
         recorded: the mean seconds of a run, by the name of its cell.
         """
         self._held += [run.id for run in runs if run.held and run.state == "planned"]
-        unfinished_runs = [
-            run for run in runs if run.state in ("running", "pending") and not run.held and not run.is_unreadable
-        ]
-        for run in sorted(unfinished_runs, key=lambda run: run.state != "running"):
+        unfinished = [run for run in runs if run.state in ("running", "pending") and not run.held and not run.is_unreadable]
+        for run in sorted(unfinished, key=lambda run: run.state != "running"):
             elapsed_s = (run.duration_s or 0.0) if run.state == "running" else 0.0
             self.add(estimate_run_time(RunDir(workspace.runs / run.id).read_run(), recorded, elapsed_s))
 
@@ -158,15 +151,13 @@ class LeaseEstimate:
 
     def report(self) -> LeaseReport:
         """The report on the lease and on all runs that were added to this estimate."""
-        last_end = (
-            self._current_time + timedelta(seconds=self._last_s) if self._last_s is not None and not self._unknown else None
-        )
+        end = self._current_time + timedelta(seconds=self._last_s) if self._last_s is not None and not self._unknown else None
         return LeaseReport(
             lease=self.lease,
             stale=self.lease.is_stale(self._current_time),
             nodes=self._schedule.nodes,
             runs=self._bases.total(),
-            ends=last_end,
+            ends=end,
             late=self._late,
             held=self._held,
             unknown=self._unknown,
@@ -201,7 +192,7 @@ def report_on_workspace(workspace: Workspace, current_time: datetime) -> LeaseRe
     return estimate.report()
 
 
-def hold_back_late_runs(
+def hold_late_runs(
     invocation: Invocation, decisions: list[RunDecision], source: render.RenderContext, submit_options: SubmitOptions
 ) -> tuple[list[RunDecision], LeaseReport | None]:
     """Hold back the runs that would not end before the lease, unless --ignore-lease is given.
@@ -218,25 +209,19 @@ def hold_back_late_runs(
     runs = statuses(workspace, select_last_attempts(workspace.all_runs()))
     recorded = mean_recorded_s(runs)
     estimate.add_remaining([run for run in runs if run.id not in sent_ids], workspace, recorded)
-    checked_decisions, estimated_ends = list[RunDecision](), list[EstimatedEnd]()
+    checked, sent = list[RunDecision](), list[EstimatedEnd]()
     for decision in decisions:
         if decision.send:
-            end_before = (
-                sorted(estimated_ends, key=lambda end: end.end_s)[-at_once]
-                if at_once is not None and len(estimated_ends) >= at_once
-                else None
-            )
+            limit = sorted(sent, key=lambda end: end.end_s)[-at_once] if at_once is not None and len(sent) >= at_once else None
             run_time = estimate_run_time(decision.run, recorded)
-            end = estimate.add(run_time, end_before, or_hold=not invocation.arguments.ignore_lease)
+            end = estimate.add(run_time, limit, or_hold=not invocation.arguments.ignore_lease)
             if end is None:
-                why = estimate.why_held(run_time, end_before)
-                checked_decisions.append(
-                    msgspec.structs.replace(decision, send=False, held_back=not _is_in_queue(decision), why=why)
-                )
+                why = estimate.why_held(run_time, limit)
+                checked.append(msgspec.structs.replace(decision, send=False, held_back=not _is_in_queue(decision), why=why))
                 continue
-            estimated_ends.append(end)
-        checked_decisions.append(decision)
-    return checked_decisions, estimate.report()
+            sent.append(end)
+        checked.append(decision)
+    return checked, estimate.report()
 
 
 def hold_late_folders(workspace: Workspace, waiting: Sequence[RunDir], number: int, *, pack: bool) -> list[RunDir]:

@@ -62,16 +62,14 @@ def must_be_accepted(runs: Sequence[Run], source: RenderContext, *, pack: bool =
     sentences = []
     with tempfile.TemporaryDirectory(prefix="shardlab-") as temporary:
         script = Path(temporary) / "job.sbatch"
-        for options, equal_runs in runs_by_options.items():
-            script.write_text(render.render_script(equal_runs[0], Path(temporary), source.where, source.own_templates))
-            run_count = len(equal_runs) if pack else 1
-            answer = _test_request(
-                script, [f"--time={request.compute_limit_minutes(equal_runs[0]) * run_count}"] if run_count > 1 else []
-            )
+        for options, equal in runs_by_options.items():
+            script.write_text(render.render_script(equal[0], Path(temporary), source.where, source.own_templates))
+            count = len(equal) if pack else 1
+            answer = _test_request(script, [f"--time={request.compute_limit_minutes(equal[0]) * count}"] if count > 1 else [])
             if query.is_unanswered(answer):
                 return
             if answer.code != 0 and not _is_rejected_for_now(answer, options):
-                sentences.append(describe_rejection(equal_runs, join_error_lines(answer.stderr)))
+                sentences.append(describe_rejection(equal, join_error_lines(answer.stderr)))
     if sentences:
         raise InputError("\n".join([*sentences, "Nothing was rendered, and nothing was submitted."]))
 
@@ -101,7 +99,7 @@ def join_error_lines(stderr: str) -> str:
 def describe_rejection(runs: Sequence[Run], why: str) -> str:
     """A sentence about a request that Slurm would reject: its cells, Slurm's words, and the keys of the cluster file."""
     names = list(dict.fromkeys(run.cell.name() for run in runs))
-    more_text = f" and {len(names) - MOST_NAMED_CELLS} more" if len(names) > MOST_NAMED_CELLS else ""
+    rest = f" and {len(names) - MOST_NAMED_CELLS} more" if len(names) > MOST_NAMED_CELLS else ""
     keys = next((keys for pattern, keys in _KEYS_BY_PATTERN.items() if re.search(pattern, why)), ())
-    keys_note = f" Decided in the cluster file by: {', '.join(keys)}." if keys else ""
-    return f"Slurm would reject {len(runs)} run(s) ({', '.join(names[:MOST_NAMED_CELLS])}{more_text}): {why.rstrip('.')}.{keys_note}"
+    note = f" Decided in the cluster file by: {', '.join(keys)}." if keys else ""
+    return f"Slurm would reject {len(runs)} run(s) ({', '.join(names[:MOST_NAMED_CELLS])}{rest}): {why.rstrip('.')}.{note}"

@@ -85,28 +85,20 @@ def decide_runs(
     decisions = []
     for cell, repeat, path in wanted_runs:
         run = render.make_run(cell, repeat, 1, source, resume_ids)
-        last_status = statuses_by_id.get(run.run_id)
-        if last_status is not None and last_status.state == "planned":
-            last_status = find_blocking_status(last_folders[run.run_id]) or last_status
-        if last_status is None:
+        last = statuses_by_id.get(run.run_id)
+        if last is not None and last.state == "planned":
+            last = find_blocking_status(last_folders[run.run_id]) or last
+        if last is None:
             why = f"its search goes on after {path.in_words}" if path is not None and path.tries else "new"
             decisions.append(RunDecision(run, True, why))
-        elif last_status.state == "planned":
-            decisions.append(
-                RunDecision(_make_run_again(last_folders[run.run_id], run, source), True, "was rendered", last_status)
-            )
-        elif (retry_decision := _decide_within_budget(last_folders[run.run_id], last_status, source)) is not None:
+        elif last.state == "planned":
+            decisions.append(RunDecision(_make_run_again(last_folders[run.run_id], run, source), True, "was rendered", last))
+        elif (retry_decision := _decide_within_budget(last_folders[run.run_id], last, source)) is not None:
             decisions.append(retry_decision)
         else:
             answer = path.answer if path is not None else ""
-            why = (
-                last_status.why
-                if last_status.is_unreadable
-                else f"its search has ended: {answer}"
-                if answer
-                else _explain_no_send(last_status)
-            )
-            decisions.append(RunDecision(run, False, why, last_status))
+            why = last.why if last.is_unreadable else f"its search has ended: {answer}" if answer else _explain_no_send(last)
+            decisions.append(RunDecision(run, False, why, last))
     return decisions
 
 
@@ -138,14 +130,10 @@ def send_runs(
     Runs that are held back are only rendered, and the reason is written into their events. submit_options: the options of the
     submission. Returns the folders of the runs that were submitted. Raises ShardlabError if the scheduler rejects a run."""
     decisions = list(decisions)
-    sent_decisions = [decision for decision in decisions if decision.send]
-    released_decisions = [
-        decision
-        for decision in sent_decisions
-        if decision.now is not None and decision.now.held and decision.now.state == "pending"
-    ]
-    hold.release_runs(workspace, [decision.run for decision in released_decisions])
-    new_runs = [decision.run for decision in sent_decisions if decision not in released_decisions]
+    sent = [decision for decision in decisions if decision.send]
+    released = [decision for decision in sent if (now := decision.now) is not None and now.held and now.state == "pending"]
+    hold.release_runs(workspace, [decision.run for decision in released])
+    new_runs = [decision.run for decision in sent if decision not in released]
     held_back_decisions = [decision for decision in decisions if decision.held_back]
     if new_runs or held_back_decisions:
         frozen_source.freeze_source(Path(source.source))
@@ -160,21 +148,16 @@ def send_runs(
 
 
 def decide_retries(
-    workspace: Workspace,
-    selected: Sequence[Status],
-    retried_states: set[str],
-    source: render.RenderContext,
-    *,
-    trust: bool = False,
+    workspace: Workspace, selected: Sequence[Status], states: set[str], source: render.RenderContext, *, trust: bool = False
 ) -> list[RunDecision]:
     """Decide on a new attempt for each run whose last attempt, among the selected runs, ended in one of the states
-    `retried_states`.
+    `states`.
 
     - The new attempt has the whole budget of `retry` again, because a person asked for it.
     - The new attempt resumes from the newest checkpoint of the earlier attempts, if there is a checkpoint. The ranks check
       whether the checkpoint is intact.
     - A run that is rendered but not submitted, because an earlier retry or a queue returned it, is submitted without changes.
-    - If `retried_states` contains HELD, held runs are released; they stay the same attempt.
+    - If `states` contains HELD, held runs are released; they stay the same attempt.
 
     trust: whether code that came with a fetched run may be executed. Nothing is changed. Raises InputError if one of these runs
     was submitted to another cluster, or if its code must not be executed.
@@ -183,47 +166,43 @@ def decide_retries(
     last_ids = {folder.run_id for folder in select_last_attempts(RunDir(workspace.runs / status.id) for status in selected)}
     for last_status in (status for status in selected if status.id in last_ids):
         folder = RunDir(workspace.runs / last_status.id)
-        if last_status.held and last_status.state == "pending" and HELD in retried_states:
+        if last_status.held and last_status.state == "pending" and HELD in states:
             must_be_of_cluster(folder, source)
             run = hold.accept_packages(folder.read_run(), source.packages, source.versions)
             decisions.append(RunDecision(run, True, "was held; goes on with the packages that are installed now", last_status))
             continue
         is_unsent = last_status.state == "planned" and (attempt_of(last_status.id)[1] > 1 or last_status.why != "")
-        if (last_status.state not in retried_states and not is_unsent) or last_status.is_unreadable:
+        if (last_status.state not in states and not is_unsent) or last_status.is_unreadable:
             continue
         must_be_of_cluster(folder, source)
-        old_run = folder.read_run()
-        plugins = own_plugins.read_run_plugins(workspace, old_run, trust=trust)
-        searches = {batch_search.family(old_run.cell): old_run.search} if old_run.search is not None else {}
+        old = folder.read_run()
+        plugins = own_plugins.read_run_plugins(workspace, old, trust=trust)
+        searches = {batch_search.family(old.cell): old.search} if old.search is not None else {}
         context = msgspec.structs.replace(
-            source, matrix=old_run.matrix, track=old_run.track, own=plugins, searches=searches, retry=old_run.retry
+            source, matrix=old.matrix, track=old.track, own=plugins, searches=searches, retry=old.retry
         )
         if is_unsent:
             attempt = attempt_of(last_status.id)[1]
-            rendered_run = render.make_run(
-                old_run.cell, old_run.repeat, attempt, context, old_run.resume, old_run.avoid, old_run.traces, old_run.retried
-            )
-            blocking_status = find_blocking_status(folder)
+            rendered = render.make_run(old.cell, old.repeat, attempt, context, old.resume, old.avoid, old.traces, old.retried)
+            blocking = find_blocking_status(folder)
             decisions.append(
-                RunDecision(rendered_run, True, "was rendered", last_status)
-                if blocking_status is None
-                else RunDecision(rendered_run, False, blocking_status.why, blocking_status)
+                RunDecision(rendered, True, "was rendered", last_status)
+                if blocking is None
+                else RunDecision(rendered, False, blocking.why, blocking)
             )
             continue
-        decisions.append(_decide_next_attempt(folder, old_run, last_status, context))
+        decisions.append(_decide_next_attempt(folder, old, last_status, context))
     return decisions
 
 
 def _decide_next_attempt(
-    folder: RunDir, old_run: Run, status: Status, source: render.RenderContext, retried: Sequence[str] = ()
+    folder: RunDir, old: Run, status: Status, source: render.RenderContext, retried: Sequence[str] = ()
 ) -> RunDecision:
-    """The decision to submit the attempt after `old_run`, whose folder and status are given. retried: as in `Run`."""
-    resumable_attempts = retry_budget.list_resumable_attempts(folder.path.parent, old_run)
-    avoid = dict.fromkeys([*old_run.avoid, *(find_lost_nodes(folder, status.hosts) if status.state == "node_fail" else [])])
+    """The decision to submit the attempt after `old`, whose folder and status are given. retried: as in `Run`."""
+    resumable_attempts = retry_budget.list_resumable_attempts(folder.path.parent, old)
+    avoid = dict.fromkeys([*old.avoid, *(find_lost_nodes(folder, status.hosts) if status.state == "node_fail" else [])])
     resume = [name for name, _ in resumable_attempts]
-    run = render.make_run(
-        old_run.cell, old_run.repeat, old_run.attempt + 1, source, resume, list(avoid), old_run.traces, retried
-    )
+    run = render.make_run(old.cell, old.repeat, old.attempt + 1, source, resume, list(avoid), old.traces, retried)
     resume_clause = f", resumes from its checkpoint at step {resumable_attempts[0][1]}" if resumable_attempts else ""
     return RunDecision(run, True, f"attempt {run.attempt} after {status.state}{resume_clause}", status)
 
@@ -283,10 +262,8 @@ def _make_run_again(folder: RunDir, run: Run, source: render.RenderContext) -> R
     attempt = attempt_of(folder.run_id)[1]
     if attempt == 1:
         return run
-    old_run = folder.read_run()
-    return render.make_run(
-        run.cell, run.repeat, attempt, source, old_run.resume, old_run.avoid, old_run.traces, old_run.retried
-    )
+    old = folder.read_run()
+    return render.make_run(run.cell, run.repeat, attempt, source, old.resume, old.avoid, old.traces, old.retried)
 
 
 def _must_be_resumable(saved_run: RunDir, cells: Sequence[Cell]) -> None:

@@ -124,19 +124,14 @@ class Attempt:
         end_data: the data of the event. Without Slurm, the next attempt is in the queue before the end is recorded
         (jobs.supervisor.retries)."""
         may_start_again = end_data["reason"] == "preempted" or not self._is_to_end()
-        retry_state = retry_budget.find_retry_state(self.folder, self.run, end_data, self.saved) if may_start_again else None
-        if (
-            retry_state is not None
-            and self.run.scheduler != "slurm"
-            and (why := retries.queue_next_attempt(self.folder, self.run, retry_state))
-        ):
+        state = retry_budget.find_retry_state(self.folder, self.run, end_data, self.saved) if may_start_again else None
+        if state is not None and self.run.scheduler != "slurm" and (why := retries.queue_next(self.folder, self.run, state)):
             print(f"{self.folder.run_id}: no further attempt is queued: {why}", file=sys.stderr)
         self._record_event("exited", **end_data)
-        return retry_state
+        return state
 
     def _requeue(self, retry_state: str | None) -> None:
-        """Ask Slurm to start the run again, unless somebody has told the run to end. retry_state: the state that `_end`
-        returned."""
+        """Ask Slurm to start the run again, unless somebody has told the run to end. retry_state: from `_end`."""
         if retry_state is None or self.run.scheduler != "slurm":
             return
         self._wait_for_slurm()
@@ -154,11 +149,7 @@ class Attempt:
             print(f"{self.folder.run_id}: {why}.", file=sys.stderr)
             return CHANGED_CODE
         claim_kind = (
-            "first"
-            if next_try.is_claimed(self.folder)
-            else None
-            if self._has_run_out_of_memory()
-            else claim.claim_run(self.folder)
+            "first" if next_try.is_claimed(self.folder) else None if self._ran_out_of_memory() else claim.claim_run(self.folder)
         )
         if claim_kind is None:
             print(f"{self.folder.run_id}: claimed already; this start does nothing.", file=sys.stderr)
@@ -168,7 +159,7 @@ class Attempt:
             claim.move_earlier_records(self.folder)
         return None
 
-    def _has_run_out_of_memory(self) -> bool:
+    def _ran_out_of_memory(self) -> bool:
         """Whether the run is a try of a search that already ended out of memory: such a try is not repeated if its job is
         restarted, because the search continues with the next try."""
         return self.run.search is not None and self.folder.claim.exists() and self.folder.judge().state == "oom"
@@ -190,11 +181,9 @@ class Attempt:
 
     def _record_start(self) -> None:
         signal.signal(signal.SIGTERM, self._note_signal)
-        start_data: dict[str, Any] = (
-            {"job": claim.current_job_id(), "restarts": claim.count_job_restarts()} if self.in_slurm else {}
-        )
-        start_data |= {next_try.SEARCH: True} if self.run.search is not None else {}
-        self._record_event("started", **host.this_process(), **start_data)
+        data: dict[str, Any] = {"job": claim.current_job_id(), "restarts": claim.count_job_restarts()} if self.in_slurm else {}
+        data |= {next_try.SEARCH: True} if self.run.search is not None else {}
+        self._record_event("started", **host.this_process(), **data)
 
     def _supervise_command(self, variables: dict[str, str]) -> tuple[int, str | None]:
         """Run the command with telemetry, then end all processes that the command left behind.
@@ -276,12 +265,8 @@ class Attempt:
 
     def _packages_changed(self) -> str:
         """A clause that says that the installed packages changed since the run was submitted; '' if they did not change."""
-        submitted_digest, current_digest = self.run.packages, source_digest.packages()
-        return (
-            hold.PACKAGES_CHANGED.format(then=submitted_digest, now=current_digest)
-            if submitted_digest not in (None, current_digest)
-            else ""
-        )
+        submitted, current = self.run.packages, source_digest.packages()
+        return hold.PACKAGES_CHANGED.format(then=submitted, now=current) if submitted not in (None, current) else ""
 
     def _wait_for_slurm(self) -> None:
         """Wait until Slurm's controller answers.
@@ -318,9 +303,7 @@ class Attempt:
             }
             ranks = node_processes.start_process(container.with_node_disk(self.command), log.fileno(), environment)
         hang_watch, reason = HangWatch(self.folder, self.run.cell.hang_limit_s), None
-        with (
-            suspension.SuspensionWatch() as suspension_watch
-        ):  # starts a thread, so it must come after the start (fork) of the ranks
+        with suspension.SuspensionWatch() as suspension_watch:  # starts a thread: must come after the start (fork) of the ranks
             while (code := ranks.poll()) is None:
                 if suspended_s := suspension_watch.take_s():
                     deadline += suspended_s  # Slurm too extends the limit of a job by the time of its suspension
@@ -375,12 +358,8 @@ class Attempt:
     def _describe_reason(self, reason: str, hang_watch: HangWatch) -> str:
         if reason == "hung":
             return hang_watch.why()
-        sentences = {
-            "timeout": f"ended at its time limit of {self.limit_s} s",
-            "cancelled": CANCELLED_WHY,
-            "told": TOLD_TO_END_WHY,
-        }
-        return sentences.get(reason, "")
+        texts = {"timeout": f"ended at its time limit of {self.limit_s} s", "cancelled": CANCELLED_WHY, "told": TOLD_TO_END_WHY}
+        return texts.get(reason, "")
 
 
 def _make_save_at_variable(limit_s: int | None, deadline: float) -> dict[str, str]:

@@ -22,7 +22,7 @@ from shardlab.runs.run import Run, run_id
 from shardlab.runs.rundir import RunDir
 
 
-def queue_next_attempt(folder: RunDir, run: Run, state: str) -> str:
+def queue_next(folder: RunDir, run: Run, state: str) -> str:
     """Put the next attempt at a run into the queue of its scheduler. Only one process can make this attempt.
 
     folder, run: the folder and the run.json of the attempt that ends in `state`. Returns '', or why the attempt was not made;

@@ -33,19 +33,17 @@ def main(argv: list[str]) -> int:
     folder = RunDir(Path(argv[0]).absolute())
     if RENDEZVOUS not in os.environ:
         raise InputError(f"{RENDEZVOUS} is not set; jobs.supervisor.attempt sets it.")
-    interface = find_rendezvous_interface(
-        os.environ[RENDEZVOUS], [name for name in os.environ.get(NODES, "").split(",") if name]
-    )
+    nic = find_rendezvous_interface(os.environ[RENDEZVOUS], [name for name in os.environ.get(NODES, "").split(",") if name])
     node = read_node_number(os.environ)
     is_first_here = os.environ.get("SLURM_LOCALID", "0") == "0"
     mark = f"{folder.path}#{os.environ.get('SLURM_PROCID', node)}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     environment = {
         **os.environ,
         node_processes.MARK: mark,
-        "GLOO_SOCKET_IFNAME": interface.interface,
-        "NCCL_SOCKET_IFNAME": f"={interface.interface}",  # "=" means exactly this name; without "=", NCCL takes the name as a prefix
-        "SHARDLAB_ADDRESS": interface.address,
-        "SHARDLAB_INTERFACE": interface.interface,
+        "GLOO_SOCKET_IFNAME": nic.interface,
+        "NCCL_SOCKET_IFNAME": f"={nic.interface}",  # "=" means exactly this name; without "=", NCCL takes the name as a prefix
+        "SHARDLAB_ADDRESS": nic.address,
+        "SHARDLAB_INTERFACE": nic.interface,
         "SHARDLAB_IS_FIRST": "true" if node == 0 else "false",
     }
     command = [Template(word).safe_substitute(environment) for word in argv[2:]]

@@ -79,7 +79,7 @@ def describe_change(change: Deviation) -> str:
 
 
 def write_adapted_matrix(
-    requested_matrix: Matrix, adaptation: Adaptation, machine: Capacity, plugins: OwnPlugins, workspace: Workspace
+    requested: Matrix, adaptation: Adaptation, machine: Capacity, plugins: OwnPlugins, workspace: Workspace
 ) -> Path:
     """Write an adapted matrix, and the models that it names, into the workspace. Returns the path of the matrix file.
 
@@ -87,12 +87,12 @@ def write_adapted_matrix(
     written. Raises InputError if the text does not give the expected cells, or if a file with this path has another content.
     """
     name = str(adaptation.content["name"])
-    content = format_matrix_file(requested_matrix, adaptation.content)
+    content = format_matrix_file(requested, adaptation.content)
     matrix_folder = workspace.path / FOLDER / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
     file = matrix_folder / f"{name}.yaml"
-    _check_adapted_matrix(requested_matrix, content, adaptation, machine, plugins, file)
+    _check_adapted_matrix(requested, content, adaptation, machine, plugins, file)
     workspace_trust.begin(workspace)
-    models = {model.path: model.origin for model in requested_matrix.models.values() if model.path is not None}
+    models = {model.path: model.origin for model in requested.models.values() if model.path is not None}
     contents = {file: content} | {matrix_folder / path: files.read(Path(origin)) for path, origin in models.items()}
     for target, new_content in contents.items():
         if target.exists() and files.read(target) != new_content:
@@ -126,14 +126,14 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def _check_adapted_matrix(
-    requested_matrix: Matrix, content: bytes, adaptation: Adaptation, machine: Capacity, plugins: OwnPlugins, file: Path
+    requested: Matrix, content: bytes, adaptation: Adaptation, machine: Capacity, plugins: OwnPlugins, file: Path
 ) -> None:
     """Raise InputError if the text of an adapted matrix does not give exactly the expected cells, or if one of its cells does
     not fit."""
-    reparsed_matrix = matrix.of(parse(content, str(file)), Path(requested_matrix.path).parent)
+    reparsed_matrix = matrix.of(parse(content, str(file)), Path(requested.path).parent)
     cells = resolve_cells(reparsed_matrix, cluster=None if machine.here else machine, plugins=plugins)
     if {cell.hash() for cell in cells} != adaptation.expected or find_misfits(reparsed_matrix, cells, machine, cells):
         raise InputError(
-            f"{requested_matrix.path}: cannot be adapted, because an entry of `include` would change the adapted cells. Allowed: a matrix "
-            "whose entries of `include` name other keys than those of `axes` and `zip`, or a matrix adapted by hand."
+            f"{requested.path}: cannot be adapted, because an entry of `include` would change the adapted cells. Allowed: a "
+            "matrix whose entries of `include` name other keys than those of `axes` and `zip`, or a matrix adapted by hand."
         )

@@ -56,15 +56,8 @@ def print_workloads(out: Output, workspace: Workspace) -> int:
     found_workloads = own_workloads.find_workloads(workspace)
     entries = [*found_workloads.menu().values(), *menu.workloads().values()]
     rows = [
-        [
-            entry.name,
-            entry.summary,
-            f"{entry.parameters:,}",
-            entry.unit,
-            _format_mflop(entry.flops_per_unit),
-            entry.file or "ships",
-        ]
-        for entry in entries
+        [item.name, item.summary, f"{item.parameters:,}", item.unit, _format_mflop(item.flops_per_unit), item.file or "ships"]
+        for item in entries
     ]
     out.table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"], rows)
     _print_options(out, entries)
@@ -72,19 +65,19 @@ def print_workloads(out: Output, workspace: Workspace) -> int:
     out.document(
         [
             {
-                "name": entry.name,
-                "summary": entry.summary,
-                "file": entry.file,
-                "code": entry.code,
-                "parameters": entry.parameters,
-                "unit": entry.unit,
-                "flops_per_unit": entry.flops_per_unit,
-                "flops_source": entry.flops_source,
-                "seq_len": entry.seq_len,
-                "optimizer": msgspec.to_builtins(entry.optimizer),
-                "options": msgspec.to_builtins(entry.options),
+                "name": item.name,
+                "summary": item.summary,
+                "file": item.file,
+                "code": item.code,
+                "parameters": item.parameters,
+                "unit": item.unit,
+                "flops_per_unit": item.flops_per_unit,
+                "flops_source": item.flops_source,
+                "seq_len": item.seq_len,
+                "optimizer": msgspec.to_builtins(item.optimizer),
+                "options": msgspec.to_builtins(item.options),
             }
-            for entry in entries
+            for item in entries
         ]
     )
     return int(bool(found_workloads.faults))
@@ -154,14 +147,10 @@ def _shorten_names(names: Sequence[str], all_names: Sequence[str]) -> str:
     """
     shortened: list[str] = []
     for name in names:
-        families = [
-            prefix_match[0] for pattern in ("[a-z]+", "[a-z]+[0-9](?=-|$)") if (prefix_match := re.match(pattern, name))
-        ]
+        families = [match[0] for pattern in ("[a-z]+", "[a-z]+[0-9](?=-|$)") if (match := re.match(pattern, name))]
         members = {family: [other for other in all_names if other.startswith(family)] for family in families}
-        complete_families = [
-            family for family, family_names in members.items() if len(family_names) > 1 and set(family_names) <= set(names)
-        ]
-        shortened.append(f"{complete_families[0]}*" if complete_families else name)
+        complete = [family for family, variants in members.items() if len(variants) > 1 and set(variants) <= set(names)]
+        shortened.append(f"{complete[0]}*" if complete else name)
     return ", ".join(dict.fromkeys(shortened))
 
 

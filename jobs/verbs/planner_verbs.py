@@ -86,8 +86,8 @@ def _advise(invocation: Invocation) -> int:
         chosen_link = link.find_link(arguments.link, gpu_model)
         assert chosen_link is not None
         inside, between = (chosen_link, None) if arguments.nodes == 1 else (inside, chosen_link)
-    planned_machine = PlannedMachine(True, arguments.gpu, gpu_model, gpu.capacity(gpu_model, None), inside, between)
-    slowest_link = arguments.link or ("nvlink" if gpu_model.link.startswith("NVLink") else "pcie")
+    planned = PlannedMachine(True, arguments.gpu, gpu_model, gpu.capacity(gpu_model, None), inside, between)
+    slowest = arguments.link or ("nvlink" if gpu_model.link.startswith("NVLink") else "pcie")
     all_answers: dict[str, Answer] = {}
     source = _make_rehearsals(invocation, OwnPlugins())
 
@@ -96,9 +96,7 @@ def _advise(invocation: Invocation) -> int:
         all_answers.update(new_answers)
         return new_answers
 
-    report = advise.rank_strategies(
-        workload, planned_machine, arguments.gpus, arguments.nodes, arguments.precision, slowest_link, answers
-    )
+    report = advise.rank_strategies(workload, planned, arguments.gpus, arguments.nodes, arguments.precision, slowest, answers)
     for sentence in rehearsals.describe_refused(all_answers):
         out.remark(sentence, style="yellow")
     planner_table.print_advice(out, report)
@@ -136,10 +134,8 @@ def _add_rehearsals(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
     for sentence in rehearsals.describe_refused(answers):
         invocation.out.remark(sentence, style="yellow")
     cells = [cell for cell in planned.cells if cell.name() in answers]
-    rehearsed_predictions = plan_predictions.predict_cells(
-        invocation.workspace, planned.source.where, cells, planned.recorded, answers
-    )
-    predicted = {**planned.predicted, **rehearsed_predictions}
+    predictions = plan_predictions.predict_cells(invocation.workspace, planned.source.where, cells, planned.recorded, answers)
+    predicted = {**planned.predicted, **predictions}
     source = msgspec.structs.replace(planned.source, predicted=predicted)
     return msgspec.structs.replace(planned, predicted=predicted, source=source)
 

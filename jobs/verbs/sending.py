@@ -19,12 +19,10 @@ from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
 
-def slurm_must_accept(
-    decisions: Sequence[submit.RunDecision], source: render.RenderContext, submit_options: SubmitOptions
-) -> None:
+def slurm_must_accept(decisions: Sequence[submit.RunDecision], source: render.RenderContext, options: SubmitOptions) -> None:
     """Raises InputError if Slurm would reject a run that is to be submitted, before any run folder is written."""
     if source.scheduler == "slurm":
-        preflight.must_be_accepted([decision.run for decision in decisions if decision.send], source, pack=submit_options.pack)
+        preflight.must_be_accepted([decision.run for decision in decisions if decision.send], source, pack=options.pack)
 
 
 def finish_interrupted(out: Output, workspace: Workspace, source: render.RenderContext) -> bool:
@@ -40,9 +38,7 @@ def finish_interrupted(out: Output, workspace: Workspace, source: render.RenderC
     return not damaged
 
 
-def cancel_stale_and_print_unreadable(
-    out: Output, workspace: Workspace, runs: Sequence[Status], *, of_scheduler: bool = True
-) -> bool:
+def tidy_runs(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_scheduler: bool = True) -> bool:
     """Cancel jobs that are still queued although their runs have ended, and print every record that cannot be read.
 
     of_scheduler: whether to check the schedulers' own records as well. Returns whether all such jobs were cancelled and every
@@ -68,18 +64,16 @@ def print_unreadable(out: Output, runs: Sequence[Status]) -> int:
 
 
 def send_runs(
-    invocation: Invocation, decisions: Sequence[submit.RunDecision], source: render.RenderContext, submit_options: SubmitOptions
+    invocation: Invocation, decisions: Sequence[submit.RunDecision], source: render.RenderContext, options: SubmitOptions
 ) -> Backlog | None:
     """Submit the runs. With --wait, returns the runs that a full scheduler did not accept; otherwise None. Raises
     ShardlabError."""
     try:
-        submit.send_runs(invocation.workspace, decisions, source, submit_options)
+        submit.send_runs(invocation.workspace, decisions, source, options)
     except SchedulerFull as full:
         if not invocation.arguments.wait:
             raise
-        return Backlog(
-            invocation.workspace, source.scheduler, submit_options, full, ignore_lease=invocation.arguments.ignore_lease
-        )
+        return Backlog(invocation.workspace, source.scheduler, options, full, ignore_lease=invocation.arguments.ignore_lease)
     return None
 
 
@@ -98,11 +92,7 @@ def report_sent(
         out.remark(f"note: {remark}")
     if backlog:
         out.remark(f"note: Slurm accepts no more jobs for now ({backlog.problem}); the rest is submitted when there is room.")
-    tidied = cancel_stale_and_print_unreadable(
-        out,
-        workspace,
-        [decision.now for decision in decisions if decision.now is not None and not decision.send],
-        of_scheduler=False,
-    )
+    skipped = [decision.now for decision in decisions if decision.now is not None and not decision.send]
+    tidied = tidy_runs(out, workspace, skipped, of_scheduler=False)
     code = watch.wait_and_report(out, workspace, [decision.run.run_id for decision in decisions], wait=wait, backlog=backlog)
     return code if tidied and not any(decision.held_back for decision in decisions) else max(code, 1)

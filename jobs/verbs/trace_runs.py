@@ -57,18 +57,16 @@ def _trace(invocation: Invocation) -> int:
     out, workspace = invocation.out, invocation.workspace
     runs = find_trace_runs(invocation)
     source = render.make_render_context(runs.name, invocation.cluster, workspace)
-    submit_options = shared_options.read_submit_options(invocation, source)
+    options = shared_options.read_submit_options(invocation, source)
     on_controller.must_suit_cluster(source.where, workspace)
     cells = [cell for cell, _ in runs.parts]
     submit.check_runs(workspace, cells, dict.fromkeys((cell.name() for cell in cells), 1), source)
     plan.must_run_here(source, allow_login_node=invocation.arguments.here, trains=False)
     with workspace.alone():
         all_readable = sending.finish_interrupted(out, workspace, source)
-        decisions, lease = lease_report.hold_back_late_runs(
-            invocation, decide_trace_runs(workspace, runs, source), source, submit_options
-        )
-        sending.slurm_must_accept(decisions, source, submit_options)
-        backlog = sending.send_runs(invocation, decisions, source, submit_options)
+        decisions, lease = lease_report.hold_late_runs(invocation, decide_trace_runs(workspace, runs, source), source, options)
+        sending.slurm_must_accept(decisions, source, options)
+        backlog = sending.send_runs(invocation, decisions, source, options)
     code = sending.report_sent(invocation, decisions, backlog, lease)
     out.remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
     return max(int(not all_readable), code)
@@ -113,14 +111,12 @@ def decide_trace_runs(workspace: Workspace, runs: TraceRuns, source: render.Rend
 def _find_traces(folder: Path) -> list[Path]:
     """The trace files of a folder, in the numeric order of their names. Raises InputError if there are none."""
     with files.as_workspace_error("read"):
-        trace_paths = [path for path in folder.glob("*.json*") if not path.name.startswith(".") and path.is_file()]
-    if not trace_paths:
+        paths = [path for path in folder.glob("*.json*") if not path.name.startswith(".") and path.is_file()]
+    if not paths:
         raise InputError(f"{folder}: no traces. Allowed: a folder with Chrome traces, *.json or *.json.gz.")
-    if unsuited_path := next((path for path in trace_paths if not files.is_utf8(path.name)), None):
+    if unsuited_path := next((path for path in paths if not files.is_utf8(path.name)), None):
         raise InputError(f"{folder}: the name {unsuited_path.name!r} is not valid UTF-8. Allowed: names in UTF-8.")
-    return sorted(
-        trace_paths, key=lambda path: [(int(part) if part.isdecimal() else -1, part) for part in _DIGITS.split(path.name)]
-    )
+    return sorted(paths, key=lambda path: [(int(part) if part.isdecimal() else -1, part) for part in _DIGITS.split(path.name)])
 
 
 def _must_be_shared(folder: Path, cluster: Cluster) -> None:

@@ -154,15 +154,12 @@ def print_decisions(out: Output, decisions: Sequence[RunDecision], *, sent: bool
         if decision.send:
             outcome = f"{'waits to be submitted' if decision.run.run_id in waiting else verb_text} ({decision.why})"
         out.line(f"{decision.run.run_id}: {outcome}", style=None if decision.send else "dim")
-    send_count, held_back_count = (
-        sum(decision.send for decision in decisions),
-        sum(decision.held_back for decision in decisions),
-    )
+    send_count = sum(decision.send for decision in decisions)
+    held_back_count = sum(decision.held_back for decision in decisions)
     wait_clause = f", {len(waiting)} wait for room" if waiting else ""
     held_clause = f", {held_back_count} {'held back' if sent else 'would be held back'}" if held_back_count else ""
-    out.line(
-        f"{send_count - len(waiting)} run(s) {verb_text}{wait_clause}{held_clause}, {len(decisions) - send_count - held_back_count} skipped."
-    )
+    skip_count = len(decisions) - send_count - held_back_count
+    out.line(f"{send_count - len(waiting)} run(s) {verb_text}{wait_clause}{held_clause}, {skip_count} skipped.")
 
 
 def print_scripts(out: Output, decisions: Sequence[RunDecision], workspace: Workspace, source: render.RenderContext) -> None:

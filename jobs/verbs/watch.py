@@ -101,10 +101,8 @@ def cancel_runs(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
             last_folders = _last_attempts(workspace, [run.id for run in current_statuses])
             tries = statuses(workspace, search_runs.add_tries(workspace, last_folders))
             unfinished = [run for run in tries if run.state not in FINAL and run.cell is not None]
-            return [
-                *current_statuses,
-                *(cancel_runs(workspace, unfinished) if unfinished else []),
-            ]  # tries and attempts that began in the meantime
+            # the second list: tries and attempts that began in the meantime
+            return [*current_statuses, *(cancel_runs(workspace, unfinished) if unfinished else [])]
         if time.monotonic() > deadline:
             return current_statuses
         time.sleep(_poll_s(current_statuses))

@@ -26,11 +26,9 @@ class TensorPart:
     `__create_write_items__` let torch.distributed.checkpoint treat a part like a tensor.
     """
 
-    def __init__(
-        self, memory: torch.Tensor, shape: Iterable[int], offsets: Iterable[int], *, differs_by_rank: bool = False
-    ) -> None:
+    def __init__(self, memory: torch.Tensor, shape: Iterable[int], offsets: Iterable[int], *, per_rank: bool = False) -> None:
         self.memory = memory.detach()
-        self.shape, self.offsets, self.differs_by_rank = torch.Size(shape), torch.Size(offsets), differs_by_rank
+        self.shape, self.offsets, self.differs_by_rank = torch.Size(shape), torch.Size(offsets), per_rank
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor) -> TensorPart:
@@ -105,7 +103,7 @@ def buffer_parts(model: nn.Module) -> State:
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
                 plain_name = model_options.plain_name(f"{path}.{name}" if path else name)
-                parts[f"buffers/{plain_name}"] = TensorPart(buffer, buffer.shape, [0] * buffer.dim(), differs_by_rank=True)
+                parts[f"buffers/{plain_name}"] = TensorPart(buffer, buffer.shape, [0] * buffer.dim(), per_rank=True)
     return parts
 
 
@@ -114,7 +112,7 @@ def random_state_parts(device: torch.device) -> State:
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
-    return {f"random/{name}": TensorPart(state, state.shape, (0,), differs_by_rank=True) for name, state in states.items()}
+    return {f"random/{name}": TensorPart(state, state.shape, (0,), per_rank=True) for name, state in states.items()}
 
 
 def restore_random_state(state: State, device: torch.device) -> None:

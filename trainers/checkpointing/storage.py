@@ -149,8 +149,7 @@ class Writer(StorageWriter):
 class Gatherer(Writer):
     """Writes checkpoints of the layout `whole`: the first rank gathers one tensor after the other and writes it.
 
-    element_order: the method `Saved.element_order` of the engine, which brings the elements of a tensor into the order of
-        `Task.model`.
+    element_order: the method `Saved.element_order` of the engine, which orders elements of a tensor as in `Task.model`.
     """
 
     gathers = True
@@ -180,32 +179,25 @@ class Gatherer(Writer):
             key=lambda entry: (entry[0][0], entry[1], entry[0][1]),
         )
         for position, (_, rank, item) in enumerate(sorted_items):
-            tensor_data, name = item.tensor_data, item.index.fqn
-            assert tensor_data is not None
-            assert tensor_data.chunk is not None
+            data, name = item.tensor_data, item.index.fqn
+            assert data is not None
+            assert data.chunk is not None
             is_first_box = position == 0 or sorted_items[position - 1][2].index.fqn != name
             is_last_box = position == len(sorted_items) - 1 or sorted_items[position + 1][2].index.fqn != name
             if is_first_box:
-                whole_tensor = torch.empty(tensor_data.size, dtype=tensor_data.properties.dtype)
-            box = torch.empty(tensor_data.chunk.sizes, dtype=tensor_data.properties.dtype)
+                target = torch.empty(data.size, dtype=data.properties.dtype)
+            box = torch.empty(data.chunk.sizes, dtype=data.properties.dtype)
             if rank == 0:
                 local_box = planner.resolve_data(item)
                 assert isinstance(local_box, torch.Tensor)
                 box.copy_(local_box)
             else:
                 dist.recv(_flat_bytes(box), group_src=rank, group=self._group)
-            whole_tensor[
-                tuple(
-                    slice(offset, offset + length) for offset, length in zip(tensor_data.chunk.offsets, tensor_data.chunk.sizes)
-                )
-            ] = box
+            target[tuple(slice(offset, offset + length) for offset, length in zip(data.chunk.offsets, data.chunk.sizes))] = box
             if is_last_box:
-                order = self._element_order(name, whole_tensor.shape)
-                whole_tensor = whole_tensor if order is None else whole_tensor.flatten()[order]
-                yield (
-                    WriteItem(MetadataIndex(name, [0] * whole_tensor.dim()), item.type, tensor_data=item.tensor_data),
-                    whole_tensor,
-                )
+                order = self._element_order(name, target.shape)
+                target = target if order is None else target.flatten()[order]
+                yield (WriteItem(MetadataIndex(name, [0] * target.dim()), item.type, tensor_data=item.tensor_data), target)
 
 
 class Reader(StorageReader):
@@ -216,10 +208,8 @@ class Reader(StorageReader):
     another shape with the same number of elements. For the layout `sharded`, None.
     """
 
-    def __init__(
-        self, folder: Path, index: Index, sizes: dict[str, int], state: State, element_order: ElementOrder | None
-    ) -> None:
-        self._folder, self._sizes, self._element_order = folder, sizes, element_order
+    def __init__(self, folder: Path, index: Index, sizes: dict[str, int], state: State, order: ElementOrder | None) -> None:
+        self._folder, self._sizes, self._element_order = folder, sizes, order
         self._entries = {name: self._reshape_entry(entry, state.get(name)) for name, entry in index.tensors.items()}
         self._mapped_files: dict[str, torch.Tensor] = {}
 

@@ -88,17 +88,12 @@ def read_list(path: Path, split: str, subset: int | None) -> ImageList:
     with files.as_workspace_error("read the list of images"):
         lines = path.read_bytes().splitlines()
     try:
-        header = msgspec.json.decode(lines[0] if lines else b"", type=ListHeader)
+        head = msgspec.json.decode(lines[0] if lines else b"", type=ListHeader)
     except DECODE_FAULTS as error:
         raise InputError(
             f"{path}:1: is not the header of an image list: {error}. Delete the file; the next run makes it again."
         ) from None
-    if (
-        header.schema != SCHEMA
-        or header.split != split
-        or header.images != len(lines) - 1
-        or header.images != (subset or header.found)
-    ):
+    if head.schema != SCHEMA or head.split != split or head.images != len(lines) - 1 or head.images != (subset or head.found):
         raise InputError(
             f"{path}: its first line does not match the lines after it, or the split and subset of this run. "
             "Delete the file; the next run makes it again."
@@ -112,15 +107,15 @@ def read_list(path: Path, split: str, subset: int | None) -> ImageList:
             raise InputError(f"{path}:{number}: is not an entry of an image list: {error}.") from None
         parts = entry.path.split("/")
         if (
-            not 0 <= entry.label < header.classes
+            not 0 <= entry.label < head.classes
             or len(parts) != 3
             or parts[0] != split
             or not set(parts).isdisjoint({"", ".", ".."})
         ):
-            allowed = f"{split}/CLASS/FILE, 0 to {header.classes - 1}"
+            allowed = f"{split}/CLASS/FILE, 0 to {head.classes - 1}"
             raise InputError(f"{path}:{number}: found {entry.path!r} of class {entry.label}. Allowed: {allowed}.")
         entries.append(entry)
-    return ImageList(header, entries, hashlib.sha256(b"\n".join(lines)).hexdigest())
+    return ImageList(head, entries, hashlib.sha256(b"\n".join(lines)).hexdigest())
 
 
 def class_names(root: Path) -> list[str]:
@@ -128,7 +123,7 @@ def class_names(root: Path) -> list[str]:
 
     Raises InputError if there are fewer than 2 classes.
     """
-    names = sorted(entry.name for entry in _scan_folder(root / "train") if entry.is_dir() and not entry.name.startswith("."))
+    names = sorted(entry.name for entry in _scan(root / "train") if entry.is_dir() and not entry.name.startswith("."))
     if len(names) < 2:
         raise InputError(
             f"{root / 'train'}: found {len(names)} class folders. Allowed: at least 2, one per class, named by its wnid."
@@ -138,39 +133,32 @@ def class_names(root: Path) -> list[str]:
 
 def _write_list(root: Path, split: str, subset: int | None, seed: int, path: Path) -> None:
     names = class_names(root)
-    image_files = [(name, label) for label, folder in enumerate(names) for name in _image_paths(root, split, folder)]
-    unknown_classes = {
-        entry.name for entry in _scan_folder(root / split) if entry.is_dir() and not entry.name.startswith(".")
-    } - set(names)
+    images = [(name, label) for label, folder in enumerate(names) for name in _image_paths(root, split, folder)]
+    unknown_classes = {entry.name for entry in _scan(root / split) if entry.is_dir() and not entry.name.startswith(".")} - set(
+        names
+    )
     if unknown_classes:
         raise InputError(
             f"{root / split / min(unknown_classes)}: is not a class of {root / 'train'}. Allowed: its {len(names)} folders."
         )
-    if not image_files:
+    if not images:
         raise InputError(f"{root / split}: found no image. Allowed: CLASS/*.JPEG, as in the official archive.")
-    listed_files = (
-        image_files
-        if subset is None
-        else [image_files[i] for i in draw_subset(len(image_files), subset, seed, str(root / split))]
-    )
-    header = ListHeader(SCHEMA, split, len(names), len(image_files), len(listed_files), None if subset is None else seed)
+    listed = images if subset is None else [images[i] for i in draw_subset(len(images), subset, seed, str(root / split))]
+    header = ListHeader(SCHEMA, split, len(names), len(images), len(listed), None if subset is None else seed)
     with files.as_workspace_error("read the data set"), ThreadPoolExecutor(8) as threads:
-        digests = threads.map(files.sha256, [root / name for name, _ in listed_files])
-        entries = [ImageEntry(name, label, digest) for (name, label), digest in zip(listed_files, digests, strict=True)]
+        digests = threads.map(files.sha256, [root / name for name, _ in listed])
+        entries = [ImageEntry(name, label, digest) for (name, label), digest in zip(listed, digests, strict=True)]
     files.write_atomic(path, b"".join(msgspec.json.encode(line) + b"\n" for line in [header, *entries]))
 
 
 def _image_paths(root: Path, split: str, folder: str) -> list[str]:
-    class_folder = root / split / folder
-    if split != "train" and not class_folder.is_dir():
+    path = root / split / folder
+    if split != "train" and not path.is_dir():
         return []  # a validation split may have no images of some classes
-    return [
-        f"{split}/{folder}/{name}"
-        for name in sorted(e.name for e in _scan_folder(class_folder) if e.name.lower().endswith(SUFFIXES))
-    ]
+    return [f"{split}/{folder}/{name}" for name in sorted(e.name for e in _scan(path) if e.name.lower().endswith(SUFFIXES))]
 
 
-def _scan_folder(folder: Path) -> Iterable[os.DirEntry[str]]:
+def _scan(folder: Path) -> Iterable[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)

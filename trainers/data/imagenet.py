@@ -81,17 +81,17 @@ def decode_image(content: bytes, path: Path, size: int, image: np.ndarray) -> No
     content: the bytes of the file. path: the file, for the message of an InputError.
     """
     try:
-        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as encoded_image:  # a few official .JPEG files are PNG
-            if encoded_image.width * encoded_image.height > MOST_PIXELS:
+        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as photo:  # a few official .JPEG files are PNG
+            if photo.width * photo.height > MOST_PIXELS:
                 raise InputError(
-                    f"{path}: found {encoded_image.width} x {encoded_image.height} pixels. Allowed: at most {MOST_PIXELS}."
+                    f"{path}: found {photo.width} x {photo.height} pixels. Allowed: at most {MOST_PIXELS}."
                 )
-            side = min(encoded_image.size) / MARGIN
+            side = min(photo.size) / MARGIN
             # The JPEG decoder is faster if it may decode to a smaller image, which has at least twice the needed size.
-            encoded_image.draft(
-                "RGB", (round(2 * encoded_image.width * size / side), round(2 * encoded_image.height * size / side))
+            photo.draft(
+                "RGB", (round(2 * photo.width * size / side), round(2 * photo.height * size / side))
             )
-            rgb_image = encoded_image.convert("RGB")
+            rgb_image = photo.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"{path}: the image is damaged or incomplete: {error}.") from None
     side = min(rgb_image.size) / MARGIN

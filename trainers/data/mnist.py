@@ -65,11 +65,9 @@ class Mnist(ImageSet):
             first_wrong = int(wrong_labels[0])
             raise InputError(f"{labels_file}: label {first_wrong} is {self._labels[first_wrong]}. Allowed: 0 to {CLASSES - 1}.")
         self._size = size
-        framing = {SIDE: "", SIDE + 2 * FRAME: " framed to 32 x 32"}.get(
-            size, f" framed to 32 x 32, resized to {size} x {size}"
-        )
+        note = {SIDE: "", SIDE + 2 * FRAME: " framed to 32 x 32"}.get(size, f" framed to 32 x 32, resized to {size} x {size}")
         self.source = DataSource(
-            name=f"MNIST, grey in three colours{framing}",
+            name=f"MNIST, grey in three colours{note}",
             sha256=hashlib.sha256(self._planes.tobytes() + self._labels.tobytes()).hexdigest(),
             synthetic=False,
             items=len(self._labels),

@@ -110,9 +110,8 @@ def _copy_data_set(cell: Cell, data_path: Path, folder: Path, run_dir: RunDir) -
         with ThreadPoolExecutor(THREADS) as pool:
             relative_paths = list(sources)
             for start in range(0, len(relative_paths), BATCH):
-                for _ in pool.map(
-                    lambda name: _copy_file(sources[name], folder / name, progress), relative_paths[start : start + BATCH]
-                ):
+                batch = relative_paths[start : start + BATCH]
+                for _ in pool.map(lambda name: _copy_file(sources[name], folder / name, progress), batch):
                     pass  # iterating over the results raises the exception of a thread
     run_dir.write_event(
         _event_writer(),

@@ -47,15 +47,13 @@ class SyntheticTokens(TokenSet):
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         length = len(self._factors)
-        random_numbers = np.empty((len(indices), length), np.uint64)
+        numbers = np.empty((len(indices), length), np.uint64)
         for row, index in enumerate(indices):
-            random_numbers[row] = np.random.Philox(key=np.array([SEED, self._first_index + int(index)], np.uint64)).random_raw(
-                length
-            )
+            numbers[row] = np.random.Philox(key=np.array([SEED, self._first_index + int(index)], np.uint64)).random_raw(length)
         # The lower 32 bits of a draw select the random symbol; the upper 32 bits decide whether the token is random.
-        random_tokens = (random_numbers % 2**32 % self._symbols).astype(np.int64)
+        random_tokens = (numbers % 2**32 % self._symbols).astype(np.int64)
         positions = np.arange(length)
-        random_positions = np.where(random_numbers >> 32 < int(SURPRISE * 2**32), positions, 0)
+        random_positions = np.where(numbers >> 32 < int(SURPRISE * 2**32), positions, 0)
         # For each position, the position of the last random token, from which the rule computes this token. The first token of
         # a sequence is always random.
         last_random = np.maximum.accumulate(random_positions, axis=1)

@@ -90,15 +90,9 @@ class ZeroEngine(ReplicatedEngine):
         stages."""
         optimizer = self.model.optimizer
         low_groups, fp32_groups = (getattr(optimizer, name, []) for name in ("fp16_groups", "fp32_groups"))
-        return (
-            {
-                p: weight
-                for low_weights, fp32_weights in zip(low_groups, fp32_groups)
-                for p, weight in zip(low_weights, fp32_weights)
-            }
-            if self.stage == 0
-            else {}
-        )
+        if self.stage != 0:
+            return {}
+        return {p: weight for low, fp32 in zip(low_groups, fp32_groups) for p, weight in zip(low, fp32)}
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         self.model.set_gradient_accumulation_boundary(last)
@@ -117,9 +111,8 @@ class ZeroEngine(ReplicatedEngine):
     def gradient_norm(self) -> float:
         parameters = self.model.module.parameters()
         squares = [gradient.float().square().sum() for gradient in self._gather_whole(parameters, gradients=True)]
-        return float(torch.stack(squares).sum().sqrt()) / (
-            self._deepspeed_scaler().cur_scale if self.cell.precision == "fp16" else 1.0
-        )
+        scale = self._deepspeed_scaler().cur_scale if self.cell.precision == "fp16" else 1.0
+        return float(torch.stack(squares).sum().sqrt()) / scale
 
     def _deepspeed_scaler(self) -> Any:
         """DeepSpeed's object with the loss scale of an fp16 run (`cur_scale`). Gradients stay scaled until the step."""
@@ -158,17 +151,13 @@ class ZeroEngine(ReplicatedEngine):
             tensors["gathered"] = parameters  # not p.data: each access makes a tensor, and each operator calls this method
             # For some time, gradients are views of this buffer. A tensor counts for the first category that has it, so `buffer`
             # must stand before `gradient`.
-            tensors = {
-                "buffer": [bucket.buffer for bucket in zero_optimizer.ipg_buckets.values() if bucket.buffer is not None],
-                **tensors,
-            }
+            buffers = [bucket.buffer for bucket in zero_optimizer.ipg_buckets.values() if bucket.buffer is not None]
+            tensors = {"buffer": buffers, **tensors}
         return tensors
 
     def state(self) -> State:
-        return {
-            **zero_state.checkpoint_parts(self.model, self.optimizer, self._elements_by_id),
-            **state_parts.buffer_parts(self.model.module),
-        }
+        parts = zero_state.checkpoint_parts(self.model, self.optimizer, self._elements_by_id)
+        return {**parts, **state_parts.buffer_parts(self.model.module)}
 
     def allocate_optimizer_state(self, numbers: dict[str, float]) -> None:
         zero_state.allocate_optimizer_state(self.model, self.optimizer)
@@ -195,22 +184,13 @@ class ZeroEngine(ReplicatedEngine):
             gradients = Term(f"gradients, whole buckets to every rank, {when}", "all_reduce", gradient_bytes, n, times)
             return [gradients, Term("updated parameters, once a step", "all_gather", elements * weight_itemsize, n), flags]
         fetched_elements, unsharded_elements = self._count_fetched_elements()
-        refetched_elements, hpz = (
-            fetched_elements * passes - (elements - unsharded_elements),
-            self._zero_option("zero_hpz_partition_size"),
-        )
-        refetch_ranks, sent_itemsize = (
-            hpz if hpz > 1 else n,
-            1 if self._zero_option("zero_quantized_weights") else weight_itemsize,
-        )
+        refetched = fetched_elements * passes - (elements - unsharded_elements)
+        hpz = self._option("zero_hpz_partition_size")
+        ranks = hpz if hpz > 1 else n
+        itemsize = 1 if self._option("zero_quantized_weights") else weight_itemsize
         return [
-            Term("sharded parameters, once a step", "all_gather", (elements - unsharded_elements) * sent_itemsize, n),
-            Term(
-                "sharded parameters again, each time a pass needs a freed one",
-                "all_gather",
-                refetched_elements * sent_itemsize,
-                refetch_ranks,
-            ),
+            Term("sharded parameters, once a step", "all_gather", (elements - unsharded_elements) * itemsize, n),
+            Term("sharded parameters again, each time a pass needs a freed one", "all_gather", refetched * itemsize, ranks),
             Term("parameters too small to be sharded, once a step", "all_gather", unsharded_elements * weight_itemsize, n),
             *self._gradient_terms(gradient_bytes / elements),
             flags,
@@ -220,26 +200,14 @@ class ZeroEngine(ReplicatedEngine):
         """The communication of gradients at stage 3. Gradients of matrices may be quantised to half a byte per element; they
         are then summed first within each node and then between nodes. itemsize: bytes per element of other gradients."""
         passes, nodes = self.cell.gradient_accumulation_steps, self.cell.nnodes
-        quantized_elements = self._matrix_elements if self._zero_option("zero_quantized_gradients") else 0
-        exact_bytes = (self.parameters() - quantized_elements) * itemsize
+        quantized = self._matrix_elements if self._option("zero_quantized_gradients") else 0
+        exact_bytes = (self.parameters() - quantized) * itemsize
         terms = [Term("gradients, each pass", "reduce_scatter", exact_bytes, self.data_ranks, passes)]
-        if quantized_elements:
-            ranks_per_node = self.data_ranks // nodes
+        if quantized:
+            per_node = self.data_ranks // nodes
             terms += [
-                Term(
-                    "matrices' gradients in 4 bits within a node, each pass",
-                    "all_to_all",
-                    quantized_elements / 2,
-                    ranks_per_node,
-                    passes,
-                ),
-                Term(
-                    "their sums in 4 bits between nodes, each pass",
-                    "all_to_all",
-                    quantized_elements / 2 / ranks_per_node,
-                    nodes,
-                    passes,
-                ),
+                Term("matrices' gradients in 4 bits within a node, each pass", "all_to_all", quantized / 2, per_node, passes),
+                Term("their sums in 4 bits between nodes, each pass", "all_to_all", quantized / 2 / per_node, nodes, passes),
             ]
         return terms
 
@@ -251,9 +219,7 @@ class ZeroEngine(ReplicatedEngine):
         is 10^9. A model with less than half of this number of elements is therefore gathered once per pass and then kept: it
         sends less and needs more memory than textbooks say.
         """
-        threshold, distance = (
-            self._zero_option(f"stage3_{name}") for name in ("param_persistence_threshold", "max_reuse_distance")
-        )
+        threshold, distance = (self._option(f"stage3_{name}") for name in ("param_persistence_threshold", "max_reuse_distance"))
         fetched_elements, used_elements = 0, 0
         last_use: dict[int, int] = {}  # id of a parameter -> number of elements that were used up to its last use
         for parameter in self._parameter_uses:
@@ -264,7 +230,7 @@ class ZeroEngine(ReplicatedEngine):
             last_use[parameter] = used_elements
         return fetched_elements, sum(size for size in self._elements_by_id.values() if size <= threshold)
 
-    def _zero_option(self, name: str) -> Any:
+    def _option(self, name: str) -> Any:
         return self.config["zero_optimization"][name]
 
     def textbook_bytes(self) -> float:

@@ -24,17 +24,13 @@ def checkpoint_parts(engine: Any, inner: torch.optim.Optimizer, sizes: dict[int,
     engine: the engine of DeepSpeed. inner: torch's optimizer, which DeepSpeed's optimizer may wrap. sizes: number of elements
     of each whole parameter, by the parameter's id.
     """
-    outer, named_parameters = (
-        engine.optimizer,
-        [(model_options.plain_name(name), p) for name, p in engine.module.named_parameters()],
-    )
+    outer = engine.optimizer
+    named_parameters = [(model_options.plain_name(name), p) for name, p in engine.module.named_parameters()]
     if outer is inner:
         return state_parts.parameter_parts(named_parameters, inner)
     if isinstance(outer, FP16_UnfusedOptimizer):
-        fp32_weights = {
-            id(low): high for lows, highs in zip(outer.fp16_groups, outer.fp32_groups) for low, high in zip(lows, highs)
-        }
-        return state_parts.parameter_parts([(name, fp32_weights[id(p)]) for name, p in named_parameters], inner)
+        masters = {id(low): high for lows, highs in zip(outer.fp16_groups, outer.fp32_groups) for low, high in zip(lows, highs)}
+        return state_parts.parameter_parts([(name, masters[id(p)]) for name, p in named_parameters], inner)
     shares, states = [], []
     for name, parameter in named_parameters:
         flat, start, count, begin = _locate_shard(outer, parameter)
@@ -81,11 +77,9 @@ def _locate_shard(outer: Any, parameter: Any) -> tuple[torch.Tensor, int, int, i
     if hasattr(parameter, "ds_id"):
         group, start, count = map(int, outer.grad_position[outer.get_param_id(parameter)])
         return outer.fp32_partitioned_groups_flat[group], start, count, count * outer._get_param_partition_rank(parameter)
-    flat_groups = (
-        outer.fp32_groups_flat_partition if isinstance(outer, BF16_Optimizer) else outer.single_partition_of_fp32_groups
-    )
+    groups = outer.fp32_groups_flat_partition if isinstance(outer, BF16_Optimizer) else outer.single_partition_of_fp32_groups
     mapping = parameter._hp_mapping
     if mapping is None:
-        return flat_groups[0], 0, 0, 0
+        return groups[0], 0, 0, 0
     high, low = mapping.hp_fragment_address, mapping.lp_fragment_address
-    return flat_groups[mapping.param_group_index], high.start, low.numel, low.start
+    return groups[mapping.param_group_index], high.start, low.numel, low.start

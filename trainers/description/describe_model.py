@@ -159,9 +159,8 @@ def _read_sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> 
     if architecture.kind == "image classifier":
         if seq_len is not None:
             raise InputError("seq_len: an image classifier has no sequences. Allowed: leave seq_len out.")
-        return Sizes(
-            summary, (*layers, *_image_options(*_image_sizes(architecture, config, twin=twin), ", ".join(rates) or None))
-        )
+        options = _image_options(*_image_sizes(architecture, config, twin=twin), ", ".join(rates) or None)
+        return Sizes(summary, (*layers, *options))
     if seq_len is None:
         raise InputError(
             "seq_len is missing: the tokens of a sequence. Needed: {transformers: FILE, seq_len: 1024}, for example."

@@ -62,11 +62,8 @@ class DdpEngine(ReplicatedEngine):
     def theory(self) -> list[Term]:
         n, psi = self.data_ranks, bytes_of(self.model.parameters(), 2 if self.hook == "bf16" else None)
         buffer_bytes = bytes_of(self.model.buffers())
-        buffers = (
-            [Term("buffers (BatchNorm's statistics), rank 0's to all, once a step", "broadcast", buffer_bytes, n)]
-            if buffer_bytes
-            else []
-        )
+        name = "buffers (BatchNorm's statistics), rank 0's to all, once a step"
+        buffers = [Term(name, "broadcast", buffer_bytes, n)] if buffer_bytes else []
         if self.hook == "powersgd":
             uncompressed_bytes, factor_bytes = _powersgd_bytes(self.model)
             return [
@@ -106,7 +103,7 @@ class PowerSgdEngine(DdpEngine):
         parts = super().state()
         for name in ("error", "p_memory", "q_memory"):
             for bucket, tensor in getattr(self.powersgd_state, f"{name}_dict").items():
-                parts[f"powersgd/{name}/{bucket}"] = TensorPart(tensor, tensor.shape, (0,), differs_by_rank=True)
+                parts[f"powersgd/{name}/{bucket}"] = TensorPart(tensor, tensor.shape, (0,), per_rank=True)
         return parts
 
     def numbers(self) -> dict[str, float]:

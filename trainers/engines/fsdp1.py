@@ -78,10 +78,8 @@ class Fsdp1Engine(ReplicatedEngine):
         for unit in FullyShardedDataParallel.fsdp_modules(self.model):
             # No public interface tells which part of a parameter a flat shard has, so private fields are read. The version of
             # torch is pinned, and a test resumes a run with FSDP1.
-            flat_parameter = unit._handle.flat_param  # type: ignore[union-attr]
-            for parameter, shard_info, shape in zip(
-                flat_parameter._params or (), flat_parameter._shard_param_infos, flat_parameter._shapes
-            ):
+            flat = unit._handle.flat_param  # type: ignore[union-attr]
+            for parameter, shard_info, shape in zip(flat._params or (), flat._shard_param_infos, flat._shapes):
                 if shard_info.in_shard:
                     shares.append((names[id(parameter)], parameter, shape.numel(), shard_info.intra_param_start_idx or 0))
                     states.append(self.optimizer.state[parameter])
@@ -92,9 +90,9 @@ class Fsdp1Engine(ReplicatedEngine):
 
     def theory(self) -> list[Term]:
         passes, shards = self.cell.gradient_accumulation_steps, self.data_ranks // self._replicas
-        gradient_bytes = self.parameters() * float(weight_bytes(self.cell.precision))  # when they are reduced
+        nbytes = self.parameters() * float(weight_bytes(self.cell.precision))  # when they are reduced
         if self._sharding == "NO_SHARD":
-            return [Term("gradients, once a step", "all_reduce", gradient_bytes, self.data_ranks)]
+            return [Term("gradients, once a step", "all_reduce", nbytes, self.data_ranks)]
         itemsize = float(computed_bytes(self.cell.precision))
         if self._sharding in RESHARDING:
             gathers = [
@@ -104,11 +102,9 @@ class Fsdp1Engine(ReplicatedEngine):
             ]  # fmt: skip
         else:  # parameters stay gathered from forward to backward, and until the last pass of a step
             gathers = [Term("parameters, once a step", "all_gather", self.parameters() * itemsize, shards)]
-        reduces = [Term("gradients, once a step", "reduce_scatter", gradient_bytes, shards)]
+        reduces = [Term("gradients, once a step", "reduce_scatter", nbytes, shards)]
         if self._replicas > 1:
-            reduces.append(
-                Term("gradients' shards among replicas, once a step", "all_reduce", gradient_bytes / shards, self._replicas)
-            )
+            reduces.append(Term("gradients' shards among replicas, once a step", "all_reduce", nbytes / shards, self._replicas))
         return [*gathers, *reduces, *loss_scaling.overflow_flag_terms(self.cell.precision, shards)]
 
     def textbook_bytes(self) -> float:

@@ -36,11 +36,8 @@ class Fsdp2Engine(FullySharded):
         self._offloaded = cell.options["offload"] == "cpu"
 
     def theory(self) -> list[Term]:
-        precision, passes, shards = (
-            self.cell.precision,
-            self.cell.gradient_accumulation_steps,
-            self.data_ranks // self._replicas,
-        )
+        precision, passes = self.cell.precision, self.cell.gradient_accumulation_steps
+        shards = self.data_ranks // self._replicas
         block_parameter_ids = {id(p) for block in self.task.blocks(self.model) for p in block.parameters()}
         sizes = {True: 0, False: 0}
         for parameter in self.model.parameters():
@@ -73,10 +70,8 @@ class Fsdp2Engine(FullySharded):
         for name, parameter in cast("Iterable[tuple[str, DTensor]]", self.model.named_parameters()):
             local, mesh = parameter.to_local().to(self.device), parameter.device_mesh
             shape, stride = parameter.shape, parameter.stride()
-            device_parameter = DTensor.from_local(
-                local, mesh, parameter.placements, run_check=False, shape=shape, stride=stride
-            )
-            weights[model_options.plain_name(name)] = device_parameter.full_tensor().detach().float().cpu().clone()
+            on_device = DTensor.from_local(local, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
+            weights[model_options.plain_name(name)] = on_device.full_tensor().detach().float().cpu().clone()
         return weights
 
     def textbook_bytes(self) -> float:

@@ -26,11 +26,8 @@ class ShardedTensorEngine(FullySharded, TensorEngine):
     def theory(self) -> list[Term]:
         passes = self.cell.gradient_accumulation_steps
         tensor_terms = activation_terms(self.cell, self.task, self.mesh_model)
-        return [
-            *tensor_terms,
-            *sharding_terms(self.cell, self.mesh_model, block_gathers=2 * passes, other_gathers=passes),
-            *self.agreement_terms(),
-        ]
+        sharding = sharding_terms(self.cell, self.mesh_model, block_gathers=2 * passes, other_gathers=passes)
+        return [*tensor_terms, *sharding, *self.agreement_terms()]
 
     def effective(self) -> dict[str, Any]:
         return {**super().effective(), **fsdp.effective(self.mesh_model.module, self.mesh_model.blocks)}
@@ -59,10 +56,8 @@ class MeshPipelineEngine(PipelineEngine):
 def sharding_terms(cell: Cell, mesh_model: MeshModel, *, block_gathers: int, other_gathers: int) -> list[Term]:
     """The communication of fully_shard over the dp ranks in a step. block_gathers, other_gathers: how often a step gathers the
     parameters inside and outside of blocks."""
-    block_elements, other_elements, ranks = mesh_model.padded[True], mesh_model.padded[False], mesh_model.mesh["dp"].size()
-    return fsdp.sharding_terms(
-        cell.precision, block_elements, other_elements, ranks, block_gathers=block_gathers, other_gathers=other_gathers
-    )
+    inside, outside, ranks = mesh_model.padded[True], mesh_model.padded[False], mesh_model.mesh["dp"].size()
+    return fsdp.sharding_terms(cell.precision, inside, outside, ranks, block_gathers=block_gathers, other_gathers=other_gathers)
 
 
 def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine | PipelineEngine:
@@ -70,12 +65,10 @@ def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine | PipelineEngine
     degrees = menu.strategy_of(cell).degrees
     if "pp" not in degrees:
         sequence = bool(cell.options["sequence_parallel"])
-        mesh_model = MeshModel(cell, task, ranks, split=True, sequence=sequence, reshard_after_forward=True)
-        return ShardedTensorEngine(cell, task, ranks, mesh_model)
+        model = MeshModel(cell, task, ranks, split=True, sequence=sequence, reshard_after_forward=True)
+        return ShardedTensorEngine(cell, task, ranks, model)
     sharded = "dp" in degrees
     reshard_after_forward = False if sharded else None
-    mesh_model = MeshModel(
-        cell, task, ranks, stages=cell.pp, split="tp" in degrees, reshard_after_forward=reshard_after_forward
-    )
-    pipeline = Pipeline(cell, task, mesh_model, ranks.device, "1f1b", sharded=sharded)
-    return MeshPipelineEngine(cell, task, ranks, mesh_model, pipeline)
+    model = MeshModel(cell, task, ranks, stages=cell.pp, split="tp" in degrees, reshard_after_forward=reshard_after_forward)
+    pipeline = Pipeline(cell, task, model, ranks.device, "1f1b", sharded=sharded)
+    return MeshPipelineEngine(cell, task, ranks, model, pipeline)

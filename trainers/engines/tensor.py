@@ -48,10 +48,11 @@ class TensorEngine(MeshModelEngine):
         return [*activation_terms(self.cell, self.task, self.mesh_model), *self.agreement_terms()]
 
     def effective(self) -> dict[str, Any]:
+        sequence_parallel = self.mesh_model.count_partial_elements() > 0
         return {
             **super().effective(),
             "split_layers": count_split_layers(self.mesh_model),
-            "sequence_parallel": self.mesh_model.count_partial_elements() > 0,
+            "sequence_parallel": sequence_parallel,
         }
 
 
@@ -78,34 +79,35 @@ def activation_terms(cell: Cell, task: Task, mesh_model: MeshModel) -> list[Term
 
 
 def _sequence_parallel_terms(
-    cell: Cell, mesh_model: MeshModel, output_bytes: int, input_bytes: int, block_passes: int, recomputed_passes: int
+    cell: Cell, mesh_model: MeshModel, output_bytes: int, input_bytes: int, blocks: int, recomputed: int
 ) -> list[Term]:
     """As `activation_terms`, with sequence parallelism, for a model with a fused q|k|v layer."""
     n, passes = mesh_model.mesh["tp"].size(), cell.gradient_accumulation_steps
+    norm_bytes = weight_bytes(cell.precision) * mesh_model.count_partial_elements()
     return [
         Term(
             "what column-parallel layers read, each block and pass",
             "all_gather",
             input_bytes,
             n,
-            2 * (block_passes + recomputed_passes),
+            2 * (blocks + recomputed),
         ),
-        Term("its gradient, each block and pass", "reduce_scatter", input_bytes, n, 2 * block_passes),
+        Term("its gradient, each block and pass", "reduce_scatter", input_bytes, n, 2 * blocks),
         Term(
             "what row-parallel layers write, each block and pass",
             "reduce_scatter",
             output_bytes,
             n,
-            2 * block_passes + recomputed_passes,
+            2 * blocks + recomputed,
         ),
-        Term("its gradient, each block and pass", "all_gather", output_bytes, n, 2 * block_passes),
+        Term("its gradient, each block and pass", "all_gather", output_bytes, n, 2 * blocks),
         Term(
             "what leaves the blocks, and the gradient of what enters them, each pass", "all_gather", input_bytes, n, 2 * passes
         ),
         Term(
             "gradients of the layer norms, once a step",
             "all_reduce",
-            weight_bytes(cell.precision) * mesh_model.count_partial_elements(),
+            norm_bytes,
             n,
         ),
     ]

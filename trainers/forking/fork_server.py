@@ -68,10 +68,8 @@ def serve(path: Path) -> int:
 
 def preloaded_modules() -> list[str]:
     """The modules that ranks import, except optional libraries."""
-    engines_and_tasks = {strategy.engine for strategy in menu.strategies().values()} | {
-        workload.task for workload in menu.workloads().values()
-    }
-    return [*PRELOADED, *sorted(engines_and_tasks)]
+    modules = {strategy.engine for strategy in menu.strategies().values()} | {entry.task for entry in menu.workloads().values()}
+    return [*PRELOADED, *sorted(modules)]
 
 
 def _import_everything() -> None:

@@ -170,9 +170,7 @@ class Checkpoints(Instrument):
         if self._rank == 0 or self._leads_node:
             checkpoint.begin(self._run_dir.path, step)
         self._peers.barrier()
-        checkpoint_files, checkpoint_bytes = self._saver.save(
-            checkpoint.growing_path(self._run_dir.path, step), self._settings.layout
-        )
+        checkpoint_files, size = self._saver.save(checkpoint.growing_path(self._run_dir.path, step), self._settings.layout)
         if self._run.separate_folders:
             if self._leads_node:
                 checkpoint.publish(self._run_dir.path, step)
@@ -194,7 +192,7 @@ class Checkpoints(Instrument):
         self._peers.barrier()
         if self._leads_node:
             checkpoint.remove_old(self._run_dir.path, self._settings.keep)
-        self._saved_step, self._saves, self._bytes = step, self._saves + 1, checkpoint_bytes
+        self._saved_step, self._saves, self._bytes = step, self._saves + 1, size
         self._save_s += time.perf_counter() - started
 
     def ends_run(self, step: int) -> bool:
@@ -259,11 +257,9 @@ class Checkpoints(Instrument):
         collective: all ranks use the list of rank 0, because a network file system may show other files to other nodes."""
         local_checkpoints = [(run_index, path) for run_index, run in enumerate(runs) for path in checkpoint.whole(run.path)]
         for position in range(int(self._peers.gather([float(len(local_checkpoints))])[0, 0])):
-            candidate = (
-                [float(local_checkpoints[position][0]), float(checkpoint.step_of(local_checkpoints[position][1]))]
-                if self._rank == 0
-                else [0.0, 0.0]
-            )
+            candidate = [0.0, 0.0]
+            if self._rank == 0:
+                candidate = [float(local_checkpoints[position][0]), float(checkpoint.step_of(local_checkpoints[position][1]))]
             run_number, step = (int(value) for value in self._peers.gather(candidate)[0])
             yield runs[run_number], checkpoint.path_of(runs[run_number].path, step)
 
@@ -276,7 +272,5 @@ class Checkpoints(Instrument):
 
 def _read_records(run: RunDir, rank: int, step: int) -> list[StepRecord]:
     """A rank's warm-up records, and its timed records up to a step. If a step was recorded twice, the last record is used."""
-    records = {
-        (not record.warmup, record.step): record for record in run.steps(rank).records if record.warmup or record.step <= step
-    }
+    records = {(not entry.warmup, entry.step): entry for entry in run.steps(rank).records if entry.warmup or entry.step <= step}
     return [records[key] for key in sorted(records)]

@@ -54,13 +54,10 @@ def _count_connections() -> dict[str, int]:
     """The number of TCP connections of this process on each network interface, without the connections to the store of the
     rendezvous (MASTER_PORT)."""
     interfaces = {entry.address: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
-    rendezvous_port = int(os.environ.get("MASTER_PORT", "0"))
+    port = int(os.environ.get("MASTER_PORT", "0"))
     connections_by_interface: Counter[str] = Counter()
     for connection in psutil.Process().net_connections("tcp"):
-        if connection.status == psutil.CONN_ESTABLISHED and rendezvous_port not in (
-            connection.laddr.port,
-            connection.raddr.port,
-        ):
+        if connection.status == psutil.CONN_ESTABLISHED and port not in (connection.laddr.port, connection.raddr.port):
             connections_by_interface[interface_of_address(connection.laddr.ip, interfaces)] += 1
     return dict(connections_by_interface)
 

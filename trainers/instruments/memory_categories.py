@@ -110,13 +110,9 @@ def estimate_memory(
     parameters: number of trainable parameters of the whole model. ranks_by_category: category -> number of ranks over which
     it is sharded; a category that is missing here is not sharded.
     """
-    itemsize = 2 if precision == "bf16-pure" else 4
+    size = 2 if precision == "bf16-pure" else 4
     states = STATES[optimizer.name] if optimizer.name != "sgd" or optimizer.momentum else 0
-    unsharded = {
-        "parameter": itemsize * parameters,
-        "gradient": itemsize * parameters,
-        "optimizer_state": states * itemsize * parameters,
-    }
+    unsharded = {"parameter": size * parameters, "gradient": size * parameters, "optimizer_state": states * size * parameters}
     return {category: -(-nbytes // (ranks_by_category or {}).get(category, 1)) for category, nbytes in unsharded.items()}
 
 

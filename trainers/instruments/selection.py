@@ -35,8 +35,7 @@ def create_instruments(
 ) -> list[Instrument]:
     """The instruments that a cell asks for, in the order in which they act after a step, without checkpoints.
 
-    may_wait: whether ranks may wait for each other before the last step. Raises InputError if this run cannot have an
-    instrument.
+    may_wait: whether ranks may wait for each other before the last step. Raises InputError if an instrument is impossible.
     """
     for key, why in observed_steps.refusals(cell, order.timed_steps(cell), cuda=ranks.device.type == "cuda"):
         raise InputError(f"{key}: {why}")

@@ -57,13 +57,8 @@ class StepMemory:
 
     def _name_new_gradients(self) -> None:
         if self._searching:
-            self._record_categories(
-                {
-                    name: tensors
-                    for name, tensors in self._engine.tensors_by_category().items()
-                    if name not in ("parameter", "gathered")
-                }
-            )
+            categories = self._engine.tensors_by_category().items()
+            self._record_categories({name: tensors for name, tensors in categories if name not in ("parameter", "gathered")})
 
     def _before_optimizer_step(self) -> None:
         self._name_new_gradients()

@@ -106,11 +106,9 @@ class Validator(Instrument):
         return {"items": self._last_record.items, "loss": self._last_record.loss, "accuracy": self._last_record.accuracy}
 
     def _fetch_batches(self, number: int) -> list[Batch]:
-        share, micro_batch_size = self._cell.global_batch_size // self._engine.data_ranks, self._cell.micro_batch_size
+        share, micro = self._cell.global_batch_size // self._engine.data_ranks, self._cell.micro_batch_size
         begin = number * self._cell.global_batch_size + self._engine.data_rank * share
-        return [
-            self._split.fetch(indices, self._ranks.device) for indices in _micro_batch_indices(begin, share, micro_batch_size)
-        ]
+        return [self._split.fetch(indices, self._ranks.device) for indices in _micro_batch_indices(begin, share, micro)]
 
 
 def _micro_batch_indices(begin: int, share: int, micro_batch_size: int) -> Iterator[np.ndarray]:

@@ -177,24 +177,22 @@ def _shrink_keys(config: Any) -> dict[str, Any]:
             changes["num_key_value_heads"] = twin_key_value_heads if twin_heads % twin_key_value_heads == 0 else twin_heads
         if number("head_dim"):
             changes["head_dim"] = HEAD_WIDTH
-        for name in ("intermediate_size", "moe_intermediate_size"):
-            if number(name):
-                changes[name] = max(1, number(name) * twin_heads * HEAD_WIDTH // (width * MULTIPLE)) * MULTIPLE
-    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if number(name):
-            changes[name] = min(number(name), EXPERTS)
+        for key in ("intermediate_size", "moe_intermediate_size"):
+            if number(key):
+                changes[key] = max(1, number(key) * twin_heads * HEAD_WIDTH // (width * MULTIPLE)) * MULTIPLE
+    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if number(key):
+            changes[key] = min(number(key), EXPERTS)
     if number("num_experts_per_tok"):
         changes["num_experts_per_tok"] = min(number("num_experts_per_tok"), EXPERTS // 2)
     if number("vocab_size"):
         changes["vocab_size"] = min(number("vocab_size"), VOCABULARY)
-        changes |= {
-            name: 0 for name in config.to_dict() if name.endswith("_token_id") and number(name) >= changes["vocab_size"]
-        }
+        changes |= {key: 0 for key in config.to_dict() if key.endswith("_token_id") and number(key) >= changes["vocab_size"]}
     if number("patch_size") and number("image_size"):
         changes["patch_size"] = min(number("patch_size"), PATCH)
         changes["image_size"] = changes["patch_size"] * PATCHES_A_SIDE
     depths = getattr(config, "depths", None)
     if isinstance(depths, list):
         changes["depths"] = [min(depth, 1) if type(depth) is int else depth for depth in depths]
-    renamed_changes = {config.attribute_map.get(name, name): value for name, value in changes.items()}
-    return {name: value for name, value in renamed_changes.items() if hasattr(config, name)}
+    renamed_changes = {config.attribute_map.get(key, key): value for key, value in changes.items()}
+    return {key: value for key, value in renamed_changes.items() if hasattr(config, key)}

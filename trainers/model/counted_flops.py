@@ -39,10 +39,8 @@ def count_flops(task: Task, items: Batch) -> FlopCount:
         model = task.model().eval()  # not in training mode, in which BatchNorm needs more than one item
     with make_flop_counter() as flop_mode:
         task.criterion(task.outputs(model, batch), batch.targets).backward()  # type: ignore[no-untyped-call]
-    without_gradient = [
-        name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None
-    ]
-    return FlopCount(float(flop_mode.get_total_flops()) / task.units_per_item, without_gradient)
+    unused = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]
+    return FlopCount(float(flop_mode.get_total_flops()) / task.units_per_item, unused)
 
 
 def make_flop_counter() -> FlopCounterMode:

@@ -34,10 +34,8 @@ class Deferred:
         # keep its whole weights in memory.
         self._initial_values: dict[torch.Tensor, torch.Tensor] = {}
         if ranks.rank == 0:
-            for meta_module, initialized_module in zip(self.model.modules(), task.model().modules(), strict=True):
-                self._initial_values |= {
-                    tensor: getattr(initialized_module, name).detach() for name, tensor in _direct_tensors(meta_module)
-                }
+            for meta, initialized in zip(self.model.modules(), task.model().modules(), strict=True):
+                self._initial_values |= {tensor: getattr(initialized, name).detach() for name, tensor in _direct_tensors(meta)}
         holders = Counter(tensor for module in self.model.modules() for _, tensor in _direct_tensors(module))
         # Only tied weights are kept here, so that they stay tied (`Module.to_empty` would untie them). Other weights are not
         # kept: after sharding, whole weights would stay in memory.

@@ -33,7 +33,7 @@ class LossScaler:
     def __init__(self, device: torch.device) -> None:
         self.scale, self.skipped = START, 0
         self.overflowed = torch.zeros((), device=device)  # above 0 if a gradient of this rank in the step is not finite
-        self._steps_without_overflow = 0
+        self._good_steps = 0
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """The scaled loss, from which backward starts."""
@@ -61,27 +61,23 @@ class LossScaler:
         if overflowed.item() > 0:
             self.scale *= BACKOFF
             self.skipped += 1
-            self._steps_without_overflow = 0
+            self._good_steps = 0
             return False
-        self._steps_without_overflow += 1
-        if self._steps_without_overflow == INTERVAL:
+        self._good_steps += 1
+        if self._good_steps == INTERVAL:
             self.scale *= GROWTH
-            self._steps_without_overflow = 0
+            self._good_steps = 0
         return True
 
     def numbers(self) -> dict[str, float]:
         """The state of the scaler for a checkpoint, as numbers by name."""
-        return {
-            "loss_scale": self.scale,
-            "skipped_steps": float(self.skipped),
-            "made_in_a_row": float(self._steps_without_overflow),
-        }
+        return {"loss_scale": self.scale, "skipped_steps": float(self.skipped), "made_in_a_row": float(self._good_steps)}
 
     def load_numbers(self, numbers: dict[str, float]) -> None:
         """Set the state of the scaler from the numbers of a checkpoint. If the checkpoint has no such numbers, because its run
         had another precision, the defaults are used."""
         self.scale = numbers.get("loss_scale", START)
-        self.skipped, self._steps_without_overflow = int(numbers.get("skipped_steps", 0)), int(numbers.get("made_in_a_row", 0))
+        self.skipped, self._good_steps = int(numbers.get("skipped_steps", 0)), int(numbers.get("made_in_a_row", 0))
 
     def effective(self) -> dict[str, Any]:
         """For `knobs.effective` of result.json: the scale of the next step, the number of skipped steps (warm-up included)."""

@@ -11,19 +11,14 @@ from torch import nn
 from shardlab.matrix.cell import Optimizer, Schedule
 
 
-def make_optimizer(settings: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def make_optimizer(config: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Make the torch optimizer that a cell asks for. parameters: whole parameters or shards."""
-    if settings.name == "sgd":
-        return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
-    optimizer_class = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
-    betas = settings.beta1, settings.beta2
+    if config.name == "sgd":
+        return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    optimizer_class = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    betas = config.beta1, config.beta2
     return optimizer_class(
-        parameters,
-        lr=settings.lr,
-        betas=betas,
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        fused=settings.fused or None,
+        parameters, lr=config.lr, betas=betas, eps=config.eps, weight_decay=config.weight_decay, fused=config.fused or None
     )
 
 

@@ -45,10 +45,8 @@ class MeshModelEngine(ReplicatedEngine):
         return self.mesh_model.whole_parameters()
 
     def state(self) -> State:
-        return {
-            **state_parts.parameter_parts(self.mesh_model.task_parameters(), self.optimizer),
-            **state_parts.buffer_parts(self.model),
-        }
+        parts = state_parts.parameter_parts(self.mesh_model.task_parameters(), self.optimizer)
+        return {**parts, **state_parts.buffer_parts(self.model)}
 
     def element_order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
         return self.mesh_model.element_order(name.rpartition("/")[2], shape)

@@ -52,31 +52,18 @@ def count_padded_elements(shape: torch.Size, ranks: int) -> int:
 
 
 def sharding_terms(
-    precision: str, block_elements: int, other_elements: int, ranks: int, *, block_gathers: int, other_gathers: int
+    precision: str, inside: int, outside: int, ranks: int, *, block_gathers: int, other_gathers: int
 ) -> list[Term]:
     """The communication of `fully_shard` over the ranks of a shard group in a step.
 
-    block_elements, other_elements: number of padded elements inside and outside of blocks. ranks: number of ranks in a shard
-        group.
+    inside, outside: number of padded elements inside and outside of blocks. ranks: number of ranks in a shard group.
     block_gathers, other_gathers: how often a step gathers the parameters inside and outside of blocks.
     """
-    gathered_itemsize, reduced_itemsize = computed_bytes(precision), weight_bytes(precision)
+    gathered_size, reduced_size = computed_bytes(precision), weight_bytes(precision)
     return [
-        Term(
-            "blocks' parameters, each time they are gathered",
-            "all_gather",
-            block_elements * gathered_itemsize,
-            ranks,
-            block_gathers,
-        ),
-        Term(
-            "other parameters, each time they are gathered",
-            "all_gather",
-            other_elements * gathered_itemsize,
-            ranks,
-            other_gathers,
-        ),
-        Term("gradients, once a step", "reduce_scatter", (block_elements + other_elements) * reduced_itemsize, ranks),
+        Term("blocks' parameters, each time they are gathered", "all_gather", inside * gathered_size, ranks, block_gathers),
+        Term("other parameters, each time they are gathered", "all_gather", outside * gathered_size, ranks, other_gathers),
+        Term("gradients, once a step", "reduce_scatter", (inside + outside) * reduced_size, ranks),
     ]
 
 

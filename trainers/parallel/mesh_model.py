@@ -85,7 +85,7 @@ class MeshModel:
             deferred.fill_direct(module, keep=id(module) in kept_modules)
         for part in self.parts.values() if reshard_after_forward is not None else ():
             other_parameters = [p for p in part.parameters() if not isinstance(p, DTensor) or "dp" not in _mesh_dimensions(p)]
-            self._shard(part, cell.precision, other_parameters, is_block=False, reshard_after_forward=False)
+            self._shard(part, cell.precision, other_parameters, is_block=False, reshard=False)
 
     def _divide(self, model: nn.Module, names: dict[int, str]) -> None:
         """Divide the model into all stages of the pipeline and keep the stages of this rank. names: id of parameter -> name."""
@@ -98,47 +98,31 @@ class MeshModel:
         for index, part in enumerate(all_parts):
             for parameter in part.parameters():
                 holders.setdefault(names[id(parameter)], set()).add(index % pipeline_size)
-        self._holders = {name: sorted(pipeline_ranks) for name, pipeline_ranks in holders.items()}
-        self._tied_groups = self._create_tied_groups(
-            {tuple(pipeline_ranks) for pipeline_ranks in self._holders.values() if len(pipeline_ranks) > 1}
-        )
+        self._holders = {name: sorted(ranks) for name, ranks in holders.items()}
+        self._tied_groups = self._create_tied_groups({tuple(ranks) for ranks in self._holders.values() if len(ranks) > 1})
 
-    def _distribute(
-        self, block: nn.Module, wrapped_block: nn.Module, precision: str, reshard_after_forward: bool | None
-    ) -> None:
-        """Split a block of this rank over the tp ranks, if the model is split, and shard it over the dp ranks, if the model is
-        sharded.
+    def _distribute(self, block: nn.Module, wrapped: nn.Module, precision: str, reshard: bool | None) -> None:
+        """Split a block of this rank over the tp ranks if the model is split; shard it over the dp ranks if it is sharded.
 
-        wrapped_block: the block with its wrappers. reshard_after_forward: whether the block is resharded after forward; None if
-        it is not sharded.
+        wrapped: the block with its wrappers. reshard: whether the block is resharded after forward; None if it is not sharded.
         """
         if self._split:
             partial_ids = set(map(id, self._plan.split(block, self.mesh["tp"], sequence=self.sequence)))
             self._partial |= {name for name, p in self.task_parameters() if id(p) in partial_ids}
-        if reshard_after_forward is not None:
-            self._shard(
-                wrapped_block,
-                precision,
-                list(wrapped_block.parameters()),
-                is_block=True,
-                reshard_after_forward=reshard_after_forward,
-            )
+        if reshard is not None:
+            self._shard(wrapped, precision, list(wrapped.parameters()), is_block=True, reshard=reshard)
 
     def _shard(
-        self, module: nn.Module, precision: str, parameters: list[nn.Parameter], *, is_block: bool, reshard_after_forward: bool
+        self, module: nn.Module, precision: str, parameters: list[nn.Parameter], *, is_block: bool, reshard: bool
     ) -> None:
         """Shard a block, or the rest of a part, over the dp ranks. No other wrapper may be applied afterwards.
 
-        is_block: whether the module is a block. reshard_after_forward: false for the rest (parameters outside of blocks),
+        is_block: whether the module is a block. reshard: false for the rest (parameters outside of blocks),
         because backward needs these parameters at once.
         """
         mesh = self.mesh["dp"]
-        self.padded[is_block] += sum(
-            fsdp.count_padded_elements(local_tensor(parameter).shape, mesh.size()) for parameter in parameters
-        )
-        fully_shard(
-            module, mesh=mesh, mp_policy=fsdp.mixed_precision_policy(precision), reshard_after_forward=reshard_after_forward
-        )
+        self.padded[is_block] += sum(fsdp.count_padded_elements(local_tensor(p).shape, mesh.size()) for p in parameters)
+        fully_shard(module, mesh=mesh, mp_policy=fsdp.mixed_precision_policy(precision), reshard_after_forward=reshard)
 
     def _create_tied_groups(self, position_groups: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], dist.ProcessGroup]:
         """Create the process groups of ranks of a pipeline that share a tied weight. A collective of all ranks.

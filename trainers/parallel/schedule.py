@@ -103,10 +103,8 @@ class Pipeline:
         The stages run one after the other, without the schedule, because after an evaluation the schedule would infer all
         shapes again in the next timed step.
         """
-        stage_rank, hidden = (
-            self._mesh_model.mesh["pp"].get_local_rank(),
-            dtypes.cast_inputs(batch.inputs, self._cell.precision),
-        )
+        stage_rank = self._mesh_model.mesh["pp"].get_local_rank()
+        hidden = dtypes.cast_inputs(batch.inputs, self._cell.precision)
         loss_and_correct = torch.zeros(2, dtype=torch.float64, device=self._device)
         with torch.no_grad(), self.cast_context(), self.autocast():
             for index in range(self.stages):

@@ -64,9 +64,7 @@ class WorkerEngine(ReplicatedEngine):
             parameter.grad = gradient.view_as(parameter)
         # Pulled parameters are received into this tensor. On a CPU it is the vector of parameters itself.
         on_gpu = self.device.type == "cuda"
-        self._parameter_buffer = (
-            torch.empty_like(self._parameters, device="cpu", pin_memory=True) if on_gpu else self._parameters
-        )
+        self._buffer = torch.empty_like(self._parameters, device="cpu", pin_memory=True) if on_gpu else self._parameters
         # On a GPU, gradients are first copied into this tensor: copies into pinned memory are faster than into new memory.
         self._gradient_buffer = torch.empty_like(self._gradients, device="cpu", pin_memory=True) if on_gpu else self._gradients
 
@@ -104,10 +102,10 @@ class WorkerEngine(ReplicatedEngine):
         for server, part in self._slices.items():
             version = self._link.receive_header(server)[0]
             if pulls:
-                self._link.receive(server, self._parameter_buffer[part])
+                self._link.receive(server, self._buffer[part])
                 self._versions[server] = version
-        if pulls and self._parameter_buffer is not self._parameters:
-            self._parameters.copy_(self._parameter_buffer)
+        if pulls and self._buffer is not self._parameters:
+            self._parameters.copy_(self._buffer)
 
     def state(self) -> State:
         """As `Saved.state`. Every worker has the parameters. The first worker also has the momentum, which it requests from the
@@ -115,14 +113,10 @@ class WorkerEngine(ReplicatedEngine):
         state = super().state()
         if self._has_momentum:
             momentum = self._request_momentum() if self._momentum_buffer is None else self._momentum_buffer
-            trained_parameters = [
-                (model_options.plain_name(name), p) for name, p in self.model.named_parameters() if p.requires_grad
-            ]
-            pieces = torch.split(momentum, [p.numel() for _, p in trained_parameters])
-            momentum_parts = {
-                name: TensorPart.from_tensor(flat.view(p.shape)) for (name, p), flat in zip(trained_parameters, pieces)
-            }
-            state |= {f"optimizer/momentum_buffer/{name}": part for name, part in momentum_parts.items()}
+            trained = [(model_options.plain_name(name), p) for name, p in self.model.named_parameters() if p.requires_grad]
+            pieces = torch.split(momentum, [p.numel() for _, p in trained])
+            momenta = {name: TensorPart.from_tensor(flat.view(p.shape)) for (name, p), flat in zip(trained, pieces)}
+            state |= {f"optimizer/momentum_buffer/{name}": part for name, part in momenta.items()}
         return state
 
     def _request_momentum(self) -> torch.Tensor:

@@ -54,15 +54,13 @@ class OwnPlan(ModelPlan):
                 raise InputError(
                     f"{plugin.file}: tensor_parallel() splits some blocks into other numbers of layers than others."
                 )
-            self.backward_reductions, self.forward_reductions = (
-                styles_by_block[0].count("columns"),
-                styles_by_block[0].count("rows"),
-            )
+            self.backward_reductions = styles_by_block[0].count("columns")
+            self.forward_reductions = styles_by_block[0].count("rows")
             self._check_widths()
 
     def _check_widths(self) -> None:
         """Raises InputError if a split layer reads or writes a tensor of another width than the hidden state between blocks."""
-        for name, style in self._first_block_layers(1).items():
+        for name, style in self._block_layers(1).items():
             layer = self._first_block.get_submodule(name)
             assert isinstance(layer, nn.Linear)
             width = layer.in_features if style == "columns" else layer.out_features
@@ -79,22 +77,20 @@ class OwnPlan(ModelPlan):
 
         Raises the InputError of the file if it refuses all possible numbers.
         """
-        sizes = [
-            _divided_size(self._first_block.get_submodule(ranks), style) for ranks, style in self._first_block_layers(1).items()
-        ]
+        sizes = [_divided_size(self._first_block.get_submodule(name), style) for name, style in self._block_layers(1).items()]
         common_divisor = math.gcd(*sizes)
         divisors = [ranks for ranks in range(2, min(common_divisor, MOST_RANKS) + 1) if common_divisor % ranks == 0]
         possible_degrees = tuple(ranks for ranks in divisors if self._can_split(ranks))
         if divisors and not possible_degrees:
-            self._first_block_layers(divisors[0])  # raises the error of the file for this number of ranks
+            self._block_layers(divisors[0])  # raises the error of the file for this number of ranks
         return possible_degrees
 
-    def _first_block_layers(self, ranks: int) -> dict[str, str]:
+    def _block_layers(self, ranks: int) -> dict[str, str]:
         return _split_layers(self._plugin, copy.deepcopy(self._first_block), ranks)
 
     def _can_split(self, ranks: int) -> bool:
         try:
-            self._first_block_layers(ranks)
+            self._block_layers(ranks)
         except (InputError, RuntimeError):
             return False
         return True
@@ -111,35 +107,29 @@ class OwnPlan(ModelPlan):
     def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
         if count > self.count:
             raise InputError(f"{self._plugin.file}: the model has {self.count} blocks, too few for {count} pipeline stages.")
-        end_modules = self._plugin.call("pipeline", model)
-        if not (
-            isinstance(end_modules, tuple)
-            and len(end_modules) == 2
-            and all(isinstance(module, nn.Module) for module in end_modules)
-        ):
+        pair = self._plugin.call("pipeline", model)
+        if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(module, nn.Module) for module in pair)):
             raise InputError(
-                f"{self._plugin.file}: pipeline() returned a {type(end_modules).__name__}. Allowed: (module before the "
+                f"{self._plugin.file}: pipeline() returned a {type(pair).__name__}. Allowed: (module before the "
                 "blocks, module behind them)."
             )
         blocks = list(self._find_blocks(model))
-        self._check_coverage(model, [*end_modules, *blocks])
+        self._check_coverage(model, [*pair, *blocks])
         part = blocks[stage_slice(len(blocks), index, count)]
-        return OwnStage(end_modules[0] if index == 0 else None, part, end_modules[1] if index == count - 1 else None)
+        return OwnStage(pair[0] if index == 0 else None, part, pair[1] if index == count - 1 else None)
 
     def _check_coverage(self, model: nn.Module, modules: Sequence[nn.Module]) -> None:
         """Raises InputError if a parameter of the model is in none of these modules. Modules that are not part of the model do
         not count."""
         model_modules = {id(module) for module in model.modules()}
-        covered_parameters = {
+        covered = {
             id(parameter)
             for outer in modules
             for module in outer.modules()
             if id(module) in model_modules
             for parameter in module.parameters(recurse=False)
         }
-        if missing := next(
-            (name for name, parameter in model.named_parameters() if id(parameter) not in covered_parameters), None
-        ):
+        if missing := next((name for name, parameter in model.named_parameters() if id(parameter) not in covered), None):
             raise InputError(
                 f"{self._plugin.file}: pipeline(): the parameter {missing} is neither before the blocks, in a block nor behind "
                 "them."

@@ -168,9 +168,7 @@ def _read_options(file: str, model: Callable[..., Any]) -> tuple[Option, ...]:
     options = []
     for name, parameter in inspect.signature(model).parameters.items():
         default, hint = parameter.default, hints.get(name)
-        option_type = next(
-            (allowed_type for allowed_type in KINDS if hint is allowed_type or allowed_type in get_args(hint)), type(default)
-        )
+        option_type = next((allowed for allowed in KINDS if hint is allowed or allowed in get_args(hint)), type(default))
         if (
             parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             or type(default) not in KINDS

@@ -163,51 +163,45 @@ def _source_digest() -> str:
 
 def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Strategy) -> tuple[SameWork, bool]:
     """Compare once. Returns (the verdict, whether the model has BatchNorm), the same on every rank."""
-    plain_cell = msgspec.structs.replace(cell, optimizer=SGD, schedule=Schedule())
+    plain = msgspec.structs.replace(cell, optimizer=SGD, schedule=Schedule())
     remarks = []
-    if plain_cell.options.get("dropout"):
-        plain_cell = msgspec.structs.replace(plain_cell, options={**plain_cell.options, "dropout": False})
+    if plain.options.get("dropout"):
+        plain = msgspec.structs.replace(plain, options={**plain.options, "dropout": False})
         remarks.append("dropout is off here, but on in the run")
     other_work = strategy.other_work(cell)
     if smaller := {} if other_work else _choose_smaller_options(cell, ranks):
-        plain_cell = msgspec.structs.replace(plain_cell, options={**plain_cell.options, **smaller})
+        plain = msgspec.structs.replace(plain, options={**plain.options, **smaller})
         remarks.append("at reduced depth (" + ", ".join(f"{name}: {size}" for name, size in smaller.items()) + ")")
-    if plain_cell.options != cell.options:
-        task = menu.workload_of(plain_cell).build(plain_cell, data_path)
-    statistics_items = Order(task.source.items, cell.global_batch_size, cell.seed).batch(PROOF, 0)[
-        : STATISTICS * cell.micro_batch_size
-    ]
-    frozen_task = frozen_statistics.freeze_statistics(task, statistics_items, ranks.device)
+    if plain.options != cell.options:
+        task = menu.workload_of(plain).build(plain, data_path)
+    items = Order(task.source.items, cell.global_batch_size, cell.seed).batch(PROOF, 0)[: STATISTICS * cell.micro_batch_size]
+    frozen = frozen_statistics.freeze_statistics(task, items, ranks.device)
     steps = _count_steps(cell, strategy)
     if other_work is not None:  # the strategy cannot be compared with one process; only its bytes are counted
         counts_bytes = _count_counted_steps(cell, strategy) > 0
         sent_bytes = (
-            _sum_sent_bytes(cell, ranks, _make_steps(plain_cell, frozen_task, ranks, strategy, steps)) if counts_bytes else None
+            _sum_sent_bytes(cell, ranks, _make_steps(plain, frozen, ranks, strategy, steps)) if counts_bytes else None
         )
         return SameWork(verdict="other work", why=other_work, communication_bytes=sent_bytes), False
     single = msgspec.structs.replace(
-        plain_cell, strategy="single", strategy_code=None, gpus=1, dp=1, tp=1, pp=1, servers=0, activation_checkpointing="none",
+        plain, strategy="single", strategy_code=None, gpus=1, dp=1, tp=1, pp=1, servers=0, activation_checkpointing="none",
         compile=False,
     )  # fmt: skip
-    reference = _run_reference(single, frozen_task, ranks, steps) if ranks.rank == 0 else None
-    strategy_result = _make_steps(plain_cell, frozen_task, ranks, strategy, steps)
-    if strategy_result.normalising and (cell.dp > 1 or cell.gradient_accumulation_steps > 1):
+    reference = _run_reference(single, frozen, ranks, steps) if ranks.rank == 0 else None
+    result = _make_steps(plain, frozen, ranks, strategy, steps)
+    if result.normalising and (cell.dp > 1 or cell.gradient_accumulation_steps > 1):
         share_text = f"its own {cell.micro_batch_size} of {cell.global_batch_size} items"
         remarks.append(f"BatchNorm is frozen here; in the run each rank and pass normalises by {share_text}")
     differences, comparable = (0.0, 0.0, 0.0), True
     if reference is not None:
-        comparable = _can_be_compared(reference) and (_is_finite(strategy_result) or not cell.precision.startswith("fp16"))
+        comparable = _can_be_compared(reference) and (_is_finite(result) or not cell.precision.startswith("fp16"))
         if comparable:
-            distance = _parameter_distance(strategy_result, reference)
-            differences = (
-                _largest_difference(strategy_result.losses, reference.losses),
-                _largest_difference(strategy_result.norms, reference.norms),
-                distance,
-            )
-    rows = ranks.gather([*differences, float(reference is not None), float(comparable), float(strategy_result.normalising)])
+            distance = _parameter_distance(result, reference)
+            differences = (_difference(result.losses, reference.losses), _difference(result.norms, reference.norms), distance)
+    rows = ranks.gather([*differences, float(reference is not None), float(comparable), float(result.normalising)])
     loss, norm, parameters, has_reference, is_comparable = map(float, rows[0, :-1])
     has_jumps = bool(rows[:, -1].any())
-    sent_bytes = _sum_sent_bytes(cell, ranks, strategy_result)
+    sent_bytes = _sum_sent_bytes(cell, ranks, result)
     if not (has_reference and is_comparable):
         why = "one process does not have enough memory for the reference"
         if has_reference:
@@ -237,14 +231,12 @@ def _choose_smaller_options(cell: Cell, ranks: Ranks) -> dict[str, int]:
     A collective, with the same result on all ranks.
     """
     workload = menu.workload_of(cell)
-    smaller_options = {name: size for name, size in workload.proof_options.items() if _is_above(cell.options[name], size)}
-    if cell.pp > 1 and workload.blocks in smaller_options:
+    smaller = {name: size for name, size in workload.proof_options.items() if _is_above(cell.options[name], size)}
+    if cell.pp > 1 and workload.blocks in smaller:
         per_rank = cell.options.get("stages_per_rank", 1)
-        smaller_options[workload.blocks] = max(
-            smaller_options[workload.blocks], cell.pp * (per_rank if isinstance(per_rank, int) else 1)
-        )
-    fits = float(ranks.rank > 0 or not smaller_options or _fits_in_memory(workload.parameters, ranks.device))
-    return {} if ranks.gather([fits])[0, 0] else smaller_options
+        smaller[workload.blocks] = max(smaller[workload.blocks], cell.pp * (per_rank if isinstance(per_rank, int) else 1))
+    fits = float(ranks.rank > 0 or not smaller or _fits_in_memory(workload.parameters, ranks.device))
+    return {} if ranks.gather([fits])[0, 0] else smaller
 
 
 def _is_above(value: bool | int | float | str | None, size: int) -> bool:
@@ -317,13 +309,10 @@ def _is_finite(result: Trajectory) -> bool:
     return all(map(math.isfinite, result.norms))
 
 
-def _largest_difference(strategy_values: list[float], reference_values: list[float]) -> float:
+def _difference(values: list[float], reference_values: list[float]) -> float:
     """The largest difference in any step, relative to the reference. It is infinite if a difference is NaN or infinite; `max`
     alone could ignore a NaN."""
-    differences = [
-        abs(value - reference_value) / abs(reference_value)
-        for value, reference_value in zip(strategy_values, reference_values, strict=True)
-    ]
+    differences = [abs(value - expected) / abs(expected) for value, expected in zip(values, reference_values, strict=True)]
     return max(differences) if all(map(math.isfinite, differences)) else math.inf
 
 
@@ -345,10 +334,8 @@ def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps:
     before = engine.whole_parameters()
     losses, norms, calls = [], [], list[communication.Call]()
     for step in range(steps):
-        item_slices = order.micro_batches(
-            PROOF, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size
-        )
-        batches = [task.fetch(indices, ranks.device) for indices in item_slices]
+        slices = order.micro_batches(PROOF, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
+        batches = [task.fetch(indices, ranks.device) for indices in slices]
         clock.start()
         # Counting disables torch.compile, so bytes are counted only in the last period, which is usually only the last step.
         counts_bytes = step >= steps - to_count
@@ -402,19 +389,15 @@ def _free_engine(engine: Engine, ranks: Ranks) -> None:
         torch.cuda.empty_cache()
 
 
-def _parameter_distance(strategy_result: Trajectory, reference: Trajectory) -> float:
+def _parameter_distance(result: Trajectory, reference: Trajectory) -> float:
     """The L2 distance between the final parameters of the strategy and of the reference, relative to the L2 distance that the
     reference's parameters moved. Infinite if the names differ, or if the parameters differed before the first step."""
-    if strategy_result.after.keys() != reference.after.keys():
+    if result.after.keys() != reference.after.keys():
         return float("inf")
-    squared_distance = sum(
-        float((strategy_result.after[name] - parameter).square().sum()) for name, parameter in reference.after.items()
-    )
+    squared = sum(float((result.after[name] - parameter).square().sum()) for name, parameter in reference.after.items())
     squared_movement = _squared_movement(reference)
-    start_distance = sum(
-        float((strategy_result.before[name] - start).square().sum()) for name, start in reference.before.items()
-    )
-    return float("inf") if start_distance > 1e-6 * squared_movement else (squared_distance / squared_movement) ** 0.5
+    start_distance = sum(float((result.before[name] - start).square().sum()) for name, start in reference.before.items())
+    return float("inf") if start_distance > 1e-6 * squared_movement else (squared / squared_movement) ** 0.5
 
 
 def _squared_movement(result: Trajectory) -> float:

@@ -31,12 +31,10 @@ def measure_clock_offsets(run: Run, run_dir: RunDir, ranks: Ranks, peers: Peers,
     """
     if run.world.nnodes == 1:
         return
-    clock_offset = measure_offset(peers, time.time)
-    if ranks.local_rank == 0 and clock_offset is not None:
+    offset = measure_offset(peers, time.time)
+    if ranks.local_rank == 0 and offset is not None:
         writer = f"rank-{ranks.rank:05d}"
-        run_dir.write_event(
-            writer, CLOCK, sync=False, when=when, offset_s=clock_offset.offset_s, within_s=clock_offset.within_s
-        )
+        run_dir.write_event(writer, CLOCK, sync=False, when=when, offset_s=offset.offset_s, within_s=offset.within_s)
 
 
 def measure_offset(peers: Peers, clock: Callable[[], float]) -> ClockOffset | None:

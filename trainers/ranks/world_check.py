@@ -50,15 +50,13 @@ def check_world(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
 def find_interfaces() -> tuple[list[str], list[str]]:
     """The network interfaces that this process's TCP connections use: (interfaces that reach other machines, loopback
     interfaces). They are found by the local addresses of the sockets."""
-    interface_names = {
-        entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries
-    }
+    names = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
     outside: set[str] = set()
     loopback: set[str] = set()
     for connection in psutil.Process().net_connections("tcp"):
         if connection.status == psutil.CONN_ESTABLISHED:
             address = _plain_address(connection.laddr.ip)
-            (loopback if address.is_loopback else outside).add(interface_names.get(str(address), str(address)))
+            (loopback if address.is_loopback else outside).add(names.get(str(address), str(address)))
     return sorted(outside), sorted(loopback)
 
 

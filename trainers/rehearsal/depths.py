@@ -76,12 +76,8 @@ class DepthLine:
         """The memory and the operations of a step at the cell's depth, with the collectives of the step `high`."""
         sections = [section for section in high.peaks if section in low.peaks]
         peaks = {section: self.extrapolate_memory(low.peaks[section], high.peaks[section]) for section in sections}
-        return CountedStep(
-            peaks,
-            self.extrapolate_memory(low.memory_after, high.memory_after),
-            high.calls,
-            self.extrapolate(low.flops, high.flops),
-        )
+        memory = self.extrapolate_memory(low.memory_after, high.memory_after)
+        return CountedStep(peaks, memory, high.calls, self.extrapolate(low.flops, high.flops))
 
     def extrapolate_collectives(self, low: dict[Call, int], high: dict[Call, int]) -> tuple[RehearsedCollective, ...]:
         """The collectives of a step at the cell's depth. low, high: for each collective, how often it starts at the two depths.

@@ -38,11 +38,7 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
 def live_fake_tensors() -> list[FakeTensor]:
     """All fake tensors that still exist. If they were real tensors, they would occupy memory."""
     gc.collect()  # otherwise, unused tensors in reference cycles would still exist
-    return [
-        candidate
-        for candidate in gc.get_objects()
-        if issubclass(type(candidate), FakeTensor) and candidate.device.type != "meta"
-    ]
+    return [value for value in gc.get_objects() if issubclass(type(value), FakeTensor) and value.device.type != "meta"]
 
 
 real_tensors = unset_fake_temporarily

@@ -94,13 +94,10 @@ def _rehearse_ranks(cell: Cell, data_path: Path, depth_pair: tuple[int, int] | N
     """The results for each kind of rank. depth_pair: the two rehearsed numbers of blocks; None: no extrapolation."""
     rehearsed_ranks = _list_rehearsed_ranks(cell)
     cells = [cell] if depth_pair is None else [depths.cell_at_depth(cell, blocks) for blocks in depth_pair]
-    steps = fork_steps.rehearse_steps(
-        [
-            partial(_count_step_of_rank, rehearsed_cell, data_path, rank)
-            for rank, _ in rehearsed_ranks
-            for rehearsed_cell in cells
-        ]
-    )
+    tasks = [
+        partial(_count_step_of_rank, shallow_cell, data_path, rank) for rank, _ in rehearsed_ranks for shallow_cell in cells
+    ]
+    steps = fork_steps.rehearse_steps(tasks)
     if depth_pair is None:
         step_results = [(step, depths.to_rehearsed_collectives(dict(step.calls))) for step in steps]
     else:
@@ -116,13 +113,11 @@ def _rehearse_ranks(cell: Cell, data_path: Path, depth_pair: tuple[int, int] | N
     )
 
 
-def _rank_result(
-    rank: int, same_stage_ranks: int, step: CountedStep, collectives: tuple[RehearsedCollective, ...]
-) -> RehearsedRank:
+def _rank_result(rank: int, equal_ranks: int, step: CountedStep, collectives: tuple[RehearsedCollective, ...]) -> RehearsedRank:
     peak = max(step.peaks.values(), key=lambda memory: sum(memory.values()))
     return RehearsedRank(
         rank=rank,
-        stands_for=same_stage_ranks,
+        stands_for=equal_ranks,
         peak_bytes=sum(peak.values()),
         at_peak=MemoryByCategory(**peak),
         kept=MemoryByCategory(**step.memory_after),

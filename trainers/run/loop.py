@@ -205,9 +205,7 @@ class StepMaker:
         self._clock, self._memory, self._late_loss = clock_for(device), MemoryMeter(device), LateLoss(device)
         self._usage = ProcessUsage()
         self._side_stream = SideStream(device)
-        self._fetched_steps = prefetch_results(
-            partial(self._fetch_batches, phase, step) for phase, steps in phases for step in steps
-        )
+        self._fetched = prefetch_results(partial(self._fetch_batches, phase, step) for phase, steps in phases for step in steps)
 
     def _fetch_batches(self, phase: int, step: int) -> tuple[int, list[Batch], torch.cuda.Event | None]:
         """Fetch the batches of a step. Returns (number of units of data in this rank's batches, the batches, a CUDA event that
@@ -228,7 +226,7 @@ class StepMaker:
         self._set_learning_rate(phase, step)
         self._memory.start()
         clock.start(continues=continues)
-        units, batches, copy_event = next(self._fetched_steps)
+        units, batches, copy_event = next(self._fetched)
         self._side_stream.await_copies((tensor for batch in batches for tensor in (batch.inputs, batch.targets)), copy_event)
         if self._delay is not None:
             self._delay.wait()
@@ -262,7 +260,7 @@ class StepMaker:
 
     def close(self) -> None:
         """Stop fetching batches and reading the counters of the process."""
-        self._fetched_steps.close()
+        self._fetched.close()
         self._usage.close()
 
 
@@ -331,32 +329,30 @@ class Recorder:
         while self._finished_steps:
             self._write(self._finished_steps.popleft())
 
-    def _write(self, finished_step: FinishedStep) -> None:
-        parts = finished_step.reading.parts_ms()
-        step_ms, loss = sum(parts.values()), None if finished_step.loss is None else float(finished_step.loss)
+    def _write(self, finished: FinishedStep) -> None:
+        parts = finished.reading.parts_ms()
+        step_ms, loss = sum(parts.values()), None if finished.loss is None else float(finished.loss)
         if loss is not None and not math.isfinite(loss):
-            raise FloatingPointError(
-                f"the loss is {loss} at step {finished_step.step}{' of the warm-up' * finished_step.warmup}"
-            )
+            raise FloatingPointError(f"the loss is {loss} at step {finished.step}{' of the warm-up' * finished.warmup}")
         times: dict[str, Any] = {f"{part}_ms": part_ms for part, part_ms in parts.items()}
-        memory: dict[str, Any] = {f"{kind}_bytes": size for kind, size in finished_step.memory.items()}
+        memory: dict[str, Any] = {f"{kind}_bytes": size for kind, size in finished.memory.items()}
         record = StepRecord(
             schema=SCHEMA,
-            step=finished_step.step,
-            t_s=finished_step.t_s,
-            wall_s=finished_step.wall_s,
+            step=finished.step,
+            t_s=finished.t_s,
+            wall_s=finished.wall_s,
             loss=loss,
-            units=finished_step.units,
+            units=finished.units,
             step_ms=step_ms,
-            warmup=finished_step.warmup,
-            watched=finished_step.watched,
+            warmup=finished.warmup,
+            watched=finished.watched,
             **times,
             **memory,
-            **finished_step.usage,
+            **finished.usage,
         )
         self._lines.write(record)
         hang_dump.report_progress()
-        self._count_record(record, finished_step.memory)
+        self._count_record(record, finished.memory)
 
     def _count_record(self, record: StepRecord, sizes: dict[str, int]) -> None:
         self.loss = math.nan if record.loss is None else record.loss

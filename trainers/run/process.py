@@ -34,26 +34,24 @@ def run_rank(path: Path) -> str:
     launcher's environment is contradictory.
     """
     run_dir = RunDir(path.absolute())
-    run_record, process_rank = run_dir.read_run(), Rank.from_environment(os.environ)
+    record, process_rank = run_dir.read_run(), Rank.from_environment(os.environ)
     launcher_stderr = _redirect_output(run_dir.rank_log(process_rank.rank))
     for name, value in NCCL_LOG.items():
         os.environ.setdefault(name, value)
-    hang_dump.arm(run_record.cell.hang_limit_s)
+    hang_dump.arm(record.cell.hang_limit_s)
     try:
-        _check_start(run_record, run_dir, process_rank)
-        if (own_workload_file := run_record.own_workload) is not None:
+        _check_start(record, run_dir, process_rank)
+        if (own_workload_file := record.own_workload) is not None:
             menu.add_own_workload(own_workload_file, run_dir.path / own_workload.FOLDER / Path(own_workload_file.file).name)
-        if (strategy := run_record.own_strategy) is not None:
-            strategies.add_strategies(
-                run_dir.path / own_strategy.FOLDER / Path(strategy.file).name, run_record.cell.strategy_code
-            )
+        if (strategy := record.own_strategy) is not None:
+            strategies.add_strategies(run_dir.path / own_strategy.FOLDER / Path(strategy.file).name, record.cell.strategy_code)
         from trainers.run import loop  # imported inside `try`, so that an error of the import is recorded too
 
         # The timeout includes wait_gpus_s: each node waits for its own GPUs before it starts its ranks, so the ranks of some
         # nodes may start earlier than others.
-        ranks = Ranks(process_rank, run_record.cell.servers, run_record.cell.hang_limit_s + run_record.wait_gpus_s)
-        world_check.check_world(run_record, run_dir, ranks)
-        loop.train(run_record, run_dir, ranks)
+        ranks = Ranks(process_rank, record.cell.servers, record.cell.hang_limit_s + record.wait_gpus_s)
+        world_check.check_world(record, run_dir, ranks)
+        loop.train(record, run_dir, ranks)
         ranks.leave()
         return ranks.backend
     except BaseException as error:  # noqa: BLE001 - every error that ends a rank must be recorded

@@ -45,7 +45,7 @@ def write(
     run_dir: RunDir,
     ranks: Ranks,
     peers: Peers,
-    rank_result: RankResult,
+    result: RankResult,
     engine: Accounted,
     task: Task,
     steps_per_epoch: int,
@@ -61,23 +61,21 @@ def write(
     wall-clock time of the slowest rank, from the start of the first timed step to the end of the last timed step. It includes
     the time between steps, but not the time of instruments between steps.
 
-    peers: the ranks that train. rank_result: the results of this rank. same_work: the verdict of the proof. instruments: the
+    peers: the ranks that train. result: the results of this rank. same_work: the verdict of the proof. instruments: the
     results of the instruments by name. resumed_from_step: the step of the checkpoint from which the run resumed; None if it did
     not resume.
     """
-    kinds = sorted(rank_result.peak_bytes)
-    rows = peers.gather(
-        [rank_result.train_time_s, rank_result.loss, *(rank_result.peak_bytes[kind] for kind in kinds), *rank_result.step_ms]
-    )
+    kinds = sorted(result.peak_bytes)
+    rows = peers.gather([result.train_time_s, result.loss, *(result.peak_bytes[kind] for kind in kinds), *result.step_ms])
     gpu_numbers = peers.gather(_gpu_numbers(ranks.device))
     knobs = {"asked": _requested_settings(run), "effective": engine.effective()}  # on every rank: it may be a collective
     parameters = engine.parameters() - task.padding
     sent = same_work.communication_bytes or _theory_bytes(run, peers, engine, ranks.backend)
     peers.barrier()
     if ranks.rank == 0:
-        timing = _Timing.from_rows(run, rank_result, rows, len(kinds), task.units_per_item)
+        timing = _Timing.from_rows(run, result, rows, len(kinds), task.units_per_item)
         # Steps before the checkpoint of another cell's run have no records here; all times are those of this run's own steps.
-        earlier_steps = (resumed_from_step or 0) if not rank_result.from_first_step else 0
+        earlier_steps = (resumed_from_step or 0) if not result.from_first_step else 0
         peaks = rows[:, 2 : 2 + len(kinds)].max(axis=0)
         in_epochs = run.cell.epochs is not None and not earlier_steps
         files.write_json(run_dir.result, Result(

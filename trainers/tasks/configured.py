@@ -91,10 +91,8 @@ class MaskedTask(Transformer, TokenTask):
         self.set_architecture(architecture, config)
         assert cell.seq_len is not None, "the workload has a default"
         self._masked_positions = max(1, round(MASKED * cell.seq_len))
-        mask_token = getattr(config, "mask_token_id", None)
-        self._mask_token = (
-            mask_token if isinstance(mask_token, int) and 0 <= mask_token < config.vocab_size else config.vocab_size - 1
-        )
+        token = getattr(config, "mask_token_id", None)
+        self._mask_token = token if isinstance(token, int) and 0 <= token < config.vocab_size else config.vocab_size - 1
         super().__init__(cell, data_path, config.vocab_size)
 
     def _use_tokens(self, tokens: TokenSet) -> None:

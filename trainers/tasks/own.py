@@ -123,8 +123,7 @@ class OwnTask(Task):
             if not torch.equal(first, second):
                 raise InputError(
                     f"{self._plugin.file}: batch() returned other tensors for the same items. Needed: the same item at each "
-                    "call, so that each strategy trains on the same data: draw random items once, by a torch.Generator with a "
-                    "seed."
+                    "call, so that each strategy trains on the same data: draw random items once, by a seeded torch.Generator."
                 )
 
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -152,9 +151,7 @@ def build(cell: Cell, data_path: Path, *, file: Path) -> OwnTask:
     if source.digest != cell.workload_code:
         raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {cell.workload_code}.")
     plugin = own_model.load_definitions(source)
-    task = OwnTask(
-        plugin, source.digest, {option.name: cell.options.get(option.name, option.default) for option in plugin.options}
-    )
+    task = OwnTask(plugin, source.digest, {entry.name: cell.options.get(entry.name, entry.default) for entry in plugin.options})
     task.must_repeat_items()
     return task
 
@@ -162,17 +159,13 @@ def build(cell: Cell, data_path: Path, *, file: Path) -> OwnTask:
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a model, found by a rule: the members of the longest list (`nn.ModuleList` or `nn.Sequential`)
     whose members all have the same class and have parameters. Empty if there is no such list."""
-    longest: list[nn.Module] = []
+    best: list[nn.Module] = []
     for module in model.modules():
         members = list(module) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
         classes = Counter(type(member) for member in members)
-        if (
-            len(classes) == 1
-            and len(members) > max(1, len(longest))
-            and all(any(True for _ in m.parameters()) for m in members)
-        ):
-            longest = members
-    return longest
+        if len(classes) == 1 and len(members) > max(1, len(best)) and all(any(True for _ in m.parameters()) for m in members):
+            best = members
+    return best
 
 
 def _describe(value: Any) -> str:
