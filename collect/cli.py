@@ -236,12 +236,10 @@ def _workspace(arguments: argparse.Namespace) -> Workspace:
     return Workspace.find(getattr(arguments, "workspace", None))
 
 
-def _fetch(arguments: argparse.Namespace, output: Output) -> int:
+def _fetch(args: argparse.Namespace, output: Output) -> int:
     from collect.fetching import fetch_command
 
-    return fetch_command.fetch_and_print(
-        _workspace(arguments), arguments.runs, output, prunes=arguments.prune, confirmed=arguments.yes
-    )
+    return fetch_command.fetch_and_print(_workspace(args), args.runs, output, prunes=args.prune, confirmed=args.yes)
 
 
 def _summarize(arguments: argparse.Namespace, output: Output) -> int:
@@ -280,19 +278,8 @@ def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
     loaded = load_matrix(_workspace(arguments), arguments.matrix)
     summary = summarize(loaded, comparability.baseline_strategy(arguments.baseline, loaded))
     terminal.print_verdicts(output, summary)
-    fields = (
-        "matrix",
-        "title",
-        "rehearsal",
-        "illustrative",
-        "remarks",
-        "verdicts",
-        "reported",
-        "deviations",
-        "assumed",
-        "notes",
-    )
-    output.document({name: getattr(summary, name) for name in fields})
+    keys = ("matrix", "title", "rehearsal", "illustrative", "remarks", "verdicts", "reported", "deviations", "assumed", "notes")
+    output.document({name: getattr(summary, name) for name in keys})
     contradicted = arguments.strict and any(verdict.verdict == "contradicted" for verdict in summary.verdicts)
     return max(int(contradicted), unreadable_runs.print_unreadable_runs(output, _unreadable_reasons(loaded)))
 
@@ -308,12 +295,10 @@ def _explain(arguments: argparse.Namespace, output: Output) -> int:
     return command.show_explanation(_workspace(arguments), *options, output)
 
 
-def _trace(arguments: argparse.Namespace, output: Output) -> int:
+def _trace(args: argparse.Namespace, output: Output) -> int:
     from collect.traces import command
 
-    return command.show_traces(
-        _workspace(arguments), arguments.profiled, arguments.against, output, like_hta=arguments.like_hta
-    )
+    return command.show_traces(_workspace(args), args.profiled, args.against, output, like_hta=args.like_hta)
 
 
 def _timeline(arguments: argparse.Namespace, output: Output) -> int:

@@ -66,9 +66,7 @@ def find_export_format(name: str) -> Export:
     """
     formats = export_formats()
     if name not in formats:
-        raise UnknownName(
-            "export format", name, formats, summaries={name: format_.summary for name, format_ in formats.items()}
-        )
+        raise UnknownName("export format", name, formats, summaries={name: entry.summary for name, entry in formats.items()})
     chosen = formats[name]
     if chosen.package and importlib.util.find_spec(chosen.package) is None:
         raise MissingExtra(f"collect export --to {name}", chosen.package)

@@ -24,9 +24,7 @@ from shardlab.matrix.cell import Cell
 INK, MUTED, LINE = "var(--ink)", "var(--muted)", "var(--line)"
 MOST_TICKS = 8  # about the most ticks of an x axis that lists its ticks: at 390 px, more labels would lie on each other
 MOST_POINTS = 600  # the most points of one line in a figure: about as many as a screen can show
-MAX_MARKED_POINTS = (
-    40  # a line of at most this many points gets a mark at each point: without marks, a point between gaps is invisible
-)
+MAX_MARKED = 40  # up to so many points, each gets a mark: without marks, a point between gaps is invisible
 # How much a reader can tell apart in one plot. Of a figure with more, small multiples are made (drawing/small_multiples.py).
 MOST_SHOWN = 12  # lines: with more, looks differ only in details, and at 390 px the legend is larger than the plot
 MOST_ROWS = 24  # rows, such as bars: 24 rows are 576 px high, so that the axis is still on the screen of a phone
@@ -115,12 +113,8 @@ def groups(loaded: Loaded, summary: Summary) -> list[Group]:
             CellMark(name, strategy_number, strategy_look(strategy_number), row, cell)
             for name, strategy_number, (row, cell) in zip(names, strategy_numbers, entries, strict=True)
         ]
-        ordered_marks = [
-            mark for mark, _ in order_by_visibility(marks)
-        ]  # the cells that are visible at first get the simplest looks
-        looks = dict(
-            zip((mark.label for mark in ordered_marks), variant_looks([mark.strategy for mark in ordered_marks]), strict=True)
-        )
+        ordered = [mark for mark, _ in order_by_visibility(marks)]  # visible cells first: they get the simplest looks
+        looks = dict(zip((mark.label for mark in ordered), variant_looks([mark.strategy for mark in ordered]), strict=True))
         marks = [msgspec.structs.replace(mark, look=looks[mark.label]) for mark in marks]
         workload_groups.append(Group(workload, summary.baseline, marks, len(workload_entries) - len(entries)))
     return workload_groups
@@ -137,10 +131,8 @@ def order_by_visibility(marks: Sequence[CellMark]) -> list[tuple[CellMark, bool 
     if len(marks) <= MOST_SHOWN:
         return [(mark, True) for mark in marks]
     by_ranks = _group_marks(marks, lambda cell: cell.gpus)
-    common_ranks = [
-        ranks for ranks, rank_marks in by_ranks.items() if 2 * _count_strategies(rank_marks) >= _count_strategies(marks)
-    ]
-    visible = by_ranks[max(common_ranks or by_ranks)]
+    common = [ranks for ranks, rank_marks in by_ranks.items() if 2 * _count_strategies(rank_marks) >= _count_strategies(marks)]
+    visible = by_ranks[max(common or by_ranks)]
     if len(visible) > MOST_SHOWN:
         visible = max(_group_marks(visible, lambda cell: cell.global_batch_size).values(), key=_count_strategies)[:MOST_SHOWN]
     visible_labels = {mark.label for mark in visible}
@@ -153,7 +145,7 @@ def add_cell_id(mark: CellMark, traces: Sequence[dict[str, Any]]) -> list[dict[s
 
 
 def axis(title: str, **settings: Any) -> dict[str, Any]:
-    """The settings of an axis. title: its title with the unit. settings: other settings of plotly, which override the defaults."""
+    """The settings of an axis. title: its title with the unit. settings: plotly's settings that override the defaults."""
     return {
         "title": {"text": title, "font": {"size": 12, "color": MUTED}, "standoff": 8},
         "gridcolor": LINE,
@@ -166,23 +158,16 @@ def axis(title: str, **settings: Any) -> dict[str, Any]:
 
 
 def thin_ticks(x: dict[str, Any], max_ticks: int = MOST_TICKS) -> dict[str, Any]:
-    """The x axis without those of its listed ticks that are nearer to the tick before them than the axis divided by
-    `max_ticks`."""
+    """The x axis without listed ticks that are nearer to the tick before them than the axis divided by `max_ticks`."""
     if "tickvals" not in x:
         return x
     ticks = sorted(x["tickvals"])
     positions = [math.log(tick) if x.get("type") == "log" else tick for tick in ticks]
-    kept_indexes: list[int] = []
+    indexes: list[int] = []
     for index in range(len(ticks)):
-        if (
-            not kept_indexes
-            or positions[index] - positions[kept_indexes[-1]] >= 0.999 * (positions[-1] - positions[0]) / max_ticks
-        ):
-            kept_indexes.append(index)
-    return x | {
-        "tickvals": [ticks[index] for index in kept_indexes],
-        "ticktext": [f"{ticks[index]:g}" for index in kept_indexes],
-    }
+        if not indexes or positions[index] - positions[indexes[-1]] >= 0.999 * (positions[-1] - positions[0]) / max_ticks:
+            indexes.append(index)
+    return x | {"tickvals": [ticks[index] for index in indexes], "ticktext": [f"{ticks[index]:g}" for index in indexes]}
 
 
 def layout(x: dict[str, Any], y: dict[str, Any], **settings: Any) -> dict[str, Any]:
@@ -230,33 +215,31 @@ def image_layout(figure: Figure, title: str, wide: bool) -> dict[str, Any]:
     return image_settings | {"title": heading | title_position | {"pad": {"t": 12, "l": 16}}}
 
 
-def cell_rows_layout(group: Group, x_title: str) -> dict[str, Any]:
+def rows_layout(group: Group, x_title: str) -> dict[str, Any]:
     """The layout of a figure with one row per cell. The rows are from top to bottom in the order of the summary table."""
     y = axis("", type="category", categoryorder="array", categoryarray=list(reversed(group.labels)), showgrid=False)
     y |= {"tickfont": {"size": 13, "color": INK}, "range": [-0.6, len(group.marks) - 0.4]}
     return layout(axis(x_title, rangemode="tozero", nticks=5, tickangle=0), y)
 
 
-def cell_rows_height_px(group: Group) -> int:
+def rows_height_px(group: Group) -> int:
     """The height in pixels of a figure with one row per cell."""
     return MARGIN_PX + (ROW_PX if len(group.marks) <= FEW_ROWS else DENSE_ROW_PX) * len(group.marks)
 
 
-def state_trace(group: Group, has_value: Sequence[bool]) -> dict[str, Any]:
+def state_trace(group: Group, valid: Sequence[bool]) -> dict[str, Any]:
     """A plotly trace for the cells without a value: it writes the state of each such cell, such as `oom`, into its row.
 
-    has_value: for each cell of the group, in the order of `marks`, whether the figure draws a value for this cell.
+    valid: for each cell of the group, in the order of `marks`, whether the figure draws a value for this cell.
     """
-    missing_cells = [
-        (mark.label, mark.row.state, mark.row.id) for mark, is_drawn in zip(group.marks, has_value, strict=True) if not is_drawn
-    ]
+    missing = [(mark.label, mark.row.state, mark.row.id) for mark, drawn in zip(group.marks, valid, strict=True) if not drawn]
     return {
         "type": "scatter",
         "mode": "text",
-        "x": [0] * len(missing_cells),
-        "y": [label for label, _, _ in missing_cells],
-        "text": [f"  {state}" for _, state, _ in missing_cells],
-        "meta": [cell for _, _, cell in missing_cells],
+        "x": [0] * len(missing),
+        "y": [label for label, _, _ in missing],
+        "text": [f"  {state}" for _, state, _ in missing],
+        "meta": [cell for _, _, cell in missing],
         "textposition": "middle right",
         "textfont": {"color": MUTED, "size": 12},
         "hoverinfo": "skip",

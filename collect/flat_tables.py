@@ -92,10 +92,8 @@ def summary_frame(summarized: Summary) -> pl.DataFrame:
             fields |= {f"{name}_unit": estimate.unit, f"{name}_kind": estimate.kind}
         rows.append(fields | {"rehearsal": summarized.rehearsal})
     # Most of the hundreds of columns have no value. For speed, such a column is not looked up row by row.
-    used_keys = {key for row in rows for key in row}
-    return pl.DataFrame(
-        {key: [row.get(key) for row in rows] if key in used_keys else [None] * len(rows) for key in schema}, schema
-    )
+    keys = {key for row in rows for key in row}
+    return pl.DataFrame({key: [row.get(key) for row in rows] if key in keys else [None] * len(rows) for key in schema}, schema)
 
 
 def steps_frame(loaded: Loaded) -> pl.DataFrame:

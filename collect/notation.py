@@ -28,7 +28,7 @@ def format_spread(value: float) -> str:
     return format_number(round(value, 1 - math.floor(math.log10(abs(value)))), 2)
 
 
-def choose_bytes_unit(values: list[float]) -> tuple[str, float]:
+def bytes_unit(values: list[float]) -> tuple[str, float]:
     """Choose the unit (B, KiB, MiB or GiB) for a column of sizes, by the largest size. values: the sizes in bytes.
 
     Returns (name of the unit, number of bytes in one unit).

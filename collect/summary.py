@@ -203,9 +203,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         outliers=[outlier for row in rows for outlier in _find_outliers(row)],
         failures=[failure for cell in loaded.cells for failure in _list_failures(cell)],
         telemetry=[entry for run in loaded.runs for entry in run.coverage],
-        traffic=[
-            run_traffic for cell in loaded.cells for run in cell.runs if (run_traffic := measure_traffic(run)) is not None
-        ],
+        traffic=[sent for cell in loaded.cells for run in cell.runs if (sent := measure_traffic(run)) is not None],
         losses=equal_losses.compare_losses(loaded, baseline),
         instruments=instrument_cost.instrument_costs(loaded),
         slowed=injected_faults.straggler_effects(loaded, rows),
@@ -236,13 +234,13 @@ def _build_remarks(
     rehearsals: list[bool],
     synthetic_workloads: list[str],
     other_work_rows: list[CellRow],
-    gpu_troubles: list[str],
-    shared_node_runs: list[str],
+    troubles: list[str],
+    shared: list[str],
     resumed_runs: list[str],
-    paused_runs: list[str],
-    incomplete_telemetry: list[str],
+    paused: list[str],
+    incomplete: list[str],
     telemetry_troubles: list[str],
-    disputed_bytes: list[str],
+    disputed: list[str],
     played_runs: list[str],
     exact_runs: list[str],
     profiled_count: int,
@@ -256,44 +254,34 @@ def _build_remarks(
     if synthetic_workloads:
         remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic_workloads))))
     if different_ids := [row.id for row in other_work_rows if row.same_work and row.same_work.verdict == "different"]:
-        remarks.append(f"not compared, because the same-work proof found different work: {_join_ids(different_ids)}")
+        remarks.append(f"not compared, because the same-work proof found different work: {_join(different_ids)}")
     by_design: dict[str, list[str]] = {}  # reason -> ids of cells
     for row in other_work_rows:
         if row.same_work and row.same_work.verdict == "other work":
             by_design.setdefault(row.same_work.why, []).append(row.id)
     remarks += [
-        f"not compared, because they do other work by design ({reason}): {_join_ids(ids)}" for reason, ids in by_design.items()
+        f"not compared, because they do other work by design ({reason}): {_join(ids)}" for reason, ids in by_design.items()
     ]
-    if gpu_troubles:
-        remarks.append(
-            f"not compared, because GPUs were shared, throttled or faulty while steps were timed: {_join_ids(gpu_troubles)}"
-        )
-    if shared_node_runs:
-        remarks.append(
-            f"on nodes that other jobs may use too, which may change the speed (exclusive: false): {_join_ids(shared_node_runs)}"
-        )
+    if troubles:
+        remarks.append(f"not compared, because GPUs were shared, throttled or faulty while steps were timed: {_join(troubles)}")
+    if shared:
+        remarks.append(f"on nodes that other jobs may use too, which may change the speed (exclusive: false): {_join(shared)}")
     if resumed_runs:
-        remarks.append(f"resumed from a checkpoint, so telemetry does not cover the whole run: {_join_ids(resumed_runs)}")
-    if paused_runs:
-        remarks.append(
-            f"suspended or stopped during timed steps; times that include the pause do not count: {_join_ids(paused_runs)}"
-        )
-    if incomplete_telemetry:
-        remarks.append(
-            f"telemetry covers only a part of the timed window, and so do its means: {_join_ids(incomplete_telemetry)}"
-        )
+        remarks.append(f"resumed from a checkpoint, so telemetry does not cover the whole run: {_join(resumed_runs)}")
+    if paused:
+        remarks.append(f"suspended or stopped during timed steps; times that include the pause do not count: {_join(paused)}")
+    if incomplete:
+        remarks.append(f"telemetry covers only a part of the timed window, and so do its means: {_join(incomplete)}")
     if telemetry_troubles:
-        remarks.append(f"trouble of telemetry: {_join_ids(telemetry_troubles)}")
-    if disputed_bytes:
-        remarks.append(
-            f"bytes that were measured differ from the theory by more than the tolerance: {_join_ids(disputed_bytes)}"
-        )
+        remarks.append(f"trouble of telemetry: {_join(telemetry_troubles)}")
+    if disputed:
+        remarks.append(f"bytes that were measured differ from the theory by more than the tolerance: {_join(disputed)}")
     if played_runs:
-        remarks.append(PLAYED.format(_join_ids(played_runs)))
+        remarks.append(PLAYED.format(_join(played_runs)))
     if instrument_differences:
-        remarks.append(INSTRUMENTS_DIFFER.format(_join_ids(instrument_differences)))
+        remarks.append(INSTRUMENTS_DIFFER.format(_join(instrument_differences)))
     if exact_runs:
-        remarks.append(NO_KERNELS.format("any profiled run" if len(exact_runs) == profiled_count else _join_ids(exact_runs)))
+        remarks.append(NO_KERNELS.format("any profiled run" if len(exact_runs) == profiled_count else _join(exact_runs)))
     return remarks
 
 
@@ -303,7 +291,7 @@ def _incomplete_telemetry(loaded: Loaded) -> list[Coverage]:
     return [entry for run in loaded.runs for entry in run.coverage if entry.incomplete and entry.run in completed]
 
 
-def _join_ids(ids: list[str]) -> str:
+def _join(ids: list[str]) -> str:
     """A list of ids in words: the first MOST_NAMED ids, then how many more there are."""
     return ", ".join([*ids[:MOST_NAMED], *([f"and {len(ids) - MOST_NAMED:,} more"] if len(ids) > MOST_NAMED else [])])
 
@@ -354,9 +342,7 @@ def _add_comparisons(cells: list[LoadedCell], rows: list[CellRow], baseline: str
         for metric in comparing_metrics:
             if reason_not_compared(metric, row, row_of[baseline_cell.id]):
                 continue
-            cell_estimate, baseline_estimate = (
-                compared_row.metrics[metric.compares] for compared_row in (row, row_of[baseline_cell.id])
-            )
+            cell_estimate, baseline_estimate = (other.metrics[metric.compares] for other in (row, row_of[baseline_cell.id]))
             assert metric.of_cells is not None
             quantity = metric.of_cells(Compared(cell.cell, cell_estimate.value, baseline_cell.cell, baseline_estimate.value))
             if quantity is not None:
@@ -367,11 +353,11 @@ def _add_comparisons(cells: list[LoadedCell], rows: list[CellRow], baseline: str
 
 def reason_not_compared(metric: Metric, row: CellRow, baseline_row: CellRow) -> str:
     """Why a metric that compares two cells has no value for these two rows, as a clause; '' if the rows may be compared."""
-    for compared_row in (row, baseline_row):
-        if compared_row.does_other_work:
-            return f"{compared_row.id} does other work, so its speed is not compared"
-        if compared_row.gpu_trouble:
-            return f"GPUs of {compared_row.id} were shared, throttled or faulty, so its speed is not compared ({compared_row.gpu_trouble})"
+    for other in (row, baseline_row):
+        if other.does_other_work:
+            return f"{other.id} does other work, so its speed is not compared"
+        if other.gpu_trouble:
+            return f"GPUs of {other.id} were shared, throttled or faulty, so its speed is not compared ({other.gpu_trouble})"
     row_estimate, baseline_estimate = row.metrics.get(metric.compares), baseline_row.metrics.get(metric.compares)
     if row_estimate is None or baseline_estimate is None:
         return f"{(row if row_estimate is None else baseline_row).id} has no value of {metric.compares}"

@@ -73,8 +73,8 @@ def test_a_name_of_the_largest_length_is_shown_whole_and_a_longer_one_is_cut():
 
 def test_a_sentence_names_up_to_its_most_and_counts_the_rest():
     ids = [f"r{number}" for number in range(21)]
-    assert summary._join_ids(ids[:20]) == ", ".join(ids[:20])
-    assert summary._join_ids(ids) == ", ".join(ids[:20]) + ", and 1 more"
+    assert summary._join(ids[:20]) == ", ".join(ids[:20])
+    assert summary._join(ids) == ", ".join(ids[:20]) + ", and 1 more"
     changes = [HistoryChange(str(number), ["a"], ["b"]) for number in range(5)]
     assert history._changes_text(changes[:4]) == "0: a -> b; 1: a -> b; 2: a -> b; 3: a -> b"
     assert history._changes_text(changes).endswith("3: a -> b; 1 more (--json)")
@@ -147,7 +147,11 @@ def is_secret(length):
 # What is limited: (whether a value counts, values that just count, values that just do not).
 LIMITS = {
     "samples of 100 with trouble that name a GPU": (lambda n: bool(comparability._affected_gpus(*samples(n))), (5,), (4,)),
-    "delay of a straggler in a step of 1,000 ms": (lambda ms: straggler.straggler_by_phases(timed(ms)) is not None, (50.0,), (49.9,)),
+    "delay of a straggler in a 1,000 ms step": (
+        lambda ms: straggler.straggler_by_phases(timed(ms)) is not None,
+        (50.0,),
+        (49.9,),
+    ),
     "steps from which a straggler is found": (lambda n: straggler.straggler_by_phases(timed(500.0, n)) is not None, (3,), (2,)),
     "values with an outlier": (lambda n: bool(statistics.outlier_indexes([1.0, 2.0, 3.0, 2.0, 99.0][5 - n :])), (5,), (4,)),
     # The distances from the median 10 are 0, 1, 1, 1 and x, whose median is 1: the score is 0.6745 x.

@@ -35,7 +35,7 @@ def curve_of(readings, how):
 
     The first timed step ends at 0 s. how: how the curves of several hosts become one curve, such as "sum".
     """
-    found = curves.combine_devices(readings, how)
+    found = curves.join_devices(readings, how)
     return [(found["run"].first_s + place * found["run"].width_s, value) for place, value in enumerate(found["run"].values)]
 
 
@@ -56,7 +56,7 @@ def test_a_curve_of_rates_holds_the_bytes_that_the_metric_counts():
     # Each value is replaced by the largest value so far, because a counter of bytes never decreases.
     sent = [(t, max(value for other, value in sent[: place + 1])) for place, (t, value) in enumerate(sent)]
     seen = frames(*(nic(t, value) for t, value in sent))
-    found = curves.combine_devices(curves.rate_readings(of_a_run(seen.nics), "tx_bytes"), "sum")["run"]
+    found = curves.join_devices(curves.rate_readings(of_a_run(seen.nics), "tx_bytes"), "sum")["run"]
     assert len(found.values) <= curves.STRETCHES + 1
     start = found.first_s - found.width_s / 2
     span = (start + 10 * found.width_s, start + 60 * found.width_s)
@@ -150,10 +150,10 @@ def test_thinned_lines_keep_what_is_not_known():
 
 def test_a_run_without_samples_has_no_curve():
     empty = frames()
-    assert curves.combine_devices(curves.rate_readings(of_a_run(empty.nics), "tx_bytes"), "sum") == {}
-    assert curves.combine_devices(curves.level_readings(of_a_run(empty.hosts), "host", "cpu_pct"), "mean") == {}
+    assert curves.join_devices(curves.rate_readings(of_a_run(empty.nics), "tx_bytes"), "sum") == {}
+    assert curves.join_devices(curves.level_readings(of_a_run(empty.hosts), "host", "cpu_pct"), "mean") == {}
     alone = frames(sample(1, cpu_pct=1.0))
-    assert curves.combine_devices(curves.level_readings(of_a_run(alone.hosts), "host", "cpu_pct"), "mean") == {}
+    assert curves.join_devices(curves.level_readings(of_a_run(alone.hosts), "host", "cpu_pct"), "mean") == {}
 
 
 def group_of(workspace, baseline="single"):

@@ -93,4 +93,4 @@ def test_time_that_a_hypervisor_took_is_busy_time():
 
 @pytest.mark.parametrize(("text", "value"), [("1.5 billion", 1.5e9), ("2 million", 2e6), ("7 thousand", 7e3)])
 def test_a_printed_number_word_such_as_million_is_parsed_exactly(text, value):
-    assert printed_number.parse_printed_number(text, None, "parameters").value == value
+    assert printed_number.parse_number(text, None, "parameters").value == value

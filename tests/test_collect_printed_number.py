@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collect.reading import load
-from collect.verdicts.printed_number import parse_printed_number
+from collect.verdicts.printed_number import parse_number
 from collect.verdicts.selection import Measurements
 from shardlab.matrix import matrix
 
@@ -51,7 +51,7 @@ PRINTED = [
 
 @pytest.mark.parametrize(("text", "unit", "metric_unit", "value"), PRINTED)
 def test_printed_numbers_are_read(text, unit, metric_unit, value):
-    assert parse_printed_number(text, unit, metric_unit).value == pytest.approx(value)
+    assert parse_number(text, unit, metric_unit).value == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -72,39 +72,36 @@ def test_printed_numbers_are_read(text, unit, metric_unit, value):
 )
 def test_an_ambiguous_printed_number_is_refused(text, unit, metric_unit):
     with pytest.raises(ValueError, match=r"\.$"):
-        parse_printed_number(text, unit, metric_unit)
+        parse_number(text, unit, metric_unit)
 
 
 def test_the_digits_of_a_printed_number_give_its_precision():
-    assert (parse_printed_number("58.3s", None, "s").low, parse_printed_number("58.3s", None, "s").high) == (
+    assert (parse_number("58.3s", None, "s").low, parse_number("58.3s", None, "s").high) == (
         pytest.approx(58.25),
         pytest.approx(58.35),
     )
-    assert (parse_printed_number("58.3 ± 0.2 s", None, "s").low, parse_printed_number("58.3 ± 0.2 s", None, "s").high) == (
+    assert (parse_number("58.3 ± 0.2 s", None, "s").low, parse_number("58.3 ± 0.2 s", None, "s").high) == (
         pytest.approx(58.1), pytest.approx(58.5),
     )  # fmt: skip
-    bound = parse_printed_number(">3000", "s", "s")
+    bound = parse_number(">3000", "s", "s")
     assert (bound.relation, bound.value, bound.low, bound.high) == (">", 3000, 3000, None)
-    assert (parse_printed_number("<5%", None, "%").relation, parse_printed_number("up to 30%", None, "%").relation) == (
-        "<",
-        "<",
-    )
-    assert parse_printed_number("~12GB", None, "bytes").approximate
-    assert parse_printed_number("OOM", None, "").state == parse_printed_number("out of memory", None, "bytes").state == "oom"
-    assert "7.4 % more" in parse_printed_number("12GB", None, "bytes").remark
-    assert parse_printed_number("12GiB", None, "bytes").remark == ""
+    assert (parse_number("<5%", None, "%").relation, parse_number("up to 30%", None, "%").relation) == ("<", "<")
+    assert parse_number("~12GB", None, "bytes").approximate
+    assert parse_number("OOM", None, "").state == parse_number("out of memory", None, "bytes").state == "oom"
+    assert "7.4 % more" in parse_number("12GB", None, "bytes").remark
+    assert parse_number("12GiB", None, "bytes").remark == ""
 
 
 @given(st.floats(0.01, 1e6).map(lambda value: round(value, 3)), st.sampled_from(["", "~", ">", "about "]))
 def test_a_number_is_parsed_to_its_written_value(value, before):
-    assert parse_printed_number(f"{before}{value:,.3f} s", None, "s").value == pytest.approx(value)
-    assert parse_printed_number(f"{before}{value:,.3f}", "s", "ms").value == pytest.approx(1000 * value)
+    assert parse_number(f"{before}{value:,.3f} s", None, "s").value == pytest.approx(value)
+    assert parse_number(f"{before}{value:,.3f}", "s", "ms").value == pytest.approx(1000 * value)
 
 
 @given(st.text(max_size=40), st.sampled_from(["s", "bytes", "%", "x", "", "units/s", "J"]))
 def test_any_text_gives_a_number_or_our_error(text, metric_unit):
     with contextlib.suppress(ValueError):
-        found = parse_printed_number(text, None, metric_unit)
+        found = parse_number(text, None, metric_unit)
         assert found.state or found.value is not None
 
 
@@ -116,7 +113,7 @@ def test_every_number_of_the_shipped_studies_can_be_read():
             assert entry.metric in metrics or entry.metric == "state", entry
             of = metrics.get(entry.metric)
             try:
-                parse_printed_number(entry.printed, entry.unit, of.unit if of else "", change=bool(of and of.of_cells))
+                parse_number(entry.printed, entry.unit, of.unit if of else "", change=bool(of and of.of_cells))
             except ValueError as error:
                 unread.append(str(error))
     assert unread == []

@@ -85,7 +85,7 @@ class Pseudonyms:
         """
         self.counts: dict[str, int] = {}
         self._pseudonym_of: dict[bytes, bytes] = {}
-        pseudonym_of_spelling: dict[bytes, bytes] = {}
+        spellings: dict[bytes, bytes] = {}
         # Names with a domain come first, so that a host gets one pseudonym for its full and its short name.
         for kind, name in sorted(dict.fromkeys(names), key=lambda kind_and_name: not _domain_of_host(kind_and_name[1])):
             if len(name) < SHORTEST_NAME or name.lower() in COMMON_NAMES or name in SYSTEM_PATHS:
@@ -95,28 +95,24 @@ class Pseudonyms:
                     f"--anonymous: the {kind} {name!r} has the same name as a key or value in the records, so it cannot be "
                     "replaced. Allowed: other names, or an archive without --anonymous."
                 )
-            if name.lower().encode() in pseudonym_of_spelling:
+            if name.lower().encode() in spellings:
                 continue
             pseudonym = self._next_pseudonym(kind)
             short_name = name.partition(".")[0] if kind == "host" and _domain_of_host(name) else name
             for spelling in _list_spellings(name) | _list_spellings(short_name):
-                pseudonym_of_spelling.setdefault(spelling.lower(), pseudonym)
-        self._spelled = pseudonym_of_spelling
+                spellings.setdefault(spelling.lower(), pseudonym)
+        self._spelled = spellings
         kept_words = {word.encode() for word in (*KEYS, *words)}
-        standalone = {text: _standalone_pattern(text) for text in pseudonym_of_spelling}
-        standalone_pattern = _join_patterns(standalone)
-        kept_patterns = {
+        standalone = {text: _standalone_pattern(text) for text in spellings}
+        joined = _join_patterns(standalone)
+        patterns = {
             word: _standalone_pattern(word)
             for word in kept_words
-            if word.lower() not in pseudonym_of_spelling and standalone_pattern and standalone_pattern.search(word)
+            if word.lower() not in spellings and joined and joined.search(word)
         }
-        kept_patterns |= {
-            b'"%b"' % word: b'"%b"(?=\\s*:)' % re.escape(word) for word in kept_words if word.lower() in pseudonym_of_spelling
-        }
-        self._names = _join_patterns(standalone | kept_patterns)
-        self._inside = _join_patterns(
-            {text: re.escape(text) for text in pseudonym_of_spelling if len(text) >= LEAST_INSIDE} | kept_patterns
-        )
+        patterns |= {b'"%b"' % word: b'"%b"(?=\\s*:)' % re.escape(word) for word in kept_words if word.lower() in spellings}
+        self._names = _join_patterns(standalone | patterns)
+        self._inside = _join_patterns({text: re.escape(text) for text in spellings if len(text) >= LEAST_INSIDE} | patterns)
 
     def _next_pseudonym(self, kind: str) -> bytes:
         number = self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -161,24 +157,14 @@ def _join_patterns(patterns: dict[bytes, bytes]) -> re.Pattern[bytes] | None:
 def make_pseudonyms(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> Pseudonyms:
     """Make the pseudonyms for an archive. Raises InputError if a name equals a key or value of the records that must stay
     readable, or is a part of the name of the matrix."""
-    names = [
-        *_list_paths(workspace, loaded, cluster),
-        *_list_cluster_names(cluster),
-        *_list_run_names(loaded),
-        *_list_machine_names(workspace),
-    ]
-    cells = msgspec.json.encode(
-        [[loaded_cell.cell for loaded_cell in loaded.cells], [loaded_cell.cell for loaded_cell in loaded.expansion.excluded]]
-    )
+    names = [*_list_paths(workspace, loaded, cluster), *_list_cluster_names(cluster)]
+    names += [*_list_run_names(loaded), *_list_machine_names(workspace)]
+    cells = msgspec.json.encode([[cell.cell for cell in loaded.cells], [cell.cell for cell in loaded.expansion.excluded]])
     values = {text.decode() for text in re.findall(rb'"([^"\\]+)"', cells)}
-    own_names = {loaded_cell.cell.workload for loaded_cell in loaded.cells if loaded_cell.cell.workload_code is not None}
-    own_names |= {loaded_cell.cell.strategy for loaded_cell in loaded.cells if loaded_cell.cell.strategy_code is not None}
-    values |= {text for loaded_run in loaded.runs for event in loaded_run.events for text in (event.event, event.writer)}
-    values |= {
-        text
-        for loaded_run in loaded.runs
-        for text in (loaded_run.run_id, loaded_run.result.unit if loaded_run.result is not None else "")
-    }
+    own_names = {cell.cell.workload for cell in loaded.cells if cell.cell.workload_code is not None}
+    own_names |= {cell.cell.strategy for cell in loaded.cells if cell.cell.strategy_code is not None}
+    values |= {text for entry in loaded.runs for event in entry.events for text in (event.event, event.writer)}
+    values |= {text for entry in loaded.runs for text in (entry.run_id, entry.result.unit if entry.result is not None else "")}
     pseudonyms = Pseudonyms(names, {*STATES, *(text for text in values if not any(own_name in text for own_name in own_names))})
     if pseudonyms.replace_names_in_text(loaded.expansion.name) != loaded.expansion.name:
         reason = f"--anonymous: the name of the matrix {loaded.expansion.name!r} contains a name that must be replaced"
@@ -312,10 +298,6 @@ OTHER_WORDS = frozenset((
     "result", "run", "samples", "shardlab", "tiny", "trace", "traceEvents", "virtual",
 ))  # fmt: skip
 # A name that equals one of these words is refused, because texts and expressions contain these words too.
-WORDS = (
-    _list_keys(expansion, host, record, run, study, matrix)
-    | {known_metric.name for known_metric in metric.all_metrics()}
-    | OTHER_WORDS
-)
+WORDS = _list_keys(expansion, host, record, run, study, matrix) | {entry.name for entry in metric.all_metrics()} | OTHER_WORDS
 # Further keys of JSON files. A name may equal such a key, which stays in place.
 KEYS = WORDS | _list_keys(cluster_file, event)

@@ -93,10 +93,7 @@ def write_archive(
         runs = Workspace(folder).run_ids()
         if pseudonyms is not None:
             replaced_text = pseudonyms.replace_names_in_text
-            left_out = [
-                LeftOutFile(replaced_text(left_out_file.name), left_out_file.bytes, replaced_text(left_out_file.why))
-                for left_out_file in left_out
-            ]
+            left_out = [LeftOutFile(replaced_text(file.name), file.bytes, replaced_text(file.why)) for file in left_out]
         index = pack.build_index(folder, name, runs, left_out, anonymous=anonymize)
         secret_scan.must_contain_no_secret(folder, index)
         remaining = _find_remaining(folder, index, pseudonyms) if pseudonyms is not None else {}
@@ -131,7 +128,7 @@ def open_archive(file: str, out: str | None, output: Output, *, trusted: bool) -
         shutil.rmtree(fresh / "report", ignore_errors=True)
     opened_workspace = Workspace(folder)
     code_files = [
-        source_file for name in workspace_trust.CODE for source_file in plugin_source.python_files(opened_workspace.path / name)
+        source for name in workspace_trust.CODE for source in plugin_source.python_files(opened_workspace.path / name)
     ]
     if trusted and code_files:
         workspace_trust.consent(opened_workspace, output.remark)
@@ -194,10 +191,8 @@ def _find_remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -
     for name in index.files:
         if not name.endswith((*pack.STORED, ".html")):
             with files.open_regular(folder / name.removeprefix(archive.INSIDE)) as source:
-                remaining_names = {
-                    text for lines in anonymous.read_whole_lines(source) for text in pseudonyms.find_remaining(lines)
-                }
-            for text in sorted(remaining_names):
+                remaining = {text for lines in anonymous.read_whole_lines(source) for text in pseudonyms.find_remaining(lines)}
+            for text in sorted(remaining):
                 files_of_name.setdefault(text, []).append(name)
     return files_of_name
 
@@ -211,10 +206,8 @@ def _print_written(
     if index.anonymous:
         kinds = ", ".join(f"{count} {kind}(s)" for kind, count in replaced.items()) or "none was found"
         output.line(f"replaced names: {kinds}. Look into the file before you publish it.")
-    for name, file_names in remaining.items():
-        output.remark(
-            f"{name!r} still stands within longer words in {len(file_names)} file(s), such as {file_names[0]}", style="red"
-        )
+    for name, paths in remaining.items():
+        output.remark(f"{name!r} still stands within longer words in {len(paths)} file(s), such as {paths[0]}", style="red")
 
 
 def _print_opened(output: Output, workspace: Workspace, index: ArchiveIndex, *, is_same: bool, code: Sequence[Path]) -> None:

@@ -55,14 +55,12 @@ def choose_files(workspace: Workspace, loaded: Loaded, most_bytes: int) -> tuple
     sources += _choose_matrix_files(loaded, left_out)
     sources += _choose_code_files(workspace)
     for group, patterns in GROUPS:
-        if sum(source.bytes for source in sources) <= most_bytes:
+        if sum(file.bytes for file in sources) <= most_bytes:
             break
         why = f"{group} were left out to keep the archive below its limit"
-        left_out += [
-            LeftOutFile(source.name, source.bytes, why) for source in sources if _matches_in_run(source.name, patterns)
-        ]
-        sources = [source for source in sources if not _matches_in_run(source.name, patterns)]
-    needed_bytes = sum(source.bytes for source in sources)
+        left_out += [LeftOutFile(file.name, file.bytes, why) for file in sources if _matches_in_run(file.name, patterns)]
+        sources = [file for file in sources if not _matches_in_run(file.name, patterns)]
+    needed_bytes = sum(file.bytes for file in sources)
     if needed_bytes > most_bytes:
         raise ShardlabError(
             f"the records of the runs have {needed_bytes / 2**30:.3g} GiB without traces, logs and telemetry, and the limit is "

@@ -71,16 +71,14 @@ def copy_files(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseud
     return left_out
 
 
-def write_descriptions(
-    folder: Path, loaded: Loaded, cluster_config: Cluster, pseudonyms: Pseudonyms | None
-) -> list[LeftOutFile]:
+def write_descriptions(folder: Path, loaded: Loaded, config: Cluster, pseudonyms: Pseudonyms | None) -> list[LeftOutFile]:
     """Write three files into `folder`: the expansion of the matrix, the cluster without its secrets, and environment.json.
 
     Returns cluster.yaml with the reason why it is left out, if the archived cluster is not the same.
     """
     expansion = loaded.expansion
     archived_expansion = msgspec.structs.replace(expansion, path=f"{contents.MATRIX}/{Path(expansion.path).name}")
-    public = _build_public_file(cluster_config)
+    public = _build_public_file(config)
     documents = {
         f".shardlab/matrices/{expansion.name}.json": msgspec.json.encode(archived_expansion),
         archive.ENVIRONMENT: msgspec.json.encode(_collect_environment(loaded)),
@@ -91,7 +89,7 @@ def write_descriptions(
         path.parent.mkdir(parents=True, exist_ok=True)
         published = content if pseudonyms is None else pseudonyms.replace_names(content)
         files.write_new(path, msgspec.json.format(published, indent=2) + b"\n")
-    return [LeftOutFile("cluster.yaml", None, MISSING_VALUES)] if public != cluster.resolved_file(cluster_config) else []
+    return [LeftOutFile("cluster.yaml", None, MISSING_VALUES)] if public != cluster.resolved_file(config) else []
 
 
 def finish_workspace(folder: Path, matrix: str, owner: Workspace) -> Summary:

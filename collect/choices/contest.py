@@ -208,11 +208,9 @@ def _naming_values(row: CellRow, options: dict[str, set[str]]) -> dict[str, Any]
     """
     values: dict[str, Any] = {}
     for prefix, cell in (("", _represented_cell(row)), ("rehearses.", row.cell)):
-        description = comparability.describe_work(cell, options[row.cell["workload"]] & cell["options"].keys()) | {
-            "rehearses": None
-        }
-        description.pop("global_batch_size")
-        values |= {prefix + key: value for key, value in flatten_cell(description).items()}
+        work = comparability.describe_work(cell, options[row.cell["workload"]] & cell["options"].keys()) | {"rehearses": None}
+        work.pop("global_batch_size")
+        values |= {prefix + key: value for key, value in flatten_cell(work).items()}
     return values | {"launcher": row.cell["launcher"]}
 
 
@@ -228,10 +226,6 @@ def _value_text(key: str, value: Any) -> str:
     if key == "fault":  # the value says that it is a fault
         return str(value)
     if isinstance(value, dict):
-        inner_text = ", ".join(
-            f"{inner_key.replace('_', ' ')} {inner_value}"
-            for inner_key, inner_value in value.items()
-            if inner_value is not None
-        )
-        return f"{name} ({inner_text})"
+        text = ", ".join(f"{inner_key.replace('_', ' ')} {inner}" for inner_key, inner in value.items() if inner is not None)
+        return f"{name} ({text})"
     return name if value is True else f"{name} {value}"

@@ -63,7 +63,7 @@ def choose_strategies(measurements: Measurements) -> list[Family]:
 
 
 def _build_family(
-    measurements: Measurements, workload: str, values_text: str, rows: dict[tuple[int, int, int], list[CellRow]]
+    measurements: Measurements, workload: str, values: str, rows: dict[tuple[int, int, int], list[CellRow]]
 ) -> Family:
     contests = []
     for (ranks, nodes, batch), members in rows.items():
@@ -71,20 +71,13 @@ def _build_family(
         measured_ids = {contender.cell for contender in entrants if contender.outcome == "measured"}
         ranked_standings = rank_cells(measurements, [row for row in members if row.id in measured_ids])
         contests.append(Contest(ranks, nodes, batch, entrants, ranked_standings))
-    one_rank_indexes = [index for index, contest in enumerate(contests) if contest.ranks == 1]
-    more_ranks_indexes = [index for index, contest in enumerate(contests) if contest.ranks > 1]
+    one_rank = [index for index, contest in enumerate(contests) if contest.ranks == 1]
+    more_ranks = [index for index, contest in enumerate(contests) if contest.ranks > 1]
     criteria = [
-        name for name in CRITERIA if any(name == standing.criterion for contest in contests for standing in contest.standings)
+        name for name in CRITERIA if any(name == entry.criterion for contest in contests for entry in contest.standings)
     ]
     questions = [_build_question(contests, name) for name in criteria]
-    return Family(
-        workload,
-        values_text,
-        contests,
-        _group_fits(contests, one_rank_indexes),
-        _group_fits(contests, more_ranks_indexes),
-        questions,
-    )
+    return Family(workload, values, contests, _group_fits(contests, one_rank), _group_fits(contests, more_ranks), questions)
 
 
 def _group_fits(contests: Sequence[Contest], indexes: Sequence[int]) -> list[Fit]:
@@ -127,11 +120,9 @@ def _build_question(contests: Sequence[Contest], criterion: str) -> CriterionCho
         if criterion == SENT and contest.ranks == 1:
             continue  # one rank sends nothing, so no strategy can be chosen by the sent bytes
         answer = _contest_answer(contest, criterion)
-        same_answer = answers.setdefault(
-            (answer.word, () if answer.word in ("only one", "same work") else tuple(answer.best)), answer
-        )
-        same_answer.contests.append(index)
-        same_answer.best = sorted({*same_answer.best, *answer.best}, key=natural_sort_key)
+        same = answers.setdefault((answer.word, () if answer.word in ("only one", "same work") else tuple(answer.best)), answer)
+        same.contests.append(index)
+        same.best = sorted({*same.best, *answer.best}, key=natural_sort_key)
     return CriterionChoice(
         criterion, sorted(answers.values(), key=lambda answer: answer.word in ("only one", "none fits", "not measured"))
     )

@@ -111,22 +111,20 @@ def _rank_by_criterion(measurements: Measurements, name: str, rows: Sequence[Cel
     if metric.exact and not any(number.value for number in numbers):
         return None  # nothing to rank: all values are 0, for example the bytes sent on one rank
     numbers.sort(key=lambda number: (-number.value if higher_is_better else number.value, number.row.id))
-    first, other_numbers = numbers[0], numbers[1:]
+    first, others = numbers[0], numbers[1:]
     word: Word
-    first_is_ahead = [_is_ahead(first, other, LEVEL) for other in other_numbers]
+    ahead = [_is_ahead(first, other, LEVEL) for other in others]
     best, word = [first], "best"
-    if not all(first_is_ahead):
-        level = LEVEL / len(other_numbers)
-        best += [
-            other for other, is_ahead in zip(other_numbers, first_is_ahead) if not (is_ahead and _is_ahead(first, other, level))
-        ]
+    if not all(ahead):
+        level = LEVEL / len(others)
+        best += [other for other, is_ahead in zip(others, ahead) if not (is_ahead and _is_ahead(first, other, level))]
         have_no_scatter = all(number.error_and_degrees is not None and number.error_and_degrees[0] == 0 for number in best)
         word = "equal" if have_no_scatter and (metric.exact or best[-1].value == first.value) else "not told apart"
         if name == ACCURACY and all(_is_proven(number) for number in best):
             word = "same work"
-    if None in first_is_ahead:
+    if None in ahead:
         best, word = [number for number in numbers if number.value == first.value], "as measured"
-    runner_up = next((number for number in other_numbers if number not in best), None)
+    runner_up = next((number for number in others if number not in best), None)
     margin = None
     if runner_up is not None and runner_up.value and word != "not told apart":
         margin = 100 * abs(first.value - runner_up.value) / abs(runner_up.value)

@@ -95,18 +95,11 @@ def _print_pairs(output: Output, comparison: Comparison) -> None:
             rows.append([pair.label, "", "", "", "", "", "", "different work"])
             styles.append("yellow")
             continue
-        metric_by_name = {metric.metric: metric for metric in pair.metrics}
-        shown_metrics = [
-            metric_by_name[name]
-            for name in (*SHOWN_METRICS, *(metric_by_name if output.verbose else ()))
-            if name in metric_by_name
-        ]
+        metrics = {metric.metric: metric for metric in pair.metrics}
+        shown_metrics = [metrics[name] for name in (*SHOWN_METRICS, *(metrics if output.verbose else ())) if name in metrics]
         shown_metrics = list(dict.fromkeys(shown_metrics))
-        other_metrics += [
-            f"{pair.label}: {metric.metric} {metric.verdict}"
-            for metric in differing_metrics(pair.metrics)
-            if metric not in shown_metrics
-        ]
+        unlisted = [metric for metric in differing_metrics(pair.metrics) if metric not in shown_metrics]
+        other_metrics += [f"{pair.label}: {metric.metric} {metric.verdict}" for metric in unlisted]
         rows += [[pair.label, *_metric_row(metric)] for metric in shown_metrics]
         styles += [STYLES.get(metric.verdict, "") for metric in shown_metrics]
         if not pair.metrics:
@@ -115,12 +108,10 @@ def _print_pairs(output: Output, comparison: Comparison) -> None:
     output.table("", ["Cell", "Metric", "A", "B", "B / A", "95 % interval", "n", "B is"], rows, styles)
     remarks: dict[str, list[str]] = {}
     for pair in comparison.pairs:
-        for remark in filter(None, (pair.different_work, *pair.remarks)):
-            remarks.setdefault(remark, []).append(pair.label)
-    for remark, labels in remarks.items():
-        output.line(
-            f"{remark}: {'all cells' if len(labels) == len(comparison.pairs) > 1 else '; '.join(labels)}", style="yellow"
-        )
+        for text in filter(None, (pair.different_work, *pair.remarks)):
+            remarks.setdefault(text, []).append(pair.label)
+    for text, labels in remarks.items():
+        output.line(f"{text}: {'all cells' if len(labels) == len(comparison.pairs) > 1 else '; '.join(labels)}", style="yellow")
     for reason in dict.fromkeys(metric.why for pair in comparison.pairs for metric in pair.metrics if metric.why):
         output.line(f"no interval: {reason}")
     if other_metrics:

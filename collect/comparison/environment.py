@@ -48,8 +48,4 @@ def property_differences(
 
     Returns (property, its values in `before`, its values in `after`) for each property that is known in both and differs.
     """
-    return [
-        (property_name, before[property_name], after[property_name])
-        for property_name in before
-        if property_name in after and before[property_name] != after[property_name]
-    ]
+    return [(name, before[name], after[name]) for name in before if name in after and before[name] != after[name]]

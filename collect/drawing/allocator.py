@@ -38,7 +38,5 @@ def pick_indexes(values: Sequence[int]) -> list[int]:
 
 def history_figure(name: str, title: str, caption: str, unit: str, mark: CellMark, data: list[dict[str, Any]]) -> Figure:
     """A figure over the entries of the history of a cell. unit: the unit of the y axis."""
-    figure_layout = layout(
-        axis("entries of the allocator's history", showgrid=False), axis(unit, rangemode="tozero"), showlegend=True
-    )
-    return Figure(name, title, caption, HEIGHT_PX, add_cell_id(mark, data), figure_layout)
+    frame = layout(axis("entries of the allocator's history", showgrid=False), axis(unit, rangemode="tozero"), showlegend=True)
+    return Figure(name, title, caption, HEIGHT_PX, add_cell_id(mark, data), frame)

@@ -75,18 +75,16 @@ def growth_readings(samples: pl.DataFrame, counter: str) -> pl.DataFrame:
     return level_readings(rows.with_columns(grown=grown), "device", "grown")
 
 
-def combine_devices(readings: pl.DataFrame, combination: Combination) -> dict[str, Curve]:
+def join_devices(readings: pl.DataFrame, method: Combination) -> dict[str, Curve]:
     """One curve per run, which combines the readings of all devices of the run. Returns {run: curve}.
 
     For each stretch, the readings of each device are first combined into one value: their mean, or with `max` the highest
-    reading. Then the values of all devices are combined as `combination` says. Runs whose samples cover no stretch are left
+    reading. Then the values of all devices are combined as `method` says. Runs whose samples cover no stretch are left
     out."""
     if (valid := _valid_readings(readings)).is_empty():
         return {}
-    covered = _combine_pieces(_cut_at_stretches(valid), combination).filter(
-        pl.len().over("run", "stretch") == pl.col("devices")
-    )
-    aggregation = {"mean": pl.col("value").mean(), "sum": pl.col("value").sum(), "max": pl.col("value").max()}[combination]
+    covered = _combine_pieces(_cut_at_stretches(valid), method).filter(pl.len().over("run", "stretch") == pl.col("devices"))
+    aggregation = {"mean": pl.col("value").mean(), "sum": pl.col("value").sum(), "max": pl.col("value").max()}[method]
     combined = covered.group_by("run", "stretch").agg(aggregation, pl.first("width_s")).sort("run", "stretch")
     return {str(run): _build_curve(rows) for (run,), rows in combined.group_by("run", maintain_order=True)}
 

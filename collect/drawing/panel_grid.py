@@ -86,29 +86,21 @@ def grid_layout(
     """
     figure_layout = layout({}, {}, showlegend=True)
     figure_layout |= {"annotations": [_annotation(0, 1, y_title, MUTED)] if y_title else []}
-    for position in grid.positions:
-        x, y = dict(x_axes[position.plot if grid.side_by_side else 0]), dict(y_axes[0 if grid.side_by_side else position.plot])
+    for panel in grid.positions:
+        x, y = dict(x_axes[panel.plot if grid.side_by_side else 0]), dict(y_axes[0 if grid.side_by_side else panel.plot])
         ticks = {"title": {"text": ""}, "automargin": False, "tickfont": {"size": TICK_PX, "color": MUTED}}
-        x |= ticks | {
-            "domain": list(position.x_domain),
-            "anchor": axis_name("y", position.number),
-            "showticklabels": position.is_last,
-        }
-        y |= ticks | {
-            "domain": list(position.y_domain),
-            "anchor": axis_name("x", position.number),
-            "showticklabels": position.is_left,
-        }
-        first_x = position.plot + 1 if grid.side_by_side else 1
-        first_y = position.number - position.plot if y_per_panel else 1 if grid.side_by_side else position.plot + 1
-        figure_layout[axis_name("xaxis", position.number)] = x | _match_axis("x", first_x, position.number)
-        figure_layout[axis_name("yaxis", position.number)] = y | _match_axis("y", first_y, position.number)
-        if position.plot == 0:
-            title = titles[position.panel]
+        x |= ticks | {"domain": list(panel.x_domain), "anchor": axis_name("y", panel.number), "showticklabels": panel.is_last}
+        y |= ticks | {"domain": list(panel.y_domain), "anchor": axis_name("x", panel.number), "showticklabels": panel.is_left}
+        first_x = panel.plot + 1 if grid.side_by_side else 1
+        first_y = panel.number - panel.plot if y_per_panel else 1 if grid.side_by_side else panel.plot + 1
+        figure_layout[axis_name("xaxis", panel.number)] = x | _match_axis("x", first_x, panel.number)
+        figure_layout[axis_name("yaxis", panel.number)] = y | _match_axis("y", first_y, panel.number)
+        if panel.plot == 0:
+            title = titles[panel.panel]
             shown_title = title if len(title) <= TITLE_CHARS else f"{title[: TITLE_CHARS - 1]}…"
-            figure_layout["annotations"].append(_annotation(position.x_domain[0], position.y_domain[1], shown_title, INK))
-    for x, position in zip(x_axes if grid.side_by_side else x_axes[:1], grid.positions, strict=False):
-        middle = sum(position.x_domain) / 2 if grid.side_by_side else 0.5
+            figure_layout["annotations"].append(_annotation(panel.x_domain[0], panel.y_domain[1], shown_title, INK))
+    for x, panel in zip(x_axes if grid.side_by_side else x_axes[:1], grid.positions, strict=False):
+        middle = sum(panel.x_domain) / 2 if grid.side_by_side else 0.5
         anchor = {"xref": "paper", "yref": "paper", "x": middle, "y": 0, "xanchor": "center", "yanchor": "top", "yshift": -20}
         label = {"text": x["title"]["text"], "showarrow": False, "font": {"size": 12, "color": MUTED}}
         figure_layout["annotations"].append(anchor | label)

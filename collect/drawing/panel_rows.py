@@ -29,9 +29,9 @@ def rows(figure: Figure, marks: Sequence[CellMark]) -> Figure:
     if not series:
         return figure
     labels = [mark.label for mark in marks]
-    titles = list(dict.fromkeys(row_place.panel for row_place in series.values()))
-    panel_sizes = Counter(row_place.panel for row_place in series.values())
-    variants = list(dict.fromkeys(row_place.variant for row_place in series.values()))
+    titles = list(dict.fromkeys(entry.panel for entry in series.values()))
+    panel_sizes = Counter(entry.panel for entry in series.values())
+    variants = list(dict.fromkeys(entry.variant for entry in series.values()))
     is_dense = len(variants) * len(titles) <= MOST_GAPS * len(labels)
     x_names = sorted(name for name in figure.layout if name.startswith("xaxis"))
     is_short = max((len(text.strip()) for text in _end_texts(figure)), default=0) <= SHORT_TEXT_CHARS
@@ -51,23 +51,19 @@ def rows(figure: Figure, marks: Sequence[CellMark]) -> Figure:
             data.append((panel_trace or trace) | legend_group | {"showlegend": in_legend, **position.axes})
     y = axis("", type="category", categoryorder="array", showgrid=False)
     x_axes = [_add_room(figure.layout[name], name.replace("axis", ""), figure, columns) for name in x_names]
-    figure_layout = grid_layout(panels, titles, x_axes, [y], "", y_per_panel=not is_dense)
+    frame = grid_layout(panels, titles, x_axes, [y], "", y_per_panel=not is_dense)
     for position in panels.positions:
         shown_rows = (
-            variants
-            if is_dense
-            else [row_place.variant for row_place in series.values() if row_place.panel == titles[position.panel]]
+            variants if is_dense else [entry.variant for entry in series.values() if entry.panel == titles[position.panel]]
         )
         y_settings = {"categoryarray": shown_rows[::-1], "range": [-0.6, len(shown_rows) - 0.4], "automargin": position.is_left}
-        figure_layout[axis_name("yaxis", position.number)] |= y_settings
-    figure_layout |= {key: figure.layout[key] for key in ("showlegend", "barmode", "uniformtext") if key in figure.layout}
-    figure_layout["margin"] |= {"l": 8}
-    legend_names = (
-        {trace["name"] for trace in data if trace.get("name") and trace["showlegend"]} if figure_layout["showlegend"] else set()
-    )
-    height_px = MARGINS_PX + min(LEGEND_LINE_PX * -(-len(legend_names) // COLUMNS), LEGEND_HEIGHT_PX) + panels.height_px
+        frame[axis_name("yaxis", position.number)] |= y_settings
+    frame |= {key: figure.layout[key] for key in ("showlegend", "barmode", "uniformtext") if key in figure.layout}
+    frame["margin"] |= {"l": 8}
+    names = {trace["name"] for trace in data if trace.get("name") and trace["showlegend"]} if frame["showlegend"] else set()
+    height_px = MARGINS_PX + min(LEGEND_LINE_PX * -(-len(names) // COLUMNS), LEGEND_HEIGHT_PX) + panels.height_px
     panel_note = f" A panel per {next(iter(series.values())).key_name}, all with the same axes."
-    return Figure(figure.name, figure.title, figure.caption + panel_note, height_px, data, figure_layout)
+    return Figure(figure.name, figure.title, figure.caption + panel_note, height_px, data, frame)
 
 
 def _panel_part(

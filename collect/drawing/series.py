@@ -32,16 +32,12 @@ def line_labels(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_key
 
 
 def line_variants(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_keys: Collection[str]) -> list[str]:
-    """For each line a name, HTML-escaped, that tells it apart from the lines of its strategy. lines, ignored_keys: as in
-    `names`."""
+    """For each line a name, HTML-escaped, unlike its strategy's other lines. lines, ignored_keys: as in `line_labels`."""
     return [html.escape(name, quote=False) for name in columns.row_variants(_label_rows(lines, ignored_keys), "strategy")]
 
 
 def _label_rows(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_keys: Collection[str]) -> list[CellRow]:
-    cells = [
-        _drop_keys(mark.row.cell, ignored_keys) | {"gpus": mark.row.cell["gpus"]} | dict(extra_keys)
-        for mark, extra_keys in lines
-    ]
+    cells = [_drop_keys(mark.row.cell, ignored_keys) | {"gpus": mark.row.cell["gpus"]} | dict(extra) for mark, extra in lines]
     return [msgspec.structs.replace(mark.row, cell=cell) for (mark, _), cell in zip(lines, cells, strict=True)]
 
 

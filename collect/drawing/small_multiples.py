@@ -79,36 +79,32 @@ def lines(figure: Figure, series: Mapping[str, PanelPlace]) -> Figure:
         return figure
     titles = list(dict.fromkeys(entry.panel for entry in series.values()))
     variants = list(dict.fromkeys(entry.variant for entry in series.values()))
-    looks = {
-        name: strategy_look(position % MOST_STRATEGIES, position // MOST_STRATEGIES) for position, name in enumerate(variants)
-    }
+    looks = {name: strategy_look(index % MOST_STRATEGIES, index // MOST_STRATEGIES) for index, name in enumerate(variants)}
     y_axes = [figure.layout[name] for name in sorted(figure.layout) if name.startswith("yaxis")]
     panels = arrange_panels([PLOT_PX] * len(titles), COLUMNS, len(y_axes), head_px=HEAD_PX)
     data: list[dict[str, Any]] = []
     legend_names: set[str] = set()
-    for position in panels.positions:
-        traces = [trace for trace in figure.data if trace.get("yaxis", "y") == axis_name("y", position.plot + 1)]
+    for index in panels.positions:
+        traces = [trace for trace in figure.data if trace.get("yaxis", "y") == axis_name("y", index.plot + 1)]
         trace_entries = [series.get(trace.get("legendgroup", trace.get("name", ""))) for trace in traces]
         pairs = list(zip(traces, trace_entries, strict=True))
-        others = [trace for trace, entry in pairs if entry is not None and entry.panel != titles[position.panel]]
+        others = [trace for trace, entry in pairs if entry is not None and entry.panel != titles[index.panel]]
         drawn = [_grey_trace(others, len(series)), *(trace for trace, entry in pairs if entry is None)]
-        own_lines = [(trace, entry) for trace, entry in pairs if entry is not None and entry.panel == titles[position.panel]]
+        own_lines = [(trace, entry) for trace, entry in pairs if entry is not None and entry.panel == titles[index.panel]]
         own_lines.sort(key=lambda pair: variants.index(pair[1].variant))  # so that the legend has the order of the summary
         drawn += [_colour_trace(trace, entry, looks) for trace, entry in own_lines]
         for trace in drawn:
             is_new = trace.get("showlegend", True) and trace.get("name", "") not in {"", *legend_names}
             legend_names |= {trace["name"]} if is_new else set()
-            data.append(trace | {"showlegend": is_new, **position.axes})
+            data.append(trace | {"showlegend": is_new, **index.axes})
     y_title = ", below: ".join(entry["title"]["text"] for entry in y_axes)
     y_axes = [entry | {"nticks": 4} for entry in y_axes]
-    figure_layout = grid_layout(
-        panels, titles, [thin_ticks(figure.layout["xaxis"], MOST_TICKS)], y_axes, y_title, y_per_panel=False
-    )
-    figure_layout["margin"] |= {"l": 48}
+    frame = grid_layout(panels, titles, [thin_ticks(figure.layout["xaxis"], MOST_TICKS)], y_axes, y_title, y_per_panel=False)
+    frame["margin"] |= {"l": 48}
     height_px = MARGINS_PX + min(LEGEND_LINE_PX * -(-len(legend_names) // COLUMNS), LEGEND_HEIGHT_PX) + panels.height_px
     key_name = next(iter(series.values())).key_name
     panel_note = f" A panel per {key_name}, all with the same axes; grey: the lines of the other panels."
-    return Figure(figure.name, figure.title, figure.caption + panel_note, height_px, data, figure_layout)
+    return Figure(figure.name, figure.title, figure.caption + panel_note, height_px, data, frame)
 
 
 def _colour_trace(trace: dict[str, Any], entry: PanelPlace, looks: Mapping[str, Look]) -> dict[str, Any]:

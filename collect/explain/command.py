@@ -66,12 +66,8 @@ def _print_explanation(output: Output, document: Explanation) -> None:
         file_rows = [line for file in run.files for line in _file_rows(file, run.run)] or [["", ""]]
         rows += [[*(run_columns if not number else [""] * len(run_columns)), *file] for number, file in enumerate(file_rows)]
     one_cell = len({run.cell for run in document.runs}) == 1  # then the table has no column Cell: the line above names the cell
-    column_indexes = [column_index for column_index in range(one_cell, len(heads)) if any(row[column_index] for row in rows)]
-    output.table(
-        "",
-        [heads[column_index] for column_index in column_indexes],
-        [[row[column_index] for column_index in column_indexes] for row in rows],
-    )
+    indexes = [index for index in range(one_cell, len(heads)) if any(row[index] for row in rows)]
+    output.table("", [heads[index] for index in indexes], [[row[index] for index in indexes] for row in rows])
     for run in document.runs:
         if run.window is not None:
             output.line(f"{run.run}: samples count {_window_text(run.window)}")
@@ -81,9 +77,7 @@ def _print_explanation(output: Output, document: Explanation) -> None:
 
 def _file_rows(file: ReadFile, run: str) -> list[list[str]]:
     """The rows of a file in the table: its path in the folder of the run, and for each place in it what is there."""
-    events = [
-        f"{group.count:,} {group.kind}: {_event_text(group.first)} ... {_event_text(group.last)}" for group in file.events
-    ]
+    events = [f"{part.count:,} {part.kind}: {_event_text(part.first)} ... {_event_text(part.last)}" for part in file.events]
     texts = events or [file.lines or ", ".join(file.keys)]
     short_path = file.file.removeprefix(f"runs/{run}/")
     return [[short_path if not number else "", text] for number, text in enumerate(texts)]
@@ -119,9 +113,7 @@ def list_metrics(workspace: Workspace, output: Output) -> int:
     workspace_metrics.add_to_menu()
     metrics = all_metrics()
     files = {metric.name: metric.file for metric in workspace_metrics.metrics}
-    rows = [
-        [listed.name, listed.unit, listed.direction, listed.definition, files.get(listed.name, "ships")] for listed in metrics
-    ]
+    rows = [[entry.name, entry.unit, entry.direction, entry.definition, files.get(entry.name, "ships")] for entry in metrics]
     output.table("", ["Metric", "Unit", "Direction", "Definition", "From"], rows)
     for fault in workspace_metrics.faults:
         output.remark(fault, style="red")

@@ -79,24 +79,20 @@ class Explanation(msgspec.Struct, frozen=True):
     runs: list[ExplainedRun]  # the latest attempt of each repeat of the row, and of the row that it is compared with
 
 
-def find_row(summary: Summary, row_name: str) -> CellRow:
-    """The row that `row_name` names: by its label in the tables, its id, the start of its id, or the id of one of its runs.
+def find_row(summary: Summary, name: str) -> CellRow:
+    """The row that `name` names: by its label in the tables, its id, the start of its id, or the id of one of its runs.
 
     Raises InputError, which lists the allowed names, if no row or more than one row has this name.
     """
     label_of = summary.labels_by_cell
     for row in summary.rows:
-        if (
-            row_name == row.id
-            or _typed_label(row_name) == _typed_label(label_of[row.id])
-            or row_name in (run.run_id for run in row.runs)
-        ):
+        if name == row.id or _typed_label(name) == _typed_label(label_of[row.id]) or name in (run.run_id for run in row.runs):
             return row
-    matching_rows = [row for row in summary.rows if row_name and row.id.startswith(row_name)]
+    matching_rows = [row for row in summary.rows if name and row.id.startswith(name)]
     if len(matching_rows) == 1:
         return matching_rows[0]
     names = "; ".join(f"{label_of[row.id]} ({row.id})" for row in matching_rows or summary.rows)
-    row_text = f"{row_name!r}, the start of {len(matching_rows)} rows" if matching_rows else repr(row_name)
+    row_text = f"{name!r}, the start of {len(matching_rows)} rows" if matching_rows else repr(name)
     raise InputError(f"ROW: found {row_text}. Allowed: {names}.")
 
 
@@ -125,16 +121,12 @@ def explain_value(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric
         baseline_row, why = _find_baseline_row(loaded, summary, row, metric)
         rows += [baseline_row] if baseline_row is not None and baseline_row.id != row.id else []
         run_metric = next(candidate for candidate in all_metrics() if candidate.name == metric.compares)
-        for compared_row in [row, *([baseline_row] if baseline_row is not None else [])]:
-            mean = compared_row.metrics.get(metric.compares)
+        for other in [row, *([baseline_row] if baseline_row is not None else [])]:
+            mean = other.metrics.get(metric.compares)
             value_and_unit = (mean.value, mean.unit) if mean else (None, run_metric.unit)
-            terms.append(
-                ExplainedTerm(compared_row.id, summary.labels_by_cell[compared_row.id], metric.compares, *value_and_unit)
-            )
+            terms.append(ExplainedTerm(other.id, summary.labels_by_cell[other.id], metric.compares, *value_and_unit))
     by_id = {run.run_id: run for cell in loaded.cells for run in cell.runs}
-    runs = [
-        _explain_run(compared_row.id, run, by_id[run.run_id], run_metric) for compared_row in rows for run in compared_row.runs
-    ]
+    runs = [_explain_run(other.id, run, by_id[run.run_id], run_metric) for other in rows for run in other.runs]
     estimate = row.metrics.get(metric.name)
     if estimate is None:
         why = why or _explain_unknown(row, runs)
@@ -228,10 +220,8 @@ def _explain_missing_value(run: NotedRun, notes: Notes, files_read: Sequence[Rea
         return NO_WINDOW
     if "clock_stepped" in notes.all_read and run.clock_stepped:
         return "the clock of a host was set during the run"
-    missing_names = read_files.absent_keys(run, notes) or list(
-        dict.fromkeys(file.file.rpartition("/")[2] for file in files_read)
-    )
-    names = "; ".join(missing_names)
+    missing = read_files.absent_keys(run, notes) or list(dict.fromkeys(file.file.rpartition("/")[2] for file in files_read))
+    names = "; ".join(missing)
     return (
         f"its records do not have what the definition needs ({names})" if names else "the definition does not apply to the run"
     )

@@ -53,9 +53,7 @@ class NotedRun(LoadedRun, dict=True):
     @cached_property
     def predicted(self) -> Prediction | None:
         """As in `LoadedRun`, with noted keys."""
-        predicted: Prediction | None = noted_values.wrap_value(
-            super().predicted, self.__dict__[_NOTES].get_note_function(PREDICTION)
-        )
+        predicted: Prediction | None = noted_values.wrap(super().predicted, self.__dict__[_NOTES].get_note_function(PREDICTION))
         return predicted
 
     @cached_property
@@ -64,7 +62,7 @@ class NotedRun(LoadedRun, dict=True):
         plain_traces, note_field = super().traces, self.__dict__[_NOTES].get_note_function(TRACES)
         return RunTraces(
             *(
-                [noted_values.wrap_value(figures, note_field) for figures in part]
+                [noted_values.wrap(figures, note_field) for figures in part]
                 for part in (plain_traces.exact, plain_traces.analyses, plain_traces.like_hta)
             )
         )
@@ -75,13 +73,11 @@ def compute_noted(function: Callable[[LoadedRun], Quantity | None], run: LoadedR
     noted = NotedRun.read(run.folder)
     noted.verdict, noted.reads_traces = run.verdict, run.reads_traces
     notes = Notes()
-    noted.run = noted_values.wrap_value(noted.run, notes.get_note_function(RUN))
-    noted.result = noted_values.wrap_value(noted.result, notes.get_note_function(RESULT))
+    noted.run = noted_values.wrap(noted.run, notes.get_note_function(RUN))
+    noted.result = noted_values.wrap(noted.result, notes.get_note_function(RESULT))
     paths = sorted(run.folder.path.glob(ENVIRONMENT.format("*.json")))
     hosts = {ENVIRONMENT.format(path.name): records.read_host(str(path)) for path in paths}
-    noted.hosts = [
-        noted_values.wrap_value(host, notes.get_note_function(file)) for file, host in hosts.items() if host is not None
-    ]
+    noted.hosts = [noted_values.wrap(host, notes.get_note_function(file)) for file, host in hosts.items() if host is not None]
     noted.__dict__[_NOTES] = notes
     quantity = function(noted)
     del noted.__dict__[_NOTES]

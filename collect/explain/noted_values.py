@@ -30,7 +30,7 @@ class NotedDict(dict[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         self._note(path := (*self._path, key))
-        return wrap_value(super().__getitem__(key), self._note, path)
+        return wrap(super().__getitem__(key), self._note, path)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key, or `default` if the mapping does not have the key. Both cases note the key."""
@@ -38,7 +38,7 @@ class NotedDict(dict[str, Any]):
         return self[key] if is_present else default
 
 
-def wrap_value(value: Any, note: Note, path: KeyPath = ()) -> Any:
+def wrap(value: Any, note: Note, path: KeyPath = ()) -> Any:
     """A value that behaves like `value` and calls `note` with the path of each key that is read.
 
     value: what was decoded from JSON: a struct, a mapping, a list of them, or a plain value, which is returned unchanged.
@@ -52,7 +52,7 @@ def wrap_value(value: Any, note: Note, path: KeyPath = ()) -> Any:
     if isinstance(value, dict):
         return NotedDict(value, path, note)
     if isinstance(value, list) and any(isinstance(item, msgspec.Struct) for item in value):
-        return [wrap_value(item, note, (*path, index)) for index, item in enumerate(value)]
+        return [wrap(item, note, (*path, index)) for index, item in enumerate(value)]
     return value
 
 
@@ -69,7 +69,7 @@ def _make_noting_class(kind: type[msgspec.Struct]) -> Any:
             return value
         (path, note), key = noting, names[name]
         note((*path, key))
-        return wrap_value(value, note, (*path, key))
+        return wrap(value, note, (*path, key))
 
     return cast(Any, type(kind))(f"Noted{kind.__name__}", (kind,), {"__getattribute__": read}, dict=True)
 

@@ -98,9 +98,7 @@ def _find_counted_lines(path: Path, pattern: str, run: NotedRun, notes: Notes) -
         return spans_text(number for number, record in _read_records(path, StepRecord) if is_counted(record))
     if pattern == FILES["sample_records"]:
         records = _read_records(path, Sample)
-        return spans_text(
-            _lines_in_window(records, run) if "window" in notes.all_read else _lines_before_first_step(records, run)
-        )
+        return spans_text(_lines_in_window(records, run) if "window" in notes.all_read else _lines_before_steps(records, run))
     return spans_text(range(1, files.read(path, files.MOST_RECORDS).count(b"\n") + 1))
 
 
@@ -115,7 +113,7 @@ def _lines_in_window(records: Sequence[tuple[int, Sample]], run: NotedRun) -> li
     return [number for number, sample in records if first <= sample.wall_s <= last]
 
 
-def _lines_before_first_step(records: Sequence[tuple[int, Sample]], run: NotedRun) -> list[int]:
+def _lines_before_steps(records: Sequence[tuple[int, Sample]], run: NotedRun) -> list[int]:
     """The lines of the samples before the first step in which no process has used a GPU yet, as `energy.idle_power` chooses
     them."""
     first_step_s = min((step.wall_s for steps in run.step_records.values() for step in steps), default=0.0)

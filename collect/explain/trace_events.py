@@ -58,22 +58,20 @@ def _list_events_of_rows(loaded_trace: Trace, rows: NDArray[np.intp]) -> _Events
 
 
 def _list_events(
-    loaded_trace: Trace, name: NDArray[np.integer], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]
+    loaded: Trace, name: NDArray[np.integer], start_ns: NDArray[np.int64], length_ns: NDArray[np.int64]
 ) -> _Events:
     order = np.argsort(start_ns, kind="stable")
-    columns = (name[order].tolist(), start_ns[order].tolist(), duration_ns[order].tolist())
-    return [EventPlace(loaded_trace.labels[label], start, duration) for label, start, duration in zip(*columns, strict=True)]
+    columns = (name[order].tolist(), start_ns[order].tolist(), length_ns[order].tolist())
+    return [EventPlace(loaded.labels[label], start, duration) for label, start, duration in zip(*columns, strict=True)]
 
 
-def _list_compute(loaded_trace: Trace, active: Activities) -> _Events:
+def _list_compute(loaded: Trace, active: Activities) -> _Events:
     if active.source == "gpu":
-        return _list_events_of_rows(
-            loaded_trace, active.rows[~active.is_collective & loaded_trace.has_category("kernel")[active.rows]]
-        )
-    cpu_activity = gloo.find_activity(loaded_trace)
+        return _list_events_of_rows(loaded, active.rows[~active.is_collective & loaded.has_category("kernel")[active.rows]])
+    cpu_activity = gloo.find_activity(loaded)
     assert cpu_activity is not None  # `find_activities` has a result without a GPU only if `gloo.find_activity` has one
-    is_within = (loaded_trace.end_ns > cpu_activity.start_ns) & (loaded_trace.start_ns < cpu_activity.end_ns)
-    return _list_events_of_rows(loaded_trace, np.flatnonzero(cpu_activity.computing & is_within))
+    is_within = (loaded.end_ns > cpu_activity.start_ns) & (loaded.start_ns < cpu_activity.end_ns)
+    return _list_events_of_rows(loaded, np.flatnonzero(cpu_activity.computing & is_within))
 
 
 def _list_collectives(loaded_trace: Trace, active: Activities) -> _Events:

@@ -46,11 +46,9 @@ def escape_latex(text: str) -> str:
 def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one LaTeX file for each table."""
     for table in text_tables.make_text_tables(summary):
-        description = escape_latex(
-            ". ".join([text_tables.report_title(summary), table.title, *text_tables.general_remarks(summary)])
-        )
+        text = escape_latex(". ".join([text_tables.report_title(summary), table.title, *text_tables.general_remarks(summary)]))
         label = re.sub(r"[^A-Za-z0-9]+", "-", f"{summary.matrix}-{table.name}")
-        caption = rf"\caption{{{description}.}}\label{{tab:{label}}}"
+        caption = rf"\caption{{{text}.}}\label{{tab:{label}}}"
         render = _multi_page_table if table.long or len(table.rows) > _PAGE else _floating_table
         files.write_atomic(folder / f"{table.name}.tex", (_HEAD + render(table, caption)).encode())
 
@@ -113,13 +111,10 @@ def _choose_columns(table: TextTable) -> tuple[str, list[str]]:
     least_widths = [_longest_word(column, whole_cells=index in table.numbers) + _GAP for index, column in enumerate(columns)]
     if sum(least_widths) > _LINE_LETTERS["tiny"]:
         least_widths = [_longest_word(column, whole_cells=False) + _GAP for column in columns]
-    extra_widths = [
-        max(min(widest_cell, _SENTENCE) - least_width, 0)
-        for widest_cell, least_width in zip(widest_cells, least_widths, strict=True)
-    ]
+    extra = [max(min(widest, _SENTENCE) - least, 0) for widest, least in zip(widest_cells, least_widths, strict=True)]
     size = next((name for name, line in _LINE_LETTERS.items() if line >= sum(least_widths)), "tiny")
-    scale = max(_LINE_LETTERS[size] - sum(least_widths), 0) / max(sum(extra_widths), 1)
-    widths = [least_width + extra_width * scale for least_width, extra_width in zip(least_widths, extra_widths, strict=True)]
+    scale = max(_LINE_LETTERS[size] - sum(least_widths), 0) / max(sum(extra), 1)
+    widths = [least + extra_width * scale for least, extra_width in zip(least_widths, extra, strict=True)]
     return size, [_wrapped_column(letters / sum(widths), index in table.numbers) for index, letters in enumerate(widths)]
 
 

@@ -51,11 +51,9 @@ def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) ->
 
 def sheets(summary: Summary) -> list[Sheet]:
     """The sheets of the workbook. A table without rows has a sheet with headings only."""
-    about_rows: list[list[Field]] = [
-        [text] for text in (text_tables.report_title(summary), *text_tables.general_remarks(summary))
-    ]
+    lines: list[list[Field]] = [[text] for text in (text_tables.report_title(summary), *text_tables.general_remarks(summary))]
     return [
-        Sheet("about", ["What applies to all numbers"], about_rows),
+        Sheet("about", ["What applies to all numbers"], lines),
         _cells_sheet(summary),
         _runs_sheet(summary),
         _verdicts_sheet(summary),
@@ -115,17 +113,8 @@ def _runs_sheet(summary: Summary) -> Sheet:
 def _verdicts_sheet(summary: Summary) -> Sheet:
     headings = ["claim", "verdict", "what the study says", "where", "test", "why", "rehearsal", "illustrative"]
     rows: list[list[Field]] = [
-        [
-            verdict.id,
-            verdict.verdict,
-            verdict.says,
-            verdict.where,
-            verdict.test,
-            verdict.why,
-            verdict.rehearsal,
-            verdict.illustrative,
-        ]
-        for verdict in summary.verdicts
+        [entry.id, entry.verdict, entry.says, entry.where, entry.test, entry.why, entry.rehearsal, entry.illustrative]
+        for entry in summary.verdicts
     ]
     return Sheet("verdicts", headings, rows)
 

@@ -145,7 +145,7 @@ def _decompress(block: memoryview, name: str) -> bytes:
 
 
 def _open_file(path: str, extra_flags: int) -> int:
-    """Open a file of the staging folder for writing, and make the folders around it. extra_flags: further flags of `os.open`."""
+    """Open a file of the staging folder for writing, and make the folders around it. extra_flags: more flags of `open`."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | extra_flags
     try:
         return os.open(path, flags, 0o644)

@@ -138,13 +138,11 @@ def _compare_offers(
         elif run.pruned and names:
             so_far.problems = [_pruned_text(names)]
         else:
-            expected.append(
-                Expected(run, names, _find_held_files(workspace.runs / run.run, staging / "files" / run.run, names))
-            )
+            expected.append(Expected(run, names, _held_files(workspace.runs / run.run, staging / "files" / run.run, names)))
     return found, expected
 
 
-def _find_held_files(run: Path, staging: Path, names: Sequence[str] | None) -> dict[str, HeldCopy]:
+def _held_files(run: Path, staging: Path, names: Sequence[str] | None) -> dict[str, HeldCopy]:
     """Find the files, or the beginnings of files, that are on this machine: in the run folder, or in the staging folder, where
     an interrupted transfer left them. names: the wanted files; None: all files."""
     mine = None

@@ -179,16 +179,14 @@ def _list_node(workspace: Workspace, node: InventoryNode, ids: list[str], progre
     return parts
 
 
-def list_parts(node_workspace: RemoteWorkspace, ids: Sequence[str], progress: TransferProgress) -> dict[str, ListedPart]:
+def list_parts(remote: RemoteWorkspace, ids: Sequence[str], progress: TransferProgress) -> dict[str, ListedPart]:
     """Ask a node for its parts of these runs, and check the answer. ids: the run ids. Returns {run id: part}.
 
     Raises ShardlabError if the node does not answer or the answer is not valid.
     """
-    must_stop = progress.while_waiting(f"{node_workspace.mark}: the node reads the files of its parts of {len(ids):,} run(s).")
+    must_stop = progress.while_waiting(f"{remote.mark}: the node reads the files of its parts of {len(ids):,} run(s).")
     asked = msgspec.json.encode(ids)
-    found = node_workspace.ask(
-        "collect.fetching.part_manifest", [], list[ListedPart], given=asked, limit_s=ASK_S, must_stop=must_stop
-    )
+    found = remote.ask("collect.fetching.part_manifest", [], list[ListedPart], given=asked, limit_s=ASK_S, must_stop=must_stop)
     listed = {part.manifest.run_id: part for part in found if part.manifest.run_id in ids}
     for run_id, part in listed.items():
         manifest.check_received(part.manifest, run_id)

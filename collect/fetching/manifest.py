@@ -77,9 +77,8 @@ def check_received(received: RunManifest, run_id: str) -> None:
     """Check a manifest that another machine made. Raises InputError if it is the manifest of another run, or if a name in it
     is not an allowed path. The check is strict, because the names will be used as paths on this machine."""
     if received.schema != SCHEMA or received.run_id != run_id:
-        raise InputError(
-            f"the cluster's manifest has schema {received.schema} and run id {received.run_id!r}. Expected: {SCHEMA} and {run_id!r}"
-        )
+        ids = f"{received.schema} and run id {received.run_id!r}"
+        raise InputError(f"the cluster's manifest has schema {ids}. Expected: {SCHEMA} and {run_id!r}")
     for name in received.files:
         check_name(name)
     folders = {name.rpartition("/")[0] for name in received.files}

@@ -123,11 +123,7 @@ def remove(verified: Sequence[VerifiedFiles], progress: TransferProgress) -> lis
         return []
     with ThreadPoolExecutor(max_workers=min(len(verified), gather.AT_ONCE)) as pool:
         try:
-            return [
-                freed
-                for of_place in pool.map(lambda place: _remove_from_place(place, progress), verified)
-                for freed in of_place
-            ]
+            return [freed for part in pool.map(lambda place: _remove_from_place(place, progress), verified) for freed in part]
         except BaseException:
             progress.stop()
             raise

@@ -34,12 +34,10 @@ def draw(group: Group) -> Figure | None:
         "Share of correct predictions on the validation split, over the training time: the sum of the slowest rank's step "
         "times, without warm-up steps and without the validation itself. First completed repeat of each cell."
     )
-    figure_layout = layout(
-        axis("seconds of training", showgrid=False), axis("accuracy, %", rangemode="tozero"), showlegend=True
-    )
+    frame = layout(axis("seconds of training", showgrid=False), axis("accuracy, %", rangemode="tozero"), showlegend=True)
     if not data:
         return None
-    figure = Figure("accuracy", "Validation accuracy", caption, 380, data, figure_layout)
+    figure = Figure("accuracy", "Validation accuracy", caption, 380, data, frame)
     return small_multiples.lines(figure, small_multiples.divide_cells(marks))
 
 

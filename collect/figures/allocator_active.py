@@ -12,14 +12,12 @@ COLOURS = dict(zip((BEFORE, *SIZES), (f"var(--series-{number})" for number in (1
 
 def draw(group: Group) -> Figure | None:
     """Draw the first cell that has a snapshot: its blocks in use during the observed step, stacked by size."""
-    if (mark_and_snapshot := allocator.first_snapshot(group)) is None or (
-        history := mark_and_snapshot[0].cell.completed[0].allocator_history
-    ) is None:
+    if (pair := allocator.first_snapshot(group)) is None or (history := pair[0].cell.completed[0].allocator_history) is None:
         return None
-    mark, snapshot = mark_and_snapshot
+    mark, snapshot = pair
     totals = history.in_use
     indexes = allocator.pick_indexes(totals)
-    unit, size = notation.choose_bytes_unit(list(map(float, totals)))
+    unit, size = notation.bytes_unit(list(map(float, totals)))
     data = [
         {
             "type": "scatter",

@@ -9,13 +9,11 @@ from collect.figure import MUTED, Figure, Group
 
 def draw(group: Group) -> Figure | None:
     """Draw the first cell that has a snapshot: the memory that the allocator had reserved, and how much of it was in use."""
-    if (mark_and_snapshot := allocator.first_snapshot(group)) is None or (
-        history := mark_and_snapshot[0].cell.completed[0].allocator_history
-    ) is None:
+    if (pair := allocator.first_snapshot(group)) is None or (history := pair[0].cell.completed[0].allocator_history) is None:
         return None
-    mark, snapshot = mark_and_snapshot
+    mark, snapshot = pair
     totals = history.in_use
-    unit, size = notation.choose_bytes_unit(list(map(float, history.reserved)))
+    unit, size = notation.bytes_unit(list(map(float, history.reserved)))
     data = [
         {
             "type": "scatter",

@@ -23,25 +23,18 @@ def draw(group: Group) -> Figure | None:
     if not rank_snapshot.segments:
         return None
     sorted_segments = sorted(rank_snapshot.segments, key=lambda segment: -segment.total_size)
-    drawn_segments = sorted_segments[:MOST_SEGMENTS]
-    unit, size = notation.choose_bytes_unit([float(drawn_segments[0].total_size)])
-    data = add_cell_id(mark, [_block_bars(name, drawn_segments, unit, size) for name in USES])
+    drawn = sorted_segments[:MOST_SEGMENTS]
+    unit, size = notation.bytes_unit([float(drawn[0].total_size)])
+    data = add_cell_id(mark, [_block_bars(name, drawn, unit, size) for name in USES])
     smaller = sorted_segments[MOST_SEGMENTS:]
     left_out_note = f" {len(smaller)} smaller segments are not drawn." if smaller else ""
     caption = (
         f"{allocator.snapshot_caption(mark, rank_snapshot)} After the step: one row per segment, the largest at the top, with "
         f"its blocks in the order of their addresses. Free blocks between blocks in use are fragments.{left_out_note}"
     )
-    y = axis("segment", range=[len(drawn_segments) - 0.5, -0.5], showticklabels=False, showgrid=False)
-    figure_layout = layout(axis(unit, rangemode="tozero"), y, showlegend=True, barmode="overlay", bargap=0.15)
-    return Figure(
-        "allocator_state",
-        "What the allocator's segments hold",
-        caption,
-        max(180, 100 + 7 * len(drawn_segments)),
-        data,
-        figure_layout,
-    )
+    y = axis("segment", range=[len(drawn) - 0.5, -0.5], showticklabels=False, showgrid=False)
+    frame = layout(axis(unit, rangemode="tozero"), y, showlegend=True, barmode="overlay", bargap=0.15)
+    return Figure("allocator_state", "What the allocator's segments hold", caption, max(180, 100 + 7 * len(drawn)), data, frame)
 
 
 def _block_bars(name: str, segments: Sequence[AllocatorSegment], unit: str, size: float) -> dict[str, Any]:

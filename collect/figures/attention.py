@@ -32,18 +32,16 @@ def draw(group: Group) -> Figure | None:
     ms_by_cell = [attention_ms(mark) for mark in drawn_group.marks]
     bars = [
         BarPart(
-            f"{backend}, {'backward' if backward else 'forward'}",
-            colour,
-            [cell_ms.get((backend, backward)) for cell_ms in ms_by_cell],
+            f"{backend}, {'backward' if backward else 'forward'}", colour, [ms.get((backend, backward)) for ms in ms_by_cell]
         )
         for (backend, backward), colour in PARTS.items()
-        if any((backend, backward) in cell_ms for cell_ms in ms_by_cell)
+        if any((backend, backward) in ms for ms in ms_by_cell)
     ]
     caption = (
         "One profiled step; mean over profiled ranks and repeats. The time of the kernels of each implementation of attention; "
         f"on a CPU, of its operators. The backward pass of math consists of ordinary operators and is not drawn.{left_out_note}"
     )
-    end_texts = [notation.format_number(sum(cell_ms.values()), 3) for cell_ms in ms_by_cell]
+    end_texts = [notation.format_number(sum(ms.values()), 3) for ms in ms_by_cell]
     return stacked(NAME, "Attention", caption, drawn_group, [BarPanel("ms per step", "ms", bars, end_texts)])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from collect import notation
 from collect.drawing.panel_rows import rows
 from collect.drawing.stacked_bars import select_cells
-from collect.figure import INK, CellMark, Figure, Group, cell_rows_height_px, cell_rows_layout
+from collect.figure import INK, CellMark, Figure, Group, rows_height_px, rows_layout
 from collect.figures.collectives import KINDS
 from collect.findings.trace_answers import GroupTraffic, cell_traffic
 
@@ -19,10 +19,10 @@ MARKER_PX, LINK_PX = 11, 18
 
 def draw(group: Group) -> Figure | None:
     """Draw one row per cell, with one mark for each collective of each process group whose bandwidth is known."""
-    drawn_group, left_out_note = select_cells(group, lambda mark: bool(measured_collectives(mark)))
-    if not drawn_group.marks:
+    drawn, left_out_note = select_cells(group, lambda mark: bool(measured_collectives(mark)))
+    if not drawn.marks:
         return None
-    mark_uses = [(mark, use) for mark in drawn_group.marks for use in measured_collectives(mark)]
+    mark_uses = [(mark, use) for mark in drawn.marks for use in measured_collectives(mark)]
     data = [
         _mark_trace(kind, colour, [(mark, use) for mark, use in mark_uses if use.collective == kind])
         for kind, colour in KINDS.items()
@@ -31,18 +31,15 @@ def draw(group: Group) -> Figure | None:
     links = {(mark.label, use.link_gb_per_s, use.link) for mark, use in mark_uses if use.link_gb_per_s is not None}
     if links:
         data.append(_link_trace(sorted(links, key=str)))
-    figure_layout = cell_rows_layout(drawn_group, "bus bandwidth in GB/s")
-    figure_layout["showlegend"] = True
+    frame = rows_layout(drawn, "bus bandwidth in GB/s")
+    frame["showlegend"] = True
     caption = (
         "A mark per collective and process group, over profiled ranks and repeats. Bus bandwidth as nccl-tests defines it: "
         "size of the message over the time of the transfer, times a factor of the collective, so that it compares with the "
         "bandwidth of a link. Without traces of all ranks the time includes waiting for slow ranks. The stroke: the link "
         f"between the GPUs of a host in one direction, by the data sheet.{left_out_note}"
     )
-    return rows(
-        Figure(NAME, "Bandwidth of collectives", caption, cell_rows_height_px(drawn_group) + LEGEND_PX, data, figure_layout),
-        drawn_group.marks,
-    )
+    return rows(Figure(NAME, "Bandwidth of collectives", caption, rows_height_px(drawn) + LEGEND_PX, data, frame), drawn.marks)
 
 
 def measured_collectives(mark: CellMark) -> list[GroupTraffic]:

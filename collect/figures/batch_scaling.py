@@ -33,7 +33,7 @@ def draw(group: Group) -> Figure | None:
     line_marks = [mark for marks in lines for mark in marks]
     unit = next(mark.row.metrics[THROUGHPUT].unit for mark in line_marks if THROUGHPUT in mark.row.metrics)
     memory_sizes = [mark.row.metrics[MEMORY].value for mark in line_marks if MEMORY in mark.row.metrics]
-    memory_unit, size = notation.choose_bytes_unit(memory_sizes)
+    memory, size = notation.bytes_unit(memory_sizes)
     looks = variant_looks([marks[0].strategy for marks in lines])
     data: list[dict[str, Any]] = []
     first_marks = [marks[0] for marks in lines]
@@ -44,16 +44,14 @@ def draw(group: Group) -> Figure | None:
         visible = True if index < MOST_SHOWN else "legendonly"
         shared = {"name": name, "legendgroup": name, "visible": visible}
         data.append(shared | _metric_line(marks, looks[index], THROUGHPUT, 1, unit) | {"yaxis": "y"})
-        data.append(
-            shared | _metric_line(marks, looks[index], MEMORY, size, memory_unit) | {"yaxis": "y2", "showlegend": False}
-        )
+        data.append(shared | _metric_line(marks, looks[index], MEMORY, size, memory) | {"yaxis": "y2", "showlegend": False})
         if panels:  # the states of cells stand in the panel of their line
             data.append(_state_texts(marks) | {"legendgroup": name})
     data += [] if panels else [_state_texts(line_marks)]
     batches = sorted({mark.cell.cell.global_batch_size for mark in line_marks})
     x = axis("global batch size, log scale", type="log", tickvals=batches, ticktext=list(map(str, batches)), showgrid=False)
     upper = axis(unit, rangemode="tozero", domain=[0.54, 1], nticks=5)
-    lower = axis(f"peak memory, {memory_unit}", rangemode="tozero", domain=[0, 0.46], nticks=5)
+    lower = axis(f"peak memory, {memory}", rangemode="tozero", domain=[0, 0.46], nticks=5)
     figure_layout = layout(thin_ticks(x) | {"anchor": "y2"}, upper, yaxis2=lower, showlegend=True)
     caption = (
         "Means over repeats. The cells of a line differ only in their batch size. A cell without a number shows its state "

@@ -34,12 +34,10 @@ def draw(group: Group) -> Figure | None:
 
 def step_parts(mark: CellMark) -> dict[str, float]:
     """Milliseconds of a profiled step of a cell by part. The parts add up to the time from the first kernel to the last."""
-    metric_ms = {
-        name: mark.row.metrics[f"{name}_ms"].value for name in ("compute", "non_compute", "exposed_communication", "idle")
-    }
+    times = {name: mark.row.metrics[f"{name}_ms"].value for name in ("compute", "non_compute", "exposed_communication", "idle")}
     return {
-        "compute": metric_ms["compute"],
-        "exposed communication": metric_ms["exposed_communication"],
-        "exposed memory operations": metric_ms["non_compute"] - metric_ms["exposed_communication"],
-        "idle": metric_ms["idle"],
+        "compute": times["compute"],
+        "exposed communication": times["exposed_communication"],
+        "exposed memory operations": times["non_compute"] - times["exposed_communication"],
+        "idle": times["idle"],
     }

@@ -21,9 +21,9 @@ def draw(group: Group) -> Figure | None:
     if not marks:
         return None
     rank_counts = sorted({mark.cell.cell.pp for mark in marks})
-    pass_counts = sorted({mark.cell.cell.gradient_accumulation_steps for mark in marks})
+    passes = sorted({mark.cell.cell.gradient_accumulation_steps for mark in marks})
     strategies = list(dict.fromkeys(mark.cell.cell.strategy for mark in marks))
-    data = [_theory_curve(pp, pass_counts, DASHES[variant % len(DASHES)]) for variant, pp in enumerate(rank_counts)]
+    data = [_theory_curve(pp, passes, DASHES[variant % len(DASHES)]) for variant, pp in enumerate(rank_counts)]
     for variant, pp in enumerate(rank_counts):
         for strategy in strategies:
             strategy_marks = [mark for mark in marks if (mark.cell.cell.strategy, mark.cell.cell.pp) == (strategy, pp)]
@@ -34,13 +34,7 @@ def draw(group: Group) -> Figure | None:
         "for sending is included. Lines: (P - 1) / (M + P - 1) for P ranks and M micro-batches. Some papers divide the waiting "
         "time by the busy time instead, (P - 1) / M, which gives larger numbers; this is not drawn."
     )
-    x = axis(
-        "micro-batches of a step",
-        type="log",
-        tickvals=pass_counts,
-        ticktext=[f"{count}" for count in pass_counts],
-        showgrid=False,
-    )
+    x = axis("micro-batches of a step", type="log", tickvals=passes, ticktext=[f"{count}" for count in passes], showgrid=False)
     figure_layout = layout(x, axis("waiting, % of forward and backward", rangemode="tozero"), showlegend=True)
     return Figure(NAME, "Pipeline bubble", caption, 440, data, figure_layout)
 

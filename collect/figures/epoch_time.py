@@ -44,11 +44,9 @@ def draw(group: Group) -> Figure | None:
         "epochs so far. First completed repeat of each cell."
     )
     longest = max(map(len, epochs.values()), default=1)
-    tick_settings = (
-        {"dtick": 1} if longest <= MOST_TICKS else {}
-    )  # without dtick, plotly would write fractions such as epoch 1.5
-    figure_layout = layout(axis("epoch", showgrid=False, **tick_settings), axis("seconds", rangemode="tozero"), showlegend=True)
+    tick_settings = {"dtick": 1} if longest <= MOST_TICKS else {}  # else plotly would write fractions such as 1.5
+    frame = layout(axis("epoch", showgrid=False, **tick_settings), axis("seconds", rangemode="tozero"), showlegend=True)
     if not data:
         return None
-    figure = Figure("epoch_time", "Time of an epoch", caption, 380, data, figure_layout)
+    figure = Figure("epoch_time", "Time of an epoch", caption, 380, data, frame)
     return small_multiples.lines(figure, small_multiples.divide_cells(marks))

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from collect.drawing.curves import STRETCHES, Curve, combine_devices, level_readings, rate_readings
+from collect.drawing.curves import STRETCHES, Curve, join_devices, level_readings, rate_readings
 from collect.drawing.panels import PANEL_PX, invisible_lines, is_a_line, scale_curve, stacked_layout, y_axis_name
-from collect.figure import LEGEND_HEIGHT_PX, MAX_MARKED_POINTS, PLAYED, Figure, Group, played_note
+from collect.figure import LEGEND_HEIGHT_PX, MAX_MARKED, PLAYED, Figure, Group, played_note
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.utilization import find_memory_sizes
 from collect.notation import GIB, MB
@@ -72,13 +72,11 @@ def draw(group: Group) -> Figure | None:
         if len(lines) + len(devices) > MOST_LINES:
             left_out_count += len(devices)
             continue
-        for gpu_index, ((host, _), uuid) in enumerate(zip(devices, _short_uuids(devices), strict=True)):
+        for index, ((host, _), uuid) in enumerate(zip(devices, _short_uuids(devices), strict=True)):
             name = f"{mark.label}, {html.escape(f'{host} {uuid}', quote=False)}{PLAYED * run.plays_gpus}"
-            lines[_line_key(cells, gpu_index)] = GpuLine(name, gpu_index, cells, mark.row.id)
+            lines[_line_key(cells, index)] = GpuLine(name, index, cells, mark.row.id)
         played += [mark.label] * run.plays_gpus
-        frames.append(
-            _gpu_rows(run, run.window[0], {device: _line_key(cells, gpu_index) for gpu_index, device in enumerate(devices)})
-        )
+        frames.append(_gpu_rows(run, run.window[0], {device: _line_key(cells, index) for index, device in enumerate(devices)}))
         cells += 1
     if not frames:
         return None
@@ -139,9 +137,7 @@ def _short_uuids(devices: Sequence[tuple[str, str]]) -> list[str]:
 
 def _panel_curves(gpus: pl.DataFrame, panel: GpuPanel) -> dict[str, Curve]:
     readings = rate_readings(gpus, panel.column, "uuid") if panel.counter else level_readings(gpus, "uuid", panel.column)
-    return {
-        key: scale_curve(curve, panel.scale) for key, curve in combine_devices(readings, "mean").items() if is_a_line(curve)
-    }
+    return {key: scale_curve(curve, panel.scale) for key, curve in join_devices(readings, "mean").items() if is_a_line(curve)}
 
 
 def _gpu_trace(line: GpuLine, curve: Curve, number: int) -> dict[str, Any]:
@@ -152,7 +148,7 @@ def _gpu_trace(line: GpuLine, curve: Curve, number: int) -> dict[str, Any]:
     colour = f"var(--series-{line.gpu_index % COLOURS + 1})"
     return {
         "type": "scatter",
-        "mode": "lines+markers" if len(curve.values) <= MAX_MARKED_POINTS else "lines",
+        "mode": "lines+markers" if len(curve.values) <= MAX_MARKED else "lines",
         "name": line.label,
         "meta": line.cell_id,
         "x0": round(curve.first_s, 4),

@@ -30,18 +30,14 @@ def draw(group: Group) -> Figure | None:
         for comparable in group_comparable_cells([mark.row for mark in group.marks])
         for contest_key, rows in comparable.contests.items()
     ]
-    (ranks, nodes, batch), drawn, values_text = max(contests, key=lambda entry: (len(entry[1]), entry[0], entry[2]))
+    (ranks, nodes, batch), drawn, values = max(contests, key=lambda entry: (len(entry[1]), entry[0], entry[2]))
     if len(drawn) < 2 or len({_units_and_kind(mark) for mark in drawn}) > 1:
         return None
     unit = drawn[0].row.metrics[THROUGHPUT].unit
-    size_unit, size = notation.choose_bytes_unit([mark.row.metrics[MEMORY].value for mark in drawn])
-    names = {
-        contender.cell: html.escape(contender.name, quote=False) for contender in list_contenders([mark.row for mark in drawn])
-    }
+    size_unit, size = notation.bytes_unit([mark.row.metrics[MEMORY].value for mark in drawn])
+    names = {rival.cell: html.escape(rival.name, quote=False) for rival in list_contenders([mark.row for mark in drawn])}
     drawn = [marks[cell] for cell in names]
-    looks = variant_looks(
-        [mark.strategy for mark in drawn]
-    )  # this figure has no lines, so cells of a strategy must differ in marks
+    looks = variant_looks([mark.strategy for mark in drawn])  # no lines here: cells of a strategy must differ in marks
     drawn = [msgspec.structs.replace(mark, look=look) for mark, look in zip(drawn, looks, strict=True)]
     front_trace = _front_trace(drawn, size)
     data = [front_trace, *(_mark_trace(mark, names[mark.row.id], unit, size_unit, size) for mark in drawn)]
@@ -53,9 +49,7 @@ def draw(group: Group) -> Figure | None:
     )
     highest = max(mark.row.metrics[THROUGHPUT].value for mark in drawn)
     on_nodes = f" of {nodes} nodes" if nodes > 1 else ""
-    conditions = ", ".join(
-        filter(None, [f"on {ranks} rank{'s' if ranks > 1 else ''}{on_nodes} with batch {batch}", values_text])
-    )
+    conditions = ", ".join(filter(None, [f"on {ranks} rank{'s' if ranks > 1 else ''}{on_nodes} with batch {batch}", values]))
     caption = f"All cells {conditions} that can be ranked; up and to the left is better. {front_text}. Judged by the means."
     if kind:
         caption += f" Memory: {kind}."

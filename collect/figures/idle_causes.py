@@ -18,10 +18,10 @@ PARTS = {
 
 def draw(group: Group) -> Figure | None:
     """Draw one bar for each profiled cell whose idle time has known causes. The length of a bar is the idle time of a step."""
-    drawn_group, left_out_note = select_cells(group, lambda mark: PARTS.keys() <= mark.row.metrics.keys())
-    if not any(mark.row.metrics[name].value for mark in drawn_group.marks for name in PARTS):
+    drawn, note = select_cells(group, lambda mark: PARTS.keys() <= mark.row.metrics.keys())
+    if not any(mark.row.metrics[name].value for mark in drawn.marks for name in PARTS):
         return None
-    values_by_cell = [[mark.row.metrics[name].value for name in PARTS] for mark in drawn_group.marks]
+    values_by_cell = [[mark.row.metrics[name].value for name in PARTS] for mark in drawn.marks]
     bars = [
         BarPart(name, colour, values)
         for (name, colour), values in zip(PARTS.values(), zip(*values_by_cell, strict=True), strict=True)
@@ -29,9 +29,7 @@ def draw(group: Group) -> Figure | None:
     ]
     caption = (
         "Time of a profiled step in which nothing runs; mean over profiled ranks and repeats. The host launched nothing: no "
-        f"launched work waits to run. Other: launched work does not start yet, such as while a launch takes effect.{left_out_note}"
+        f"launched work waits to run. Other: launched work does not start yet, such as while a launch takes effect.{note}"
     )
     end_texts = [notation.format_number(sum(values), 3) for values in values_by_cell]
-    return stacked(
-        NAME, "Idle time by cause", caption, drawn_group, [BarPanel("ms of idle time per step", "ms", bars, end_texts)]
-    )
+    return stacked(NAME, "Idle time by cause", caption, drawn, [BarPanel("ms of idle time per step", "ms", bars, end_texts)])

@@ -30,7 +30,7 @@ def draw(group: Group) -> Figure | None:
         return None
     names = longest_layer_names([layers for _, layers in drawn])
     line_px = NAME_PX + BAR_PX * len(drawn) + GAP_PX
-    data = [bars for index, (mark, layers) in enumerate(drawn) for bars in _cell_bars(names, index, line_px, mark, layers)]
+    data = [bars for index, (mark, layers) in enumerate(drawn) for bars in _bars(names, index, line_px, mark, layers)]
     left_out_note = f" {len(mark_layers) - len(drawn)} more cells are not drawn." if len(mark_layers) > len(drawn) else ""
     caption = (
         "One profiled step; mean over profiled ranks and repeats. Dark: forward; light: backward. On a GPU: kernels that "
@@ -66,9 +66,7 @@ def _total_ms(layer: LayerOfStep) -> float:
     return layer.forward_ms + (layer.backward_ms or 0)
 
 
-def _cell_bars(
-    names: list[str], index: int, line_px: int, mark: CellMark, layers: dict[str, LayerOfStep]
-) -> list[dict[str, Any]]:
+def _bars(names: list[str], index: int, line_px: int, mark: CellMark, layers: dict[str, LayerOfStep]) -> list[dict[str, Any]]:
     """The bars of one cell: the bar of the forward pass, followed by the bar of the backward pass, for each module."""
     rows = [(row, layers[name]) for row, name in enumerate(names) if name in layers]
     common: dict[str, Any] = {

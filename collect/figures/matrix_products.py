@@ -7,7 +7,7 @@ from typing import Any
 from collect import notation
 from collect.drawing.panel_rows import rows
 from collect.drawing.stacked_bars import select_cells
-from collect.figure import INK, CellMark, Figure, Group, cell_rows_height_px, cell_rows_layout
+from collect.figure import INK, CellMark, Figure, Group, rows_height_px, rows_layout
 from collect.findings.trace_answers import profiled_runs
 from collect.findings.trace_details import ProductOfStep, cell_products
 from shardlab.hardware.gpu_models import peak_flops
@@ -32,74 +32,57 @@ def draw(group: Group) -> Figure | None:
 
     The larger a mark, the more time of a step the product takes.
     """
-    drawn_group, left_out_note = select_cells(group, lambda mark: bool(measured_products(mark)))
-    if not drawn_group.marks:
+    drawn, left_out_note = select_cells(group, lambda mark: bool(measured_products(mark)))
+    if not drawn.marks:
         return None
-    mark_products = [(mark, product) for mark in drawn_group.marks for product in measured_products(mark)]
-    longest_ms = max(product.ms for _, product in mark_products)
+    products = [(mark, product) for mark in drawn.marks for product in measured_products(mark)]
+    most_ms = max(product.ms for _, product in products)
     data = [
-        _mark_trace(
-            operator, colour, [(mark, product) for mark, product in mark_products if product.operator == operator], longest_ms
-        )
+        _mark_trace(operator, colour, [(mark, product) for mark, product in products if product.operator == operator], most_ms)
         for operator, colour in OPERATORS.items()
-        if any(product.operator == operator for _, product in mark_products)
+        if any(product.operator == operator for _, product in products)
     ]
-    peaks = [
-        (mark.label, flops / TERA, gpu)
-        for mark in drawn_group.marks
-        if (gpu := _gpu_model(mark)) and (flops := _gpu_peak(mark, gpu))
-    ]
+    peaks = [(mark.label, flops / TERA, gpu) for mark in drawn.marks if (gpu := _model(mark)) and (flops := _peak(mark, gpu))]
     if peaks:
         data.append(_peak_trace(peaks))
-    figure_layout = cell_rows_layout(drawn_group, "TFLOP/s")
-    figure_layout["showlegend"] = True
+    frame = rows_layout(drawn, "TFLOP/s")
+    frame["showlegend"] = True
     caption = (
         f"A mark per operator and size, over profiled ranks and repeats; at most {MOST_MARKS} per cell, those that take the "
         "longest. 2 M N K FLOPs a product over the time of the kernels that it launched; on a CPU, of the operator. The area "
         "of a mark is its time in a step. The stroke: the peak of the GPU in the precision of the cell, by the data sheet."
         f"{left_out_note}"
     )
-    return rows(
-        Figure(NAME, "Matrix products", caption, cell_rows_height_px(drawn_group) + LEGEND_PX, data, figure_layout),
-        drawn_group.marks,
-    )
+    return rows(Figure(NAME, "Matrix products", caption, rows_height_px(drawn) + LEGEND_PX, data, frame), drawn.marks)
 
 
 def measured_products(mark: CellMark) -> list[ProductOfStep]:
     """The matrix products of a cell whose FLOP/s are known, longest time first; at most MOST_MARKS products."""
-    products = [
-        product for product in cell_products(mark.cell) if product.flops_per_s is not None and product.operator in OPERATORS
-    ]
+    products = [entry for entry in cell_products(mark.cell) if entry.flops_per_s is not None and entry.operator in OPERATORS]
     return products[:MOST_MARKS]
 
 
-def _gpu_model(mark: CellMark) -> str:
+def _model(mark: CellMark) -> str:
     """The GPU model on which the profiled ranks of a cell ran; "" if there are several models, or if the traces name none."""
     names = {rank.gpu for run in profiled_runs(mark.cell) for rank in run.ranks}
     return names.pop() if len(names) == 1 else ""
 
 
-def _gpu_peak(mark: CellMark, gpu: str) -> float | None:
+def _peak(mark: CellMark, gpu: str) -> float | None:
     return peak_flops(gpu, mark.cell.cell.precision)
 
 
-def _mark_trace(
-    operator: str, colour: str, mark_products: list[tuple[CellMark, ProductOfStep]], longest_ms: float
-) -> dict[str, Any]:
+def _mark_trace(operator: str, colour: str, products: list[tuple[CellMark, ProductOfStep]], most_ms: float) -> dict[str, Any]:
+    sizes = [max(SMALLEST_PX, LARGEST_PX * (product.ms / most_ms) ** 0.5) for _, product in products]
     return {
         "type": "scatter",
         "mode": "markers",
         "name": operator,
-        "x": [(product.flops_per_s or 0) / TERA for _, product in mark_products],
-        "y": [mark.label for mark, _ in mark_products],
-        "meta": [mark.row.id for mark, _ in mark_products],
-        "customdata": [[mark.label, _hover_text(product)] for mark, product in mark_products],
-        "marker": {
-            "color": colour,
-            "size": [
-                max(SMALLEST_PX, LARGEST_PX * (timed_product.ms / longest_ms) ** 0.5) for _, timed_product in mark_products
-            ],
-        },
+        "x": [(product.flops_per_s or 0) / TERA for _, product in products],
+        "y": [mark.label for mark, _ in products],
+        "meta": [mark.row.id for mark, _ in products],
+        "customdata": [[mark.label, _hover_text(product)] for mark, product in products],
+        "marker": {"color": colour, "size": sizes},
         "hovertemplate": f"{operator}: %{{x:,.4~g}} TFLOP/s<br>%{{customdata[1]}}<extra>%{{customdata[0]}}</extra>",
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collect import notation
 from collect.drawing.panel_rows import rows
-from collect.figure import INK, Figure, Group, cell_rows_height_px, cell_rows_layout, state_trace
+from collect.figure import INK, Figure, Group, rows_height_px, rows_layout, state_trace
 
 NAME = "peak_memory_bytes"
 
@@ -15,7 +15,7 @@ def draw(group: Group) -> Figure | None:
     kinds = sorted({estimate.kind for estimate in estimates if estimate})
     if not kinds:
         return None
-    unit, size = notation.choose_bytes_unit([estimate.value for estimate in estimates if estimate])
+    unit, size = notation.bytes_unit([estimate.value for estimate in estimates if estimate])
     data = [state_trace(group, [estimate is not None for estimate in estimates])]
     for mark, estimate in zip(group.marks, estimates, strict=True):
         if estimate:
@@ -37,6 +37,6 @@ def draw(group: Group) -> Figure | None:
                 }
             )
     caption = f"Highest over ranks and timed steps, mean over repeats: {' or '.join(kinds)}."
-    figure_layout = cell_rows_layout(group, unit)
+    figure_layout = rows_layout(group, unit)
     figure_layout["margin"]["r"] = 56
-    return rows(Figure(NAME, "Peak memory", caption, cell_rows_height_px(group), data, figure_layout), group.marks)
+    return rows(Figure(NAME, "Peak memory", caption, rows_height_px(group), data, figure_layout), group.marks)

@@ -8,7 +8,7 @@ import polars as pl
 
 from collect import notation
 from collect.drawing import small_multiples
-from collect.figure import MAX_MARKED_POINTS, Figure, Group, axis, layout, max_points_per_line, order_by_visibility, thin_points
+from collect.figure import MAX_MARKED, Figure, Group, axis, layout, max_points_per_line, order_by_visibility, thin_points
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.memory import KINDS, find_memory_column
 from collect.sources.steps import find_timed_window, select_unwatched
@@ -23,9 +23,7 @@ def draw(group: Group) -> Figure | None:
             curves[mark.label] = curve
     if not curves:
         return None
-    unit, size = notation.choose_bytes_unit(
-        [value for _, _, values in curves.values() for value in values if value is not None]
-    )
+    unit, size = notation.bytes_unit([value for _, _, values in curves.values() for value in values if value is not None])
     marks = [mark for mark in group.marks if mark.label in curves]
     data: list[dict[str, Any]] = []
     for mark, visible in order_by_visibility(marks):
@@ -40,7 +38,7 @@ def draw(group: Group) -> Figure | None:
                 "x": [round(moment, 3) for moment in x],
                 "y": [None if value is None else float(f"{value / size:.5g}") for value in y],
                 "line": mark.look.line,
-                "marker": mark.look.marks(4) if len(x) <= MAX_MARKED_POINTS else mark.look.sparse_marks,
+                "marker": mark.look.marks(4) if len(x) <= MAX_MARKED else mark.look.sparse_marks,
                 "connectgaps": False,
                 "visible": visible,
                 "hovertemplate": f"%{{y:.4~g}} {unit} at %{{x:.4~g}} s<extra>%{{fullData.name}}, {kind}</extra>",

@@ -13,11 +13,11 @@ NAME = "memory_categories"
 
 def draw(group: Group) -> Figure | None:
     """Draw one bar for each cell whose memory was observed by category, with a vertical mark at the estimate for the cell."""
-    drawn_group, left_out_note = select_cells(group, lambda mark: bool(peak_bytes(mark)))
-    if not drawn_group.marks:
+    drawn, left_out_note = select_cells(group, lambda mark: bool(peak_bytes(mark)))
+    if not drawn.marks:
         return None
-    peaks = [peak_bytes(mark) for mark in drawn_group.marks]
-    unit, size = notation.choose_bytes_unit([sum(peak.values()) for peak in peaks])
+    peaks = [peak_bytes(mark) for mark in drawn.marks]
+    unit, size = notation.bytes_unit([sum(peak.values()) for peak in peaks])
     bars = [
         BarPart(category_label(name), colour, [peak[name] / size if name in peak else None for peak in peaks])
         for name, colour in CATEGORIES.items()
@@ -28,11 +28,9 @@ def draw(group: Group) -> Figure | None:
         "Memory at the peak of the observed step, on the rank with the highest peak; mean over repeats. "
         f"Vertical mark: estimate of parameters, gradients and optimizer state, without activations.{left_out_note}"
     )
-    estimates = [mark.row.metrics.get("estimated_memory_bytes") for mark in drawn_group.marks]
+    estimates = [mark.row.metrics.get("estimated_memory_bytes") for mark in drawn.marks]
     strokes = [estimate.value / size if estimate else None for estimate in estimates]
-    return stacked(
-        NAME, "Memory by category at the peak", caption, drawn_group, [BarPanel(unit, unit, bars, end_texts, strokes)]
-    )
+    return stacked(NAME, "Memory by category at the peak", caption, drawn, [BarPanel(unit, unit, bars, end_texts, strokes)])
 
 
 def peak_bytes(mark: CellMark) -> dict[str, float]:

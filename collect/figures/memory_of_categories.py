@@ -16,22 +16,22 @@ NAME = "memory_of_categories"
 
 def draw(group: Group) -> Figure | None:
     """One line per panel for each cell whose first completed repeat recorded the memory of rank 0 over more than one step."""
-    curves_by_label: dict[str, MemoryCurves] = {}
+    curves_of_cells: dict[str, MemoryCurves] = {}
     for mark in group.marks:
         curves = mark.cell.completed[0].memory if mark.cell.completed else None
         if curves is not None and curves.steps > 1:
-            curves_by_label[mark.label] = curves
-    panels = [name for name in CATEGORIES if any(any(curves.points.get(name, ())) for curves in curves_by_label.values())]
+            curves_of_cells[mark.label] = curves
+    panels = [name for name in CATEGORIES if any(any(curves.points.get(name, ())) for curves in curves_of_cells.values())]
     if not panels:
         return None
-    unit, size = notation.choose_bytes_unit(
-        [max(curves.points[name]) for curves in curves_by_label.values() for name in curves.points]
+    unit, size = notation.bytes_unit(
+        [max(curves.points[name]) for curves in curves_of_cells.values() for name in curves.points]
     )
-    visible_marks = order_by_visibility([mark for mark in group.marks if mark.label in curves_by_label])
+    visible_marks = order_by_visibility([mark for mark in group.marks if mark.label in curves_of_cells])
     data: list[dict[str, Any]] = []
     for number, name in enumerate(panels, 1):
         for mark, visible in visible_marks:
-            curves = curves_by_label[mark.label]
+            curves = curves_of_cells[mark.label]
             x, y = thin_points([t_ms / 1000 for t_ms in curves.t_ms], curves.points.get(name, [0] * len(curves.t_ms)))
             data.append(
                 {
@@ -49,7 +49,7 @@ def draw(group: Group) -> Figure | None:
                     "hovertemplate": f"%{{y:.4~g}} {unit} at %{{x:.4~g}} s",
                 }
             )
-    steps = " or ".join(str(steps) for steps in sorted({curves.steps for curves in curves_by_label.values()}))
+    steps = " or ".join(str(steps) for steps in sorted({curves.steps for curves in curves_of_cells.values()}))
     caption = (
         f"{steps} consecutive steps on rank 0, recorded by the instrument `memory: categories` with `memory_steps`. First "
         "completed repeat of each cell. The time between steps is in the curves, and following the memory slows steps down."

@@ -34,7 +34,7 @@ def draw(group: Group) -> Figure | None:
     if not mark_curves:
         return None
     drawn = mark_curves[:MOST_PANELS]
-    unit, size = notation.choose_bytes_unit([max(map(sum, zip(*curves.points.values()))) for _, curves in drawn])
+    unit, size = notation.bytes_unit([max(map(sum, zip(*curves.points.values()))) for _, curves in drawn])
     data = [
         trace
         for number, (mark, curves) in enumerate(drawn, 1)
@@ -46,9 +46,7 @@ def draw(group: Group) -> Figure | None:
     step_counts = sorted({curves.steps for _, curves in drawn})
     steps = "One step" if step_counts == [1] else f"{' or '.join(map(str, step_counts))} consecutive steps"
     caption = f"{steps} on rank 0, recorded by the instrument `memory: categories`. The areas are stacked.{left_out_note}"
-    return Figure(
-        "memory_timeline", "Memory over a step", caption, 92 + PANEL_PX * len(drawn), data, _panel_layout(drawn, unit)
-    )
+    return Figure("memory_timeline", "Memory over a step", caption, 92 + PANEL_PX * len(drawn), data, _layout(drawn, unit))
 
 
 def category_label(category: str) -> str:
@@ -92,21 +90,19 @@ def _pick_indexes(curves: MemoryCurves) -> list[int]:
     return [max(range(begin, end), key=totals.__getitem__) for begin, end in pairwise(bounds)]
 
 
-def _panel_layout(mark_curves: list[tuple[CellMark, MemoryCurves]], unit: str) -> dict[str, Any]:
-    figure_layout = layout({}, {}, showlegend=True)
-    figure_layout["annotations"] = []
+def _layout(mark_curves: list[tuple[CellMark, MemoryCurves]], unit: str) -> dict[str, Any]:
+    frame = layout({}, {}, showlegend=True)
+    frame["annotations"] = []
     for number, (mark, _) in enumerate(mark_curves, 1):
         top, bottom = 1 - (number - 1 + GAP) / len(mark_curves), 1 - number / len(mark_curves) + 0.02
         is_last = number == len(mark_curves)
         title = "ms since the first of these steps began" if is_last else ""
-        figure_layout[_axis_name("xaxis", number)] = axis(title, anchor=_axis_name("y", number), showgrid=False)
+        frame[_axis_name("xaxis", number)] = axis(title, anchor=_axis_name("y", number), showgrid=False)
         panel = axis(unit, domain=[bottom, top], rangemode="tozero", nticks=4, anchor=_axis_name("x", number))
-        figure_layout[_axis_name("yaxis", number)] = panel
+        frame[_axis_name("yaxis", number)] = panel
         anchor = {"xref": "paper", "yref": "paper", "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom", "yshift": 4}
-        figure_layout["annotations"].append(
-            anchor | {"text": mark.label, "showarrow": False, "font": {"size": 12, "color": MUTED}}
-        )
-    return figure_layout
+        frame["annotations"].append(anchor | {"text": mark.label, "showarrow": False, "font": {"size": 12, "color": MUTED}})
+    return frame
 
 
 def _axis_name(name: str, number: int) -> str:

@@ -42,44 +42,34 @@ def draw(group: Group) -> Figure | None:
     by_id = {mark.row.id: mark for mark in group.marks}
     pairs = []
     for mark in group.marks:
-        baseline_mark = by_id.get(mark.row.baseline or "")
-        if (
-            baseline_mark is not None
-            and baseline_mark is not mark
-            and _profile_kind(mark) is not None
-            and _profile_kind(mark) == _profile_kind(baseline_mark)
-        ):
-            pairs.append((mark, baseline_mark))
-    drawn_pairs = [
-        BaselinePair(mark, mean_uses(mark), baseline_mark, mean_uses(baseline_mark))
-        for mark, baseline_mark in pairs[:MOST_CELLS]
-    ]
-    names = most_different_names(drawn_pairs)
+        baseline = by_id.get(mark.row.baseline or "")
+        if baseline is not None and baseline is not mark and _kind(mark) is not None and _kind(mark) == _kind(baseline):
+            pairs.append((mark, baseline))
+    drawn = [BaselinePair(mark, mean_uses(mark), baseline, mean_uses(baseline)) for mark, baseline in pairs[:MOST_CELLS]]
+    names = most_different_names(drawn)
     if not names:
         return None
-    line_px = NAME_PX + BAR_PX * len(drawn_pairs) + GAP_PX
-    data = [_cell_bars(names, cell_index, line_px, pair) for cell_index, pair in enumerate(drawn_pairs)]
-    left_out_note = f" {len(pairs) - len(drawn_pairs)} more cells are not drawn." if len(pairs) > len(drawn_pairs) else ""
+    line_px = NAME_PX + BAR_PX * len(drawn) + GAP_PX
+    data = [_cell_bars(names, cell_index, line_px, pair) for cell_index, pair in enumerate(drawn)]
+    left_out_note = f" {len(pairs) - len(drawn)} more cells are not drawn." if len(pairs) > len(drawn) else ""
     caption = (
         f"Time per step minus that of the cell's baseline ({group.baseline}); bars left of 0: less time than the baseline. "
         f"Mean over profiled ranks and repeats. At most {MOST_NAMES} names, those that differ most. The time of an operator "
         f"includes the operators that it calls; autograd's wrappers around operators are not shown.{left_out_note}"
     )
-    height_px = MARGIN_PX + LEGEND_PX * len(drawn_pairs) + line_px * len(names)
+    height_px = MARGIN_PX + LEGEND_PX * len(drawn) + line_px * len(names)
     return Figure(NAME, "Operators against the baseline", caption, height_px, data, _rows_layout(names, data, line_px))
 
 
 def most_different_names(pairs: list[BaselinePair]) -> list[str]:
     """The kernels or operators whose time differs most in any pair, largest difference first; small differences are left
     out."""
-    largest_ms: dict[str, float] = {}
+    most_ms: dict[str, float] = {}
     for pair in pairs:
         for name in pair.cell_uses.keys() | pair.baseline_uses.keys():
-            largest_ms[name] = max(largest_ms.get(name, 0), abs(_difference_ms(name, pair)))
-    threshold_ms = MIN_SHARE * max(largest_ms.values(), default=0)
-    return sorted((name for name in largest_ms if largest_ms[name] > threshold_ms), key=lambda name: (-largest_ms[name], name))[
-        :MOST_NAMES
-    ]
+            most_ms[name] = max(most_ms.get(name, 0), abs(_difference_ms(name, pair)))
+    least_ms = MIN_SHARE * max(most_ms.values(), default=0)
+    return sorted((name for name in most_ms if most_ms[name] > least_ms), key=lambda name: (-most_ms[name], name))[:MOST_NAMES]
 
 
 def mean_uses(mark: CellMark) -> dict[str, Use]:
@@ -94,7 +84,7 @@ def _drop_wrappers(breakdown: Breakdown) -> list[EventTally]:
     return [tally for tally in breakdown.kernels if not tally.name.startswith(gloo.WRAPPER)]
 
 
-def _profile_kind(mark: CellMark) -> str | None:
+def _kind(mark: CellMark) -> str | None:
     """`kernels` or `operators`: which of the two the profiles of a cell name. Kernels cannot be compared with operators.
 
     None if the cell was not profiled, or if some of its runs name kernels and others name operators.
@@ -109,9 +99,8 @@ def _difference_ms(name: str, pair: BaselinePair) -> float:
 
     If a cell does not call it, its time is 0.
     """
-    return (pair.cell_uses[name].ms if name in pair.cell_uses else 0) - (
-        pair.baseline_uses[name].ms if name in pair.baseline_uses else 0
-    )
+    cell_ms = pair.cell_uses[name].ms if name in pair.cell_uses else 0
+    return cell_ms - (pair.baseline_uses[name].ms if name in pair.baseline_uses else 0)
 
 
 def _cell_bars(names: list[str], cell_index: int, line_px: int, pair: BaselinePair) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def draw(group: Group) -> Figure | None:
     if not mark_uses:
         return None
     drawn = mark_uses[:MOST_LINES]
-    unit, size = notation.choose_bytes_unit([use.peak_bytes for _, use in drawn])
+    unit, size = notation.bytes_unit([use.peak_bytes for _, use in drawn])
     data = [_memory_trace(mark, use, unit, size) for mark, use in drawn]
     left_out_note = f" {len(mark_uses) - len(drawn)} more cells are not drawn." if len(mark_uses) > len(drawn) else ""
     caption = (

@@ -29,14 +29,14 @@ def draw(group: Group) -> Figure | None:
         if len({_pull_interval(mark) for mark in marks if mark.row.n}) > 1
     ]
     line_marks = [mark for marks in lines for mark in marks]
-    drawn_metrics = [metric for metric in PANELS if any(metric in mark.row.metrics for mark in line_marks)]
-    if not lines or not drawn_metrics:
+    drawn = [metric for metric in PANELS if any(metric in mark.row.metrics for mark in line_marks)]
+    if not lines or not drawn:
         return None
     looks = variant_looks([marks[0].strategy for marks in lines])
-    panel_height = 1 / len(drawn_metrics)
+    panel_height = 1 / len(drawn)
     data: list[dict[str, Any]] = []
     axes: dict[str, Any] = {}
-    for panel_index, metric in enumerate(drawn_metrics):
+    for panel_index, metric in enumerate(drawn):
         unit, size = _panel_unit(metric, line_marks)
         number = str(panel_index + 1) if panel_index else ""
         top = 1 - panel_index * panel_height
@@ -49,20 +49,13 @@ def draw(group: Group) -> Figure | None:
             data.append(shared | line | {"yaxis": f"y{number}", "showlegend": panel_index == 0})
     intervals = sorted({_pull_interval(mark) for mark in line_marks})
     x = axis("pushes between two pulls, log scale", type="log", tickvals=intervals, ticktext=list(map(str, intervals)))
-    x |= {"anchor": f"y{len(drawn_metrics)}" if len(drawn_metrics) > 1 else "y", "showgrid": False}
-    figure_layout = layout(x, axes.pop("yaxis"), **axes, showlegend=True)
+    x |= {"anchor": f"y{len(drawn)}" if len(drawn) > 1 else "y", "showgrid": False}
+    frame = layout(x, axes.pop("yaxis"), **axes, showlegend=True)
     caption = (
         "A worker pulls parameters once in this many pushes, so the left end is the most frequent communication. Means over "
         "repeats. The cells of a line differ only in the interval. Accuracy: of the parameters that servers have at the end."
     )
-    return Figure(
-        "pull_interval",
-        "How often workers pull parameters",
-        caption,
-        MARGIN_PX + PANEL_PX * len(drawn_metrics),
-        data,
-        figure_layout,
-    )
+    return Figure("pull_interval", "How often workers pull parameters", caption, MARGIN_PX + PANEL_PX * len(drawn), data, frame)
 
 
 def _pull_interval(mark: CellMark) -> int:
@@ -78,7 +71,7 @@ def _panel_unit(metric: str, marks: Sequence[CellMark]) -> tuple[str, float]:
     """(the unit of a panel, how many units of the metric make one unit of the panel)."""
     known_estimates = [estimate for mark in marks if (estimate := mark.row.metrics.get(metric))]
     if known_estimates[0].unit == "bytes":
-        return notation.choose_bytes_unit([estimate.value for estimate in known_estimates])
+        return notation.bytes_unit([estimate.value for estimate in known_estimates])
     return known_estimates[0].unit, 1.0
 
 

@@ -72,10 +72,8 @@ def draw(group: Group) -> Figure | None:
     panels = [(title, lines) for title, end in PANELS if (lines := _panel_counters(run_timeline, end))]
     if not panels and len(bars) < 2:
         return None
-    data = [
-        *_bar_traces(bars),
-        *(line for number, (_, lines) in enumerate(panels, 2) for line in _counter_traces(lines, number, zero_s)),
-    ]
+    curves = (line for number, (_, lines) in enumerate(panels, 2) for line in _counter_traces(lines, number, zero_s))
+    data = [*_bar_traces(bars), *curves]
     caption = (
         f"{mark.label}: its first completed repeat, all hosts on the clock of rank 0's host. Where steps are many, a bar "
         "has several of them. Drag along the axis to zoom in, double-click to see all. `collect timeline RUN --perfetto FILE` "
@@ -87,14 +85,8 @@ def draw(group: Group) -> Figure | None:
     titles = [f"{title}{PLAYED * (run.plays_gpus and title.startswith('GPU'))}" for title, _ in panels]
     rows_px = HEAD_PX + ROW_PX * len(bars)
     height_px = 110 + rows_px + PANEL_PX * len(panels)
-    return Figure(
-        "run_timeline",
-        "One run on one clock",
-        caption,
-        height_px,
-        add_cell_id(mark, data),
-        _timeline_layout(list(bars), titles, rows_px),
-    )
+    frame = _layout(list(bars), titles, rows_px)
+    return Figure("run_timeline", "One run on one clock", caption, height_px, add_cell_id(mark, data), frame)
 
 
 def _unresumed_run(mark: CellMark) -> LoadedRun | None:
@@ -187,7 +179,7 @@ def _counter_traces(lines: Sequence[Counter], number: int, zero_s: float) -> lis
     return data
 
 
-def _timeline_layout(rows: list[str], titles: list[str], rows_px: int) -> dict[str, Any]:
+def _layout(rows: list[str], titles: list[str], rows_px: int) -> dict[str, Any]:
     """The layout of the figure: the rows of the ranks on top, and below them one panel per title, all with the same time
     axis."""
     total_px = rows_px + PANEL_PX * len(titles)

@@ -14,17 +14,7 @@ from collect.strategy_style import variant_looks
 
 NAME = "speed_up"
 # Keys in which the cells of a line may differ: the number of ranks, and keys that depend on it or say how ranks share a batch.
-RANK_KEYS = (
-    "gpus",
-    "nnodes",
-    "dp",
-    "tp",
-    "pp",
-    "servers",
-    "global_batch_size",
-    "micro_batch_size",
-    "gradient_accumulation_steps",
-)
+SIZES = ("gpus", "nnodes", "dp", "tp", "pp", "servers", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
 
 
 def draw(group: Group) -> Figure | None:
@@ -38,7 +28,7 @@ def draw(group: Group) -> Figure | None:
         return None
     looks, names = variant_looks([marks[0].strategy for marks in lines.values()]), _line_names(lines)
     panels = small_multiples.divide_lines(
-        [marks[0] for marks in lines.values()], names, variants_of(_labelled_marks(lines), RANK_KEYS)
+        [marks[0] for marks in lines.values()], names, variants_of(_labelled_marks(lines), SIZES)
     )
     data: list[dict[str, Any]] = []
     for index, (name, ((_, batch), marks)) in enumerate(zip(names, lines.items(), strict=True)):
@@ -76,7 +66,7 @@ def _group_lines(marks: Sequence[CellMark], baseline: str) -> dict[tuple[int, st
     """
     ranks_of = {mark.row.id: mark.cell.cell.gpus for mark in marks}
     all_lines: dict[tuple[int, str], list[CellMark]] = {}
-    for number, family in enumerate(group_alike(marks, RANK_KEYS)):
+    for number, family in enumerate(group_alike(marks, SIZES)):
         for mark in sorted(family, key=lambda mark: mark.cell.cell.gpus):
             cell, kind = mark.cell.cell, mark.row.metrics[NAME].kind
             is_both = ranks_of.get(mark.row.baseline or "") == cell.gpus
@@ -100,7 +90,7 @@ def _count_distinct_ranks(line: Sequence[CellMark]) -> int:
 def _line_names(lines: Mapping[tuple[int, str], Sequence[CellMark]]) -> list[str]:
     """The name of each line: the values in which the lines differ, without the number of ranks, and the batch size that is
     constant."""
-    return [name.replace(" ×0", "", 1) for name in names_of(_labelled_marks(lines), RANK_KEYS)]
+    return [name.replace(" ×0", "", 1) for name in names_of(_labelled_marks(lines), SIZES)]
 
 
 def _labelled_marks(lines: Mapping[tuple[int, str], Sequence[CellMark]]) -> list[tuple[CellMark, dict[str, Any]]]:

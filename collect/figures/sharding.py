@@ -26,7 +26,7 @@ def draw(group: Group) -> Figure | None:
     estimates = [estimate_bytes(mark) for mark in drawn_group.marks]
     measured = [{name: _measured_bytes(mark, name) for names in TERMS.values() for name in names} for mark in drawn_group.marks]
     known_sizes = [value for sizes in measured for value in sizes.values() if value]
-    unit, size = notation.choose_bytes_unit([*known_sizes, *(value for sizes in estimates for value in sizes.values())])
+    unit, size = notation.bytes_unit([*known_sizes, *(value for sizes in estimates for value in sizes.values())])
     panels = []
     for term, names in TERMS.items():
         parts = [
@@ -35,15 +35,8 @@ def draw(group: Group) -> Figure | None:
             if any(sizes[name] for sizes in measured)
         ]
         end_texts = [notation.format_number(sum(sizes[name] or 0 for name in names) / size, 3) for sizes in measured]
-        panels.append(
-            BarPanel(
-                f"{term.removesuffix('_state')}, {unit}",
-                unit,
-                parts,
-                end_texts,
-                [_scale(size, sizes.get(term)) for sizes in estimates],
-            )
-        )
+        strokes = [_scale(size, sizes.get(term)) for sizes in estimates]
+        panels.append(BarPanel(f"{term.removesuffix('_state')}, {unit}", unit, parts, end_texts, strokes))
     caption = (
         "The largest size of each during the observed step, on the rank with the highest peak. Vertical mark: estimate, "
         "sharded as in the ZeRO paper (a gradient is as large as its parameter, Adam's state twice as large); the optimizer's "

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from collect.drawing.panel_rows import rows
-from collect.figure import Figure, Group, cell_rows_height_px, cell_rows_layout, state_trace
+from collect.figure import Figure, Group, rows_height_px, rows_layout, state_trace
 from collect.sources.steps import select_undisturbed
 
 SHARES = {"lowerfence": 0.05, "q1": 0.25, "median": 0.5, "q3": 0.75, "upperfence": 0.95}
@@ -37,6 +37,4 @@ def draw(group: Group) -> Figure | None:
         return None
     data.append(state_trace(group, [bool(mark.cell.completed) for mark in group.marks]))
     caption = "The slowest rank in each timed step, all repeats. Box: quartiles and median; whiskers: 5th to 95th percentile."
-    return rows(
-        Figure("step_time", "Step time", caption, cell_rows_height_px(group), data, cell_rows_layout(group, "ms")), group.marks
-    )
+    return rows(Figure("step_time", "Step time", caption, rows_height_px(group), data, rows_layout(group, "ms")), group.marks)

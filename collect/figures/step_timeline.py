@@ -99,12 +99,12 @@ def _drawn_phases(run: LoadedRun) -> list[StepPhase]:
 
     Steps that an instrument slowed down are not drawn. Times are in ms since the first drawn step began.
     """
-    host_clocks, step_numbers = timeline.run_clocks(run), _drawn_step_numbers(run)
-    rows = run.timed.filter(pl.col("step").is_in(step_numbers), pl.col("rank") < MOST_RANKS)
+    host_clocks, numbers = timeline.run_clocks(run), _drawn_step_numbers(run)
+    rows = run.timed.filter(pl.col("step").is_in(numbers), pl.col("rank") < MOST_RANKS)
     spans_by_rank = {int(spans.row.removeprefix("rank ")): spans for spans in timeline.step_spans(rows, host_clocks)}
     zero_s = min((float(spans.start_s.min()) for spans in spans_by_rank.values()), default=0.0)
     acts_between = [
-        span for span in instrument_span.of(run.events) if span.rank in spans_by_rank and _is_between(span.act, step_numbers)
+        span for span in instrument_span.of(run.events) if span.rank in spans_by_rank and _is_between(span.act, numbers)
     ]
     acts = []
     for span in acts_between:
@@ -125,13 +125,9 @@ def _drawn_step_numbers(run: LoadedRun) -> list[int]:
     otherwise the steps in the middle of the run.
     """
     numbers: list[int] = run.undisturbed["step"].to_list()
-    act_positions = {(span.act.when, span.act.step) for span in instrument_span.of(run.events)}
+    acts = {(span.act.when, span.act.step) for span in instrument_span.of(run.events)}
     pairs = enumerate(itertools.pairwise(numbers), 1)
-    indexes = [
-        index
-        for index, (step, next_step) in pairs
-        if ("after", step) in act_positions or ("before", next_step) in act_positions
-    ]
+    indexes = [index for index, (step, next_step) in pairs if ("after", step) in acts or ("before", next_step) in acts]
     middle = min(indexes, key=lambda place: abs(place - len(numbers) // 2), default=len(numbers) // 2)
     first = min(max(middle - MOST_STEPS // 2, 0), max(len(numbers) - MOST_STEPS, 0))
     return numbers[first : first + MOST_STEPS]
@@ -191,8 +187,8 @@ def _panel_bars(panel: Panel, number: int, legend_phases: set[str]) -> list[dict
 
 
 def _panel_layout(panels: list[Panel]) -> dict[str, Any]:
-    figure_layout = layout({}, {}, showlegend=True, barmode="overlay", bargap=0.15, dragmode="zoom")
-    figure_layout["annotations"] = []
+    frame = layout({}, {}, showlegend=True, barmode="overlay", bargap=0.15, dragmode="zoom")
+    frame["annotations"] = []
     total_px = sum(HEAD_PX + ROW_PX * len(panel.ranks) for panel in panels)
     top = 1.0
     for number, panel in enumerate(panels, 1):
@@ -200,19 +196,19 @@ def _panel_layout(panels: list[Panel]) -> dict[str, Any]:
         plot_top = top - 20 / total_px
         title = "ms since the first of these steps began" if number == len(panels) else ""
         time_axis = axis(title, anchor=_axis_name("y", number), showgrid=False, rangemode="tozero", fixedrange=False)
-        figure_layout[_axis_name("xaxis", number)] = time_axis
+        frame[_axis_name("xaxis", number)] = time_axis
         names = [f"rank {rank}" for rank in panel.ranks]
         rows = axis("", type="category", categoryorder="array", categoryarray=names[::-1], showgrid=False)
-        figure_layout[_axis_name("yaxis", number)] = rows | {
+        frame[_axis_name("yaxis", number)] = rows | {
             "domain": [bottom + 24 / total_px, plot_top],
             "anchor": _axis_name("x", number),
         }
         anchor = {"xref": "paper", "yref": "paper", "x": 0, "y": plot_top, "xanchor": "left", "yanchor": "bottom", "yshift": 2}
-        figure_layout["annotations"].append(
+        frame["annotations"].append(
             anchor | {"text": panel.mark.label, "showarrow": False, "font": {"size": 12, "color": MUTED}}
         )
         top = bottom
-    return figure_layout
+    return frame
 
 
 def _axis_name(name: str, number: int) -> str:

@@ -9,26 +9,9 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from collect.drawing.curves import (
-    STRETCHES,
-    Combination,
-    Curve,
-    combine_devices,
-    growth_readings,
-    level_readings,
-    rate_readings,
-)
+from collect.drawing.curves import STRETCHES, Combination, Curve, growth_readings, join_devices, level_readings, rate_readings
 from collect.drawing.panels import PANEL_PX, invisible_lines, is_a_line, scale_curve, stacked_layout, y_axis_name
-from collect.figure import (
-    LEGEND_HEIGHT_PX,
-    MAX_MARKED_POINTS,
-    PLAYED,
-    CellMark,
-    Figure,
-    Group,
-    order_by_visibility,
-    played_note,
-)
+from collect.figure import LEGEND_HEIGHT_PX, MAX_MARKED, PLAYED, CellMark, Figure, Group, order_by_visibility, played_note
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.network import select_loopback_samples, select_network_samples
 from collect.metrics.utilization import add_memory_shares
@@ -61,19 +44,17 @@ class TelemetryPanel(NamedTuple):
 
 def draw(group: Group) -> Figure | None:
     """Draw one line per cell in each panel, for the first completed repeat that did not resume from a checkpoint."""
-    timed_runs = [
-        (mark, run, find_timed_window(run.timed)) for mark in group.marks if (run := _unresumed_run(mark)) is not None
-    ]
-    spans = {mark.label: (run, timed_window[0]) for mark, run, timed_window in timed_runs if timed_window}
+    timed = [(mark, run, find_timed_window(run.timed)) for mark in group.marks if (run := _unresumed_run(mark)) is not None]
+    spans = {mark.label: (run, timed_window[0]) for mark, run, timed_window in timed if timed_window}
     if not spans:
         return None
-    visible_marks = order_by_visibility([mark for mark, _, timed_window in timed_runs if timed_window])
+    visible_marks = order_by_visibility([mark for mark, _, timed_window in timed if timed_window])
     samples = _collect_samples(spans)
     networks, left_out_count = _network_panels(samples.nics)
     panels: list[tuple[str, dict[str, Curve]]] = []
     played = [label for label, (run, _) in spans.items() if run.plays_gpus]
     for panel in (*(GPU if len(samples.gpus) else ()), *networks, *HOST):
-        curves = combine_devices(panel.readings(samples), panel.combination)
+        curves = join_devices(panel.readings(samples), panel.combination)
         if panel_curves := {label: scale_curve(curve, panel.scale) for label, curve in curves.items() if is_a_line(curve)}:
             is_played = panel in GPU and not panel_curves.keys().isdisjoint(played)
             panels.append((f"{panel.title}{PLAYED * is_played}", panel_curves))
@@ -126,14 +107,12 @@ def _network_panels(nics: pl.DataFrame) -> tuple[list[TelemetryPanel], int]:
     The first panel has the bytes of all interfaces together, added up over time. Then each of the busiest interfaces has two
     panels, for sent and for received bytes. Interfaces without traffic have no panels. Loopback has one panel.
     """
-    increases = [pl.max(counter) - pl.min(counter) for counter in ("tx_bytes", "rx_bytes")]
+    increases = [pl.max(field) - pl.min(field) for field in ("tx_bytes", "rx_bytes")]
     counted = select_network_samples(nics).group_by("run", "host", "name").agg(carried=pl.sum_horizontal(increases))
     carried = dict(counted.group_by("name").agg(pl.sum("carried")).iter_rows())
     names = [name for name in sorted(carried, key=lambda name: (-carried[name], name)) if carried[name]]
     directions = (("Sent", "tx_bytes"), ("Received", "rx_bytes"))
-    panels = [
-        _interface_panel(name, direction, counter) for name in names[:MOST_INTERFACES] for direction, counter in directions
-    ]
+    panels = [_interface_panel(name, direction, field) for name in names[:MOST_INTERFACES] for direction, field in directions]
     return [*([TOTAL_SENT] if names else []), *panels, LOOPBACK], max(len(names) - MOST_INTERFACES, 0)
 
 
@@ -173,7 +152,7 @@ def _cell_trace(mark: CellMark, curve: Curve, number: int, visible: bool | str, 
         "y": curve.values,
         "yaxis": y_axis_name(number),
         "line": mark.look.line | {"width": 1.5},
-        "marker": mark.look.marks(4) if len(curve.values) <= MAX_MARKED_POINTS else mark.look.sparse_marks,
+        "marker": mark.look.marks(4) if len(curve.values) <= MAX_MARKED else mark.look.sparse_marks,
         "connectgaps": False,
         "visible": visible,
         "hovertemplate": "%{y:.4~g} at %{x:.1f} s",

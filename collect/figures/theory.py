@@ -51,14 +51,7 @@ def draw(group: Group) -> Figure | None:
 def _memory_prediction(mark: CellMark) -> Prediction | None:
     """The first prediction, over the runs of a cell, that contains the memory of a rank."""
     predictions = (run.predicted for run in mark.cell.runs)
-    return next(
-        (
-            prediction
-            for prediction in predictions
-            if prediction and any(name in prediction.memory_by_category for name in STATES)
-        ),
-        None,
-    )
+    return next((entry for entry in predictions if entry and any(name in entry.memory_by_category for name in STATES)), None)
 
 
 def _sent_bytes(prediction: Prediction) -> dict[str, float] | None:
@@ -79,7 +72,7 @@ def _bytes_panel(
     zero_text: str,
 ) -> BarPanel:
     """A panel of bars. bars: for each bar, bytes by part; None: not known. zero_text: the text of a bar of 0 bytes."""
-    unit, size = notation.choose_bytes_unit([sum(bar.values()) for bar in bars if bar])
+    unit, size = notation.bytes_unit([sum(bar.values()) for bar in bars if bar])
     parts = [
         BarPart(get_label(name), colour, [bar[name] / size if bar and name in bar else None for bar in bars])
         for name, colour in colours.items()

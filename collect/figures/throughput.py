@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collect.drawing.panel_rows import rows
-from collect.figure import INK, MUTED, Figure, Group, axis, cell_rows_height_px, cell_rows_layout, error_bar, state_trace
+from collect.figure import INK, MUTED, Figure, Group, axis, error_bar, rows_height_px, rows_layout, state_trace
 from collect.findings.statistics import Estimate
 
 NAME = "throughput_per_s"
@@ -42,9 +42,9 @@ def draw(group: Group) -> Figure | None:
         caption += " Arrow at the edge: ideal scaling lies beyond this axis."
     if any(estimate is not None and (estimate.high or 0) > axis_end for estimate in estimates):
         caption += f" {CUT_NOTE}"
-    figure_layout = cell_rows_layout(group, unit)
+    figure_layout = rows_layout(group, unit)
     figure_layout["xaxis"] = axis(unit, range=[-PADDING * axis_end, axis_end], nticks=5, tickangle=0)
-    return rows(Figure(NAME, "Throughput", caption, cell_rows_height_px(group), data, figure_layout), group.marks)
+    return rows(Figure(NAME, "Throughput", caption, rows_height_px(group), data, figure_layout), group.marks)
 
 
 def _axis_end(estimates: Sequence[Estimate]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from collect.drawing.panel_rows import rows
-from collect.figure import INK, Figure, Group, cell_rows_height_px, cell_rows_layout, error_bar, state_trace
+from collect.figure import INK, Figure, Group, error_bar, rows_height_px, rows_layout, state_trace
 
 # (metric, its name in the legend, symbol of its marks). The row in which a mark lies shows the cell.
 MARKS = (
@@ -54,22 +54,12 @@ def draw(group: Group) -> Figure | None:
         "While steps were timed. GPUs: mean over the GPUs of the run. GPU memory: the highest share of any of these GPUs. "
         "Processors: mean over all processors of the hosts. Means over repeats with their 95 % intervals."
     )
-    figure_layout = cell_rows_layout(group, "%") | {"showlegend": True}
-    figure_layout["xaxis"] |= {"range": [-2, 102]}
-    return rows(
-        Figure("utilization", "Utilization", caption, cell_rows_height_px(group) + KEY_PX, data, figure_layout), group.marks
-    )
+    frame = rows_layout(group, "%") | {"showlegend": True}
+    frame["xaxis"] |= {"range": [-2, 102]}
+    return rows(Figure("utilization", "Utilization", caption, rows_height_px(group) + KEY_PX, data, frame), group.marks)
 
 
-def _legend_entry(legend_name: str, symbol: str) -> dict[str, Any]:
+def _legend_entry(name: str, symbol: str) -> dict[str, Any]:
     """The entry of the legend that explains a symbol. Its colour is neutral: no cell has this colour."""
     marker = {"color": INK, "symbol": symbol, "size": 10, "line": {"width": 2}}
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [None],
-        "y": [None],
-        "name": legend_name,
-        "legendgroup": legend_name,
-        "marker": marker,
-    }
+    return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "name": name, "legendgroup": name, "marker": marker}

@@ -34,41 +34,33 @@ def draw(group: Group) -> Figure | None:
     by_id = {mark.row.id: mark for mark in group.marks}
     mark_steps: list[tuple[CellMark, StepDifference]] = []
     for mark in group.marks:
-        baseline_mark = by_id.get(mark.row.baseline or "")
-        if (
-            baseline_mark is not None
-            and baseline_mark is not mark
-            and (step := step_difference(mark.cell, baseline_mark.cell)) is not None
-        ):
+        baseline = by_id.get(mark.row.baseline or "")
+        if baseline is not None and baseline is not mark and (step := step_difference(mark.cell, baseline.cell)) is not None:
             mark_steps.append((mark, step))
     if not mark_steps:
         return None
     mark_steps, left_out_note = limit_entries(mark_steps, lambda entry: entry[0])
-    parts_by_cell = [difference_parts(step) for _, step in mark_steps]
+    cells = [difference_parts(step) for _, step in mark_steps]
     cell_ids = {"meta": [mark.row.id for mark, _ in mark_steps]}
-    drawn_parts = [name for name in COLOURS if any(cell_parts.get(name) for cell_parts in parts_by_cell)]
-    data = [_part_trace(name, [cell_parts.get(name, 0) for cell_parts in parts_by_cell]) | cell_ids for name in drawn_parts]
-    data.append(_total_trace([step for _, step in mark_steps], parts_by_cell))
-    figure_layout = labelled_rows_layout([mark.label for mark, _ in mark_steps], LABEL_PX, LINE_PX)
-    end_values = [
-        sum(value for value in cell_parts.values() if (value > 0) == is_positive)
-        for cell_parts in parts_by_cell
-        for is_positive in (True, False)
+    drawn_parts = [name for name in COLOURS if any(parts.get(name) for parts in cells)]
+    data = [_part_trace(name, [parts.get(name, 0) for parts in cells]) | cell_ids for name in drawn_parts]
+    data.append(_total_trace([step for _, step in mark_steps], cells))
+    frame = labelled_rows_layout([mark.label for mark, _ in mark_steps], LABEL_PX, LINE_PX)
+    totals = [
+        sum(value for value in parts.values() if (value > 0) == positive) for parts in cells for positive in (True, False)
     ]
-    low, high = min(0, *end_values), max(0, *end_values)
+    low, high = min(0, *totals), max(0, *totals)
     room = ROOM * (high - low)
     x = axis("additional ms per step", range=[low - room, high + room], zeroline=True, nticks=5, tickangle=0)
-    figure_layout |= {"barmode": "relative", "xaxis": x | {"zerolinecolor": MUTED}}
-    figure_layout["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
+    frame |= {"barmode": "relative", "xaxis": x | {"zerolinecolor": MUTED}}
+    frame["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
     caption = (
         f"A profiled step minus one of the cell's baseline ({group.baseline}), mean over profiled ranks and repeats. Parts "
         "to the right take longer, parts to the left take less time; the number is the whole difference, to which the parts "
         f"sum exactly. Communication counts while nothing computes.{left_out_note}"
     )
     height_px = MARGIN_PX + LEGEND_PX * len(data) + LINE_PX * len(mark_steps)
-    return rows(
-        Figure(NAME, "Why a step takes longer", caption, height_px, data, figure_layout), [mark for mark, _ in mark_steps]
-    )
+    return rows(Figure(NAME, "Why a step takes longer", caption, height_px, data, frame), [mark for mark, _ in mark_steps])
 
 
 def difference_parts(step: StepDifference) -> dict[str, float]:

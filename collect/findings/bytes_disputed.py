@@ -18,10 +18,8 @@ def find_disputes(rows: Iterable[CellRow]) -> list[str]:
     clauses = []
     for row in rows:
         for name, (tolerance_pct, measured) in MEASURED.items():
-            difference = row.metrics.get(name)
-            if difference is not None and abs(difference.value) > tolerance_pct:
-                direction = "more" if difference.value > 0 else "fewer"
-                clauses.append(
-                    f"{row.id} ({measured} have {abs(difference.value):.1f} % {direction}, tolerance {tolerance_pct:g} %)"
-                )
+            gap = row.metrics.get(name)
+            if gap is not None and abs(gap.value) > tolerance_pct:
+                direction = "more" if gap.value > 0 else "fewer"
+                clauses.append(f"{row.id} ({measured} have {abs(gap.value):.1f} % {direction}, tolerance {tolerance_pct:g} %)")
     return clauses

@@ -87,9 +87,7 @@ def make_table(all_rows: Sequence[CellRow], shown_rows: Sequence[CellRow] | None
     rows = all_rows if shown_rows is None else shown_rows
     cells = [row.flat for row in all_rows]
     keys = find_distinguishing_keys(cells)
-    keys += [
-        key for key in ("global_batch_size",) if key not in keys and _count_kinds(cells, [key]) > 1
-    ]  # column after the ranks
+    keys += [key for key in ("global_batch_size",) if key not in keys and _count_kinds(cells, [key]) > 1]  # after the ranks
     # A cell with a fault on purpose must be told from an ordinary cell even if all cells of the matrix have the fault.
     keys += ["fault"] if "fault" not in keys and any("fault" in cell for cell in cells) else []
     common = [(key_heading(key), plain_text(cells[0].get(key))) for key in _USUAL if cells and _count_kinds(cells, [key]) == 1]
@@ -236,7 +234,7 @@ def _metric_column(name: str, column: MetricColumn, estimates: Sequence[Estimate
     units, kinds = {estimate.unit for estimate in known_estimates}, {estimate.kind for estimate in known_estimates}
     unit, scale, digits = units.pop() if len(units) == 1 else "", 1.0, column.digits
     if unit == "bytes":
-        unit, scale = notation.choose_bytes_unit([estimate.value for estimate in known_estimates])
+        unit, scale = notation.bytes_unit([estimate.value for estimate in known_estimates])
         digits = 3
     shows_kind = bool(column.headings) and len(kinds) > 1
     column_heading = column.heading if shows_kind else column.headings.get("".join(kinds), column.heading)

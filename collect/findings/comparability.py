@@ -90,11 +90,9 @@ def find_baseline(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) 
     for other in cells:
         if other.cell.strategy != strategy or not other.completed:
             continue
-        has_same_keys = _drop_keys(cell.cell, _VARIABLE_KEYS | _LENGTH_KEYS) == _drop_keys(
-            other.cell, _VARIABLE_KEYS | _LENGTH_KEYS
-        )
+        alike = _drop_keys(cell.cell, _VARIABLE_KEYS | _LENGTH_KEYS) == _drop_keys(other.cell, _VARIABLE_KEYS | _LENGTH_KEYS)
         scaling = Compared(cell.cell, 1, other.cell, 1).scaling
-        if has_same_keys and scaling and _options_agree(cell.cell, other.cell) and _same_faults(cell.cell, other.cell):
+        if alike and scaling and _options_agree(cell.cell, other.cell) and _same_faults(cell.cell, other.cell):
             other_instruments = other.cell.instruments != cell.cell.instruments
             candidates.append((other_instruments, other.cell.gpus, scaling != "strong", other is not cell, other))
     return min(candidates, key=lambda entry: entry[:4])[4] if candidates else None
@@ -119,12 +117,10 @@ def key_without_instruments(cell: Mapping[str, Any]) -> bytes:
 def key_without_faults(cell: Mapping[str, Any]) -> bytes:
     """A key that is equal for cells that differ only in their faults on purpose, and in keys that cannot change what is
     measured. cell: in its plain form."""
-    remaining = {key: value for key, value in cell.items() if key not in keys_of(Role.BOOKKEEPING)}
-    remaining["instruments"] = {
-        key: value for key, value in cell["instruments"].items() if key not in ("straggler", "lost_worker")
-    }
+    rest = {key: value for key, value in cell.items() if key not in keys_of(Role.BOOKKEEPING)}
+    rest["instruments"] = {key: value for key, value in cell["instruments"].items() if key not in ("straggler", "lost_worker")}
     rehearsed_key = key_without_faults(cell["rehearses"]).decode() if cell.get("rehearses") else None
-    return msgspec.json.encode([remaining, rehearsed_key], order="deterministic")
+    return msgspec.json.encode([rest, rehearsed_key], order="deterministic")
 
 
 def group_families(cells: Iterable[LoadedCell]) -> list[list[LoadedCell]]:
@@ -145,11 +141,8 @@ def _drop_keys(cell: Cell, keys: AbstractSet[str]) -> dict[str, Any]:
 
 def _same_faults(cell: Cell, other: Cell) -> bool:
     """Whether two cells have the same faults on purpose."""
-    own_instruments, other_instruments = cell.instruments, other.instruments
-    return (own_instruments.straggler, own_instruments.lost_worker) == (
-        other_instruments.straggler,
-        other_instruments.lost_worker,
-    )
+    first, other_instruments = cell.instruments, other.instruments
+    return (first.straggler, first.lost_worker) == (other_instruments.straggler, other_instruments.lost_worker)
 
 
 def _options_agree(cell: Cell, other: Cell) -> bool:
@@ -167,9 +160,7 @@ def gpu_trouble(run: LoadedRun) -> str:
     if run.result is None or run.run is None or not run.result.gpus or (timed_window := find_timed_window(run.timed)) is None:
         return ""
     samples = select_window(select_real_gpus(run.samples.gpus).filter(pl.col("uuid").is_in(run.result.gpus)), timed_window)
-    ranks_per_gpu = -(
-        -run.run.cell.gpus // len(run.result.gpus)
-    )  # number of ranks of this run on each GPU; each rank is one process
+    ranks_per_gpu = -(-run.run.cell.gpus // len(run.result.gpus))  # ranks of this run on each GPU; a rank is one process
     clauses = []
     if shared_gpus := _affected_gpus(samples.filter(pl.col("processes") > ranks_per_gpu), samples):
         clauses.append(f"other processes computed on {shared_gpus}")
@@ -181,16 +172,14 @@ def gpu_trouble(run: LoadedRun) -> str:
     return "; ".join(clauses)
 
 
-def _error_clauses(samples: pl.DataFrame) -> list[str]:
+def _error_clauses(rows: pl.DataFrame) -> list[str]:
     """Clauses about GPUs that were lost, whose driver reported an error, or that had memory errors that were not corrected."""
     clauses = []
-    if lost_gpus := sorted(samples.filter("lost")["uuid"].unique()):
+    if lost_gpus := sorted(rows.filter("lost")["uuid"].unique()):
         clauses.append(f"{', '.join(lost_gpus)} was lost")
-    xid_errors = samples.explode("xids").drop_nulls("xids").select("uuid", "xids").unique().sort("uuid", "xids")
+    xid_errors = rows.explode("xids").drop_nulls("xids").select("uuid", "xids").unique().sort("uuid", "xids")
     clauses += [f"the driver reported error {xid} (XID) of {uuid}" for uuid, xid in xid_errors.iter_rows()]
-    ecc = (
-        samples.drop_nulls("ecc_uncorrected").group_by("uuid").agg(grown=pl.max("ecc_uncorrected") - pl.min("ecc_uncorrected"))
-    )
+    ecc = rows.drop_nulls("ecc_uncorrected").group_by("uuid").agg(grown=pl.max("ecc_uncorrected") - pl.min("ecc_uncorrected"))
     if broken_gpus := sorted(ecc.filter(pl.col("grown") > 0)["uuid"]):
         clauses.append(f"{', '.join(broken_gpus)} had memory errors that ECC did not correct")
     return clauses

@@ -62,16 +62,12 @@ def compare_pair(differ: str, cell: LoadedCell, other: LoadedCell) -> LossCompar
     pairs = [(run, other_runs[run.repeat]) for run in cell.completed if run.repeat in other_runs]
     differences = [
         difference
-        for own_run, other_run in pairs
-        if (difference := largest_difference(own_run.world, other_run.world)) is not None
+        for repeat, other_repeat in pairs
+        if (difference := largest_difference(repeat.world, other_repeat.world)) is not None
     ]
     runs = [run.run_id for pair in pairs for run in pair]
     comparison = LossComparison(
-        differ=differ,
-        one=cell.id,
-        other=other.id,
-        runs=runs,
-        steps=sum(loss_difference.steps for loss_difference in differences),
+        differ=differ, one=cell.id, other=other.id, runs=runs, steps=sum(entry.steps for entry in differences)
     )
     if differences:
         worst = max(differences, key=lambda each: each.difference)

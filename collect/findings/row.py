@@ -27,15 +27,13 @@ class RunRow(msgspec.Struct):
 def flatten_cell(cell: dict[str, Any]) -> dict[str, Any]:
     """A cell with flat keys: the parts of a nested key are joined with a dot (`optimizer.name`), as a matrix file may write
     them. Faults on purpose are one key, `fault`, with all of them in words; without a fault, the key is absent."""
-    flattened: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in cell.items():
-        flattened |= (
-            {f"{key}.{inner_key}": item for inner_key, item in value.items()} if isinstance(value, dict) else {key: value}
-        )
+        flat |= {f"{key}.{inner_key}": item for inner_key, item in value.items()} if isinstance(value, dict) else {key: value}
     fault_text = faults.said(cell.get("instruments") or {})
     for name in ("straggler", "lost_worker"):
-        flattened.pop(f"instruments.{name}", None)
-    return flattened | ({"fault": fault_text} if fault_text else {})
+        flat.pop(f"instruments.{name}", None)
+    return flat | ({"fault": fault_text} if fault_text else {})
 
 
 class CellRow(msgspec.Struct, dict=True):

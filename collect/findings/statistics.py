@@ -15,9 +15,7 @@ T_975 = (
     2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 Z_975 = 1.959963984540054
-OUTLIER_SCORE = (
-    3.5  # a value with a larger modified z-score is an outlier: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993
-)
+OUTLIER_SCORE = 3.5  # a larger modified z-score is an outlier: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993
 MIN_OUTLIER_VALUES = 5  # with fewer values, if two of them happen to be close, any third value looks like an outlier
 
 
@@ -120,6 +118,4 @@ def outlier_indexes(values: Sequence[float]) -> list[int]:
     distances = [abs(value - median) for value in values]
     if not (median_distance := statistics.median(distances)):
         return []
-    return [
-        index for index, value_distance in enumerate(distances) if 0.6745 * value_distance / median_distance > OUTLIER_SCORE
-    ]
+    return [index for index, distance in enumerate(distances) if 0.6745 * distance / median_distance > OUTLIER_SCORE]

@@ -74,10 +74,8 @@ def cell_traffic(cell: LoadedCell) -> list[GroupTraffic]:
             uses.setdefault((use.collective, use.group.label), []).append((use, repeat))
     longest_first = sorted(uses.items(), key=lambda item: (-sum(use.total_ns for use, _ in item[1]), item[0]))
     return [
-        _build_traffic(
-            cell.id, name, group, [use for use, _ in uses_and_repeats], len({repeat for _, repeat in uses_and_repeats}), steps
-        )
-        for (name, group), uses_and_repeats in longest_first
+        _build_traffic(cell.id, name, group, [use for use, _ in pairs], len({repeat for _, repeat in pairs}), steps)
+        for (name, group), pairs in longest_first
     ]
 
 

@@ -105,10 +105,8 @@ def compare_operators(loaded: Loaded, rows: Sequence[CellRow]) -> list[OperatorD
         )
         kind = "kernels" if cell_runs[0][0].source == "gpu" else "operators"
         differences = sorted(_differences(uses, baseline_uses, "kernel" if kind == "kernels" else "cpu_op"), key=_sort_key)
-        changes = {
-            change: sum(operator.change == change for operator in differences) for change in ("new", "gone", "changed", "same")
-        }
-        comparisons.append(OperatorDifferences(row.id, row.baseline, kind, changes, differences))
+        counts = {change: sum(entry.change == change for entry in differences) for change in ("new", "gone", "changed", "same")}
+        comparisons.append(OperatorDifferences(row.id, row.baseline, kind, counts, differences))
     return comparisons
 
 
@@ -135,9 +133,7 @@ def _profiled_breakdowns(cell: LoadedCell) -> list[list[Breakdown]]:
     HTA's breakdowns are not used, because HTA counts some kernels more than once. Empty if the runs have breakdowns of
     different kinds, which have no common mean.
     """
-    runs = [
-        breakdowns for run in cell.completed if (breakdowns := [breakdown for breakdown in run.traces.exact if breakdown.steps])
-    ]
+    runs = [breakdowns for run in cell.completed if (breakdowns := [entry for entry in run.traces.exact if entry.steps])]
     return runs if len(_breakdown_kinds(runs)) == 1 else []
 
 

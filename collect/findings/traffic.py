@@ -57,19 +57,17 @@ def _busiest_interfaces(run: LoadedRun) -> list[HostTraffic]:
     received = run.interface_rows.counters("rx_bytes")
     entries_by_host: dict[str, list[tuple[str, str, float | None, float | None]]] = {}
     for (host, kind, name), counter in run.interfaces.items():
-        sent_bytes, received_bytes = counter_growth(counter, run.window), counter_growth(received[host, kind, name], run.window)
-        entries_by_host.setdefault(host, []).append((name, kind, sent_bytes, received_bytes))
+        sent, received_bytes = counter_growth(counter, run.window), counter_growth(received[host, kind, name], run.window)
+        entries_by_host.setdefault(host, []).append((name, kind, sent, received_bytes))
     host_traffic = []
     for host, entries in entries_by_host.items():
         known_entries = [
-            (name, kind, sent_bytes, received_bytes)
-            for name, kind, sent_bytes, received_bytes in entries
-            if sent_bytes is not None and received_bytes is not None
+            (name, kind, sent, received_bytes)
+            for name, kind, sent, received_bytes in entries
+            if sent is not None and received_bytes is not None
         ]
-        total = sum(sent_bytes + received_bytes for _, _, sent_bytes, received_bytes in known_entries)
+        total = sum(sent + received_bytes for _, _, sent, received_bytes in known_entries)
         if len(known_entries) == len(entries) and total > 0:
-            name, kind, sent_bytes, received_bytes = max(known_entries, key=lambda entry: entry[2] + entry[3])
-            host_traffic.append(
-                HostTraffic(host, name, kind, sent_bytes, received_bytes, 100 * (sent_bytes + received_bytes) / total)
-            )
+            name, kind, sent, received_bytes = max(known_entries, key=lambda entry: entry[2] + entry[3])
+            host_traffic.append(HostTraffic(host, name, kind, sent, received_bytes, 100 * (sent + received_bytes) / total))
     return host_traffic

@@ -38,7 +38,7 @@ def show_history(workspace: Workspace, places: Sequence[str], since: str | None,
     were created; None: no limit. Raises InputError if a place has no matrix, or a time cannot be read.
     """
     first, last = _parse_moment(since, "--since"), _parse_moment(until, "--until")
-    history_runs: list[HistoryRun] = []
+    entries: list[HistoryRun] = []
     skipped: list[str] = []
     with contextlib.ExitStack() as opened:
         for place in places or [str(workspace.path)]:
@@ -50,15 +50,11 @@ def show_history(workspace: Workspace, places: Sequence[str], since: str | None,
                 raise InputError(f"{place}: contains no matrix. Allowed: folders of workspaces, and archives.")
             for name in source.expansions():
                 try:
-                    history_runs += periods.select_history_runs(place, load_matrix(source, name))
+                    entries += periods.select_history_runs(place, load_matrix(source, name))
                 except ShardlabError as error:
                     skipped.append(f"{place}: {name}: {error}")
-        history_runs = [
-            history_run
-            for history_run in history_runs
-            if (first is None or history_run.at >= first) and (last is None or history_run.at <= last)
-        ]
-        document = History(1, periods.build_histories(history_runs), skipped)
+        entries = [entry for entry in entries if (first is None or entry.at >= first) and (last is None or entry.at <= last)]
+        document = History(1, periods.build_histories(entries), skipped)
     _print_history(output, document)
     output.document(document)
     return int(bool(skipped))

@@ -96,22 +96,17 @@ def build_histories(runs: Iterable[HistoryRun]) -> list[CellHistory]:
     for history_run in runs:
         by_cell.setdefault(history_run.run.cell.hash(), {}).setdefault((history_run.run.run_id, history_run.at), history_run)
     return [
-        _build_history(sorted(cell_runs.values(), key=lambda entry: (entry.at, entry.run.run_id)))
-        for cell_runs in by_cell.values()
+        _build_history(sorted(group.values(), key=lambda entry: (entry.at, entry.run.run_id))) for group in by_cell.values()
     ]
 
 
 def _build_history(runs: Sequence[HistoryRun]) -> CellHistory:
     groups: list[list[HistoryRun]] = []
-    for history_run in runs:
-        previous = groups[-1][-1] if groups else None
-        if (
-            previous is None
-            or (previous.place, previous.matrix) != (history_run.place, history_run.matrix)
-            or _find_changes(previous, history_run)
-        ):
+    for entry in runs:
+        last = groups[-1][-1] if groups else None
+        if last is None or (last.place, last.matrix) != (entry.place, entry.matrix) or _find_changes(last, entry):
             groups.append([])
-        groups[-1].append(history_run)
+        groups[-1].append(entry)
     first = _compute_means(groups[0])
     periods = []
     for index, group in enumerate(groups):
@@ -125,12 +120,12 @@ def _build_history(runs: Sequence[HistoryRun]) -> CellHistory:
                 matrix=group[0].matrix,
                 first=_iso_text(group[0].at),
                 last=_iso_text(group[-1].at),
-                runs=[history_run.run.run_id for history_run in group],
+                runs=[entry.run.run_id for entry in group],
                 metrics=metrics,
                 changed=_find_changes(groups[index - 1][-1], group[0]) if index else [],
             )
         )
-    rehearsals = sum(history_run.run.is_rehearsal for history_run in runs)
+    rehearsals = sum(entry.run.is_rehearsal for entry in runs)
     return CellHistory(runs[0].run.cell.name(), rehearsals, periods)
 
 

@@ -53,9 +53,7 @@ class LoadedRun(RunRecords, dict=True):
     # Name of a host (taken from the name of its file) -> the samples of this host that are not yet in `sample_parts`.
     sample_records: dict[str, list[Sample]] = msgspec.field(default_factory=dict)
     reads_traces: Traces = "exact"
-    quantities: dict[str, Quantity] | None = (
-        None  # metrics by name; None until `collect.metric.compute_quantities` computes them
-    )
+    quantities: dict[str, Quantity] | None = None  # metrics by name, from `collect.metric.compute_quantities`
 
     @property
     def repeat(self) -> int:
@@ -252,10 +250,8 @@ class LoadedRun(RunRecords, dict=True):
         if self.resumed:
             return []
         hosts = [host.host for host in self.hosts]
-        clock_jumps = self.clock_steps
-        return telemetry.compute_coverage(
-            self.run_id, self.timed, self.samples, hosts, self.sampler_ends, self.clocks, clock_jumps
-        )
+        jumps = self.clock_steps
+        return telemetry.compute_coverage(self.run_id, self.timed, self.samples, hosts, self.sampler_ends, self.clocks, jumps)
 
     @cached_property
     def clock_steps(self) -> dict[str, float]:

@@ -172,10 +172,8 @@ class RunRecords(msgspec.Struct):
         except (InputError, WorkspaceError) as error:
             self._note_unreadable(str(error))
         self.hosts = [host for name in parts.get("env", ()) if (host := read_host(f"{self.folder.path}/{name}")) is not None]
-        backends = [
-            backend for event in events if event.event == "met" and isinstance(backend := event.data.get("backend"), str)
-        ]
-        self.backend = backends[-1] if backends else ""
+        texts = [backend for event in events if event.event == "met" and isinstance(backend := event.data.get("backend"), str)]
+        self.backend = texts[-1] if texts else ""
         end_events = (event for event in events if event.event in ("exited", "requeued", "cancelled"))
         last_end = max(end_events, key=lambda event: event.wall_s, default=None)
         self.waits = last_end is not None and last_end.event == "requeued"

@@ -29,10 +29,7 @@ def energy(run: LoadedRun) -> Quantity | None:
     run_gpus = run.result.gpus if run.result else None
     if run_gpus is not None and len(run.gpu_rows.rows_of_device) != len(run_gpus):
         return None  # some GPUs have no telemetry
-    for column, measure, kind in (
-        ("energy_j", _energy_from_counter, "counter"),
-        ("power_w", _energy_from_power, "power samples"),
-    ):
+    for column, measure, kind in (("energy_j", _counter_energy, "counter"), ("power_w", _energy_from_power, "power samples")):
         joules_of_gpus = [measure(times, values, span) for times, values in run.gpu_rows.values(column).values()]
         if None not in joules_of_gpus:
             return Quantity(sum(joules for joules in joules_of_gpus if joules is not None), "J", kind)
@@ -79,7 +76,7 @@ def idle_power(run: LoadedRun) -> Quantity | None:
     return Quantity(total_watts, "W") if measured_gpus and (run_gpus is None or measured_gpus == len(run_gpus)) else None
 
 
-def _energy_from_counter(times: np.ndarray, counter: np.ndarray, span: tuple[float, float]) -> float | None:
+def _counter_energy(times: np.ndarray, counter: np.ndarray, span: tuple[float, float]) -> float | None:
     """The growth of the energy counter of one GPU within the span, in joules, interpolated at both ends of the span.
 
     None if the samples do not extend beyond both ends of the span, if they cover less than 80 % of the span, or if the counter

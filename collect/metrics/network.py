@@ -129,21 +129,15 @@ def sent_bounds(run: LoadedRun) -> tuple[float, float] | None:
     """
     if run.window is None or run.clock_stepped or run.run is None:
         return None
-    clock_difference_s = 0.0  # the largest difference between the clocks of two hosts, in seconds
+    spread_s = 0.0  # the largest difference between the clocks of two hosts, in seconds
     if run.run.world.nnodes > 1:
         if not run.clocks:
             return None
-        clock_difference_s = max(
-            abs(clock.offset_s) + clock.within_s for offsets in run.clocks.values() for clock in offsets.values()
-        )
+        spread_s = max(abs(clock.offset_s) + clock.within_s for offsets in run.clocks.values() for clock in offsets.values())
     counters = [*_select_counters(run.interfaces, network_kind), *_select_counters(run.interfaces, lambda _: "loopback")]
-    bounds_of_counters = [growth_bounds(counter, run.window, clock_difference_s) for counter in counters]
-    known_bounds = [bounds for bounds in bounds_of_counters if bounds is not None]
-    return (
-        (sum(least for least, _ in known_bounds), sum(most for _, most in known_bounds))
-        if len(known_bounds) == len(bounds_of_counters)
-        else None
-    )
+    growths = [growth_bounds(counter, run.window, spread_s) for counter in counters]
+    bounded = [bounds for bounds in growths if bounds is not None]
+    return (sum(least for least, _ in bounded), sum(most for _, most in bounded)) if len(bounded) == len(growths) else None
 
 
 def growth_bounds(counter: Counter, span: tuple[float, float], apart_s: float = 0.0) -> tuple[int, int] | None:

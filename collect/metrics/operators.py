@@ -95,7 +95,8 @@ METRICS = (
         name="operator_count",
         unit="calls",
         direction="neither",
-        definition=f"Calls of a kernel (without a GPU: of an operator) in a profiled step; mean over the profiled ranks. {OF_MEANING}.",
+        definition="Calls of a kernel (without a GPU: of an operator) in a profiled step; mean over the profiled ranks. "
+        f"{OF_MEANING}.",
         of_run_at=operator_count,
         argument="of",
         example=EXAMPLE,

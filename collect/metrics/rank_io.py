@@ -30,8 +30,8 @@ METRICS = tuple(
         of_all_steps=True,
         unit="bytes",
         direction="neither",
-        definition=f"Bytes that all ranks together {verb} {preposition} storage, NFS included, between their first and their last "
-        "timed step. What the page cache has is not read from storage.",
+        definition=f"Bytes that all ranks together {verb} {preposition} storage, NFS included, between their first and "
+        "their last timed step. What the page cache has is not read from storage.",
         of_run=_make_moved_function(counter),
     )
     for direction, verb, preposition, counter in (

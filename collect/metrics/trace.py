@@ -26,26 +26,18 @@ def _build_time_metric(name: str, ns: Callable[[Breakdown], int | None], directi
     """
 
     def of_run(run: LoadedRun) -> Quantity | None:
-        rank_times = [
-            (time, breakdown) for breakdown in run.breakdowns if breakdown.steps and (time := ns(breakdown)) is not None
-        ]
-        if not rank_times:
+        times = [(time, breakdown) for breakdown in run.breakdowns if breakdown.steps and (time := ns(breakdown)) is not None]
+        if not times:
             return None
-        return Quantity(
-            sum(time / breakdown.steps for time, breakdown in rank_times) / len(rank_times) / _MS, "ms", rank_times[0][1].kind
-        )
+        return Quantity(sum(time / breakdown.steps for time, breakdown in times) / len(times) / _MS, "ms", times[0][1].kind)
 
     return Metric(name=name, unit="ms", direction=direction, definition=definition, of_run=of_run)
 
 
 def communication_overlap(run: LoadedRun) -> Quantity | None:
     """The share of communication during which something computes, in percent; None if no profiled rank communicated."""
-    rank_shares = [(share, breakdown) for breakdown in run.breakdowns if (share := breakdown.overlap_pct) is not None]
-    return (
-        Quantity(sum(share for share, _ in rank_shares) / len(rank_shares), "%", rank_shares[0][1].kind)
-        if rank_shares
-        else None
-    )
+    shares = [(share, breakdown) for breakdown in run.breakdowns if (share := breakdown.overlap_pct) is not None]
+    return Quantity(sum(share for share, _ in shares) / len(shares), "%", shares[0][1].kind) if shares else None
 
 
 METRICS = (

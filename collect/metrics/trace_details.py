@@ -14,19 +14,9 @@ def layer_time(run: LoadedRun, module: str) -> Quantity | None:
     None if no trace records the module, or if the time of its backward pass is not known. module: the name of the module in the
     trace.
     """
-    rank_layers = [
-        (layer, analysis)
-        for analysis in run.traces.analyses
-        if analysis.steps
-        for layer in analysis.layers
-        if layer.name == module
-    ]
-    times = [(layer.forward + layer.backward) / analysis.steps for layer, analysis in rank_layers if layer.backward is not None]
-    return (
-        Quantity(statistics.fmean(times) / 1e6, "ms", rank_layers[0][1].kind)
-        if times and len(times) == len(rank_layers)
-        else None
-    )
+    layers = [(layer, entry) for entry in run.traces.analyses if entry.steps for layer in entry.layers if layer.name == module]
+    times = [(layer.forward + layer.backward) / entry.steps for layer, entry in layers if layer.backward is not None]
+    return Quantity(statistics.fmean(times) / 1e6, "ms", layers[0][1].kind) if times and len(times) == len(layers) else None
 
 
 def profiled_peak(run: LoadedRun) -> Quantity | None:
@@ -67,14 +57,12 @@ def attention_time(run: LoadedRun, backend: str) -> Quantity | None:
     None if this implementation did not run, or its kernels are not recorded. backend: the name of the implementation, such as
     flash.
     """
-    ranks = [analysis for analysis in run.traces.analyses if analysis.steps]
-    uses = [[use.total_ns for use in analysis.attention if use.backend == backend] for analysis in ranks]
+    ranks = [rank for rank in run.traces.analyses if rank.steps]
+    uses = [[use.total_ns for use in rank.attention if use.backend == backend] for rank in ranks]
     if not any(uses):
         return None
     sums = [
-        sum(known_times) / analysis.steps
-        for analysis, rank_times in zip(ranks, uses, strict=True)
-        if len(known_times := _drop_unknown(rank_times)) == len(rank_times)
+        sum(times) / rank.steps for rank, row in zip(ranks, uses, strict=True) if len(times := _drop_unknown(row)) == len(row)
     ]
     return Quantity(statistics.fmean(sums) / 1e6, "ms", ranks[0].kind) if len(sums) == len(ranks) else None
 

@@ -23,16 +23,10 @@ def make_share_function(ns: Callable[[Breakdown], int | None]) -> Callable[[Load
     """
 
     def of_run(run: LoadedRun) -> Quantity | None:
-        rank_shares = [
-            (100 * time / breakdown.span_ns, breakdown)
-            for breakdown in run.breakdowns
-            if breakdown.span_ns and (time := ns(breakdown)) is not None
+        shares = [
+            (100 * time / rank.span_ns, rank) for rank in run.breakdowns if rank.span_ns and (time := ns(rank)) is not None
         ]
-        return (
-            Quantity(sum(pct for pct, _ in rank_shares) / len(rank_shares), "%", rank_shares[0][1].kind)
-            if rank_shares
-            else None
-        )
+        return Quantity(sum(pct for pct, _ in shares) / len(shares), "%", shares[0][1].kind) if shares else None
 
     return of_run
 
@@ -65,22 +59,18 @@ def collective_mean_ms(run: LoadedRun) -> Quantity | None:
     return Quantity(time.value / count.value, "ms", time.kind) if time and count and count.value else None
 
 
-def _build_share_metric(name: str, ns: Callable[[Breakdown], int | None], direction: Direction, condition: str) -> Metric:
-    definition = (
-        f"Share of the profiled time in which {condition}, as defined by the metric in ms. Mean over the profiled ranks."
-    )
-    return Metric(name=name, unit="%", direction=direction, definition=definition, of_run=make_share_function(ns))
+def _share_metric(name: str, ns: Callable[[Breakdown], int | None], direction: Direction, condition: str) -> Metric:
+    text = f"Share of the profiled time in which {condition}, as defined by the metric in ms. Mean over the profiled ranks."
+    return Metric(name=name, unit="%", direction=direction, definition=text, of_run=make_share_function(ns))
 
 
 METRICS = (
-    _build_share_metric("compute_pct", lambda breakdown: breakdown.compute_ns, "higher is better", "a kernel computes"),
-    _build_share_metric(
-        "communication_pct", lambda breakdown: breakdown.communication_ns, "lower is better", "a collective runs"
+    _share_metric("compute_pct", lambda rank: rank.compute_ns, "higher is better", "a kernel computes"),
+    _share_metric("communication_pct", lambda rank: rank.communication_ns, "lower is better", "a collective runs"),
+    _share_metric(
+        "non_compute_pct", lambda rank: rank.non_compute_ns, "lower is better", "something runs but nothing computes"
     ),
-    _build_share_metric(
-        "non_compute_pct", lambda breakdown: breakdown.non_compute_ns, "lower is better", "something runs but nothing computes"
-    ),
-    _build_share_metric("idle_pct", lambda breakdown: breakdown.idle_ns, "lower is better", "nothing runs"),
+    _share_metric("idle_pct", lambda rank: rank.idle_ns, "lower is better", "nothing runs"),
     Metric(
         name="collective_count",
         unit="calls",

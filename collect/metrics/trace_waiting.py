@@ -23,16 +23,8 @@ def _build_idle_metric(name: str, ns: Callable[[IdleCauses], int], definition: s
     """
 
     def of_run(run: LoadedRun) -> Quantity | None:
-        rank_times = [
-            (ns(analysis.idle) / analysis.steps, analysis)
-            for analysis in run.traces.analyses
-            if analysis.steps and analysis.idle is not None
-        ]
-        return (
-            Quantity(statistics.fmean(time for time, _ in rank_times) / _MS, "ms", rank_times[0][1].kind)
-            if rank_times
-            else None
-        )
+        times = [(ns(rank.idle) / rank.steps, rank) for rank in run.traces.analyses if rank.steps and rank.idle is not None]
+        return Quantity(statistics.fmean(time for time, _ in times) / _MS, "ms", times[0][1].kind) if times else None
 
     return Metric(name=name, unit="ms", direction="lower is better", definition=definition, of_run=of_run)
 

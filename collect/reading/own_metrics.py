@@ -59,8 +59,7 @@ class OwnMetrics(msgspec.Struct, frozen=True):
         return [*texts, *self.faults]
 
     def add_to_menu(self) -> None:
-        """Add these metrics, without their functions, to `collect.metric.all_metrics`. They replace the metrics of an earlier
-        call."""
+        """Add these metrics, without their functions, to `collect.metric.all_metrics`. They replace those of earlier calls."""
         metric.set_workspace_metrics([
             Metric(name=o.name, unit=o.unit, direction=o.direction, definition=o.definition, column=o.column)
             for o in self.metrics

@@ -38,20 +38,14 @@ def main(answer: str, workspace: str, matrix: str, *paths: str) -> None:
     for path in map(Path, paths):
         try:
             source = plugin_source.read(path)
-            for own_metric in _check_metrics(path, getattr(own_code.execute(source), "METRICS", None)):
-                if own_metric.name in defined or own_metric.name in list_shipped_names():
-                    definer = defined[own_metric.name][0] if own_metric.name in defined else "shardlab"
-                    raise InputError(f"{path}: the metric {own_metric.name} is defined by {definer} and cannot be replaced.")
-                defined[own_metric.name] = (str(path), own_metric)
+            for entry in _check_metrics(path, getattr(own_code.execute(source), "METRICS", None)):
+                if entry.name in defined or entry.name in list_shipped_names():
+                    definer = defined[entry.name][0] if entry.name in defined else "shardlab"
+                    raise InputError(f"{path}: the metric {entry.name} is defined by {definer} and cannot be replaced.")
+                defined[entry.name] = (str(path), entry)
                 described.append(
                     DescribedMetric(
-                        own_metric.name,
-                        own_metric.unit,
-                        own_metric.direction,
-                        own_metric.definition,
-                        own_metric.column,
-                        str(path),
-                        source.digest,
+                        entry.name, entry.unit, entry.direction, entry.definition, entry.column, str(path), source.digest
                     )
                 )
         except InputError as error:
@@ -59,7 +53,7 @@ def main(answer: str, workspace: str, matrix: str, *paths: str) -> None:
     values: dict[str, dict[str, Quantity]] = {}
     runs = load_matrix(Workspace(Path(workspace)), matrix).runs if matrix and defined else []
     for run in (run for run in runs if run.completed):
-        run_values = {name: _compute_value(file, own_metric, run, faults) for name, (file, own_metric) in defined.items()}
+        run_values = {name: _compute_value(file, entry, run, faults) for name, (file, entry) in defined.items()}
         values[run.run_id] = {name: value for name, value in run_values.items() if value is not None}
     files.write_json(Path(answer), OwnMetrics(described, values, list(dict.fromkeys(faults))), sync=False)
 

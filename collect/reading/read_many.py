@@ -73,7 +73,7 @@ def _build_frames(batch: Sequence[LoadedRun]) -> tuple[Frames, Samples]:
     """The frames of all runs of a batch. The column `run` contains the index of the run in the batch."""
     frames = (
         steps.build_step_frames_of_runs([run.recorded for run in batch]),
-        samples.build_sample_frames_of_runs([run.sample_records for run in batch], [run.sample_parts for run in batch]),
+        samples.build_frames_of_runs([run.sample_records for run in batch], [run.sample_parts for run in batch]),
     )
     for run in batch:
         run.step_records, run.sample_records, run.sample_parts = {}, {}, []

@@ -170,7 +170,7 @@ def choice_rows(family: Family, criterion_names: Sequence[str]) -> list[ChoiceRo
 def decision_tree(family: Family) -> list[TreeNode]:
     """The questions of the decision tree of a family, in the order in which a reader should answer them."""
     has_several_fits = len(family.one_rank) > 1
-    one_rank_answers = [
+    one_rank = [
         (
             _batches_text(family, fit.contests) if has_several_fits else "",
             _one_rank_text(fit),
@@ -178,17 +178,14 @@ def decision_tree(family: Family) -> list[TreeNode]:
         )
         for fit in family.one_rank
     ]
-    more_rank_answers = [
+    more_ranks = [
         (_contests_text(family, fit.contests), _more_ranks_text(fit), _cell_links(family, fit.contests, _all_names(fit)))
         for fit in family.more_ranks
     ]
-    tree_nodes = [
-        TreeNode("Does it fit on one rank?", one_rank_answers or [("", ChoiceText([], more="not measured on one rank"), [])])
-    ]
-    tree_nodes.append(
+    nodes = [TreeNode("Does it fit on one rank?", one_rank or [("", ChoiceText([], more="not measured on one rank"), [])])]
+    nodes.append(
         TreeNode(
-            "What fits on more ranks?",
-            more_rank_answers or [("", ChoiceText([], more="not measured on more than one rank"), [])],
+            "What fits on more ranks?", more_ranks or [("", ChoiceText([], more="not measured on more than one rank"), [])]
         )
     )
     for question in family.questions:
@@ -196,8 +193,8 @@ def decision_tree(family: Family) -> list[TreeNode]:
             (_contests_text(family, answer.contests), *_answer_text(family, answer, question.criterion))
             for answer in question.answers
         ]
-        tree_nodes.append(TreeNode(QUESTIONS[question.criterion], answers))
-    return tree_nodes
+        nodes.append(TreeNode(QUESTIONS[question.criterion], answers))
+    return nodes
 
 
 def best_cells_text(contest: Contest, criterion: str) -> ChoiceText:
@@ -240,7 +237,7 @@ def _format_quantity(value: float, unit: str) -> str:
     """A number with its unit, as text. Bytes are given in units such as GiB, as in the tables of the report."""
     if unit != "bytes":
         return verdict_text.format_quantity(value, unit)
-    name, size = notation.choose_bytes_unit([value])
+    name, size = notation.bytes_unit([value])
     return f"{notation.format_number(value / size, 3)} {name}"
 
 
@@ -281,11 +278,8 @@ def _one_rank_text(fit: Fit) -> ChoiceText:
         return ChoiceText([], value="yes", more=_other_cells_text(fit), sure=True)
     if fit.fits:
         return ChoiceText([], value=f"yes with {_join_names(fit.fits)}", more=_other_cells_text(fit), sure=True)
-    return (
-        ChoiceText([], value="no", more=_other_cells_text(fit), sure=True)
-        if fit.does_not_fit
-        else ChoiceText([], more=_other_cells_text(fit))
-    )
+    more = _other_cells_text(fit)
+    return ChoiceText([], value="no", more=more, sure=True) if fit.does_not_fit else ChoiceText([], more=more)
 
 
 def _more_ranks_text(fit: Fit) -> ChoiceText:
@@ -326,20 +320,17 @@ def _answer_text(family: Family, answer: Answer, criterion: str) -> tuple[Choice
     for contest_index in answer.contests:
         contest = family.contests[contest_index]
         standing = next((entry for entry in contest.standings if entry.criterion == criterion), None)
-        value_by_cell = (
-            {entry.cell: _format_quantity(entry.value, standing.unit) for entry in standing.placed} if standing else {}
-        )
+        values = {entry.cell: _format_quantity(entry.value, standing.unit) for entry in standing.placed} if standing else {}
         for entry in contest.contenders:
             if entry.name in answer.best and (standing is None or entry.cell in standing.best):
-                label_parts = [_cell_label(family, contest, entry.name), value_by_cell.get(entry.cell, "")]
+                label_parts = [_cell_label(family, contest, entry.name), values.get(entry.cell, "")]
                 links.append(RunsLink(": ".join(filter(None, label_parts)), entry.cell))
     best_names = "" if answer.word == "only one" else _join_names(answer.best)
     return ChoiceText([], best_names, certainty, sure=answer.word in ("best", "equal", "only one fits")), links
 
 
 def _cell_links(family: Family, contest_indexes: Sequence[int], names: Sequence[str]) -> list[RunsLink]:
-    """Links to cells in some contests, such as `ddp ×8`. contest_indexes: the indexes of the contests. names: the names of the
-    cells."""
+    """Links to cells in some contests, such as `ddp ×8`. contest_indexes: their indexes. names: the names of the cells."""
     links = []
     for contest_index in contest_indexes:
         contest = family.contests[contest_index]
@@ -377,11 +368,9 @@ def _join_names(names: Sequence[str]) -> str:
     for name in names:
         strategy, _, variant = name.partition(", ")
         by_strategy.setdefault(strategy, []).extend([variant] if variant else [])
-    folded = [
-        f"{strategy} ({_join_variants(variants)})" if variants else strategy for strategy, variants in by_strategy.items()
-    ]
-    separator = "; " if any("," in name for name in folded) else ", "
-    return " and ".join(filter(None, [separator.join(folded[:-1]), *folded[-1:]]))
+    texts = [f"{strategy} ({_join_variants(variants)})" if variants else strategy for strategy, variants in by_strategy.items()]
+    separator = "; " if any("," in name for name in texts) else ", "
+    return " and ".join(filter(None, [separator.join(texts[:-1]), *texts[-1:]]))
 
 
 def _join_variants(variants: Sequence[str]) -> str:

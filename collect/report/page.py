@@ -269,12 +269,9 @@ def _headline(drawn_figures: Sequence[DrawnFigure], workloads: Sequence[str]) ->
     figure of the first of these workloads is returned.
     """
     for kind in ("head_to_head", "throughput_per_s"):
-        candidates = [drawn_figure for drawn_figure in drawn_figures if drawn_figure.kind == kind]
+        candidates = [plot for plot in drawn_figures if plot.kind == kind]
         if candidates:
-            first = next(
-                (drawn_figure for drawn_figure in candidates if workloads and drawn_figure.title.endswith(f", {workloads[0]}")),
-                candidates[0],
-            )
+            first = next((plot for plot in candidates if workloads and plot.title.endswith(f", {workloads[0]}")), candidates[0])
             return msgspec.structs.replace(first, wide=False)  # the page shows the choices beside this figure
     return None
 
@@ -293,18 +290,15 @@ def draw_figures(loaded: Loaded, summary: Summary) -> list[DrawnFigure]:
     short_summary = truncation.truncate_summary(summary)
     shown_ids = {row.id for row in short_summary.rows}
     groups = figure.groups(Loaded(loaded.expansion, [cell for cell in loaded.cells if cell.id in shown_ids]), short_summary)
-    drawn_figures = []
+    drawn = []
     for group in groups:
         plots = [plot for module in FIGURES if (plot := module.draw(group)) is not None]
         title_suffix = f", {group.workload}" if len(groups) > 1 else ""
         cells = len(group.marks)
         caption_suffix = f" Shown are the first {cells} of {cells + group.left_out:,} cells." if group.left_out else ""
-        rehearsal_mark = " (rehearsal)" * summary.rehearsal
-        drawn_figures += [
-            _build_drawn_figure(plot, title_suffix, caption_suffix, wide, rehearsal_mark)
-            for plot, wide in arrange_in_rows(plots)
-        ]
-    return drawn_figures
+        mark = " (rehearsal)" * summary.rehearsal
+        drawn += [_build_drawn_figure(plot, title_suffix, caption_suffix, wide, mark) for plot, wide in arrange_in_rows(plots)]
+    return drawn
 
 
 def arrange_in_rows(plots: Sequence[figure.Figure]) -> list[tuple[figure.Figure, bool]]:
@@ -331,12 +325,10 @@ def _fits_beside(plot: figure.Figure, other: figure.Figure) -> bool:
     return other.name not in WIDE and high <= MAX_HEIGHT_RATIO * low
 
 
-def _build_drawn_figure(
-    plot: figure.Figure, title_suffix: str, caption_suffix: str, wide: bool, rehearsal_mark: str
-) -> DrawnFigure:
+def _build_drawn_figure(plot: figure.Figure, title_suffix: str, caption_suffix: str, wide: bool, mark: str) -> DrawnFigure:
     title = plot.title + title_suffix
     name = re.sub(r"[^a-z0-9.-]+", "-", f"{plot.name}{title_suffix}".replace("_", "-").lower())
-    spec = {"data": plot.data, "layout": plot.layout, "picture": figure.image_layout(plot, title + rehearsal_mark, wide)}
+    spec = {"data": plot.data, "layout": plot.layout, "picture": figure.image_layout(plot, title + mark, wide)}
     spec = printable.mapped(spec, printable.one_line)
     return DrawnFigure(name, plot.name, title, plot.caption + caption_suffix, plot.height_px, wide, plot.cells, spec)
 

@@ -69,28 +69,24 @@ def run_properties(loaded: Loaded) -> list[tuple[str, list[str]]]:
     Returns a list of (name of a property such as "Launchers", the different values of this property in the runs).
     """
     runs = [run for run in loaded.runs if run.run]
-    values_by_property: dict[str, list[str]] = {"Cluster": [], "Launchers": [], "Own workloads": [], "Own strategies": []}
-    values_by_property |= {"Git commit": [], "Versions": [], "Data": []}
+    properties: dict[str, list[str]] = {"Cluster": [], "Launchers": [], "Own workloads": [], "Own strategies": []}
+    properties |= {"Git commit": [], "Versions": [], "Data": []}
     for run in runs:
         assert run.run is not None
-        values_by_property["Cluster"].append(", ".join(f"{key} {value}" for key, value in run.run.cluster.items()))
-        values_by_property["Launchers"].append(run.run.launcher)
+        properties["Cluster"].append(", ".join(f"{key} {value}" for key, value in run.run.cluster.items()))
+        properties["Launchers"].append(run.run.launcher)
         if (workload := run.run.own_workload) is not None:
-            values_by_property["Own workloads"].append(f"{workload.name}: {workload.file}, digest of its code {workload.code}")
+            properties["Own workloads"].append(f"{workload.name}: {workload.file}, digest of its code {workload.code}")
         if (strategy := run.run.own_strategy) is not None:
-            values_by_property["Own strategies"].append(f"{strategy.name}: {strategy.file}, digest of its code {strategy.code}")
-        values_by_property["Git commit"].append(run.run.git_commit or "not in a git repository")
+            properties["Own strategies"].append(f"{strategy.name}: {strategy.file}, digest of its code {strategy.code}")
+        properties["Git commit"].append(run.run.git_commit or "not in a git repository")
         if run.result and run.result.data:
             data = run.result.data
             synthetic = " (synthetic)" if data.get("synthetic") else ""
-            values_by_property["Data"].append(
-                f"{data.get('name', 'unnamed')}{synthetic}, SHA-256 {data.get('sha256', 'unknown')}"
-            )
+            properties["Data"].append(f"{data.get('name', 'unnamed')}{synthetic}, SHA-256 {data.get('sha256', 'unknown')}")
     versions = environments([_versions(run) for run in runs])
-    values_by_property["Versions"] = [
-        ", ".join(f"{name} {version}" for name, version in sorted(environment.items())) for environment in versions
-    ]
-    return [(property_name, list(dict.fromkeys(values))) for property_name, values in values_by_property.items() if values]
+    properties["Versions"] = [", ".join(f"{name} {version}" for name, version in sorted(entry.items())) for entry in versions]
+    return [(property_name, list(dict.fromkeys(values))) for property_name, values in properties.items() if values]
 
 
 def environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -101,19 +97,14 @@ def environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """
     merged: list[dict[str, str]] = []
     for report in sorted(reports, key=len, reverse=True):
-        same_environment = next(
-            (
-                environment
-                for environment in merged
-                if all(environment.get(name, version) == version for name, version in report.items())
-            ),
-            None,
+        same = next(
+            (entry for entry in merged if all(entry.get(name, version) == version for name, version in report.items())), None
         )
-        if same_environment is None:
+        if same is None:
             merged.append(dict(report))
         else:
-            same_environment |= report
-    return [environment for environment in merged if environment]
+            same |= report
+    return [entry for entry in merged if entry]
 
 
 def _versions(run: LoadedRun) -> dict[str, str]:

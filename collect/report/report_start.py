@@ -64,20 +64,19 @@ class Choice(msgspec.Struct, frozen=True):
 def write_claim_line(verdict: Verdict, summary: Summary) -> ClaimLine:
     """Write one claim of the study in one line. The numbers come from the part of the claim's test that decides the verdict."""
     part = _deciding_part(verdict)
-    measured, interval, other_number = _sides_text(part) if part else ("", "", "")
+    measured, interval, other = _sides_text(part) if part else ("", "", "")
     bounds = _bounds_text(verdict, part) if part else ""
     reason = _reason_text(verdict, part)
-    return ClaimLine(
-        MARKS[verdict.verdict], _printed_numbers(verdict, summary), bounds, measured, interval, other_number, reason
-    )
+    return ClaimLine(MARKS[verdict.verdict], _printed_numbers(verdict, summary), bounds, measured, interval, other, reason)
 
 
 def compared_sentence(summary: Summary) -> str:
     """What a report compares, such as `single and ddp on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell`."""
     cells = [row.cell for row in summary.rows]
+    gpus = sorted({cell["gpus"] for cell in cells})
     parts = [
         f"{_join_values(cell['strategy'] for cell in cells)} on {_join_values(cell['workload'] for cell in cells)}",
-        f"{_join_values(sorted({cell['gpus'] for cell in cells}))} rank{'' if {cell['gpus'] for cell in cells} == {1} else 's'}",
+        f"{_join_values(gpus)} rank{'' if gpus == [1] else 's'}",
     ]
     counts = sorted({row.n for row in summary.rows})
     if counts and counts != [0]:
@@ -159,10 +158,8 @@ def _number_without_factor(side: ast.expr, value: float, interval: tuple[float, 
     """Like `_written`. If the test multiplies the number by a constant, the text begins with the constant, such as
     `0.8 × 470 MB`, and the interval is that of the number without the constant."""
     scale, text = _constant_factor(side)
-    number_text, interval_text = _number_and_interval(
-        value / scale, interval and (interval[0] / scale, interval[1] / scale), unit
-    )
-    return text + number_text, interval_text
+    number, interval_text = _number_and_interval(value / scale, interval and (interval[0] / scale, interval[1] / scale), unit)
+    return text + number, interval_text
 
 
 def _constant_factor(side: ast.expr) -> tuple[float, str]:
@@ -209,18 +206,18 @@ def _bounds_text(verdict: Verdict, part: ClaimPart) -> str:
         return ""
     if _is_measured(test.left) and _is_measured(test.comparators[0]):
         return ""
-    measured_side, unit = _side_and_bound(test)[0], part.left_unit or part.right_unit
+    side, unit = _side_and_bound(test)[0], part.left_unit or part.right_unit
     unit = "×" if unit == "x" else unit
     bounds = {}
     for other_part in verdict.parts:
-        comparison = _parse_comparison(other_part.test)
+        pair = _parse_comparison(other_part.test)
         if (
-            comparison is not None
-            and (bound := _side_and_bound(comparison))[0] == measured_side
+            pair is not None
+            and (bound := _side_and_bound(pair))[0] == side
             and other_part.left is not None
             and other_part.right is not None
         ):
-            bounds[bound[1]] = other_part.right if _is_measured(comparison.left) else other_part.left
+            bounds[bound[1]] = other_part.right if _is_measured(pair.left) else other_part.left
     bound_texts = {words: f"{value:,g}" for words, value in bounds.items()}
     if bound_texts.keys() == {"at least", "at most"}:
         return f"{bound_texts['at least']} to {bound_texts['at most']} {unit}".rstrip()

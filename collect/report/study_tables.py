@@ -114,9 +114,7 @@ def redraw(entries: Sequence[ReportedResult]) -> Redrawn:
         cell |= {ARGUMENT_KEY: entry.of} if entry.of else {}
         groups.setdefault(where, []).append(_PlacedEntry(index, cell, (entry.metric, qualifier)))
     table_places = sorted((where for where in groups if len(groups[where]) >= MIN_NUMBERS), key=_sort_key)
-    single = [
-        placed.index for placed_entries in groups.values() if len(placed_entries) < MIN_NUMBERS for placed in placed_entries
-    ]
+    single = [placed.index for group in groups.values() if len(group) < MIN_NUMBERS for placed in group]
     return Redrawn([_build_table(where, groups[where]) for where in table_places], sorted(single))
 
 
@@ -173,10 +171,8 @@ def _build_table(where: str, entries: Sequence[_PlacedEntry]) -> StudyTable:
     heads = [_column_heading(column) for column in table_columns]
     rows = _build_rows(keys, entries, [entry.column for entry in entries], table_columns)
     if not keys:
-        return StudyTable(
-            where, common, ["Metric"], [ColumnHeading("Number")], _stack_numbers(heads, rows), _entry_indexes(entries)
-        )
-    return StudyTable(where, common, list(map(columns.key_heading, keys)), heads, rows, _entry_indexes(entries))
+        return StudyTable(where, common, ["Metric"], [ColumnHeading("Number")], _stack_numbers(heads, rows), _indexes(entries))
+    return StudyTable(where, common, list(map(columns.key_heading, keys)), heads, rows, _indexes(entries))
 
 
 def _stack_numbers(heads: Sequence[ColumnHeading], rows: Sequence[StudyRow]) -> list[StudyRow]:
@@ -210,7 +206,7 @@ def _build_crossed_table(
         list(map(columns.key_heading, row_keys)),
         heads,
         rows,
-        _entry_indexes(entries),
+        _indexes(entries),
     )
 
 
@@ -246,5 +242,5 @@ def _column_heading(column: _Column) -> ColumnHeading:
     return ColumnHeading(qualifier[:1].upper() + qualifier[1:] or text, unit, "", metric)
 
 
-def _entry_indexes(entries: Sequence[_PlacedEntry]) -> list[int]:
+def _indexes(entries: Sequence[_PlacedEntry]) -> list[int]:
     return [entry.index for entry in entries]

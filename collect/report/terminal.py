@@ -45,10 +45,8 @@ def print_summary(output: Output, summary: Summary) -> None:
     if summary.predictions:
         output.table(score_text.TITLE.lower(), score_text.HEADINGS, score_text.score_rows(summary.predictions))
     for failure in summary.failures:
-        failure_text = (
-            f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
-        )
-        output.line(f"{failure.state}: {failure_text}", STYLES.get(failure.state))
+        text = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
+        output.line(f"{failure.state}: {text}", STYLES.get(failure.state))
     for outlier in summary.outliers:
         value, median = (notation.format_number(number) for number in (outlier.value, outlier.median))
         output.line(f"outlier, not removed: {outlier.run}: {outlier.metric} {value}, the median is {median}", "yellow")

@@ -38,10 +38,7 @@ def make_text_tables(summary: Summary) -> list[TextTable]:
     table = summary.table
     candidates = [
         _columns_table("summary", "Cells", table.columns, range(len(summary.rows))),
-        *(
-            _columns_table(other_table.name, other_table.title, other_table.columns, other_table.rows)
-            for other_table in table.further
-        ),
+        *(_columns_table(entry.name, entry.title, entry.columns, entry.rows) for entry in table.further),
         *fault_text.fault_tables(summary),
         _searches_table(summary),
         TextTable(
@@ -57,9 +54,7 @@ def _columns_table(name: str, title: str, columns: Sequence[Column], row_indexes
     """A table with these columns. row_indexes: the indexes of the rows of the summary that the table contains."""
     headings = [column.heading_with_unit for column in columns]
     rows = [[str(column.cells[index]) for column in columns] for index in row_indexes]
-    return TextTable(
-        name, title, headings, rows, frozenset(index for index, table_column in enumerate(columns) if table_column.is_number)
-    )
+    return TextTable(name, title, headings, rows, frozenset(index for index, entry in enumerate(columns) if entry.is_number))
 
 
 def _searches_table(summary: Summary) -> TextTable:
@@ -68,16 +63,11 @@ def _searches_table(summary: Summary) -> TextTable:
 
 
 def _claims_table(summary: Summary) -> TextTable:
-    caption = (
+    title = (
         ". ".join([verdict_text.verdict_counts(summary), *verdict_text.verdict_cautions(summary)]) if summary.verdicts else ""
     )
-    rows = [
-        [verdict.id, verdict_text.verdict_label(verdict), verdict.says, verdict.where, verdict.why]
-        for verdict in summary.verdicts
-    ]
-    return TextTable(
-        "claims", caption, ["Claim", "Verdict", "What the study says", "Where", "Why"], rows, long=frozenset({2, 4})
-    )
+    rows = [[entry.id, verdict_text.verdict_label(entry), entry.says, entry.where, entry.why] for entry in summary.verdicts]
+    return TextTable("claims", title, ["Claim", "Verdict", "What the study says", "Where", "Why"], rows, long=frozenset({2, 4}))
 
 
 def _reported_table(summary: Summary) -> TextTable:

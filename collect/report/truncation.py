@@ -21,23 +21,15 @@ def truncate_summary(summary: Summary) -> Summary:
     named_ids |= {entry.row for entry in summary.reported if entry.row}
     other_ids = [row.id for row in summary.rows if row.id not in named_ids]
     shown_ids = named_ids | {*other_ids[: max(0, MAX_ENTRIES - len(named_ids))]}
-    short_summary = msgspec.structs.replace(
+    short = msgspec.structs.replace(
         summary,
         rows=[row for row in summary.rows if row.id in shown_ids],
         **{name: getattr(summary, name)[:MAX_ENTRIES] for name in _LISTS},
     )
     counts = {
-        noun: (len(getattr(short_summary, name)), len(getattr(summary, name)))
-        for name, noun in {"rows": "cells", **_LISTS}.items()
+        noun: (len(getattr(short, name)), len(getattr(summary, name))) for name, noun in {"rows": "cells", **_LISTS}.items()
     }
-    cut_lists = [
-        f"{shown_count:,} of {total_count:,} {noun}"
-        for noun, (shown_count, total_count) in counts.items()
-        if shown_count < total_count
-    ]
-    if cut_lists:
-        short_summary.remarks = [
-            *short_summary.remarks,
-            f"shown here: {', '.join(cut_lists)}; summary.json and the tables contain all",
-        ]
-    return short_summary
+    cuts = [f"{part_count:,} of {total:,} {noun}" for noun, (part_count, total) in counts.items() if part_count < total]
+    if cuts:
+        short.remarks = [*short.remarks, f"shown here: {', '.join(cuts)}; summary.json and the tables contain all"]
+    return short

@@ -130,13 +130,9 @@ def reported_counts(summary: Summary) -> str:
     For example: `reported numbers: 46 printed, 14 measured here, 12 to compare: 9 agree, 3 differ`.
     """
     comparable = [entry for entry in summary.reported if entry.comparable]
-    count_by_agreement = Counter(
-        {True: "agree", False: "differ", None: "without an interval"}[entry.agrees] for entry in comparable
-    )
+    counts = Counter({True: "agree", False: "differ", None: "without an interval"}[entry.agrees] for entry in comparable)
     measured = sum(entry.measured is not None for entry in summary.reported)
-    words = ", ".join(
-        f"{count_by_agreement[word]} {word}" for word in ("agree", "differ", "without an interval") if count_by_agreement[word]
-    )
+    words = ", ".join(f"{counts[word]} {word}" for word in ("agree", "differ", "without an interval") if counts[word])
     compared = f"{len(comparable)} to compare: {words}" if comparable else "none to compare"
     return f"reported numbers: {len(summary.reported)} printed, {measured} measured here, {compared}"
 
@@ -149,10 +145,8 @@ def _reported_line(entry: ReportedResult, labels: Mapping[str, str], shared_reas
         measured = format_quantity(entry.measured, entry.unit)
         if entry.low is not None and entry.high is not None and entry.low != entry.high:
             spread = format_interval(entry.low, entry.high, entry.unit)
-    own_reasons = [
-        clause for clause in entry.reasons if clause not in shared_reasons and not clause.startswith(reasons.ASSUMED)
-    ]
-    clauses = [clause for clause in (entry.why, *own_reasons, entry.how if entry.how == ALONE else "") if clause]
+    unshared = [clause for clause in entry.reasons if clause not in shared_reasons and not clause.startswith(reasons.ASSUMED)]
+    clauses = [clause for clause in (entry.why, *unshared, entry.how if entry.how == ALONE else "") if clause]
     cell_filter = ", ".join(f"{key} {value}" for key, value in entry.cell.items())
     return ReportedLine(
         where=entry.where,

@@ -136,10 +136,8 @@ class GpuSource(Source):
             return
         for index in range(most_instances):
             try:
-                instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-                self._gpus.append(
-                    OpenGpu(nvml.nvmlDeviceGetUUID(instance), instance, self._instance_questions(), [], mig_of=uuid)
-                )
+                mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+                self._gpus.append(OpenGpu(nvml.nvmlDeviceGetUUID(mig), mig, self._instance_questions(), [], mig_of=uuid))
             except nvml.NVMLError:  # there is no instance with this index
                 continue
 

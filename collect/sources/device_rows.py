@@ -87,18 +87,14 @@ class DeviceRows:
 
 def _group_with_polars(rows: pl.DataFrame, keys: Sequence[str]) -> dict[Device, np.ndarray]:
     if len(keys) == 2:  # the host and a UUID, which is usually on one host: searching for the UUID alone takes a third
-        rows_of_uuid = {device[0]: row_indexes for device, row_indexes in _group_with_polars(rows, keys[1:]).items()}
+        rows_of_uuid = {device[0]: indexes for device, indexes in _group_with_polars(rows, keys[1:]).items()}
         hosts = rows[keys[0]]
         # The rows are sorted by host, so all rows of a UUID are on one host if its first and its last row are.
-        hosts_of_uuid = {
-            uuid: {hosts[int(row_indexes[0])], hosts[int(row_indexes[-1])]} for uuid, row_indexes in rows_of_uuid.items()
-        }
+        hosts_of_uuid = {uuid: {hosts[int(indexes[0])], hosts[int(indexes[-1])]} for uuid, indexes in rows_of_uuid.items()}
         if all(len(uuid_hosts) == 1 for uuid_hosts in hosts_of_uuid.values()):
-            return {(hosts_of_uuid[uuid].pop(), uuid): row_indexes for uuid, row_indexes in rows_of_uuid.items()}
+            return {(hosts_of_uuid[uuid].pop(), uuid): indexes for uuid, indexes in rows_of_uuid.items()}
     grouped = rows.select(keys).with_row_index("row").group_by(keys, maintain_order=True).agg("row")
-    return {
-        device: row_indexes.to_numpy() for device, row_indexes in zip(grouped.select(keys).rows(), grouped["row"], strict=True)
-    }
+    return {device: indexes.to_numpy() for device, indexes in zip(grouped.select(keys).rows(), grouped["row"], strict=True)}
 
 
 def _group_in_loop(rows: pl.DataFrame, keys: Sequence[str]) -> dict[Device, np.ndarray]:

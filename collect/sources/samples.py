@@ -61,12 +61,10 @@ def select_real_gpus(gpus: pl.DataFrame) -> pl.DataFrame:
 def build_sample_frames(hosts: Mapping[str, Sequence[Sample]], parts: Sequence[Samples] = ()) -> Samples:
     """The frames of the samples of one run. hosts: {host: its samples}. parts: more samples of the run, which are already in
     frames."""
-    return Samples(*(rows.drop("run") for rows in build_sample_frames_of_runs([hosts], [parts])))
+    return Samples(*(rows.drop("run") for rows in build_frames_of_runs([hosts], [parts])))
 
 
-def build_sample_frames_of_runs(
-    runs: Sequence[Mapping[str, Sequence[Sample]]], parts: Sequence[Sequence[Samples]] = ()
-) -> Samples:
+def build_frames_of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]], parts: Sequence[Sequence[Samples]] = ()) -> Samples:
     """The samples of many runs in one set of frames, because making a frame takes about as long for one run as for a hundred.
 
     The frames have a column `run`: the index of the run in `runs`. parts: for each run, its samples that are already in frames.
@@ -95,11 +93,8 @@ def build_sample_part(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples
     played, sizes = tables.gpu_sample_columns(samples)
     sample_columns = [_build_series("played", played, pl.Boolean), _build_series("memory_total_bytes", sizes, pl.Int64)]
     nics, gpus, rdma = (
-        (
-            list(map(len, devices_of_samples)),
-            _build_frame(columns, [device for sample_devices in devices_of_samples for device in sample_devices]),
-        )
-        for columns, devices_of_samples in (
+        (list(map(len, lists)), _build_frame(columns, [device for devices in lists for device in devices]))
+        for columns, lists in (
             (tables.NICS, [sample.nics or () for sample in samples]),
             (tables.GPUS, [sample.gpus or () for sample in samples]),
             (tables.RDMA, [sample.rdma or () for sample in samples]),
@@ -153,9 +148,7 @@ def _repeat_indexes(counts: Sequence[int] | np.ndarray) -> np.ndarray:
 def _build_frame(columns: Mapping[str, Kind], records: Sequence[Record]) -> pl.DataFrame:
     """A frame with a row for each record and a column for each field in `columns`."""
     values = zip(*map(attrgetter(*columns), records)) if records else ((),) * len(columns)
-    return pl.DataFrame(
-        [_build_series(name, column_values, KINDS[columns[name]]) for name, column_values in zip(columns, values, strict=True)]
-    )
+    return pl.DataFrame([_build_series(name, data, KINDS[columns[name]]) for name, data in zip(columns, values, strict=True)])
 
 
 def _build_series(name: str, values: Sequence[Any], kind: Any) -> pl.Series:

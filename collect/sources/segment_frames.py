@@ -112,10 +112,7 @@ def _build_frame(table: str, segments: Sequence[CheckedSegment]) -> pl.DataFrame
     rows = [segment.rows[table] for segment in segments]
     columns = [segment.columns[table] for segment in segments]
     return pl.DataFrame(
-        [
-            _build_series(name, kind, [segment_columns[name] for segment_columns in columns], rows)
-            for name, kind in TABLES[table].items()
-        ]
+        [_build_series(name, kind, [part[name] for part in columns], rows) for name, kind in TABLES[table].items()]
     )
 
 

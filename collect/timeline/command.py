@@ -122,8 +122,9 @@ def _straggler_sentence(timeline: RunTimeline) -> str:
     if straggler is None:
         return "straggler: none found. Ranks differ by less than 5 % of a step, or have too few steps (at least 3 on 2 ranks)."
     return (
-        f"straggler: rank {straggler.rank} on {timeline.host_of(straggler.rank)}, {straggler.phase}: {straggler.late_ms:.4g} ms longer than "
-        f"the median rank in each step ({straggler.share_pct:.0f} % of {straggler.step_ms:.4g} ms); found by {straggler.by}."
+        f"straggler: rank {straggler.rank} on {timeline.host_of(straggler.rank)}, {straggler.phase}: "
+        f"{straggler.late_ms:.4g} ms longer than the median rank in each step ({straggler.share_pct:.0f} % of "
+        f"{straggler.step_ms:.4g} ms); found by {straggler.by}."
     )
 
 

@@ -44,9 +44,7 @@ def _first_time_s(timeline: RunTimeline) -> float:
     return min(firsts, default=0.0)
 
 
-def _trace_events(
-    timeline: RunTimeline, profiled: Iterable[Spans], zero_s: float, host_suffix: str
-) -> Iterator[dict[str, Any]]:
+def _trace_events(timeline: RunTimeline, profiled: Iterable[Spans], zero_s: float, suffix: str) -> Iterator[dict[str, Any]]:
     processes: dict[str, int] = {}
     rows: dict[tuple[str, str], int] = {}
 
@@ -56,7 +54,7 @@ def _trace_events(
     def process(host: str) -> Iterator[dict[str, Any]]:
         if host not in processes:
             processes[host] = len(processes) + 1
-            yield {"ph": "M", "name": "process_name", "pid": processes[host], "args": {"name": f"{host}{host_suffix}"}}
+            yield {"ph": "M", "name": "process_name", "pid": processes[host], "args": {"name": f"{host}{suffix}"}}
 
     for spans in (*timeline.steps, *timeline.instruments, *profiled):
         yield from process(spans.host)

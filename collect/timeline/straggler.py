@@ -67,13 +67,11 @@ def straggler_by_traces(breakdowns: list[Breakdown]) -> Straggler | None:
 
     The rank that spends the least time in collectives arrives last; the other ranks spend more time there, because they wait.
     """
-    usable = [
-        breakdown for breakdown in breakdowns if breakdown.rank is not None and breakdown.steps and breakdown.communication_ns
-    ]
+    usable = [entry for entry in breakdowns if entry.rank is not None and entry.steps and entry.communication_ns]
     if len(usable) < 2:
         return None
-    waits_ms = sorted((breakdown.communication_ns / breakdown.steps / 1e6, breakdown.rank or 0) for breakdown in usable)
-    steps_ms = sorted(breakdown.span_ns / breakdown.steps / 1e6 for breakdown in usable)
+    waits_ms = sorted((entry.communication_ns / entry.steps / 1e6, entry.rank or 0) for entry in usable)
+    steps_ms = sorted(entry.span_ns / entry.steps / 1e6 for entry in usable)
     middle = len(waits_ms) // 2
     median = waits_ms[middle][0] if len(waits_ms) % 2 else (waits_ms[middle - 1][0] + waits_ms[middle][0]) / 2
     late_ms, step_ms = median - waits_ms[0][0], steps_ms[len(steps_ms) // 2]

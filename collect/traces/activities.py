@@ -59,7 +59,7 @@ def find_activities(trace: Trace) -> Activities | None:
     collective = communicating.rows
     rows = np.flatnonzero(kernel | memory)
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
-    busy = intervals.event_intervals(trace, kernel | memory)
+    busy = intervals.event_spans(trace, kernel | memory)
     on_host = trace.match_labels(trace.name, [label.startswith(GLOO) for label in trace.labels]) & ~trace.has_category("cpu_op")
     return Activities(
         source="gpu",
@@ -70,11 +70,11 @@ def find_activities(trace: Trace) -> Activities | None:
         operation=communicating.operation[rows],
         operations=communicating.operations,
         launch_row=find_launch_rows(trace, rows),
-        compute=intervals.event_intervals(trace, kernel & ~collective),
-        communication=intervals.event_intervals(trace, collective),
-        memory=intervals.event_intervals(trace, memory),
+        compute=intervals.event_spans(trace, kernel & ~collective),
+        communication=intervals.event_spans(trace, collective),
+        memory=intervals.event_spans(trace, memory),
         busy=busy,
-        host_collectives=intervals.event_intervals(trace, on_host),
+        host_collectives=intervals.event_spans(trace, on_host),
         operating=intervals.NO_INTERVALS,
     )
 
@@ -88,10 +88,8 @@ def _find_cpu_activities(trace: Trace) -> Activities | None:
     order = np.argsort(trace.start_ns[spans], kind="stable")
     rows = spans[order]
     span_operations = gloo.find_span_operations(trace, cpu_activity, names)
-    index_of_operation: dict[CollectiveOperation, int] = {}
-    operation = np.array(
-        [index_of_operation.setdefault(span_operations[index], len(index_of_operation)) for index in order], np.int32
-    )
+    indexes: dict[CollectiveOperation, int] = {}
+    operation = np.array([indexes.setdefault(span_operations[index], len(indexes)) for index in order], np.int32)
     return Activities(
         source="gloo" if len(rows) else "cpu",
         start_ns=cpu_activity.start_ns,
@@ -99,14 +97,14 @@ def _find_cpu_activities(trace: Trace) -> Activities | None:
         rows=rows,
         is_collective=np.ones(len(rows), bool),
         operation=operation,
-        operations=list(index_of_operation),
+        operations=list(indexes),
         launch_row=np.full(len(rows), -1, np.intp),
         compute=cpu_activity.compute,
         communication=cpu_activity.communication,
         memory=intervals.NO_INTERVALS,
         busy=intervals.unite_intervals(cpu_activity.compute, cpu_activity.communication),
-        host_collectives=intervals.event_intervals(trace, cpu_activity.c10d),
-        operating=intervals.event_intervals(trace, cpu_activity.operators),
+        host_collectives=intervals.event_spans(trace, cpu_activity.c10d),
+        operating=intervals.event_spans(trace, cpu_activity.operators),
     )
 
 

@@ -26,12 +26,12 @@ def print_answer_tables(output: Output, answers: RunAnswers) -> None:
     _print_phases(output, answers.ranks)
 
 
-def print_step_difference(output: Output, run: str, against: str, step_difference: StepDifference) -> None:
+def print_step_difference(output: Output, run: str, against: str, step: StepDifference) -> None:
     """Print a table that divides the difference in time between two runs into parts. The sum of the parts is the difference.
 
     run, against: the names of the two runs, for the title of the table.
     """
-    difference_ns = step_difference.difference_ns
+    difference_ns = step.difference_ns
     rows = [
         [
             part.label,
@@ -39,23 +39,16 @@ def print_step_difference(output: Output, run: str, against: str, step_differenc
             signed_ms_text(part.difference_ns),
             percent_text(part.difference_ns, difference_ns),
         ]
-        for part in step_difference.parts
+        for part in step.parts
         if part.difference_ns
     ]
-    rows.append(
-        [
-            f"whole {step_difference.per}",
-            ms_text(step_difference.time_ns),
-            ms_text(step_difference.against_ns),
-            signed_ms_text(difference_ns),
-            percent_text(difference_ns, difference_ns),
-        ]
-    )
+    change = [signed_ms_text(difference_ns), percent_text(difference_ns, difference_ns)]
+    rows.append([f"whole {step.per}", ms_text(step.time_ns), ms_text(step.against_ns), *change])
     faster = "slower" if difference_ns > 0 else "faster" if difference_ns < 0 else "as fast"
     output.table(
-        f"why {run} is {faster} than {against}: mean {step_difference.per}, parts sum to the difference"
+        f"why {run} is {faster} than {against}: mean {step.per}, parts sum to the difference"
         if difference_ns
-        else f"{run} and {against}: mean {step_difference.per}",
+        else f"{run} and {against}: mean {step.per}",
         ["Part", "Time (ms)", "Against (ms)", "Difference (ms)", "Share (%)"],
         rows,
     )

@@ -66,9 +66,8 @@ def find_attention(trace: Trace, active: Activities) -> list[AttentionUse]:
     """Find the calls of attention in a trace: one entry per operator or kernel, longest time first; empty if there are no
     calls."""
     backend_of_label = [_backend_of_operator(label) for label in trace.labels]
-    rows = np.flatnonzero(
-        trace.match_labels(trace.name, [backend is not None for backend in backend_of_label]) & trace.has_category("cpu_op")
-    )
+    has_backend = [backend is not None for backend in backend_of_label]
+    rows = np.flatnonzero(trace.match_labels(trace.name, has_backend) & trace.has_category("cpu_op"))
     rows = rows[gloo.starts_in_steps(trace, trace.start_ns[rows])]
     spans = EventSpans(trace.name[rows], trace.thread[rows], trace.start_ns[rows], trace.end_ns[rows])
     spans = spans.select(is_outermost(spans))
@@ -91,9 +90,8 @@ def _find_launching_spans(trace: Trace, active: Activities, spans: EventSpans) -
     launch_row = active.launch_row
     span_index = np.full(len(launch_row), -1, np.intp)
     launch_known = launch_row >= 0
-    span_index[launch_known] = find_containing_spans(
-        spans, trace.thread[launch_row[launch_known]], trace.start_ns[launch_row[launch_known]]
-    )
+    launches = launch_row[launch_known]
+    span_index[launch_known] = find_containing_spans(spans, trace.thread[launches], trace.start_ns[launches])
     return span_index
 
 

@@ -128,10 +128,8 @@ def compute_breakdown(trace: Trace) -> Breakdown | None:
     memory = gpu_events.counted & ~kernel
     communicating = find_communication(trace, kernel)
     collective = communicating.rows
-    compute, communicated, moved = (
-        intervals.event_intervals(trace, rows) for rows in (kernel & ~collective, collective, memory)
-    )
-    busy = intervals.event_intervals(trace, kernel | memory)
+    compute, communicated, moved = (intervals.event_spans(trace, rows) for rows in (kernel & ~collective, collective, memory))
+    busy = intervals.event_spans(trace, kernel | memory)
     rows = np.flatnonzero(collective)
     exact = _build_breakdown(
         trace,
@@ -153,10 +151,8 @@ def compute_breakdown(trace: Trace) -> Breakdown | None:
 def _measure_left_out(trace: Trace, gpu_events: Launches, rows: NDArray[np.bool_]) -> LeftOut | None:
     if not rows.any():
         return None
-    total_ns, left_out_ns = (
-        _sum_durations(trace.duration_ns[chosen])
-        for chosen in (gpu_events.counted | gpu_events.before_recording | gpu_events.outside_steps, rows)
-    )
+    all_rows = gpu_events.counted | gpu_events.before_recording | gpu_events.outside_steps
+    total_ns, left_out_ns = (_sum_durations(trace.duration_ns[chosen]) for chosen in (all_rows, rows))
     return LeftOut(int(np.count_nonzero(rows)), left_out_ns, 100 * left_out_ns / total_ns if total_ns else 0.0)
 
 

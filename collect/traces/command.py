@@ -36,20 +36,14 @@ def find_trace_files(workspace: Workspace, run: str) -> list[Path]:
     """
     is_path = "/" in run
     folder = Path(run) if is_path else workspace.run(run).path / "trace"
-    json_paths = [path for path in folder.glob("*.json*") if not path.name.startswith(".")]
-    trace_paths = (
-        [folder]
-        if is_path and folder.is_file()
-        else sorted(json_paths)
-        if is_path
-        else run_traces.select_regular_files(json_paths)
-    )
-    if not trace_paths:
+    listed = [path for path in folder.glob("*.json*") if not path.name.startswith(".")]
+    paths = [folder] if is_path and folder.is_file() else sorted(listed) if is_path else run_traces.select_regular_files(listed)
+    if not paths:
         raise InputError(
             f"{folder}: no traces. Allowed: a run whose cell has instruments: {{profile: ...}}, "
             "or a folder or file (with a slash in its name) of Chrome traces, *.json or *.json.gz."
         )
-    return trace_paths
+    return paths
 
 
 def show_traces(workspace: Workspace, run: str, against: str | None, output: Output, *, like_hta: bool) -> int:
@@ -81,33 +75,21 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
     damage = [f"{trace.path}: {sentence}" for trace in other_traces for sentence in describe_damage(trace)]
     comparison = None
     if against:
-        comparison = TraceComparison(
-            against,
-            compare_trace_operators(traces, other_traces),
-            [compute_file_figures(entry) for entry in other_traces],
-            damage,
-        )
+        other_figures = [compute_file_figures(entry) for entry in other_traces]
+        comparison = TraceComparison(against, compare_trace_operators(traces, other_traces), other_figures, damage)
     if not like_hta:
         return _print_report(output, header, [compute_file_figures(trace) for trace in traces], comparison)
     breakdowns, failures = _compute_like_hta(traces)
     trace_damage = [f"{trace.path}: {sentence}" for trace in traces for sentence in describe_damage(trace)]
     _print_breakdowns(output, run, breakdowns, like_hta=True)
-    _print_tallies(
-        output,
-        "collectives, all ranks together",
-        "Collective",
-        [entry for breakdown in breakdowns for entry in breakdown.collectives],
-    )
+    collectives = [entry for breakdown in breakdowns for entry in breakdown.collectives]
+    _print_tallies(output, "collectives, all ranks together", "Collective", collectives)
     _print_kernels(output, breakdowns)
     if comparison:
         _print_operators(output, run, comparison.against, comparison.operators)
-    _print_remarks(
-        output,
-        breakdowns,
-        _describe_duplicates([(trace.rank, trace.path) for trace in traces]),
-        [*failures, *trace_damage, *damage],
-    )
-    document = header | {"like_hta": True, "ranks": [_breakdown_document(entry) for entry in breakdowns]}
+    duplicates = _describe_duplicates([(trace.rank, trace.path) for trace in traces])
+    _print_remarks(output, breakdowns, duplicates, [*failures, *trace_damage, *damage])
+    document = header | {"like_hta": True, "ranks": [_document(entry) for entry in breakdowns]}
     document |= {"without_figures": failures, "damage": [*trace_damage, *damage]}
     output.document(document | (comparison.document(None) if comparison else {}))
     return 1 if document["damage"] or failures else 0
@@ -147,9 +129,8 @@ def _print_report(
     damage += comparison.damage if comparison else []
     step_difference = None
     if comparison:
-        step_difference = compute_step_difference(
-            [answers], [RunAnswers([entry.analysis for entry in comparison.others if entry.analysis])]
-        )
+        others = [entry.analysis for entry in comparison.others if entry.analysis]
+        step_difference = compute_step_difference([answers], [RunAnswers(others)])
     _print_breakdowns(output, run, breakdowns, like_hta=False)
     answer_tables.print_answer_tables(output, answers)
     detail_tables.print_detail_tables(output, answers.ranks)
@@ -158,13 +139,9 @@ def _print_report(
         if step_difference:
             answer_tables.print_step_difference(output, run, comparison.against, step_difference)
         _print_operators(output, run, comparison.against, comparison.operators)
-    _print_remarks(
-        output, breakdowns, _describe_duplicates([(entry.rank, Path(entry.path)) for entry in figures]), [*failures, *damage]
-    )
-    ranks = [
-        _breakdown_document(entry) | run_answers.rank_document(analysis)
-        for entry, analysis in zip(breakdowns, answers.ranks, strict=True)
-    ]
+    duplicates = _describe_duplicates([(entry.rank, Path(entry.path)) for entry in figures])
+    _print_remarks(output, breakdowns, duplicates, [*failures, *damage])
+    ranks = [_document(entry) | run_answers.rank_document(rank) for entry, rank in zip(breakdowns, answers.ranks, strict=True)]
     document = header | {"like_hta": False, "ranks": ranks}
     document |= {"without_figures": failures, "damage": damage} | answers.document()
     output.document(document | (comparison.document(step_difference) if comparison else {}))
@@ -185,14 +162,8 @@ def _print_remarks(output: Output, breakdowns: Sequence[Breakdown], duplicates: 
 
     duplicates: about ranks with several trace files. problems: sentences about damaged traces and traces without figures.
     """
-    for sentence in filter(
-        None,
-        [
-            _describe_unstable_sort(breakdowns),
-            *duplicates,
-            *(sentence for breakdown in breakdowns for sentence in _describe_left_out(breakdown)),
-        ],
-    ):
+    left_out = [sentence for breakdown in breakdowns for sentence in _describe_left_out(breakdown)]
+    for sentence in filter(None, [_describe_unstable_sort(breakdowns), *duplicates, *left_out]):
         output.remark(sentence)
     for sentence in problems:
         output.remark(sentence, style="red")
@@ -254,7 +225,7 @@ def _describe_unstable_sort(breakdowns: Sequence[Breakdown]) -> str:
     )
 
 
-def _breakdown_document(breakdown: Breakdown) -> dict[str, Any]:
+def _document(breakdown: Breakdown) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(breakdown)
     for rows, tallies in ((document["collectives"], breakdown.collectives), (document["kernels"], breakdown.kernels)):
         for row, event_tally in zip(rows, tallies, strict=True):

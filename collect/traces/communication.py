@@ -45,10 +45,8 @@ def find_communication(trace: Trace, kernel: NDArray[np.bool_]) -> Communication
         if name := collective.find_kernel_collective(trace.labels[label]):
             operation_of_label[label] = len(operations)
             operations.append(CollectiveOperation(name))
-    operation = (
-        np.where(trace.collective >= 0, trace.collective, operation_of_label[trace.name])
-        if len(trace.name)
-        else trace.collective
-    )
+    operation = trace.collective
+    if len(trace.name):
+        operation = np.where(trace.collective >= 0, trace.collective, operation_of_label[trace.name])
     operation = np.where(kernel, operation, np.int32(-1)).astype(np.int32)
     return Communication(operation >= 0, operation, operations)

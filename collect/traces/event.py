@@ -190,14 +190,12 @@ def texts_to_ns(texts: Sequence[Raw]) -> NDArray[np.int64]:
     if len(texts) == len(starts) > 0 and digits + len(points) + len(starts) == len(characters):
         stops = np.append(starts[1:], len(characters))
         # The index of the text that contains each decimal point. In texts of Kineto, every text has one point.
-        text_of_point = np.arange(len(points)) if len(points) == len(starts) else np.searchsorted(starts, points) - 1
+        owners = np.arange(len(points)) if len(points) == len(starts) else np.searchsorted(starts, points) - 1
         decimals, lengths = np.zeros((2, len(starts)), np.int64)
-        decimals[text_of_point] = stops[text_of_point] - points - 1
+        decimals[owners] = stops[owners] - points - 1
         lengths[:] = stops - starts - 1 - decimals
-        lengths[text_of_point] -= 1
-        one_point_each = np.all((points > starts[text_of_point]) & (points < stops[text_of_point])) and np.all(
-            np.diff(text_of_point) > 0
-        )
+        lengths[owners] -= 1
+        one_point_each = np.all((points > starts[owners]) & (points < stops[owners])) and np.all(np.diff(owners) > 0)
         longest = characters[starts[lengths == _DIGITS] + 1]  # first digit of the longest texts; it is 1 in today's timestamps
         fits_int64 = lengths.max() < _DIGITS or (lengths.max() == _DIGITS and np.all(longest == _ONE))
         if one_point_each and lengths.min() > 0 and decimals.max() <= 3 and fits_int64:

@@ -56,7 +56,7 @@ def find_activity(trace: Trace) -> Activity | None:
     computing = operators & ~c10d & _match_names(trace, lambda label: not label.startswith(WRAPPER))
     range_events = is_step if is_step.any() else operators | collectives
     start, end = int(trace.start_ns[range_events].min()), int(trace.end_ns[range_events].max())
-    compute = intervals.subtract_intervals(intervals.event_intervals(trace, computing), intervals.event_intervals(trace, c10d))
+    compute = intervals.subtract_intervals(intervals.event_spans(trace, computing), intervals.event_spans(trace, c10d))
     return Activity(
         start_ns=start,
         end_ns=end,
@@ -66,7 +66,7 @@ def find_activity(trace: Trace) -> Activity | None:
         computing=computing,
         collectives=collectives,
         compute=intervals.clip_intervals(compute, start, end),
-        communication=intervals.clip_intervals(intervals.event_intervals(trace, collectives), start, end),
+        communication=intervals.clip_intervals(intervals.event_spans(trace, collectives), start, end),
     )
 
 
@@ -79,7 +79,7 @@ def starts_in_steps(trace: Trace, moments: NDArray[np.int64]) -> NDArray[np.bool
     """Which moments lie in a profiler step. If the trace has no profiler steps, all moments count. Shape (number of
     moments,)."""
     steps = find_steps(trace)
-    return intervals.covers(intervals.event_intervals(trace, steps), moments) if steps.any() else np.ones(len(moments), bool)
+    return intervals.covers(intervals.event_spans(trace, steps), moments) if steps.any() else np.ones(len(moments), bool)
 
 
 def find_autograd(trace: Trace) -> NDArray[np.bool_]:
@@ -102,10 +102,8 @@ def name_collectives(trace: Trace, activity: Activity) -> list[str]:
     queued = [index for index, name in enumerate(span_names) if name not in _POINT_TO_POINT]
     queued.sort(key=lambda index: trace.start_ns[rows[index]])
     launch_rows = sorted(np.flatnonzero(activity.launches), key=lambda row: trace.start_ns[row])
-    launch_names = [
-        (row, find_torch_name(trace.labels[trace.name[row]].removeprefix("c10d::").strip("_"))) for row in launch_rows
-    ]
-    queued_launches = [(row, name) for row, name in launch_names if name not in _POINT_TO_POINT]
+    names = [(row, find_torch_name(trace.labels[trace.name[row]].removeprefix("c10d::").strip("_"))) for row in launch_rows]
+    queued_launches = [(row, name) for row, name in names if name not in _POINT_TO_POINT]
     if len(queued_launches) != len(queued):
         return span_names
     collective_names = list(span_names)

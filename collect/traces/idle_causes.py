@@ -120,19 +120,13 @@ def _measure_handover(trace: Trace, active: Activities, queued_idle: Intervals) 
     streams_started = _group_streams_by_time(begin, stream, is_lasting & np.isin(begin, busy.start[next_busy]))
     total = 0
     for first, last, following in zip(idle.start.tolist(), idle.end.tolist(), busy.start[next_busy].tolist(), strict=True):
-        if any(
-            ended_stream != started_stream
-            for ended_stream in streams_ended[first]
-            for started_stream in streams_started[following]
-        ):
+        if any(ended != started_stream for ended in streams_ended[first] for started_stream in streams_started[following]):
             total += last - first
     return total
 
 
-def _group_streams_by_time(
-    moments: NDArray[np.int64], stream: NDArray[np.int64], rows: NDArray[np.bool_]
-) -> dict[int, set[int]]:
+def _group_streams_by_time(times: NDArray[np.int64], stream: NDArray[np.int64], rows: NDArray[np.bool_]) -> dict[int, set[int]]:
     streams: dict[int, set[int]] = {}
-    for moment, number in zip(moments[rows].tolist(), stream[rows].tolist(), strict=True):
+    for moment, number in zip(times[rows].tolist(), stream[rows].tolist(), strict=True):
         streams.setdefault(moment, set()).add(number)
     return streams

@@ -36,7 +36,7 @@ def merge_overlapping(start: NDArray[np.int64], end: NDArray[np.int64]) -> Inter
     return Intervals(start[np.r_[True, gap]], end[np.r_[gap, True]])
 
 
-def event_intervals(trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Intervals:
+def event_spans(trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Intervals:
     """The time in which at least one of the chosen events runs. rows: the chosen events, as a boolean mask or as indexes."""
     return merge_overlapping(trace.start_ns[rows], trace.end_ns[rows])
 

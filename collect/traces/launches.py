@@ -59,7 +59,7 @@ def divide_by_launch(trace: Trace) -> Launches:
     step = host & trace.match_labels(trace.name, [STEP.match(label) is not None for label in trace.labels])
     if step.any():
         launched = trace.start_ns[calls[position[launch_known]]]
-        outside[rows[launch_known]] = ~intervals.covers(intervals.event_intervals(trace, step), launched)
+        outside[rows[launch_known]] = ~intervals.covers(intervals.event_spans(trace, step), launched)
     if (outside | before)[gpu].all():  # no event was launched in a step, so events that were launched outside of steps count
         outside = no_events
     return Launches(gpu & ~before & ~outside, before, outside)

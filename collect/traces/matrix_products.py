@@ -26,13 +26,7 @@ from collect.traces.trace import Trace
 from shardlab.files.decoders import DECODE_FAULTS
 
 _LARGEST = 1 << 60  # the most FLOPs of one call: no device can do more FLOPs, so larger shapes mean that the trace is damaged
-_INPUT_POSITIONS = {
-    "aten::mm": (0, 1),
-    "aten::bmm": (0, 1),
-    "aten::addmm": (1, 2),
-    "aten::baddbmm": (1, 2),
-    "aten::_scaled_mm": (0, 1),
-}
+_INPUTS = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2), "aten::_scaled_mm": (0, 1)}
 
 
 class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,9 +87,7 @@ def find_matrix_products(trace: Trace, active: Activities) -> list[MatrixProduct
                 untimed=int(all_calls[index] - calls[index]),
             )
         )
-    return sorted(
-        products, key=lambda product: (-product.total_ns, product.operator, product.batch, product.m, product.n, product.k)
-    )
+    return sorted(products, key=lambda entry: (-entry.total_ns, entry.operator, entry.batch, entry.m, entry.n, entry.k))
 
 
 def find_timed_calls(trace: Trace, active: Activities) -> EventSpans:
@@ -124,7 +116,7 @@ def parse_product_sizes(operator: str, shapes: bytes) -> tuple[int, int, int, in
         return None
     if not isinstance(inputs, list):
         return None
-    first, second = _INPUT_POSITIONS.get(operator, (0, 1))
+    first, second = _INPUTS.get(operator, (0, 1))
     if len(inputs) <= second or not (_is_shape(inputs[first]) and _is_shape(inputs[second])):
         return None
     sizes = _linear_sizes(inputs[0], inputs[1]) if operator == "aten::linear" else _matrix_sizes(inputs[first], inputs[second])

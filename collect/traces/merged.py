@@ -38,9 +38,7 @@ def merge_figures(workspace: Workspace, name: str) -> list[FileFigures] | None:
             f"{name}: {len(unfinished)} of {total} parts have not completed: {run_ids}{omitted}. `jobs status` says why; on a "
             "remote cluster, `collect fetch` copies the runs first."
         )
-    return sort_by_rank(
-        [summary for part_number in range(total) for summary in _read_summaries(parts[part_number][0], parts[part_number][2])]
-    )
+    return sort_by_rank([summary for number in range(total) for summary in _read_summaries(parts[number][0], parts[number][2])])
 
 
 def _find_latest_runs(workspace: Workspace, name: str) -> Mapping[int, tuple[RunDir, Run, TracePart]]:

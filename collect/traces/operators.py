@@ -73,9 +73,7 @@ def compare_trace_operators(run: Sequence[Trace], against: Sequence[Trace]) -> l
                 against_time_ns=other_ns / against_uses.share,
             )
         )
-    return sorted(
-        operator_differences, key=lambda difference: (-abs(difference.more_time_ns), difference.kind, difference.name)
-    )
+    return sorted(operator_differences, key=lambda entry: (-abs(entry.more_time_ns), entry.kind, entry.name))
 
 
 def count_uses(traces: Sequence[Trace], *, by_step: bool) -> Uses:

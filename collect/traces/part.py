@@ -50,21 +50,14 @@ def analyse_part(folder: RunDir, run: Run) -> None:
     files.make_folder(folder.path / SUMMARIES)
     files.make_folder(folder.steps_file(0).parent)
     with LineWriter(folder.steps_file(0)) as steps:
-        for file_number, name in enumerate(part.files):
+        for number, name in enumerate(part.files):
             start, path = time.monotonic(), Path(part.folder) / name
             with files.as_workspace_error("read"):
-                loaded_trace, size = trace.read_trace(path), path.stat().st_size
-            files.write_json(
-                folder.path / SUMMARIES / summary_name(file_number), compute_file_figures(loaded_trace), sync=False
-            )
+                loaded, size = trace.read_trace(path), path.stat().st_size
+            files.write_json(folder.path / SUMMARIES / summary_name(number), compute_file_figures(loaded), sync=False)
             end_time = time.monotonic()
             record = StepRecord(
-                schema=SCHEMA,
-                step=file_number + 1,
-                t_s=end_time,
-                wall_s=time.time(),
-                units=size,
-                step_ms=1000 * (end_time - start),
+                schema=SCHEMA, step=number + 1, t_s=end_time, wall_s=time.time(), units=size, step_ms=1000 * (end_time - start)
             )
             steps.write(record)
     result = Result(

@@ -74,15 +74,13 @@ def compute_phase_times(trace: Trace, active: Activities) -> list[PhaseTime]:
         rows = active.rows[in_phase]
         collective = active.is_collective[in_phase]
         memory = trace.has_category("gpu_memcpy", "gpu_memset")[rows]
-        compute, communication = (
-            intervals.event_intervals(trace, rows[chosen]) for chosen in (~collective & ~memory, collective)
-        )
+        compute, communication = (intervals.event_spans(trace, rows[chosen]) for chosen in (~collective & ~memory, collective))
         if host[phase].length or len(rows):
             times.append(
                 PhaseTime(
                     phase=phase,
                     host_ns=host[phase].length,
-                    device_ns=intervals.event_intervals(trace, rows).length,
+                    device_ns=intervals.event_spans(trace, rows).length,
                     compute_ns=compute.length,
                     communication_ns=communication.length,
                 )
@@ -108,19 +106,15 @@ def find_launch_phases(trace: Trace, active: Activities, host: dict[Phase, Inter
 
 def _divide_host_time(trace: Trace, steps: NDArray[np.bool_], main: int) -> dict[Phase, Intervals]:
     """The time of each phase on the main thread. The phases are disjoint, and together they are the time of the steps."""
-    remaining = intervals.event_intervals(trace, steps)
+    remaining = intervals.event_spans(trace, steps)
     annotations = trace.has_category("user_annotation", "cpu_op") & (trace.thread == main) & ~steps
     time_of_phase: dict[Phase, Intervals] = {}
     for phase, pattern in _ANNOTATIONS.items():
         is_named = trace.match_labels(trace.name, [pattern.match(label) is not None for label in trace.labels])
-        time_of_phase[phase] = intervals.intersect_intervals(
-            remaining, intervals.event_intervals(trace, annotations & is_named)
-        )
+        time_of_phase[phase] = intervals.intersect_intervals(remaining, intervals.event_spans(trace, annotations & is_named))
         remaining = intervals.subtract_intervals(remaining, time_of_phase[phase])
     autograd = gloo.find_autograd(trace)
-    differentiating = intervals.intersect_intervals(
-        remaining, _close_gaps(trace, intervals.event_intervals(trace, autograd), main)
-    )
+    differentiating = intervals.intersect_intervals(remaining, _close_gaps(trace, intervals.event_spans(trace, autograd), main))
     time_of_phase["backward"] = intervals.unite_intervals(time_of_phase["backward"], differentiating)
     remaining = intervals.subtract_intervals(remaining, differentiating)
     last = _find_last_backward(trace, steps, time_of_phase["backward"])

@@ -65,9 +65,7 @@ def rank_document(analysis: RankAnalysis) -> dict[str, Any]:
         "phases": msgspec.to_builtins(analysis.phases),
         "layers": msgspec.to_builtins(analysis.layers),
         "memory": msgspec.to_builtins(analysis.memory),
-        "matrix_products": [
-            msgspec.to_builtins(product) | {"flops_per_s": product.flops_per_s} for product in analysis.products
-        ],
+        "matrix_products": [msgspec.to_builtins(entry) | {"flops_per_s": entry.flops_per_s} for entry in analysis.products],
         "attention": msgspec.to_builtins(analysis.attention),
     }
 

@@ -54,9 +54,7 @@ def read_run_traces(run: Path, mode: Traces) -> RunTraces:
     exact = [figures.breakdown for figures in loaded]
     analyses = [figures.analysis for figures in loaded]
     return RunTraces(
-        exact,
-        analyses,
-        _read_like_hta(paths) if mode == "like-hta" and any(breakdown.source == "gpu" for breakdown in exact) else [],
+        exact, analyses, _read_like_hta(paths) if mode == "like-hta" and any(entry.source == "gpu" for entry in exact) else []
     )
 
 

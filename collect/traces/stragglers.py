@@ -95,12 +95,12 @@ def compute_waits(ranks: Sequence[RankAnalysis]) -> Waits:
     if None in numbers or len(set(numbers)) < len(numbers):
         return _no_waits("the traces do not say which rank each of them is of, or several are of one rank")
     sequences: defaultdict[tuple[ProcessGroup, int], dict[int, list[int]]] = defaultdict(dict)
-    for rank_index, analysis in enumerate(ranks):
+    for rank, analysis in enumerate(ranks):
         for index, call in enumerate(analysis.calls):
             group = analysis.groups[call.group]
             if call.name in SYNCHRONIZING and not group.mixed:
                 key = group, call.step
-                sequences[key].setdefault(rank_index, []).append(index)
+                sequences[key].setdefault(rank, []).append(index)
     waited: dict[CallPosition, int] = {}
     skew: list[int] = []
     last: Counter[int] = Counter()
@@ -112,16 +112,13 @@ def compute_waits(ranks: Sequence[RankAnalysis]) -> Waits:
             continue
         rank_indexes = list(by_rank)
         for matched_calls in zip(*by_rank.values(), strict=True):
-            durations = [
-                ranks[rank_index].calls[index].duration_ns
-                for rank_index, index in zip(rank_indexes, matched_calls, strict=True)
-            ]
+            durations = [ranks[rank].calls[index].duration_ns for rank, index in zip(rank_indexes, matched_calls, strict=True)]
             shortest = min(durations)
             waiting = [duration - shortest for duration in durations]
-            for rank_index, index, ns in zip(rank_indexes, matched_calls, waiting, strict=True):
-                waited[rank_index, index] = ns
+            for rank, index, ns in zip(rank_indexes, matched_calls, waiting, strict=True):
+                waited[rank, index] = ns
             skew.append(max(waiting))
-            latest = [rank_index for rank_index, ns in zip(rank_indexes, waiting, strict=True) if not ns]
+            latest = [rank for rank, ns in zip(rank_indexes, waiting, strict=True) if not ns]
             if len(latest) == 1:
                 last[latest[0]] += 1
                 caused_ns[latest[0]] += sum(waiting)

@@ -178,10 +178,8 @@ class _Unanswerable(Exception):
     def __init__(self, missing: list[NoMeasurement]) -> None:
         super().__init__()
         order: tuple[Word, ...] = ("ambiguous", "not run", "undecided")
-        self.verdict: Word = min((no_measurement.verdict for no_measurement in missing), key=order.index)
-        self.why = "; ".join(
-            dict.fromkeys(no_measurement.why for no_measurement in missing if no_measurement.verdict == self.verdict)
-        )
+        self.verdict: Word = min((error.verdict for error in missing), key=order.index)
+        self.why = "; ".join(dict.fromkeys(error.why for error in missing if error.verdict == self.verdict))
 
 
 def _look_up_numbers(
@@ -239,29 +237,25 @@ def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]
     test cannot be evaluated.
     """
     tests = draws.split_test(tree)
-    measured_values: dict[str, Value] = {claim_number.call: claim_number.value for claim_number in verdict.numbers}
+    measured_values: dict[str, Value] = {number.call: number.value for number in verdict.numbers}
     known_values = {text: value for text, value in values.items() if value is not None}
     for test in tests:
-        call_texts = draws.find_calls(test).keys()
+        calls = draws.find_calls(test).keys()
         part = ClaimPart(
-            test=ast.unparse(test), holds=draws.share_of_draws(test, {text: measured_values[text] for text in call_texts}) == 1
+            test=ast.unparse(test), holds=draws.share_of_draws(test, {text: measured_values[text] for text in calls}) == 1
         )
-        part.left, part.right = draws.side_values(test, {text: measured_values[text] for text in call_texts})
-        units = {claim_number.call: claim_number.unit for claim_number in verdict.numbers}
+        part.left, part.right = draws.side_values(test, {text: measured_values[text] for text in calls})
+        units = {number.call: number.unit for number in verdict.numbers}
         if sides := _test_sides(test):
             part.left_unit, part.right_unit = (_side_unit(side, units) or "" for side in sides)
-        if call_texts <= known_values.keys():
-            part.holds_pct = 100 * draws.share_of_draws(test, {text: known_values[text] for text in call_texts})
-            part.left_interval, part.right_interval = draws.side_intervals(
-                test, {text: known_values[text] for text in call_texts}
-            )
+        if calls <= known_values.keys():
+            part.holds_pct = 100 * draws.share_of_draws(test, {text: known_values[text] for text in calls})
+            part.left_interval, part.right_interval = draws.side_intervals(test, {text: known_values[text] for text in calls})
         verdict.parts.append(part)
-    failing_parts = [
-        part for part in verdict.parts if part.holds_pct is not None and part.holds_pct <= 100 * LEVEL / len(tests)
-    ]
+    failing = [part for part in verdict.parts if part.holds_pct is not None and part.holds_pct <= 100 * LEVEL / len(tests)]
     open_parts = [part for part in verdict.parts if part.holds_pct is None or part.holds_pct < 100 * (1 - LEVEL)]
-    if failing_parts:
-        verdict.verdict, verdict.why = "contradicted", "; ".join(part_text.failure_text(part) for part in failing_parts)
+    if failing:
+        verdict.verdict, verdict.why = "contradicted", "; ".join(part_text.failure_text(part) for part in failing)
     elif not open_parts:
         least = min((part.holds_pct for part in verdict.parts if part.holds_pct is not None), default=100.0)
         exact = all(isinstance(value, float | str) for value in values.values())
@@ -269,9 +263,7 @@ def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]
         verdict.why = "holds; its numbers do not scatter" if exact else f"holds in {part_text.format_share(least)} of draws"
     else:
         verdict.verdict = "undecided"
-        unknown = dict.fromkeys(
-            claim_number.how for claim_number in verdict.numbers if claim_number.call in values.keys() - known_values.keys()
-        )
+        unknown = dict.fromkeys(number.how for number in verdict.numbers if number.call in values.keys() - known_values.keys())
         measured_text = "as measured it holds" if all(part.holds for part in verdict.parts) else "as measured it does not hold"
         has_unknown = any(part.holds_pct is None for part in open_parts)
         verdict.why = "; ".join([*unknown, measured_text] if has_unknown else map(part_text.overlap_text, open_parts))
@@ -378,15 +370,13 @@ def _unproven_reason(measurements: Measurements, verdict: Verdict, numbers: list
     unproven, unprovable = [], []
     for row in rows.values():
         proof = row.same_work
-        proof_text = (
-            f"{measurements.label(row)}: {proof.verdict} ({proof.why})" if proof else f"{measurements.label(row)}: no proof"
-        )
+        text = f"{measurements.label(row)}: {proof.verdict} ({proof.why})" if proof else f"{measurements.label(row)}: no proof"
         if row.gpu_trouble:
             return f"not ranked, because GPUs were shared, throttled or faulty while steps were timed ({row.gpu_trouble})"
         if not row.is_ranked:
-            unproven.append(proof_text)
+            unproven.append(text)
         elif proof and proof.verdict != "proven":
-            unprovable.append(proof_text)
+            unprovable.append(text)
     if unprovable:
         verdict.remarks.append(f"compares cells that are not proven to do the same work: {'; '.join(unprovable)}")
     return f"not ranked, because the cells are not known to do the same work: {'; '.join(unproven)}" if unproven else ""

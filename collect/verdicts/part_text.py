@@ -30,11 +30,8 @@ def _side_texts(part: ClaimPart) -> tuple[str, str] | None:
     if part.left is None or part.right is None:
         return None
     unit = part.left_unit or part.right_unit  # a constant of the claim has the unit of the other side
-    unit_text = "" if unit == "x" else unit
-    return (
-        f"{notation.format_number(part.left)} {unit_text}".rstrip(),
-        f"{notation.format_number(part.right)} {unit_text}".rstrip(),
-    )
+    suffix = "" if unit == "x" else unit
+    return (f"{notation.format_number(part.left)} {suffix}".rstrip(), f"{notation.format_number(part.right)} {suffix}".rstrip())
 
 
 def format_share(pct: float) -> str:

@@ -86,7 +86,7 @@ class ParsedNumber(msgspec.Struct, frozen=True, omit_defaults=True):
     remark: str = ""
 
 
-def parse_printed_number(text: str, unit: str | None, metric_unit: str, *, change: bool = False) -> ParsedNumber:
+def parse_number(text: str, unit: str | None, metric_unit: str, *, change: bool = False) -> ParsedNumber:
     """Parse a number that a study printed into the unit of a metric.
 
     text: the number as printed. unit: the unit in the head of the table, if there is one. metric_unit: the unit of the metric;

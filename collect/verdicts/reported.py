@@ -10,7 +10,7 @@ from collect.metric import Metric
 from collect.metrics.memory import KINDS
 from collect.reading.load import Loaded
 from collect.verdicts import reasons
-from collect.verdicts.printed_number import ParsedNumber, parse_printed_number
+from collect.verdicts.printed_number import ParsedNumber, parse_number
 from collect.verdicts.selection import STATE, Measurements, NoMeasurement
 from collect.verdicts.uncertain_number import UncertainNumber
 from shardlab.matrix.study import Reported
@@ -95,9 +95,7 @@ def _compare_reported_number(loaded: Loaded, measurements: Measurements, entry: 
     metric = measurements.metrics.get(result.metric)
     try:
         if metric is not None or result.metric == STATE:
-            result.reported = parse_printed_number(
-                result.printed, entry.unit, metric.unit if metric else "", change=_is_change(metric)
-            )
+            result.reported = parse_number(result.printed, entry.unit, metric.unit if metric else "", change=_is_change(metric))
     except ValueError as error:
         result.why = "; ".join(filter(None, (result.why, str(error))))
     if result.row is None or result.reported is None:

@@ -84,17 +84,15 @@ class Measurements:
     def row(self, cell_filter: Mapping[str, Any]) -> CellRow:
         """The one cell whose keys have these values. Raises NoMeasurement if no cell or several cells have these values."""
         matching = [row for row in self.rows if cell_names.matches(row.cell, cell_filter)]
-        filter_text = ", ".join(f"{key} {value}" for key, value in cell_filter.items()) or "no filter"
+        text = ", ".join(f"{key} {value}" for key, value in cell_filter.items()) or "no filter"
         if len(matching) > 1:
-            raise NoMeasurement(
-                "ambiguous", f"{filter_text}: matches {len(matching)} cells: {'; '.join(map(self.label, matching))}"
-            )
+            raise NoMeasurement("ambiguous", f"{text}: matches {len(matching)} cells: {'; '.join(map(self.label, matching))}")
         if matching:
             return matching[0]
         for excluded in self._excluded:
             if all(excluded.cell.get(key) == value for key, value in cell_filter.items()):
-                raise NoMeasurement("not run", f"{filter_text}: excluded: {excluded.why}")
-        raise NoMeasurement("not run", f"{filter_text}: no such cell in this matrix")
+                raise NoMeasurement("not run", f"{text}: excluded: {excluded.why}")
+        raise NoMeasurement("not run", f"{text}: no such cell in this matrix")
 
     def state(self, cell_filter: Mapping[str, Any]) -> tuple[CellRow, str]:
         """The one cell whose keys have these values, and its state, such as completed or oom.
@@ -138,10 +136,7 @@ class Measurements:
             if metric.of_run_at is None:
                 repeats = [[run.metrics[metric.name] for run in row.runs if metric.name in run.metrics] for row in self.rows]
             else:
-                repeats = [
-                    [quantity.value for quantity in self._repeat_quantities(metric, row, argument) if quantity]
-                    for row in self.rows
-                ]
+                repeats = [[entry.value for entry in self._quantities(metric, row, argument) if entry] for row in self.rows]
             self._noise[key] = pooled_noise(repeats)
         return self._noise[key]
 
@@ -169,18 +164,16 @@ class Measurements:
             )
             raise NoMeasurement("undecided", f"not compared, because the cells do not do the same work: {proof_texts}")
         if other is None:
-            raise self._unmeasured_error(metric, row, ": no baseline" if row.n else "")
+            raise self._unmeasured(metric, row, ": no baseline" if row.n else "")
         compared_metric = self.metrics[metric.compares]
-        selected, other_selected = (self._select_measured(compared_metric, entry, argument) for entry in (row, other))
-        if (selected.unit, selected.kind) != (other_selected.unit, other_selected.kind):
-            kinds = " and ".join(
-                f"{self.label(entry.row)} ({entry.kind or entry.unit})" for entry in (selected, other_selected)
-            )
+        selected, against = (self._select_measured(compared_metric, entry, argument) for entry in (row, other))
+        if (selected.unit, selected.kind) != (against.unit, against.kind):
+            kinds = " and ".join(f"{self.label(entry.row)} ({entry.kind or entry.unit})" for entry in (selected, against))
             raise NoMeasurement("not run", f"{metric.name}: {kinds} are not comparable")
-        quantity = self._apply_formula(metric, selected, other_selected, selected.mean, other_selected.mean)
+        quantity = self._apply_formula(metric, selected, against, selected.mean, against.mean)
         if quantity is None:
-            raise self._unmeasured_error(metric, row)
-        return SelectedMetric(row, metric, selected.values, quantity.unit, quantity.kind, argument, (selected, other_selected))
+            raise self._unmeasured(metric, row)
+        return SelectedMetric(row, metric, selected.values, quantity.unit, quantity.kind, argument, (selected, against))
 
     def _apply_formula(
         self, metric: Metric, selected: SelectedMetric, other_selected: SelectedMetric, value: float, other_value: float
@@ -193,7 +186,7 @@ class Measurements:
             return self._select_with_argument(metric, row, argument)
         estimate = row.metrics.get(metric.name)
         if estimate is None:
-            raise self._unmeasured_error(metric, row)
+            raise self._unmeasured(metric, row)
         values = [run.metrics[metric.name] for run in row.runs if metric.name in run.metrics]
         return SelectedMetric(row, metric, values, estimate.unit, estimate.kind)
 
@@ -202,28 +195,19 @@ class Measurements:
             raise NoMeasurement(
                 "not run", f"{metric.name} needs {metric.argument}, such as {metric.argument}={metric.example!r}"
             )
-        quantities = self._repeat_quantities(metric, row, argument)
-        known_quantities: list[Quantity] = [quantity for quantity in quantities if quantity is not None]
-        if not known_quantities or len(known_quantities) < len(quantities):
-            raise self._unmeasured_error(
-                metric, row, f" ({len(known_quantities)} of {len(quantities)} repeats have one)" if known_quantities else ""
-            )
-        if len({(quantity.unit, quantity.kind) for quantity in known_quantities}) > 1:
-            raise self._unmeasured_error(metric, row, " in the same way in all repeats")
-        return SelectedMetric(
-            row,
-            metric,
-            [quantity.value for quantity in known_quantities],
-            known_quantities[0].unit,
-            known_quantities[0].kind,
-            argument,
-        )
+        quantities = self._quantities(metric, row, argument)
+        measured: list[Quantity] = [entry for entry in quantities if entry is not None]
+        if not measured or len(measured) < len(quantities):
+            raise self._unmeasured(metric, row, f" ({len(measured)} of {len(quantities)} repeats have one)" if measured else "")
+        if len({(entry.unit, entry.kind) for entry in measured}) > 1:
+            raise self._unmeasured(metric, row, " in the same way in all repeats")
+        return SelectedMetric(row, metric, [entry.value for entry in measured], measured[0].unit, measured[0].kind, argument)
 
-    def _repeat_quantities(self, metric: Metric, row: CellRow, argument: Argument | None) -> list[Quantity | None]:
+    def _quantities(self, metric: Metric, row: CellRow, argument: Argument | None) -> list[Quantity | None]:
         assert metric.of_run_at is not None
         return [metric.of_run_at(run, argument) for run in self.cell(row).completed]
 
-    def _unmeasured_error(self, metric: Metric, row: CellRow, suffix: str = "") -> NoMeasurement:
+    def _unmeasured(self, metric: Metric, row: CellRow, suffix: str = "") -> NoMeasurement:
         if not row.n:
             return NoMeasurement("not run", f"{self.label(row)}: {row.state or 'planned'}")
         return NoMeasurement("not run", f"{self.label(row)}: {metric.name} was not measured{suffix}")

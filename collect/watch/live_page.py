@@ -108,7 +108,7 @@ class LivePage:
         followed_runs = self._queue.follow_running_runs(runs)
         lease = inventory.known_lease(self._workspace)
         row_of_run = {run.run_id: _build_row(run, run.verdict_under(lease)) for run in runs}
-        drawn_runs = [_build_run_at_work(run, row_of_run[run.run_id]) for run in followed_runs[:MOST_RUNS]]
+        drawn = [_build_run_at_work(run, row_of_run[run.run_id]) for run in followed_runs[:MOST_RUNS]]
         queue = render_page(
             "watch/queue.html.j2",
             printable.clean,
@@ -118,9 +118,7 @@ class LivePage:
             total=len(row_of_run),
             runs_path=str(self._workspace.runs),
         )
-        heads = {
-            run.run_id: render_page("watch/run.html.j2", printable.clean, run=run, figures=run.figures) for run in drawn_runs
-        }
+        heads = {run.run_id: render_page("watch/run.html.j2", printable.clean, run=run, figures=run.figures) for run in drawn}
         return {
             "problem": "",
             "queue": queue,
@@ -128,7 +126,7 @@ class LivePage:
             "running": bool(followed_runs) and followed_runs[0].verdict.state == "running",
             "runs": [
                 {"id": run.run_id, "head": heads[run.run_id], "last_record_s": run.last_record_s, "figures": run.figures}
-                for run in drawn_runs
+                for run in drawn
             ],
         }
 
@@ -181,7 +179,7 @@ def _build_figure(title: str, lines: Mapping[str, LiveCurve], left_out: Sequence
         data.append(
             {
                 "type": "scatter",
-                "mode": "lines" if len(x) > figure.MAX_MARKED_POINTS else "lines+markers",
+                "mode": "lines" if len(x) > figure.MAX_MARKED else "lines+markers",
                 "name": html.escape(printable.one_line(name), quote=False),
                 "x": [round(position, 3) for position in x],
                 "y": [None if value is None else float(f"{value:.6g}") for value in y],

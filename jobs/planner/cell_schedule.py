@@ -76,7 +76,8 @@ def describe_schedule(schedule: CellSchedule, predicted: Prediction) -> Iterator
     yield from schedule.timeline
     yield (
         f"total {schedule.total:.1f}, ideal {schedule.ideal:.1f}, bubble {schedule.bubble:.1%}, "
-        f"throughput {schedule.throughput:.3f} micro-batches per unit; the unit is a forward pass, and a backward pass takes {BACKWARD:g} units"
+        f"throughput {schedule.throughput:.3f} micro-batches per unit; the unit is a forward pass, "
+        f"and a backward pass takes {BACKWARD:g} units"
     )
     if (compute_s := predicted.step_parts_s.get("compute")) is not None:
         unit_s = compute_s / schedule.ideal

@@ -100,18 +100,18 @@ class Rehearsals:
             self._failed[request.key(full_depth=self._full_depth)] = made_answer
         return made_answer
 
-    def _run_process(self, request_path: Path, answer_path: Path, error_path: Path) -> str:
+    def _run_process(self, request: Path, answer_path: Path, error_path: Path) -> str:
         """Run the process that makes an answer. Returns a sentence that says why the process was ended; '' if it ended by
         itself.
 
-        request_path: the request. answer_path: the file for the answer. error_path: the file for the errors that the process
+        request: the request. answer_path: the file for the answer. error_path: the file for the errors that the process
         prints."""
         command = [own_answers.interpreter_path(), "-P", "-W", "ignore", "-m", "trainers", "rehearse"]
-        depth_options = ["--full-depth"] if self._full_depth else []
+        depth = ["--full-depth"] if self._full_depth else []
         with answer_path.open("wb") as output, error_path.open("wb") as errors:
             process = subprocess.Popen(
-                [*command, str(request_path), "--cache", str(self.folder), *depth_options], stdin=subprocess.DEVNULL, stdout=output,
-                stderr=errors, cwd=request_path.parent, env=own_answers.make_environment(), start_new_session=True,
+                [*command, str(request), "--cache", str(self.folder), *depth], stdin=subprocess.DEVNULL, stdout=output,
+                stderr=errors, cwd=request.parent, env=own_answers.make_environment(), start_new_session=True,
             )  # fmt: skip
             try:
                 process.wait(ANSWER_S)

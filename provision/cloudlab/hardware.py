@@ -114,8 +114,8 @@ def catalogue_rows() -> list[list[str]]:
         [
             _value_text(value)
             for value in (
-                entry.site, entry.type, entry.nodes, entry.gpus, entry.gpu, entry.gpu_memory_gib, _builds_text(entry), entry.arch,
-                entry.processors, entry.memory_gb, entry.network, entry.disks, entry.source,
+                entry.site, entry.type, entry.nodes, entry.gpus, entry.gpu, entry.gpu_memory_gib, _builds_text(entry),
+                entry.arch, entry.processors, entry.memory_gb, entry.network, entry.disks, entry.source,
             )
         ]
         for entry in load_catalogue().types

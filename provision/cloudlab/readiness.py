@@ -40,9 +40,10 @@ def wait_until_ready(note: ExperimentNote, workspace: Workspace, portal: Portal,
             if experiment.status == "ready" and experiment.nodes and not unready:
                 return experiment
             if time.monotonic() > deadline:
+                state = _describe_state(experiment, unready)
                 raise ShardlabError(
-                    f"the experiment {note.name} is not ready after {MOST_WAIT_S / 60:.0f} min: {_describe_state(experiment, unready)}. It "
-                    f"still exists. To wait on, run the same command again; to end it: {DOWN_COMMAND}"
+                    f"the experiment {note.name} is not ready after {MOST_WAIT_S / 60:.0f} min: {state}. It still exists. "
+                    f" To wait on, run the same command again; to end it: {DOWN_COMMAND}"
                 )
             show(_describe_state(experiment, unready))
             portal.pause(POLL_S)

@@ -139,7 +139,8 @@ def _check_hardware(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> li
         raise InputError(f"{entry.name}: its processors are POWER (ppc64le), for which torch has no build. Allowed: x86_64.")
     if entry.arch is not None and entry.arch != "x86_64":
         raise InputError(
-            f"{entry.name}: its processors are {entry.arch}, on which shardlab was never run. Allowed: x86_64. {BY_HAND_ADVICE}."
+            f"{entry.name}: its processors are {entry.arch}, on which shardlab was never run. Allowed: x86_64. "
+            f"{BY_HAND_ADVICE}."
         )
     if entry.nodes is not None and nodes > entry.nodes:
         raise InputError(

@@ -152,7 +152,8 @@ FORMATS = {
         member=re.compile(
             r"(cifar-10-batches-bin/)?(?P<kept>(data_batch_[1-5]|test_batch)\.bin|batches\.meta\.txt|readme\.html)"
         ),
-        allowed_members="cifar-10-batches-bin/ with data_batch_1.bin to data_batch_5.bin, test_batch.bin, batches.meta.txt, readme.html",
+        allowed_members="cifar-10-batches-bin/ with data_batch_1.bin to data_batch_5.bin, test_batch.bin, "
+        "batches.meta.txt, readme.html",
         most_files=16,
         most_bytes=256 * 2**20,
         check=_check_cifar10,

@@ -60,16 +60,17 @@ def inspect_data_set(request: StageRequest) -> DataSetState:
             remark = "" if _is_writable(request) else ", and is read in place, as its folder cannot be written"
             return DataSetState(False, True, f"verify {folder}, which already exists{remark}")
         if request.sha256 and note["sha256"] and note["sha256"] != request.sha256:
-            sentence = f"{folder} was made from an archive with the SHA-256 {note['sha256']}; remove it to stage the other one"
-            return DataSetState(False, False, sentence)
+            text = f"{folder} was made from an archive with the SHA-256 {note['sha256']}; remove it to stage the other one"
+            return DataSetState(False, False, text)
         if note["summary"] != data_format.summary(folder):
             return DataSetState(False, False, f"{folder} has changed since it was staged; remove it to stage it again")
         return DataSetState(True, True, f"{folder} is staged")
     if request.source is None:
         return DataSetState(False, False, f"{folder} does not exist, and cluster.yaml names no archive for {request.name}")
     if not _is_writable(request):
-        sentence = f"{request.data_path} cannot be written, so {request.name} cannot be staged there; set data.path to a folder of yours"
-        return DataSetState(False, False, sentence)
+        text = f"{request.data_path} cannot be written, so {request.name} cannot be staged there; set data.path to "
+        text += "a folder of yours"
+        return DataSetState(False, False, text)
     if not _is_url(request.source) and not Path(request.source).exists():
         return DataSetState(False, False, f"{request.source}: no such file, so {request.name} cannot be staged")
     action = "fetch" if _is_url(request.source) else "use the folder" if Path(request.source).is_dir() else "unpack"

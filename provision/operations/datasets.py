@@ -40,12 +40,9 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         try:
             state = _ask_node(target, "look", request, INSPECT_S)
         except NoEnvironment:  # the operation that makes the environment was only planned, or --only excludes it
-            changes.append(
-                LocalCall(
-                    f"look for the data set {data_set.name}, and stage it if it is missing, once the Python environment is made",
-                    functools.partial(_ask_node, target, "stage", request, STAGE_S),
-                )
-            )
+            name = data_set.name
+            description = f"look for the data set {name}, and stage it if it is missing, once the Python environment is made"
+            changes.append(LocalCall(description, functools.partial(_ask_node, target, "stage", request, STAGE_S)))
             continue
         if not state.can:
             raise Unanswered(f"{target.node.name}: {state.says}.")

@@ -20,22 +20,22 @@ def find_existing_slurm(site: Site) -> SlurmHere | None:
     if site.cluster.slurm is None or site.cluster.provider != "ssh":
         return None
     answers = site.answers(SLURM_HERE)
-    if any(node_slurm.is_ours and target.node.may_sudo for target, node_slurm in answers):
+    if any(slurm.is_ours and target.node.may_sudo for target, slurm in answers):
         return None
-    for target, node_slurm in answers:
-        if node_slurm.answers and not node_slurm.is_in_path:
+    for target, slurm in answers:
+        if slurm.answers and not slurm.is_in_path:
             raise _node_error(
                 target,
-                f"Slurm's commands are in {node_slurm.commands}, which only a login shell has in its PATH, so jobs could not use "
-                f"them. Add this line at the beginning of ~/.bashrc there: export PATH=$PATH:{shlex.quote(node_slurm.commands)}",
+                f"Slurm's commands are in {slurm.commands}, which only a login shell has in its PATH, so jobs could not use "
+                f"them. Add this line at the beginning of ~/.bashrc there: export PATH=$PATH:{shlex.quote(slurm.commands)}",
             )
-    if (answering := next((node_slurm for _, node_slurm in answers if node_slurm.answers), None)) is not None:
+    if (answering := next((slurm for _, slurm in answers if slurm.answers), None)) is not None:
         return answering
-    for target, node_slurm in answers:
-        if node_slurm.conf and not node_slurm.is_ours:
+    for target, slurm in answers:
+        if slurm.conf and not slurm.is_ours:
             raise _node_error(
                 target,
-                f"{node_slurm.conf} was not written by shardlab, and Slurm's controller does not answer. Nothing of this Slurm "
+                f"{slurm.conf} was not written by shardlab, and Slurm's controller does not answer. Nothing of this Slurm "
                 "was changed. Start it, to use it as it is; or remove this Slurm, to have shardlab install one",
             )
     return None

@@ -109,7 +109,8 @@ def plan_nfs_mount(site: Site, target: Target) -> list[Change] | Nothing:
         changes += fstab.mount_folder(folder)
     elif not {"hard", "vers=4.2"} <= set(mount_place.mount.options):
         raise Unanswered(
-            f"{node_name}: {folder} is mounted with {','.join(mount_place.mount.options)}, not {MOUNT}: first unmount {folder} there"
+            f"{node_name}: {folder} is mounted with {','.join(mount_place.mount.options)}, not {MOUNT}: first unmount {folder} "
+            "there"
         )
     return changes or Nothing(f"{source} is mounted")
 

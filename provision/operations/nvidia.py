@@ -112,7 +112,8 @@ def _install_driver(target: Target, nvidia: Nvidia, generations: list[Generation
     driver = _find_ubuntu_driver(target)
     state_text = f"its driver does not work with torch for CUDA {cuda} ({nvidia.versions})"
     if system.id != "ubuntu":
-        why = f"shardlab installs drivers on Ubuntu only, and {system.pretty} has no driver of branch {gpu_generations.LONG_SUPPORT_BRANCH}"
+        lacking = f"{system.pretty} has no driver of branch {gpu_generations.LONG_SUPPORT_BRANCH}"
+        why = f"shardlab installs drivers on Ubuntu only, and {lacking}"
         raise Unanswered(f"{name}: {state_text}; {why}: install NVIDIA's driver by hand and try again")
     foreign_packages = ", ".join(sorted(package for package in versions if _FOREIGN_DRIVER.match(package)))
     if foreign_packages or (nvidia.module is not None and driver is None):

@@ -58,7 +58,8 @@ def plan_same_users(site: Site, target: Target) -> list[Change] | Nothing:
         return Nothing(f"its users have the same numbers as on {first.node.name}")
     if site.cluster.storage.shared is not None:  # on shared storage, the user could not change files from another node
         raise Unanswered(
-            f"{node_name}: {difference}; on shared storage its files would belong to another user: use the same number on all nodes."
+            f"{node_name}: {difference}; on shared storage its files would belong to another user: use the same number on all "
+            "nodes."
         )
     return Nothing(f"{difference}; this is no problem without shared storage")
 

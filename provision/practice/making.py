@@ -20,11 +20,11 @@ STALE = "-o Acquire::Check-Valid-Until=false"
 
 
 def make_base(packages: Sequence[str], release: str | None, tell: Callable[[str], None]) -> Path:
-    """Make the base if it does not exist, and return its folder. The caller holds `base.hold_practice_lock`. Raises PracticeNodeError.
+    """Make the base if it is missing, and return its folder. The caller holds the lock of `base.hold_practice_lock`.
 
     packages: the packages that are downloaded into the apt cache of the base. release: the codename of a release of Debian;
     None: the release of this machine. tell: is called with a sentence about work that takes minutes. If the process is killed
-    before the base is complete, the next call starts again.
+    before the base is complete, the next call starts again. Raises PracticeNodeError.
     """
     base.check_machine(release)
     target_folder = base.base_folder(packages, release)

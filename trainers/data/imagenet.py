@@ -83,14 +83,10 @@ def decode_image(content: bytes, path: Path, size: int, image: np.ndarray) -> No
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as photo:  # a few official .JPEG files are PNG
             if photo.width * photo.height > MOST_PIXELS:
-                raise InputError(
-                    f"{path}: found {photo.width} x {photo.height} pixels. Allowed: at most {MOST_PIXELS}."
-                )
+                raise InputError(f"{path}: found {photo.width} x {photo.height} pixels. Allowed: at most {MOST_PIXELS}.")
             side = min(photo.size) / MARGIN
             # The JPEG decoder is faster if it may decode to a smaller image, which has at least twice the needed size.
-            photo.draft(
-                "RGB", (round(2 * photo.width * size / side), round(2 * photo.height * size / side))
-            )
+            photo.draft("RGB", (round(2 * photo.width * size / side), round(2 * photo.height * size / side)))
             rgb_image = photo.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"{path}: the image is damaged or incomplete: {error}.") from None

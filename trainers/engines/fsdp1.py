@@ -98,7 +98,8 @@ class Fsdp1Engine(ReplicatedEngine):
             gathers = [
                 Term("blocks' parameters, for forward and for backward of each pass", "all_gather",
                      self._block_elements * itemsize, shards, 2 * passes),
-                Term("the outermost unit's parameters, once a pass", "all_gather", self._rest_elements * itemsize, shards, passes),
+                Term("the outermost unit's parameters, once a pass", "all_gather",
+                     self._rest_elements * itemsize, shards, passes),
             ]  # fmt: skip
         else:  # parameters stay gathered from forward to backward, and until the last pass of a step
             gathers = [Term("parameters, once a step", "all_gather", self.parameters() * itemsize, shards)]

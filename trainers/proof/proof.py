@@ -179,9 +179,7 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
     steps = _count_steps(cell, strategy)
     if other_work is not None:  # the strategy cannot be compared with one process; only its bytes are counted
         counts_bytes = _count_counted_steps(cell, strategy) > 0
-        sent_bytes = (
-            _sum_sent_bytes(cell, ranks, _make_steps(plain, frozen, ranks, strategy, steps)) if counts_bytes else None
-        )
+        sent_bytes = _sum_sent_bytes(cell, ranks, _make_steps(plain, frozen, ranks, strategy, steps)) if counts_bytes else None
         return SameWork(verdict="other work", why=other_work, communication_bytes=sent_bytes), False
     single = msgspec.structs.replace(
         plain, strategy="single", strategy_code=None, gpus=1, dp=1, tp=1, pp=1, servers=0, activation_checkpointing="none",
