@@ -18,7 +18,7 @@ from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import files
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-PROBE_BYTES = 2**20  # size in bytes of the test file with which `must_have_room` checks that the disk is not full
+PROBE_BYTES = 2**20  # size in bytes of the test file with which `check_free_space` checks that the disk is not full
 STALE_S = 3600  # a temporary folder older than this was left by a killed writer and is removed; a newer folder may be in use
 
 
@@ -56,7 +56,8 @@ def replace_folder(folder: Path, own_names: frozenset[str], content: str = "a re
 
 
 def check_free_space(new_folder: Path) -> None:
-    """Raise OSError if the disk that contains the new folder is full. new_folder: the new folder, as `replacing` yields it.
+    """Raise OSError if the disk that contains the new folder is full. new_folder: the new folder, as `replace_folder` yields
+    it.
 
     The export to Weights & Biases needs this check, because its library writes in a separate process and does not report that a
     write failed. If the disk was too full for the library, it is also too full for the test file that this function allocates.

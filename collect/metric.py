@@ -74,7 +74,7 @@ _workspace_metrics: list[Metric] = []  # metrics that the current workspace defi
 
 
 def compute_quantities(run: LoadedRun) -> dict[str, Quantity]:
-    """All metrics of shardlab that have a known value for this run: {name: value}, in the order of `menu`.
+    """All metrics of shardlab that have a known value for this run: {name: value}, in the order of `all_metrics`.
 
     The values are computed once and stored in the run. `collect.reading.own_metrics` adds metrics that the workspace defines
     itself."""
@@ -93,7 +93,7 @@ def all_metrics() -> tuple[Metric, ...]:
 
 
 def set_workspace_metrics(metrics: Sequence[Metric]) -> None:
-    """Put metrics that the workspace defines at the end of `menu`. They replace the metrics of an earlier call.
+    """Put metrics that the workspace defines at the end of `all_metrics`. They replace the metrics of an earlier call.
 
     metrics: the metrics without their functions, because another process computes the values.
     """

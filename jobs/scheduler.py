@@ -91,7 +91,7 @@ class Scheduler(Protocol):
     POLL_S: float
 
     def submit(self, workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
-        """Submit rendered runs, in this order. Raises Full if the scheduler accepts only some of the runs for now,
+        """Submit rendered runs, in this order. Raises SchedulerFull if the scheduler accepts only some of the runs for now,
         ShardlabError if the scheduler rejects a run."""
 
     def resolve(self, workspace: Workspace) -> list[str]:

@@ -87,8 +87,8 @@ class PackageDifferences(msgspec.Struct, frozen=True):
 
 
 def compare_packages(listing: str) -> PackageDifferences:
-    """Compare the packages of an environment with the tested packages. listing: the output of the program LISTING in that
-    environment."""
+    """Compare the packages of an environment with the tested packages. listing: the output of the program LISTING_PROGRAM in
+    that environment."""
     installed_versions: dict[str, Version] = {}
     for line in listing.splitlines():
         name, _, version = line.strip().partition("==")

@@ -101,9 +101,9 @@ def test_a_page_shows_two_hundred_cells_and_says_how_many_there_are(tmp_path):
 @pytest.mark.parametrize(("count", "environment"), [(40, "table"), (41, "longtable")])
 def test_a_table_of_latex_with_more_rows_than_a_page_is_a_long_one(tmp_path, monkeypatch, count, environment):
     table = TextTable("summary", "Summary", ["Cell"], [["x"]] * count)
-    monkeypatch.setattr(latex.text_tables, "tables", lambda _: [table])
-    monkeypatch.setattr(latex.text_tables, "title", lambda _: "m")
-    monkeypatch.setattr(latex.text_tables, "about", lambda _: [])
+    monkeypatch.setattr(latex.text_tables, "make_text_tables", lambda _: [table])
+    monkeypatch.setattr(latex.text_tables, "report_title", lambda _: "m")
+    monkeypatch.setattr(latex.text_tables, "general_remarks", lambda _: [])
     latex.write(None, SimpleNamespace(matrix="m"), tmp_path, tmp_path)
     assert f"\\begin{{{environment}}}" in (tmp_path / "summary.tex").read_text()
 
@@ -150,7 +150,7 @@ LIMITS = {
     "delay of a straggler in a 1,000 ms step": (
         lambda ms: straggler.straggler_by_phases(timed(ms)) is not None,
         (50.0,),
-        (49.9,),
+        (49.9,)
     ),
     "steps from which a straggler is found": (lambda n: straggler.straggler_by_phases(timed(500.0, n)) is not None, (3,), (2,)),
     "values with an outlier": (lambda n: bool(statistics.outlier_indexes([1.0, 2.0, 3.0, 2.0, 99.0][5 - n :])), (5,), (4,)),

@@ -416,7 +416,7 @@ def test_equal_cells_are_rarely_distinguished(several, rows):
 
 
 def test_the_pareto_front_has_the_points_that_no_point_dominates():
-    """`front` gives the Pareto front of points (cost, gain), where a lower cost and a higher gain are better."""
+    """`pareto_front` gives the Pareto front of points (cost, gain), where a lower cost and a higher gain are better."""
     points = [(4.0, 10.0), (2.0, 5.0), (3.0, 4.0), (2.0, 3.0), (5.0, 10.0), (1.0, 1.0)]
     assert [points[place] for place in head_to_head.pareto_front(points)] == [(1.0, 1.0), (2.0, 5.0), (4.0, 10.0)]
 

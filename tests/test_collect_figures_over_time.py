@@ -237,7 +237,7 @@ def test_panels_show_the_numbers_of_the_metrics(on_gpus):
 
 def test_a_panel_whose_lines_are_all_hidden_has_an_invisible_trace(on_gpus, monkeypatch):
     """Without a visible trace, plotly draws the axis of the panel at no place, and the browser reports an error."""
-    monkeypatch.setattr(telemetry, "shown_first", lambda marks: [(mark, "legendonly") for mark in marks])
+    monkeypatch.setattr(telemetry, "order_by_visibility", lambda marks: [(mark, "legendonly") for mark in marks])
     drawn = telemetry.draw(group_of(on_gpus))
     visible = [line for line in drawn.data if line.get("visible") != "legendonly"]
     assert [line["yaxis"] for line in visible] == list(dict.fromkeys(line["yaxis"] for line in drawn.data))

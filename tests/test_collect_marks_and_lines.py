@@ -15,7 +15,7 @@ from shardlab.workspace.workspace import Workspace
 
 
 def test_a_thinned_line_with_gaps_has_as_many_points_as_are_allowed():
-    """`figure.thin` keeps three points of each interval of a line: its smallest value, its largest value and a gap."""
+    """`figure.thin_points` keeps three points of each interval of a line: its smallest value, its largest value and a gap."""
     y = [None if place % 10 == 5 else float(place * 7919 % 3000) for place in range(3000)]
     x, _ = figure.thin_points(range(3000), y, 100)
     assert 97 <= len(x) <= 102

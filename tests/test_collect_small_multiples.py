@@ -184,7 +184,7 @@ def test_bars_are_divided_with_all_their_parts(group):
     parts = [stacked_bars.BarPart("a", "red", values), stacked_bars.BarPart("b", "blue", [2 * value for value in values])]
     panel = stacked_bars.BarPanel("ms", "ms", parts, [f"{3 * value:.0f}" for value in values])
     for count in (1, 2):
-        drawn = stacked_bars.draw_stacked_bars("bars", "Bars", "", group, [panel] * count)
+        drawn = stacked_bars.draw_bars("bars", "Bars", "", group, [panel] * count)
         of = panels(drawn)
         found = {}
         for trace in drawn.data:

@@ -295,7 +295,7 @@ def test_a_cancel_between_a_claim_and_its_start_is_not_lost(bench):
     """A run is cancelled after its supervisor claimed it and before its command starts: the run ends as cancelled."""
     bench.run("jobs", "render", "--matrix", bench.matrix("axes: {strategy: [single]}"))
     (folder,) = bench.folders()
-    paused = "take = claim.take; claim.take = lambda run: (take(run), input())[0]"
+    paused = "take = claim.claim_run; claim.claim_run = lambda run: (take(run), input())[0]"
     imports = "import sys; from jobs import claim; from jobs.supervisor import attempt"
     supervise = f"{imports}; {paused}; sys.exit(attempt.main(sys.argv[1:]))"
     words = [sys.executable, "-P", "-c", supervise, folder.path, "--", "sleep", "1000"]

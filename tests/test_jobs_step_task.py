@@ -70,7 +70,7 @@ def test_a_node_looks_for_its_way_to_the_nodes_of_its_job(listed, names, tmp_pat
         asked.append(list(others))
         raise RendezvousError("no way")
 
-    monkeypatch.setattr(step_task, "way_to", no_way)
+    monkeypatch.setattr(step_task, "find_rendezvous_interface", no_way)
     with pytest.raises(RendezvousError, match="no way"):
         step_task.main([str(tmp_path), "--", "true"])
     assert asked == [names]

@@ -295,7 +295,7 @@ def test_a_dry_run_reports_the_changes_of_the_real_run(tmp_path):
 
 
 def test_verified_needs_a_passed_check_and_no_failed_check():
-    """`verified` is true if at least one check passed and none failed, and None if there was no check."""
+    """`is_verified` is true if at least one check passed and none failed, and None if there was no check."""
 
     def of(*outcomes):
         return is_verified([Finding("n", "c", Outcome(passed, "")) for passed in outcomes])

@@ -60,7 +60,7 @@ def sizes(queue):
 
 
 def refusal(tmp_path, queue, says, runs=("r1",)):
-    """Returns the error that `submission.send` raises if sbatch rejects the job with the message `says`."""
+    """Returns the error that `submission.send_submission` raises if sbatch rejects the job with the message `says`."""
     queue.rule(places=0, says=says.split("\n"))
     workspace = Workspace(tmp_path / "w")
     for run in runs:
@@ -76,7 +76,8 @@ def refusal(tmp_path, queue, says, runs=("r1",)):
 
 @pytest.mark.parametrize("word", LATER)
 def test_an_error_of_a_temporary_limit_raises_no_room(tmp_path, queue, word):
-    """With each error message in LATER, Slurm may accept the job later, so `submission.send` raises NoRoom."""
+    """With each error message in LATER, Slurm may accept the job later, so `submission.send_submission` raises
+    SlurmLimitReached."""
     answer = SlurmOutput(1, "", LATER[word])
     assert not query.is_unanswered(answer)
     assert refusal(tmp_path, queue, LATER[word]).why == word
@@ -84,7 +85,7 @@ def test_an_error_of_a_temporary_limit_raises_no_room(tmp_path, queue, word):
 
 @pytest.mark.parametrize("text", NEVER)
 def test_an_error_of_a_permanent_limit_is_a_rejection(tmp_path, queue, text):
-    """With each error message in NEVER, Slurm rejects the job for good, so the error is not NoRoom."""
+    """With each error message in NEVER, Slurm rejects the job for good, so the error is not SlurmLimitReached."""
     refused = refusal(tmp_path, queue, text)
     assert not isinstance(refused, submission.SlurmLimitReached)
     assert "Slurm rejected the job of r1: " in str(refused)

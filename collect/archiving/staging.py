@@ -131,7 +131,7 @@ def _collect_environment(loaded: Loaded) -> ArchivedEnvironment:
 
 
 def _build_public_file(cluster_config: Cluster) -> bytes:
-    """The content of the archived cluster file, without the values that LACKS names."""
+    """The content of the archived cluster file, without the values that MISSING_VALUES names."""
     replace, slurm, experiment = msgspec.structs.replace, cluster_config.slurm, cluster_config.cloudlab
     public = replace(
         cluster_config,

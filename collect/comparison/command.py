@@ -125,11 +125,11 @@ def _print_pairs(output: Output, comparison: Comparison) -> None:
 def _no_pairs_reason(comparison: Comparison) -> str:
     """The reason why no cell is in both A and B, such as `: steps is 5 in A and 10 in B`; '' if the reason is not known."""
 
-    def said(values: Sequence[Any]) -> str:
+    def list_values(values: Sequence[Any]) -> str:
         texts = [verdict_text.value_text(value) or "none" for value in values[:MOST_VALUES]]
         return ", ".join([*texts, *(["..."] if len(values) > MOST_VALUES else [])])
 
-    keys = [f"{entry.key} is {said(entry.a)} in A and {said(entry.b)} in B" for entry in comparison.apart]
+    keys = [f"{entry.key} is {list_values(entry.a)} in A and {list_values(entry.b)} in B" for entry in comparison.apart]
     if not keys:
         return ": no single key explains the difference" if comparison.only_a and comparison.only_b else ""
     return f": {'; '.join(keys)}"

@@ -44,7 +44,7 @@ def collect_properties(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:
 def property_differences(
     before: Mapping[str, list[str]], after: Mapping[str, list[str]]
 ) -> list[tuple[str, list[str], list[str]]]:
-    """Compare properties of two sets of runs. before, after: the properties of each set, from `known`.
+    """Compare properties of two sets of runs. before, after: the properties of each set, from `collect_properties`.
 
     Returns (property, its values in `before`, its values in `after`) for each property that is known in both and differs.
     """

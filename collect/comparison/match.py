@@ -56,8 +56,8 @@ def match_cells(a: Sequence[LoadedCell], b: Sequence[LoadedCell]) -> Matches:
     """Match the cells of two matrices, A and B.
 
     First, cells with equal hashes are matched (the hash does not include time limit, expected states and proof). Then, of the
-    remaining cells, a cell of A and a cell of B are matched if they differ only in the keys that `_throughout` returns, and
-    neither of the two could be matched with another cell in this way.
+    remaining cells, a cell of A and a cell of B are matched if they differ only in the keys that `_constant_differences`
+    returns, and neither of the two could be matched with another cell in this way.
     """
     b_by_hash = {cell.cell.hash(): cell for cell in b}
     pairs = [(cell, b_by_hash[cell.cell.hash()]) for cell in a if cell.cell.hash() in b_by_hash]

@@ -44,7 +44,7 @@ def level_readings(samples: pl.DataFrame, device: str, column: str) -> pl.DataFr
 
 
 def rate_readings(samples: pl.DataFrame, counter: str, *device: str) -> pl.DataFrame:
-    """The growth of a counter per second, as a frame with the same columns as the result of `levels`.
+    """The growth of a counter per second, as a frame with the same columns as the result of `level_readings`.
 
     The value is null if the counter went backwards, or if the host was booted between the two samples.
 
@@ -62,7 +62,7 @@ def rate_readings(samples: pl.DataFrame, counter: str, *device: str) -> pl.DataF
 
 
 def growth_readings(samples: pl.DataFrame, counter: str) -> pl.DataFrame:
-    """The growth of a counter of network interfaces since 0 s, with the same columns as `levels`.
+    """The growth of a counter of network interfaces since 0 s, with the same columns as `level_readings`.
 
     The value is unknown from the moment when the counter went backwards or the host was booted again. counter: the name of the
     column.

@@ -58,7 +58,7 @@ def divide_lines(marks: Sequence[CellMark], names: Sequence[str], variants: Sequ
     """Divide lines that connect cells into a panel per strategy. Returns {name of a line: its place}; empty if there are not
     more than MOST_SHOWN lines, or if they are of one strategy.
 
-    marks: a cell of each line. names, variants: of each line (`series.names`, `series.variants`).
+    marks: a cell of each line. names, variants: of each line (`series.line_labels`, `series.line_variants`).
     """
     strategies = [html.escape(mark.cell.cell.strategy, quote=False) for mark in marks]
     if len(names) <= MOST_SHOWN or not 1 < len(set(strategies)) <= MOST_PANELS:

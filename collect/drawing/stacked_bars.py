@@ -50,7 +50,7 @@ def select_cells(group: Group, is_drawn: Callable[[CellMark], bool]) -> tuple[Gr
 
 
 def limit_entries(entries: list[Entry], get_mark: Callable[[Entry], CellMark]) -> tuple[list[Entry], str]:
-    """The entries of the rows of a figure that are drawn, and the sentence about the others, as in `some`.
+    """The entries of the rows of a figure that are drawn, and the sentence about the others, as in `select_cells`.
 
     get_mark: gives the cell of an entry.
     """
@@ -77,7 +77,7 @@ def labelled_rows_layout(labels: Sequence[str], label_px: int, line_px: int) -> 
     return figure_layout
 
 
-def draw_stacked_bars(name: str, title: str, caption: str, group: Group, panels: Sequence[BarPanel]) -> Figure:
+def draw_bars(name: str, title: str, caption: str, group: Group, panels: Sequence[BarPanel]) -> Figure:
     """Draw panels of stacked bars side by side. All panels have the same rows, one per cell of the group; too many rows become
     small multiples.
 

@@ -31,8 +31,8 @@ _LIGATURE = re.compile(r"([-,'])(?=\1)")  # LaTeX would replace two of these cha
 _SPACE = re.compile(r" +")
 _HEAD = "% Needs \\usepackage{array, booktabs, longtable}.\n"
 _PAGE = 40  # the most rows that fit on one page
-# Widths in letters. _LINES: for each font size, the letters that fit on a line of an article. _SENTENCE: the width up to which
-# a column is widened; longer texts wrap. _GAP: the space between two columns, with a reserve for wide letters.
+# Widths in letters. _LINE_LETTERS: for each font size, the letters that fit on a line of an article. _SENTENCE: the width up to
+# which a column is widened; longer texts wrap. _GAP: the space between two columns, with a reserve for wide letters.
 _LINE_LETTERS = {"footnotesize": 78, "scriptsize": 88, "tiny": 104}
 _SENTENCE, _GAP = 60, 2
 

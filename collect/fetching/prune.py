@@ -93,7 +93,7 @@ def must_be_stored_elsewhere(workspace: Workspace) -> None:
 def verify(workspace: Workspace, fetched: Sequence[Fetched], progress: TransferProgress) -> list[VerifiedFiles]:
     """Compare the files of these runs in every other place (the cluster, or nodes) with the files on this machine, by checksum.
 
-    Raises InputError if there is no other place (`must_be_elsewhere`).
+    Raises InputError if there is no other place (`must_be_stored_elsewhere`).
     """
     must_be_stored_elsewhere(workspace)
     ids = []

@@ -75,7 +75,7 @@ def _remove_run_files(workspace: Workspace, verified: RunManifest, resumed: dict
 def _refusal_reason(run: RunDir, resumed: dict[str, str], *, is_part: bool) -> str:
     """The reason, as a clause, why no file of a run may be removed on this machine; '' if files may be removed.
 
-    resumed: the result of `_resumed`.
+    resumed: the result of `_find_resumed_runs`.
     """
     if run.path.is_symlink() or not run.run_json.is_file():
         return "there is no such run"

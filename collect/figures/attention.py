@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, select_cells
-from collect.drawing.stacked_bars import draw_stacked_bars as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, draw_bars, select_cells
 from collect.figure import CellMark, Figure, Group
 from collect.findings.trace_details import cell_attention
 
@@ -42,7 +41,7 @@ def draw(group: Group) -> Figure | None:
         f"on a CPU, of its operators. The backward pass of math consists of ordinary operators and is not drawn.{left_out_note}"
     )
     end_texts = [notation.format_number(sum(ms.values()), 3) for ms in ms_by_cell]
-    return stacked(NAME, "Attention", caption, drawn_group, [BarPanel("ms per step", "ms", bars, end_texts)])
+    return draw_bars(NAME, "Attention", caption, drawn_group, [BarPanel("ms per step", "ms", bars, end_texts)])
 
 
 def attention_ms(mark: CellMark) -> dict[tuple[str, bool], float]:

@@ -7,9 +7,7 @@ from typing import Any
 
 from collect import notation
 from collect.drawing import small_multiples
-from collect.drawing.series import group_alike
-from collect.drawing.series import line_labels as names_of
-from collect.drawing.series import line_variants as variants_of
+from collect.drawing.series import group_alike, line_labels, line_variants
 from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, axis, layout, thin_ticks
 from collect.strategy_style import Look, variant_looks
 
@@ -38,8 +36,8 @@ def draw(group: Group) -> Figure | None:
     data: list[dict[str, Any]] = []
     first_marks = [marks[0] for marks in lines]
     labelled_marks: list[tuple[CellMark, dict[str, Any]]] = [(mark, {}) for mark in first_marks]
-    names = names_of(labelled_marks, BATCH)
-    panels = small_multiples.divide_lines(first_marks, names, variants_of(labelled_marks, BATCH))
+    names = line_labels(labelled_marks, BATCH)
+    panels = small_multiples.divide_lines(first_marks, names, line_variants(labelled_marks, BATCH))
     for index, (name, marks) in enumerate(zip(names, lines, strict=True)):
         visible = True if index < MOST_SHOWN else "legendonly"
         shared = {"name": name, "legendgroup": name, "visible": visible}

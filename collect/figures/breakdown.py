@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, select_cells
-from collect.drawing.stacked_bars import draw_stacked_bars as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, draw_bars, select_cells
 from collect.figure import CellMark, Figure, Group
 
 NAME = "breakdown"
@@ -29,7 +28,7 @@ def draw(group: Group) -> Figure | None:
         "One profiled step; mean over profiled ranks and repeats. Exposed: while nothing computes. Communication that is "
         f"hidden behind compute counts as compute. Profiling itself makes steps longer.{left_out_note}"
     )
-    return stacked(NAME, "Where a step's time went", caption, drawn_group, [BarPanel("ms per step", "ms", bars, end_texts)])
+    return draw_bars(NAME, "Where a step's time went", caption, drawn_group, [BarPanel("ms per step", "ms", bars, end_texts)])
 
 
 def step_parts(mark: CellMark) -> dict[str, float]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, select_cells
-from collect.drawing.stacked_bars import draw_stacked_bars as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, draw_bars, select_cells
 from collect.figure import CellMark, Figure, Group
 from collect.traces import per_step
 from collect.traces.breakdown import rename_tallies
@@ -43,14 +42,14 @@ def draw(group: Group) -> Figure | None:
         "One profiled step; mean over profiled ranks and repeats. Times are sums of durations, including the wait for other "
         f"ranks; if collectives run at the same time, each counts fully.{left_out_note}"
     )
-    return stacked(NAME, "Collectives", caption, drawn_group, panels)
+    return draw_bars(NAME, "Collectives", caption, drawn_group, panels)
 
 
 def collective_tallies(mark: CellMark) -> dict[str, Use]:
     """The calls and the time of the collectives in a step of a cell, by kind of collective (KINDS)."""
     runs = (run.traces.exact for run in mark.cell.completed)
     return per_step.compute_uses_per_step(
-        runs, lambda one: rename_tallies(one.collectives, lambda name: KIND_OF.get(name, OTHER))
+        runs, lambda breakdown: rename_tallies(breakdown.collectives, lambda name: KIND_OF.get(name, OTHER))
     )
 
 

@@ -125,7 +125,7 @@ def _gpu_rows(run: LoadedRun, zero_s: float, keys: dict[tuple[Any, ...], str]) -
 
 
 def _short_uuids(devices: Sequence[tuple[str, str]]) -> list[str]:
-    """The beginning of each UUID, for the legend: UUID_SHOWN characters, or as many more as the GPUs of a host need to differ.
+    """The beginning of each UUID, for the legend: UUID_CHARS characters, or as many more as the GPUs of a host need to differ.
 
     devices: (host, UUID) of each GPU.
     """

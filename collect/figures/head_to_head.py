@@ -67,7 +67,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     A point is superior to another if it is better in cost or gain, and not worse in the other of the two.
     """
     front_indexes: list[int] = []
-    for index in sorted(range(len(points)), key=lambda place: (points[place][0], -points[place][1])):
+    for index in sorted(range(len(points)), key=lambda index: (points[index][0], -points[index][1])):
         if not front_indexes or points[index][1] > points[front_indexes[-1]][1]:
             front_indexes.append(index)
     return front_indexes

@@ -4,8 +4,7 @@ cause."""
 from __future__ import annotations
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, select_cells
-from collect.drawing.stacked_bars import draw_stacked_bars as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, draw_bars, select_cells
 from collect.figure import Figure, Group
 
 NAME = "idle_causes"
@@ -32,4 +31,4 @@ def draw(group: Group) -> Figure | None:
         f"launched work waits to run. Other: launched work does not start yet, such as while a launch takes effect.{note}"
     )
     end_texts = [notation.format_number(sum(values), 3) for values in values_by_cell]
-    return stacked(NAME, "Idle time by cause", caption, drawn, [BarPanel("ms of idle time per step", "ms", bars, end_texts)])
+    return draw_bars(NAME, "Idle time by cause", caption, drawn, [BarPanel("ms of idle time per step", "ms", bars, end_texts)])

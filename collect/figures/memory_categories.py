@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, select_cells
-from collect.drawing.stacked_bars import draw_stacked_bars as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, draw_bars, select_cells
 from collect.figure import CellMark, Figure, Group
 from collect.figures.memory_timeline import CATEGORIES, category_label
 
@@ -30,7 +29,7 @@ def draw(group: Group) -> Figure | None:
     )
     estimates = [mark.row.metrics.get("estimated_memory_bytes") for mark in drawn.marks]
     strokes = [estimate.value / size if estimate else None for estimate in estimates]
-    return stacked(NAME, "Memory by category at the peak", caption, drawn, [BarPanel(unit, unit, bars, end_texts, strokes)])
+    return draw_bars(NAME, "Memory by category at the peak", caption, drawn, [BarPanel(unit, unit, bars, end_texts, strokes)])
 
 
 def peak_bytes(mark: CellMark) -> dict[str, float]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, select_cells
-from collect.drawing.stacked_bars import draw_stacked_bars as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, draw_bars, select_cells
 from collect.figure import Figure, Group
 
 NAME = "overlap"
@@ -24,4 +23,4 @@ def draw(group: Group) -> Figure | None:
         "Communication of a profiled step, including the wait for other ranks; mean over profiled ranks and repeats. At the "
         f"end of each bar: the overlap, which is the mean over ranks of the hidden share of their communication.{left_out_note}"
     )
-    return stacked(NAME, "Overlap", caption, drawn, [BarPanel("ms of communication per step", "ms", bars, end_texts)])
+    return draw_bars(NAME, "Overlap", caption, drawn, [BarPanel("ms of communication per step", "ms", bars, end_texts)])

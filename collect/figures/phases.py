@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, select_cells
-from collect.drawing.stacked_bars import draw_stacked_bars as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, draw_bars, select_cells
 from collect.figure import CellMark, Figure, Group
 from collect.metrics.trace_phases import phase_time
 
@@ -32,7 +31,7 @@ def draw(group: Group) -> Figure | None:
         f"main thread. Optimizer and data loader are known by torch's own annotations, backward by autograd.{left_out_note}"
     )
     end_texts = [notation.format_number(sum(cell_ms.values()), 3) for cell_ms in ms_by_cell]
-    return stacked(NAME, "Phases of a step", caption, drawn_group, [BarPanel("ms per step", "ms", bars, end_texts)])
+    return draw_bars(NAME, "Phases of a step", caption, drawn_group, [BarPanel("ms per step", "ms", bars, end_texts)])
 
 
 def phase_ms(mark: CellMark) -> dict[str, float]:

@@ -133,7 +133,7 @@ def _panel_counters(run_timeline: RunTimeline, suffix: str) -> list[Counter]:
         for counter in run_timeline.counters
         if counter.name.endswith(suffix) and len(counter.values) > 1 and np.any(counter.values > 0)
     ]
-    highest = sorted(matching, key=lambda one: -float(np.max(one.values)))[:MOST_LINES]
+    highest = sorted(matching, key=lambda counter: -float(np.max(counter.values)))[:MOST_LINES]
     return [counter for counter in matching if any(counter is other for other in highest)]
 
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collect.drawing import small_multiples
-from collect.drawing.series import group_alike
-from collect.drawing.series import line_labels as names_of
-from collect.drawing.series import line_variants as variants_of
+from collect.drawing.series import group_alike, line_labels, line_variants
 from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, axis, layout
 from collect.strategy_style import variant_looks
 
@@ -28,7 +26,7 @@ def draw(group: Group) -> Figure | None:
         return None
     looks, names = variant_looks([marks[0].strategy for marks in lines.values()]), _line_names(lines)
     panels = small_multiples.divide_lines(
-        [marks[0] for marks in lines.values()], names, variants_of(_labelled_marks(lines), SIZES)
+        [marks[0] for marks in lines.values()], names, line_variants(_labelled_marks(lines), SIZES)
     )
     data: list[dict[str, Any]] = []
     for index, (name, ((_, batch), marks)) in enumerate(zip(names, lines.items(), strict=True)):
@@ -90,7 +88,7 @@ def _count_distinct_ranks(line: Sequence[CellMark]) -> int:
 def _line_names(lines: Mapping[tuple[int, str], Sequence[CellMark]]) -> list[str]:
     """The name of each line: the values in which the lines differ, without the number of ranks, and the batch size that is
     constant."""
-    return [name.replace(" ×0", "", 1) for name in names_of(_labelled_marks(lines), SIZES)]
+    return [name.replace(" ×0", "", 1) for name in line_labels(_labelled_marks(lines), SIZES)]
 
 
 def _labelled_marks(lines: Mapping[tuple[int, str], Sequence[CellMark]]) -> list[tuple[CellMark, dict[str, Any]]]:

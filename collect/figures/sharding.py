@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, select_cells
-from collect.drawing.stacked_bars import draw_stacked_bars as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, draw_bars, select_cells
 from collect.figure import CellMark, Figure, Group
 from collect.figures.memory_timeline import CATEGORIES, category_label
 
@@ -42,7 +41,7 @@ def draw(group: Group) -> Figure | None:
         "sharded as in the ZeRO paper (a gradient is as large as its parameter, Adam's state twice as large); the optimizer's "
         f"own copy of the weights is not in the estimate.{left_out_note}"
     )
-    return stacked(NAME, "What sharding leaves on a rank", caption, drawn_group, panels)
+    return draw_bars(NAME, "What sharding leaves on a rank", caption, drawn_group, panels)
 
 
 def estimate_bytes(mark: CellMark) -> dict[str, int]:

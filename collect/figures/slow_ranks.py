@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, select_cells
-from collect.drawing.stacked_bars import draw_stacked_bars as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, draw_bars, select_cells
 from collect.figure import CellMark, Figure, Group
 from collect.findings.trace_answers import profiled_runs
 from collect.traces.run_answers import RunAnswers
@@ -30,7 +29,7 @@ def draw(group: Group) -> Figure | None:
         f"nothing computes, and the rank that the others wait for the longest.{left_out_note}"
     )
     end_texts = [_end_text(mark) for mark in drawn_group.marks]
-    return stacked(NAME, "Waiting for slow ranks", caption, drawn_group, [BarPanel("ms per step", "ms", bars, end_texts)])
+    return draw_bars(NAME, "Waiting for slow ranks", caption, drawn_group, [BarPanel("ms per step", "ms", bars, end_texts)])
 
 
 def matched_runs(mark: CellMark) -> list[RunAnswers]:

@@ -7,8 +7,7 @@ import statistics
 import polars as pl
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, select_cells
-from collect.drawing.stacked_bars import draw_stacked_bars as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, draw_bars, select_cells
 from collect.figure import CellMark, Figure, Group
 from collect.findings.comparability import key_without_faults
 from collect.metrics.rank_times import waiting_by_rank
@@ -54,7 +53,7 @@ def draw(group: Group) -> Figure | None:
             unit, unit, [BarPart("throughput of the ranks", "var(--series-4)", rates)], [_format_rate(rate) for rate in rates]
         ),
     ]
-    return stacked(NAME, "Steps with a rank that is slowed on purpose", caption, drawn_group, panels)
+    return draw_bars(NAME, "Steps with a rank that is slowed on purpose", caption, drawn_group, panels)
 
 
 def _format_rate(rate: float) -> str:

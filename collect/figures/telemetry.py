@@ -38,8 +38,8 @@ class TelemetryPanel(NamedTuple):
 
     title: str  # the quantity and its unit
     scale: float  # how many units of the readings make one unit of the title, such as 2^30 bytes for GiB
-    combination: Combination  # how the values of all devices are combined (`curves.together`)
-    readings: Callable[[RunSamples], pl.DataFrame]  # makes the readings of the quantity from the samples (`curves.levels`)
+    combination: Combination  # how the values of all devices are combined (`curves.join_devices`)
+    readings: Callable[[RunSamples], pl.DataFrame]  # makes readings from the samples, as `curves.level_readings`
 
 
 def draw(group: Group) -> Figure | None:
@@ -87,17 +87,17 @@ def _unresumed_run(mark: CellMark) -> LoadedRun | None:
 
 
 def _collect_samples(spans: Mapping[str, tuple[LoadedRun, float]]) -> RunSamples:
-    def every(get_frame: Callable[[LoadedRun], pl.DataFrame]) -> pl.DataFrame:
+    def concatenate_frames(get_frame: Callable[[LoadedRun], pl.DataFrame]) -> pl.DataFrame:
         frames = (
             get_frame(run).with_columns(pl.col("wall_s") - zero_s, run=pl.lit(label)) for label, (run, zero_s) in spans.items()
         )
         return pl.concat(frames, rechunk=True)
 
     return RunSamples(
-        every(lambda run: run.samples.hosts),
-        every(lambda run: run.samples.nics),
-        every(lambda run: run.samples.gpus),
-        every(lambda run: add_memory_shares(run.samples.gpus, run.hosts)),
+        concatenate_frames(lambda run: run.samples.hosts),
+        concatenate_frames(lambda run: run.samples.nics),
+        concatenate_frames(lambda run: run.samples.gpus),
+        concatenate_frames(lambda run: add_memory_shares(run.samples.gpus, run.hosts)),
     )
 
 
@@ -119,20 +119,23 @@ def _network_panels(nics: pl.DataFrame) -> tuple[list[TelemetryPanel], int]:
 def _interface_panel(name: str, direction: str, counter: str) -> TelemetryPanel:
     title = f"{direction} on the network, {html.escape(name, quote=False)} (MB/s)"
     return TelemetryPanel(
-        title, MB, "sum", lambda seen: rate_readings(select_network_samples(seen.nics).filter(pl.col("name") == name), counter)
+        title,
+        MB,
+        "sum",
+        lambda samples: rate_readings(select_network_samples(samples.nics).filter(pl.col("name") == name), counter),
     )
 
 
 def _counter_panel(title: str, counter: str) -> TelemetryPanel:
     """A panel for a counter of bytes of the hosts. A run has no line if its counter did not grow."""
     has_grown = pl.col(counter).max().over("run") > pl.col(counter).min().over("run")
-    return TelemetryPanel(title, MB, "sum", lambda seen: rate_readings(seen.hosts.filter(has_grown), counter, "host"))
+    return TelemetryPanel(title, MB, "sum", lambda samples: rate_readings(samples.hosts.filter(has_grown), counter, "host"))
 
 
 def _pressure_panel(title: str, counter: str) -> TelemetryPanel:
     """A panel for a counter of the seconds in which a task waited. A run has no line if no task waited."""
     has_waited = pl.col(counter).max().over("run") > pl.col(counter).min().over("run")
-    return TelemetryPanel(title, 0.01, "mean", lambda seen: rate_readings(seen.hosts.filter(has_waited), counter, "host"))
+    return TelemetryPanel(title, 0.01, "mean", lambda samples: rate_readings(samples.hosts.filter(has_waited), counter, "host"))
 
 
 def _cell_trace(mark: CellMark, curve: Curve, number: int, visible: bool | str, in_legend: bool) -> dict[str, Any]:
@@ -160,26 +163,31 @@ def _cell_trace(mark: CellMark, curve: Curve, number: int, visible: bool | str, 
 
 
 GPU = (
-    TelemetryPanel("GPU memory in use (%)", 1, "max", lambda seen: level_readings(seen.shares, "uuid", "memory_pct")),
-    TelemetryPanel("GPUs busy (%)", 1, "mean", lambda seen: level_readings(seen.gpus, "uuid", "utilization_pct")),
+    TelemetryPanel("GPU memory in use (%)", 1, "max", lambda samples: level_readings(samples.shares, "uuid", "memory_pct")),
+    TelemetryPanel("GPUs busy (%)", 1, "mean", lambda samples: level_readings(samples.gpus, "uuid", "utilization_pct")),
 )
 TOTAL_SENT = TelemetryPanel(
     "All bytes sent on the network since the first timed step (MB)",
     MB,
     "sum",
-    lambda seen: growth_readings(select_network_samples(seen.nics), "tx_bytes"),
+    lambda samples: growth_readings(select_network_samples(samples.nics), "tx_bytes"),
 )
 LOOPBACK = TelemetryPanel(
     "Sent over loopback, within a host (MB/s)",
     MB,
     "sum",
-    lambda seen: rate_readings(select_loopback_samples(seen.nics), "tx_bytes"),
+    lambda samples: rate_readings(select_loopback_samples(samples.nics), "tx_bytes"),
 )
 HOST = (
-    TelemetryPanel("Processors busy (%)", 1, "mean", lambda seen: level_readings(seen.hosts, "host", "cpu_pct")),
-    TelemetryPanel("Busiest processor (%)", 1, "mean", lambda seen: level_readings(seen.hosts, "host", "busiest_core_pct")),
+    TelemetryPanel("Processors busy (%)", 1, "mean", lambda samples: level_readings(samples.hosts, "host", "cpu_pct")),
     TelemetryPanel(
-        "Memory of the hosts in use (GiB)", GIB, "mean", lambda seen: level_readings(seen.hosts, "host", "memory_used_bytes")
+        "Busiest processor (%)", 1, "mean", lambda samples: level_readings(samples.hosts, "host", "busiest_core_pct")
+    ),
+    TelemetryPanel(
+        "Memory of the hosts in use (GiB)",
+        GIB,
+        "mean",
+        lambda samples: level_readings(samples.hosts, "host", "memory_used_bytes"),
     ),
     _pressure_panel("Tasks waiting for processors (% of time)", "cpu_pressure_s"),
     _pressure_panel("Tasks waiting for memory (% of time)", "memory_pressure_s"),

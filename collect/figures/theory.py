@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart
-from collect.drawing.stacked_bars import draw_stacked_bars as stacked
+from collect.drawing.stacked_bars import BarPanel, BarPart, draw_bars
 from collect.figure import LINE, MUTED, CellMark, Figure, Group, order_by_visibility
 from collect.figures.memory_timeline import CATEGORIES, category_label
 from shardlab.runs.prediction import Prediction
@@ -43,7 +42,7 @@ def draw(group: Group) -> Figure | None:
         "strategies shard or replicate, at the peak of a step (a gradient that is not there at this moment is not in it); "
         "gathered: parameters that a rank holds for a time to compute with them. Blank: not known."
     )
-    return stacked(
+    return draw_bars(
         "theory", "What a rank keeps and sends, by theory", caption, msgspec.structs.replace(group, marks=marks), panels
     )
 

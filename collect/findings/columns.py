@@ -128,7 +128,7 @@ def row_labels(rows: Sequence[CellRow]) -> list[str]:
 
 
 def cell_labels(cells: Sequence[dict[str, Any]]) -> list[str]:
-    """The same as `labels`, for cells with flat keys (`optimizer.name`) in place of rows."""
+    """The same as `row_labels`, for cells with flat keys (`optimizer.name`) in place of rows."""
     other_keys = [key for key in find_distinguishing_keys(cells) if key not in (*_ALWAYS, "fault")]
     usual_values = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in other_keys}
     names = []
@@ -143,7 +143,7 @@ def row_variants(rows: Sequence[CellRow], ignored_key: str) -> list[str]:
     """A name for each row that tells it apart from rows with the same value of the key `ignored_key`, such as `×2, batch 16`.
 
     Ranks and batch sizes are in every name if the rows differ in them, because they are the sizes that a reader compares.
-    Another value is in the name only if it is unusual (`labels`).
+    Another value is in the name only if it is unusual (`row_labels`).
     """
     cells = [row.flat for row in rows]
     keys = [key for key in find_distinguishing_keys(cells) if key != ignored_key and _count_kinds(cells, [key]) > 1]

@@ -70,7 +70,7 @@ def compare_pair(differ: str, cell: LoadedCell, other: LoadedCell) -> LossCompar
         differ=differ, one=cell.id, other=other.id, runs=runs, steps=sum(entry.steps for entry in differences)
     )
     if differences:
-        worst = max(differences, key=lambda each: each.difference)
+        worst = max(differences, key=lambda loss_difference: loss_difference.difference)
         comparison.max_difference, comparison.at_step = worst.difference, worst.step
         comparison.relative = worst.difference / worst.size if worst.size else None
     return comparison

@@ -57,7 +57,7 @@ def instrument_costs(loaded: Loaded) -> list[InstrumentCost]:
 def instrument_differences(families: Iterable[Sequence[LoadedCell]]) -> list[str]:
     """Find the groups of comparable cells whose instruments differ, and say which steps an instrument observed in each cell.
 
-    families: the groups (`comparability.families`). Returns texts such as `CELL (profile: steps 3 and 4)`.
+    families: the groups (`comparability.group_families`). Returns texts such as `CELL (profile: steps 3 and 4)`.
     """
     texts = []
     for family in families:

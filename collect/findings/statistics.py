@@ -99,7 +99,7 @@ def standard_error(values: Sequence[float], pooled: Noise | None) -> tuple[float
     from the relative scatter that is pooled over all repeated cells, if this scatter is known and the mean is not 0; otherwise
     from the scatter of the two values.
 
-    pooled: the pooled scatter (`noise`).
+    pooled: the pooled scatter (`pooled_noise`).
     """
     n, mean = len(values), statistics.fmean(values)
     if n < 3 and pooled and mean:

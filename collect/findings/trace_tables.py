@@ -81,7 +81,7 @@ def list_collectives(loaded: Loaded) -> list[Collective]:
     rows = []
     for cell in loaded.cells:
         runs = _profiled_breakdowns(cell)
-        uses = per_step.compute_uses_per_step(runs, lambda one: one.collectives)
+        uses = per_step.compute_uses_per_step(runs, lambda breakdown: breakdown.collectives)
         for name, use in sorted(uses.items(), key=lambda item: (-item[1].ms, item[0])):
             rows.append(Collective(cell.id, name, len(runs), use.calls, use.ms, use.ms / use.calls))
     return rows
@@ -101,7 +101,7 @@ def compare_operators(loaded: Loaded, rows: Sequence[CellRow]) -> list[OperatorD
         if _breakdown_kinds(cell_runs) != _breakdown_kinds(baseline_runs) or not cell_runs:
             continue
         uses, baseline_uses = (
-            per_step.compute_uses_per_step(runs, lambda one: one.kernels) for runs in (cell_runs, baseline_runs)
+            per_step.compute_uses_per_step(runs, lambda breakdown: breakdown.kernels) for runs in (cell_runs, baseline_runs)
         )
         kind = "kernels" if cell_runs[0][0].source == "gpu" else "operators"
         differences = sorted(_differences(uses, baseline_uses, "kernel" if kind == "kernels" else "cpu_op"), key=_sort_key)

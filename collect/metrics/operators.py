@@ -39,13 +39,13 @@ EXAMPLE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 def operator_count(run: LoadedRun, name: str) -> Quantity | None:
     """The number of calls per step, as the mean over the ranks that were profiled by steps. name: which kernels or operators
-    (see OF)."""
+    (see OF_MEANING)."""
     return _mean_per_step(run, name, "calls", lambda event_tally: event_tally.count)
 
 
 def operator_time(run: LoadedRun, name: str) -> Quantity | None:
     """The time of the calls in ms per step, as the mean over the ranks that were profiled by steps. name: which operators (see
-    OF)."""
+    OF_MEANING)."""
     return _mean_per_step(run, name, "ms", lambda event_tally: event_tally.total_ns / 1e6)
 
 

@@ -70,14 +70,16 @@ def write(folder: Path, figures: Sequence[DrawnFigure], formats: Sequence[str], 
             fig = {"data": data, "layout": spec["layout"] | picture}
             pictures.append((folder / f"{figure.name}.{name}", fig, opts))
     try:
-        asyncio.run(_draw(kaleido.Kaleido, pictures))
+        asyncio.run(_draw_pictures(kaleido.Kaleido, pictures))
     except ChromeNotFoundError:
         raise InputError(BROWSER.format(command)) from None
 
 
-async def _draw(browser_type: Callable[..., Any], pictures: Sequence[tuple[Path, dict[str, Any], dict[str, Any]]]) -> None:
+async def _draw_pictures(
+    browser_kind: Callable[..., Any], pictures: Sequence[tuple[Path, dict[str, Any], dict[str, Any]]]
+) -> None:
     """Draw each figure and write its file. kaleido could write the file itself, but it hides the reason if the writing
     fails."""
-    async with browser_type(mathjax=False) as browser:  # with MathJax, the browser would load MathJax from the network
+    async with browser_kind(mathjax=False) as browser:  # with MathJax, the browser would load MathJax from the network
         for path, fig, opts in pictures:
             files.write_new(path, await browser.calc_fig(fig, opts))

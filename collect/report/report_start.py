@@ -155,7 +155,7 @@ def _sides_text(part: ClaimPart) -> tuple[str, str, str]:
 
 
 def _number_without_factor(side: ast.expr, value: float, interval: tuple[float, float] | None, unit: str) -> tuple[str, str]:
-    """Like `_written`. If the test multiplies the number by a constant, the text begins with the constant, such as
+    """Like `_number_and_interval`. If the test multiplies the number by a constant, the text begins with the constant, such as
     `0.8 × 470 MB`, and the interval is that of the number without the constant."""
     scale, text = _constant_factor(side)
     number, interval_text = _number_and_interval(value / scale, interval and (interval[0] / scale, interval[1] / scale), unit)

@@ -83,8 +83,8 @@ class Remarks(msgspec.Struct, frozen=True):
     doubts: list[str]
 
 
-# A column of a table: (metric, qualifier). In a table of one metric whose columns are the values of a key (`_crossed`), a
-# column is (value of the key, "").
+# A column of a table: (metric, qualifier). In a table of one metric whose columns are the values of a key
+# (`_build_crossed_table`), a column is (value of the key, "").
 _Column = tuple[str, str]
 
 
@@ -92,7 +92,7 @@ class _PlacedEntry(msgspec.Struct, frozen=True):
     """A reported entry (a number that the study prints), while `redraw` looks for its row and column.
 
     place: the index of the entry. cell: the filter that says which cells the entry is about, as a flat mapping; the argument of
-    the metric is under the key OF. column: the column of the entry.
+    the metric is under the key ARGUMENT_KEY. column: the column of the entry.
     """
 
     index: int
@@ -103,7 +103,7 @@ class _PlacedEntry(msgspec.Struct, frozen=True):
 def redraw(entries: Sequence[ReportedResult]) -> Redrawn:
     """Arrange all reported entries (numbers that the study prints) in tables, each entry once.
 
-    The entries of one place of the study form a table. If the place has fewer than FEWEST numbers, its entries are not
+    The entries of one place of the study form a table. If the place has fewer than MIN_NUMBERS numbers, its entries are not
     put into a table. The text after a comma in a place (`table 4.1.2, effective throughput`) is a qualifier, which names a
     column of the same table.
     """

@@ -12,10 +12,11 @@ _LISTS |= {"searches": "searches", "damage": "damaged runs", "outliers": "outlie
 
 
 def truncate_summary(summary: Summary) -> Summary:
-    """The summary with at most MOST cells and at most MOST entries in each list. A remark says how many are left out.
+    """The summary with at most MAX_ENTRIES cells and at most MAX_ENTRIES entries in each list. A remark says how many are left
+    out.
 
-    All cells that a claim or a reported number names are kept. If there are fewer than MOST such cells, other cells are added,
-    in their order.
+    All cells that a claim or a reported number names are kept. If there are fewer than MAX_ENTRIES such cells, other cells are
+    added, in their order.
     """
     named_ids = {number.cell for verdict in summary.verdicts for number in verdict.numbers}
     named_ids |= {entry.row for entry in summary.reported if entry.row}

@@ -190,7 +190,7 @@ def _place_column(column: Column, rows: int, offset: int) -> PlacedColumn:
 
 
 class Digest:
-    """Computes the digest of a segment: first `lines` for the lines of HOST.jsonl, in parts, then `finished`."""
+    """Computes the digest of a segment: first `add_lines` for the lines of HOST.jsonl, in parts, then `finish`."""
 
     def __init__(self) -> None:
         self._sha256 = hashlib.sha256()

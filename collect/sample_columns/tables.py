@@ -77,7 +77,8 @@ GPUS: Mapping[str, Kind] = {
     "throttled": "texts",
     "xids": "ints",
 }
-# Columns of GPUs that are filled sample by sample and not GPU by GPU (`of_samples`), because a large run has millions of rows.
+# Columns of GPUs that are filled sample by sample and not GPU by GPU (`gpu_sample_columns`), because a large run has millions
+# of rows.
 OF_SAMPLES: Mapping[str, Kind] = {"played": "bool", "memory_total_bytes": "int"}
 # The columns that have a value in each row. In other columns, a value that was not measured is null.
 ALWAYS = frozenset({"host", "boot_id", "t_s", "wall_s", "name", "kind", "uuid", "lost", "played", "device", "port"})

@@ -79,7 +79,7 @@ def build_frames_of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]], parts: 
 
 
 def build_sample_part(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
-    """The frames of some samples of many runs, of which `build_sample_frames_of_runs` joins several.
+    """The frames of some samples of many runs, of which `build_frames_of_runs` joins several.
 
     Network interfaces still have the names that they have in the samples, and `nics` also has the columns IDENTITY.
     """

@@ -110,7 +110,7 @@ def _instrument_rows(acts: Sequence[InstrumentSpan]) -> list[list[str]]:
         spans_by_name.setdefault(span.act.name, []).append(span)
     rows = []
     for name, spans in spans_by_name.items():
-        median_s, longest = statistics.median(span.act.seconds for span in spans), max(spans, key=lambda one: one.act.seconds)
+        median_s, longest = statistics.median(span.act.seconds for span in spans), max(spans, key=lambda span: span.act.seconds)
         where = f"rank {longest.rank}, {longest.host}"
         times = (_format_ms(1000 * median_s), _format_ms(1000 * longest.act.seconds))
         rows.append([name, f"{len(spans):,}", *times, where, act_label(longest.act)])

@@ -18,9 +18,9 @@ from shardlab.files import files
 def write(path: Path, timeline: RunTimeline, profiled: Iterable[Spans], host_suffix: str = "") -> int:
     """Write the file, compressed if its name ends in .gz. Returns the number of events in the file.
 
-    profiled: the events of traces (`timeline.profiled`). host_suffix: follows the name of each host. Times in the file are in
-    microseconds since the first moment of the timeline; `otherData.began_s` is this moment in seconds since the epoch. Raises
-    WorkspaceError if the file cannot be written.
+    profiled: the events of traces (`timeline.trace_spans`). host_suffix: follows the name of each host. Times in the file are
+    in microseconds since the first moment of the timeline; `otherData.began_s` is this moment in seconds since the epoch.
+    Raises WorkspaceError if the file cannot be written.
     """
     zero_s = _first_time_s(timeline)
     count = 0

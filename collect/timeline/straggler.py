@@ -41,7 +41,7 @@ def straggler_by_phases(timed: pl.DataFrame) -> Straggler | None:
     A collective ends on all ranks at about the same moment, so the other ranks wait for a late rank in the next collective. So
     the first phase in which the ranks differ shows the late rank: in this phase, the late rank needs the longest, and the other
     ranks wait only in later phases. If a phase has a collective in every layer (such as the forward pass of FSDP), the phase
-    takes equally long on all ranks, and a late rank is not found; `by_traces` finds it.
+    takes equally long on all ranks, and a late rank is not found; `straggler_by_traces` finds it.
     """
     if timed.is_empty() or timed["rank"].n_unique() < 2 or timed["step"].n_unique() < LEAST_STEPS:
         return None

@@ -79,7 +79,7 @@ class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_timeline(run: LoadedRun) -> RunTimeline:
-    """The timeline of a run, without the events of its traces, which `profiled` returns."""
+    """The timeline of a run, without the events of its traces, which `trace_spans` returns."""
     host_clocks = run_clocks(run)
     counters = [*_host_counters(run, host_clocks)]
     hosts = {counter.host for counter in counters} | {host_clocks.host_of(rank) for rank in run.steps["rank"].unique()}

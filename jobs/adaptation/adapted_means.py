@@ -47,7 +47,7 @@ def find_replaced_values(keys: dict[str, Any], machine: Capacity) -> dict[str, R
         )
         replaced_values["gpu_type"] = ReplacedValue("gpu_type", new, why_replaced or "the cluster file names no GPU type")
         capacity = machine.for_gpu_type(new) or machine
-    launcher = keys.get("launcher")  # without the key, it is the launcher FIRST
+    launcher = keys.get("launcher")  # without the key, it is the launcher PREFERRED_LAUNCHER
     if launcher is not None and (why := why_unusable(launcher, capacity)) is not None:
         usable = [name for name, entry in launchers().items() if entry.on_gpus and why_unusable(name, capacity) is None]
         if usable:

@@ -69,7 +69,7 @@ class Questions:
 
     def rewrite_filter(self, cell_filter: Mapping[str, Any]) -> Values:
         """The filter that selects the new cells in place of the cells that `cell_filter` selects in the original matrix. Raises
-        Cannot."""
+        QuestionError."""
         chosen = self.select_cells(cell_filter)
         if chosen.left_out:
             raise QuestionError(f"a cell is left out: {chosen.left_out}")
@@ -109,8 +109,8 @@ class Questions:
         """The test of a claim for the new cells. Returns (the test, a text that says how the new cells differ from the cells of
         the study).
 
-        Raises Cannot if a filter cannot be rewritten, if cells that the claim compares became the same cell, or if the claim is
-        about the network between nodes and all ranks of its new cells are on one node.
+        Raises QuestionError if a filter cannot be rewritten, if cells that the claim compares became the same cell, or if the
+        claim is about the network between nodes and all ranks of its new cells are on one node.
         """
         tree = ast.parse(text.strip(), mode="eval")
         differences: list[str] = []

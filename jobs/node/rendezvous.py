@@ -42,7 +42,7 @@ def choose_rendezvous(nnodes: int) -> dict[str, str]:
 
     nnodes: the number of nodes of the run. Returns environment variables for the ranks: the address, the name, and the names of
     the nodes, because ranks in a container cannot ask Slurm. The port is free at this moment; if another program takes the port
-    before the ranks start, the run fails with this reason. Raises NoMeeting.
+    before the ranks start, the run fails with this reason. Raises RendezvousError.
     """
     # with `salloc`, this process may run on the login node, so only this list tells which node is the first node of the job
     node_names = _job_node_names()
@@ -77,7 +77,7 @@ def find_rendezvous_interface(rendezvous: str, others: Sequence[str]) -> Rendezv
     """The interface through which this node reaches the rendezvous, or, on the node of the rendezvous itself, another node.
 
     rendezvous: the address of the rendezvous, as HOST:PORT. others: the names or addresses of all nodes of the run. Raises
-    NoMeeting.
+    RendezvousError.
     """
     host = rendezvous.rpartition(":")[0].strip("[]")
     if ipaddress.ip_address(host).is_loopback:
@@ -108,7 +108,7 @@ def _job_node_names() -> list[str]:
 
 def _resolve_first_node(node: str) -> str:
     """The address at which the other nodes reach the first node: resolved from its name, or from Slurm's NodeAddr if its name
-    resolves to a loopback or to nothing. Raises NoMeeting."""
+    resolves to a loopback or to nothing. Raises RendezvousError."""
     address = _resolve_host(node)
     if address is None or ipaddress.ip_address(address).is_loopback:
         output_words = call(["scontrol", "show", "node", node]).stdout.split()

@@ -30,8 +30,8 @@ def find_model(name: str, memory_gib: float | None = None) -> GpuModel | None:
 
 
 def must_find_model(name: str) -> GpuModel:
-    """The GPU model with this name, as `find` returns it. If there is no such model, raises UnknownName, which lists all known
-    names."""
+    """The GPU model with this name, as `find_model` returns it. If there is no such model, raises UnknownName, which lists all
+    known names."""
     if (model := find_model(name)) is None:
         raise UnknownName("GPU", name, list_model_names(), where="--gpu")
     return model

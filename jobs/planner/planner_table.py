@@ -137,15 +137,15 @@ def _format_number(value: float) -> str:
 
 _COLUMNS: dict[str, Callable[[Prediction], str]] = {
     "memory": _format_memory,
-    MEMORY_FROM: lambda one: one.memory_from or "",
-    "fits": lambda one: one.fits or "",
-    "largest micro": lambda one: "" if one.largest_micro_batch is None else str(one.largest_micro_batch),
-    "step": lambda one: _format_range(format_duration, one.step_s),
-    "time": lambda one: _format_range(format_duration, one.time_s),
-    "GPU hours": lambda one: "" if one.gpu_hours is None else _format_number(one.gpu_hours.likely),
-    "kWh": lambda one: "" if one.energy_kwh is None else _format_number(one.energy_kwh.likely),
-    "cost": lambda one: "" if one.cost is None else f"{one.cost.likely:.2f}",
-    "bottleneck": lambda one: one.bottleneck or "",
+    MEMORY_FROM: lambda prediction: prediction.memory_from or "",
+    "fits": lambda prediction: prediction.fits or "",
+    "largest micro": lambda prediction: "" if prediction.largest_micro_batch is None else str(prediction.largest_micro_batch),
+    "step": lambda prediction: _format_range(format_duration, prediction.step_s),
+    "time": lambda prediction: _format_range(format_duration, prediction.time_s),
+    "GPU hours": lambda prediction: "" if prediction.gpu_hours is None else _format_number(prediction.gpu_hours.likely),
+    "kWh": lambda prediction: "" if prediction.energy_kwh is None else _format_number(prediction.energy_kwh.likely),
+    "cost": lambda prediction: "" if prediction.cost is None else f"{prediction.cost.likely:.2f}",
+    "bottleneck": lambda prediction: prediction.bottleneck or "",
 }
 _SUMS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("time_s", " for all runs in sequence", format_duration),

@@ -30,7 +30,7 @@ class PlannedSearches(msgspec.Struct, frozen=True):
 
 
 def plan_searches(
-    workspace: Workspace, asked: Matrix, cells: Sequence[Cell], cluster: Cluster, runs_as: str, plugins: OwnPlugins
+    workspace: Workspace, matrix: Matrix, cells: Sequence[Cell], cluster: Cluster, runs_as: str, plugins: OwnPlugins
 ) -> PlannedSearches:
     """Plan a search for each cell of a matrix. If the matrix asks for no search, returns the cells unchanged and no searches.
 
@@ -38,13 +38,13 @@ def plan_searches(
     the matrix. A search that was submitted before keeps the size of its first try, so that its tries stay the same. Raises
     InputError if a search has no upper bound.
     """
-    if asked.file.search is None:
+    if matrix.file.search is None:
         return PlannedSearches(list(cells), {})
     earlier_searches = _read_earlier_searches(workspace, runs_as)
     predicted = plan_predictions.predict_cells(workspace, cluster, cells, {})
     searches = {}
     for cell in cells:
-        search = _plan_search(asked, cell, predicted[cell.name()], plugins)
+        search = _plan_search(matrix, cell, predicted[cell.name()], plugins)
         earlier = earlier_searches.get(batch_search.family(cell))
         if earlier is not None and earlier.goal == search.goal and search.smallest <= earlier.start <= search.largest:
             search = msgspec.structs.replace(search, start=earlier.start)

@@ -90,7 +90,7 @@ def mean_recorded_s(
 
 def estimate_cost(cells: Iterable[Cell], repeats: Mapping[str, int], recorded: Mapping[str, float]) -> Cost:
     """The estimated time of the runs of these cells. repeats: the number of runs, by the name of the cell. recorded: the result
-    of `recorded_s`."""
+    of `mean_recorded_s`."""
     measured_cells, hours, rank_hours = 0, 0.0, 0.0
     for cell in cells:
         if (seconds := recorded.get(cell.name())) is not None:

@@ -123,7 +123,7 @@ def _explain_misfit(cell: Cell, machine: Capacity) -> dict[str, str | None]:
 def _resolve_cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], cluster: Capacity | None) -> Cell | None:
     """Resolve one point into a cell. If the cell is not possible, append the reasons to `problems` and return None.
 
-    cluster: as for `resolve`.
+    cluster: as for `resolve_cells`.
     """
     problem_count = len(problems)
 

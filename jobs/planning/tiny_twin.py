@@ -20,7 +20,7 @@ The rules of `--scale tiny` are the same for every cell of a matrix:
 - instruments: kept, but their windows are made to fit the few steps. A validation reads one batch of the largest global batch
   size, or 64 items if that is more, but never more items than an epoch has. A validation of the usual size would take many
   times as long as the training.
-- settings that need a GPU, or that take longer than everything else together, are dropped (see `dropped`).
+- settings that need a GPU, or that take longer than everything else together, are dropped (see `describe_dropped_settings`).
 """
 
 from __future__ import annotations

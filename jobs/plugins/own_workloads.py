@@ -90,6 +90,7 @@ def find_workloads(
 
 
 def _describe_workloads(workspace: Workspace, source: PluginSource, seq_len: int | None = None) -> list[OwnWorkload]:
-    """The workloads that a file defines. seq_len: as in `own_answers.described`. Raises InputError if the file has a fault."""
+    """The workloads that a file defines. seq_len: as in `own_answers.describe_plugin`. Raises InputError if the file has a
+    fault."""
     description = own_answers.describe_plugin(workspace, source, Description, seq_len)
     return [msgspec.structs.replace(workload, file=str(source.file)) for workload in description.workloads]

@@ -49,8 +49,8 @@ _TIME = re.compile(r"^--time=(\d+)\Z")
 def submit(workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
     """Submit runs. Runs with the same options become one job.
 
-    Raises Refused if Slurm rejects a job, ControllerUnreachable, and Full if, because of a limit, Slurm accepts not even a job
-    with a single run.
+    Raises JobRefused if Slurm rejects a job, ControllerUnreachable, and SchedulerFull if, because of a limit, Slurm accepts not
+    even a job with a single run.
     """
     earlier_jobs = _find_unended_jobs(workspace, submit_options.after)
     largest = len(folders) if submit_options.pack or len(folders) == 1 else max(1, read_number_setting("MaxArraySize", 1001))

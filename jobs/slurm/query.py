@@ -115,7 +115,7 @@ def is_preempted(job: str) -> bool:
 
 
 def split_into_parts(jobs: Sequence[str]) -> list[Sequence[str]]:
-    """Numbers or names of jobs, in parts of at most AT_A_TIME jobs."""
+    """Numbers or names of jobs, in parts of at most MOST_JOBS_PER_COMMAND jobs."""
     return [jobs[begin : begin + MOST_JOBS_PER_COMMAND] for begin in range(0, len(jobs), MOST_JOBS_PER_COMMAND)]
 
 

@@ -50,8 +50,8 @@ def read_shares(account: str | None) -> list[Share]:
 
 
 def read_site_shares(address: Address, account: str | None) -> list[Share]:
-    """As `of`, but `sshare` is called on the site's machine at `address`, over an SSH connection that is already open. If no
-    connection is open, returns an empty list, so that nobody is asked to log in."""
+    """As `read_shares`, but `sshare` is called on the site's machine at `address`, over an SSH connection that is already open.
+    If no connection is open, returns an empty list, so that nobody is asked to log in."""
     ssh = ssh_command(address)
     if not shared_connection.is_open(ssh):
         return []

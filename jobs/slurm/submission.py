@@ -101,7 +101,7 @@ def record_intent(workspace: Workspace, submission: Submission) -> None:
 def send_submission(workspace: Workspace, submission: Submission) -> None:
     """Send the job to Slurm so that it exists exactly once.
 
-    Raises Refused, NoRoom, or ControllerUnreachable if it is not known whether Slurm accepted the job.
+    Raises JobRefused, SlurmLimitReached, or ControllerUnreachable if it is not known whether Slurm accepted the job.
     """
     if (answer := _call_sbatch(workspace, submission)) is not None:
         _find_out_outcome(workspace, submission, answer)
@@ -180,7 +180,8 @@ def _is_left_open(run: RunDir, token: str, *, unreadable: bool = False) -> bool:
 
 
 def settle_submission(workspace: Workspace, submission: Submission) -> str:
-    """Finish an interrupted submission; return a sentence on what was done. Raises Refused, NoRoom, ControllerUnreachable."""
+    """Finish an interrupted submission; return a sentence on what was done. Raises JobRefused, SlurmLimitReached,
+    ControllerUnreachable."""
     if _adopt_job(workspace, submission):
         return f"{submission.token}: Slurm had accepted this job as job {submission.job}; its number is recorded now."
     folders = [RunDir(workspace.runs / run) for run in submission.runs]
@@ -224,7 +225,7 @@ def _find_out_outcome(workspace: Workspace, submission: Submission, answer: Slur
 
 def _call_sbatch(workspace: Workspace, submission: Submission) -> SlurmOutput | None:
     """Call sbatch. Returns None if Slurm created the job, or the output of sbatch if the output does not say whether the job
-    exists. Raises Refused."""
+    exists. Raises JobRefused."""
     argv = ["sbatch", "--parsable", f"--job-name={submission.token}", *submission.options, submission.script]
     answer = call(argv, enough=_BUSY)
     if answer.code == 0 and (match := _JOB_ID.match(answer.stdout.strip())):

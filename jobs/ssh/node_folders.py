@@ -54,7 +54,7 @@ def send_run_files(folder: RunDir, run: Run, nodes: Sequence[InventoryNode], mus
     """Send the files of a run, and the checkpoint from which it resumes, to each of its nodes. must_stop: says whether the run
     must end; if so, the transfers end.
 
-    Raises Lost if a node does not answer, ShardlabError if a node cannot store the files, if nodes share a folder, or if no
+    Raises NodeLost if a node does not answer, ShardlabError if a node cannot store the files, if nodes share a folder, or if no
     checkpoint is usable.
     """
     workspace = Workspace(folder.path.parent.parent)
@@ -89,7 +89,7 @@ def _send_to_node(
 
 
 def _prepare_node(workspace: Workspace, folder: RunDir, node: InventoryNode, token: str) -> str:
-    """Make the folders for a node's part of the run, and return the answer of the script PREPARE. Raises Lost and
+    """Make the folders for a node's part of the run, and return the answer of the script PREPARE_SCRIPT. Raises NodeLost and
     ShardlabError."""
     log = folder.log / f"ssh.{node.name}.log"
     words = ["sh", "-euc", PREPARE_SCRIPT, "prepare", str(folder.path), token, node.name, str(workspace.own), TOKEN]

@@ -1,8 +1,8 @@
 """The lock of a node, in /tmp: while a run of one user holds it, no run of this or another user starts on this node.
 
 All users of a machine lock the same file, so another user can let the runs of this user wait, as with every use of the node.
-`holder` says who this is. A file that this user cannot lock at all, because another user made it so, is not waited for: the
-lock is then a file of this user's own.
+`find_lock_holder` says who this is. A file that this user cannot lock at all, because another user made it so, is not waited
+for: the lock is then a file of this user's own.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ watches it.
     python -m jobs.ssh.node_task
 
 Standard input: a TaskRequest, then the address of the rendezvous, then an empty line every BEAT_S seconds. Standard output:
-lines that begin with SAYS: `ready` with a free address for the rendezvous, and at the end `exit CODE`; if the nodes share no
-folder, also a line `record` with a RecordChange for each change of this node's records. Other output goes to standard error.
-If the input ends, or brings nothing for SILENT_S seconds, the connection or the supervisor is lost, and the task ends.
+lines that begin with LINE_PREFIX: `ready` with a free address for the rendezvous, and at the end `exit CODE`; if the nodes
+share no folder, also a line `record` with a RecordChange for each change of this node's records. Other output goes to standard
+error. If the input ends, or brings nothing for SILENT_S seconds, the connection or the supervisor is lost, and the task ends.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ def _wait_for_lock(lock: int) -> None:
 
 
 def _find_free_address(host: str) -> str:
-    """An address of this node with a free port, as HOST:PORT. host: the node's address in the inventory. Raises NoMeeting."""
+    """An address of this node with a free port, as HOST:PORT. host: the node's address in the inventory. Raises
+    RendezvousError."""
     try:
         family, kind, _, _, socket_address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as listener:

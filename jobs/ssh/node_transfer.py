@@ -24,7 +24,7 @@ def send_files(node: InventoryNode, workspace: Workspace, names: Sequence[str], 
     """Copy files and folders of the workspace to the same paths on a node. Ends early if `must_stop` says that the run must
     end.
 
-    Raises Lost if the connection broke, ShardlabError if a file could not be copied.
+    Raises NodeLost if the connection broke, ShardlabError if a file could not be copied.
     """
     host, shell = _make_rsync_target(node)
     words = ["--archive", "--recursive", f"--timeout={SILENT_S}", shell, *options]
@@ -36,7 +36,7 @@ def fetch_files(node: InventoryNode, workspace: Workspace, names: Sequence[str],
     """Copy files and folders of the workspace from a node into the folder `target`, with the same names. Ends early if
     `must_stop` says that the run must end.
 
-    Files that the node does not have are left out, without an error. Raises Lost and ShardlabError.
+    Files that the node does not have are left out, without an error. Raises NodeLost and ShardlabError.
     """
     host, shell = _make_rsync_target(node)
     words = [*rsync.FROM_OTHERS, "--recursive", "--times", f"--timeout={SILENT_S}", shell]

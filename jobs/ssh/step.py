@@ -192,7 +192,7 @@ class Step:
             session.send(msgspec.json.encode(request))
 
     def run(self) -> int:
-        """Run the tasks until they end; return the exit code. Raises Lost, and ShardlabError if a task cannot start."""
+        """Run the tasks until they end; return the exit code. Raises NodeLost, and ShardlabError if a task cannot start."""
         signal.signal(signal.SIGTERM, self._note_signal)
         try:
             deadline = time.monotonic() + START_S
@@ -242,8 +242,8 @@ class Step:
         return next((session.code for session in self._sessions if session.code), 0)
 
     def _end_tasks(self, limit_s: float, *, may_be_lost: bool = False) -> None:
-        """End all tasks, and wait up to limit_s seconds for their ends. may_be_lost: whether to raise Lost for a node that does
-        not report the end of its task."""
+        """End all tasks, and wait up to limit_s seconds for their ends. may_be_lost: whether to raise NodeLost for a node that
+        does not report the end of its task."""
         for session in self._open:
             session.end()
         deadline = time.monotonic() + limit_s

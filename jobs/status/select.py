@@ -38,10 +38,10 @@ def select_runs(workspace: Workspace, patterns: Sequence[str], matrix: str | Non
         return last_statuses
     parsed_condition = parse_condition(where)
 
-    def meant(run: Status) -> bool:
+    def is_selected(run: Status) -> bool:
         return run.cell is None or _evaluate(parsed_condition, names(run.cell) | {"state": run.state, "id": run.id})
 
-    return [run for run in last_statuses if meant(run)]
+    return [run for run in last_statuses if is_selected(run)]
 
 
 def _list_run_ids(workspace: Workspace, cell: ExpandedCell) -> list[str]:

@@ -11,7 +11,7 @@ from jobs.status.reconcile import Status
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """The result of `cancel`: what was done about jobs whose runs have ended.
+    """The result of `cancel_stale_jobs`: what was done about jobs whose runs have ended.
 
     sentences: a sentence for each job. all_gone: whether the scheduler cancelled all these jobs.
     """

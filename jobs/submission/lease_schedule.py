@@ -70,7 +70,7 @@ class NodeSchedule:
         return self._place_run(run, after)[1]
 
     def add(self, run: RunTime, after: EstimatedEnd | None = None) -> EstimatedEnd:
-        """Add a run on the nodes that become free first; return when the run ends. after: as for `end_of`."""
+        """Add a run on the nodes that become free first; return when the run ends. after: as for `estimate_end`."""
         self._last_start, end = self._place_run(run, after)
         self._free_ends = [*self._free_ends[self._count_nodes(run) :], *[end] * self._count_nodes(run)]
         self._free_ends.sort(key=_end_key)
@@ -80,7 +80,7 @@ class NodeSchedule:
         return min(run.nodes, self.nodes)
 
     def _place_run(self, run: RunTime, after: EstimatedEnd | None) -> tuple[EstimatedEnd, EstimatedEnd]:
-        """Compute when a run would start and end if it were added next. Returns (start, end). after: as for `end_of`."""
+        """Compute when a run would start and end if it were added next. Returns (start, end). after: as for `estimate_end`."""
         bounds = [self._last_start, *self._free_ends[: self._count_nodes(run)], *([after] if after is not None else [])]
         start = EstimatedEnd(max(bound.end_s for bound in bounds), any(bound.is_least for bound in bounds))
         return start, EstimatedEnd(start.end_s + (run.left_s or 0.0), start.is_least or run.left_s is None)

@@ -58,8 +58,8 @@ def accept_packages(run: Run, packages: str, versions: dict[str, str]) -> Run:
 
 
 def release_runs(workspace: Workspace, runs: Sequence[Run]) -> None:
-    """Let held runs start. runs: the held runs, as `accepting` returned them. Raises ShardlabError if the scheduler does not
-    release them."""
+    """Let held runs start. runs: the held runs, as `accept_packages` returned them. Raises ShardlabError if the scheduler does
+    not release them."""
     for name in {run.scheduler for run in runs}:
         folders = {RunDir(workspace.runs / run.run_id): run for run in runs if run.scheduler == name}
         for folder, run in folders.items():

@@ -40,8 +40,8 @@ def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> Path:
     """Write the matrix of an archive and the code that it needs into a workspace. Returns the path of the matrix file.
 
     The matrix is written to archived/NAME-DIGEST, so that the same archive gives the same path. trust: whether the user has
-    read the code and allows it. Raises InputError as `as_matrix`, and if a file of code in the workspace differs from the
-    archive's file of that name.
+    read the code and allows it. Raises InputError as `replace_from_option`, and if a file of code in the workspace differs from
+    the archive's file of that name.
     """
     with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as folder:
         index = archive.unpack(file, Path(folder), lambda name: name.startswith((MATRIX_FOLDER, *CODE_FOLDERS)))

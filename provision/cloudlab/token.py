@@ -46,7 +46,7 @@ def read_token(url: str | None = None) -> Token | None:
     """The token for one portal; None if there is none. url: the address of the portal; None: CloudLab's portal.
 
     A token goes only to the portal that it was stored for, because a cluster file of somebody else may name any portal:
-    $CLOUDLAB_TOKEN, else FILE, to CloudLab's portal; a token for another portal is in the file FILE.HOST:PORT.
+    $CLOUDLAB_TOKEN, else TOKEN_FILE, to CloudLab's portal; a token for another portal is in the file TOKEN_FILE.HOST:PORT.
 
     Raises InputError for a file that other users can read or that contains no token, and WorkspaceError for an unreadable file.
     """

@@ -133,7 +133,7 @@ def show_operations(output: Output, steps: Sequence[OperationStep]) -> None:
     """Print what each operation did on each node, the commands for an administrator, and the number of changes.
 
     For one node, or with --verbose, the details of all operations are listed; otherwise only the details of operations whose
-    state is in TOLD.
+    state is in DETAILED_STATES.
     """
     nodes = list(dict.fromkeys(step.node for step in steps))
     listed = [step for step in steps if len(nodes) == 1 or output.verbose or step.state in DETAILED_STATES]
