@@ -288,7 +288,7 @@ def thin_points(
     """Reduce the points of a line to at most about `max_points` points. Returns the x values and the y values that are kept.
 
     The points are divided into sections of equal size. Of each section, the points with the smallest and the largest y are
-    kept_indexes, so that no peak is lost. If y is unknown (None) somewhere in the section, the first such point is kept too, so
+    kept, so that no peak is lost. If y is unknown (None) somewhere in the section, the first such point is kept too, so
     that no line is drawn across a gap."""
     if len(x) <= max_points:
         return list(x), list(y)

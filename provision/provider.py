@@ -39,7 +39,7 @@ class MachinesToCreate(msgspec.Struct, frozen=True):
 
 
 class Confirmation(msgspec.Struct, frozen=True):
-    """What the user has to confirm before `down`. name: the name that the user types; lines: sentences on what is lost."""
+    """What the user has to confirm before `down`. name: the name that the user types; lines: sentences on what is then lost."""
 
     name: str
     lines: list[str]

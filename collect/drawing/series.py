@@ -32,7 +32,8 @@ def line_labels(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_key
 
 
 def line_variants(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_keys: Collection[str]) -> list[str]:
-    """For each line a name, HTML-escaped, unlike its strategy's other lines. lines, ignored_keys: as in `line_labels`."""
+    """For each line a name, HTML-escaped, that tells it apart from the lines of its strategy. lines, ignored_keys: as in
+    `line_labels`."""
     return [html.escape(name, quote=False) for name in columns.row_variants(_label_rows(lines, ignored_keys), "strategy")]
 
 

@@ -22,7 +22,8 @@ POLL_S = 0.5
 
 
 def submit(workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
-    """Submit runs, in this order, and start a runner if no runner is alive. `submit_options` is ignored: one run at a time."""
+    """Submit runs, in this order, and start a runner if no runner is alive. `submit_options` is ignored: runs start one at a
+    time."""
     RunQueue(NAME, workspace).submit(folders)
 
 

@@ -22,7 +22,7 @@ DOWN_COMMAND = "provision CLUSTER.yaml down"
 def wait_until_ready(note: ExperimentNote, workspace: Workspace, portal: Portal, output: Output) -> PortalExperiment:
     """Wait until all nodes of the experiment are ready, and return the experiment.
 
-    Raises ShardlabError if the experiment fails, deadline, or is not ready after MOST_WAIT_S.
+    Raises ShardlabError if the experiment fails, ends, or is not ready after MOST_WAIT_S.
     """
     deadline = time.monotonic() + MOST_WAIT_S
     with waiting.show_waiting(output, f"waiting for the nodes of the experiment {note.name}") as show:

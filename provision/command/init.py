@@ -97,7 +97,8 @@ def _make_site_file(output: Output, login: Login | None) -> str:
 
 
 def render_site_file(login: Login | None, site: Survey, proposed: Proposal, rejection_by_request: dict[str, str | None]) -> str:
-    """The cluster file of a Slurm site. rejection_by_request: why Slurm would reject a request for a GPU."""
+    """The cluster file of a Slurm site. rejection_by_request: for each way to request a GPU, why Slurm would reject it, or
+    None."""
     partition, node_type = proposed.partition, proposed.node_type
     accepted = [request for request, why in rejection_by_request.items() if why is None]
     undecided = [request for request, why in rejection_by_request.items() if why is not None and survey.UNDECIDED.search(why)]

@@ -140,7 +140,8 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """A change that waits until all workers can get jobs. worker_states: the states of workers that got no jobs."""
+    """A change that waits until all workers can get jobs. worker_states: the states of the workers that could not get jobs, as
+    text."""
 
     controller: Target
     workers: tuple[str, ...]

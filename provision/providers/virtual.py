@@ -46,7 +46,8 @@ def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
 
 
 def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Change] | Nothing:
-    """The changes that make and boot a node, if it does not run. Raises PracticeNodeError if this machine cannot."""
+    """The changes that make and boot a node, if it does not run. Raises PracticeNodeError if this machine cannot have practice
+    nodes."""
     base.check_machine(cluster.release)
     _check_owner(cluster, workspace)
     _check_inotify_limit(cluster)
@@ -139,7 +140,8 @@ def _plan_protections(cluster: Cluster) -> list[Change]:
 
 
 def _close_state_folder() -> None:
-    """Make the folder of all nodes if it does not exist, and close it to other users. Otherwise raises PracticeNodeError."""
+    """Make the folder of all nodes if it does not exist, and close it to other users. Raises PracticeNodeError if root does not
+    own it."""
     files.make_folder(STATE)
     if (owner := STATE.stat().st_uid) != 0:
         raise PracticeNodeError(
@@ -185,7 +187,8 @@ def _add_known_host(workspace: Workspace, host: str, public: str) -> None:
 
 
 def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
-    """Raises PracticeNodeError if another workspace has practice nodes with this cluster name: a name is used once."""
+    """Raises PracticeNodeError if another workspace has practice nodes with this cluster name: a name can be used once per
+    machine."""
     owner = STATE / cluster.name / "workspace"
     if owner.exists() and Path(other := files.read(owner).decode().strip()).resolve() != workspace.real_path:
         raise PracticeNodeError(
@@ -195,7 +198,8 @@ def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
 
 
 def _check_inotify_limit(cluster: Cluster) -> None:
-    """Raises PracticeNodeError if root has too few inotify instances for all nodes: systemd of the last ones would not boot."""
+    """Raises PracticeNodeError if root may have too few inotify instances for all nodes: systemd of the last nodes would not
+    boot."""
     other_clusters = [folder.name for folder in STATE.iterdir() if folder.name != cluster.name] if STATE.is_dir() else []
     count = len(cluster.nodes) + sum(len(list_machine_folders(name)) for name in other_clusters)
     needed_instances, limit = INSTANCES_PER_NODE * count + OTHER_INSTANCES, int(files.read(INSTANCES))

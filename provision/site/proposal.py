@@ -183,7 +183,8 @@ def is_python_module(module: str) -> bool:
 
 
 def _choose_folder(site: Survey) -> SharedFolder | None:
-    """The folder for runs: a folder in a network file system, or a folder for large data. Order: `_folder_preference`."""
+    """The folder for runs: a folder in a network file system, or a folder for large data. `_folder_preference` has the
+    order."""
     large = [folder for folder in site.folders if folder.is_network or _is_large(folder)]
     return max(large, key=_folder_preference, default=None)
 

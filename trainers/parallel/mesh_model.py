@@ -117,7 +117,7 @@ class MeshModel:
     ) -> None:
         """Shard a block, or the rest of a part, over the dp ranks. No other wrapper may be applied afterwards.
 
-        is_block: whether the module is a block. reshard: false for the rest (parameters outside of blocks),
+        is_block: whether the module is a block. reshard: reshard_after_forward; false for the rest (parameters outside of blocks),
         because backward needs these parameters at once.
         """
         mesh = self.mesh["dp"]
