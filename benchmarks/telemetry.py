@@ -46,12 +46,12 @@ from pathlib import Path
 from collect import metric
 from collect.reading import read_many
 from shardlab.files import gc_pause
-metric.menu()
+metric.all_metrics()
 began = time.perf_counter()
 with gc_pause.not_searched():
     (run,) = read_many.read_runs(Path(sys.argv[1]) / "runs", [sys.argv[2]])
-assert run.completed, (run.verdict, run.damage.says())
-quantities = metric.quantities(run)
+assert run.completed, (run.verdict, run.damage.describe())
+quantities = metric.compute_quantities(run)
 covered = [entry.coverage_pct for entry in run.coverage]
 print(time.perf_counter() - began, run.samples.hosts.height, run.samples.gpus.height, len(covered), len(quantities))
 """

@@ -24,7 +24,7 @@ first = ethtool.DriverCounters("v0")
 print(first.read() == {"peer": numbers["v1"]}, ethtool.DriverCounters("v1").read() == {"peer": numbers["v0"]})
 before = first._count
 subprocess.run("ip link del v0; ip link add v0 numrxqueues 4 numtxqueues 4 type veth peer name v1", shell=True, check=True)
-print(first._count_now() > before, first.read() == ethtool.DriverCounters("v0").read())
+print(first._read_count() > before, first.read() == ethtool.DriverCounters("v0").read())
 subprocess.run("ip link del v0", shell=True, check=True)
 for again in (first.read, lambda: ethtool.DriverCounters("lo")):
     try:

@@ -142,7 +142,7 @@ def test_names_that_are_no_plain_words_are_left_out():
     ],
 )
 def test_gpus_are_counted_by_type(gres, gpus):
-    assert node_types.gpus(gres) == gpus
+    assert node_types.parse_gpus(gres) == gpus
 
 
 @pytest.mark.parametrize(

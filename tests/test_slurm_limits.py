@@ -270,7 +270,7 @@ def test_a_run_cancelled_meanwhile_is_neither_submitted_nor_awaited(tmp_path, qu
     study = Study(tmp_path, 3)
     assert study.jobs("submit") == 1
     waiting = backlog.Backlog(
-        study.workspace, "slurm", SubmitOptions(), backlog.Full("Slurm", "full", study.workspace.all_runs())
+        study.workspace, "slurm", SubmitOptions(), backlog.SchedulerFull("Slurm", "full", study.workspace.all_runs())
     )
     queue.rule(ends=0)
     assert study.jobs("cancel", "--all") == 0
@@ -284,7 +284,7 @@ def test_an_unreachable_slurm_is_awaited(tmp_path, queue):
     study = Study(tmp_path, 3)
     assert study.jobs("submit") == 1
     waiting = backlog.Backlog(
-        study.workspace, "slurm", SubmitOptions(), backlog.Full("Slurm", "full", study.workspace.all_runs())
+        study.workspace, "slurm", SubmitOptions(), backlog.SchedulerFull("Slurm", "full", study.workspace.all_runs())
     )
     before = study.statuses()
     queue.rule(away=True)
@@ -310,7 +310,7 @@ def test_the_pause_between_rejected_submissions_grows(tmp_path, queue, monkeypat
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 1
     folders = study.workspace.all_runs()
-    waiting = backlog.Backlog(study.workspace, "slurm", SubmitOptions(), backlog.Full("Slurm", "full", folders))
+    waiting = backlog.Backlog(study.workspace, "slurm", SubmitOptions(), backlog.SchedulerFull("Slurm", "full", folders))
     before_any, before, tried = study.statuses(), len(sizes(queue)), []
     while now[0] < 3600:
         now[0] += 5

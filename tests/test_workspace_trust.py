@@ -234,7 +234,7 @@ def test_a_script_that_waits_is_started_only_after_trust(opened, capsys):
     queue.attend()
     assert queue.work_off(lambda: pytest.fail("nothing may start")) == 0
     assert not marker.exists()
-    workspace_trust.consent(workspace, print, jobs_cli.waiting_files(workspace))
+    workspace_trust.consent(workspace, print, jobs_cli.list_waiting_files(workspace))
     assert [folder.run_id for folder in queue.startable()] == [run.run_id]
     script.write_text(f"touch {marker}; id\n")
     assert list(queue.startable()) == []
