@@ -61,7 +61,7 @@ def test_a_link_or_fifo_in_place_of_a_record_file_is_named_and_not_read(run, tmp
         assert found.verdict.state == "unknown"
         assert f"it is {kind}, and only regular files are read" in found.verdict.why
     else:
-        assert found.damage.says() == f"{place}: {kind}, which was not read"
+        assert found.damage.describe() == f"{place}: {kind}, which was not read"
     assert not (found.step_records.get(0) and place.startswith("steps"))
     assert not (found.sample_records.get("node0") and place.startswith("samples"))
 
@@ -71,7 +71,7 @@ def test_a_folder_that_is_a_link_is_named_and_not_entered(run, tmp_path, name):
     (run.path / name).rename(tmp_path / "outside")
     (run.path / name).symlink_to(tmp_path / "outside")
     found = LoadedRun.read(run)
-    assert found.damage.says() == f"{name}: a symlink, which was not read"
+    assert found.damage.describe() == f"{name}: a symlink, which was not read"
     assert not {"env": found.hosts, "samples": found.sample_records, "steps": found.step_records}[name]
 
 
