@@ -218,7 +218,9 @@ def test_pseudonyms_are_the_same_everywhere_and_respect_the_borders_of_words():
     assert named.replace_names(text) == (
         b'"host1", host1-ib0, host1, node12, root, -I/path1/x, /home/adam, user1, adapter, "canada"'
     )
-    assert named.find_remaining(b"node12 canada") == {"node1"}  # `ada` in `canada` is not reported: it has fewer than five letters
+    assert named.find_remaining(b"node12 canada") == {
+        "node1"
+    }  # `ada` in `canada` is not reported: it has fewer than five letters
     assert named.counts == {"host": 1, "path": 1, "user": 1}
 
 

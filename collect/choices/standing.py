@@ -59,7 +59,7 @@ class Standing(msgspec.Struct, omit_defaults=True):
 class _Mean:
     """The mean of a metric over the repeats of a cell, with the error of this mean. Verdicts compute the error in the same way.
 
-    known: (standard error of the mean, degrees of freedom), or None if the scatter of the repeats is not known.
+    error_and_degrees: (standard error of the mean, degrees of freedom), or None if the scatter of the repeats is not known.
     """
 
     def __init__(self, measurements: Measurements, metric: Metric, row: CellRow) -> None:

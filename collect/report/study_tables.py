@@ -91,7 +91,7 @@ _Column = tuple[str, str]
 class _PlacedEntry(msgspec.Struct, frozen=True):
     """A reported entry (a number that the study prints), while `redraw` looks for its row and column.
 
-    place: the index of the entry. cell: the filter that says which cells the entry is about, as a flat mapping; the argument of
+    index: the index of the entry. cell: the filter that says which cells the entry is about, as a flat mapping; the argument of
     the metric is under the key ARGUMENT_KEY. column: the column of the entry.
     """
 

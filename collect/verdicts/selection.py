@@ -36,7 +36,7 @@ class SelectedMetric(msgspec.Struct, frozen=True):
 
     row: the cell. values: one for each repeat, in `unit`. kind: the kind of the value, such as `cpu`.
     argument: the argument of the metric, such as the name of an operator; None if the metric has none.
-    beside: for a metric that compares two cells, the compared metric in this cell and in the other cell (by default its
+    compared_pair: for a metric that compares two cells, the compared metric in this cell and in the other cell (by default its
     baseline); `values` are then the values of the compared metric in this cell.
     """
 

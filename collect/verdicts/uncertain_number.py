@@ -21,7 +21,7 @@ MOST_UNDEFINED = 0.025  # the share of draws beyond one end of a 95 % interval
 class UncertainNumber:
     """A metric of a cell as an uncertain number.
 
-    found: the values of the metric. n: the number of repeats. value: the mean over the repeats.
+    selected: the values of the metric. n: the number of repeats. value: the mean over the repeats.
 
     low, high: the 95 % interval by Student's t. draws: random draws of the mean. low, high and draws are None if the scatter is
     not known.

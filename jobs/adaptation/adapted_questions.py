@@ -33,8 +33,7 @@ Values = dict[str, Any]  # the values of a resolved cell, by name (shardlab.matr
 
 
 class SelectedCells(msgspec.Struct, frozen=True):
-    """The cells that a filter of the original matrix selects. numbers: their indexes in the matrix. adapted: what became of
-    them."""
+    """The cells that a filter of the original matrix selects. indexes: in the matrix. adapted: what became of them."""
 
     indexes: tuple[int, ...]
     adapted: list[AdaptedCell]

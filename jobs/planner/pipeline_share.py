@@ -20,8 +20,8 @@ from shardlab.matrix.cell import Cell
 
 class StageShare(msgspec.Struct, frozen=True):
     """A rank's part of the model. blocks: the number of its blocks. first, last: whether the rank has the first or the last
-    stage. kept: the largest number of micro-batches for which the rank keeps the activations of all its blocks; may be a
-    fraction if the rank has several stages."""
+    stage. kept_micro_batches: the largest number of micro-batches for which the rank keeps the activations of all its blocks;
+    may be a fraction if the rank has several stages."""
 
     blocks: int
     first: bool

@@ -94,11 +94,11 @@ class RefusingProcess:
 class OwnStrategies(msgspec.Struct, frozen=True):
     """The workspace's own strategies.
 
-    known: the strategies, by name.
+    by_name: the strategies, by name.
     sources: the files that define them, by their digest.
     faults: why a file defines no strategies, by each strategy name that was looked for in the file; if no names were given, by
         the name of the file.
-    asked: the processes that say which cells are refused, by the digest of the file.
+    processes: the processes that say which cells are refused, by the digest of the file.
     """
 
     by_name: dict[str, OwnStrategy] = {}

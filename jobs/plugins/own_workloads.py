@@ -26,7 +26,7 @@ from trainers.workload import Workload
 class OwnWorkloads(msgspec.Struct, frozen=True):
     """The workspace's own workloads.
 
-    known: the workloads, by name.
+    by_name: the workloads, by name.
     sources: the files that define them, by their digest.
     faults: why a file defines no workload, by each workload name that the file would have defined.
     """

@@ -23,7 +23,7 @@ from shardlab.runs.run import Run, parts_of
 class RunTime(msgspec.Struct, frozen=True):
     """The nodes and the time that an unfinished run still needs.
 
-    how: the source of the time: recorded times, the time limit, or neither.
+    source: the source of the time: recorded times, the time limit, or neither.
     """
 
     run_id: str

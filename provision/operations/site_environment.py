@@ -89,14 +89,16 @@ def _check_packages(site: Site, target: Target, folder: PurePosixPath) -> Packag
     """The change that checks packages which `provision` did not install: on the login node if possible, otherwise in a job."""
     environment = site.cluster.environment
     starter = container.rank_python(site.cluster, target.node.python)
-    key, folders = _packages_setting(environment), " ".join(container.folders(site.cluster))
+    entry, folders = _packages_setting(environment), " ".join(container.folders(site.cluster))
     advice = "Is this the folder of a virtual or conda environment?"
     if environment.container is not None:
         advice = f"Does {environment.runtime} start this image there?"
     if environment.runtime == "charliecloud":
         advice += f" The image must contain folders for what is mounted: {folders}"
     if environment.container is None or (environment.runtime != "pyxis" and environment.build != "job"):
-        return PackageCheck(key, ["env", f"--chdir={folder}", starter, "-c", software.LISTING_PROGRAM], folder, MAKE_S, advice)
+        return PackageCheck(
+            entry, ["env", f"--chdir={folder}", starter, "-c", software.LISTING_PROGRAM], folder, MAKE_S, advice
+        )
     options = [
         "--job-name=shardlab-packages",
         f"--output={folder}/packages.log",
@@ -111,7 +113,7 @@ def _check_packages(site: Site, target: Target, folder: PurePosixPath) -> Packag
         program=software.LISTING_PROGRAM,
     )
     argv = ["sh", "-c", SUBMIT_AND_SHOW, "submit", str(folder), text]
-    return PackageCheck(key, argv, folder, INSTALL_S, advice)
+    return PackageCheck(entry, argv, folder, INSTALL_S, advice)
 
 
 def _mark_packages(folder: PurePosixPath, digest: str) -> Write:

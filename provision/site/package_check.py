@@ -25,14 +25,14 @@ class PackageCheck:
     script = ""
 
     def __init__(self, setting: str, argv: Sequence[str], folder: PurePosixPath, limit_s: float, advice: str) -> None:
-        self.key, self.argv, self.folder, self.limit_s, self.advice = setting, argv, folder, limit_s, advice
+        self.setting, self.argv, self.folder, self.limit_s, self.advice = setting, argv, folder, limit_s, advice
         self._differences: str | None = None
 
     @property
     def description(self) -> str:
         """The sentence for this change, as `Change.description`. After the check, it contains the result."""
         result_text = "" if self._differences is None else f": {self._differences}"
-        return f"check the packages of {self.key}{result_text}"
+        return f"check the packages of {self.setting}{result_text}"
 
     @property
     def command(self) -> str:
@@ -43,12 +43,16 @@ class PackageCheck:
         """Check the packages. Raises Unanswered if they cannot be listed, or if a needed package is missing."""
         answer = node.run(self.argv, timeout_s=self.limit_s)
         if answer.code is None:
-            raise Unanswered(f"{node.name}: {self.key}: its packages were not listed within {self.limit_s:g} s")
+            raise Unanswered(f"{node.name}: {self.setting}: its packages were not listed within {self.limit_s:g} s")
         if answer.code != 0:
-            raise Unanswered(f"{node.name}: {self.key}: its packages cannot be listed: {failure_reason(answer)}. {self.advice}")
+            raise Unanswered(
+                f"{node.name}: {self.setting}: its packages cannot be listed: {failure_reason(answer)}. {self.advice}"
+            )
         differences = software.compare_packages(answer.stdout)
         if differences.missing:
-            raise Unanswered(f"{node.name}: {self.key} lacks {', '.join(differences.missing)}. Install what is missing there.")
+            raise Unanswered(
+                f"{node.name}: {self.setting} lacks {', '.join(differences.missing)}. Install what is missing there."
+            )
         self._differences = summarize_versions(differences.other)
         put_answer = node.put(f"{self._differences}\n".encode(), f"{self.folder}/differences.made", mode=0o644, owner="")
         if put_answer.code != 0:

@@ -204,7 +204,7 @@ class Reader(StorageReader):
     """Reads checkpoints: maps the files into memory and copies the boxes that overlap with the parts of this rank.
 
     folder: the folder of the checkpoint. sizes: file name -> bytes of the file. state: the parts to read.
-    element_order: for the layout `whole`, the method `Saved.element_order` of the engine; it allows that a tensor is read in
+    order: for the layout `whole`, the method `Saved.element_order` of the engine; it allows that a tensor is read in
     another shape with the same number of elements. For the layout `sharded`, None.
     """
 

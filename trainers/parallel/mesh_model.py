@@ -117,8 +117,8 @@ class MeshModel:
     ) -> None:
         """Shard a block, or the rest of a part, over the dp ranks. No other wrapper may be applied afterwards.
 
-        is_block: whether the module is a block. reshard: reshard_after_forward; false for the rest (parameters outside of blocks),
-        because backward needs these parameters at once.
+        is_block: whether the module is a block. reshard: reshard_after_forward; false for the rest (parameters outside of
+        blocks), because backward needs these parameters at once.
         """
         mesh = self.mesh["dp"]
         self.padded[is_block] += sum(fsdp.count_padded_elements(local_tensor(p).shape, mesh.size()) for p in parameters)
