@@ -95,18 +95,18 @@ def check_machine(release: str | None = None) -> None:
         _check_other_release(f"practice nodes of Debian {release}", release=read_os_release())
 
 
-def _check_other_release(what: str, release: dict[str, str]) -> None:
+def _check_other_release(subject: str, release: dict[str, str]) -> None:
     """Check that this machine can boot nodes of another Debian release than its own. Raises PracticeNodeError if it cannot.
 
-    what: the subject of the error message. release: /etc/os-release of this machine.
+    subject: the subject of the error message. release: /etc/os-release of this machine.
     """
     if release.get("ID") != "debian":
         raise PracticeNodeError(
-            f"{what} need Debian on this machine, whose apt sources name the archive; this is {release['PRETTY_NAME']}."
+            f"{subject} need Debian on this machine, whose apt sources name the archive; this is {release['PRETTY_NAME']}."
         )
     if not any(line.split(" ")[2] == "cgroup2" for line in Path("/proc/self/mounts").read_text().splitlines()):
         raise PracticeNodeError(
-            f"{what} need control groups of version 2, without which systemd from version 258 on refuses to start; this "
+            f"{subject} need control groups of version 2, without which systemd from version 258 on refuses to start; this "
             "machine has not mounted them: mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified"
         )
 
