@@ -192,7 +192,7 @@ def test_copies_of_the_source_that_somebody_else_made_are_not_used(opened):
     shutil.rmtree(workspace.all_runs()[0].path)
     assert call(workspace, f"jobs render --matrix {workspace.path}/other.yaml --trust") == 0
     used = Path(workspace.all_runs()[0].read_run().source)
-    assert (used / "shardlab" / "cell.py").exists()
+    assert (used / "shardlab" / "matrix" / "cell.py").exists()
     assert not [path for path in used.rglob("*") if path.name in ("sitecustomize.py", "torch.pyc", "planted.pyc")]
 
 
@@ -399,7 +399,7 @@ def test_git_never_reads_the_configuration_of_a_workspace(ours, tmp_path):
     assert call(ours, f"jobs render --matrix {ours.path}/mine.yaml") == 0
     (copy,) = (ours.own / "source").iterdir()
     subprocess.run(["git", "init", "--quiet", ours.path], check=True)
-    subprocess.run(["git", "-C", ours.path, "add", "-f", copy / "shardlab" / "host.py"], check=True)
+    subprocess.run(["git", "-C", ours.path, "add", "-f", copy / "shardlab" / "hardware" / "host.py"], check=True)
     subprocess.run(["git", "-C", ours.path, "config", "core.fsmonitor", f"touch {witness}; false"], check=True)
     subprocess.run(["git", "-C", ours.path, "status"], check=True, stdout=subprocess.DEVNULL)
     assert witness.exists()  # the configuration does execute the command
