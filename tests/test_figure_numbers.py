@@ -204,7 +204,13 @@ def figures(tmp_path_factory):
 
 
 def test_every_figure_has_its_known_numbers(figures):
-    lines = [line for name, drawn in figures.items() for title, parts in drawn.items() for line in (f"{name}: {title}", *parts)]
+    """The golden file has each figure of the first two workspaces that have it."""
+    lines, times_written = [], Counter()
+    for name, drawn in figures.items():
+        for title, parts in drawn.items():
+            times_written[title] += 1
+            if times_written[title] <= 2:
+                lines += [f"{name}: {title}", *parts]
     same_as_golden("figures.txt", "\n".join(lines) + "\n")
 
 
