@@ -27,6 +27,7 @@ from shardlab.workspace import Workspace
 EARLIER = Path(__file__).parent / "golden" / "earlier-workspace.zip"
 MIB, GIB = 2**20, 2**30
 GPUS = [Gpu(uuid="GPU-0", name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB)]
+AXIS = ("domain", "dtick", "nticks", "range", "rangemode", "type")  # keys of an axis that change what a reader sees
 ON_A_GPU = {"memory_used_bytes": 20 * GIB, "power_w": 350.0, "sm_clock_mhz": 1500, "temperature_c": 61}
 
 
@@ -172,12 +173,19 @@ def coordinate(values):
     return f"{len(values)}: {ends}, sum {shortened(float(sum(numbers)))}"
 
 
+def rounded(value):
+    """A value of an axis, with the numbers in a list rounded to four places."""
+    return [round(number, 4) for number in value] if isinstance(value, list | tuple) else value
+
+
 def described(drawn):
     """The lines about a figure in the golden file."""
     lines = [f"  {drawn.title}: {drawn.caption}"]
     for key, value in sorted(drawn.layout.items()):
-        if key.startswith(("xaxis", "yaxis")) and "title" in value:
-            lines.append(f"    {key}: {value['title']['text']}")
+        if key.startswith(("xaxis", "yaxis")):
+            said = {name: rounded(entry) for name, entry in sorted(value.items()) if name in AXIS}
+            title = value.get("title", {}).get("text", "")
+            lines.append(f"    {key}: {title} {said}")
     lines += [f"    note: {note['text']}" for note in drawn.layout.get("annotations", ())]
     for trace in drawn.data:
         axes = " and ".join(f"{axis} {coordinate(list(trace[axis]))}" for axis in ("x", "y") if axis in trace)
