@@ -1,34 +1,26 @@
-"""A workspace of an earlier version has the same states, summary and tables as it had with that version.
-
-tests/golden/earlier-workspace.zip is an anonymous archive that was opened: seven runs of `earlier-study` (one of them with a
-trace, one out of memory), and the report that the earlier version made of them.
-"""
+"""A workspace of an earlier version has the same states, summary and tables as it had with that version."""
 
 import json
 import re
-import zipfile
-from pathlib import Path
 
 import pytest
+import support_collect
 
 import collect.cli
 import jobs.cli
 
 TIME = re.compile(r'(?m)^\d{4}-\d\d-\d\d \d\d:\d\d UTC$|"created_s": [\d.]+,')
-ARCHIVE = Path(__file__).parent / "golden" / "earlier-workspace.zip"
 
 
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory):
     """(the workspace, the texts in the report of the earlier version: {path in the folder of the report: text})."""
-    folder = tmp_path_factory.mktemp("earlier")
-    with zipfile.ZipFile(ARCHIVE) as archive:
-        archive.extractall(folder)
-    return folder, texts(folder)
+    workspace = support_collect.earlier(tmp_path_factory.mktemp("earlier")).path
+    return workspace, texts(workspace)
 
 
 def texts(workspace):
-    """The texts in the report of a workspace, without the time at which it was made."""
+    """The texts in the report of a workspace, without the time at which the report was made."""
     report = workspace / "report"
     paths = [path for path in report.rglob("*") if path.suffix in (".json", ".csv", ".md", ".tex")]
     return {str(path.relative_to(report)): TIME.sub("", path.read_text()) for path in paths}

@@ -4,9 +4,7 @@ The golden file golden/figures.txt has for each figure its title, caption and ax
 points, the first and the last point, and the sums of both coordinates; and the texts at up to three kinds of points.
 """
 
-import zipfile
 from collections import Counter
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,7 +22,6 @@ from shardlab.prediction import PredictedExchange, Prediction, exactly, path_in
 from shardlab.record import LineWriter, ValidationRecord
 from shardlab.workspace import Workspace
 
-EARLIER = Path(__file__).parent / "golden" / "earlier-workspace.zip"
 MIB, GIB = 2**20, 2**30
 GPUS = [Gpu(uuid="GPU-0", name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB)]
 AXIS = ("domain", "dtick", "nticks", "range", "rangemode", "type")  # keys of an axis that change what a reader sees
@@ -32,11 +29,8 @@ ON_A_GPU = {"memory_used_bytes": 20 * GIB, "power_w": 350.0, "sm_clock_mhz": 150
 
 
 def earlier(path):
-    """Real runs: test_earlier_workspace.py describes them."""
-    path.mkdir()
-    with zipfile.ZipFile(EARLIER) as archive:
-        archive.extractall(path)
-    return Workspace(path), "single"
+    """Real runs that an earlier version wrote."""
+    return support.earlier(path), "single"
 
 
 def scales(path):
@@ -52,46 +46,13 @@ def scales(path):
     return workspace, "single"
 
 
-def rank_with_modules(number, more_ns):
-    """The trace of a rank with two steps, modules, attention, matrix products and memory. more_ns: added to each kernel."""
-    rank = support_ranks.RankOfRun(number)
-    for step in range(2):
-        at = 1000 * step
-        rank.annotate(f"ProfilerStep#{step}", at, at + 1000)
-        rank.annotate("forward", at + 5, at + 405)
-        rank.annotate("backward", at + 450, at + 800)
-        rank.annotate("nn.Module: Model_0", at + 10, at + 400, cat="python_function")
-        rank.annotate("nn.Module: Linear_0", at + 20, at + 190, cat="python_function")
-        numbers = {"Sequence number": step, "Fwd thread id": 0}
-        rank.annotate("aten::mm", at + 30, at + 60, cat="cpu_op", **{"Input Dims": [[16, 8], [8, 32]]}, **numbers)
-        rank.launch("kernel", "gemm", 7, at + 32, at + 80, at + 100 + more_ns)
-        memory = {
-            "Bytes": 64,
-            "Total Allocated": 4 * MIB * (step + 1),
-            "Total Reserved": 8 * MIB,
-            "Device Id": 0,
-            "Device Type": 1,
-        }
-        rank.events.append(
-            {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": at + 30, "args": memory}
-        )
-        rank.annotate("aten::_scaled_dot_product_flash_attention", at + 420, at + 440, cat="cpu_op")
-        rank.launch("kernel", "flash_fwd_kernel", 7, at + 425, at + 450, at + 460 + more_ns)
-        numbers = {"Sequence number": step, "Fwd thread id": 1}
-        rank.annotate("autograd::engine::evaluate_function: MmBackward0", at + 600, at + 660, tid=2, cat="cpu_op", **numbers)
-        rank.launch("kernel", "gemm", 7, at + 610, at + 630, at + 670 + more_ns, tid=2)
-    return rank
-
-
-def modules(path):
-    """Cells whose traces have modules, attention and memory."""
+def layers(path):
+    """Cells whose traces have modules, attention, matrix products and memory."""
     workspace, cells = Workspace(path), [support.cell(), support.cell("ddp", 2)]
     support.keep(workspace, cells, repeats=1)
     for cell in cells:
-        folder = support.completed(workspace, cell).path / "trace"
-        folder.mkdir()
-        for number in range(cell.gpus):
-            rank_with_modules(number, 3 * cell.gpus).write(folder, gz=True)
+        ranks = [support_ranks.rank_with_layers(number, 3 * cell.gpus) for number in range(cell.gpus)]
+        support_ranks.write_traces(support.completed(workspace, cell), ranks)
     return workspace, "single"
 
 
@@ -100,10 +61,14 @@ def collectives(path):
     workspace, cells = Workspace(path), [support.cell(), support.cell("ddp", 2)]
     support.keep(workspace, cells, repeats=1)
     for cell, seed in zip(cells, (1, 5), strict=True):
-        folder = support.completed(workspace, cell).path / "trace"
-        folder.mkdir()
-        for rank in support_ranks.run(seed, size=cell.gpus):
-            rank.write(folder, gz=True)
+        support_ranks.write_traces(support.completed(workspace, cell), support_ranks.run(seed, size=cell.gpus))
+    return workspace, "single"
+
+
+def pipelines(path):
+    """Pipelines with 4 and with 16 micro-batches."""
+    workspace = Workspace(path)
+    support.complete_pipelines(workspace)
     return workspace, "single"
 
 
@@ -129,28 +94,15 @@ def categories(path):
 
 
 def trainings(path):
-    """Cells with epochs and validations, pipelines with several numbers of micro-batches, and asynchronous servers."""
+    """A cell with epochs and validations, and asynchronous servers with two intervals of pulls."""
     workspace = Workspace(path)
     validated = support.cell(instruments=Instruments(validation=Validation(every_steps=5)))
-    pipelines = [
-        support.cell(
-            "pp-gpipe", 2, pp=2, dp=1, gradient_accumulation_steps=passes, micro_batch_size=1, global_batch_size=passes
-        )
-        for passes in (4, 16)
-    ]
     servers = [support.cell("ps-async", 2, "fork", servers=1, options={"pull_interval": pulls}) for pulls in (1, 4)]
-    support.keep(workspace, [validated, *pipelines, *servers], repeats=1)
+    support.keep(workspace, [validated, *servers], repeats=1)
     folder = support.completed(workspace, validated, found={"epoch_time_s": [4.0, 2.0, 3.0, 2.5, 2.25, 8.0]})
     with LineWriter(folder.path / "validation.jsonl") as lines:
         for step, share in ((5, 0.5), (10, 0.75)):
             lines.write(ValidationRecord(schema=1, step=step, t_s=0.0, wall_s=0.0, loss=1.0, accuracy=share, items=8))
-    for cell in pipelines:
-        folder = support.completed(workspace, cell)
-        for rank in (0, 1):
-            path = folder.steps_file(rank)
-            records = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
-            passes = {"forward_ms": 40.0 + 20 * rank, "backward_ms": 60.0 - 20 * rank}
-            path.write_bytes(b"".join(msgspec.json.encode(record | passes) + b"\n" for record in records))
     for cell, staleness in zip(servers, (1, 5), strict=True):
         sent = {"communication_bytes": {"counted": 1e6 / staleness}}
         support.completed(
@@ -159,36 +111,36 @@ def trainings(path):
     return workspace, "single"
 
 
-def shortened(value):
+def format_value(value):
     """A number with six digits, and any other value as text."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return str(value)
 
 
-def coordinate(values):
+def summarize_values(values):
     """The number of values, the first, the last and the sum of those that are numbers."""
-    numbers = [value for value in values if isinstance(value, int | float) and value is not None]
-    ends = f"{shortened(values[0])} ... {shortened(values[-1])}" if len(values) > 0 else "none"
-    return f"{len(values)}: {ends}, sum {shortened(float(sum(numbers)))}"
+    numbers = [value for value in values if isinstance(value, int | float)]
+    ends = f"{format_value(values[0])} ... {format_value(values[-1])}" if len(values) > 0 else "none"
+    return f"{len(values)}: {ends}, sum {format_value(float(sum(numbers)))}"
 
 
-def rounded(value):
+def round_numbers(value):
     """A value of an axis, with the numbers in a list rounded to four places."""
     return [round(number, 4) for number in value] if isinstance(value, list | tuple) else value
 
 
-def described(drawn):
+def describe_figure(drawn):
     """The lines about a figure in the golden file."""
     lines = [f"  {drawn.title}: {drawn.caption}"]
     for key, value in sorted(drawn.layout.items()):
         if key.startswith(("xaxis", "yaxis")):
-            said = {name: rounded(entry) for name, entry in sorted(value.items()) if name in AXIS}
+            said = {name: round_numbers(entry) for name, entry in sorted(value.items()) if name in AXIS}
             title = value.get("title", {}).get("text", "")
             lines.append(f"    {key}: {title} {said}")
     lines += [f"    note: {note['text']}" for note in drawn.layout.get("annotations", ())]
     for trace in drawn.data:
-        axes = " and ".join(f"{axis} {coordinate(list(trace[axis]))}" for axis in ("x", "y") if axis in trace)
+        axes = " and ".join(f"{axis} {summarize_values(list(trace[axis]))}" for axis in ("x", "y") if axis in trace)
         name = f"{trace.get('name')} ({trace.get('xaxis', 'x')} {trace.get('yaxis', 'y')})"
         texts = trace.get("text")
         shown = "" if texts is None else f", text {texts if isinstance(texts, str) else list(texts)[:3]}"
@@ -202,12 +154,12 @@ def described(drawn):
 def figures(tmp_path_factory):
     """{name of a workspace: {name of a figure: its lines in the golden file}}"""
     made = {}
-    for build in (earlier, scales, modules, collectives, categories, trainings):
+    for build in (earlier, scales, layers, collectives, pipelines, categories, trainings):
         workspace, baseline = build(tmp_path_factory.mktemp("figures") / build.__name__)
         loaded = load.load(workspace, None)
         groups = figure.groups(loaded, summary.summarize(loaded, baseline))
         drawn = [(module.__name__.rpartition(".")[2], module.draw(group)) for module in page.FIGURES for group in groups]
-        made[build.__name__] = {name: described(found) for name, found in drawn if found is not None}
+        made[build.__name__] = {name: describe_figure(found) for name, found in drawn if found is not None}
     return made
 
 

@@ -3,7 +3,9 @@
 The other tests of these files compare parts of sentences.
 """
 
-import pytest
+from functools import partial
+
+from support_bounds import refusal
 from support_golden import same_as_golden
 
 from jobs import plan
@@ -35,7 +37,7 @@ CLUSTERS = {
     "a name twice": "provider: ssh\nnodes: [{name: a, host: h}, {name: a, host: i}]\n",
     "a node without a host": "provider: ssh\nnodes: [{name: a}]\n",
     "mac with ssh": "provider: ssh\nnodes: [{name: a, host: h, mac: '00:11:22:33:44:55'}]\n",
-    "an address of a practice node": "provider: virtual\nnodes: [{name: a, address: 10.0.0.1}]\nstorage: {shared: /srv/x}\n",
+    "an address of a practice node": f"{PRACTICE}nodes: [{{name: a, address: 10.0.0.1}}]\n",
     "two controllers": f"provider: ssh\nslurm: {{}}\n{NODES.replace('h2', 'h2, roles: [controller]')}",
     "no worker": "provider: ssh\nslurm: {}\nnodes: [{name: a, host: h, roles: [controller]}]\n",
     "login with ssh": f"provider: ssh\nlogin: {{host: uni}}\n{NODES}",
@@ -43,8 +45,8 @@ CLUSTERS = {
     "a server without a folder": f"provider: ssh\nstorage: {{server: a}}\n{NODES}",
     "an unknown server": f"provider: ssh\nstorage: {{server: c, shared: /data}}\n{NODES}",
     "a mount in a folder of the system": f"provider: ssh\nstorage: {{disk: /dev/sdb, mount: /usr/x}}\n{NODES}",
-    "the user of practice nodes": "provider: virtual\nssh: {user: me}\nnodes: [{name: a}]\nstorage: {shared: /srv/x}\n",
-    "a subnet that is none": "provider: virtual\nlan: {subnet: 10.0.0.0/99}\nnodes: [{name: a}]\nstorage: {shared: /srv/x}\n",
+    "the user of practice nodes": f"{PRACTICE}ssh: {{user: me}}\nnodes: [{{name: a}}]\n",
+    "a subnet that is none": f"{PRACTICE}lan: {{subnet: 10.0.0.0/99}}\nnodes: [{{name: a}}]\n",
     "a subnet that is too small": f"{PRACTICE}lan: {{subnet: 10.0.0.0/30}}\nnodes: [{{name: a}}, {{name: b}}]\n",
     "nodes of a site": f"{SITE}slurm: {{partition: gpu}}\nnodes: [{{name: a}}]\n",
     "a site without slurm": SITE,
@@ -93,20 +95,14 @@ MATRICES = {
 }  # fmt: skip
 
 
-def refusal(function, *arguments, **keywords):
-    with pytest.raises(InputError) as refused:
-        function(*arguments, **keywords)
-    return str(refused.value)
-
-
 def test_refusals_of_files_are_whole_sentences(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     workspace, lines = Workspace(tmp_path), []
+    plan_all = partial(plan.of, where=None, repeats=None)
     for name, text in CLUSTERS.items():
         (tmp_path / "c.yaml").write_text(f"schema: 1\nname: c\n{text}")
-        lines.append(f"{name}\n    {refusal(cluster.load, tmp_path / 'c.yaml')}\n")
+        lines.append(f"{name}\n    {refusal(cluster.load, tmp_path / 'c.yaml', of=InputError)}\n")
     for name, text in MATRICES.items():
         (tmp_path / "m.yaml").write_text(f"schema: 1\nname: m\n{text}")
-        said = refusal(plan.of, workspace, str(tmp_path / "m.yaml"), THIS_MACHINE, where=None, repeats=None)
-        lines.append(f"{name}\n    {said}\n")
+        lines.append(f"{name}\n    {refusal(plan_all, workspace, str(tmp_path / 'm.yaml'), THIS_MACHINE, of=InputError)}\n")
     same_as_golden("refusals.txt", "".join(lines).replace(f"{tmp_path}/", ""))
