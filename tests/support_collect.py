@@ -5,8 +5,11 @@ Every time is computed and not random, so a test can compute the expected value 
 
 from __future__ import annotations
 
+import json
 import math
 import pwd
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -302,6 +305,36 @@ def matrix(path: Path, title: str = "Strategies on two ranks") -> Workspace:
     with workspace.run(run_id(single, 2)).samples_file(HOST).open("ab") as handle:
         handle.write(b"not a record\n{}\n")
     return workspace
+
+
+def complete_pipelines(workspace: Workspace, micro_batches: Sequence[int] = (4, 16)) -> None:
+    """Make a workspace with completed runs of a pipeline on two ranks, one run for each number of micro-batches.
+
+    On the first rank, forward takes 40 ms and backward 60 ms. On the last rank, forward takes 60 ms and backward 40 ms.
+    """
+    cells = [
+        cell("pp-gpipe", 2, pp=2, dp=1, gradient_accumulation_steps=count, micro_batch_size=1, global_batch_size=count)
+        for count in micro_batches
+    ]
+    keep(workspace, [cell(), *cells], 1)
+    completed(workspace, cell())
+    for pipeline in cells:
+        folder = completed(workspace, pipeline)
+        for rank in (0, 1):
+            path = folder.steps_file(rank)
+            records = [json.loads(line) for line in path.read_text().splitlines()]
+            passes = {"forward_ms": 40.0 if rank == 0 else 60.0, "backward_ms": 60.0 if rank == 0 else 40.0}
+            path.write_text("".join(json.dumps(record | passes) + "\n" for record in records))
+
+
+def earlier(path: Path) -> Workspace:
+    """Make a workspace with runs that an earlier version wrote, and with its report of them (golden/earlier-workspace.zip).
+
+    The file is an anonymous archive that was opened: seven runs of `earlier-study`, one with a trace, one out of memory.
+    """
+    with zipfile.ZipFile(Path(__file__).parent / "golden" / "earlier-workspace.zip") as archive:
+        archive.extractall(path)
+    return Workspace(path)
 
 
 def ten_digits(value: Any) -> Any:

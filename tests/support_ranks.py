@@ -2,12 +2,16 @@
 
 import gzip
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import support_traces as support
 
+from shardlab.rundir import RunDir
+
 GEMM, COPY = "gemm_kernel", "Memcpy DtoD (Device -> Device)"
 NCCL = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"  # RCCL launches this kernel for every collective
+FLASH = "aten::_scaled_dot_product_flash_attention"
 KINDS = {  # Kineto's name of a collective, our name, and whether the message size is the size of the output
     "allreduce": ("all_reduce", False),
     "_allgather_base": ("all_gather", True),
@@ -121,3 +125,36 @@ def is_collective(event: dict) -> bool:
 def moments(events: list[dict]) -> set[int]:
     """The set of all nanoseconds at which at least one of the events is running."""
     return {ns for event in events for ns in range(event["ts"], event["ts"] + event["dur"])}
+
+
+def rank_with_layers(number: int, more: int) -> RankOfRun:
+    """Two steps of a model with two layers and attention. more: additional ns of every kernel."""
+    rank = RankOfRun(number)
+    for step in range(2):
+        at = 1000 * step
+        rank.annotate(f"ProfilerStep#{step}", at, at + 1000)
+        rank.annotate("nn.Module: Model_0", at + 10, at + 400, cat="python_function")
+        for place, name in enumerate(("Linear_0", "Linear_1")):
+            begin = at + 20 + 180 * place
+            rank.annotate(f"nn.Module: {name}", begin, begin + 170, cat="python_function")
+            numbers = {"Sequence number": 2 * step + place, "Fwd thread id": 0}
+            rank.annotate("aten::mm", begin + 10, begin + 40, cat="cpu_op", **{"Input Dims": [[16, 8], [8, 32]]}, **numbers)
+            rank.launch("kernel", "gemm", 7, begin + 12, begin + 60, begin + 80 + more)
+            args = {"Bytes": 64, "Total Allocated": 4096 + 64 * place, "Total Reserved": 8192, "Device Id": 0, "Device Type": 1}
+            event = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": begin, "args": args}
+            rank.events.append(event)
+        rank.annotate(FLASH, at + 420, at + 440, cat="cpu_op")
+        rank.launch("kernel", "flash_fwd_kernel", 7, at + 425, at + 450, at + 460 + more)
+        for place in (1, 0):
+            begin = at + 700 - 120 * place
+            args = {"Sequence number": 2 * step + place, "Fwd thread id": 1}
+            rank.annotate("autograd::engine::evaluate_function: MmBackward0", begin, begin + 60, tid=2, cat="cpu_op", **args)
+            rank.launch("kernel", "gemm", 7, begin + 10, begin + 30, begin + 70 + more, tid=2)
+    return rank
+
+
+def write_traces(folder: RunDir, ranks: Iterable[RankOfRun]) -> None:
+    """Write the compressed traces of ranks into the folder of a run."""
+    (folder.path / "trace").mkdir()
+    for rank in ranks:
+        rank.write(folder.path / "trace", gz=True)

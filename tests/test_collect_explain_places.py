@@ -9,7 +9,6 @@ import pytest
 import support_collect as support
 import support_ranks
 import support_traces
-from test_collect_trace_details import rank_of
 
 from collect import cli
 from collect.explain import noted_run, read_files
@@ -109,14 +108,8 @@ def on_gpus(workspace, cell):
     for rank in range(2):
         rewrite(folder.steps_file(rank), stepped)
     files.write_json(folder.path / "prediction.json", PREDICTED, sync=False)
-    traced(folder, support_ranks.run(5, size=2))
+    support_ranks.write_traces(folder, support_ranks.run(5, size=2))
     return folder
-
-
-def traced(folder, ranks):
-    (folder.path / "trace").mkdir()
-    for rank in ranks:
-        rank.write(folder.path / "trace", gz=True)
 
 
 def on_a_pipeline(workspace, cell):
@@ -148,10 +141,10 @@ def workspace(tmp_path_factory):
     tries = [try_cell(support.cell("zero2", 2, steps=2), size) for size in (1, 2, 3)]
     support.keep(made, [full, details, piped, gloo, cpu, *tries], repeats=1)
     on_gpus(made, full)
-    traced(support.completed(made, details), [rank_of(rank, 3) for rank in range(2)])
+    support_ranks.write_traces(support.completed(made, details), [support_ranks.rank_with_layers(rank, 3) for rank in range(2)])
     on_a_pipeline(made, piped)
     over_gloo(made, gloo)
-    traced(support.completed(made, cpu), [OnCpu(rank) for rank in range(2)])
+    support_ranks.write_traces(support.completed(made, cpu), [OnCpu(rank) for rank in range(2)])
     for what in (*tries, try_cell(tries[0], 4)):
         size = what.gpu_batch_size
         folder = support.completed(made, what) if size < 3 else support.failed(made, what, 1, "CUDA")

@@ -242,28 +242,8 @@ def test_every_category_has_its_colour_in_both_figures_of_memory():
     assert len(set(memory_timeline.CATEGORIES.values())) == len(memory_timeline.CATEGORIES)
 
 
-def piped(workspace, micro_batches=(4, 16)):
-    """Make a workspace with completed runs of a pipeline on two ranks, one run for each number of micro-batches.
-
-    On the first rank, forward takes 40 ms and backward 60 ms. On the last rank, forward takes 60 ms and backward 40 ms.
-    """
-    cells = [
-        support.cell("pp-gpipe", 2, pp=2, dp=1, gradient_accumulation_steps=count, micro_batch_size=1, global_batch_size=count)
-        for count in micro_batches
-    ]
-    support.keep(workspace, [support.cell(), *cells], 1)
-    support.completed(workspace, support.cell())
-    for cell in cells:
-        folder = support.completed(workspace, cell)
-        for rank in (0, 1):
-            path = folder.steps_file(rank)
-            records = [json.loads(line) for line in path.read_text().splitlines()]
-            passes = {"forward_ms": 40.0 if rank == 0 else 60.0, "backward_ms": 60.0 if rank == 0 else 40.0}
-            path.write_text("".join(json.dumps(record | passes) + "\n" for record in records))
-
-
 def test_a_bubble_is_drawn_over_its_micro_batches_beside_theory(tmp_path):
-    piped(Workspace(tmp_path))
+    support.complete_pipelines(Workspace(tmp_path))
     found, group = drawn(Workspace(tmp_path), bubble.draw)
     curve, measured = found.data
     assert (curve["name"], measured["name"]) == ("theory, P = 2", "pp-gpipe, P = 2")

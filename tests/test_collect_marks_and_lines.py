@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import support_collect as support
 import support_traces
-from test_collect_figures_traces import drawn, piped
+from test_collect_figures_traces import drawn
 
 from collect import figure
 from collect.cli import main
@@ -28,7 +28,7 @@ def test_a_thinned_line_without_gaps_has_as_many_points_as_are_allowed():
 
 def test_a_mark_of_a_bubble_is_drawn_only_under_its_own_strategy(tmp_path):
     workspace = Workspace(tmp_path)
-    piped(workspace)
+    support.complete_pipelines(workspace)
     single, *cells = (run.cell for run in (folder.read_run() for folder in workspace.all_runs()))
     cells = [cell for cell in (single, *cells) if cell.pp == 2]
     other = msgspec.structs.replace(cells[0], strategy="pp-1f1b")

@@ -22,10 +22,7 @@ def profile(workspace, cell, size, seeds):
     size: the number of ranks. seeds: one seed for each repeat, from which its traces are generated.
     """
     for repeat, seed in enumerate(seeds, 1):
-        folder = support_collect.completed(workspace, cell, repeat).path / "trace"
-        folder.mkdir()
-        for rank in support.run(seed, size=size):
-            rank.write(folder, gz=True)
+        support.write_traces(support_collect.completed(workspace, cell, repeat), support.run(seed, size=size))
 
 
 @pytest.fixture(scope="module")

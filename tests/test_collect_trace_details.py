@@ -14,34 +14,6 @@ from collect.metric import all_metrics
 from collect.reading import load
 from shardlab.workspace.workspace import Workspace
 
-FLASH = "aten::_scaled_dot_product_flash_attention"
-
-
-def rank_of(number: int, more: int) -> support.RankOfRun:
-    """Two steps of a model with two layers and attention. more: additional ns of every kernel."""
-    rank = support.RankOfRun(number)
-    for step in range(2):
-        at = 1000 * step
-        rank.annotate(f"ProfilerStep#{step}", at, at + 1000)
-        rank.annotate("nn.Module: Model_0", at + 10, at + 400, cat="python_function")
-        for place, name in enumerate(("Linear_0", "Linear_1")):
-            begin = at + 20 + 180 * place
-            rank.annotate(f"nn.Module: {name}", begin, begin + 170, cat="python_function")
-            numbers = {"Sequence number": 2 * step + place, "Fwd thread id": 0}
-            rank.annotate("aten::mm", begin + 10, begin + 40, cat="cpu_op", **{"Input Dims": [[16, 8], [8, 32]]}, **numbers)
-            rank.launch("kernel", "gemm", 7, begin + 12, begin + 60, begin + 80 + more)
-            args = {"Bytes": 64, "Total Allocated": 4096 + 64 * place, "Total Reserved": 8192, "Device Id": 0, "Device Type": 1}
-            event = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": begin, "args": args}
-            rank.events.append(event)
-        rank.annotate(FLASH, at + 420, at + 440, cat="cpu_op")
-        rank.launch("kernel", "flash_fwd_kernel", 7, at + 425, at + 450, at + 460 + more)
-        for place in (1, 0):
-            begin = at + 700 - 120 * place
-            args = {"Sequence number": 2 * step + place, "Fwd thread id": 1}
-            rank.annotate("autograd::engine::evaluate_function: MmBackward0", begin, begin + 60, tid=2, cat="cpu_op", **args)
-            rank.launch("kernel", "gemm", 7, begin + 10, begin + 30, begin + 70 + more, tid=2)
-    return rank
-
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
@@ -50,10 +22,8 @@ def workspace(tmp_path_factory):
     support_collect.keep(made, cells, 2)
     for cell, size in ((cells[0], 1), (cells[1], 2)):
         for repeat in (1, 2):
-            folder = support_collect.completed(made, cell, repeat).path / "trace"
-            folder.mkdir()
-            for number in range(size):
-                rank_of(number, 3 * repeat).write(folder, gz=True)
+            ranks = [support.rank_with_layers(number, 3 * repeat) for number in range(size)]
+            support.write_traces(support_collect.completed(made, cell, repeat), ranks)
     support_collect.completed(made, cells[2])
     return made
 
@@ -88,7 +58,13 @@ def test_the_tables_are_per_step_and_rank(results):
     assert product.ms == pytest.approx(49e-6)
     assert product.flops_per_s == pytest.approx(2 * 16 * 32 * 8 * 2 / 49e-9)
     (use,) = [one for one in told.attention if one.cell == ddp]
-    assert (use.backend, use.backward, use.name, use.calls, use.kernels) == ("flash", False, FLASH, 1, ["flash_fwd_kernel"])
+    assert (use.backend, use.backward, use.name, use.calls, use.kernels) == (
+        "flash",
+        False,
+        support.FLASH,
+        1,
+        ["flash_fwd_kernel"],
+    )
     assert use.ms == pytest.approx(14.5e-6)
     phases = {one.phase: one for one in told.phases if one.cell == ddp}
     assert phases["backward"].gpu_ms == pytest.approx(2 * 44.5e-6)

@@ -55,7 +55,7 @@ def ready(site, described):
 
 @pytest.fixture(scope="module")
 def with_runs(site, ready):
-    """The site whose runs of MATRIX have ended."""
+    """The site, after all runs of MATRIX have ended there."""
     (site.desk / "site.yaml").write_text(MATRIX)
     site.run("jobs", "submit", "--matrix", str(site.desk / "site.yaml"), "--wait")
     return site

@@ -41,7 +41,7 @@ FAMILIES = {
     "ps-sync": {"strategy": "ps-sync", "gpus": 2, "servers": 2, "optimizer": SGD},
 }
 GATHERED = ("zero3", "tp-fsdp2")
-# The short form leaves out strategies of engines that another strategy in the list has too.
+# These are left out of the short form, because another strategy in the list has the same engine.
 ONLY_LONG = ("zero0 in bf16", "zero1", "zero2", "zero3 in bf16, small parameters whole")
 MOST = [name for name in FAMILIES if LONG or name not in ONLY_LONG]
 
