@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import support_traces as support
-
 from shardlab.rundir import RunDir
 
 GEMM, COPY = "gemm_kernel", "Memcpy DtoD (Device -> Device)"

@@ -10,16 +10,16 @@ import msgspec
 import pytest
 import support_collect as support
 import support_ranks
+from shardlab.cell import Instruments, Validation
+from shardlab.nvml import Gpu
+from shardlab.prediction import PredictedExchange, Prediction, exactly, path_in
+from shardlab.record import LineWriter, ValidationRecord
 from support_golden import same_as_golden
 
 from collect import figure, summary
 from collect.loading import load
 from collect.report import page
 from shardlab import files
-from shardlab.cell import Instruments, Validation
-from shardlab.nvml import Gpu
-from shardlab.prediction import PredictedExchange, Prediction, exactly, path_in
-from shardlab.record import LineWriter, ValidationRecord
 from shardlab.workspace import Workspace
 
 MIB, GIB = 2**20, 2**30
