@@ -138,7 +138,7 @@ def against_rsync(folder: Path, rounds: int, kind: Kind, server: LocalSshd | Non
         for kept, copy in pair if number % 2 else pair[::-1]:
             (run.path / "manifest.json").unlink(missing_ok=True)
             to = support_trust.make_own(folder / f"{copy.__name__}-{number}").path
-            shutil.copy(cluster.here.own / "away.json", to / ".shardlab")
+            shutil.copy(cluster.here.shardlab_folder / "away.json", to / ".shardlab")
             cluster.no_fault()
             b"x" * (kind.count * kind.size * 3)
             kept.append(spent(lambda copy=copy, to=to: copy(to)))

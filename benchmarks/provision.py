@@ -52,7 +52,7 @@ class Bench:
     def __init__(self, folder: Path, subnet: str, shared: Path) -> None:
         self.shared, self.workspace, self.file = shared, Workspace(folder), folder / "cluster.yaml"
         self.file.write_text(FILE.format(subnet=subnet, shared=shared))
-        self.cluster = cluster.load(self.file)
+        self.cluster = cluster.load_cluster(self.file)
         self.nodes = virtual.nodes(self.cluster, self.workspace)
 
     def provision(self, *words: str) -> dict:
@@ -87,8 +87,8 @@ class Bench:
             words = " ".join(f"'{word}'" for word in software.required_packages())
             pip = f"{self.shared}/venv/bin/python -m pip -q install --no-index --find-links {WHEELS}"
             script += f" && python3 -m venv {self.shared}/venv && {pip} {words}"
-        known = self.workspace.own / "known_hosts"
-        key = self.workspace.own / "practice" / "id_ed25519"
+        known = self.workspace.shardlab_folder / "known_hosts"
+        key = self.workspace.shardlab_folder / "practice" / "id_ed25519"
         ssh = ["ssh", "-i", key, "-o", f"UserKnownHostsFile={known}", "-o", "BatchMode=yes", f"{USER}@{node.host}", script]
         done = subprocess.run(ssh, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
         assert done.returncode == 0, done.stderr

@@ -53,10 +53,13 @@ def main() -> None:
         most = max(most, _memory(process.pid))
         time.sleep(SAMPLE_S)
     wall, used = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    answer = rehearsed.decode(process.stdout.read())
+    answer = rehearsed.decode_answer(process.stdout.read())
     assert isinstance(answer, Rehearsed), answer.why
     depths = "its own depth" if answer.depths is None else f"{answer.depths[0]} and {answer.depths[1]} blocks"
-    print(f"{given.workload}, {given.strategy}, {given.gpus} ranks, {depths}: {answer.worst.peak_bytes / 2**30:.2f} GiB a rank")
+    print(
+        f"{given.workload}, {given.strategy}, {given.gpus} ranks, {depths}: "
+        f"{answer.worst_rank.peak_bytes / 2**30:.2f} GiB a rank"
+    )
     print(f"{wall:.1f} s, {used.ru_utime + used.ru_stime:.1f} s of CPU time, {most / 2**30:.2f} GiB")
 
 

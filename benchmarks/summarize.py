@@ -145,12 +145,12 @@ def _sample(t: float) -> Record:
 
 def workspace(path: Path, runs: int, repeats: int, steps: int) -> Workspace:
     """Make a workspace with this number of completed runs. repeats: runs of each cell. steps: timed steps of each run."""
-    made, machine = Workspace(path), host.observe()
+    made, machine = Workspace(path), host.read_host()
     entries = []
     for what in cells(-(-runs // repeats), steps):
         kept = [write(made, what, repeat, machine) for repeat in range(1, min(repeats, runs - repeats * len(entries)) + 1)]
         entries.append({"id": what.name(), "cell": msgspec.to_builtins(what), "runs": kept})
-    made.keep_expansion(
+    made.store_expansion(
         Expansion(schema=1, name="sweep", title="Learning rates", path="sweep.yaml", cells=entries, excluded=[])
     )
     return made

@@ -159,7 +159,7 @@ def _show(what: str, found: list[ProcessCost], slurm: StandIns) -> None:
 def fill(workspace: Workspace, slurm: StandIns) -> None:
     """Write the records of the submitted runs, and the answers of Slurm about them: the last AT_WORK runs are running, and the
     others have completed."""
-    machine = msgspec.json.encode(host.observe())
+    machine = msgspec.json.encode(host.read_host())
     sent = [(one, place, run) for one in submission.list_submissions(workspace) for place, run in enumerate(one.runs)]
     queue, accounts = [], []
     for number, (one, place, run) in enumerate(sent):

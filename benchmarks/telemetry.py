@@ -48,7 +48,7 @@ from collect.reading import read_many
 from shardlab.files import gc_pause
 metric.all_metrics()
 began = time.perf_counter()
-with gc_pause.not_searched():
+with gc_pause.pause_collector():
     (run,) = read_many.read_runs(Path(sys.argv[1]) / "runs", [sys.argv[2]])
 assert run.completed, (run.verdict, run.damage.describe())
 quantities = metric.compute_quantities(run)
@@ -75,7 +75,7 @@ def write(workspace: Workspace, nodes: int, gpus: int, seconds: float, hz: float
     node."""
     world = nodes * gpus
     what: Cell = cell("gpt2-tiny", world, strategy="ddp", gpus=world, dp=world, nnodes=nodes, steps=STEPS)
-    machine = host.observe()
+    machine = host.read_host()
     folder = RunDir(workspace.runs / run_id(what, 1))
     for inside in (folder.path / "env", folder.steps_file(0).parent, folder.samples_file("node").parent):
         files.make_folder(inside)

@@ -53,15 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = command_line.parse_args(argv)
 
     def command() -> int:
-        output = Output.of(arguments)
+        output = Output.from_arguments(arguments)
         if getattr(arguments, "trust", False) and arguments.verb != "open":  # `open` makes the workspace first
-            workspace_trust.consent(_workspace(arguments), output.remark)
+            workspace_trust.store_consent(_workspace(arguments), output.print_remark)
         code = int(arguments.run(arguments, output))
         if arguments.verb in WORKSPACE_VERBS and (reminder := _fetch_reminder(_workspace(arguments))) is not None:
-            output.remark(reminder, style="yellow")
+            output.print_remark(reminder, style="yellow")
         return code
 
-    return console.run(command, name=f"collect {arguments.verb}")
+    return console.run_command(command, name=f"collect {arguments.verb}")
 
 
 def _fetch_reminder(workspace: Workspace) -> str | None:
@@ -70,8 +70,8 @@ def _fetch_reminder(workspace: Workspace) -> str | None:
 
     from shardlab.workspace import inventory
 
-    lease = inventory.known_lease(workspace)
-    return lease.urge(datetime.now(UTC)) if lease is not None else None
+    lease = inventory.read_lease(workspace)
+    return lease.copy_reminder(datetime.now(UTC)) if lease is not None else None
 
 
 def parser() -> console.Parser:
@@ -83,7 +83,7 @@ def parser() -> console.Parser:
         epilog="example:\n  collect fetch && collect summarize",
         parents=[common],
     )
-    console.add_version(top_parser)
+    console.add_version_option(top_parser)
     verbs = console.Verbs(top_parser, common, EXAMPLES)
     for add_verb in (
         _add_fetch,
@@ -103,7 +103,7 @@ def parser() -> console.Parser:
     ):
         add_verb(verbs)
     metrics_help = "list all metrics, also those of the workspace, with unit, direction and definition"
-    console.add_trust(verbs.add("metrics", _metrics, metrics_help))
+    console.add_trust_option(verbs.add("metrics", _metrics, metrics_help))
     return top_parser
 
 
@@ -112,11 +112,11 @@ def _add_fetch(verbs: console.Verbs) -> None:
     verb = verbs.add("fetch", _fetch, summary)
     run_help = "only runs whose id matches; may be given several times"
     run = verb.add_argument("--run", dest="runs", action="append", default=[], metavar="GLOB", help=run_help)
-    completion.offer(run, Workspace.run_ids)
+    completion.offer_completions(run, Workspace.run_ids)
     prune_help = "then remove the files on the cluster or its nodes of runs that ended, if their checksums are those here"
     verb.add_argument("--prune", action="store_true", help=prune_help)
     verb.add_argument("--yes", action="store_true", help="remove without a question")
-    console.add_trust(verb)
+    console.add_trust_option(verb)
 
 
 def _add_summarize(verbs: console.Verbs) -> None:
@@ -124,8 +124,8 @@ def _add_summarize(verbs: console.Verbs) -> None:
     _add_matrix(verb)
     verb.add_argument("--out", metavar="DIR", help="write the report to this folder (default: report/ in the workspace)")
     _add_baseline(verb)
-    verb.add_list("--images", metavar="FORMAT,...", help="also write every figure as a file: svg, png or svg,png")
-    console.add_trust(verb)
+    verb.add_list_option("--images", metavar="FORMAT,...", help="also write every figure as a file: svg, png or svg,png")
+    console.add_trust_option(verb)
 
 
 def _add_verdicts(verbs: console.Verbs) -> None:
@@ -143,16 +143,16 @@ def _add_explain(verbs: console.Verbs) -> None:
     verb.add_argument("metric", metavar="METRIC", help="the name of a metric, as `collect metrics` lists it")
     _add_matrix(verb)
     _add_baseline(verb)
-    console.add_trust(verb)
+    console.add_trust_option(verb)
 
 
 def _add_trace(verbs: console.Verbs) -> None:
     summary = "show how profiled steps spend their time and what they wait for, and why two runs differ"
     verb = verbs.add("trace", _trace, summary)
     run_help = "a run id, a path (with a slash) to a folder or file of Chrome traces, or the name that `jobs trace` printed"
-    completion.offer(verb.add_argument("profiled", metavar="RUN", help=run_help), Workspace.run_ids)
+    completion.offer_completions(verb.add_argument("profiled", metavar="RUN", help=run_help), Workspace.run_ids)
     against_help = "say why a step takes longer than one of OTHER, and which operators are new, gone or changed"
-    completion.offer(verb.add_argument("--against", metavar="OTHER", help=against_help), Workspace.run_ids)
+    completion.offer_completions(verb.add_argument("--against", metavar="OTHER", help=against_help), Workspace.run_ids)
     hta_help = "round times and leave out the last step, as HolisticTraceAnalysis does"
     verb.add_argument("--like-hta", action="store_true", help=hta_help)
 
@@ -160,7 +160,7 @@ def _add_trace(verbs: console.Verbs) -> None:
 def _add_timeline(verbs: console.Verbs) -> None:
     summary = "show the steps and clocks of all ranks of a run, and the rank that the others wait for"
     verb = verbs.add("timeline", _timeline, summary)
-    completion.offer(verb.add_argument("shown", metavar="RUN", help="a run id"), Workspace.run_ids)
+    completion.offer_completions(verb.add_argument("shown", metavar="RUN", help="a run id"), Workspace.run_ids)
     perfetto_help = "also write steps, telemetry, events and traces of all hosts on one clock to FILE, for ui.perfetto.dev"
     verb.add_argument("--perfetto", metavar="FILE", help=f"{perfetto_help} (compressed if it ends in .gz)")
 
@@ -182,8 +182,10 @@ def _add_compare(verbs: console.Verbs) -> None:
 def _add_export(verbs: console.Verbs) -> None:
     verb = verbs.add("export", _export, "write tables for papers or programs, or runs for experiment trackers")
     _add_matrix(verb)
-    formats = registry.modules("collect.exports")
-    completion.offer(verb.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(formats)), lambda _: formats)
+    formats = registry.plugin_names("collect.exports")
+    completion.offer_completions(
+        verb.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(formats)), lambda _: formats
+    )
     verb.add_argument("--out", metavar="DIR", help="write to this folder (default: export/FORMAT in the workspace)")
 
 
@@ -211,7 +213,7 @@ def _add_open(verbs: console.Verbs) -> None:
     verb = verbs.add("open", _open, summary)
     verb.add_argument("archived", metavar="FILE", help="an archive, as `collect archive` writes it")
     verb.add_argument("--out", metavar="DIR", help="the new workspace (default: named after the file, in the current folder)")
-    console.add_trust(verb)
+    console.add_trust_option(verb)
 
 
 def _add_sample(verbs: console.Verbs) -> None:
@@ -226,9 +228,9 @@ def _add_sample(verbs: console.Verbs) -> None:
 
 def _add_track(verbs: console.Verbs) -> None:
     verb = verbs.add("track", _track, "log a run to an experiment tracker while it goes on, until it ends")
-    completion.offer(verb.add_argument("followed", metavar="RUN", help="a run id"), Workspace.run_ids)
+    completion.offer_completions(verb.add_argument("followed", metavar="RUN", help="a run id"), Workspace.run_ids)
     to_help = f"{', '.join(TRACKERS)}; writes into track/ of the workspace (docs/exports.md)"
-    completion.offer(verb.add_argument("--to", required=True, metavar="TRACKER", help=to_help), lambda _: TRACKERS)
+    completion.offer_completions(verb.add_argument("--to", required=True, metavar="TRACKER", help=to_help), lambda _: TRACKERS)
     verb.add_argument("--parent", type=int, metavar="PID", help="also stop when the process with this id has ended")
 
 
@@ -253,7 +255,7 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
 
     images = pictures.parse_formats(arguments.images, "--images") if arguments.images else ()
     workspace = _workspace(arguments)
-    with gc_pause.not_searched():
+    with gc_pause.pause_collector():
         loaded = load_matrix(workspace, arguments.matrix)
         user_metrics = own_metrics.compute_own_metrics(workspace, loaded.expansion.name)
         user_metrics.add_to(loaded)
@@ -264,8 +266,8 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
         with contextlib.suppress(WorkspaceError):  # with --out, a workspace that is read-only can have a report
             measured_power.write(workspace, loaded.expansion.name, prediction_scores.watts_per_gpu(loaded))
     terminal.print_summary(output, summary)
-    output.line(f"report: {folder / write_report.PAGE}")
-    output.document(summary)
+    output.print_line(f"report: {folder / write_report.PAGE}")
+    output.print_document(summary)
     return max(int(bool(user_metrics.faults)), unreadable_runs.print_unreadable_runs(output, _unreadable_reasons(loaded)))
 
 
@@ -279,7 +281,7 @@ def _verdicts(arguments: argparse.Namespace, output: Output) -> int:
     summary = summarize(loaded, comparability.baseline_strategy(arguments.baseline, loaded))
     terminal.print_verdicts(output, summary)
     keys = ("matrix", "title", "rehearsal", "illustrative", "remarks", "verdicts", "reported", "deviations", "assumed", "notes")
-    output.document({name: getattr(summary, name) for name in keys})
+    output.print_document({name: getattr(summary, name) for name in keys})
     contradicted = arguments.strict and any(verdict.verdict == "contradicted" for verdict in summary.verdicts)
     return max(int(contradicted), unreadable_runs.print_unreadable_runs(output, _unreadable_reasons(loaded)))
 
@@ -332,8 +334,8 @@ def _export(arguments: argparse.Namespace, output: Output) -> int:
     folder = Path(arguments.out).absolute() if arguments.out else workspace.path / "export" / format_.name
     paths = export.write(format_, loaded, summarize(loaded, loaded.expansion.baseline), folder)
     for path in paths:
-        output.line(str(path))
-    output.document({"format": format_.name, "files": [str(path) for path in paths]})
+        output.print_line(str(path))
+    output.print_document({"format": format_.name, "files": [str(path) for path in paths]})
     return unreadable_runs.print_unreadable_runs(output, _unreadable_reasons(loaded))
 
 
@@ -378,10 +380,12 @@ def _metrics(arguments: argparse.Namespace, output: Output) -> int:
 def _add_matrix(verb: console.Parser) -> None:
     """Add the option that chooses a matrix of the workspace."""
     matrix_help = "a matrix of this workspace (default: the last matrix)"
-    completion.offer(verb.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.expansions)
+    completion.offer_completions(verb.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.matrix_names)
 
 
 def _add_baseline(verb: console.Parser) -> None:
     """Add the option that chooses the strategy to which speed-ups are relative."""
     baseline_help = "compute speed-up relative to this strategy (default: the matrix's baseline)"
-    completion.offer(verb.add_argument("--baseline", metavar="STRATEGY", help=baseline_help), completion.strategies)
+    completion.offer_completions(
+        verb.add_argument("--baseline", metavar="STRATEGY", help=baseline_help), completion.list_strategies
+    )

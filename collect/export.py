@@ -55,7 +55,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
 
 def export_formats() -> dict[str, Export]:
     """All export formats: {name: format}."""
-    return {module.EXPORT.name: module.EXPORT for module in registry.load_all("collect.exports")}
+    return {module.EXPORT.name: module.EXPORT for module in registry.load_plugins("collect.exports")}
 
 
 def find_export_format(name: str) -> Export:

@@ -80,7 +80,7 @@ def compute_quantities(run: LoadedRun) -> dict[str, Quantity]:
     itself."""
     if run.quantities is None:
         values = ((metric.name, metric.of_run(run)) for metric in _shipped_metrics() if metric.of_run)
-        known_values = run_guard.attempt(lambda: {name: quantity for name, quantity in values if quantity is not None})
+        known_values = run_guard.run_guarded(lambda: {name: quantity for name, quantity in values if quantity is not None})
         if isinstance(known_values, ShardlabError):
             run.verdict, known_values = JudgedState("unknown", str(known_values)), {}
         run.quantities = known_values
@@ -102,4 +102,4 @@ def set_workspace_metrics(metrics: Sequence[Metric]) -> None:
 
 @cache
 def _shipped_metrics() -> tuple[Metric, ...]:
-    return tuple(metric for module in registry.load_all("collect.metrics") for metric in module.METRICS)
+    return tuple(metric for module in registry.load_plugins("collect.metrics") for metric in module.METRICS)

@@ -72,7 +72,7 @@ def read_tracked_run(workspace: Workspace, folder: RunDir) -> tuple[str, Tracked
     Returns (name of the experiment in the tracker, the run). Raises InputError if run.json or the expansion of the matrix
     cannot be read.
     """
-    expansion, cell = workspace.expansion(folder.read_run().matrix), folder.read_run().cell
+    expansion, cell = workspace.read_expansion(folder.read_run().matrix), folder.read_run().cell
     labels = columns.cell_labels([flatten_cell(msgspec.to_builtins(entry.cell)) for entry in expansion.cells])
     label = next((label for entry, label in zip(expansion.cells, labels, strict=True) if entry.id == cell.name()), cell.name())
     (run,) = read_many.read_runs(workspace.runs, [folder.run_id])
@@ -81,7 +81,7 @@ def read_tracked_run(workspace: Workspace, folder: RunDir) -> tuple[str, Tracked
 
 
 def _build_tracked_run(matrix: str, cell: Cell, run: LoadedRun, label: str, metrics: dict[str, float]) -> TrackedRun:
-    config = cell_names.names(msgspec.to_builtins(cell)) | {
+    config = cell_names.values_by_name(msgspec.to_builtins(cell)) | {
         "matrix": matrix,
         "cell": cell.name(),
         "repeat": run.repeat,
@@ -93,7 +93,7 @@ def _build_tracked_run(matrix: str, cell: Cell, run: LoadedRun, label: str, metr
     tags = [matrix, cell.strategy, run.verdict.state, *(["rehearsal"] if run.is_rehearsal else [])]
     began, ended = run.steps.select(began=pl.col("wall_s").min(), ended=pl.col("wall_s").max()).row(0)
     hosts = ", ".join(dict.fromkeys(host.host for host in run.hosts))
-    label, tags, config, hosts = printable.mapped([label, tags, config, hosts], printable.one_line)
+    label, tags, config, hosts = printable.map_texts([label, tags, config, hosts], printable.one_line)
     return TrackedRun(run.run_id, label, run.verdict.state, tags, config, _step_points(run), metrics, began, ended, hosts)
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from shardlab.terminal.command_start import start
+from shardlab.terminal.command_start import start_command
 
 if __name__ == "__main__":
-    sys.exit(start("jobs"))
+    sys.exit(start_command("jobs"))

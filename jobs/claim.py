@@ -17,7 +17,7 @@ from shardlab.record_types import TOKEN_PATTERN
 from shardlab.runs import checkpoint
 from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import last_sending
+from shardlab.runs.state import find_last_sending
 
 OWNER_FILE = "job"
 # The names of a run's records. The records of an earlier start must not be mixed with the records of this start.
@@ -82,7 +82,7 @@ def is_claimed_by_job(folder: RunDir) -> bool:
 
 def count_claims_after_restart(folder: RunDir) -> int:
     """How often Slurm restarted the job of the run, and the job claimed the run again."""
-    return sum(name.startswith(_restart_name("")) for name in files.names(f"{folder.claim}"))
+    return sum(name.startswith(_restart_name("")) for name in files.list_names(f"{folder.claim}"))
 
 
 def is_taken_over(folder: RunDir) -> bool:
@@ -95,7 +95,7 @@ def move_earlier_records(folder: RunDir) -> None:
     """Move the records of an earlier start of the run into the folder before-restart-N of the run's folder. If the earlier
     start left a checkpoint, nothing is moved: this start resumes from the checkpoint and continues the records. Raises
     WorkspaceError."""
-    if checkpoint.whole(folder.path):
+    if checkpoint.complete_checkpoints(folder.path):
         return
     earlier_folder = folder.path / f"before-{_restart_name(count_job_restarts())}"
     with files.as_workspace_error("move"):
@@ -148,7 +148,7 @@ def _states_caused_by_run(events: Sequence[Event], end_event: Event) -> set[str]
 
 def is_packed(events: Sequence[Event]) -> bool:
     """Whether the run shares its job with other runs, one after another (--pack). events: the events of the run."""
-    sending = last_sending(events)
+    sending = find_last_sending(events)
     return sending is not None and sending.data.get("kind") == "pack"
 
 

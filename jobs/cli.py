@@ -68,7 +68,7 @@ def parser() -> console.Parser:
         epilog=EPILOG,
         parents=[common],
     )
-    console.add_version(top_parser)
+    console.add_version_option(top_parser)
     verbs = console.Verbs(top_parser, common, EXAMPLES, sentences=True)
     for add in (_add_plan, _add_render, _add_submit, _add_status, _add_cancel, _add_retry, _add_logs):
         add(verbs)
@@ -76,9 +76,9 @@ def parser() -> console.Parser:
     trace_runs.add_trace(verbs)
     verbs.add("matrices", menus.make_menu_verb(menus.print_matrices), "list the matrices that ship with shardlab")
     strategies_help = "list the strategies, also those of the workspace, and their options"
-    console.add_trust(verbs.add("strategies", menus.make_own_menu_verb(menus.print_strategies), strategies_help))
+    console.add_trust_option(verbs.add("strategies", menus.make_own_menu_verb(menus.print_strategies), strategies_help))
     workloads_help = "list the workloads, also those of the workspace, and their options"
-    console.add_trust(verbs.add("workloads", menus.make_own_menu_verb(menus.print_workloads), workloads_help))
+    console.add_trust_option(verbs.add("workloads", menus.make_own_menu_verb(menus.print_workloads), workloads_help))
     verbs.add("launchers", menus.make_menu_verb(menus.print_launchers), "list the launchers, which start the ranks of a run")
     return top_parser
 
@@ -103,7 +103,7 @@ def _add_submit(verbs: console.Verbs) -> None:
     adapted_matrix.add_adapt(verb)
     shared_options.add_wait(verb)
     after_help = "on Slurm: start after these runs have ended (run id or shell pattern)"
-    completion.offer(verb.add_argument("--after", metavar="RUN", help=after_help), Workspace.run_ids)
+    completion.offer_completions(verb.add_argument("--after", metavar="RUN", help=after_help), Workspace.run_ids)
     dry_run_help = "print what would be submitted, and submit nothing; with -v also print the scripts"
     verb.add_argument("--dry-run", action="store_true", help=dry_run_help)
     resume_help = (
@@ -115,7 +115,7 @@ def _add_submit(verbs: console.Verbs) -> None:
     planner_verbs.add_fit_check(verb)
     bound_help = "submit nothing if the runs may take more GPU hours: by recorded times, else by time limits; retries count"
     verb.add_argument("--max-gpu-hours", type=float, metavar="N", help=bound_help)
-    completion.offer(verb.add_argument("--resume-from", metavar="RUN", help=resume_help), Workspace.run_ids)
+    completion.offer_completions(verb.add_argument("--resume-from", metavar="RUN", help=resume_help), Workspace.run_ids)
     shared_options.add_track(verb)
     shared_options.add_sharing_options(verb)
 
@@ -124,14 +124,14 @@ def _add_status(verbs: console.Verbs) -> None:
     verb = verbs.add("status", _status, "show the state of runs; cancel queued Slurm jobs whose runs have ended")
     shared_options.add_run_selection(verb)
     verb.add_argument("--watch", action="store_true", help="show a live table until all runs have ended or you press Ctrl-C")
-    console.add_trust(verb)
+    console.add_trust_option(verb)
 
 
 def _add_cancel(verbs: console.Verbs) -> None:
     verb = verbs.add("cancel", _cancel, "cancel runs that are pending or running")
     shared_options.add_run_selection(verb)
     verb.add_argument("--all", action="store_true", help="cancel every run of the workspace that has not ended")
-    console.add_trust(verb)
+    console.add_trust_option(verb)
 
 
 def _add_retry(verbs: console.Verbs) -> None:
@@ -143,8 +143,8 @@ def _add_retry(verbs: console.Verbs) -> None:
         f"retry runs that ended in one of these states (default: {RETRIED_BY_DEFAULT}); held: let runs start that were held "
         "because the installed packages changed or the lease was too short"
     )
-    verb.add_list("--only", ends=_selects_runs, default=RETRIED_BY_DEFAULT, metavar="STATE,...", help=only_help)
-    console.add_trust(verb)
+    verb.add_list_option("--only", ends_list=_selects_runs, default=RETRIED_BY_DEFAULT, metavar="STATE,...", help=only_help)
+    console.add_trust_option(verb)
 
 
 def _selects_runs(word: str) -> bool:
@@ -154,11 +154,11 @@ def _selects_runs(word: str) -> bool:
 def _add_logs(verbs: console.Verbs) -> None:
     verb = verbs.add("logs", _logs, "print the logs of a run")
     run_help = "a run id, or a shell pattern that matches exactly one run"
-    completion.offer(verb.add_argument("run_id", metavar="RUN", help=run_help), Workspace.run_ids)
+    completion.offer_completions(verb.add_argument("run_id", metavar="RUN", help=run_help), Workspace.run_ids)
     rank_help = "print the log of rank N (default: the log of the launcher, then the log of rank 0)"
     verb.add_argument("--rank", type=int, metavar="N", help=rank_help)
     verb.add_argument("--follow", action="store_true", help="keep printing new output until the run has ended")
-    console.add_trust(verb)
+    console.add_trust_option(verb)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -180,11 +180,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             except ShardlabError as error:
                 if (why := on_controller.decide_after_lease(invocation, error)) is None:
                     raise
-                invocation.out.remark(why, style="yellow")
+                invocation.out.print_remark(why, style="yellow")
         on_controller.enter_environment(invocation, words)
         return int(arguments.run(invocation))
 
-    return console.run(command, name=f"jobs {arguments.verb}", interrupted=INTERRUPTED)
+    return console.run_command(command, name=f"jobs {arguments.verb}", interrupted=INTERRUPTED)
 
 
 def _ask_whether_allowed(arguments: argparse.Namespace) -> None:
@@ -194,9 +194,11 @@ def _ask_whether_allowed(arguments: argparse.Namespace) -> None:
     if getattr(arguments, "trust", False):
         retried_runs = workspace.all_runs() if arguments.verb == "retry" else []  # a new attempt may use the last code
         code_paths = (path for run in retried_runs for path in list_code_files(run))
-        workspace_trust.consent(workspace, Output.of(arguments).remark, dict.fromkeys([*waiting_paths, *code_paths]))
+        workspace_trust.store_consent(
+            workspace, Output.from_arguments(arguments).print_remark, dict.fromkeys([*waiting_paths, *code_paths])
+        )
     if arguments.verb in on_controller.CHANGING_VERBS:
-        remote_workspace.of_this_workspace(workspace)  # its refusal says more, if this workspace is a copy
+        remote_workspace.read_for_changes(workspace)  # its refusal says more, if this workspace is a copy
     if arguments.verb in ACTIONS:
         only_writes = arguments.verb == "render" or getattr(arguments, "dry_run", False)
         workspace_trust.must_be_allowed(workspace, ACTIONS[arguments.verb], waiting_paths, only_writes=only_writes)
@@ -222,14 +224,14 @@ def _render(invocation: Invocation) -> int:
         planned = plan.with_source_in(planned, folder / ".source")
         rendered = plan.render_all(planned, workspace, folder)
     else:
-        with workspace.alone():
+        with workspace.hold_runs_lock():
             rendered = plan.render_all(planned, workspace, folder)
             render.keep_expansion(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
-    out.line(f"{len(rendered.folders)} run(s) rendered in {folder}; nothing was submitted.")
+    out.print_line(f"{len(rendered.folders)} run(s) rendered in {folder}; nothing was submitted.")
     for remark in planned.remarks:
-        out.remark(f"note: {remark}")
+        out.print_remark(f"note: {remark}")
     skipped = sending.print_unreadable(out, rendered.skipped)
-    out.document([{"id": run.run_id, "path": str(run.path)} for run in rendered.folders])
+    out.print_document([{"id": run.run_id, "path": str(run.path)} for run in rendered.folders])
     return int(skipped > 0)
 
 
@@ -252,11 +254,11 @@ def _submit(invocation: Invocation) -> int:
         skipped = sending.print_unreadable(out, [decision.now for decision in decisions if decision.now is not None])
         views.print_scripts(out, decisions, workspace, planned.source)
         for remark in planned.remarks:
-            out.remark(f"note: {remark}")
-        out.document([{"id": decision.run.run_id, "send": decision.send, "why": decision.why} for decision in decisions])
+            out.print_remark(f"note: {remark}")
+        out.print_document([{"id": decision.run.run_id, "send": decision.send, "why": decision.why} for decision in decisions])
         return int(skipped > 0)
     plan.must_run_here(planned.source, allow_login_node=arguments.here)
-    with workspace.alone():
+    with workspace.hold_runs_lock():
         all_readable = sending.finish_interrupted(out, workspace, planned.source)
         decisions = submit.decide_runs(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
         decisions, lease = lease_report.hold_late_runs(invocation, decisions, planned.source, submit_options)
@@ -288,8 +290,10 @@ def _cancel(invocation: Invocation) -> int:
     cancelled = watch.cancel_runs(workspace, [run for run in runs if run.state not in state.FINAL and not run.is_unreadable])
     leftover_count = sum(run.leftover for run in runs)
     if cancelled or not leftover_count:
-        out.line(f"{len(cancelled)} run(s) cancelled." if cancelled else "nothing to cancel: all selected runs have ended.")
-    out.document({"runs": cancelled})
+        out.print_line(
+            f"{len(cancelled)} run(s) cancelled." if cancelled else "nothing to cancel: all selected runs have ended."
+        )
+    out.print_document({"runs": cancelled})
     tidied = sending.tidy_runs(out, workspace, runs)
     return 0 if tidied and all(run.state in state.FINAL for run in cancelled) else 1
 
@@ -305,7 +309,7 @@ def _retry(invocation: Invocation) -> int:
     retried = [decision.run for decision in submit.decide_retries(workspace, runs, retried_states, source, trust=args.trust)]
     plan.must_run_here(source, allow_login_node=args.here, trains=any(run.traces is None for run in retried) or not retried)
     _must_have_data(out, workspace, [run.cell for run in retried], source)
-    with workspace.alone():
+    with workspace.hold_runs_lock():
         all_readable = sending.finish_interrupted(out, workspace, source)
         runs = select_runs(workspace, args.runs, args.matrix, args.where)
         all_readable = sending.tidy_runs(out, workspace, runs, of_scheduler=False) and all_readable
@@ -327,7 +331,7 @@ def _must_have_data(out: Output, workspace: Workspace, cells: Sequence[Cell], so
     sets."""
     data_sets = datasets.find_missing_data(cells, source, workspace)
     if data_sets.unknown:
-        out.remark(f"note: {data_sets.unknown}")
+        out.print_remark(f"note: {data_sets.unknown}")
     datasets.must_have_data(data_sets)
 
 

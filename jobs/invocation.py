@@ -18,7 +18,7 @@ class Invocation:
     def __init__(self, arguments: argparse.Namespace) -> None:
         """Find the workspace that the arguments name. Raises InputError if the workspace is not a folder."""
         self.arguments = arguments
-        self.out = Output.of(arguments)
+        self.out = Output.from_arguments(arguments)
         self.workspace = Workspace.find(getattr(arguments, "workspace", None))
 
     @functools.cached_property
@@ -26,4 +26,4 @@ class Invocation:
         """The cluster: from the file of --cluster, else from cluster.yaml of the workspace, else this machine. The file is read
         only once. Raises InputError."""
         file: str | None = getattr(self.arguments, "cluster", None)
-        return cluster.find(Path(file) if file else None, self.workspace.path)
+        return cluster.find_cluster(Path(file) if file else None, self.workspace.path)

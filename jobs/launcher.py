@@ -83,7 +83,7 @@ _TRACE_LAUNCHER = Launcher(
 @functools.cache
 def launchers() -> dict[str, Launcher]:
     """All launchers, by their names."""
-    return {module.LAUNCHER.name: module.LAUNCHER for module in registry.load_all("jobs.launchers")}
+    return {module.LAUNCHER.name: module.LAUNCHER for module in registry.load_plugins("jobs.launchers")}
 
 
 def launcher(name: str) -> Launcher:

@@ -14,13 +14,13 @@ from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES
 from shardlab.cluster import cluster, first_node
 from shardlab.cluster.cluster import Cluster
-from shardlab.cluster.login_node import PYTHON
+from shardlab.cluster.login_node import PYTHON_VARIABLE
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files, plugin_source
 from shardlab.matrix import matrix
 from shardlab.remote import remote_workspace, upload
 from shardlab.remote.remote_workspace import RemoteWorkspace
-from shardlab.url import without_secrets
+from shardlab.url import remove_secrets
 from shardlab.workspace import inventory, workspace_trust
 from shardlab.workspace.workspace import Workspace
 
@@ -46,7 +46,7 @@ def find_remote_workspace(invocation: Invocation) -> RemoteWorkspace | None:
         except InputError as refusal:
             if invocation.arguments.verb != "status":
                 raise
-            invocation.out.remark(f"The table shows the runs that were fetched. {refusal}", style="yellow")
+            invocation.out.print_remark(f"The table shows the runs that were fetched. {refusal}", style="yellow")
             return None
     return remote
 
@@ -54,15 +54,15 @@ def find_remote_workspace(invocation: Invocation) -> RemoteWorkspace | None:
 def _find_target_workspace(invocation: Invocation) -> RemoteWorkspace | None:
     arguments, workspace = invocation.arguments, invocation.workspace
     if arguments.verb in CHANGING_VERBS:
-        return remote_workspace.of_this_workspace(workspace)
+        return remote_workspace.read_for_changes(workspace)
     if arguments.verb in READING_VERBS:
-        return remote_workspace.known(workspace)
+        return remote_workspace.read_remote_workspace(workspace)
     if arguments.verb == REHEARSING_VERB:
         return _find_rehearsal_workspace(invocation)
     if arguments.verb not in SENDING_VERBS or getattr(arguments, "out", None) or getattr(arguments, "in_allocation", False):
         return None
     target_cluster = invocation.cluster
-    previous_remote = remote_workspace.known(workspace)
+    previous_remote = remote_workspace.read_remote_workspace(workspace)
     if previous_remote is not None and previous_remote.cluster != target_cluster.name:
         raise InputError(
             f"{workspace.path}: its runs are on the cluster {previous_remote.cluster}, not on {target_cluster.name}; runs of "
@@ -70,7 +70,7 @@ def _find_target_workspace(invocation: Invocation) -> RemoteWorkspace | None:
         )
     if target_cluster.provider == "local" or starts_runs_here(target_cluster):
         return None
-    return remote_workspace.of(workspace, target_cluster)
+    return remote_workspace.find_remote_workspace(workspace, target_cluster)
 
 
 def _find_rehearsal_workspace(invocation: Invocation) -> RemoteWorkspace | None:
@@ -82,9 +82,11 @@ def _find_rehearsal_workspace(invocation: Invocation) -> RemoteWorkspace | None:
     if target_cluster.provider == "local" or starts_runs_here(target_cluster):
         return None
     try:
-        return remote_workspace.of(invocation.workspace, target_cluster)
+        return remote_workspace.find_remote_workspace(invocation.workspace, target_cluster)
     except InputError as error:
-        invocation.out.remark(f"torch is not installed here, and the rehearsals cannot run on {target_cluster.name}: {error}")
+        invocation.out.print_remark(
+            f"torch is not installed here, and the rehearsals cannot run on {target_cluster.name}: {error}"
+        )
         return None
 
 
@@ -95,7 +97,7 @@ def starts_runs_here(target_cluster: Cluster) -> bool:
     them if it is the first node of the cluster. If the cluster file lists this machine as a node, Slurm is not asked.
     """
     if target_cluster.slurm is None:
-        return first_node.is_here(target_cluster)
+        return first_node.is_on_first_node(target_cluster)
     if not commands.has_slurm_commands():
         return False
     if target_cluster.provider == "slurm":
@@ -108,7 +110,7 @@ def starts_runs_here(target_cluster: Cluster) -> bool:
 def is_in_environment(target_cluster: Cluster) -> bool:
     """Whether this process runs in the Python environment that `provision` installed on the cluster's shared storage. If so,
     this machine belongs to the cluster."""
-    return PurePosixPath(os.environ.get(PYTHON, "")).is_relative_to(target_cluster.storage.shared or "/")
+    return PurePosixPath(os.environ.get(PYTHON_VARIABLE, "")).is_relative_to(target_cluster.storage.shared or "/")
 
 
 def enter_environment(invocation: Invocation, argv: Sequence[str]) -> None:
@@ -122,7 +124,7 @@ def enter_environment(invocation: Invocation, argv: Sequence[str]) -> None:
     target_cluster = invocation.cluster
     if target_cluster.provider != "slurm" or target_cluster.login is not None or is_in_environment(target_cluster):
         return
-    _, python = inventory.controller(invocation.workspace, target_cluster)
+    _, python = inventory.find_controller(invocation.workspace, target_cluster)
     os.execv(python, [python, "-P", "-m", "jobs", *argv])
 
 
@@ -138,31 +140,33 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation, argv: Sequence
     own_matrix: Path | None = None
     if arguments.verb in (*SENDING_VERBS, REHEARSING_VERB):
         file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
-        content = files.read(file, follow=True) if target.provider != "cloudlab" else cluster.resolved_file(target)
-        for address in filter(None, (data_set.archive for data_set in target.data.named())):  # runs need no signatures of URLs
-            content = content.replace(address.encode(), without_secrets(address).encode())
+        content = files.read(file, follow=True) if target.provider != "cloudlab" else cluster.encode_resolved_file(target)
+        for address in filter(
+            None, (data_set.archive for data_set in target.data.all_data_sets())
+        ):  # runs need no signatures of URLs
+            content = content.replace(address.encode(), remove_secrets(address).encode())
         texts = {"cluster.yaml": content}
         for path in workspace.template_files():
             texts[str(path.relative_to(workspace.path))] = files.read(path)
-        texts |= plugin_source.texts(workspace.path)
+        texts |= plugin_source.read_all_files(workspace.path)
         # Without Slurm, the scheduler on the controller reads the addresses of the nodes from the inventory. If the nodes have
         # a lease, the command on the controller reads the lease from the inventory, to decide which runs are held back.
-        if target.slurm is None or inventory.leased(workspace, target.name) is not None:
-            texts[str(upload.INVENTORY)] = files.read(inventory.path_of(workspace))
-        file = file if arguments.verb in VERBS_WITHOUT_MATRIX else matrix.find(arguments.matrix)
-        if arguments.verb not in VERBS_WITHOUT_MATRIX and file not in matrix.shipped().values():
+        if target.slurm is None or inventory.read_leased_inventory(workspace, target.name) is not None:
+            texts[str(upload.INVENTORY)] = files.read(inventory.inventory_path(workspace))
+        file = file if arguments.verb in VERBS_WITHOUT_MATRIX else matrix.find_matrix_file(arguments.matrix)
+        if arguments.verb not in VERBS_WITHOUT_MATRIX and file not in matrix.shipped_matrices().values():
             own_matrix = file
             texts |= read_matrix_files(file)
             verb, *other_words = _drop_options(words, "--matrix")
             words = [verb, "--matrix", f"{remote.workspace}/matrices/{file.name}", *other_words]
-        invocation.out.detail(f"on {remote.host}: {remote.workspace}")
-        remote_workspace.deliver(remote, texts)
+        invocation.out.print_detail(f"on {remote.host}: {remote.workspace}")
+        remote_workspace.upload_files(remote, texts)
         if arguments.verb in SENDING_VERBS:  # a plan does not decide on which cluster the runs of the workspace are
-            remote_workspace.keep(workspace, remote)
+            remote_workspace.write_remote_workspace(workspace, remote)
             if own_matrix is not None:
-                remote_workspace.keep_matrix(workspace, own_matrix)
-    elif arguments.verb in LEASE_VERBS and inventory.leased(workspace, remote.cluster) is not None:
-        remote_workspace.deliver(remote, {str(upload.INVENTORY): files.read(inventory.path_of(workspace))})
+                remote_workspace.record_matrix_path(workspace, own_matrix)
+    elif arguments.verb in LEASE_VERBS and inventory.read_leased_inventory(workspace, remote.cluster) is not None:
+        remote_workspace.upload_files(remote, {str(upload.INVENTORY): files.read(inventory.inventory_path(workspace))})
     return remote.hand_over("jobs", words)
 
 
@@ -171,7 +175,7 @@ def read_matrix_files(file: Path) -> dict[str, bytes]:
 
     Raises InputError, which names the files on this machine, not their copies.
     """
-    paths = [model.path for model in matrix.load(file).models.values() if model.path is not None]
+    paths = [model.path for model in matrix.load_matrix(file).models.values() if model.path is not None]
     return {f"matrices/{file.name}": files.read(file, follow=True)} | {
         f"matrices/{path}": files.read(file.parent / path) for path in paths
     }
@@ -184,10 +188,10 @@ def decide_after_lease(invocation: Invocation, error: ShardlabError) -> str | No
     lease has ended, `jobs status` uses the copies of the runs on this machine, and a remark for the user is returned; for every
     other command, ShardlabError is raised with both reasons.
     """
-    leased = inventory.leased(invocation.workspace)
+    leased = inventory.read_leased_inventory(invocation.workspace)
     if leased is None or leased.lease is None or not leased.lease.has_ended(current_time := datetime.now(UTC)):
         return None
-    why = f"{str(error).rstrip('.')}; {leased.lease.in_words(current_time)}"
+    why = f"{str(error).rstrip('.')}; {leased.lease.describe(current_time)}"
     if invocation.arguments.verb != "status":
         raise ShardlabError(why) from None
     return f"{why} The table shows the runs that were fetched, as they were then."
@@ -228,4 +232,4 @@ def _must_suit_ssh(target_cluster: Cluster, workspace: Workspace) -> None:
     """Raises InputError if runs cannot be started on the nodes over SSH."""
     if not target_cluster.ssh.between_nodes:
         raise InputError(f"the cluster {target_cluster.name}: without Slurm, its nodes start runs over SSH. {BETWEEN_NODES}.")
-    inventory.read(workspace, target_cluster.name)
+    inventory.read_inventory(workspace, target_cluster.name)

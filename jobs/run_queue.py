@@ -82,13 +82,13 @@ class RunQueue:
 
     def __init__(self, scheduler: str, workspace: Workspace) -> None:
         self._scheduler, self._workspace = scheduler, workspace
-        self._folder = workspace.own / scheduler
+        self._folder = workspace.shardlab_folder / scheduler
 
     def submit(self, folders: Sequence[RunDir]) -> None:
         """Submit runs, in this order, and start a runner if no runner is alive."""
         for folder in folders:
             folder.write_event("controller", "submitted", scheduler=self._scheduler)
-        workspace_trust.keep(self._workspace, *(path for folder in folders for path in list_executed_files(folder)))
+        workspace_trust.extend_consent(self._workspace, *(path for folder in folders for path in list_executed_files(folder)))
         self._ensure_runner()
 
     def _ensure_runner(self) -> None:
@@ -118,7 +118,7 @@ class RunQueue:
             return None
 
     def _read_runner(self) -> Runner | None:
-        runner = json_file.read_if_valid(self._folder / "runner.json", Runner)
+        runner = json_file.read_json_if_valid(self._folder / "runner.json", Runner)
         return runner if runner is not None and _is_process_alive(runner.pid, runner.created, runner.boot_id) else None
 
     def attend(self) -> None:
@@ -171,7 +171,7 @@ class RunQueue:
         files.make_folder(self._folder)
         while next(self.startable(), None) is not None:
             try:
-                with files.locked(self._folder / "runner.lock", _raise_another_runner):
+                with files.hold_lock(self._folder / "runner.lock", _raise_another_runner):
                     this_process = psutil.Process()
                     record = Runner(schema=1, pid=this_process.pid, created=this_process.create_time(), boot_id=host.boot_id())
                     files.write_json(self._folder / "runner.json", record)
@@ -199,7 +199,7 @@ class RunQueue:
 
     def startable(self) -> Iterator[RunDir]:
         """The waiting runs that this user may start. A run of unknown origin stays where it is until its user says --trust."""
-        return (folder for folder in self.waiting() if workspace_trust.allows(self._workspace, list_executed_files(folder)))
+        return (folder for folder in self.waiting() if workspace_trust.is_allowed(self._workspace, list_executed_files(folder)))
 
     def start_one_after_another(self, may_start: Callable[[RunDir], bool] = lambda _folder: True) -> None:
         """Start the waiting runs one after another, until no run waits. A run starts only when no other run of the workspace is

@@ -126,7 +126,7 @@ class Scheduler(Protocol):
 
 def scheduler(name: str) -> Scheduler:
     """The scheduler with this name. Raises UnknownName."""
-    return cast(Scheduler, registry.load("jobs.schedulers", name, "scheduler"))
+    return cast(Scheduler, registry.load_plugin("jobs.schedulers", name, "scheduler"))
 
 
 def group_by_scheduler(runs: Iterable[RunOnDisk]) -> dict[str, list[RunOnDisk]]:

@@ -46,15 +46,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command_line.parser()
     completion.answer_shell(parser)
     arguments = parser.parse_intermixed_args(words)
-    return console.run(functools.partial(_run, arguments, words), name="provision", interrupted=None)
+    return console.run_command(functools.partial(_run, arguments, words), name="provision", interrupted=None)
 
 
 def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
-    output = Output.of(args)
+    output = Output.from_arguments(args)
     file, verb = command_line.read_file_and_verb(args)
     workspace = Workspace.find(getattr(args, "workspace", None))
-    for sentence in workspace.exposed():  # a user who can change the workspace could replace host keys and addresses of nodes
-        output.remark(f"warning: {sentence}", style="yellow")
+    for sentence in (
+        workspace.explain_exposed_folders()
+    ):  # a user who can change the workspace could replace host keys and addresses of nodes
+        output.print_remark(f"warning: {sentence}", style="yellow")
     if verb == "init":
         from provision.command import init  # not imported at the top: init imports psutil, which would make --help slower
 
@@ -66,10 +68,10 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
     if verb == "request":
         return _print_request(output, file, file_cluster, workspace, provider, profile=args.profile)
     if provider.name == "local" and verb in ("apply", "verify"):  # both verbs start two ranks: not allowed on a login node
-        login_node.must_not_be(here=args.here)
+        login_node.must_not_be_login_node(here_option=args.here)
     named_files = [Path(file)] if file is not None and Path(file).resolve().is_relative_to(workspace.real_path) else []
     if args.trust:
-        workspace_trust.consent(workspace, output.remark, named_files)
+        workspace_trust.store_consent(workspace, output.print_remark, named_files)
     _show_powers_once(output, workspace, file_cluster if named_files else None)
     workspace_trust.must_be_allowed(workspace, "log in to the nodes and change them", named_files)
     present_cluster = file_cluster
@@ -88,9 +90,9 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
     locks = []
     if verb not in UNLOCKED:
         locks = [(path, f"the cluster {file_cluster.name}") for path in provider.locks(file_cluster)]
-        locks.append((workspace.own / "provision.lock", f"the workspace {workspace.path}"))
+        locks.append((workspace.shardlab_folder / "provision.lock", f"the workspace {workspace.path}"))
     if verb not in UNLOCKED or (provider.name != "local" and args.pretend is None):  # a login stores host keys
-        workspace_trust.begin(workspace)
+        workspace_trust.begin_workspace(workspace)
     with lock.hold_locks(locks, ["provision", *words]):
         if verb in PROVIDER_VERBS:
             if verb == "down" and provider.confirmation is not None:
@@ -102,8 +104,8 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
                 finally:
                     if verb == "extend":  # also after an error: the provider may have granted a part of the hours
                         store_lease(site)
-            output.line(result_text)
-            output.document(display.result_document(verb, site, [], [], [], find_lease(site)))
+            output.print_line(result_text)
+            output.print_document(display.result_document(verb, site, [], [], [], find_lease(site)))
             return 0
         if provider.obtain is not None and verb == "apply":
             with interruption.handle_interruption([], lambda: None):
@@ -113,7 +115,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
             limited_names = _choose_names("node", [node.name for node in nodes], args.limit, None)
         site = _make_site(present_cluster, workspace, nodes, args.pretend)
         if site.pretended:
-            output.remark(f"{args.pretend} describes the nodes; no machine is reached", style="dim")
+            output.print_remark(f"{args.pretend} describes the nodes; no machine is reached", style="dim")
         elif provider.operations is None or MACHINE in provider.operations:
             bring_up = Operation(MACHINE, lambda site, target: provider.bring_up(present_cluster, workspace, target.node))
             operations = [bring_up, *operations]
@@ -130,10 +132,10 @@ def _show_powers_once(output: Output, workspace: Workspace, named_cluster: Clust
     if not unseen_powers:
         return
     for power in unseen_powers:
-        output.remark(f"the cluster file {power}", style="yellow")
+        output.print_remark(f"the cluster file {power}", style="yellow")
     if sys.stdin.isatty() and output.ask("This file was here before. Type yes if this is what it should do: ") != "yes":
         raise InputError("the cluster file was not allowed. Nothing was changed.")
-    workspace_trust.mark_shown(workspace)
+    workspace_trust.mark_powers_shown(workspace)
 
 
 def _check_creation(file_cluster: Cluster, to_create: MachinesToCreate, verb: str, arguments: argparse.Namespace) -> None:
@@ -151,12 +153,12 @@ def _check_creation(file_cluster: Cluster, to_create: MachinesToCreate, verb: st
 def _print_creation_plan(output: Output, file_cluster: Cluster, workspace: Workspace, to_create: MachinesToCreate) -> int:
     """Print the plan for machines that do not exist yet. The changes on the machines can be planned only when they exist."""
     for line in to_create.lines:
-        output.line(line)
-    output.line("changes: 1 planned, none was made; the nodes can be planned for when they exist")
+        output.print_line(line)
+    output.print_line("changes: 1 planned, none was made; the nodes can be planned for when they exist")
     if to_create.blocked is not None:
-        output.remark(f"note: {to_create.blocked}", style="yellow")
+        output.print_remark(f"note: {to_create.blocked}", style="yellow")
     plan_document = display.result_document("plan", Site(file_cluster, workspace, []), [], [], [])
-    output.document({**plan_document, "changes": 1, "request": to_create.request})
+    output.print_document({**plan_document, "changes": 1, "request": to_create.request})
     return 0
 
 
@@ -166,7 +168,7 @@ def _confirm_down(output: Output, confirmation: Confirmation | None, yes: bool) 
     if confirmation is None:
         return
     for sentence in confirmation.lines:
-        output.remark(sentence, style="yellow")
+        output.print_remark(sentence, style="yellow")
     if yes:
         return
     if not sys.stdin.isatty():
@@ -178,8 +180,8 @@ def _confirm_down(output: Output, confirmation: Confirmation | None, yes: bool) 
 
 
 def _print_hardware(output: Output) -> int:
-    output.table("", hardware.COLUMNS, hardware.catalogue_rows())
-    output.document(hardware.catalogue_document())
+    output.print_table("", hardware.COLUMNS, hardware.catalogue_rows())
+    output.print_document(hardware.catalogue_document())
     return 0
 
 
@@ -192,7 +194,9 @@ def _print_request(
     text = provider.carry_out("profile" if profile else "request", file_cluster, workspace)
     if not output.json:
         output.results.file.write(text)
-    output.document({**display.result_document("request", Site(file_cluster, workspace, []), [], [], []), "request": text})
+    output.print_document(
+        {**display.result_document("request", Site(file_cluster, workspace, []), [], [], []), "request": text}
+    )
     return 0
 
 
@@ -225,8 +229,8 @@ def _carry_out_and_show(
     if findings:
         display.show_checks(output, findings)
     if (lease := find_lease(site)) is not None:
-        output.line(lease.in_words(datetime.now(UTC)))
-    output.document(display.result_document(verb, site, targets, steps, findings, lease))
+        output.print_line(lease.describe(datetime.now(UTC)))
+    output.print_document(display.result_document(verb, site, targets, steps, findings, lease))
     has_unanswered = any(isinstance(answer, Unanswered) for target in targets for answer in target.facts.answers.values())
     return 1 if failed or is_verified(findings) is False or (has_unanswered and verb == "facts") else 0
 
@@ -265,7 +269,7 @@ def _carry_out_verb(
             for name, names in administrator_operations.items()
         ]
         ready_targets = [target for target in targets if target.node.name not in {**failed, **administrator_operations}]
-        remark = functools.partial(output.remark, style="dim")
+        remark = functools.partial(output.print_remark, style="dim")
         if ready_targets and not STOPPING.is_set():
             findings += verify_targets(site, ready_targets, roles.select_checks(find_provider(site.cluster.provider)), remark)
             inventory_file.record_all_reduces(site, findings, replaces=verb == "verify")
@@ -286,7 +290,7 @@ def _find_cluster(file: str | None, workspace: Workspace) -> Cluster:
             f"{workspace_file}: no such file, and the command names no other cluster file. To get one, run: "
             "provision init > cluster.yaml. Or name a cluster file: provision FILE."
         )
-    return cluster.find(Path(file) if file is not None else None, workspace.path)
+    return cluster.find_cluster(Path(file) if file is not None else None, workspace.path)
 
 
 def _read_cluster_again(file: str | None, workspace: Workspace) -> Cluster:

@@ -27,18 +27,20 @@ def handle_interruption(nodes: Sequence[Node], count_changes: Callable[[], int |
     end_thread = threading.Thread(target=_end_commands_and_exit, args=(nodes, count_changes), name="interruption")
 
     def act() -> None:
-        command_start.on_signal(lambda: command_start.leave("interrupted again: commands on the nodes may still run."))
+        command_start.set_signal_action(
+            lambda: command_start.exit_now("interrupted again: commands on the nodes may still run.")
+        )
         STOPPING.set()
         end_thread.start()
 
-    command_start.on_signal(act)
+    command_start.set_signal_action(act)
     try:
         yield
     finally:
         if STOPPING.is_set():
             end_thread.join()  # waits until the thread `ender` ends this process
-        command_start.on_signal(
-            lambda: command_start.leave("interrupted while the result was printed; the work itself had ended.")
+        command_start.set_signal_action(
+            lambda: command_start.exit_now("interrupted while the result was printed; the work itself had ended.")
         )
 
 
@@ -54,7 +56,7 @@ def _end_commands_and_exit(nodes: Sequence[Node], count_changes: Callable[[], in
         thread.join(max(0.0, deadline - time.monotonic()))
     if os.isatty(2):
         os.write(2, b"\x1b[?25h\n")  # shows the cursor again, because the table of progress hides the cursor
-    command_start.leave(
+    command_start.exit_now(
         interruption_sentence(count_changes(), [node.name for node in running], {node.name: node.running for node in running})
     )
 

@@ -15,7 +15,7 @@ from shardlab.cluster.all_reduce import MeasuredAllReduce
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
 from shardlab.hardware.host import Host
-from shardlab.workspace.inventory import path_of
+from shardlab.workspace.inventory import inventory_path
 from shardlab.workspace.workspace import Workspace
 
 # Facts that are not written into the inventory, because they differ between boots or shells. Otherwise, each `provision` would
@@ -27,7 +27,7 @@ def read_inventory(workspace: Workspace) -> bytes | None:
     """The bytes of the inventory; None if the workspace has no inventory. Raises WorkspaceError."""
     with files.as_workspace_error("read"):
         try:
-            return files.read(path_of(workspace))
+            return files.read(inventory_path(workspace))
         except FileNotFoundError:
             return None
 
@@ -82,7 +82,7 @@ def record_all_reduces(site: Site, findings: Sequence[Finding], *, replaces: boo
     entries = {_measurement_key(entry): entry for entry in ([*earlier, *measured] if replaces else [*measured, *earlier])}
     content = encode_inventory({**inventory, "all_reduces": encode_measurements(entries.values())})
     if content != old_content:
-        files.write_atomic(path_of(site.workspace), content)
+        files.write_atomic(inventory_path(site.workspace), content)
 
 
 def select_measurements(site: Site, content: bytes | None) -> list[Any]:

@@ -46,7 +46,7 @@ def hold_locks(locks: Sequence[tuple[Path, str]], argv: Sequence[str]) -> Iterat
     """
     with contextlib.ExitStack() as stack:
         for path, protected in locks:
-            descriptor = stack.enter_context(files.locked(path, functools.partial(_raise_locked, protected)))
+            descriptor = stack.enter_context(files.hold_lock(path, functools.partial(_raise_locked, protected)))
             _write_holder(descriptor, argv)
         yield
 

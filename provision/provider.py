@@ -121,5 +121,5 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
 
 def find_provider(name: str) -> Provider[Any]:
     """The provider of this name. Raises UnknownName."""
-    plugin: Provider[Any] = registry.load("provision.providers", name, "provider").PROVIDER
+    plugin: Provider[Any] = registry.load_plugin("provision.providers", name, "provider").PROVIDER
     return plugin

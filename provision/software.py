@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from shardlab import PACKAGES
 from shardlab.errors import ShardlabError
-from shardlab.files.source_digest import ROOT, sources
+from shardlab.files.source_digest import ROOT, source_files
 
 EXTRAS = ("trainers",)
 PYTHON_RANGE = ">=3.11"
@@ -63,7 +63,7 @@ def source_archive() -> bytes:
     """The source of shardlab's packages as a tar file. The same source always gives the same bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for path in sources(PACKAGES):
+        for path in source_files(PACKAGES):
             entry = tarfile.TarInfo(path.relative_to(ROOT).as_posix())
             entry.size, entry.mode = path.stat().st_size, 0o644
             with path.open("rb") as handle:

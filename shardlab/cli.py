@@ -48,27 +48,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     after the name of a command (provision, jobs, collect) are passed to that command.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if completion.IS_ASKED in os.environ:
+    if completion.COMPLETION_VARIABLE in os.environ:
         words = completion.words_to_complete(COMMANDS)
     if words and words[0] in COMMANDS:
-        command: Callable[[list[str]], int] = _command_line(words[0]).main
+        command: Callable[[list[str]], int] = _import_command_line(words[0]).main
         return command(words[1:])
-    parser = _parser()
+    parser = _make_parser()
     completion.answer_shell(parser)
     arguments = parser.parse_args(words)
-    return console.run(functools.partial(_run, arguments))
+    return console.run_command(functools.partial(_run_command, arguments))
 
 
-def _command_line(command: str) -> ModuleType:
+def _import_command_line(package: str) -> ModuleType:
     """The module with the parser and the main function of a command.
 
     It is imported by name, because no module of the package shardlab has an import statement for provision, jobs or collect.
     """
-    return importlib.import_module(f"{command}.cli")
+    return importlib.import_module(f"{package}.cli")
 
 
-def _parser() -> console.Parser:
-    menu = "\n".join(f"  {name:10} {says}" for name, says in COMMANDS.items())
+def _make_parser() -> console.Parser:
+    menu = "\n".join(f"  {name:10} {summary}" for name, summary in COMMANDS.items())
     parser = console.Parser(
         prog="shardlab",
         description=f"Compare distributed-training strategies.\n\ncommands:\n{menu}\n"
@@ -76,18 +76,18 @@ def _parser() -> console.Parser:
         "  schema     the JSON Schema of cluster.yaml or matrix.yaml, for editors",
         epilog=EXAMPLE,
     )
-    console.add_version(parser)
+    console.add_version_option(parser)
     command = parser.add_argument("command", metavar="COMMAND", help=" | ".join([*COMMANDS, "shell-init", "schema"]))
-    completion.offer(command, lambda _: [*COMMANDS, "shell-init", "schema"])
+    completion.offer_completions(command, lambda _: [*COMMANDS, "shell-init", "schema"])
     name_help = "shell-init: bash, zsh or fish; schema: cluster or matrix"
     name = parser.add_argument("name", nargs="?", metavar="NAME", help=name_help)
-    completion.offer(name, lambda _: [*SCHEMAS, *shell_init.SHELLS])
+    completion.offer_completions(name, lambda _: [*SCHEMAS, *shell_init.SHELLS])
     return parser
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_command(arguments: argparse.Namespace) -> int:
     if arguments.command == "shell-init":
-        code = shell_init.init(arguments.name, _command_line("jobs").parser().first_words)
+        code = shell_init.make_shell_code(arguments.name, _import_command_line("jobs").parser().first_words)
         sys.stdout.buffer.write(os.fsencode(code))  # as bytes, because paths are not always UTF-8
     elif arguments.command == "schema":
         if arguments.name not in SCHEMAS:

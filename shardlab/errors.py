@@ -36,17 +36,17 @@ class InputError(ShardlabError):
 class UnknownName(InputError):
     """An unknown name. The message lists the allowed names and suggests the most similar name.
 
-    kind: what was named, such as `strategy`. name: the unknown name. menu: the allowed names.
+    kind: what was named, such as `strategy`. name: the unknown name. allowed_names: the names that are allowed.
     where: the place where the name was found; the message begins with this text.
     summaries: the meaning of each allowed name; if given, the message has a line for each allowed name.
     """
 
     def __init__(
-        self, kind: str, name: str, menu: Iterable[str], where: str = "", summaries: Mapping[str, str] | None = None
+        self, kind: str, name: str, allowed_names: Iterable[str], where: str = "", summaries: Mapping[str, str] | None = None
     ) -> None:
-        names = sorted(menu)
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        names = sorted(allowed_names)
+        similar_names = difflib.get_close_matches(name, names, n=1)
+        hint = f" Did you mean {similar_names[0]!r}?" if similar_names else ""
         prefix = f"{where}: " if where else ""
         allowed = f" {', '.join(names) or 'none'}."
         if summaries:
@@ -58,12 +58,12 @@ class WorkspaceError(ShardlabError):
     """Raised if the workspace cannot be read or written."""
 
     @classmethod
-    def from_os_error(cls, error: OSError, doing: str) -> WorkspaceError:
+    def from_os_error(cls, error: OSError, action: str) -> WorkspaceError:
         """Turn an OSError into a WorkspaceError, whose message says what failed and what to do next.
 
-        doing: the action that failed, as a verb such as `read`.
+        action: the action that failed, as a verb such as `read`.
         """
-        place = f" {Path(error.filename)}" if error.filename else ""
+        path_text = f" {Path(error.filename)}" if error.filename else ""
         advice = {
             errno.ENOSPC: "the disk is full; free some space and run the same command again",
             errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
@@ -71,7 +71,7 @@ class WorkspaceError(ShardlabError):
             errno.EACCES: "permission denied; choose another folder with --workspace",
             errno.EPERM: "permission denied; choose another folder with --workspace",
         }.get(error.errno or 0, error.strerror or str(error))
-        return cls(f"cannot {doing}{place}: {advice}.")
+        return cls(f"cannot {action}{path_text}: {advice}.")
 
 
 class MissingExtra(ShardlabError):
@@ -85,7 +85,7 @@ class MissingExtra(ShardlabError):
         )
 
     @classmethod
-    def from_import(cls, error: ModuleNotFoundError, needed_for: str) -> MissingExtra | None:
+    def from_import_error(cls, error: ModuleNotFoundError, needed_for: str) -> MissingExtra | None:
         """The MissingExtra for a failed import; None if no extra installs the module."""
         module = (error.name or "").partition(".")[0]
         return cls(needed_for, module) if module in extras.EXTRA_OF_MODULE else None

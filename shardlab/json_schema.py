@@ -19,91 +19,95 @@ from shardlab.matrix.model_file import ModelByConfiguration
 FOLDER = Path(__file__).parent / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # Cell keys with members that a matrix file can also name directly, as in `optimizer.lr`.
-REFINED = ("optimizer", "schedule", "instruments")
-OPTIONS = r"^options\..+$"  # matches options of a strategy or workload, whose names the schema does not list
+KEYS_WITH_MEMBERS = ("optimizer", "schedule", "instruments")
+OPTION_PATTERN = r"^options\..+$"  # matches options of a strategy or workload, whose names the schema does not list
 
-LIST = {"type": "array", "minItems": 1}
+LIST_SCHEMA = {"type": "array", "minItems": 1}
 
 Schema = dict[str, Any]
 
 
-def schemas() -> dict[str, Schema]:
+def make_schemas() -> dict[str, Schema]:
     """The JSON Schema of each kind of file that users write, by name: cluster, matrix."""
-    return {"cluster": _cluster(), "matrix": _matrix()}
+    return {"cluster": _cluster_schema(), "matrix": _matrix_schema()}
 
 
-def text(schema: Schema) -> bytes:
+def encode_schema(schema: Schema) -> bytes:
     """A schema as indented JSON, for its file."""
     return msgspec.json.format(msgspec.json.encode(schema), indent=2) + b"\n"
 
 
-def write() -> None:
+def write_schemas() -> None:
     """Write every schema into the folder shardlab/schemas, for editors and for `shardlab schema`."""
     FOLDER.mkdir(exist_ok=True)
-    for name, schema in schemas().items():
-        (FOLDER / f"{name}.schema.json").write_bytes(text(schema))
+    for name, schema in make_schemas().items():
+        (FOLDER / f"{name}.schema.json").write_bytes(encode_schema(schema))
 
 
-def _cluster() -> Schema:
-    return _document("cluster.yaml", Cluster, {})
+def _cluster_schema() -> Schema:
+    return _file_schema("cluster.yaml", Cluster, {})
 
 
-def _matrix() -> Schema:
-    keys, definitions = _cell_keys()
+def _matrix_schema() -> Schema:
+    keys, definitions = _cell_key_schemas()
     # The schema of a key contains its default: the value that a cell without this key has. In the schemas of axes, inclusions
     # and exclusions a default would be wrong, so it is removed there.
-    named = {key: {word: value for word, value in schema.items() if word != "default"} for key, schema in keys.items()}
-    axes = _mapping({key: _values(schema) for key, schema in named.items()}, LIST)
-    when = "A condition on the keys of a cell, such as `gpus > 4 and tp == 1`."
+    schemas_without_default = {
+        key: {keyword: value for keyword, value in schema.items() if keyword != "default"} for key, schema in keys.items()
+    }
+    axes = _cell_mapping_schema(
+        {key: _value_list_schema(schema) for key, schema in schemas_without_default.items()}, LIST_SCHEMA
+    )
+    condition_help = "A condition on the keys of a cell, such as `gpus > 4 and tp == 1`."
     conditions = {
-        "when": {"type": "string", "description": when},
+        "when": {"type": "string", "description": condition_help},
         "why": {"type": "string", "description": "The reason, which `jobs plan` and the report show."},
     }
-    cell = _mapping(keys)
+    cell = _cell_mapping_schema(keys)
     definitions |= {
         "CellKeys": {"title": "CellKeys", "description": "Keys of a cell; none is required.", **cell},
         "Axes": {"title": "Axes", "description": "Keys of a cell, each with the list of its values.", **axes},
-        "Inclusion": {"title": "Inclusion", **_mapping(named | conditions)},
-        "Exclusion": {"title": "Exclusion", **_mapping(named | conditions), "required": ["why"]},
+        "Inclusion": {"title": "Inclusion", **_cell_mapping_schema(schemas_without_default | conditions)},
+        "Exclusion": {"title": "Exclusion", **_cell_mapping_schema(schemas_without_default | conditions), "required": ["why"]},
     }
-    schema = _document("matrix.yaml", MatrixFile, definitions)
-    for key, content in {
-        "defaults": _reference("CellKeys"),
-        "axes": _reference("Axes"),
-        "zip": {"type": "array", "items": _reference("Axes")},
-        "exclude": {"type": "array", "items": _reference("Exclusion")},
-        "include": {"type": "array", "items": _reference("Inclusion")},
+    schema = _file_schema("matrix.yaml", MatrixFile, definitions)
+    for key, key_schema in {
+        "defaults": _reference_to("CellKeys"),
+        "axes": _reference_to("Axes"),
+        "zip": {"type": "array", "items": _reference_to("Axes")},
+        "exclude": {"type": "array", "items": _reference_to("Exclusion")},
+        "include": {"type": "array", "items": _reference_to("Inclusion")},
     }.items():
-        schema["properties"][key] = {"description": schema["properties"][key]["description"], **content}
+        schema["properties"][key] = {"description": schema["properties"][key]["description"], **key_schema}
     return schema
 
 
-def _values(schema: Schema) -> Schema:
+def _value_list_schema(schema: Schema) -> Schema:
     """The schema of a list of values of a cell key. The description of the key becomes the description of the list.
 
     schema: the schema of one value.
     """
     value = dict(schema)
-    return {"description": value.pop("description"), **LIST, "items": value}
+    return {"description": value.pop("description"), **LIST_SCHEMA, "items": value}
 
 
-def _cell_keys() -> tuple[Schema, Schema]:
+def _cell_key_schemas() -> tuple[Schema, Schema]:
     """Returns (cell key -> its schema, also for dotted keys; name of each type that these schemas name -> its schema)."""
     names = [field.name for field in msgspec.structs.fields(Draft)]
-    definitions = _components(Draft, ModelByConfiguration)
+    definitions = _component_schemas(Draft, ModelByConfiguration)
     keys: Schema = dict(definitions.pop("Draft")["properties"])
     assert set(keys) == set(names)
-    named = keys["workload"]
-    either = [{"type": named["type"]}, _reference(ModelByConfiguration.__name__)]
-    keys["workload"] = {"description": named["description"], "anyOf": either}
-    for name in REFINED:
+    workload_schema = keys["workload"]
+    workload_forms = [{"type": workload_schema["type"]}, _reference_to(ModelByConfiguration.__name__)]
+    keys["workload"] = {"description": workload_schema["description"], "anyOf": workload_forms}
+    for name in KEYS_WITH_MEMBERS:
         members = definitions[name.capitalize()]["properties"]
         keys |= {f"{name}.{member}": schema for member, schema in members.items()}
     assert all(key_type(key) is not None for key in keys)  # the schema offers only keys that the reader accepts
     return keys, definitions
 
 
-def _mapping(keys: Schema, option: Schema | None = None) -> Schema:
+def _cell_mapping_schema(keys: Schema, option: Schema | None = None) -> Schema:
     """The schema of a mapping that may contain the given cell keys, and options such as `options.bucket_mb`.
 
     keys: cell key -> its schema. option: the schema of the value of an option; None: text, a number, true, false or null.
@@ -111,41 +115,41 @@ def _mapping(keys: Schema, option: Schema | None = None) -> Schema:
     return {
         "type": "object",
         "properties": keys,
-        "patternProperties": {OPTIONS: option or {"type": ["boolean", "integer", "number", "string", "null"]}},
+        "patternProperties": {OPTION_PATTERN: option or {"type": ["boolean", "integer", "number", "string", "null"]}},
         "additionalProperties": False,
     }
 
 
-def _document(title: str, shape: type[msgspec.Struct], definitions: Schema) -> Schema:
-    """The schema of a file. title: the name of the file. shape: the type of its content.
+def _file_schema(title: str, content_type: type[msgspec.Struct], definitions: Schema) -> Schema:
+    """The schema of a file. title: the name of the file. content_type: the type of its content.
 
     definitions: further schemas to which the schema of the file refers, by name.
     """
-    components = _components(shape)
-    root = components.pop(shape.__name__)
+    components = _component_schemas(content_type)
+    root = components.pop(content_type.__name__)
     return {"$schema": DIALECT, **root, "title": title, "$defs": dict(sorted((components | definitions).items()))}
 
 
-def _components(*shapes: type[msgspec.Struct]) -> Schema:
+def _component_schemas(*root_types: type[msgspec.Struct]) -> Schema:
     """Name of a type -> its schema, for these types and the types of their fields. Made by msgspec.
 
     The description of a key is the docstring of its field, which msgspec does not know.
     """
-    _, made = msgspec.json.schema_components(shapes, ref_template="#/$defs/{name}")
+    _, made_components = msgspec.json.schema_components(root_types, ref_template="#/$defs/{name}")
     # Editors read patterns as JavaScript does, which has no \Z and whose $ does not match before a line break.
-    components: Schema = msgspec.json.decode(msgspec.json.encode(made).replace(rb"\\Z", b"$"))
-    for component in (one for one in components.values() if "description" in one):
+    components: Schema = msgspec.json.decode(msgspec.json.encode(made_components).replace(rb"\\Z", b"$"))
+    for component in (schema for schema in components.values() if "description" in schema):
         component["description"] = field_docs.join_lines(component["description"])
-    for shape in shapes:
-        for name, kind in field_docs.structs(shape).items():
-            for key, description in field_docs.of(kind).items():
+    for root_type in root_types:
+        for name, struct_type in field_docs.nested_structs(root_type).items():
+            for key, description in field_docs.read_field_docs(struct_type).items():
                 components[name]["properties"][key]["description"] = description
     return components
 
 
-def _reference(name: str) -> Schema:
+def _reference_to(name: str) -> Schema:
     return {"$ref": f"#/$defs/{name}"}
 
 
 if __name__ == "__main__":
-    write()
+    write_schemas()

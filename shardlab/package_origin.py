@@ -20,10 +20,10 @@ def explain_shadowed_package() -> str | None:
     The copy of the source that a run uses has no package `provision`, so only packages that are in ROOT are looked for.
     """
     for package in PACKAGES:
-        own = os.path.join(ROOT, package, "__init__.py")  # noqa: PTH118
+        init_file = os.path.join(ROOT, package, "__init__.py")  # noqa: PTH118
         spec = PathFinder.find_spec(package)
-        if os.path.exists(own) and spec is not None and os.path.realpath(spec.origin or "") != own:  # noqa: PTH110
-            return _explain(package, spec.origin or package)
+        if os.path.exists(init_file) and spec is not None and os.path.realpath(spec.origin or "") != init_file:  # noqa: PTH110
+            return _explain_hidden_package(package, spec.origin or package)
     return None
 
 
@@ -47,7 +47,7 @@ def explain_overwritten_package() -> str | None:
     return None
 
 
-def _explain(package: str, origin: str) -> str:
+def _explain_hidden_package(package: str, origin: str) -> str:
     """The sentence about a package that Python would import from the file `origin`, and how to avoid it."""
     import shlex
 

@@ -18,7 +18,7 @@ from shardlab.errors import UnknownName
 
 Value = bool | int | float | str | None
 Kind = Literal["bool", "int", "float", "str"]
-_WORDS = {"bool": "true, false", "int": "a whole number", "float": "a number", "str": "text"}
+_KIND_WORDS = {"bool": "true, false", "int": "a whole number", "float": "a number", "str": "text"}
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class Option(msgspec.Struct, frozen=True):
 
     def refuse(self, value: Value) -> str | None:
         """Why `value` is not allowed, as a sentence; None if it is allowed."""
-        return None if self._allows(value) else f"found {_spelled(value)}. Allowed: {self.allowed}."
+        return None if self._allows(value) else f"found {_format_value(value)}. Allowed: {self.allowed}."
 
     def with_default(self, default: Value) -> Option:
         """A copy of this option with another default. Raises ValueError if the option does not allow this default."""
@@ -60,7 +60,7 @@ class Option(msgspec.Struct, frozen=True):
     @property
     def allowed(self) -> str:
         """The allowed values in words: `a whole number from 1 to 64, or null`."""
-        words = ", ".join(map(_spelled, self.choices)) or _WORDS[self._kind]
+        words = ", ".join(map(_format_value, self.choices)) or _KIND_WORDS[self._kind]
         if self.least is not None:
             words += f" from {self.least:,g}" if self._kind == "float" else f" from {int(self.least)}"
         if self.most is not None:
@@ -83,7 +83,7 @@ class Option(msgspec.Struct, frozen=True):
         return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
 
 
-def _spelled(value: Value) -> str:
+def _format_value(value: Value) -> str:
     """A value as it is written in a matrix file."""
     if value is None:
         return "null"
@@ -91,7 +91,7 @@ def _spelled(value: Value) -> str:
 
 
 @functools.cache
-def modules(package: str) -> tuple[str, ...]:
+def plugin_names(package: str) -> tuple[str, ...]:
     """The names of the plug-in files of a package, sorted. Files whose names begin with `_` are left out.
 
     package: the name of the package, such as `trainers.strategies`.
@@ -101,18 +101,18 @@ def modules(package: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def load(package: str, name: str, kind: str) -> ModuleType:
+def load_plugin(package: str, name: str, kind: str) -> ModuleType:
     """Import the plug-in file `name` of a package. kind: what the error calls such a plug-in, for example `strategy`.
 
     Raises UnknownName, which lists all allowed names, if the package has no such file.
     """
-    menu = modules(package)
-    if name not in menu:
-        raise UnknownName(kind, name, menu)
+    plugin_files = plugin_names(package)
+    if name not in plugin_files:
+        raise UnknownName(kind, name, plugin_files)
     return importlib.import_module(f"{package}.{name}")
 
 
 @functools.cache
-def load_all(package: str) -> tuple[ModuleType, ...]:
+def load_plugins(package: str) -> tuple[ModuleType, ...]:
     """Import all plug-in files of a package, sorted by name."""
-    return tuple(importlib.import_module(f"{package}.{name}") for name in modules(package))
+    return tuple(importlib.import_module(f"{package}.{name}") for name in plugin_names(package))

@@ -13,12 +13,12 @@ UNEXPECTED: tuple[type[Exception], ...] = (Exception,)  # empty in our tests, so
 T = TypeVar("T")
 
 
-def attempt(work: Callable[[], T]) -> T | ShardlabError:
+def run_guarded(work: Callable[[], T]) -> T | ShardlabError:
     """The result of the work on one run, or the error for which the run is set aside."""
     try:
         return work()
     except ShardlabError as error:
         return error
     except UNEXPECTED as error:
-        what = printable.one_line(f"{type(error).__name__}: {error}")
-        return InputError(f"shardlab cannot work with the records of this run ({what}); please report this defect.")
+        error_text = printable.one_line(f"{type(error).__name__}: {error}")
+        return InputError(f"shardlab cannot work with the records of this run ({error_text}); please report this defect.")

@@ -13,7 +13,7 @@ _URL = re.compile(
 )
 
 
-def without_secrets(text: str) -> str:
+def remove_secrets(text: str) -> str:
     """A text in which each URL has lost its user, password and query, and a fragment like #token=. text: a URL, or a message
     that contains URLs."""
     return _URL.sub(r"\1\2", text)

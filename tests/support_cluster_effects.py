@@ -148,7 +148,7 @@ def prediction(cluster: Cluster, workspace: Workspace) -> str:
 def sets(cluster: Cluster, workspace: Workspace) -> str:
     """The request with which a node stages each data set."""
     of_it = Site(cluster, workspace, [])
-    return "\n".join(datasets._make_request(of_it, one) for one in cluster.data.named())
+    return "\n".join(datasets._make_request(of_it, one) for one in cluster.data.all_data_sets())
 
 
 def practice(cluster: Cluster, workspace: Workspace) -> str:

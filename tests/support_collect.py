@@ -276,7 +276,7 @@ def keep(
     plain = {"schema": 1, "name": "quickstart", "title": title, "path": "matrices/quickstart.yaml", "cells": [], "excluded": []}
     kept = msgspec.convert(plain | study, Expansion)
     kept.cells = [ExpandedCell(what.name(), what, [run_id(what, repeat) for repeat in range(1, repeats + 1)]) for what in cells]
-    workspace.keep_expansion(kept)
+    workspace.store_expansion(kept)
 
 
 def matrix(path: Path, title: str = "Strategies on two ranks") -> Workspace:
@@ -300,9 +300,9 @@ def matrix(path: Path, title: str = "Strategies on two ranks") -> Workspace:
     failed(workspace, fsdp2, 3, "rank 0: ValueError: shapes <1> & 'two'", steps=2)
     failed(workspace, big, 1, "CUDA out of memory: tried to allocate 2.00 GiB", steps=1)
     failed(workspace, big, 2, "stopped", steps=3, reason="timeout", why="ended at its time limit of 600 s")
-    with workspace.run(run_id(fsdp2, 1)).samples_file(HOST).open("ab") as handle:
+    with workspace.find_run(run_id(fsdp2, 1)).samples_file(HOST).open("ab") as handle:
         handle.write(b'{"schema":1,"t_s":9')
-    with workspace.run(run_id(single, 2)).samples_file(HOST).open("ab") as handle:
+    with workspace.find_run(run_id(single, 2)).samples_file(HOST).open("ab") as handle:
         handle.write(b"not a record\n{}\n")
     return workspace
 

@@ -53,7 +53,7 @@ def described(folder, model):
     from trainers.description import describe_model
 
     folder = folder / model.name
-    plugin_source.write(folder, model.source)
+    plugin_source.write_plugin(folder, model.source)
     found = describe_model.describe_configuration(folder / model.source.file.name, model.seq_len)
     for known in found.workloads:
         menu.add_own_workload(known, folder / known.file)
@@ -68,4 +68,4 @@ def use(run_dir, model, known, **options):
         run.cell, workload=known.name, seq_len=known.seq_len, workload_code=known.code, options=defaults | options
     )
     files.write_json(run_dir.run_json, msgspec.structs.replace(run, cell=cell, cell_hash=cell.hash(), own_workload=known))
-    plugin_source.write(run_dir.path / own_workload.FOLDER, model.source)
+    plugin_source.write_plugin(run_dir.path / own_workload.FOLDER, model.source)

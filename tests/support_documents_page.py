@@ -68,7 +68,7 @@ def _types(roots: Sequence[Struct]) -> dict[str, Struct]:
     """The types `roots` and all types that their fields contain, by name."""
     found: dict[str, Struct] = {}
     for root in roots:
-        found |= field_docs.structs(root)
+        found |= field_docs.nested_structs(root)
     return dict(sorted(found.items()))
 
 

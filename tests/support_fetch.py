@@ -94,7 +94,7 @@ class Cluster:
         """
         where = {"host": "far", "port": None, "user": None, "identity": None, "known_hosts": "/none"} | where
         rest = {"schema": 1, "cluster": "far", "host_keys": "strict", "python": sys.executable, "mark": "far:/ws\n"}
-        remote_workspace.keep(self.here, RemoteWorkspace(workspace=str(self.there.path), **where, **rest))
+        remote_workspace.write_remote_workspace(self.here, RemoteWorkspace(workspace=str(self.there.path), **where, **rest))
 
     def no_fault(self) -> None:
         (self.folder / "connections").write_text("")

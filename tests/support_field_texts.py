@@ -55,7 +55,7 @@ def of(kind: type[msgspec.Struct]) -> dict[str, str]:
             names = [node.target.id for node in definition.body if isinstance(node, ast.AnnAssign)]
             texts |= _of_docstring(ast.get_docstring(definition) or "", names)
             texts |= _of_comments(source, definition)
-    texts |= field_docs.of(kind)
+    texts |= field_docs.read_field_docs(kind)
     fields = [field.name for field in msgspec.structs.fields(kind)]
     return {name: texts.get(name) or EVERYWHERE[name] for name in fields if name in texts or name in EVERYWHERE}
 

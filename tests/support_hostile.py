@@ -57,7 +57,7 @@ def matrix(path: Path) -> Workspace:
 
 def failed_run(workspace: Workspace) -> RunDir:
     """The run that failed for a reason whose text contains STEERING."""
-    return workspace.run(run_id(support.cell("fsdp2", 2, options={STEERING: STEERING}), 2))
+    return workspace.find_run(run_id(support.cell("fsdp2", 2, options={STEERING: STEERING}), 2))
 
 
 def _spoil(file: Path) -> None:

@@ -36,15 +36,15 @@ class KeptOutput(Output):
         super().__init__()
         self.kept: list[str] = []
 
-    def line(self, text: str, style: str | None = None) -> None:
+    def print_line(self, text: str, style: str | None = None) -> None:
         self.kept.append(text)
 
-    remark = line
+    print_remark = print_line
 
-    def table(self, title: str, columns, rows, styles=()) -> None:  # type: ignore[no-untyped-def]
+    def print_table(self, title: str, columns, rows, styles=()) -> None:  # type: ignore[no-untyped-def]
         self.kept += [title, *map(" ".join, rows)]
 
-    def document(self, value: object) -> None:
+    def print_document(self, value: object) -> None:
         self.kept.append(msgspec.json.encode(value).decode())
 
 
@@ -69,7 +69,7 @@ def expansion(path: Path, workspace: Workspace) -> str:
     """The expansion that a workspace keeps, from which `collect` reads everything about the study."""
     made = _planned(path, workspace)
     render.keep_expansion(workspace, made.source, made.matrix, made.all_cells, made.repeats)
-    return msgspec.json.encode(msgspec.structs.replace(workspace.expansion(made.source.matrix), path="")).decode()
+    return msgspec.json.encode(msgspec.structs.replace(workspace.read_expansion(made.source.matrix), path="")).decode()
 
 
 def report(path: Path, workspace: Workspace) -> str:

@@ -33,5 +33,5 @@ def run_dir_of(bench, folder, known, strategy, **keys):
     run, options = run_dir.read_run(), cell_of(known, strategy).options
     cell = msgspec.structs.replace(run.cell, workload=known.name, seq_len=None, workload_code=known.code, options=options)
     files.write_json(run_dir.run_json, msgspec.structs.replace(run, cell=cell, cell_hash=cell.hash(), own_workload=known))
-    plugin_source.write(run_dir.path / own_workload.FOLDER, plugin_source.read(folder / "workloads" / "mine.py"))
+    plugin_source.write_plugin(run_dir.path / own_workload.FOLDER, plugin_source.read_plugin(folder / "workloads" / "mine.py"))
     return run_dir

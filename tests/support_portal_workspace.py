@@ -26,7 +26,7 @@ ssh: {{user: alice, host_keys: accept-new}}
 # A Python script that runs `provision` in a process of its own, with the short polling interval of the tests.
 COMMAND = (
     "import sys; from shardlab.terminal import command_start; from provision.cloudlab import readiness, termination; "
-    "readiness.POLL_S = termination.POLL_S = 0.05; sys.exit(command_start.start('provision'))"
+    "readiness.POLL_S = termination.POLL_S = 0.05; sys.exit(command_start.start_command('provision'))"
 )
 
 

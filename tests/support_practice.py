@@ -98,7 +98,7 @@ class Practice:
         self.folder = folder
         self.file = folder / "cluster.yaml"
         self.file.write_text(file.replace("SHARED", str(folder / "shared")))
-        self.cluster = cluster.load(self.file)
+        self.cluster = cluster.load_cluster(self.file)
         self.nodes = {node.name: node for node in virtual.nodes(self.cluster, Workspace(folder))}
 
     @property

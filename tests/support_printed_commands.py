@@ -127,7 +127,7 @@ def _texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def help_commands() -> Iterator[Printed]:
     """The examples in the help of each command and of each of its verbs."""
-    parsers: dict[str, argparse.ArgumentParser] = {"shardlab": shardlab.cli._parser(), "provision": command_line.parser()}
+    parsers: dict[str, argparse.ArgumentParser] = {"shardlab": shardlab.cli._make_parser(), "provision": command_line.parser()}
     for name, top in (("jobs", jobs.cli.parser()), ("collect", collect.cli.parser())):
         parsers |= {name: top} | {f"{name} {verb}": made for verb, made in verbs_of(top).items()}
     for name, made in parsers.items():
@@ -195,7 +195,7 @@ def _refusal(words: Sequence[str], *, whole: bool) -> str | None:
 @functools.cache
 def parsers(whole: bool) -> dict[str, Callable[[list[str]], object]]:
     """The real parser of each program. whole: as in `Printed`; if it is false, nothing is required."""
-    made = {"jobs": jobs.cli.parser(), "collect": collect.cli.parser(), "shardlab": shardlab.cli._parser()}
+    made = {"jobs": jobs.cli.parser(), "collect": collect.cli.parser(), "shardlab": shardlab.cli._make_parser()}
     made["provision"] = command_line.parser()
     for parser in made.values():
         _prepare(parser, whole)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import support_traces as support
-from shardlab.rundir import RunDir
+
+from shardlab.runs.rundir import RunDir
 
 GEMM, COPY = "gemm_kernel", "Memcpy DtoD (Device -> Device)"
 NCCL = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"  # RCCL launches this kernel for every collective

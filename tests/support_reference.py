@@ -47,7 +47,7 @@ PAGES = {"cluster": ("Keys of cluster.yaml", CLUSTER), "matrix": ("Keys of matri
 
 def keys(name: str) -> str:
     """The page about the keys of cluster.yaml or matrix.yaml: a table for the file and a table for each mapping in the file."""
-    schema = json_schema.schemas()[name]
+    schema = json_schema.make_schemas()[name]
     title, about = PAGES[name]
     parts = [f"# {title}\n", WRITTEN, f"{about}\n", *_table(schema)]
     for kind, part in schema["$defs"].items():

@@ -158,7 +158,7 @@ class Rehearser:
             self._errors.seek(0)
             raise AssertionError(self._errors.read().decode()[-3000:])
         answer, measured = json.loads(line)
-        return rehearsed.decode(msgspec.json.encode(answer)), measured
+        return rehearsed.decode_answer(msgspec.json.encode(answer)), measured
 
     def close(self):
         """End the process."""

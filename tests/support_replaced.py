@@ -78,7 +78,7 @@ def workspace(folder: Path) -> Workspace:
     for name in ("trace/rank-00000.json.gz", "memory/rank-00000.snapshot.json.gz"):
         (run.path / name).parent.mkdir()
         (run.path / name).write_bytes(gzip.compress(b'{"traceEvents": []}'))
-    files.write_json(made.own / "inventory.json", INVENTORY)
+    files.write_json(made.shardlab_folder / "inventory.json", INVENTORY)
     (folder / "cluster.yaml").write_text("schema: 1\nname: c\nprovider: local\n")
     (folder / "mine.yaml").write_text(MATRIX)
     return made

@@ -48,8 +48,8 @@ from shardlab.cluster import cluster
 from shardlab.workspace.workspace import Workspace
 
 file, folder, name = sys.argv[1:]
-node = next(node for node in virtual.nodes(cluster.load(Path(file)), Workspace(Path(folder))) if node.name == name)
-for change in virtual.bring_up(cluster.load(Path(file)), Workspace(Path(folder)), node):
+node = next(node for node in virtual.nodes(cluster.load_cluster(Path(file)), Workspace(Path(folder))) if node.name == name)
+for change in virtual.bring_up(cluster.load_cluster(Path(file)), Workspace(Path(folder)), node):
     change.make(node)
 """
 
@@ -60,7 +60,7 @@ class SlurmCluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.file = folder / "cluster.yaml"
-        self.cluster = cluster.load(self.file)
+        self.cluster = cluster.load_cluster(self.file)
         self.shared = Path(self.cluster.storage.shared or "")
         inventory = json.loads((folder / ".shardlab/inventory.json").read_text())
         self.python = inventory["nodes"][0]["python"]
@@ -166,7 +166,7 @@ class Study:
     def begin(self) -> None:
         """Let the workspace begin, as the first command of its user does: later files are then the user's own."""
         code = "import sys, pathlib\nfrom shardlab.workspace import workspace, workspace_trust\n"
-        code += "workspace_trust.begin(workspace.Workspace(pathlib.Path(sys.argv[1])))"
+        code += "workspace_trust.begin_workspace(workspace.Workspace(pathlib.Path(sys.argv[1])))"
         done = self.slurm.answer("head", self.slurm.python, "-P", "-c", code, str(self.path))
         assert done.code == 0, done.stderr
 
@@ -230,7 +230,7 @@ class Desk:
     def __init__(self, slurm: SlurmCluster, folder: Path, before: Sequence[str] = ()) -> None:
         """before: words that are put before the words of each command, such as `env NAME=VALUE`."""
         self.slurm, self.path, self.before = slurm, folder, before
-        own = make_own(folder).own
+        own = make_own(folder).shardlab_folder
         (folder / "cluster.yaml").write_text(slurm.file.read_text())
         for name in ("inventory.json", "known_hosts"):
             (own / name).write_bytes((slurm.folder / ".shardlab" / name).read_bytes())
@@ -255,6 +255,6 @@ class Desk:
 
     def twin(self) -> Study:
         """The workspace on the cluster in which the runs of the user's workspace are stored."""
-        found = remote_workspace.known(Workspace(self.path))
+        found = remote_workspace.read_remote_workspace(Workspace(self.path))
         assert found is not None
         return Study(self.slurm, Path(found.workspace))

@@ -64,14 +64,16 @@ class SshNodes:
         self.workspace = make_own(folder)
         self._processes: list[subprocess.Popen[bytes]] = []
         self.broken = folder / "broken"
-        for path in (self.broken, self.workspace.own, folder / "bin"):
+        for path in (self.broken, self.workspace.shardlab_folder, folder / "bin"):
             path.mkdir(exist_ok=True)
         # The file locks of nodes are named after addresses, so each test process uses its own addresses.
         self.hosts = {f"gpu{node}": f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.{node + 2}" for node in range(count)}
         nodes = [
             {"name": name, "host": host, "roles": ["worker"], "python": sys.executable} for name, host in self.hosts.items()
         ]
-        (self.workspace.own / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "c", "nodes": nodes}))
+        (self.workspace.shardlab_folder / "inventory.json").write_text(
+            json.dumps({"schema": 1, "cluster": "c", "nodes": nodes})
+        )
         script = SSH
         self.apart = apart
         if apart is not None:
@@ -113,7 +115,7 @@ class SshNodes:
             data_path="", versions={}, git_commit=None, templates={}, created="", scheduler="ssh",
             separate_folders=self.apart is not None,
         )  # fmt: skip
-        files.write_json(folder.run_json, {**json.loads(files.as_json(run)), **changed})
+        files.write_json(folder.run_json, {**json.loads(files.encode_json(run)), **changed})
         (folder.path / "task").write_text(script)
         python = sys.executable
         command = f"{python} -m jobs.supervisor.attempt . -- {python} -m jobs.ssh.step . -- sh task"

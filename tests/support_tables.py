@@ -21,7 +21,7 @@ class PrintedTables(Output):
         super().__init__()
         self.rows_of = {}
 
-    def table(self, title, columns, rows, styles=()):
+    def print_table(self, title, columns, rows, styles=()):
         assert title not in self.rows_of, f"the title {title} is printed twice"
         assert len(set(columns)) == len(columns), f"{title}: two columns have the same heading"
         self.rows_of[title] = [dict(zip(columns, row, strict=True)) for row in rows]

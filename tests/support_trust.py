@@ -19,7 +19,7 @@ def make_own(folder):
     with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
         for entry in list(folder.iterdir()):
             entry.rename(Path(aside, entry.name))
-        workspace_trust.begin(Workspace(folder))
+        workspace_trust.begin_workspace(Workspace(folder))
         for entry in Path(aside).iterdir():
             if entry.name == ".shardlab":
                 for below in entry.iterdir():

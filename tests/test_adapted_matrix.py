@@ -46,7 +46,7 @@ def machine(nodes, gpus):
 
 def read(content, folder):
     """The matrix of a file with this content in `folder`."""
-    return matrix.of(parse(content, str(folder / "m.yaml")), folder)
+    return matrix.expand_matrix(parse(content, str(folder / "m.yaml")), folder)
 
 
 def adapted(asked, nodes, gpus, folder):
@@ -63,7 +63,7 @@ def of_text(words, nodes, gpus, folder):
 
 
 def values(cell):
-    return cell_names.names(msgspec.to_builtins(cell)) | {"instruments": cell.instruments, "expect": cell.expect}
+    return cell_names.values_by_name(msgspec.to_builtins(cell)) | {"instruments": cell.instruments, "expect": cell.expect}
 
 
 def same_but_listed(before, after, changes):
@@ -77,12 +77,12 @@ def same_but_listed(before, after, changes):
 
 @pytest.fixture(scope="module", params=PAPERS)
 def study(request):
-    return matrix.load(matrix.find(request.param))
+    return matrix.load_matrix(matrix.find_matrix_file(request.param))
 
 
 @pytest.fixture(scope="module")
 def paper1():
-    return matrix.load(matrix.find("paper1"))
+    return matrix.load_matrix(matrix.find_matrix_file("paper1"))
 
 
 @pytest.mark.parametrize(("nodes", "gpus"), CLUSTERS)
@@ -415,7 +415,7 @@ def test_models_that_a_matrix_names_are_copied_beside_it(tmp_path):
     defaults = "{strategy: ddp, gpus: 4, global_batch_size: 16, steps: 2}"
     axes = f"{{workload: [gpt2-tiny, {model}]}}"
     (own / "m.yaml").write_text(f"schema: 1\nname: m\ndefaults: {defaults}\naxes: {axes}\n")
-    asked = matrix.load(own / "m.yaml")
+    asked = matrix.load_matrix(own / "m.yaml")
     (workload,) = asked.models
     sgd = Optimizer("sgd", 0.1)
     known = OwnWorkload(workload, "A model.", "0" * 64, f"{workload}.json", "tokens", 9, None, "", sgd, (), seq_len=24)
@@ -423,7 +423,10 @@ def test_models_that_a_matrix_names_are_copied_beside_it(tmp_path):
     found = adapt(asked, machine(1, 2), with_model, "small")
     file = write_adapted_matrix(asked, found, machine(1, 2), with_model, Workspace(tmp_path / "w"))
     assert (file.parent / "models" / name).read_bytes() == (own / "models" / name).read_bytes()
-    assert {point.keys["workload"]: point.keys["gpus"] for point in matrix.load(file).points} == {"gpt2-tiny": 2, workload: 2}
+    assert {point.keys["workload"]: point.keys["gpus"] for point in matrix.load_matrix(file).points} == {
+        "gpt2-tiny": 2,
+        workload: 2,
+    }
 
 
 def test_adapting_without_a_fitting_cell_is_one_sentence_and_writes_nothing(tmp_path, capsys):

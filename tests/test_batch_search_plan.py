@@ -73,7 +73,7 @@ BASE = MATRIX.replace("GOAL", "largest_that_fits")
 def test_a_batch_search_refuses_keys_that_contradict_it(tmp_path, text, place, words):
     """A matrix that searches a batch size may not have keys that contradict the search. The error names the wrong key."""
     with pytest.raises(InputError) as caught:
-        matrix.load(written(tmp_path, text))
+        matrix.load_matrix(written(tmp_path, text))
     assert place in str(caught.value)
     assert words in str(caught.value)
 
@@ -97,7 +97,7 @@ def test_every_size_has_the_same_number_of_passes(tmp_path):
 
 @pytest.mark.parametrize(("gpu", "gib"), [("h100", 80), ("a100", 40)])
 def test_the_planner_gives_the_start_and_the_bound(tmp_path, gpu, gib):
-    where = cluster.load(written(tmp_path, GPUS.replace("TYPE", gpu).replace("GIB", str(gib)), "c.yaml"))
+    where = cluster.load_cluster(written(tmp_path, GPUS.replace("TYPE", gpu).replace("GIB", str(gib)), "c.yaml"))
     found = planned(tmp_path, SWEEP.read_text(), where)
     (search,), (cell,) = searches(found), found.cells
     likely = found.predicted[cell.name()].largest_micro_batch
@@ -109,7 +109,7 @@ def test_the_planner_gives_the_start_and_the_bound(tmp_path, gpu, gib):
 
 
 def test_the_gpu_hours_of_a_search_are_those_of_its_most_tries(tmp_path):
-    where = cluster.load(written(tmp_path, GPUS.replace("TYPE", "h100").replace("GIB", "80"), "c.yaml"))
+    where = cluster.load_cluster(written(tmp_path, GPUS.replace("TYPE", "h100").replace("GIB", "80"), "c.yaml"))
     found = planned(
         tmp_path, SWEEP.read_text().replace("steps: 10", 'steps: 10, time_limit: "01:00:00"'.replace(", ", "\n  ")), where
     )
@@ -137,7 +137,7 @@ def test_a_search_that_was_submitted_keeps_its_start(tmp_path):
     found = planned(tmp_path, BASE)
     (search,), (cell,) = searches(found), found.cells
     earlier = msgspec.structs.replace(search, start=4)
-    source = msgspec.structs.replace(found.source, searches={batch_search.family(cell): earlier})
+    source = msgspec.structs.replace(found.source, searches={batch_search.search_family_hash(cell): earlier})
     first = [batch_search.try_cell(cell, 4)]
     render.keep_expansion(Workspace(tmp_path), source, found.matrix, first, {first[0].name(): 1})
     assert searches(planned(tmp_path, BASE)) == [earlier]
@@ -146,7 +146,7 @@ def test_a_search_that_was_submitted_keeps_its_start(tmp_path):
 
 @pytest.mark.parametrize(("longest", "minutes"), [("1-00:00:00", 78), ("00:30:00", 30)])
 def test_the_job_of_a_search_has_time_for_all_its_tries(tmp_path, longest, minutes):
-    where = cluster.load(written(tmp_path, SITE.replace("MAX", f'"{longest}"'), "c.yaml"))
+    where = cluster.load_cluster(written(tmp_path, SITE.replace("MAX", f'"{longest}"'), "c.yaml"))
     found = planned(tmp_path, BASE, where)
     run = render.make_run(found.cells[0], 1, 1, found.source)
     assert f"--time={minutes}" in request.list_sbatch_options(run, where)
@@ -154,7 +154,7 @@ def test_the_job_of_a_search_has_time_for_all_its_tries(tmp_path, longest, minut
 
 
 def test_the_run_of_a_try_stores_the_input_of_the_next_try(tmp_path):
-    where = cluster.load(written(tmp_path, SITE.replace("MAX", '"1-00:00:00"'), "c.yaml"))
+    where = cluster.load_cluster(written(tmp_path, SITE.replace("MAX", '"1-00:00:00"'), "c.yaml"))
     found = planned(tmp_path, BASE, where)
     run = render.make_run(found.cells[0], 1, 1, found.source)
     folder = render.write(run, Workspace(tmp_path).runs, found.source)

@@ -46,7 +46,7 @@ def test_all_tries_are_runs_of_one_process_and_submit_continues_them(tmp_path):
     assert len({(event.data["pid"], event.data["created"]) for folder in folders for event in events(folder, "started")}) == 1
     assert [len(events(folder, "started")) for folder in folders] == [1] * len(path)
     assert len({folder.read_run().search for folder in folders}) == 1
-    needed = [prediction.read(folder.path).tensor_bytes.likely for folder in folders]
+    needed = [prediction.read_prediction(folder.path).tensor_bytes.likely for folder in folders]
     assert sorted(needed, key=lambda size: path[needed.index(size)]) == sorted(needed)
     (found,) = json.loads(searched.jobs("status", "--json", "--matrix", "m"))["searches"]
     assert (found["best"], found["has_ended"], found["search"]["most_tries"]) == (5, True, 6)
@@ -119,7 +119,7 @@ def test_a_search_cancelled_right_after_a_try_starts_no_further_try(searched):
     planned = plan.plan_matrix(searched.workspace, str(searched.matrix), THIS_MACHINE, where=None, repeats=None)
     frozen_source.freeze_source(Path(planned.source.source))
     folder = render.write(render.make_run(planned.cells[0], 1, 1, planned.source), searched.workspace.runs, planned.source)
-    folder.write_event("attempt", "started", search=True, **host.this_process())
+    folder.write_event("attempt", "started", search=True, **host.identify_this_process())
     support_search_ranks.main(folder, 1)
     folder.write_event("attempt", "exited", code=0, steps=1)
     run_queue.cancel(searched.workspace, [reconcile.read_run_on_disk(folder)])

@@ -31,7 +31,7 @@ def test_all_tries_of_a_search_run_on_the_nodes_of_the_first_try(nodes, tmp_path
     searched = SearchedWorkspace(tmp_path, "ssh.sh")
     (tmp_path / "c.yaml").write_text(FILE.replace("SHARED", str(tmp_path)))
     planned = plan.plan_matrix(
-        searched.workspace, str(searched.matrix), cluster.load(tmp_path / "c.yaml"), where=None, repeats=None
+        searched.workspace, str(searched.matrix), cluster.load_cluster(tmp_path / "c.yaml"), where=None, repeats=None
     )
     frozen_source.freeze_source(Path(planned.source.source))
     first = render.write(render.make_run(planned.cells[0], 1, 1, planned.source), searched.workspace.runs, planned.source)

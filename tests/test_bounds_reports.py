@@ -70,8 +70,8 @@ def test_the_table_of_traffic_shows_a_hundred_runs():
 
 def test_a_refused_claim_lists_twelve_values_and_says_that_there_are_more():
     cells = [{"seed": number} for number in range(10, 23)]
-    assert claim_check._why_none(cells[:12], {"seed": 99}).endswith(" 18, 19, 20, 21.")
-    assert claim_check._why_none(cells, {"seed": 99}).endswith(" 18, 19, 20, 21, ....")
+    assert claim_check._explain_no_cell(cells[:12], {"seed": 99}).endswith(" 18, 19, 20, 21.")
+    assert claim_check._explain_no_cell(cells, {"seed": 99}).endswith(" 18, 19, 20, 21, ....")
 
 
 @pytest.mark.parametrize(("limit_s", "every_s"), [(30, 1.0), (60, 1.0), (61, 61 / 60), (1800, 30.0), (1801, 30.0)])

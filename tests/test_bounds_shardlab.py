@@ -34,16 +34,20 @@ def expression_of(length):
 
 def name_in_archive(length):
     """Whether an archive may have a path with so many characters, each of whose folders is short."""
-    start = f"{archive.INSIDE}runs/"
+    start = f"{archive.WORKSPACE_PREFIX}runs/"
     rest = "/".join(["x" * 99] * 20)[: length - len(start)].rstrip("/")
-    return archive._is_name(start + rest + "y" * (length - len(start) - len(rest)))
+    return archive._is_allowed_name(start + rest + "y" * (length - len(start) - len(rest)))
+
+
+def is_allowed_in_runs(name):
+    return archive._is_allowed_name(f"{archive.WORKSPACE_PREFIX}runs/{name}")
 
 
 def configuration(levels):
     value = 1
     for _ in range(levels):
         value = [value]
-    model_file._check("f has", value, 0)
+    model_file._check_keys("f has", value, 0)
 
 
 def lease(expires=NOW + 9 * HOUR, read=NOW):
@@ -60,15 +64,15 @@ LIMITS = {
     "levels of a YAML file": (lambda levels: is_allowed(nested, levels, says="deeper than 32 levels"), 32, 33),
     "characters of an expression": (expression_of, 2000, 2001),
     "characters of a path in an archive": (name_in_archive, 1000, 1001),
-    "folders of a path in an archive": (lambda n: archive._is_name(f"{archive.INSIDE}runs/" + "/".join("x" * (n - 1))), 32, 33),
-    "bytes of a name in an archive": (lambda n: archive._is_name(f"{archive.INSIDE}runs/{'x' * n}"), 255, 256),
+    "folders of a path in an archive": (lambda n: is_allowed_in_runs("/".join("x" * (n - 1))), 32, 33),
+    "bytes of a name in an archive": (lambda n: is_allowed_in_runs("x" * n), 255, 256),
     "levels of a model's configuration": (lambda n: is_allowed(configuration, n, says="deeper than 32 levels"), 32, 33),
     "age of a lease": (lambda age: not lease(read=NOW - age).is_stale(NOW), 6 * HOUR, 6 * HOUR + SECOND),
     "a lease that was read in the future": (
         lambda ahead: not lease(read=NOW + ahead).lies_ahead(NOW), 5 * MINUTE, 5 * MINUTE + SECOND,
     ),
     "time before the end of a lease without a reminder": (
-        lambda left: lease(expires=NOW + left).urge(NOW) is not None, 2 * HOUR, 2 * HOUR + SECOND,
+        lambda left: lease(expires=NOW + left).copy_reminder(NOW) is not None, 2 * HOUR, 2 * HOUR + SECOND,
     ),
     "last record before the end of a lease": (lambda age: ended(NOW - age) == "node_fail", 10 * MINUTE, 10 * MINUTE + SECOND),
     "last record after the end of a lease": (lambda after: ended(NOW - after) == "running", 0 * SECOND, SECOND),
@@ -89,7 +93,7 @@ def test_a_file_of_the_largest_size_is_read_and_a_larger_one_is_not(tmp_path, mo
     path = tmp_path / "file"
     path.write_bytes(b"#" * size)
     assert is_allowed(document.load, path, says="larger than") is is_read
-    assert is_allowed(plugin_source.content, path, says="longer than") is is_read
+    assert is_allowed(plugin_source.read_plugin_file, path, says="longer than") is is_read
     assert (refusal(files.read, path, 64, of=files.TooLarge) is None) is is_read
 
 
@@ -100,7 +104,7 @@ def test_a_matrix_may_have_the_largest_number_of_combinations(tmp_path, monkeypa
     steps = list(range(1, combinations // len(seeds) + 1))
     path = tmp_path / "m.yaml"
     path.write_text(MATRIX.format(seeds=seeds, steps=steps))
-    assert is_allowed(matrix.load, path, says="found 7 combinations. Allowed: 6 or fewer") is is_expanded
+    assert is_allowed(matrix.load_matrix, path, says="found 7 combinations. Allowed: 6 or fewer") is is_expanded
 
 
 def test_a_line_of_the_largest_length_is_shown_whole_and_a_longer_one_is_cut():
@@ -111,8 +115,8 @@ def test_a_line_of_the_largest_length_is_shown_whole_and_a_longer_one_is_cut():
 
 
 def test_the_name_of_a_model_has_at_most_forty_characters():
-    assert model_file._name(Path("m" * 40 + ".json")) == "m" * 40
-    assert model_file._name(Path("m" * 41 + ".json")) == "m" * 40
+    assert model_file._model_name(Path("m" * 40 + ".json")) == "m" * 40
+    assert model_file._model_name(Path("m" * 41 + ".json")) == "m" * 40
 
 
 @pytest.mark.parametrize(("length", "is_used"), [(49, True), (50, False)])
@@ -121,7 +125,7 @@ def test_sockets_of_ssh_are_in_the_users_cache_unless_its_path_is_too_long(tmp_p
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         cache = Path(short, "x" * (length - len(f"{short}//shardlab/ssh")))
         monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-        folder = shared_connection.folder()
+        folder = shared_connection.socket_folder()
     assert len(f"{cache}/shardlab/ssh") == length
     assert folder.is_relative_to(cache) is is_used
     assert folder.is_relative_to(tmp_path) is not is_used
@@ -142,4 +146,7 @@ def test_a_manifest_may_have_the_largest_number_of_nodes(monkeypatch, nodes, is_
     monkeypatch.setattr(cloudlab_manifest, "MOST_NODES", 2)
     text = manifest(*(node(f"gpu{number}", number + 1) for number in range(nodes)))
     content = [("m.xml", text.encode())]
-    assert is_allowed(cloudlab_manifest.parse, content, says="more than 2 nodes. Allowed: the manifest of one") is is_read
+    assert (
+        is_allowed(cloudlab_manifest.parse_manifests, content, says="more than 2 nodes. Allowed: the manifest of one")
+        is is_read
+    )

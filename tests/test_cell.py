@@ -11,7 +11,7 @@ from support_cells import CELL
 from shardlab.matrix import cell as cells
 from shardlab.matrix import cell_sizes
 from shardlab.matrix.cell import Cell, CheckpointSettings, Draft, Instruments, Optimizer, Role
-from shardlab.runs.run import RUN_ID, attempt_of, run_id
+from shardlab.runs.run import RUN_ID, run_id, split_attempt
 
 
 def draft(**keys: object) -> Draft:
@@ -25,13 +25,15 @@ def test_each_key_of_a_cell_has_one_role():
         name: [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Role)] for name, hint in hints.items()
     }
     assert {name: found for name, found in roles.items() if len(found) != 1} == {}
-    assert cells.keys_of(*Role) == set(roles)
+    assert cells.keys_with_role(*Role) == set(roles)
 
 
 @given(ranks=st.integers(1, 64), micro=st.integers(1, 32), passes=st.integers(1, 8))
 def test_both_spellings_of_a_batch_size_give_the_same_cell(ranks, micro, passes):
-    strong = cell_sizes.batch(draft(gpus=ranks, global_batch_size=ranks * micro * passes, micro_batch_size=micro), ranks)
-    weak = cell_sizes.batch(draft(gpus=ranks, gpu_batch_size=micro * passes, microbatches=passes), ranks)
+    strong = cell_sizes.compute_batch_sizes(
+        draft(gpus=ranks, global_batch_size=ranks * micro * passes, micro_batch_size=micro), ranks
+    )
+    weak = cell_sizes.compute_batch_sizes(draft(gpus=ranks, gpu_batch_size=micro * passes, microbatches=passes), ranks)
     assert strong == weak == (ranks * micro * passes, micro, passes)
 
 
@@ -50,7 +52,7 @@ def test_both_spellings_of_a_batch_size_give_the_same_cell(ranks, micro, passes)
 )
 def test_a_batch_size_that_does_not_divide_is_refused(keys, key, words):
     with pytest.raises(cell_sizes.BatchError) as caught:
-        cell_sizes.batch(draft(**keys), keys.get("gpus", 1))
+        cell_sizes.compute_batch_sizes(draft(**keys), keys.get("gpus", 1))
     assert caught.value.key == key
     assert words in str(caught.value)
 
@@ -97,16 +99,16 @@ def test_run_ids_are_safe_folder_names_whatever_the_names(strategy, workload, re
     cell = msgspec.structs.replace(CELL, strategy="s" + strategy, workload=workload)
     name = run_id(cell, repeat, attempt)
     assert RUN_ID.match(name)
-    assert attempt_of(name) == (run_id(cell, repeat), attempt)
+    assert split_attempt(name) == (run_id(cell, repeat), attempt)
 
 
 @pytest.mark.parametrize(("text", "value"), [("00:05:00", 300), ("1-00:00:01", 86401), ("9:00:00", 32400)])
 def test_times_of_the_form_d_hh_mm_ss_are_parsed(text, value):
-    assert cell_sizes.seconds(text) == value
+    assert cell_sizes.parse_seconds(text) == value
 
 
 @pytest.mark.parametrize("text", ["5", "05:00", "00:60:00", "1:2:3", "-00:05:00", "00:00:00", "", "00:05:00\n"])
 def test_a_text_that_is_no_positive_time_is_refused(text):
     """Texts that are not a time of the form [D-]H:MM:SS, or that mean 0 s, are refused."""
     with pytest.raises(ValueError, match="Allowed"):
-        cell_sizes.seconds(text)
+        cell_sizes.parse_seconds(text)

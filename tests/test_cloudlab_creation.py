@@ -43,12 +43,12 @@ def test_provision_creates_an_experiment_for_a_cluster_file_without_nodes(place)
     assert "experiment provisioning, 1 of 2 nodes ready; node1: status booting, rawstate BOOTING" in place.out
     assert place.out.count("the clock of this machine is ") == 1  # the clock of the stand-in portal is in 2031
     assert "node0" in place.out  # `provision` names the nodes that it cannot reach
-    described = cluster.find(None, place.folder)
+    described = cluster.find_cluster(None, place.folder)
     assert [one.name for one in described.nodes] == ["node0", "node1"]
     assert (place.own / "cloudlab/wisc.cloudlab.us.xml").read_text() == two_nodes()
-    lent = lease.newest(place.own, [])
+    lent = lease.read_newest_lease(place.own, [])
     assert (lent.expires.isoformat(), lent.source) == (END, "portal")
-    assert cloudlab_experiment.read(place.own).created_by_us
+    assert cloudlab_experiment.read_note(place.own).created_by_us
     place.provision()  # the nodes are already known; `provision` reads the end of the experiment again
     assert len(place.portal.asked("POST")) == 1
 
@@ -164,8 +164,8 @@ def test_a_creation_whose_answer_is_lost_is_found_by_its_name(place, fault):
     assert place.provision() == 1
     assert "Looking for the experiment by its name" in place.out
     assert len(place.portal.asked("POST")) == 1
-    assert cloudlab_experiment.read(place.own).uuid == UUID
-    assert [one.name for one in cluster.find(None, place.folder).nodes] == ["node0", "node1"]
+    assert cloudlab_experiment.read_note(place.own).uuid == UUID
+    assert [one.name for one in cluster.find_cluster(None, place.folder).nodes] == ["node0", "node1"]
 
 
 def test_a_creation_that_was_not_carried_out_is_asked_again_by_the_next_command(place):
@@ -174,7 +174,7 @@ def test_a_creation_that_was_not_carried_out_is_asked_again_by_the_next_command(
     assert "The experiment bench is not there. Run the same command again" in place.out
     assert place.provision() == 1
     assert len(place.portal.asked("POST")) == 2
-    assert cloudlab_experiment.manifests(place.own)
+    assert cloudlab_experiment.stored_manifests(place.own)
 
 
 def in_use(place, **fields):
@@ -192,15 +192,15 @@ def test_an_experiment_that_the_portal_creates_late_is_adopted(place):
     assert place.provision() == 1
     in_use(place)
     assert place.provision() == 1
-    assert cloudlab_experiment.read(place.own).created_by_us
-    assert cloudlab_experiment.manifests(place.own)
+    assert cloudlab_experiment.read_note(place.own).created_by_us
+    assert cloudlab_experiment.stored_manifests(place.own)
 
 
 @pytest.mark.parametrize(("creator", "code"), [("alice", 1), ("bob", 2)])
 def test_an_experiment_that_another_user_created_meanwhile_is_not_adopted(place, creator, code):
     in_use(place, creator=creator)
     assert place.provision() == code
-    note = cloudlab_experiment.read(place.own)
+    note = cloudlab_experiment.read_note(place.own)
     assert note is None if creator == "bob" else not note.created_by_us
 
 
@@ -213,11 +213,11 @@ def test_a_creation_killed_after_its_request_is_continued(place):
     said = running.communicate()[0]
     release.set()
     assert "creating the experiment bench" in said
-    assert cloudlab_experiment.read(place.own).uuid is None
+    assert cloudlab_experiment.read_note(place.own).uuid is None
     assert place.provision() == 1
     assert "an earlier command created the experiment bench; this command continues with it" in place.out
     assert len(place.portal.asked("POST")) == 1
-    assert cloudlab_experiment.read(place.own).created_by_us
+    assert cloudlab_experiment.read_note(place.own).created_by_us
 
 
 def test_a_creation_interrupted_while_it_waits_is_continued(place):
@@ -231,7 +231,7 @@ def test_a_creation_interrupted_while_it_waits_is_continued(place):
     place.portal.polls = 0
     assert place.provision() == 1
     assert len(place.portal.asked("POST")) == 1
-    assert cloudlab_experiment.manifests(place.own)
+    assert cloudlab_experiment.stored_manifests(place.own)
 
 
 @pytest.mark.parametrize("unknown", [{"creator": None, "created_at": None}, {"creator": None, "created_at": "soon"}])
@@ -271,7 +271,7 @@ def test_an_end_that_no_clock_reaches_is_not_known(place):
     )
     assert place.provision() == 1
     assert "node0" in place.out
-    assert lease.newest(place.own, []).source == "manifest"
+    assert lease.read_newest_lease(place.own, []).source == "manifest"
 
 
 def test_the_experiment_of_another_member_is_not_used(place):
@@ -305,7 +305,7 @@ def test_the_case_of_a_profile_does_not_matter(place):
         ),
     )
     assert place.provision() == 1
-    assert cloudlab_experiment.read(place.own).uuid == UUID
+    assert cloudlab_experiment.read_note(place.own).uuid == UUID
 
 
 def test_a_grant_of_fewer_hours_than_requested_is_reported(place):
@@ -327,7 +327,7 @@ def test_fewer_nodes_than_requested_are_reported_for_each_profile(place):
     assert "the manifests have 2 node(s), and the cluster file asks for 3." in place.out
     place.change("nodes: 3", "nodes: 2")
     place.provision()
-    assert [one.name for one in cluster.find(None, place.folder).nodes] == ["node0", "node1"]
+    assert [one.name for one in cluster.find_cluster(None, place.folder).nodes] == ["node0", "node1"]
 
 
 def test_an_experiment_of_the_user_is_adopted_and_not_terminated(place):
@@ -335,12 +335,12 @@ def test_an_experiment_of_the_user_is_adopted_and_not_terminated(place):
     assert place.provision() == 1
     assert "already has your experiment bench: this command uses it as it is" in place.out
     assert place.portal.asked("POST") == []
-    assert len(cluster.find(None, place.folder).nodes) == 2
+    assert len(cluster.find_cluster(None, place.folder).nodes) == 2
     assert place.provision("extend", "--hours", "3", "--reason", "a deadline") == 0
     assert place.provision("down", "--yes") == 0
     assert "provision did not create the experiment bench, so it was not terminated" in place.out
     assert place.portal.asked("DELETE") == []
-    assert cluster.find(None, place.folder).nodes == []
+    assert cluster.find_cluster(None, place.folder).nodes == []
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_a_failed_experiment_is_reported_with_its_web_page(place, state, says):
     assert place.provision() == 1
     assert says in place.out
     assert "https://www.cloudlab.us/status.php" in place.out
-    assert cloudlab_experiment.manifests(place.own) == []
+    assert cloudlab_experiment.stored_manifests(place.own) == []
 
 
 @pytest.mark.parametrize("says", HOSTILE)
@@ -390,7 +390,7 @@ def test_nodes_at_another_site_are_reported(place):
     place.portal.manifests = {URN: two_nodes("clemson.cloudlab.us")}
     assert place.provision() == 1
     assert "the nodes are at clemson.cloudlab.us, and the cluster file says cloudlab.site: wisc" in place.out
-    assert cloudlab_experiment.manifests(place.own) == []
+    assert cloudlab_experiment.stored_manifests(place.own) == []
 
 
 def test_the_token_is_in_no_output_file_or_command_line(place):

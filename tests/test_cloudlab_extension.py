@@ -37,8 +37,8 @@ def test_granted_hours_are_in_the_lease_that_jobs_reads(created):
     inventory_of(created)
     assert created.provision("extend", "--hours", "5", "--reason", "a deadline", "--json") == 0
     assert "the portal granted 5 h for the experiment bench: it ends at 2031-05-02 09:00 UTC" in created.out
-    assert lease.newest(created.own, []).expires.isoformat() == "2031-05-02T09:00:00+00:00"
-    assert inventory.leased(Workspace(created.folder), "bench").lease == lease.newest(created.own, [])
+    assert lease.read_newest_lease(created.own, []).expires.isoformat() == "2031-05-02T09:00:00+00:00"
+    assert inventory.read_leased_inventory(Workspace(created.folder), "bench").lease == lease.read_newest_lease(created.own, [])
     assert json.loads(created.document)["lease"]["expires"] == "2031-05-02T09:00:00Z"
     assert created.portal.asked("PUT")[0][2] == {"extend_by": 5, "reason": "a deadline"}
 
@@ -50,7 +50,7 @@ def test_an_extension_by_fewer_hours_than_requested_is_reported(created, granted
     assert created.provision("extend", "--hours", "5", "--reason", "a deadline") == 1
     assert says in created.out
     assert "An administrator may grant the rest" in created.out
-    assert inventory.leased(Workspace(created.folder), "bench").lease == lease.newest(created.own, [])
+    assert inventory.read_leased_inventory(Workspace(created.folder), "bench").lease == lease.read_newest_lease(created.own, [])
 
 
 def test_an_extension_whose_answer_is_lost_is_not_asked_twice(created):
@@ -98,8 +98,8 @@ def test_down_terminates_only_what_was_confirmed(created):
     assert created.provision("down", "--yes") == 0
     assert f"terminated the experiment bench ({UUID})" in created.out
     assert created.portal.experiments == {}
-    assert cluster.find(None, created.folder).nodes == []
-    assert lease.newest(created.own, []) is None
+    assert cluster.find_cluster(None, created.folder).nodes == []
+    assert lease.read_newest_lease(created.own, []) is None
     assert (created.own / "cloudlab.old/wisc.cloudlab.us.xml").exists()
     assert created.provision("down", "--yes") == 0
 
@@ -142,7 +142,7 @@ def test_a_termination_that_was_not_carried_out_is_asked_again_by_the_next_comma
     created.portal.fail("DELETE", UUID, status(500))
     assert created.provision("down", "--yes") == 1
     assert "the experiment bench still exists 0 min after it was told to end" in created.out
-    assert cloudlab_experiment.read(created.own) is not None
+    assert cloudlab_experiment.read_note(created.own) is not None
     monkeypatch.setattr(termination, "MOST_WAIT_S", 60.0)
     created.portal.gone_after = 0
     assert created.provision("down", "--yes") == 0
@@ -154,7 +154,7 @@ def test_an_experiment_that_has_ended_is_reported_and_its_record_removed(created
     assert "no longer exists at the portal. It was to end at 2031-05-02 04:00 UTC" in created.out
     assert created.provision("down", "--yes") == 0
     assert "no longer exists at the portal; its note was put away" in created.out
-    assert cloudlab_experiment.read(created.own) is None
+    assert cloudlab_experiment.read_note(created.own) is None
 
 
 # A stand-in of `ssh` that answers as `jobs status` does on the first node.

@@ -36,7 +36,7 @@ def proposed(tmp_path, capsys, *manifests: str) -> tuple[str, cluster.Cluster]:
     assert cli.main(["init", "--workspace", str(tmp_path), "--cloudlab", *names]) == 0
     text = capsys.readouterr().out
     (tmp_path / "cluster.yaml").write_text(text)
-    return text, cluster.load(tmp_path / "cluster.yaml")
+    return text, cluster.load_cluster(tmp_path / "cluster.yaml")
 
 
 @pytest.mark.parametrize("words", ["a.xml b.xml", "a.xml,b.xml", "a.xml, b.xml"])
@@ -72,7 +72,7 @@ def test_a_user_who_is_no_member_is_asked_to_choose_one(tmp_path, capsys, monkey
     assert "user: CHANGE-ME             # choose your login: alice, bob\n" in text
     (tmp_path / "cluster.yaml").write_text(text)
     with pytest.raises(InputError, match=r"CHANGE-ME has no login on every node. Set .* alice, bob"):
-        cluster.load(tmp_path / "cluster.yaml")
+        cluster.load_cluster(tmp_path / "cluster.yaml")
 
 
 def test_the_only_member_is_the_user(tmp_path, capsys, monkeypatch):
@@ -157,16 +157,16 @@ def test_folders_on_the_control_network_are_refused(path, key, tmp_path):
     with pytest.raises(
         InputError, match=r"cluster.yaml:5.*/proj and /users, where home folders are, are NFS over the control network"
     ):
-        cluster.load(file)
+        cluster.load_cluster(file)
     file.write_text(FOLDERS + key.replace("PATH", "/projects/x") + "\n")
-    cluster.load(file)
+    cluster.load_cluster(file)
 
 
 def test_a_data_path_below_the_home_folder_is_refused(tmp_path):
     """On CloudLab, home folders are on the control network, so a data path below `~` is refused too."""
     (tmp_path / "cluster.yaml").write_text(FOLDERS + "data: {path: ~/data}\n")
     with pytest.raises(InputError, match=r"found ~/data\. On CloudLab"):
-        cluster.load(tmp_path / "cluster.yaml")
+        cluster.load_cluster(tmp_path / "cluster.yaml")
 
 
 def test_addresses_of_an_experiment_belong_to_its_provider(tmp_path):
@@ -174,7 +174,7 @@ def test_addresses_of_an_experiment_belong_to_its_provider(tmp_path):
         "schema: 1\nname: bench\nprovider: ssh\nnodes: [{name: a, host: a, control: 10.0.0.1}]\n"
     )
     with pytest.raises(InputError, match="mac and control are not allowed with provider ssh"):
-        cluster.load(tmp_path / "cluster.yaml")
+        cluster.load_cluster(tmp_path / "cluster.yaml")
 
 
 @pytest.mark.parametrize(("text", "there"), [("yes\n", True), ("no\n", False)])

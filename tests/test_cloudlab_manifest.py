@@ -17,12 +17,12 @@ FILE = "schema: 1\nname: bench\nprovider: cloudlab\ncloudlab: {manifest: manifes
 
 
 def experiment(*texts: str):
-    return cloudlab_manifest.parse((f"manifest{place}.xml", text.encode()) for place, text in enumerate(texts))
+    return cloudlab_manifest.parse_manifests((f"manifest{place}.xml", text.encode()) for place, text in enumerate(texts))
 
 
 def refused(text: str | bytes) -> str:
     with pytest.raises(InputError) as caught:
-        cloudlab_manifest.parse([("manifest.xml", text.encode() if isinstance(text, str) else text)])
+        cloudlab_manifest.parse_manifests([("manifest.xml", text.encode() if isinstance(text, str) else text)])
     return str(caught.value)
 
 
@@ -67,7 +67,7 @@ def test_a_manifest_may_repeat_nodes_of_other_sites_without_their_logins():
 
 def test_logins_and_names_that_cloudlab_allows_are_accepted():
     made = experiment(manifest(node("gpu_0", 1, users=("Kwang", "alice"))))
-    assert [one.name for one in cloudlab_keys.select(made, "Kwang", "m")] == ["gpu-0"]
+    assert [one.name for one in cloudlab_keys.select_nodes(made, "Kwang", "m")] == ["gpu-0"]
 
 
 def test_a_blockstore_and_a_container_are_no_machines():
@@ -119,7 +119,7 @@ def test_ipv6_addresses_are_ignored(kind, is_passed_over):
 def test_a_manifest_of_a_thousand_nodes_is_read():
     names = [f"node{number}" for number in range(1000)]
     made = experiment(manifest(*(node(name, number) for number, name in enumerate(names)), lan(names)))
-    chosen = cloudlab_keys.select(made, "alice", "manifest.xml")
+    chosen = cloudlab_keys.select_nodes(made, "alice", "manifest.xml")
     assert len({one.network.address for one in chosen}) == 1000
 
 
@@ -127,7 +127,7 @@ def test_a_cluster_file_has_a_thousand_nodes(tmp_path):
     names = [f"node{number}" for number in range(1000)]
     (tmp_path / "manifest.xml").write_text(manifest(*(node(name, number) for number, name in enumerate(names)), lan(names)))
     (tmp_path / "cluster.yaml").write_text(FILE)
-    assert len(cluster.load(tmp_path / "cluster.yaml").nodes) == 1000
+    assert len(cluster.load_cluster(tmp_path / "cluster.yaml").nodes) == 1000
 
 
 @pytest.mark.parametrize(
@@ -172,60 +172,60 @@ def test_a_file_that_is_no_manifest_is_refused_with_its_place(text, says):
 def test_arbitrary_bytes_as_a_manifest_give_an_error_of_one_sentence(content):
     """Random bytes and XML texts as a manifest raise InputError, never another exception."""
     with pytest.raises(InputError):
-        cloudlab_manifest.parse([("manifest.xml", content)])
+        cloudlab_manifest.parse_manifests([("manifest.xml", content)])
 
 
 def test_the_login_is_that_of_the_given_user_or_of_this_user(monkeypatch):
     made = experiment(TWO)
     monkeypatch.setattr("getpass.getuser", lambda: "bob")
-    assert {one.user for one in cloudlab_keys.select(made, "alice", "m")} == {"alice"}
-    assert {one.user for one in cloudlab_keys.select(made, None, "m")} == {"bob"}
+    assert {one.user for one in cloudlab_keys.select_nodes(made, "alice", "m")} == {"alice"}
+    assert {one.user for one in cloudlab_keys.select_nodes(made, None, "m")} == {"bob"}
     monkeypatch.setattr("getpass.getuser", lambda: "root")
     with pytest.raises(InputError, match=r"none of the logins is of the user root .* ssh.user to one of: alice, bob"):
-        cloudlab_keys.select(made, None, "m")
+        cloudlab_keys.select_nodes(made, None, "m")
     with pytest.raises(InputError, match="the user carol has no login on every node"):
-        cloudlab_keys.select(made, "carol", "m")
+        cloudlab_keys.select_nodes(made, "carol", "m")
     alone = experiment(manifest(node("gpu0", 1, users=("carol",))))
-    assert cloudlab_keys.select(alone, None, "m")[0].user == "carol"
+    assert cloudlab_keys.select_nodes(alone, None, "m")[0].user == "carol"
 
 
 def test_the_nodes_meet_on_the_network_that_all_of_them_are_on():
     storage = '<interface client_id="gpu0:if1"><ip address="172.16.0.1" netmask="255.255.255.0" type="ipv4"/></interface>'
     made = experiment(manifest(node("gpu0", 1, more=storage), node("gpu1", 2), lan(["gpu0", "gpu1"])))
-    assert [one.network.address for one in cloudlab_keys.select(made, "alice", "m")] == ["10.10.1.2", "10.10.1.3"]
+    assert [one.network.address for one in cloudlab_keys.select_nodes(made, "alice", "m")] == ["10.10.1.2", "10.10.1.3"]
     apart = experiment(manifest(node("gpu0", 1), node("gpu1", 2, address="10.99.0.1")))
     with pytest.raises(InputError, match=r"its nodes share no experiment network\. Allowed"):
-        cloudlab_keys.select(apart, "alice", "m")
+        cloudlab_keys.select_nodes(apart, "alice", "m")
     bare = node("gpu1", 2).replace("<interface", "<!--").replace("</interface>", "-->")
     with pytest.raises(
         InputError, match=r"share no experiment network \(gpu1: on none\)\. Allowed: a LAN that all nodes are on"
     ):
-        cloudlab_keys.select(experiment(manifest(node("gpu0", 1), bare)), "alice", "m")
+        cloudlab_keys.select_nodes(experiment(manifest(node("gpu0", 1), bare)), "alice", "m")
 
 
 def test_of_two_interfaces_on_the_network_the_first_is_used():
     second = '<interface client_id="gpu0:if1"><ip address="10.10.7.7" netmask="255.255.0.0" type="ipv4"/></interface>'
     made = experiment(manifest(node("gpu0", 1, more=second), node("gpu1", 2), lan(["gpu0", "gpu1"])))
-    assert [one.network.address for one in cloudlab_keys.select(made, "alice", "m")] == ["10.10.1.2", "10.10.1.3"]
+    assert [one.network.address for one in cloudlab_keys.select_nodes(made, "alice", "m")] == ["10.10.1.2", "10.10.1.3"]
 
 
 def test_names_that_differ_only_in_case_or_behind_31_characters_are_refused():
     for first, second in (("GPU0", "gpu0"), ("gpu_0", "gpu-0"), ("a" * 40, "a" * 41)):
         made = experiment(manifest(node(first, 1), node(second, 2)))
         with pytest.raises(InputError, match="two nodes are called"):
-            cloudlab_keys.select(made, "alice", "m")
+            cloudlab_keys.select_nodes(made, "alice", "m")
 
 
 def test_two_nodes_with_one_address_are_refused():
     made = experiment(manifest(node("gpu0", 1), node("gpu1", 2, address="10.10.1.2")))
     with pytest.raises(InputError, match=r"m: gpu0 and gpu1 have the same address 10.10.1.2"):
-        cloudlab_keys.select(made, "alice", "m")
+        cloudlab_keys.select_nodes(made, "alice", "m")
 
 
 def test_the_cluster_file_names_the_manifest_and_the_nodes_are_filled_in(tmp_path):
     (tmp_path / "manifest.xml").write_text(TWO)
     (tmp_path / "cluster.yaml").write_text(FILE)
-    made = cluster.load(tmp_path / "cluster.yaml")
+    made = cluster.load_cluster(tmp_path / "cluster.yaml")
     assert [(one.name, one.host, one.address, one.user) for one in made.nodes] == [
         ("gpu0", "d8545-sample1.wisc.cloudlab.us", "10.10.1.2", "alice"),
         ("gpu1", "d8545-sample2.wisc.cloudlab.us", "10.10.1.3", "alice"),
@@ -233,14 +233,14 @@ def test_the_cluster_file_names_the_manifest_and_the_nodes_are_filled_in(tmp_pat
     assert [one.roles for one in made.nodes] == [["controller", "worker"], ["worker"]]
     (tmp_path / "manifest.xml").unlink()
     with pytest.raises(InputError, match=r"manifest.xml: No such file or directory"):
-        cluster.load(tmp_path / "cluster.yaml")
+        cluster.load_cluster(tmp_path / "cluster.yaml")
 
 
 def test_the_manifest_is_beside_the_cluster_file_also_if_that_names_the_nodes(tmp_path, monkeypatch):
     """`provision` finds the manifest and reads the lease from it, whatever the current folder is."""
     monkeypatch.chdir("/")
     (tmp_path / "cluster.yaml").write_text(f"{FILE}nodes: [{{name: a, host: a, roles: [controller, worker]}}]\n")
-    made = cluster.load(tmp_path / "cluster.yaml")
+    made = cluster.load_cluster(tmp_path / "cluster.yaml")
     assert made.cloudlab is not None
     assert made.cloudlab.manifests == [str(tmp_path / "manifest.xml")]
     assert [entry.name for entry in made.nodes] == ["a"]
@@ -249,10 +249,10 @@ def test_the_manifest_is_beside_the_cluster_file_also_if_that_names_the_nodes(tm
 def test_a_machine_without_the_manifest_gets_the_nodes_in_its_cluster_file(tmp_path):
     (tmp_path / "manifest.xml").write_text(TWO)
     (tmp_path / "cluster.yaml").write_text(FILE + 'slurm: {partition: gpu, time: "01:30:00"}\n')
-    made = cluster.load(tmp_path / "cluster.yaml")
-    (tmp_path / "there.yaml").write_bytes(cluster.resolved_file(made))
+    made = cluster.load_cluster(tmp_path / "cluster.yaml")
+    (tmp_path / "there.yaml").write_bytes(cluster.encode_resolved_file(made))
     (tmp_path / "manifest.xml").unlink()
-    there = cluster.load(tmp_path / "there.yaml")
+    there = cluster.load_cluster(tmp_path / "there.yaml")
     assert there.nodes == made.nodes
     assert there.slurm == made.slurm
 
@@ -260,11 +260,11 @@ def test_a_machine_without_the_manifest_gets_the_nodes_in_its_cluster_file(tmp_p
 def test_an_experiment_that_provision_created_is_read_from_the_workspace(tmp_path):
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE.replace("{manifest: manifest.xml}", "{hardware: d8545, site: wisc, nodes: 2, project: myproj}"))
-    assert cluster.find(file, tmp_path).nodes == []
+    assert cluster.find_cluster(file, tmp_path).nodes == []
     folder = tmp_path / ".shardlab/cloudlab"
     folder.mkdir(parents=True)
     (folder / "wisc.xml").write_text(TWO)
-    assert [one.name for one in cluster.find(file, tmp_path).nodes] == ["gpu0", "gpu1"]
+    assert [one.name for one in cluster.find_cluster(file, tmp_path).nodes] == ["gpu0", "gpu1"]
 
 
 @pytest.mark.parametrize(
@@ -279,4 +279,4 @@ def test_a_mistake_in_the_cluster_file_of_an_experiment_is_refused(text, says, t
     (tmp_path / "manifest.xml").write_text(TWO)
     (tmp_path / "cluster.yaml").write_text(text)
     with pytest.raises(InputError, match=says):
-        cluster.load(tmp_path / "cluster.yaml")
+        cluster.load_cluster(tmp_path / "cluster.yaml")

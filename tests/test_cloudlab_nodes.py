@@ -51,7 +51,7 @@ def site(tmp_path, more: str = STORAGE, *, nodes: int = 2) -> Site:
     (tmp_path / "m.xml").write_text(manifest(*(node(name, at) for at, name in enumerate(names, 1)), lan(names)))
     file = tmp_path / "cluster.yaml"
     file.write_text(f"schema: 1\nname: bench\nprovider: cloudlab\ncloudlab: {{manifest: m.xml}}\nssh: {{user: alice}}\n{more}")
-    made, workspace = cluster.load(file), Workspace(tmp_path)
+    made, workspace = cluster.load_cluster(file), Workspace(tmp_path)
     entries = {entry.name: entry for entry in made.nodes}
     targets = [Target(one, Facts(one), entries[one.name]) for one in find_provider("cloudlab").nodes(made, workspace)]
     return Site(made, workspace, targets)
@@ -65,9 +65,11 @@ def test_without_slurm_and_without_a_shared_folder_each_node_has_its_part_of_a_r
     one.targets[1].facts.answers |= {f"place {folder}": MountPlace(there=False), SYSTEM.name: A_MACHINE}
     assert commands(workspaces.plan(one, one.targets[1]))[-1] == f"install -d -o alice -- {folder}"
     entry = {"name": "gpu0", "host": "192.0.2.1", "roles": ["controller"], "python": "/opt/bin/python"}
-    one.workspace.own.mkdir()
-    (one.workspace.own / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "bench", "nodes": [entry]}))
-    assert remote_workspace.of(one.workspace, one.cluster).workspace.startswith(f"{folder}/")
+    one.workspace.shardlab_folder.mkdir()
+    (one.workspace.shardlab_folder / "inventory.json").write_text(
+        json.dumps({"schema": 1, "cluster": "bench", "nodes": [entry]})
+    )
+    assert remote_workspace.find_remote_workspace(one.workspace, one.cluster).workspace.startswith(f"{folder}/")
     (tmp_path / "slurm").mkdir()
     assert not site(tmp_path / "slurm", f"{STORAGE}slurm: {{partition: gpu}}\n").cluster.has_separate_folders
 
@@ -203,7 +205,7 @@ def test_a_network_that_is_not_as_the_manifest_says_fails(nics, found, mac, says
 def told(one: Site, number: int, nics=NICS, found=GOOD) -> Target:
     """A node of the experiment whose facts report these interfaces."""
     target = one.targets[number]
-    seen = msgspec.structs.replace(host.observe(), nics=list(nics))
+    seen = msgspec.structs.replace(host.read_host(), nics=list(nics))
     target.facts.answers |= {HOST.name: seen, ADDRESSES.name: addresses.parse(json.dumps(found))}
     return target
 

@@ -33,7 +33,7 @@ def test_init_on_a_node_needs_no_file(place, monkeypatch, tmp_path):
     assert "`provision` reads the new end" in place.out
     (place.folder / "cluster.yaml").write_text(place.document)
     place.provision()
-    assert [one.name for one in cluster.find(None, place.folder).nodes] == ["node0", "node1"]
+    assert [one.name for one in cluster.find_cluster(None, place.folder).nodes] == ["node0", "node1"]
     assert place.provision("init", "--cloudlab", "--ssh", "a") == 2
     assert place.provision("plan", "--cloudlab") == 2
     geni_get(tmp_path / "hostile", monkeypatch, HOSTILE["a DOCTYPE"][1])
@@ -61,11 +61,11 @@ def test_on_a_node_the_manifest_is_that_of_the_node(place, monkeypatch, tmp_path
     assert place.kept() == []
     assert place.provision() == 1
     assert "node0" in place.out
-    assert [one.name for one in cluster.find(None, place.folder).nodes] == ["node0", "node1"]
-    assert lease.newest(place.own, []).source == "manifest"
+    assert [one.name for one in cluster.find_cluster(None, place.folder).nodes] == ["node0", "node1"]
+    assert lease.read_newest_lease(place.own, []).source == "manifest"
     (tmp_path / "bin/manifest.xml").write_text(two_nodes().replace("2031-05-02", "2031-05-09"))
     place.provision()
-    assert lease.newest(place.own, []).expires.day == 9
+    assert lease.read_newest_lease(place.own, []).expires.day == 9
     assert place.provision("down", "--yes") == 0
     assert place.portal.requests == []
 

@@ -40,7 +40,7 @@ LARGE = "hardware: c220g5, site: wisc, nodes: 1000"
 
 def described(keys: str, more: str = "") -> Cluster:
     text = f"schema: 1\nname: bench\nprovider: cloudlab\ncloudlab: {{{keys}}}\n{more}"
-    return validation.convert(document.parse(text.encode(), "cluster.yaml"), Cluster)
+    return validation.convert_document(document.parse(text.encode(), "cluster.yaml"), Cluster)
 
 
 def planned(keys: str, more: str = "") -> request.ExperimentRequest:
@@ -105,7 +105,7 @@ def test_a_request_is_read_back_by_the_reader_of_manifests():
     """A manifest is a request to which the portal has added logins."""
     text = request.render_rspec(planned("hardware: d7525, nodes: 3, blockstore_gib: 100"))
     login = '<services><login hostname="h.wisc.cloudlab.us" port="22" username="alice"/></services></node>'
-    made = cloudlab_manifest.parse([("request", text.replace("</node>", login).encode())])
+    made = cloudlab_manifest.parse_manifests([("request", text.replace("</node>", login).encode())])
     assert [(node.name, node.site, node.hardware, node.mounts) for node in made.nodes] == [
         (f"node{place}", "wisc.cloudlab.us", "d7525", ("/mydata",)) for place in range(3)
     ]

@@ -18,7 +18,7 @@ def test_the_examples_of_sites_are_clusters():
     """Other tests load the other examples."""
     examples = sorted(Path("examples/sites").glob("*.yaml"))
     assert len(examples) > 1
-    assert [path for path in examples if cluster.load(path).provider != "slurm"] == []
+    assert [path for path in examples if cluster.load_cluster(path).provider != "slurm"] == []
 
 
 A100 = "{name: a, gpus: {per_node: 4, type: a100}}"
@@ -88,14 +88,14 @@ SITE = "schema: 1\nname: site\nprovider: slurm\nslurm: {partition: gpu}\nstorage
 def test_contradicting_keys_of_a_site_are_refused(tmp_path, changed, why):
     """Keys of a site that contradict each other are refused."""
     with pytest.raises(InputError) as caught:
-        cluster.load(write(tmp_path, changed))
+        cluster.load_cluster(write(tmp_path, changed))
     assert why in str(caught.value)
 
 
 def test_all_mistakes_of_a_cluster_file_are_reported_at_once(tmp_path):
     path = write(tmp_path, "schema: 2\nname: Foo Bar\nprovider: slurn\nproivder: local\ndata: {path: 7}\n")
     with pytest.raises(InputError) as caught:
-        cluster.load(path)
+        cluster.load_cluster(path)
     lines = str(caught.value).splitlines()
     assert [line.removeprefix(f"{path}:").split(": ")[0:2] for line in lines] == [
         ["1:9", "schema"],
@@ -112,28 +112,28 @@ def test_all_mistakes_of_a_cluster_file_are_reported_at_once(tmp_path):
 
 def test_missing_keys_and_values_of_a_wrong_type_are_refused(tmp_path):
     with pytest.raises(InputError, match="the key 'provider' is missing"):
-        cluster.load(write(tmp_path, "schema: 1\nname: a\n"))
+        cluster.load_cluster(write(tmp_path, "schema: 1\nname: a\n"))
     with pytest.raises(InputError, match="expected a mapping, found a list"):
-        cluster.load(write(tmp_path, "- 1\n"))
+        cluster.load_cluster(write(tmp_path, "- 1\n"))
     for nothing in ("", "\n", "# only a comment\n"):  # the shell leaves an empty file if `provision init > cluster.yaml` fails
         with pytest.raises(InputError, match=r"cluster.yaml: the file has no keys\. To get .* init > cluster\.yaml$"):
-            cluster.load(write(tmp_path, nothing))
+            cluster.load_cluster(write(tmp_path, nothing))
     with pytest.raises(InputError, match=r"gone\.yaml: no such file\. To get a .*, run: provision init > cluster\.yaml$"):
-        cluster.load(tmp_path / "gone.yaml")
+        cluster.load_cluster(tmp_path / "gone.yaml")
     with pytest.raises(InputError, match="found an empty path"):
-        cluster.load(write(tmp_path, "schema: 1\nname: a\nprovider: local\ndata: {path: ' '}\n"))
+        cluster.load_cluster(write(tmp_path, "schema: 1\nname: a\nprovider: local\ndata: {path: ' '}\n"))
 
 
 def test_without_a_file_the_cluster_is_this_machine(tmp_path):
-    assert cluster.find(None, tmp_path) == cluster.THIS_MACHINE
+    assert cluster.find_cluster(None, tmp_path) == cluster.THIS_MACHINE
     write(tmp_path, "schema: 1\nname: mine\nprovider: local\n")
-    assert cluster.find(None, tmp_path).name == "mine"
+    assert cluster.find_cluster(None, tmp_path).name == "mine"
 
 
 def test_a_dangling_link_is_not_taken_for_absence(tmp_path):
     (tmp_path / "cluster.yaml").symlink_to(tmp_path / "gone.yaml")
     with pytest.raises(InputError, match="is a symlink to a file that does not exist"):
-        cluster.find(None, tmp_path)
+        cluster.find_cluster(None, tmp_path)
 
 
 SHA = "0" * 64
@@ -141,7 +141,9 @@ SHA = "0" * 64
 
 def test_data_sets_are_named_shortly_or_with_where_they_come_from(tmp_path):
     sets = f"[mnist, {{name: cifar10, archive: 'https://a.org/x', sha256: {SHA!r}}}, {{name: imagenet, archive: ~/in}}]"
-    found = cluster.load(write(tmp_path, f"schema: 1\nname: a\nprovider: local\ndata: {{sets: {sets}}}\n")).data.named()
+    found = cluster.load_cluster(
+        write(tmp_path, f"schema: 1\nname: a\nprovider: local\ndata: {{sets: {sets}}}\n")
+    ).data.all_data_sets()
     assert [(one.name, one.archive, one.sha256, one.is_url) for one in found] == [
         ("mnist", None, None, False),
         ("cifar10", "https://a.org/x", SHA, True),
@@ -170,7 +172,7 @@ def test_data_sets_are_named_shortly_or_with_where_they_come_from(tmp_path):
 def test_data_sets_that_cannot_be_staged_are_refused_at_their_place(tmp_path, sets, where, why):
     path = write(tmp_path, f"schema: 1\nname: a\nprovider: local\ndata: {{sets: {sets}}}\n")
     with pytest.raises(InputError) as refusal:
-        cluster.load(path)
+        cluster.load_cluster(path)
     assert str(refusal.value).startswith(f"{path}:{where}: ")
     assert why in str(refusal.value)
 
@@ -197,14 +199,14 @@ def test_contradicting_keys_of_storage_are_refused(tmp_path, storage, says):
     """Wrong or dangerous values below the key `storage` are refused."""
     path = write(tmp_path, REMOTE.replace("STORAGE", storage).replace("PROVIDER", "ssh"))
     with pytest.raises(InputError) as caught:
-        cluster.load(path)
+        cluster.load_cluster(path)
     assert says in str(caught.value)
 
 
 def test_all_keys_of_storage_together_are_accepted(tmp_path):
     """All keys of `storage` together are accepted, but the provider `virtual` refuses disks."""
     text = REMOTE.replace("STORAGE", "{shared: /mydata/bench, server: head, disk: /dev/disk/by-id/nvme-x, mount: /mydata}")
-    assert cluster.load(write(tmp_path, text.replace("PROVIDER", "ssh"))).storage.server == "head"
+    assert cluster.load_cluster(write(tmp_path, text.replace("PROVIDER", "ssh"))).storage.server == "head"
     practice = text.replace("PROVIDER", "virtual").replace(", host: 10.0.0.1", "")
     with pytest.raises(InputError, match="provider virtual has no disks"):
-        cluster.load(write(tmp_path, practice))
+        cluster.load_cluster(write(tmp_path, practice))

@@ -206,9 +206,9 @@ def effect(name: str, file: dict[str, Any], folder: Any) -> str:
     path = folder / "cluster.yaml"
     path.write_text(json.dumps({"schema": 1, "name": "bench"} | file))
     if name != REFUSED:
-        return EFFECTS[name](cluster.load(path), Workspace(folder))
+        return EFFECTS[name](cluster.load_cluster(path), Workspace(folder))
     try:
-        cluster.load(path)
+        cluster.load_cluster(path)
     except InputError as error:
         return str(error)
     return ""
@@ -219,7 +219,7 @@ def a_machine(monkeypatch):
     """This machine has another release of Debian than all releases that a cluster file may name. The commit and the packages
     of each record of a run are not searched again, which takes long."""
     monkeypatch.setattr(base, "read_os_release", lambda: {"ID": "debian", "VERSION_CODENAME": "other"})
-    monkeypatch.setattr(host, "git_commit", lambda: None)
+    monkeypatch.setattr(host, "read_git_commit", lambda: None)
     monkeypatch.setattr(host, "packages", dict)
 
 

@@ -185,7 +185,7 @@ def test_no_name_is_in_an_anonymous_archive(tmp_path, monkeypatch, capsys):
 def test_no_name_is_in_the_reason_why_an_anonymous_archive_lacks_a_file(tmp_path, monkeypatch):
     support.log_in(monkeypatch, USER)
     theirs = support.matrix(tmp_path / "work")
-    (expansion,) = (theirs.own / "matrices").glob("*.json")
+    (expansion,) = (theirs.shardlab_folder / "matrices").glob("*.json")
     expansion.write_text(json.dumps(json.loads(expansion.read_text()) | {"path": f"{FOLDER}/gone.yaml"}))
     out = tmp_path / "x.shardlab.zip"
     assert collect("archive", "--anonymous", "--out", str(out), workspace=theirs) == 0

@@ -98,7 +98,7 @@ def test_a_login_equal_to_a_word_of_the_records_changes_no_record(workspace, loa
     for part in sorted(parts - {"lo"}):
         support.log_in(monkeypatch, part)
         try:
-            pseudonyms = anonymous.make_pseudonyms(workspace, loaded, cluster.find(None, workspace.path))
+            pseudonyms = anonymous.make_pseudonyms(workspace, loaded, cluster.find_cluster(None, workspace.path))
         except InputError as error:
             refusal = str(error)
             assert re.match(REFUSED, refusal) or refusal.startswith("--anonymous: the name of the matrix"), refusal

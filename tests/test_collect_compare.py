@@ -32,11 +32,11 @@ OPPOSITE = {"faster": "slower", "slower": "faster", "higher": "lower", "lower": 
 
 def workspace(path, cells=(SINGLE, DDP), repeats=3, name="quickstart", **options) -> Workspace:
     made = Workspace(path)
-    earlier = made.expansion("quickstart") if name != "quickstart" else None
+    earlier = made.read_expansion("quickstart") if name != "quickstart" else None
     support.keep(made, list(cells), repeats=repeats)
     if earlier:
-        made.keep_expansion(msgspec.structs.replace(made.expansion("quickstart"), name=name))
-        made.keep_expansion(earlier)
+        made.store_expansion(msgspec.structs.replace(made.read_expansion("quickstart"), name=name))
+        made.store_expansion(earlier)
     for what in cells:
         for repeat in range(1, repeats + 1):
             support.completed(made, what, repeat, **options)

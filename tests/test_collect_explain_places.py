@@ -18,7 +18,7 @@ from shardlab.files import files
 from shardlab.hardware.nvml import Gpu
 from shardlab.matrix.batch_search import BatchSearch, try_cell
 from shardlab.record_types import Spread
-from shardlab.runs.prediction import Prediction, exactly
+from shardlab.runs.prediction import Prediction, exact_range
 from shardlab.runs.record import NicSample, RdmaSample, SameWork
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
@@ -60,11 +60,11 @@ MEASURED = {
     "gpus": ["GPU-0"],
 }
 PREDICTED = Prediction(
-    step_s=exactly(0.05),
-    time_s=exactly(1.0),
-    tensor_bytes=exactly(3 * GIB),
+    step_s=exact_range(0.05),
+    time_s=exact_range(1.0),
+    tensor_bytes=exact_range(3 * GIB),
     memory_from="rehearsal",
-    energy_kwh=exactly(1e-5),
+    energy_kwh=exact_range(1e-5),
     sent_bytes=2000.0,
 )
 GUARDS = {"gpus", "instruments", "same_work.verdict"}  # keys that decide only whether there is a value, not which

@@ -11,7 +11,7 @@ from collect.reading import load
 from collect.report import fault_text, page
 from collect.summary import summarize
 from shardlab.matrix.cell import Instruments
-from shardlab.matrix.faults import ENDED, LostWorker, SlowedRank
+from shardlab.matrix.faults import ENDED_ON_PURPOSE, LostWorker, SlowedRank
 from shardlab.runs.record import LineWriter, StepRecord
 from shardlab.workspace.workspace import Workspace
 
@@ -63,10 +63,10 @@ def summarized(tmp_path):
     train(workspace, sync, (1, 10, 30, 9), (1, 10, 30, 9), **counts(0))
     train(workspace, sync_slowed, (1, 10, 30, 59), (51, 10, 30, 9), **counts(0))
     why = LOST.lost_worker.why
-    train(workspace, sync_lost, (1, 10, 30, 9), (1, 10, 30, 9), steps=(3, 3), code=137, events=[(ENDED, why)])
+    train(workspace, sync_lost, (1, 10, 30, 9), (1, 10, 30, 9), steps=(3, 3), code=137, events=[(ENDED_ON_PURPOSE, why)])
     train(workspace, free, (1, 10, 30, 9), (1, 10, 30, 9), **counts(0, 2))
     train(workspace, free_slowed, (1, 10, 30, 9), (51, 10, 30, 9), **counts(1, 5))
-    train(workspace, free_lost, (1, 10, 30, 9), (1, 10, 30, 9), steps=(10, 3), events=[(ENDED, why)], **counts(0, 1))
+    train(workspace, free_lost, (1, 10, 30, 9), (1, 10, 30, 9), steps=(10, 3), events=[(ENDED_ON_PURPOSE, why)], **counts(0, 1))
     loaded = load.load_matrix(workspace, None)
     return loaded, summarize(loaded, "ps-sync")
 
@@ -179,7 +179,7 @@ def test_the_interval_of_pulls_is_an_axis_of_a_figure(tmp_path):
 def test_hostile_text_of_a_state_is_escaped(tmp_path):
     workspace, cell = Workspace(tmp_path), server("ps-sync", LOST)
     support.keep(workspace, [cell], repeats=1, title="<script>alert(1)</script>")
-    train(workspace, cell, (1, 10, 30, 9), (1, 10, 30, 9), steps=(3, 3), code=1, events=[(ENDED, "<img src=x>")])
+    train(workspace, cell, (1, 10, 30, 9), (1, 10, 30, 9), steps=(3, 3), code=1, events=[(ENDED_ON_PURPOSE, "<img src=x>")])
     loaded = load.load_matrix(workspace, None)
     text = page.draw(loaded, summarize(loaded, "ps-sync"), tmp_path / "report", tmp_path / "runs")
     assert "<img src=x>" not in text

@@ -112,7 +112,7 @@ def test_files_of_an_earlier_transfer_do_not_get_into_a_new_run(cluster, fetch, 
 
 
 def test_no_content_is_sent_from_storage_that_both_machines_see(cluster, fetch, there, here):
-    (cluster.there.path / remote_workspace.MARK).write_text("far:/ws\n")
+    (cluster.there.path / remote_workspace.MARK_FILE).write_text("far:/ws\n")
     (there / "trace").mkdir()
     (there / "trace/rank-00000.json.gz").write_bytes(os.urandom(300_000))
     assert sent(cluster, fetch) < 100_000
@@ -121,7 +121,7 @@ def test_no_content_is_sent_from_storage_that_both_machines_see(cluster, fetch, 
 
 def test_a_shared_file_that_vanishes_during_its_copy_is_reported(cluster, fetch, there, here, monkeypatch):
     """The cluster has hashed a file, and the file vanishes before this machine copies it."""
-    (cluster.there.path / remote_workspace.MARK).write_text("far:/ws\n")
+    (cluster.there.path / remote_workspace.MARK_FILE).write_text("far:/ws\n")
     opened = arrival._open_file
 
     def vanishes(path, how):
@@ -411,8 +411,10 @@ def test_a_cluster_release_without_the_sending_program_is_named(cluster, fetch):
         '#!/bin/sh\necho "No module named collect.fetching.sender" >&2; exit 1\n'
     )
     (cluster.there.path.parents[2] / "bin/python").chmod(0o755)
-    there = remote_workspace.known(cluster.here)
-    remote_workspace.keep(cluster.here, msgspec.structs.replace(there, python=str(cluster.folder / "bin/python")))
+    there = remote_workspace.read_remote_workspace(cluster.here)
+    remote_workspace.write_remote_workspace(
+        cluster.here, msgspec.structs.replace(there, python=str(cluster.folder / "bin/python"))
+    )
     assert "Another release may be installed there." in fetch(code=1)[0]
 
 
@@ -551,7 +553,7 @@ def test_nothing_is_written_through_a_link_in_a_run_here(fetch, there, here, vic
 
 @pytest.mark.parametrize("place", ["matrices", "matrices/quickstart.json", "last-matrix.json"])
 def test_nothing_is_written_through_a_link_in_the_place_of_the_notes(cluster, fetch, victim, place):
-    link = cluster.here.own / place
+    link = cluster.here.shardlab_folder / place
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(victim if place == "matrices" else victim / "file")
     said, _ = fetch(code=2)
@@ -562,16 +564,16 @@ def test_nothing_is_written_through_a_link_in_the_place_of_the_notes(cluster, fe
 def test_a_note_of_another_version_is_reported_and_the_local_note_kept(cluster, fetch, name):
     """If a file of the cluster's .shardlab has another format, an error names it and this machine keeps its own file."""
     fetch()
-    before = (cluster.here.own / name).read_bytes()
-    (cluster.there.own / name).write_text('{"schema": []}')
+    before = (cluster.here.shardlab_folder / name).read_bytes()
+    (cluster.there.shardlab_folder / name).write_text('{"schema": []}')
     said, _ = fetch(code=1)
     assert f"error: the cluster's .shardlab/{name} is not of this version" in said
-    assert (cluster.here.own / name).read_bytes() == before
+    assert (cluster.here.shardlab_folder / name).read_bytes() == before
 
 
 def test_a_second_command_waits_until_the_first_has_ended(cluster):
     command = [sys.executable, "-P", "-c", COMMAND, str(cluster.here.path), "0"]
-    with (cluster.here.own / "fetch.lock").open("ab") as lock:
+    with (cluster.here.shardlab_folder / "fetch.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         waiting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert next(line for line in waiting.stderr if "another collect fetch is transferring files" in line)

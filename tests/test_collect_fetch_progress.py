@@ -76,7 +76,7 @@ def test_a_list_of_names_of_more_than_a_page_is_copied(tmp_path):
     names.append("x" * missing)
     for name in names:
         (tmp_path / "from" / name).write_text(name)
-    assert rsync.run(["--times"], names, f"{tmp_path}/from/", f"{tmp_path}/to/").code == 0
+    assert rsync.run_rsync(["--times"], names, f"{tmp_path}/from/", f"{tmp_path}/to/").code == 0
     assert sorted(path.name for path in (tmp_path / "to").iterdir()) == sorted(names)
 
 
@@ -86,5 +86,5 @@ def test_rsync_reports_the_bytes_that_arrived(tmp_path):
     for name in names:
         (tmp_path / "from" / name).write_bytes(b"x" * 100_000)
     reports = []
-    end = rsync.run(["--times"], names, f"{tmp_path}/from/", f"{tmp_path}/to/", report=reports.append)
+    end = rsync.run_rsync(["--times"], names, f"{tmp_path}/from/", f"{tmp_path}/to/", on_progress=reports.append)
     assert (end.code, reports[-1]) == (0, 2_000_000)

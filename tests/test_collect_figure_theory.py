@@ -7,7 +7,7 @@ from collect import figure, summary
 from collect.figures import theory
 from collect.reading import load
 from collect.report import page
-from shardlab.runs.prediction import PredictedExchange, Prediction, exactly, path_in
+from shardlab.runs.prediction import PredictedExchange, Prediction, exact_range, prediction_path
 from shardlab.runs.run import run_id
 from shardlab.workspace.workspace import Workspace
 
@@ -27,9 +27,13 @@ def test_the_bars_are_the_predicted_memory_and_the_predicted_bytes(tmp_path):
         (ddp, 4, (PredictedExchange("all_reduce", 2 * GIB, 3, 2),)),
         (fsdp2, 2, (*gathers, scatter)),
     ):
-        memory = {"parameter": exactly(parameter * GIB), "activation": exactly(9 * GIB), "cuda_context": exactly(GIB)}
+        memory = {
+            "parameter": exact_range(parameter * GIB),
+            "activation": exact_range(9 * GIB),
+            "cuda_context": exact_range(GIB),
+        }
         predicted = Prediction(memory_by_category=memory, exchanges=exchanges)
-        path_in(workspace.run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
+        prediction_path(workspace.find_run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
     loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
     drawn = theory.draw(group)
@@ -61,8 +65,8 @@ def test_a_panel_without_values_is_left_out(tmp_path):
     workspace, what = Workspace(tmp_path), support.cell("ddp", 2)
     support.keep(workspace, [what], repeats=1)
     support.completed(workspace, what)
-    predicted = Prediction(memory_by_category={"parameter": exactly(GIB)})
-    path_in(workspace.run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
+    predicted = Prediction(memory_by_category={"parameter": exact_range(GIB)})
+    prediction_path(workspace.find_run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
     loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
     drawn = theory.draw(group)

@@ -133,14 +133,14 @@ def test_prune_without_a_confirmation_does_not_contact_the_cluster(cluster, fetc
 def test_the_only_copy_of_runs_is_never_pruned(cluster, fetch, there, where, tmp_path):
     workspace = cluster.there
     if where == "the cluster's own folder":
-        (cluster.here.path / remote_workspace.MARK).write_text("far:/ws\n")
+        (cluster.here.path / remote_workspace.MARK_FILE).write_text("far:/ws\n")
         workspace = cluster.here
     elif where == "a copy":
-        known = remote_workspace.known(cluster.here)
+        known = remote_workspace.read_remote_workspace(cluster.here)
         original = tmp_path / "original/.shardlab"
         original.mkdir(parents=True)
         marked = {name: getattr(known, name) for name in known.__struct_fields__} | {"mark": f"far:{original.parent}\n"}
-        for path in (original, cluster.here.own):
+        for path in (original, cluster.here.shardlab_folder):
             files.write_json(path / "away.json", marked)
         workspace = cluster.here
     before = tree(there)
@@ -168,12 +168,12 @@ echo trace of $n > trace/rank-0000$n.json.gz
 def test_files_are_not_collected_from_a_node_that_cannot_have_them(tmp_path, name, cluster, why):
     workspace = Workspace(tmp_path)
     listed = [InventoryNode("gpu0", "10.0.0.1", python="/opt/python"), InventoryNode("gpu1", "10.0.0.2")]
-    files.make_folder(workspace.own)
-    files.write_json(inventory.path_of(workspace), Inventory(1, "bench", listed))
+    files.make_folder(workspace.shardlab_folder)
+    files.write_json(inventory.inventory_path(workspace), Inventory(1, "bench", listed))
     assert gather.find_node(workspace, "bench", "gpu0") == listed[0]
     with pytest.raises(InputError) as caught:
         gather.find_node(workspace, cluster, name)
-    assert str(caught.value) == f"{workspace.own}/{why}"
+    assert str(caught.value) == f"{workspace.shardlab_folder}/{why}"
 
 
 @pytest.fixture

@@ -160,10 +160,10 @@ def test_a_run_whose_sampler_died_is_named(tmp_path):
         run_id(support.cell("ddp", 2), 1),
         run_id(support.cell("fsdp2", 2), 3),
     )
-    samples = workspace.run(died).samples_file(support.HOST)
+    samples = workspace.find_run(died).samples_file(support.HOST)
     samples.write_bytes(b"".join(samples.read_bytes().splitlines(keepends=True)[:30]))  # 1.5 s of 3.5 s of telemetry
     for run in (never_ran, failed):
-        workspace.run(run).samples_file(support.HOST).unlink()
+        workspace.find_run(run).samples_file(support.HOST).unlink()
     found = summary.summarize(load.load_matrix(workspace, None), "single")
     said = {entry.run: entry.incomplete for entry in found.telemetry if entry.incomplete}
     assert said.keys() == {died, never_ran, failed}
@@ -182,9 +182,9 @@ def test_a_run_whose_sampler_died_is_named(tmp_path):
 
 def test_a_damaged_run_folder_is_listed_with_its_reason(tmp_path):
     workspace = support.matrix(tmp_path)
-    run = workspace.run(run_id(support.cell(), 1))
+    run = workspace.find_run(run_id(support.cell(), 1))
     run.run_json.write_text("{")
-    workspace.run(run_id(support.cell(), 2)).result.write_text("[]")
+    workspace.find_run(run_id(support.cell(), 2)).result.write_text("[]")
     found = row_of(summary.summarize(load.load_matrix(workspace, None), "single"), "single")
     assert found.states == {"completed": 1, "unknown": 2}
     assert "is not a run of this version" in found.runs[0].why
@@ -195,7 +195,7 @@ def test_a_damaged_run_folder_is_listed_with_its_reason(tmp_path):
 @pytest.mark.parametrize("damage", ["run.json", "result.json", "events", "no file"])
 def test_a_run_whose_records_cannot_be_read_is_set_aside_by_name(tmp_path, capsys, verb, damage):
     workspace = support.matrix(tmp_path)
-    run = workspace.run(run_id(support.cell(), 1))
+    run = workspace.find_run(run_id(support.cell(), 1))
     (events,) = run.path.glob("events.*")
     if damage == "events":
         events.write_bytes(events.read_bytes() + bytes(20) + b"\n")
@@ -424,8 +424,8 @@ def test_of_more_cells_than_a_page_holds_some_are_shown_and_the_files_have_all(w
 def test_a_cell_whose_baseline_is_not_shown_names_it(tmp_path, monkeypatch):
     monkeypatch.setattr(truncation, "MAX_ENTRIES", 2)
     workspace = support.matrix(tmp_path)
-    expansion = workspace.expansion(None)
-    workspace.keep_expansion(msgspec.structs.replace(expansion, cells=[*expansion.cells[1:], expansion.cells[0]]))
+    expansion = workspace.read_expansion(None)
+    workspace.store_expansion(msgspec.structs.replace(expansion, cells=[*expansion.cells[1:], expansion.cells[0]]))
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     assert (workspace.report / "index.html").read_text().count(", compared with single ×1") == 1
 
@@ -511,8 +511,8 @@ def reported_twice(tmp_path_factory):
     """A workspace with a report. The next report will have another title."""
     workspace = support.matrix(tmp_path_factory.mktemp("killed"), title="the old title")
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
-    expansion = msgspec.structs.replace(workspace.expansion(None), title="the new title")
-    workspace.keep_expansion(expansion)
+    expansion = msgspec.structs.replace(workspace.read_expansion(None), title="the new title")
+    workspace.store_expansion(expansion)
     return workspace
 
 

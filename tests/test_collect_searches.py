@@ -26,9 +26,9 @@ def searched(workspace, repeats=1, search=None, only=None):
     search = search or asked()
     first = [try_cell(cell(strategy, 2, steps=2), 1) for strategy in LIMITS]
     keep(workspace, first, repeats)
-    expansion = workspace.expansion("quickstart")
+    expansion = workspace.read_expansion("quickstart")
     expansion.cells = [ExpandedCell(entry.id, entry.cell, entry.runs, search) for entry in expansion.cells]
-    workspace.keep_expansion(expansion)
+    workspace.store_expansion(expansion)
     for one in first:
         for size in only or (1, 2, 4, 8, 6, 5):
             for repeat in range(1, repeats + 1):

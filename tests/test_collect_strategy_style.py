@@ -103,7 +103,7 @@ def test_plotly_knows_every_symbol_and_every_dash():
 def drawn(path, cells, completed):
     """The (groups of cells, figures) of a workspace with these cells. Only the cells in `completed` have a completed run."""
     workspace = Workspace(path)
-    workspace.keep_expansion(
+    workspace.store_expansion(
         msgspec.convert(
             {
                 "schema": 1,
@@ -125,7 +125,7 @@ def drawn(path, cells, completed):
 
 @pytest.mark.parametrize("name", ["paper1", "paper2", "paper3", "paper4", "paper5", "quickstart", "paper3-faults"])
 def test_every_cell_of_a_shipped_matrix_has_a_look_of_its_own(name, tmp_path):
-    cells = resolve_cells(matrix.load(matrix.find(name)))
+    cells = resolve_cells(matrix.load_matrix(matrix.find_matrix_file(name)))
     groups, _ = drawn(tmp_path, cells, [])
     assert sum(len(group.marks) for group in groups) == len(cells)
     strategies = {}

@@ -453,9 +453,9 @@ def test_a_matrix_says_how_its_study_read_traces(tmp_path, capsys):
     path.write_text(TEXT.replace("HOW", "like-hta").replace("KEY", "strategy"))
     assert jobs(["render", "--matrix", str(path), "--workspace", str(tmp_path)]) == 0
     capsys.readouterr()
-    assert Workspace(tmp_path).expansion(None).traces == "like-hta"
+    assert Workspace(tmp_path).read_expansion(None).traces == "like-hta"
     for how, key, said in (("hta", "strategy", "like-hta"), ("like-hta", "strategie", "strategie")):
         path.write_text(TEXT.replace("HOW", how).replace("KEY", key))
         with pytest.raises(InputError, match=said):
-            matrix.load(path)
-    assert matrix.load(matrix.find("paper2")).file.traces == "like-hta"
+            matrix.load_matrix(path)
+    assert matrix.load_matrix(matrix.find_matrix_file("paper2")).file.traces == "like-hta"

@@ -421,10 +421,10 @@ claims: [{id: a, says: a, where: a, test: "time_to_accuracy_s(strategy='single',
 """
     path = tmp_path / "m.yaml"
     path.write_text(text.replace("ARGUMENT", "accuracy_pct"))
-    assert matrix.load(path).file.settings[0].gpu == "H100"
+    assert matrix.load_matrix(path).file.settings[0].gpu == "H100"
     path.write_text(text.replace("ARGUMENT", "accurracy"))
     with pytest.raises(InputError, match="unknown name of a resolved cell 'accurracy'"):
-        matrix.load(path)
+        matrix.load_matrix(path)
 
 
 REPORTED = [

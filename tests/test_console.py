@@ -18,8 +18,8 @@ from shardlab.terminal.console import OutputStream
 SAID = """
 from shardlab.terminal.console import Output
 out = Output()
-out.line('a \\x1b[31mred word', 'bold')
-out.remark('said', 'red')"""
+out.print_line('a \\x1b[31mred word', 'bold')
+out.print_remark('said', 'red')"""
 
 
 class Terminal(io.StringIO):
@@ -53,7 +53,7 @@ def test_a_pipe_gets_the_text_and_a_terminal_gets_it_with_styles():
 
 
 def test_a_pipe_does_not_need_rich():
-    code = f"{SAID}; out.table('', ['name'], [['x']]); import sys; print('rich' in sys.modules)"
+    code = f"{SAID}; out.print_table('', ['name'], [['x']]); import sys; print('rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
 
@@ -72,9 +72,9 @@ def test_a_command_ends_without_a_traceback_if_the_reader_of_its_output_has_gone
     code = (
         "import sys; from shardlab.terminal import console\n"
         "def command():\n"
-        "    for number in range(100_000): console.Output().line('x' * 80)\n"
+        "    for number in range(100_000): console.Output().print_line('x' * 80)\n"
         "    return 0\n"
-        "sys.exit(console.run(command))"
+        "sys.exit(console.run_command(command))"
     )
     words = ["bash", "-c", '"$0" -c "$1" | head -n 1; echo "${PIPESTATUS[0]}"', sys.executable, code]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=HANG_S, env=os.environ | environment)
@@ -88,7 +88,7 @@ def test_an_error_is_not_followed_by_another_if_the_reader_of_the_errors_has_gon
         "from shardlab.errors import InputError\n"
         "def command(): raise InputError('it is wrong')\n"
         "reads, writes = os.pipe(); os.close(reads); kept = os.dup(2); os.dup2(writes, 2)\n"
-        "code = console.run(command)\n"
+        "code = console.run_command(command)\n"
         "os.dup2(kept, 2); os._exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=HANG_S)

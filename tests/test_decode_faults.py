@@ -6,7 +6,7 @@ from jobs.run_queue import RunQueue
 from jobs.slurm import submission
 from shardlab.errors import InputError
 from shardlab.remote import remote_workspace
-from shardlab.runs.run import read as read_run
+from shardlab.runs.run import read_run as read_run
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
 
@@ -41,7 +41,7 @@ def test_damaged_files_of_a_run_are_refused(damaged):
 def test_damaged_notes_on_a_matrix_are_refused(damaged, tmp_path, name):
     damaged(f".shardlab/{name}")
     with pytest.raises(InputError, match="the notes on the matrix cannot be read"):
-        Workspace(tmp_path).expansion(None if name == "last-matrix.json" else "one")
+        Workspace(tmp_path).read_expansion(None if name == "last-matrix.json" else "one")
 
 
 def test_damaged_notes_on_a_submission_are_refused(damaged, tmp_path):
@@ -59,4 +59,4 @@ def test_a_damaged_note_of_a_runner_is_refused(damaged, tmp_path):
 def test_a_damaged_note_on_the_place_of_runs_is_refused(damaged, tmp_path):
     damaged(".shardlab/away.json")
     with pytest.raises(InputError, match="is not of this version"):
-        remote_workspace.known(Workspace(tmp_path))
+        remote_workspace.read_remote_workspace(Workspace(tmp_path))

@@ -99,12 +99,12 @@ SENTENCES = [
     ("instruments.md", f"per second and node, {cell.SLOWEST_HZ:g} to {cell.FASTEST_HZ:g}"),
     ("instruments.md", {"1000": "at most 1,000 moments"}[written("trainers/instruments/memory_timeline.py", "POINTS")]),
     ("instruments.md", f"a snapshot of more than {snapshot.MOST_BYTES // MIB} MiB of JSON"),
-    ("lease.md", f"{WORDS[lease.STALE.seconds // 3600].capitalize()} hours after `read`"),
-    ("lease.md", f"more than {WORDS[lease.AHEAD.seconds // 60]} minutes in the future"),
-    ("lease.md", f"From {WORDS[lease.URGED.seconds // 3600]} hours before the end"),
+    ("lease.md", f"{WORDS[lease.STALE_AFTER.seconds // 3600].capitalize()} hours after `read`"),
+    ("lease.md", f"more than {WORDS[lease.ALLOWED_AHEAD.seconds // 60]} minutes in the future"),
+    ("lease.md", f"From {WORDS[lease.REMIND_BEFORE.seconds // 3600]} hours before the end"),
     ("lease.md", f"at most {WORDS[lease_cutoff.NEAR.seconds // 60]} minutes older than the end"),
     ("lease.md", f"in the last {WORDS[lease_cutoff.NEAR.seconds // 60]} minutes of the lease"),
-    ("cloudlab-paper1.md", f"From {WORDS[lease.URGED.seconds // 3600]} hours before the end"),
+    ("cloudlab-paper1.md", f"From {WORDS[lease.REMIND_BEFORE.seconds // 3600]} hours before the end"),
     ("model-by-configuration.md", {"Optimizer(name='adamw', lr=0.0003)": "AdamW with a learning rate of 3e-4"}[
         written("trainers/description/describe_model.py", "OPTIMIZER")]),
     ("model-by-configuration.md", {"(0.15, 15)": "15 % of the positions of each sequence are masked"}[

@@ -89,10 +89,10 @@ def test_any_text_gives_a_value_or_our_error(text):
 
 
 def test_filters_are_the_named_arguments_of_every_call():
-    found = Expression("f(gpus=2, strategy='ddp') / f(gpus=1) >= -g() and a > 1").filters
+    found = Expression("f(gpus=2, strategy='ddp') / f(gpus=1) >= -g() and a > 1").call_arguments
     assert sorted(found, key=str) == [("f", {"gpus": 1}), ("f", {"gpus": 2, "strategy": "ddp"}), ("g", {})]
 
 
 def test_a_filter_that_varies_is_refused():
     with pytest.raises(ExpressionError, match="unknown name 'n'"):
-        _ = Expression("f(gpus=n) > 1").filters
+        _ = Expression("f(gpus=n) > 1").call_arguments

@@ -124,6 +124,6 @@ def test_an_installation_without_a_checkout_needs_no_path(monkeypatch, tmp_path)
 
 
 def test_a_module_of_no_extra_keeps_its_traceback():
-    assert MissingExtra.from_import(ModuleNotFoundError(name="yaml.nodes"), "jobs plan") is None
-    assert MissingExtra.from_import(ModuleNotFoundError("without a name"), "jobs plan") is None
-    assert "'polars'" in str(MissingExtra.from_import(ModuleNotFoundError(name="polars.io"), "jobs plan"))
+    assert MissingExtra.from_import_error(ModuleNotFoundError(name="yaml.nodes"), "jobs plan") is None
+    assert MissingExtra.from_import_error(ModuleNotFoundError("without a name"), "jobs plan") is None
+    assert "'polars'" in str(MissingExtra.from_import_error(ModuleNotFoundError(name="polars.io"), "jobs plan"))

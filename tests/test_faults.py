@@ -10,11 +10,11 @@ from jobs.planning.resolve import resolve_cells
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.matrix.cell import Instruments
-from shardlab.matrix.cell_names import matches, names
+from shardlab.matrix.cell_names import matches_cell, values_by_name
 from shardlab.matrix.expression import Expression
-from shardlab.matrix.faults import ENDED, LostWorker, SlowedRank, said
+from shardlab.matrix.faults import ENDED_ON_PURPOSE, LostWorker, SlowedRank, describe_faults
 from shardlab.runs.record import SCHEMA, Event, StepRecord
-from shardlab.runs.rundir import _timed_steps
+from shardlab.runs.rundir import _count_timed_steps
 from shardlab.runs.state import judge
 from trainers import menu
 
@@ -35,7 +35,7 @@ def faulty(**fault):
 def loaded(tmp_path, text):
     path = tmp_path / "m.yaml"
     path.write_text(text)
-    return matrix.load(path)
+    return matrix.load_matrix(path)
 
 
 def test_a_fault_makes_another_cell_and_its_name_says_so():
@@ -48,8 +48,8 @@ def test_a_fault_makes_another_cell_and_its_name_says_so():
 
 def test_faults_are_named_for_filters_and_for_readers():
     plain = [msgspec.to_builtins(cell) for cell in (CELL, faulty(straggler=SLOWED), faulty(lost_worker=LOST))]
-    assert [names(cell)["fault"] for cell in plain] == ["none", "straggler", "lost_worker"]
-    assert [said(cell["instruments"]) for cell in plain] == ["", "rank 1 slowed by 50 ms", "rank 1 lost at step 4"]
+    assert [values_by_name(cell)["fault"] for cell in plain] == ["none", "straggler", "lost_worker"]
+    assert [describe_faults(cell["instruments"]) for cell in plain] == ["", "rank 1 slowed by 50 ms", "rank 1 lost at step 4"]
     assert [flatten_cell(cell).get("fault") for cell in plain] == [None, "rank 1 slowed by 50 ms", "rank 1 lost at step 4"]
     assert not [
         key for cell in plain for key in flatten_cell(cell) if key in ("instruments.straggler", "instruments.lost_worker")
@@ -88,7 +88,7 @@ def event(name, wall_s, **data):
 
 def test_the_reason_of_a_failed_run_is_its_injected_fault():
     """Clocks differ, so the failure of another rank may seem to be older than its cause."""
-    events = [event("started", 0), event("failed", 1, why="Connection closed by peer"), event(ENDED, 2, why=WHY)]
+    events = [event("started", 0), event("failed", 1, why="Connection closed by peer"), event(ENDED_ON_PURPOSE, 2, why=WHY)]
     failed = judge([*events, event("exited", 3, code=137)], has_result=False, steps=3, steps_asked=10)
     assert (failed.state, failed.why) == ("failed", WHY)
     ended = judge(
@@ -102,9 +102,9 @@ def test_a_run_with_a_lost_worker_is_complete_without_the_lost_steps(made, steps
     ranks = [
         [StepRecord(schema=1, step=n + 1, t_s=n, wall_s=n, units=1, step_ms=1.0) for n in range(count)] for count in (10, made)
     ]
-    assert _timed_steps(ranks, [], LOST) == steps
-    assert _timed_steps(ranks, [], None) == made
-    events = [event("started", 0), event(ENDED, 2, why=WHY), event("exited", 3, code=0)]
+    assert _count_timed_steps(ranks, [], LOST) == steps
+    assert _count_timed_steps(ranks, [], None) == made
+    events = [event("started", 0), event(ENDED_ON_PURPOSE, 2, why=WHY), event("exited", 3, code=0)]
     found = judge(events, has_result=True, steps=steps, steps_asked=10)
     assert found.state == state
     assert state == "failed" or found.why == WHY
@@ -114,25 +114,28 @@ def test_a_claim_can_select_a_cell_by_an_option(tmp_path):
     text = MATRIX.replace("instruments.straggler: [null, {rank: 1, delay_ms: 50}]", "options.pull_interval: [1, 4]")
     test = "staleness_mean(options__pull_interval=1) < staleness_mean(options__pull_interval=4)"
     cells = resolve_cells(loaded(tmp_path, text + f'claims: [{{id: a, says: s, where: w, test: "{test}"}}]\n'))
-    wanted = [given for _, given in Expression(test).filters]
+    wanted = [given for _, given in Expression(test).call_arguments]
     assert wanted == [{"options.pull_interval": 1}, {"options.pull_interval": 4}]
-    assert [[matches(msgspec.to_builtins(cell), one) for cell in cells] for one in wanted] == [[True, False], [False, True]]
+    assert [[matches_cell(msgspec.to_builtins(cell), one) for cell in cells] for one in wanted] == [
+        [True, False],
+        [False, True],
+    ]
     with pytest.raises(InputError, match=r"no cell of this matrix has options\.pull_interval 8"):
         resolve_cells(loaded(tmp_path, text + f'claims: [{{id: a, says: s, where: w, test: "{test.replace("=4", "=8")}"}}]\n'))
 
 
 @pytest.mark.parametrize(("name", "count"), [("paper3-communication", 3 * (2 * 4 + 1)), ("paper3-faults", 4 * 3)])
 def test_the_further_matrices_of_study_3_have_all_their_cells(name, count):
-    found = matrix.load(matrix.find(name))
+    found = matrix.load_matrix(matrix.find_matrix_file(name))
     cells = resolve_cells(found)
     assert len(cells) == count
     for claim in found.file.claims:
-        for metric, wanted in Expression(claim.test).filters:
-            assert sum(matches(msgspec.to_builtins(cell), wanted) for cell in cells) == 1, (claim.id, metric, wanted)
+        for metric, wanted in Expression(claim.test).call_arguments:
+            assert sum(matches_cell(msgspec.to_builtins(cell), wanted) for cell in cells) == 1, (claim.id, metric, wanted)
 
 
 def test_the_most_frequent_communication_is_that_of_the_study():
     """These cells are cells of paper3, so a run of one matrix counts for the other too."""
-    of_study = {cell.hash() for cell in resolve_cells(matrix.load(matrix.find("paper3")))}
-    cells = resolve_cells(matrix.load(matrix.find("paper3-communication")))
+    of_study = {cell.hash() for cell in resolve_cells(matrix.load_matrix(matrix.find_matrix_file("paper3")))}
+    cells = resolve_cells(matrix.load_matrix(matrix.find_matrix_file("paper3-communication")))
     assert all((cell.hash() in of_study) == (cell.options.get("pull_interval", 1) == 1) for cell in cells)

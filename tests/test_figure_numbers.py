@@ -10,17 +10,17 @@ import msgspec
 import pytest
 import support_collect as support
 import support_ranks
-from shardlab.cell import Instruments, Validation
-from shardlab.nvml import Gpu
-from shardlab.prediction import PredictedExchange, Prediction, exactly, path_in
-from shardlab.record import LineWriter, ValidationRecord
 from support_golden import same_as_golden
 
 from collect import figure, summary
-from collect.loading import load
+from collect.reading import load
 from collect.report import page
-from shardlab import files
-from shardlab.workspace import Workspace
+from shardlab.files import files
+from shardlab.hardware.nvml import Gpu
+from shardlab.matrix.cell import Instruments, Validation
+from shardlab.runs.prediction import PredictedExchange, Prediction, exact_range, prediction_path
+from shardlab.runs.record import LineWriter, ValidationRecord
+from shardlab.workspace.workspace import Workspace
 
 MIB, GIB = 2**20, 2**30
 GPUS = [Gpu(uuid="GPU-0", name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB)]
@@ -86,10 +86,10 @@ def categories(path):
         points = {"parameter": [4 * MIB] * 3, "gradient": [0, share * MIB, 0]}
         curves = {"schema": 1, "rank": 0, "step": 2, "steps": 4 - share, "t_ms": [0, 500, 1500], "points": points}
         files.write_json(folder.memory_file(0), curves)
-        memory = {"parameter": exactly(4 * GIB / share), "activation": exactly(9 * GIB)}
+        memory = {"parameter": exact_range(4 * GIB / share), "activation": exact_range(9 * GIB)}
         exchanges = (PredictedExchange("all_gather", GIB / 2, 36, 2), PredictedExchange("all_reduce", share * GIB, 3, 2))
         predicted = Prediction(memory_by_category=memory, exchanges=exchanges)
-        path_in(folder.path).write_bytes(msgspec.json.encode(predicted))
+        prediction_path(folder.path).write_bytes(msgspec.json.encode(predicted))
     return workspace, "ddp"
 
 
@@ -156,7 +156,7 @@ def figures(tmp_path_factory):
     made = {}
     for build in (earlier, scales, layers, collectives, pipelines, categories, trainings):
         workspace, baseline = build(tmp_path_factory.mktemp("figures") / build.__name__)
-        loaded = load.load(workspace, None)
+        loaded = load.load_matrix(workspace, None)
         groups = figure.groups(loaded, summary.summarize(loaded, baseline))
         drawn = [(module.__name__.rpartition(".")[2], module.draw(group)) for module in page.FIGURES for group in groups]
         made[build.__name__] = {name: describe_figure(found) for name, found in drawn if found is not None}

@@ -49,7 +49,7 @@ def test_a_file_that_is_written_in_parts_is_synced_likewise(tmp_path, order, mon
     monkeypatch.setattr(Path, "rename", lambda self, target: os.rename(self, target))
     folder = tmp_path / "folder"
     folder.mkdir()
-    with files.writing(folder / "file") as handle:
+    with files.open_atomic(folder / "file") as handle:
         handle.write(b"one ")
         handle.write(b"two")
     assert order == ["sync new", "rename new file", "sync folder"]

@@ -44,7 +44,9 @@ NAMES = (
 
 
 def test_each_gpu_name_belongs_to_one_product():
-    products = {name: [model.name for model in gpu_models.all_models() if gpu_models.fits(model, name)] for name in NAMES}
+    products = {
+        name: [model.name for model in gpu_models.all_models() if gpu_models.is_of_model(model, name)] for name in NAMES
+    }
     assert {name: models for name, models in products.items() if len(models) != 1} == {}
 
 
@@ -56,4 +58,4 @@ def test_each_product_is_plausible_and_says_where_its_figures_are_from():
         assert 10 < one.memory_gb < 300
         assert 250 < one.memory_gb_per_s < 10_000
         assert 30 < one.link_gb_per_s < 2_000
-        assert any(gpu_models.fits(one, name) for name in NAMES)
+        assert any(gpu_models.is_of_model(one, name) for name in NAMES)

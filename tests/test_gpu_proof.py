@@ -237,7 +237,7 @@ def test_the_sampler_is_measured_with_the_library_of_the_driver(tmp_path):
     assert 0 < found["samples_per_s_at_10_hz"] < 12
 
 
-@pytest.mark.skipif(bool(host.observe().gpus), reason="has a GPU: it would begin to measure")
+@pytest.mark.skipif(bool(host.read_host().gpus), reason="has a GPU: it would begin to measure")
 def test_gpu_proof_on_a_machine_without_a_gpu_says_so(tmp_path):
     done = subprocess.run(
         [sys.executable, GPU / "prove.py", "--out", tmp_path], capture_output=True, text=True, check=False

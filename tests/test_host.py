@@ -41,7 +41,7 @@ def test_a_machine_that_shows_no_interfaces_has_none(tmp_path):
 def test_the_name_of_the_processor_is_that_of_proc_cpuinfo():
     """The model of the processor is the `model name` of /proc/cpuinfo. Processors of ARM have none, so their model is None."""
     named = re.findall(r"^model name\s*: (.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    assert host.observe().cpu_model == (named[0] if named else None)
+    assert host.read_host().cpu_model == (named[0] if named else None)
 
 
 def test_the_links_of_gpus_are_recorded_and_unanswered_fields_left_out(monkeypatch):
@@ -72,7 +72,7 @@ def test_the_links_of_gpus_are_recorded_and_unanswered_fields_left_out(monkeypat
         monkeypatch.setattr(pynvml, name, refuse)
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, answer)
-    driver, (one, other), why = nvml.gpus()
+    driver, (one, other), why = nvml.read_gpus()
     assert (driver, why, one.name, one.uuid, one.sm_clock_max_mhz) == ("570.1", None, "H200", "GPU-0", 1980)
     assert (one.pcie_width, one.pcie_width_max, one.pcie_generation_max) == (8, 16, None)
     assert one.nvlinks == {"unknown": 1, "01:00.0": 2}
@@ -81,7 +81,7 @@ def test_the_links_of_gpus_are_recorded_and_unanswered_fields_left_out(monkeypat
 
 
 def test_the_commit_of_this_checkout():
-    commit = host.git_commit()
+    commit = host.read_git_commit()
     if commit is None:
         pytest.skip("not in a git checkout")
     assert len(commit.removesuffix("-dirty")) == 40

@@ -40,7 +40,7 @@ def write_run(folder, **changed):
         rehearsal=False, world=World(1, 2, 2), cluster={"name": "c", "provider": "local"}, data_path="/d", versions={},
         git_commit=None, templates={}, created="2026-11-22T00:00:00+00:00",
     )  # fmt: skip
-    files.write_json(folder.run_json, {**json.loads(files.as_json(run)), **changed})
+    files.write_json(folder.run_json, {**json.loads(files.encode_json(run)), **changed})
     folder.write_event("controller", "submitted", scheduler="slurm")
 
 
@@ -49,7 +49,7 @@ def supervised(folder, *command, before="", **environment):
 
     folder: the run folder. before: Python code that the supervisor's process executes first.
     """
-    start = "sys.exit(attempt.console.run(lambda: attempt.main(sys.argv[1:])))"
+    start = "sys.exit(attempt.console.run_command(lambda: attempt.main(sys.argv[1:])))"
     program = (
         f"import sys; from jobs.supervisor import attempt; from jobs.node import node_processes; {before or 'pass'}; {start}"
     )
@@ -106,7 +106,7 @@ def test_a_run_is_started_again_as_often_as_it_may_and_no_more(folder, restarts)
     [
         (
             {"source": "/w/.shardlab/source/000000000000"},
-            f"(digest {source_digest.source()}) is not the copy /w/.shardlab/source/",
+            f"(digest {source_digest.digest_source()}) is not the copy /w/.shardlab/source/",
         ),
         ({"environment": "0" * 12}, "rendered by an earlier version of shardlab, which kept no copy of its source"),
     ],
@@ -236,14 +236,16 @@ def waiting_beside(folder, name, job, packages="0" * 12):
 def test_a_run_with_changed_packages_holds_its_like_and_is_requeued(folder, tmp_path, scontrol):
     write_run(folder, packages="0" * 12, scheduler="slurm", requeues=0)
     packed, other = waiting_beside(folder, "b-r1", "7"), waiting_beside(folder, "c-r1", "8_3")
-    later = waiting_beside(folder, "d-r1", "9", source_digest.packages())
+    later = waiting_beside(folder, "d-r1", "9", source_digest.digest_installed_packages())
     done = supervised(folder, PATH=scontrol("kill $PPID"), SLURM_JOB_ID="7")
     assert done.returncode == -signal.SIGTERM
     assert (tmp_path / "calls").read_text().splitlines() == ["hold 8_3", "update JobId=7 Requeue=1", "requeuehold 7"]
     assert [run.judge().held for run in (folder, packed, other, later)] == [True, True, True, False]
     assert folder.judge().state == "pending"
     assert "`jobs retry --only held` goes on with the packages that are installed then" in folder.judge().why
-    write_run(folder, packages=source_digest.packages(), scheduler="slurm", requeues=0)  # `jobs retry` does this
+    write_run(
+        folder, packages=source_digest.digest_installed_packages(), scheduler="slurm", requeues=0
+    )  # `jobs retry` does this
     assert supervised(folder, PATH=scontrol("true"), SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1").returncode == 0
     assert folder.claim.exists()
 
@@ -334,7 +336,7 @@ def test_the_exit_code_and_the_state_of_a_run_follow_from_its_end(folder, tmp_pa
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     more = {key: value for key, value in changed.items() if key not in ("hang_limit_s", "claimed")}
     cell = msgspec.structs.replace(CELL, hang_limit_s=changed.get("hang_limit_s", CELL.hang_limit_s))
-    write_run(folder, cell=msgspec.to_builtins(cell), source=source_digest.source(), **more)
+    write_run(folder, cell=msgspec.to_builtins(cell), source=source_digest.digest_source(), **more)
     if "claimed" in changed:
         folder.claim.mkdir()
     writes = {word: f"cp {tmp_path}/{event} {folder.events_file(word)}" for word, event in WRITTEN.items()}

@@ -17,8 +17,8 @@ from support_e2e import HANG_S, benches, clock, holds_pause, processes_of, start
 from support_long import only_long
 
 from shardlab.runs import suspension
-from shardlab.runs.checkpoint import step_of, whole
-from shardlab.runs.suspension import LOOK_S
+from shardlab.runs.checkpoint import complete_checkpoints, step_of_checkpoint
+from shardlab.runs.suspension import POLL_S
 
 pytestmark = pytest.mark.e2e
 FOUR = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
@@ -246,12 +246,12 @@ def test_a_suspension_is_recorded_and_does_not_count_towards_the_time_limit(benc
     assert "its time limit is near: saved after step" in folder.judge().why
     when = {event.event: event for event in folder.events()}
     still = when["stood_still"]
-    assert still.data["seconds"] >= 0.8 * limit_s - LOOK_S
+    assert still.data["seconds"] >= 0.8 * limit_s - POLL_S
     assert when["exited"].wall_s - when["started"].wall_s >= 0.8 * limit_s + still.data["seconds"] - 1
     for rank in (0, 1):
         counted = [
             one
-            for one in suspension.mark_suspended(folder.steps(rank).records, suspension.of(folder.events()))
+            for one in suspension.mark_suspended(folder.steps(rank).records, suspension.read_suspensions(folder.events()))
             if not one.watched
         ]
         assert counted
@@ -334,7 +334,7 @@ def test_a_retry_after_the_time_limit_resumes_from_the_last_checkpoint(bench, tm
     assert run["state"] == "timeout"
     assert "its time limit is near: saved after step" in run["why"]
     (first,) = bench.folders()
-    step = step_of(whole(first.path)[0])
+    step = step_of_checkpoint(complete_checkpoints(first.path)[0])
     sent = bench.run("jobs", "retry", "--only", "timeout").stdout
     assert f"attempt 2 after timeout, resumes from its checkpoint at step {step}" in sent
     second = running(bench)

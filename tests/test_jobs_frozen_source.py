@@ -31,18 +31,18 @@ def rendered(path, *words):
 def test_a_copy_has_the_digest_of_its_source_and_read_only_files(tmp_path):
     run, *_ = rendered(tmp_path)
     copy = Path(run["source"])
-    assert copy == tmp_path / ".shardlab/source" / source_digest.source()
-    assert source_digest.source(copy) == copy.name
-    assert run["packages"] == source_digest.packages()
-    assert {path.stat().st_mode & 0o777 for path in source_digest.sources(source_digest.RUN_PACKAGES, copy)} == {0o444}
+    assert copy == tmp_path / ".shardlab/source" / source_digest.digest_source()
+    assert source_digest.digest_source(copy) == copy.name
+    assert run["packages"] == source_digest.digest_installed_packages()
+    assert {path.stat().st_mode & 0o777 for path in source_digest.source_files(source_digest.RUN_PACKAGES, copy)} == {0o444}
     before = copy.stat().st_ino
     rendered(tmp_path)
     assert copy.stat().st_ino == before
-    assert files.names(copy.parent) == [copy.name]
+    assert files.list_names(copy.parent) == [copy.name]
 
 
 def test_a_process_that_starts_as_the_script_says_uses_the_copy_and_compiles_nothing(tmp_path):
-    copy = tmp_path / source_digest.source()
+    copy = tmp_path / source_digest.digest_source()
     program = "import jobs.supervisor.attempt, sys; print(jobs.supervisor.attempt.__file__)"
     environment = {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
     frozen_source.freeze_source(copy)
@@ -57,8 +57,8 @@ def test_a_damaged_copy_is_replaced_at_the_next_submission(tmp_path):
     copy = Path(rendered(tmp_path)[0]["source"])
     (copy / "jobs/supervisor/attempt.py").unlink()
     rendered(tmp_path)
-    assert source_digest.source(copy) == copy.name
-    assert files.names(copy.parent) == [copy.name]
+    assert source_digest.digest_source(copy) == copy.name
+    assert files.list_names(copy.parent) == [copy.name]
 
 
 def test_a_source_that_changes_while_it_is_copied_leaves_nothing(tmp_path):
@@ -71,7 +71,7 @@ def test_the_source_copy_of_runs_rendered_elsewhere_is_beside_them(tmp_path):
     """`jobs render --out FOLDER` writes the source copy into FOLDER and nothing into the workspace."""
     assert main([*RENDER, "--workspace", str(tmp_path / "w"), "--out", str(tmp_path / "out")]) == 0
     (copy,) = (tmp_path / "out/.source").iterdir()
-    assert copy.name == source_digest.source()
+    assert copy.name == source_digest.digest_source()
     assert f"export SHARDLAB_SOURCE={copy}" in next(tmp_path.glob("out/*/job.sh")).read_text()
     assert not (tmp_path / "w").exists()
 
@@ -87,7 +87,7 @@ def test_copies_stay_while_an_unfinished_run_names_them(tmp_path):
     second.write_event("attempt", "exited", code=1, reason="failed")
     (current.parent / ".half.tmp").mkdir()
     frozen_source.remove_unused_copies(workspace, current)
-    assert files.names(current.parent) == [current.name, "old"]
+    assert files.list_names(current.parent) == [current.name, "old"]
 
 
 @pytest.fixture

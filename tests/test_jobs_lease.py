@@ -64,7 +64,7 @@ class Lent(Study):
         self.now = datetime.now(UTC)  # set here and not at import: the tests before may take hours
 
     def lend(self, hours, read_hours_ago=0, workers=1):
-        path = inventory.path_of(self.workspace)
+        path = inventory.inventory_path(self.workspace)
         path.parent.mkdir(exist_ok=True)
         nodes = [{"name": "head", "host": "h", "roles": ["controller"]}]
         nodes += [{"name": f"work{number}", "host": "w", "roles": ["worker"]} for number in range(1, workers + 1)]
@@ -296,7 +296,7 @@ def folder(tmp_path):
 
 def test_a_node_that_is_lost_at_the_end_of_the_lease_is_lost_for_that_reason(folder):
     assert judged(folder, "node_fail", -5) == JudgedState(
-        "node_fail", f"the lease of the nodes ended {moments.in_words(END)}: as it says"
+        "node_fail", f"the lease of the nodes ended {moments.format_time(END)}: as it says"
     )
 
 

@@ -50,7 +50,7 @@ def written(folder, text, head=HEAD):
 
 
 def cells(folder, text, head=HEAD):
-    return resolve_cells(matrix.load(Path(written(folder, text, head))))
+    return resolve_cells(matrix.load_matrix(Path(written(folder, text, head))))
 
 
 def images(folder):
@@ -170,7 +170,7 @@ def test_a_plan_reports_a_missing_torch_if_this_machine_trains(tmp_path, capsys,
     ],
 )  # fmt: skip
 def test_a_matrix_that_does_not_fit_gets_a_filter_for_the_cells_that_fit(tmp_path, axes, machine, where, says):
-    asked = matrix.load(Path(written(tmp_path, f"axes: {{{axes}}}\n")))
+    asked = matrix.load_matrix(Path(written(tmp_path, f"axes: {{{axes}}}\n")))
     every = resolve_cells(asked)
     chosen = [cell for cell in every if where is None or cell.seed == 1]
     found = plan.suggest_options(asked, every, chosen, machine, where)
@@ -194,7 +194,9 @@ storage: {shared: /scratch/a}
 def planned(tmp_path, text, site=SITE):
     (tmp_path / "cluster.yaml").write_text(site)
     file = written(tmp_path, text)
-    return plan.plan_matrix(Workspace(tmp_path), file, cluster.load(tmp_path / "cluster.yaml"), where=None, repeats=None)
+    return plan.plan_matrix(
+        Workspace(tmp_path), file, cluster.load_cluster(tmp_path / "cluster.yaml"), where=None, repeats=None
+    )
 
 
 def test_a_cell_goes_to_the_partition_of_its_gpu_type(tmp_path):
@@ -241,10 +243,10 @@ def test_a_gpu_type_that_the_cluster_does_not_have_is_refused_with_its_place(tmp
 
 
 def test_scale_tiny_is_suggested_if_the_twins_fit(tmp_path):
-    asked = matrix.load(Path(written(tmp_path, "axes: {nnodes: [2]}\n")))
+    asked = matrix.load_matrix(Path(written(tmp_path, "axes: {nnodes: [2]}\n")))
     every = resolve_cells(asked)
     assert plan.suggest_options(asked, every, every, Capacity(1, None), None)[0].startswith("--scale tiny rehearses every cell")
-    on_gpus = matrix.load(Path(written(tmp_path, "axes: {nnodes: [2], gpus: [8]}\n")))
+    on_gpus = matrix.load_matrix(Path(written(tmp_path, "axes: {nnodes: [2], gpus: [8]}\n")))
     every = resolve_cells(on_gpus)
     assert (
         plan.suggest_options(on_gpus, every, every, Capacity(1, 4), None) == []
@@ -293,14 +295,14 @@ class Far:
         self.folder = folder
         self.asked = 0
         self.cluster = self.host = "far"
-        monkeypatch.setattr(remote_workspace, "known", lambda _workspace: self)
+        monkeypatch.setattr(remote_workspace, "read_remote_workspace", lambda _workspace: self)
         make_own(workspace)
         (workspace / "cluster.yaml").write_text(FAR.replace("SHARED", str(folder)))
 
-    def ask(self, module, arguments, shape, *, given):
+    def ask(self, module, arguments, shape, *, input_bytes):
         self.asked += 1
         words = [sys.executable, "-P", "-m", module, *arguments, "--json", "--workspace", str(self.folder / "workspaces/w")]
-        return msgspec.json.decode(subprocess.run(words, input=given, capture_output=True, check=True).stdout, type=shape)
+        return msgspec.json.decode(subprocess.run(words, input=input_bytes, capture_output=True, check=True).stdout, type=shape)
 
 
 def test_the_data_of_a_remote_cluster_are_looked_up_on_its_controller(tmp_path, monkeypatch, capsys):
@@ -327,7 +329,9 @@ def test_the_cluster_of_earlier_runs_is_not_asked_about_another_cluster(tmp_path
     far = Far(tmp_path / "there", here, monkeypatch)
     far.cluster = "another"
     monkeypatch.setattr(
-        remote_workspace, "of", lambda _workspace, where: (_ for _ in ()).throw(ShardlabError(f"{where.name} was asked."))
+        remote_workspace,
+        "find_remote_workspace",
+        lambda _workspace, where: (_ for _ in ()).throw(ShardlabError(f"{where.name} was asked.")),
     )
     assert main(["plan", "--matrix", images(tmp_path), "--workspace", str(here)]) == 0
     assert "mnist: far was asked." in capsys.readouterr().err

@@ -13,7 +13,7 @@ from jobs.planner.machine import NO_GPU, PlannedMachine
 from jobs.planning import rehearsals
 from jobs.planning.rehearsals import Rehearsals
 from jobs.plugins.own_plugins import OwnPlugins
-from shardlab.cluster.login_node import PYTHON
+from shardlab.cluster.login_node import PYTHON_VARIABLE
 from shardlab.files import files
 from shardlab.matrix.cell import Cell
 from shardlab.runs import rehearsed
@@ -138,7 +138,7 @@ def test_advice_follows_rehearsals():
 def test_a_stored_answer_is_used_and_a_damaged_one_is_not(tmp_path):
     one, own = cell("gpt2-tiny", "ddp", 2), tmp_path / ".shardlab" / "rehearsals"
     assert of(tmp_path).get_answers([one]) == {}
-    file = own / f"{RehearsalRequest(one).key(full_depth=False)}.json"
+    file = own / f"{RehearsalRequest(one).cache_key(full_depth=False)}.json"
     files.make_folder(own)
     file.write_bytes(msgspec.json.encode(answer(one)))
     assert of(tmp_path).get_answers([one]) == {one.name(): answer(one)}
@@ -155,7 +155,7 @@ def test_a_rehearsal_whose_process_fails_has_a_reason(tmp_path, monkeypatch):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho no module named torch >&2\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setenv(PYTHON, str(broken))
+    monkeypatch.setenv(PYTHON_VARIABLE, str(broken))
     cells = [cell("gpt2-tiny", "ddp", 2), cell("gpt2-tiny", "ddp", 2, optimizer=ADAMW, precision="bf16")]
     found = of(tmp_path, make=True).get_answers(cells)
     assert {one.why for one in found.values()} == {"the rehearsal failed: no module named torch"}
@@ -182,8 +182,8 @@ def test_a_plan_rehearses_own_strategies_and_stores_the_answers(tmp_path, capsys
     assert "not rehearsed, so predicted by formula: fsdp2-" in printed.err
     assert ": offload: " in printed.err
     (stored,) = (tmp_path / ".shardlab" / "rehearsals").iterdir()
-    answered = rehearsed.decode(stored.read_bytes())
-    assert own["memory_bytes"]["likely"] == answered.worst.peak_bytes > 1e6
+    answered = rehearsed.decode_answer(stored.read_bytes())
+    assert own["memory_bytes"]["likely"] == answered.worst_rank.peak_bytes > 1e6
     assert not list((tmp_path / "strategies").glob("__pycache__"))
     assert main(words) == 0
     again, _ = (entry["predicted"] for entry in json.loads(capsys.readouterr().out)["cells"])
@@ -197,7 +197,7 @@ def test_jobs_advise_uses_stored_answers(tmp_path, capsys):
     one = msgspec.convert(first["cell"], type=Cell)
     own = tmp_path / ".shardlab" / "rehearsals"
     files.make_folder(own)
-    stored = own / f"{RehearsalRequest(one).key(full_depth=True)}.json"
+    stored = own / f"{RehearsalRequest(one).cache_key(full_depth=True)}.json"
     stored.write_bytes(msgspec.json.encode(answer(one, parameter=3 * GIB)))
     assert main([*words, "--json"]) == 0
     again = {json.dumps(entry["cell"]): entry for entry in json.loads(capsys.readouterr().out)["strategies"]}

@@ -137,7 +137,7 @@ def test_only_one_process_can_make_the_next_attempt(workspace):
 
 def test_the_runner_may_start_the_next_attempt_in_a_trusted_workspace(workspace, tmp_path):
     theirs = Workspace(shutil.copytree(workspace.path, tmp_path / "theirs"))
-    workspace_trust.consent(theirs, print)
+    workspace_trust.store_consent(theirs, print)
     first = submitted(theirs)
     assert retries.queue_next(first, first.read_run(), "failed") == ""
     assert [folder.run_id for folder in RunQueue("local", theirs).startable()] == [attempt(theirs, 2).run_id]
@@ -293,7 +293,7 @@ def test_numbers_of_retries_default_to_those_of_the_cluster(workspace, requeue, 
     """The key `slurm.requeue` is the number of retries for states that the matrix does not name."""
     path = workspace.path / "cluster.yaml"
     path.write_text(SLURM.format(requeue))
-    where = cluster.load(path)
+    where = cluster.load_cluster(path)
     run = render.make_run(CELL, 1, 1, context(workspace, where=where, scheduler="slurm", retry=retry))
     assert (run.retries_after("node_fail"), run.retries_after("timeout")) == (of_node, of_timeout)
     assert run.retries_after("preempted") == of_node  # a run cannot tell this from a lost node
@@ -317,7 +317,7 @@ def test_a_matrix_with_an_unknown_state_or_number_of_retries_is_refused(tmp_path
     size = "" if "search" in text else "global_batch_size: 8, "
     path.write_text(f"schema: 1\nname: m\ndefaults: {{workload: gpt2-tiny, strategy: ddp, {size}steps: 3}}\n{text}\n")
     if words is None:
-        assert matrix.load(path).file.retry == Retry(oom=0, node_fail=2, failed=1)
+        assert matrix.load_matrix(path).file.retry == Retry(oom=0, node_fail=2, failed=1)
     else:
         with pytest.raises(InputError, match=re.escape(words)):
-            matrix.load(path)
+            matrix.load_matrix(path)

@@ -66,7 +66,7 @@ def test_the_runner_starts_waiting_runs_and_no_claimed_runs(workspace):
 
 def test_a_second_runner_starts_no_run(workspace):
     waiting = submitted(workspace, 1)
-    lock = workspace.own / "local" / "runner.lock"
+    lock = workspace.shardlab_folder / "local" / "runner.lock"
     lock.parent.mkdir(parents=True)
     with lock.open("ab") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -129,8 +129,8 @@ def test_the_log_of_the_runner_is_not_written_through_a_link(workspace):
     """A workspace of another person may have a link to a file such as ~/.bashrc in place of the log."""
     victim = workspace.path / "bashrc"
     victim.write_text("mine")
-    (workspace.own / "local").mkdir(parents=True)
-    (workspace.own / "local" / "runner.log").symlink_to(victim)
+    (workspace.shardlab_folder / "local").mkdir(parents=True)
+    (workspace.shardlab_folder / "local" / "runner.log").symlink_to(victim)
     folder = submitted(workspace, 1)
     with pytest.raises(WorkspaceError, match=r"runner.log: it is a symlink"):
         RunQueue("local", workspace).submit([folder])

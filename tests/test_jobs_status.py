@@ -91,7 +91,7 @@ def test_a_tracker_and_a_sampler_that_ended_early_are_shown(folder, capsys):
 def test_an_end_without_a_code_gives_no_code(data):
     """If the event has no number as exit code, the sentence has no exit code."""
     ended = Event(schema=SCHEMA, event="tracker_ended", writer="tracker", wall_s=1.0, host="h", data=data)
-    assert recorder_ends.sentences([ended]) == ["the tracker ended early: see log/tracker.log"]
+    assert recorder_ends.describe_early_ends([ended]) == ["the tracker ended early: see log/tracker.log"]
 
 
 @pytest.mark.parametrize(("state", "has_end"), [("timeout", True), ("completed", True), ("pending", False), ("unknown", False)])
@@ -124,7 +124,7 @@ def test_without_a_start_no_zone_is_named(folder, capsys):
     ],
 )  # fmt: skip
 def test_durations_are_shown_in_two_units(seconds, said):
-    assert moments.duration(seconds) == said
+    assert moments.format_duration(seconds) == said
 
 
 def status(number, state="completed", **more):

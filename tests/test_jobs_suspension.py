@@ -5,7 +5,7 @@ from support_clock import Clock
 from support_e2e import until
 
 from shardlab.runs import suspension
-from shardlab.runs.suspension import LEAST_S, LOOK_S, SuspensionWatch
+from shardlab.runs.suspension import MIN_SUSPENSION_S, POLL_S, SuspensionWatch
 
 
 @pytest.fixture
@@ -18,24 +18,24 @@ def clock(monkeypatch):
 def test_a_long_gap_between_two_looks_is_a_suspension_and_reported_once(clock):
     """A gap of at least LEAST_S between two looks at the clock is a suspension. Each suspension is reported once."""
     watched = SuspensionWatch()
-    clock.now += LEAST_S
-    assert watched.take_s() == LEAST_S
-    assert watched.take_s() == 0
-    clock.now += LEAST_S - 0.1
-    assert watched.take_s() == 0
+    clock.now += MIN_SUSPENSION_S
+    assert watched.take_suspended_s() == MIN_SUSPENSION_S
+    assert watched.take_suspended_s() == 0
+    clock.now += MIN_SUSPENSION_S - 0.1
+    assert watched.take_suspended_s() == 0
 
 
 def test_a_caller_that_waits_for_a_disk_is_not_suspended(clock):
     """Time counts as suspended only if the thread of the watch did not run either, and not if only the caller waits."""
     watched = SuspensionWatch()
     for _ in range(100):  # each call of _look stands for a look of the watch's thread at the clock
-        clock.now += LOOK_S
+        clock.now += POLL_S
         watched._look()
-    assert watched.take_s() == 0
+    assert watched.take_suspended_s() == 0
     clock.now += 30
     watched._look()
     clock.now += 7
-    assert watched.take_s() == 37
+    assert watched.take_suspended_s() == 37
 
 
 def test_the_thread_of_the_watch_reads_the_clock_and_ends_with_its_block():

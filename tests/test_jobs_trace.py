@@ -57,7 +57,7 @@ def test_trace_runs_of_64_ranks_equal_the_analysis_of_one_process(tmp_path, caps
     folder = generated(tmp_path / "traces", RANKS)
     damaged, away = folder / "rank-00003.json.gz", folder / "rank-00063.json.gz"
     damaged.write_bytes(damaged.read_bytes()[:-40])
-    lock = workspace.own / "local" / "runner.lock"
+    lock = workspace.shardlab_folder / "local" / "runner.lock"
     lock.parent.mkdir(parents=True)
     with lock.open("ab") as held:  # so that no run starts yet
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -122,7 +122,7 @@ def written(workspace, file="schema: 1\nname: here\nprovider: local\n", files=("
     path = workspace.path / "cluster.yaml"
     path.write_text(file.replace("SHARED", str(workspace.path)))
     part_ = TracePart(folder=str(workspace.path / "traces"), files=list(files), place=0, parts=1)
-    source = render.make_render_context("traces-0123456789ab", cluster.load(path), workspace)
+    source = render.make_render_context("traces-0123456789ab", cluster.load_cluster(path), workspace)
     run = render.make_run(trace_runs._make_trace_cell(source.matrix, part_), 1, 1, source, traces=part_)
     folder = RunDir(workspace.runs / run.run_id)
     folder.path.mkdir(parents=True)
@@ -158,7 +158,7 @@ def test_a_folder_that_the_nodes_do_not_see_is_refused(tmp_path):
 def test_a_run_needs_no_gpu_and_no_node_of_its_own(tmp_path):
     workspace = Workspace(tmp_path / "workspace")
     _, run = written(workspace, SLURM)
-    options = request.list_sbatch_options(run, cluster.load(workspace.path / "cluster.yaml"))
+    options = request.list_sbatch_options(run, cluster.load_cluster(workspace.path / "cluster.yaml"))
     assert not [option for option in options if "gpu" in option and "partition" not in option]
     assert "--exclusive" not in options
     assert "--cpus-per-task=1" in options

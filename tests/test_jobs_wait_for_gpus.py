@@ -46,9 +46,8 @@ def test_the_gpus_of_the_ranks_are_looked_at_and_no_others(visible, count, named
 
 def test_an_old_driver_lists_the_processes_of_each_gpu(old_nvml):
     old_nvml.say(UUIDS[:2], processes={1: [7, 8]})
-    ask = (
-        "from shardlab.hardware import nvml; print({uuid: [one.pid for one in found] for uuid, found in nvml.users().items()})"
-    )
+    ask = "from shardlab.hardware import nvml; "
+    ask += "print({uuid: [user.pid for user in users] for uuid, users in nvml.read_gpu_processes().items()})"
     command = [sys.executable, "-c", ask]
     done = subprocess.run(command, env={**os.environ, **old_nvml.environment}, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str({"GPU-a1": [], "GPU-b2": [7, 8]})

@@ -51,7 +51,7 @@ def launched(tmp_path, monkeypatch):
         monkeypatch.setitem(launchers(), "mpi", mpi)
         path = tmp_path / "m.yaml"
         path.write_text(MATRIX)
-        return matrix.load(path)
+        return matrix.load_matrix(path)
 
     return make
 

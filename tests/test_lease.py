@@ -54,8 +54,8 @@ def from_portal(workspace, **fields):
 
 
 def read(workspace):
-    described = cluster.load(workspace / "cluster.yaml")
-    return lease.newest(workspace / ".shardlab", [Path(name) for name in described.cloudlab.manifests])
+    described = cluster.load_cluster(workspace / "cluster.yaml")
+    return lease.read_newest_lease(workspace / ".shardlab", [Path(name) for name in described.cloudlab.manifests])
 
 
 def test_a_lease_has_the_first_end_and_the_oldest_time_of_its_manifests(experiment):
@@ -71,12 +71,12 @@ def test_the_portal_counts_if_it_was_asked_later(experiment):
 
 
 def test_an_experiment_that_provision_created_has_the_lease_of_its_manifests(tmp_path):
-    assert lease.newest(tmp_path, []) is None
+    assert lease.read_newest_lease(tmp_path, []) is None
     (tmp_path / "cloudlab").mkdir()
     (tmp_path / "cloudlab/wisc.xml").write_text(manifest(node("gpu0", 1)))
-    assert lease.newest(tmp_path, []).expires == datetime(2031, 5, 2, 18, 0, tzinfo=UTC)
+    assert lease.read_newest_lease(tmp_path, []).expires == datetime(2031, 5, 2, 18, 0, tzinfo=UTC)
     (tmp_path / "cloudlab/wisc.xml").write_text(manifest(node("gpu0", 1), expires=None))
-    assert lease.newest(tmp_path, []) is None
+    assert lease.read_newest_lease(tmp_path, []) is None
 
 
 @pytest.mark.parametrize(
@@ -90,26 +90,26 @@ def test_a_damaged_note_of_the_portals_answer_is_refused_with_its_file(experimen
 
 def test_the_end_of_a_lease_is_shown_in_utc_and_local_time():
     east, west = timezone(timedelta(hours=9), "JST"), timezone(timedelta(hours=-5), "CDT")
-    assert moments.in_words(END, UTC) == "2031-05-02 18:00 UTC"
-    assert moments.in_words(END, west) == "2031-05-02 18:00 UTC (13:00 CDT)"
-    assert moments.in_words(END, east) == "2031-05-02 18:00 UTC (2031-05-03 03:00 JST)"
-    assert moments.in_words(END.astimezone(east), UTC) == "2031-05-02 18:00 UTC"
+    assert moments.format_time(END, UTC) == "2031-05-02 18:00 UTC"
+    assert moments.format_time(END, west) == "2031-05-02 18:00 UTC (13:00 CDT)"
+    assert moments.format_time(END, east) == "2031-05-02 18:00 UTC (2031-05-03 03:00 JST)"
+    assert moments.format_time(END.astimezone(east), UTC) == "2031-05-02 18:00 UTC"
 
 
 def test_a_stale_lease_and_an_ended_lease_are_reported():
     fresh = Lease(END, NOW - timedelta(hours=2), "portal")
-    assert "in 6h 00m (read 2h 00m ago, from the portal)." in fresh.in_words(NOW)
-    assert "stale" not in fresh.in_words(NOW)
+    assert "in 6h 00m (read 2h 00m ago, from the portal)." in fresh.describe(NOW)
+    assert "stale" not in fresh.describe(NOW)
     later = NOW + timedelta(hours=7)
-    assert "the lease ended 2031-05-02 18:00 UTC" in fresh.in_words(later)
-    assert "1h 00m ago (read 9h 00m ago" in fresh.in_words(later)
-    assert "This is stale" in fresh.in_words(later)
-    assert "with a new manifest" in Lease(END, NOW, "manifest").in_words(later)
+    assert "the lease ended 2031-05-02 18:00 UTC" in fresh.describe(later)
+    assert "1h 00m ago (read 9h 00m ago" in fresh.describe(later)
+    assert "This is stale" in fresh.describe(later)
+    assert "with a new manifest" in Lease(END, NOW, "manifest").describe(later)
 
 
 def test_a_lease_that_was_read_by_a_wrong_clock_is_stale_and_counts_last(experiment):
     assert not Lease(END, NOW + timedelta(minutes=4), "portal").is_stale(NOW)
-    said = Lease(END, NOW + timedelta(hours=1), "portal").in_words(NOW)
+    said = Lease(END, NOW + timedelta(hours=1), "portal").describe(NOW)
     assert "(read at 2031-05-02 13:00 UTC" in said
     assert "which lies ahead, so a clock is wrong, from the portal). This is stale" in said
     now = datetime.now(UTC).replace(microsecond=0)
@@ -121,13 +121,13 @@ def test_a_lease_that_was_read_by_a_wrong_clock_is_stale_and_counts_last(experim
 
 @pytest.mark.parametrize(("minutes", "urged"), [(121, False), (120, True), (1, True), (0, False), (-5, False)])
 def test_fetching_is_urged_from_two_hours_before_the_end(minutes, urged):
-    said = Lease(END, NOW, "manifest").urge(END - timedelta(minutes=minutes))
+    said = Lease(END, NOW, "manifest").copy_reminder(END - timedelta(minutes=minutes))
     assert (said is not None and said.endswith("copy them to your machine: collect fetch")) == urged
 
 
 def site(folder):
     asked = target({"shardlab.hardware.host": CommandOutput(0, A100S, ""), "psutil": CommandOutput(0, ADDRESSES, "")})
-    return Site(cluster.load(folder / "cluster.yaml"), Workspace(folder), [asked])
+    return Site(cluster.load_cluster(folder / "cluster.yaml"), Workspace(folder), [asked])
 
 
 def test_the_inventory_with_the_lease_is_rewritten_only_if_the_lease_is_read_again(experiment):
@@ -140,7 +140,7 @@ def test_the_inventory_with_the_lease_is_rewritten_only_if_the_lease_is_read_aga
 
 
 def test_an_extension_is_written_although_a_node_is_away(experiment):
-    path = inventory.path_of(Workspace(experiment))
+    path = inventory.inventory_path(Workspace(experiment))
     path.parent.mkdir()
     path.write_bytes(operation.render_inventory(site(experiment)))
     from_portal(experiment)
@@ -153,5 +153,5 @@ def test_an_extension_is_written_although_a_node_is_away(experiment):
     before.pop("lease")
     assert after == before
     assert isinstance(operation.plan(away, away.targets[0]), Nothing)
-    assert inventory.leased(Workspace(experiment), "bench").lease.source == "portal"
-    assert inventory.leased(Workspace(experiment), "other") is None
+    assert inventory.read_leased_inventory(Workspace(experiment), "bench").lease.source == "portal"
+    assert inventory.read_leased_inventory(Workspace(experiment), "other") is None

@@ -95,7 +95,7 @@ def test_jobs_continues_in_the_environment_of_the_site(client, tmp_path, monkeyp
     assert on_controller.starts_runs_here(asked.cluster)
     on_controller.enter_environment(asked, ["submit", "--matrix", "quickstart"])
     assert started == [(str(python), [str(python), "-P", "-m", "jobs", "submit", "--matrix", "quickstart"])]
-    monkeypatch.setenv(login_node.PYTHON, str(python))
+    monkeypatch.setenv(login_node.PYTHON_VARIABLE, str(python))
     on_controller.enter_environment(asked, ["submit", "--matrix", "quickstart"])
     on_controller.enter_environment(invocation(tmp_path, "status"), ["status"])
     assert len(started) == 1
@@ -103,12 +103,12 @@ def test_jobs_continues_in_the_environment_of_the_site(client, tmp_path, monkeyp
 
 def test_a_cluster_with_a_remote_login_node_is_not_on_this_machine(client, tmp_path, monkeypatch):
     asked = invocation(tmp_path, "status")
-    with_login = cluster.load(tmp_path / "cluster.yaml")
+    with_login = cluster.load_cluster(tmp_path / "cluster.yaml")
     assert on_controller.starts_runs_here(with_login)
     (tmp_path / "cluster.yaml").write_text((tmp_path / "cluster.yaml").read_text() + "login: {host: login1}\n")
     assert asked.cluster.login is not None
     assert not on_controller.starts_runs_here(asked.cluster)
-    monkeypatch.setenv(login_node.PYTHON, f"{tmp_path}/shared/python-0/bin/python")
+    monkeypatch.setenv(login_node.PYTHON_VARIABLE, f"{tmp_path}/shared/python-0/bin/python")
     assert on_controller.starts_runs_here(asked.cluster), "this process is the one that a desk started at the site"
 
 
@@ -149,21 +149,21 @@ def test_without_a_terminal_an_error_says_how_to_log_in(ssh, monkeypatch):
 
 
 def test_the_folder_of_the_sockets_is_closed_to_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_connection, "LONGEST", 200)
+    monkeypatch.setattr(shared_connection, "MAX_FOLDER_BYTES", 200)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "shardlab/ssh").mkdir(parents=True, mode=0o755)
-    assert shared_connection.folder() == tmp_path / "shardlab/ssh"
+    assert shared_connection.socket_folder() == tmp_path / "shardlab/ssh"
     assert (tmp_path / "shardlab/ssh").stat().st_mode & 0o077 == 0
     (tmp_path / "shardlab/ssh").rmdir()
     (tmp_path / "shardlab/ssh").symlink_to(tmp_path)
-    made = shared_connection.folder()
+    made = shared_connection.socket_folder()
     assert made.name.startswith("ssh-")
     assert made.stat().st_mode & 0o077 == 0
 
 
 def test_a_long_path_gets_a_short_folder_of_this_user(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", f"/tmp/{'x' * 80}")
-    made = shared_connection.folder()
+    made = shared_connection.socket_folder()
     assert str(os.geteuid()) in made.name
     assert made.stat().st_mode & 0o077 == 0
 

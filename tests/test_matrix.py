@@ -20,7 +20,7 @@ CPU = Capacity(nodes=1, gpus=None)
 def load(folder: Path, text: str) -> Matrix:
     path = folder / "m.yaml"
     path.write_text(HEAD + text)
-    return matrix.load(path)
+    return matrix.load_matrix(path)
 
 
 def keys(found: Matrix, *names: str) -> list[tuple[object, ...]]:
@@ -245,12 +245,12 @@ def test_a_matrix_without_cells_is_refused(tmp_path):
 
 def test_an_unknown_matrix_prints_the_menu():
     with pytest.raises(UnknownName, match="Did you mean 'quickstart'"):
-        matrix.find("quickstrat")
+        matrix.find_matrix_file("quickstrat")
 
 
 def test_every_shipped_matrix_resolves():
-    for path in matrix.shipped().values():
-        assert resolve_cells(matrix.load(path))
+    for path in matrix.shipped_matrices().values():
+        assert resolve_cells(matrix.load_matrix(path))
 
 
 def test_a_claim_on_an_excluded_or_unselected_cell_is_accepted(tmp_path):

@@ -127,7 +127,7 @@ def resolved(tmp_path_factory):
         path.write_text(
             json.dumps({"schema": 1, "name": "m", "defaults": defaults, "axes": {"seed": [defaults.pop("seed", 42)]}})
         )
-        (cell,) = resolve.resolve_cells(matrix.load(path))
+        (cell,) = resolve.resolve_cells(matrix.load_matrix(path))
         return msgspec.to_builtins(cell)
 
     return cell_of
@@ -165,5 +165,5 @@ def test_an_interval_is_either_in_steps_or_in_epochs(resolved, key, given):
 
 
 def test_an_interval_in_epochs_depends_on_the_steps_of_an_epoch():
-    assert Recurring(every_steps=7).every(100) == 7
-    assert [Recurring(every_epochs=epochs).every(100) for epochs in (1, 3)] == [100, 300]
+    assert Recurring(every_steps=7).interval_steps(100) == 7
+    assert [Recurring(every_epochs=epochs).interval_steps(100) for epochs in (1, 3)] == [100, 300]

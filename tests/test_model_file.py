@@ -31,7 +31,7 @@ def loaded(folder, workload=LLAMA, text=MATRIX):
     """Writes a matrix file that trains this workload into the folder, and returns the loaded matrix."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "m.yaml").write_text(text.format(workload=workload))
-    return matrix.load(folder / "m.yaml")
+    return matrix.load_matrix(folder / "m.yaml")
 
 
 def test_a_configuration_is_replaced_by_its_name_in_every_key(tmp_path):
@@ -163,7 +163,7 @@ def test_runs_of_a_model_carry_its_configuration_and_need_no_trust(tmp_path, cap
     assert main(["render", *argv]) == 0
     (run_dir,) = theirs.all_runs()
     run = run_dir.read_run()
-    assert run.cell.workload_code == matrix.load(theirs.path / "m.yaml").models["my-llama"].source.digest
+    assert run.cell.workload_code == matrix.load_matrix(theirs.path / "m.yaml").models["my-llama"].source.digest
     assert run.cell.seq_len == 16
     shutil.copytree(run_dir.path, ours.runs / run_dir.run_id)
     found = own_plugins.read_run_plugins(ours, run, trust=False)
@@ -172,7 +172,7 @@ def test_runs_of_a_model_carry_its_configuration_and_need_no_trust(tmp_path, cap
     submit.freeze_trusted_plugins(ours, [submit.RunDecision(run, True, "", status)], trust=False)
     # The second workspace now has its own copy of the configuration.
     assert own_plugins.read_run_plugins(ours, run, trust=False).sources == []
-    shutil.rmtree(ours.own)
+    shutil.rmtree(ours.shardlab_folder)
     frozen = ours.runs / run_dir.run_id / "workloads" / "my-llama.json"
     frozen.write_text(frozen.read_text().replace("96", "97"))
     with pytest.raises(InputError, match="is not complete"):
@@ -185,7 +185,7 @@ def test_a_cluster_gets_the_configurations_at_their_places_beside_the_matrix(tmp
     for path, content in on_controller.read_matrix_files(tmp_path / "here" / "m.yaml").items():
         (tmp_path / "there" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "there" / path).write_bytes(content)
-    there = matrix.load(tmp_path / "there" / "matrices" / "m.yaml")
+    there = matrix.load_matrix(tmp_path / "there" / "matrices" / "m.yaml")
     assert there.models["my-llama"].source == found.models["my-llama"].source
 
 

@@ -25,18 +25,20 @@ def umask(request):
 
 def test_private_files_and_folders_are_private_with_any_umask(tmp_path, monkeypatch, umask):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    private = own_folder.make(tmp_path, "own")
-    os.close(node_folder._use(tmp_path / "data", lambda folder: (folder / "item").write_text("x")))
+    private = own_folder.make_own_folder(tmp_path, "own")
+    os.close(node_folder._lock_filled_folder(tmp_path / "data", lambda folder: (folder / "item").write_text("x")))
     workspace = Workspace(tmp_path / "workspace")
-    os.umask(umask | stat.S_IWOTH)  # as every command begins (console.run): a workspace that others may write gets no mark
-    workspace_trust.begin(workspace)
-    proofs = workspace_trust._proofs()
+    os.umask(
+        umask | stat.S_IWOTH
+    )  # as every command begins (console.run_command): a workspace that others may write gets no mark
+    workspace_trust.begin_workspace(workspace)
+    proofs = workspace_trust._proofs_folder()
     files.write_atomic(tmp_path / "token", b"secret", mode=0o600)
     assert {
         "a user's folder in /tmp": mode(private),
         "a folder of data on a node": mode(tmp_path / "data"),
         "the lock of this folder": mode(tmp_path / f"data{node_folder.LOCK}"),
-        "the mark of a workspace": mode(workspace_trust.mark_of(workspace)),
+        "the mark of a workspace": mode(workspace_trust.mark_path(workspace)),
         "the folder of proofs": mode(proofs),
         "a file that is written as private": mode(tmp_path / "token"),
     } == {
@@ -57,7 +59,7 @@ def test_other_files_follow_the_umask(tmp_path, umask):
 def test_a_lock_may_be_opened_by_those_who_may_enter_its_folder(tmp_path, umask, folder_mode, lock_mode):
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(folder_mode)
-    with files.locked(tmp_path / "shared" / "runs.lock"):
+    with files.hold_lock(tmp_path / "shared" / "runs.lock"):
         pass
     assert mode(tmp_path / "shared" / "runs.lock") == lock_mode & ~umask
 

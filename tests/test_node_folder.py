@@ -36,7 +36,7 @@ def fill_and_note(notes):
 
 
 def use(notes, inside, leave):
-    with node_folder.shared("run", fill_and_note(notes)) as folder:
+    with node_folder.hold_shared_folder("run", fill_and_note(notes)) as folder:
         inside.put((folder / "data").read_text())
         leave.wait()
 
@@ -94,11 +94,11 @@ def test_a_folder_that_was_not_filled_to_its_end_is_filled_again(disk, tmp_path)
         (folder / "half").write_text("x")
         os._exit(1)
 
-    process = SPAWN.Process(target=lambda: node_folder.shared("run", dies).__enter__())
+    process = SPAWN.Process(target=lambda: node_folder.hold_shared_folder("run", dies).__enter__())
     process.start()
     process.join()
     assert len(left(disk)) == 2
-    with node_folder.shared("run", fill_and_note(tmp_path / "notes")) as folder:
+    with node_folder.hold_shared_folder("run", fill_and_note(tmp_path / "notes")) as folder:
         assert sorted(path.name for path in folder.iterdir()) == [".filled", "data"]
     assert left(disk) == []
 
@@ -108,16 +108,16 @@ def test_an_error_while_a_folder_is_filled_leaves_no_folder(disk):
         (folder / "half").write_text("x")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(WorkspaceError, match="the disk is full"), node_folder.shared("run", fails):
+    with pytest.raises(WorkspaceError, match="the disk is full"), node_folder.hold_shared_folder("run", fails):
         pytest.fail("the folder was not filled")
     assert left(disk) == []
 
 
 def test_folders_of_other_nodes_on_a_shared_disk_are_not_touched(disk, monkeypatch, tmp_path):
-    with node_folder.shared("run", fill_and_note(tmp_path / "notes")):
+    with node_folder.hold_shared_folder("run", fill_and_note(tmp_path / "notes")):
         theirs = left(disk)
         monkeypatch.setattr(node_folder, "gethostname", lambda: "another")
-        monkeypatch.setattr(node_folder, "_leave", lambda *_: pytest.fail("it is of another node"))
+        monkeypatch.setattr(node_folder, "_release_folder", lambda *_: pytest.fail("it is of another node"))
         node_folder.remove_unused()
         assert left(disk) == theirs
         monkeypatch.undo()
@@ -126,7 +126,7 @@ def test_folders_of_other_nodes_on_a_shared_disk_are_not_touched(disk, monkeypat
 def test_a_folder_that_others_can_open_is_not_used(disk):
     disk.mkdir(mode=0o755)
     disk.chmod(0o755)
-    with node_folder.shared("run", lambda folder: None) as folder:
+    with node_folder.hold_shared_folder("run", lambda folder: None) as folder:
         assert folder.parent.name.startswith(f"{disk.name}-")
         assert folder.parent.stat().st_mode & 0o077 == 0
     assert not list(disk.iterdir())
@@ -137,7 +137,7 @@ def test_the_parent_folder_without_a_usable_tmpdir_is_tmp_with_the_reason(monkey
     monkeypatch.delenv("TMPDIR", raising=False)
     if value:
         monkeypatch.setenv("TMPDIR", value)
-    assert node_folder.parent() == (Path("/tmp"), why)
+    assert node_folder.choose_parent() == (Path("/tmp"), why)
 
 
 @pytest.fixture
@@ -158,15 +158,15 @@ def staged(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("other", ["runs/x-r10", "other/runs/x-r1"])
 def test_the_end_of_a_run_does_not_wait_for_the_copy_of_another_run(disk, staged, tmp_path, other):
-    name = node_folder.name_of(tmp_path / other)
-    with node_folder.shared(name, lambda folder: None):
+    name = node_folder.shared_folder_name(tmp_path / other)
+    with node_folder.hold_shared_folder(name, lambda folder: None):
         node_processes.remove_data_copies(staged)
     assert left(disk) == []
 
 
 def test_the_end_of_a_run_waits_for_the_ranks_that_still_use_its_copy(disk, staged, tmp_path):
-    name = node_folder.name_of(staged.path)
-    with node_folder.shared(name, lambda folder: None), pytest.raises(pytest.fail.Exception, match="waits"):
+    name = node_folder.shared_folder_name(staged.path)
+    with node_folder.hold_shared_folder(name, lambda folder: None), pytest.raises(pytest.fail.Exception, match="waits"):
         node_processes.remove_data_copies(staged)
 
 

@@ -55,11 +55,11 @@ def invocation(workspace):
 def test_a_cluster_without_an_inventory_is_reported(workspace, capsys):
     assert main(["submit", "--matrix", "quickstart", "--workspace", str(workspace.path)]) == 2
     assert "inventory.json: no such file" in capsys.readouterr().err
-    assert not (workspace.own / "away.json").exists()
+    assert not (workspace.shardlab_folder / "away.json").exists()
 
 
 def test_an_inventory_of_another_cluster_is_refused(workspace, invocation):
-    (workspace.own / "inventory.json").write_text('{"schema": 1, "cluster": "near", "nodes": []}')
+    (workspace.shardlab_folder / "inventory.json").write_text('{"schema": 1, "cluster": "near", "nodes": []}')
     with pytest.raises(InputError, match="describes the cluster near, not far"):
         on_controller.find_remote_workspace(invocation("submit", "--matrix", "quickstart"))
 
@@ -78,13 +78,13 @@ def test_without_slurm_the_runs_of_nodes_that_share_no_folder_are_on_the_first_n
     text = FILE.replace("storage: {shared: SHARED}\n", storage).replace("slurm: {partition: batch}\n", "")
     (workspace.path / "cluster.yaml").write_text(text)
     node = {"name": "gpu0", "host": "10.9.9.1", "python": "/p/bin/python"}
-    (workspace.own / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "far", "nodes": [node]}))
+    (workspace.shardlab_folder / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "far", "nodes": [node]}))
     there = on_controller.find_remote_workspace(invocation("submit", "--matrix", "quickstart"))
     assert (there.host, str(Path(there.workspace).parent)) == ("10.9.9.1", folder)
 
 
 def test_runs_of_a_workspace_stay_on_one_cluster(workspace, invocation):
-    remote_workspace.keep(workspace, THERE)
+    remote_workspace.write_remote_workspace(workspace, THERE)
     (workspace.path / "cluster.yaml").write_text("schema: 1\nname: here\nprovider: local\n")
     with pytest.raises(InputError, match="its runs are on the cluster far, not on here"):
         on_controller.find_remote_workspace(invocation("submit", "--matrix", "quickstart"))
@@ -98,13 +98,13 @@ def test_plans_and_scripts_for_reading_need_no_cluster(workspace, invocation):
 
 
 def test_a_workspace_outside_of_the_shared_folder_is_refused_on_the_controller(workspace, tmp_path):
-    where = cluster.load(workspace.path / "cluster.yaml")
+    where = cluster.load_cluster(workspace.path / "cluster.yaml")
     with pytest.raises(InputError, match="lies outside of /mydata"):
         on_controller.must_suit_cluster(where, workspace)
     (tmp_path / "cluster.yaml").write_text(FILE.replace("SHARED", str(tmp_path)))
-    on_controller.must_suit_cluster(cluster.load(tmp_path / "cluster.yaml"), Workspace(tmp_path / "below"))
+    on_controller.must_suit_cluster(cluster.load_cluster(tmp_path / "cluster.yaml"), Workspace(tmp_path / "below"))
     with pytest.raises(InputError, match="drops backslashes"):
-        on_controller.must_suit_cluster(cluster.load(tmp_path / "cluster.yaml"), Workspace(tmp_path / "be\\low"))
+        on_controller.must_suit_cluster(cluster.load_cluster(tmp_path / "cluster.yaml"), Workspace(tmp_path / "be\\low"))
 
 
 def test_words_with_spaces_and_quotes_arrive_unchanged_at_a_remote_command(tmp_path):
@@ -160,8 +160,8 @@ def test_tokens_of_ssh_in_paths_are_escaped():
     assert "/100%%h" in words
     assert 'UserKnownHostsFile="/a \\"b\\" %%d"' in " ".join(words)
     first, second = Jump("gate"), Jump("inner", "alice", 2222)
-    assert proxy_jump.option([first], ["-o", "X=50%"]) == ["-o", "ProxyCommand=ssh -W '[%h]:%p' -o X=50%% -- gate"]
-    assert proxy_jump.option([first, second], []) == [
+    assert proxy_jump.proxy_option([first], ["-o", "X=50%"]) == ["-o", "ProxyCommand=ssh -W '[%h]:%p' -o X=50%% -- gate"]
+    assert proxy_jump.proxy_option([first, second], []) == [
         "-o",
         "ProxyCommand=ssh -W '[%h]:%p' -o 'ProxyCommand=ssh -W '\"'\"'[%%h]:%%p'\"'\"' -- gate' -p 2222 -l alice -- inner",
     ]
@@ -181,12 +181,13 @@ def test_tokens_of_ssh_in_paths_are_escaped():
     ],
 )
 def test_the_jump_host_is_read_from_the_output_of_ssh(tmp_path, monkeypatch, text, jump):
-    """`proxy_jump.way` asks the real OpenSSH command `ssh -G`; only the configuration file of ssh is written by the test."""
+    """`proxy_jump.find_route` asks the real OpenSSH command `ssh -G`; only the configuration file of ssh is written by the
+    test."""
     (tmp_path / "config").write_text(f"Host far\n  ProxyJump {text}\n")
     (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config "$@"\n')
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert proxy_jump.way(Jump("far")) == proxy_jump.Route(() if jump is None else (jump,))
+    assert proxy_jump.find_route(Jump("far")) == proxy_jump.Route(() if jump is None else (jump,))
 
 
 class Controller:
@@ -196,8 +197,8 @@ class Controller:
     host, workspace = "head", "/mydata/w"
 
     def __init__(self, monkeypatch):
-        monkeypatch.setattr(on_controller.remote_workspace, "deliver", lambda _there, texts: self.brought.update(texts))
-        monkeypatch.setattr(on_controller.remote_workspace, "keep", lambda *_: None)
+        monkeypatch.setattr(on_controller.remote_workspace, "upload_files", lambda _there, texts: self.brought.update(texts))
+        monkeypatch.setattr(on_controller.remote_workspace, "write_remote_workspace", lambda *_: None)
         self.brought = {}
 
     def hand_over(self, *handed):
@@ -241,11 +242,11 @@ def test_words_behind_two_hyphens_are_no_options(workspace, invocation, monkeypa
 
 
 def lend(workspace, expires):
-    workspace.own.mkdir(exist_ok=True)
+    workspace.shardlab_folder.mkdir(exist_ok=True)
     lease = {"expires": expires, "read": "2026-01-01T00:00:00Z", "source": "portal"}
     node = {"name": "gpu0", "host": "10.9.9.1", "roles": ["controller", "worker"], "python": "/p/bin/python"}
     text = json.dumps({"schema": 1, "cluster": "far", "nodes": [node], "lease": lease})
-    (workspace.own / "inventory.json").write_text(text)
+    (workspace.shardlab_folder / "inventory.json").write_text(text)
     return text
 
 
@@ -279,7 +280,7 @@ def test_after_the_lease_the_status_is_that_of_the_fetched_runs(workspace, capsy
     there = RemoteWorkspace(
         **{**{name: getattr(THERE, name) for name in THERE.__struct_fields__}, "host": "127.0.0.1", "port": 1}
     )
-    remote_workspace.keep(workspace, there)  # no SSH server listens at the port of this controller
+    remote_workspace.write_remote_workspace(workspace, there)  # no SSH server listens at the port of this controller
     words = ["--workspace", str(workspace.path)]
     lend(workspace, "2099-01-01T00:00:00Z")
     assert main(["status", *words]) == 1

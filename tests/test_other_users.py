@@ -72,7 +72,7 @@ def test_a_folder_that_another_user_made_first_is_not_used(shared, squat, name):
     name = name.format(US)
     as_other(squat.replace("{}", name), shared)
     before = (shared / name).lstat()
-    make = shared_connection.folder if "ssh" in name else node_folder._own_folder
+    make = shared_connection.socket_folder if "ssh" in name else node_folder._make_user_folder
     made = Path(as_us(make))
     assert (made.parent, made.name[: len(name) + 1]) == (shared, f"{name}-")
     status = made.lstat()
@@ -122,7 +122,7 @@ def test_a_run_that_waits_for_another_user_names_the_user(shared, monkeypatch):
             assert f"uses this node: {who}" in str(caught.value)
         finally:
             process.kill()
-    with files.locked(lock) as descriptor:
+    with files.hold_lock(lock) as descriptor:
         assert node_lock.find_lock_holder(descriptor)[0] == os.geteuid()
     with lock.open() as opened:
         said = f"a process that has ended or is hidden; the lock file belongs to the user id {OTHER}"

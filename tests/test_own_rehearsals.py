@@ -100,9 +100,9 @@ def test_the_configuration_in_the_folder_of_a_run_is_rehearsed(bench, tmp_path):
     use(run_dir, model, described(tmp_path / "described", model).workloads[0])
     command = [sys.executable, "-W", "ignore", "-m", "trainers", "rehearse", str(run_dir.run_json)]
     done = subprocess.run(command, capture_output=True, check=False)
-    answer = rehearsed.decode(done.stdout)
+    answer = rehearsed.decode_answer(done.stdout)
     assert isinstance(answer, Rehearsed), answer.why
-    assert answer.worst.kept.parameter == 4 * run_dir.read_run().own_workload.parameters
+    assert answer.worst_rank.kept.parameter == 4 * run_dir.read_run().own_workload.parameters
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_weights_that_were_made_before_the_model_are_counted(rehearse, tmp_path)
     answer = rehearse(tmp_path, text + batch("arange"), "ddp")
     assert isinstance(answer, Rehearsed), answer.why
     parameters = 50 * 8 + 3 * (8 * 16 + 16 + 16 * 8 + 8) + 8 * 5 + 5
-    assert answer.worst.kept.parameter == 4 * parameters
+    assert answer.worst_rank.kept.parameter == 4 * parameters
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_helpers_are_executed_from_the_digested_content_and_not_from_bytecode(tm
     """A helper is executed from the content that was read for the digest, even if its file changes. No bytecode is written."""
     text = text_of().replace("trainers.engines.single", "_engine")
     assert not described(tmp_path, text, "def build(cell, task, ranks):\n    pass\n").fault
-    source = plugin_source.read(tmp_path / "strategies" / "alone.py")
+    source = plugin_source.read_plugin(tmp_path / "strategies" / "alone.py")
     (tmp_path / "strategies" / "_engine.py").write_text("1 / 0\n")
     sys.modules.pop("_engine")
     (strategy,) = own_strategy.load_strategy_file(source)
@@ -140,7 +140,7 @@ def test_helpers_are_executed_from_the_digested_content_and_not_from_bytecode(tm
 
 def test_a_rank_refuses_a_file_with_another_digest(tmp_path):
     (tmp_path / "alone.py").write_text(text_of())
-    code = plugin_source.read(tmp_path / "alone.py").digest
+    code = plugin_source.read_plugin(tmp_path / "alone.py").digest
     own_strategy.add_strategies(tmp_path / "alone.py", code)
     cell = msgspec.structs.replace(CELL, strategy="alone", strategy_code=code, options={"wait": 1})
     assert menu.strategy_of(cell).engine == "trainers.engines.single"
@@ -179,10 +179,10 @@ def test_a_helper_of_strategies_must_not_have_the_name_of_a_helper_of_workloads(
         (made.path / folder / "_common.py").touch()
     assert call(made, "plan") == 2
     assert "strategies/_common.py: workloads/_common.py has the same name" in capsys.readouterr().err
-    own_code.execute(plugin_source.read(made.path / "strategies" / "alone.py"))
+    own_code.execute_plugin(plugin_source.read_plugin(made.path / "strategies" / "alone.py"))
     (made.path / "workloads" / "mine.py").touch()
     with pytest.raises(InputError, match=r"workloads/_common\.py: .*strategies/_common\.py has the same name"):
-        own_code.execute(plugin_source.read(made.path / "workloads" / "mine.py"))
+        own_code.execute_plugin(plugin_source.read_plugin(made.path / "workloads" / "mine.py"))
 
 
 def test_a_refusal_of_an_own_strategy_is_reported_at_the_option(tmp_path, capsys):
@@ -290,7 +290,7 @@ def test_two_strategies_of_one_name_are_two_cells_and_the_run_carries_its_code(t
     assert cells["a"].hash() != cells["c"].hash()
     assert (runs["c"].path / "strategies" / "alone.py").read_text() == text_of() + "\n"
     assert runs["c"].read_run().own_strategy.code == cells["c"].strategy_code
-    assert (Workspace(tmp_path / "c").own / "own" / cells["c"].strategy_code / "alone.py").exists()
+    assert (Workspace(tmp_path / "c").shardlab_folder / "own" / cells["c"].strategy_code / "alone.py").exists()
 
 
 def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
@@ -301,13 +301,13 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
     shutil.copytree(run_dir.path, ours.runs / run_dir.run_id)
     with pytest.raises(InputError, match=r"the code of its strategy alone .*was not submitted from this workspace.*--trust"):
         own_plugins.read_run_plugins(ours, run, trust=False)
-    workspace_trust.consent(ours, print)
+    workspace_trust.store_consent(ours, print)
     with pytest.raises(InputError, match="--trust"):  # the user consented before any code was frozen
         own_plugins.read_run_plugins(ours, run, trust=False)
     own_copies.freeze_sources(ours, own_plugins.read_run_plugins(ours, run, trust=True).sources)
     found = own_plugins.read_run_plugins(ours, run, trust=False)
     assert (found.strategies.by_name, found.sources) == ({"alone": run.own_strategy}, [])
-    shutil.rmtree(ours.own)
+    shutil.rmtree(ours.shardlab_folder)
     (ours.runs / run_dir.run_id / "strategies" / "alone.py").write_text("changed\n")
     with pytest.raises(InputError, match="is not complete"):
         own_plugins.read_run_plugins(ours, run, trust=True)
@@ -316,7 +316,7 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
 def test_a_workspace_that_came_from_elsewhere_executes_no_strategy(tmp_path, capsys):
     marker = tmp_path / "executed"
     made = workspace(tmp_path / "w", f"open({str(marker)!r}, 'w')\n{text_of()}")
-    workspace_trust.mark_of(made).unlink()
+    workspace_trust.mark_path(made).unlink()
     assert call(made, "strategies") == 1
     assert call(made, "plan") == 2
     assert capsys.readouterr().err.count("allow it with --trust") == 2
@@ -328,7 +328,7 @@ def test_a_workspace_that_came_from_elsewhere_executes_no_strategy(tmp_path, cap
 def test_own_strategies_are_uploaded_and_removed_strategies_removed_on_the_cluster(tmp_path, monkeypatch, capsys):
     made = workspace(tmp_path / "here", text_of())
     (made.path / "strategies" / "_engine.py").write_text("# engine\n")
-    texts = plugin_source.texts(made.path)
+    texts = plugin_source.read_all_files(made.path)
     assert set(texts) == {"strategies/alone.py", "strategies/_engine.py"}
     there = tmp_path / "there"
     (there / "strategies").mkdir(parents=True)
@@ -342,7 +342,7 @@ def test_own_strategies_are_uploaded_and_removed_strategies_removed_on_the_clust
         monkeypatch.setattr(sys, "stdin", given)
         assert upload_main() == 0
     capsys.readouterr()
-    assert plugin_source.texts(there) == texts
+    assert plugin_source.read_all_files(there) == texts
 
 
 def test_the_example_of_the_docs_uses_only_the_interface(tmp_path):
@@ -351,7 +351,7 @@ def test_the_example_of_the_docs_uses_only_the_interface(tmp_path):
     for path, text in files_of("own-strategies.md").items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
-    source = plugin_source.read(tmp_path / "strategies" / "average.py")
+    source = plugin_source.read_plugin(tmp_path / "strategies" / "average.py")
     found = own_strategy.describe_strategies(source.file)
     assert [one.name for one in found.strategies] == ["average", "average-rarely"]
     _, rarely = own_strategy.load_strategy_file(source)

@@ -53,8 +53,8 @@ def test_the_workspaces_template_is_used_and_named_and_its_digest_stored(workspa
     for script in scripts:
         assert script.read_text().startswith(f"mine: {script.parent.name} ")
         run = json.loads((script.parent / "run.json").read_text())
-        assert run["templates"] == {NAME: templates.digest(NAME, workspace / "templates")}
-        assert run["templates"] != {NAME: templates.digest(NAME)}
+        assert run["templates"] == {NAME: templates.template_digest(NAME, workspace / "templates")}
+        assert run["templates"] != {NAME: templates.template_digest(NAME)}
 
 
 def test_without_an_own_template_the_shipped_template_is_used(workspace, capfd):
@@ -169,8 +169,8 @@ def test_each_slurm_template_and_its_includes_have_digests_and_are_named(tmp_pat
     assert main(["render", "--matrix", "quickstart", "--where", "gpus == 1", "--workspace", str(tmp_path)]) == 0
     (path, *_) = (tmp_path / "runs").glob("*/run.json")
     shipped = ["launch/slurm.sbatch.j2", "launch/slurm_array.sbatch.j2"]
-    expected = {name: templates.digest(name) for name in shipped}
-    expected |= {name: files.sha256(own / name) for name in ("launch/slurm_pack.sbatch.j2", "part.j2")}
+    expected = {name: templates.template_digest(name) for name in shipped}
+    expected |= {name: files.file_sha256(own / name) for name in ("launch/slurm_pack.sbatch.j2", "part.j2")}
     assert json.loads(path.read_text())["templates"] == expected
     said = capfd.readouterr().err
     for name in ("launch/slurm_pack.sbatch.j2", "part.j2"):

@@ -13,7 +13,7 @@ from jobs.cli import main
 from jobs.plugins import own_copies, own_plugins
 from shardlab.errors import InputError
 from shardlab.files import files
-from shardlab.runs.run import read
+from shardlab.runs.run import read_run
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
@@ -89,7 +89,7 @@ def test_a_faulty_file_is_named_and_the_others_work(tmp_path, capsys, text, name
 
 def test_old_temporary_folders_of_earlier_commands_are_removed(tmp_path):
     made = workspace(tmp_path)
-    store = made.own / "own"
+    store = made.shardlab_folder / "own"
     for left, age in (("old", 2), ("new", 0)):
         (store / f".{left}.7.tmp").mkdir(parents=True)
         os.utime(store / f".{left}.7.tmp", (time.time() - age * 24 * 3600,) * 2)
@@ -103,16 +103,16 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
     run_dir = render(workspace(tmp_path / "theirs"))
     ours = Workspace(tmp_path / "ours")
     shutil.copytree(run_dir.path, ours.runs / run_dir.run_id)
-    run = read(ours.runs / run_dir.run_id / "run.json")
+    run = read_run(ours.runs / run_dir.run_id / "run.json")
     with pytest.raises(InputError, match=r"was not submitted from this workspace, so it is not executed.*--trust"):
         own_plugins.read_run_plugins(ours, run, trust=False)
-    assert not ours.own.exists()
-    workspace_trust.consent(ours, print)
+    assert not ours.shardlab_folder.exists()
+    workspace_trust.store_consent(ours, print)
     with pytest.raises(InputError, match="--trust"):  # the user consented before any code was frozen
         own_plugins.read_run_plugins(ours, run, trust=False)
     own_copies.freeze_sources(ours, own_plugins.read_run_plugins(ours, run, trust=True).sources)
     assert own_plugins.read_run_plugins(ours, run, trust=False).workloads.by_name["points"] == run.own_workload
-    shutil.rmtree(ours.own)
+    shutil.rmtree(ours.shardlab_folder)
     files.write_atomic(ours.runs / run_dir.run_id / "workloads" / "points.py", b"changed\n")
     with pytest.raises(InputError, match="is not complete"):
         own_plugins.read_run_plugins(ours, run, trust=True)

@@ -12,7 +12,7 @@ from jobs.planning import tiny_twin
 from jobs.planning.resolve import resolve_cells
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
-from shardlab.matrix.cell_names import matches
+from shardlab.matrix.cell_names import matches_cell
 from shardlab.matrix.expression import Expression
 from shardlab.workspace.workspace import Workspace
 from trainers import menu
@@ -38,7 +38,7 @@ CELLS = {
 
 @pytest.fixture(scope="module", params=CELLS)
 def study(request):
-    found = matrix.load(matrix.find(request.param))
+    found = matrix.load_matrix(matrix.find_matrix_file(request.param))
     return found, resolve_cells(found)
 
 
@@ -56,10 +56,10 @@ def test_a_study_has_every_cell_that_it_ran(study):
 def test_every_reported_number_belongs_to_one_cell_or_a_cell_marked_not_run(study):
     found, cells = study
     for one in found.file.reported:
-        of = sum(matches(cell, one.cell) for cell in plain(cells))
+        of = sum(matches_cell(cell, one.cell) for cell in plain(cells))
         of += sum(all(gone.cell.get(key) == value for key, value in one.cell.items()) for gone in found.excluded)
         assert of == 1, one
-        assert not one.against or sum(matches(cell, one.against) for cell in plain(cells)) == 1, one
+        assert not one.against or sum(matches_cell(cell, one.against) for cell in plain(cells)) == 1, one
         assert any(letter.isdigit() for letter in one.printed) or one.metric == "state", one
 
 
@@ -67,7 +67,7 @@ def test_every_row_of_a_table_of_text_selects_cells_of_the_study(study):
     found, cells = study
     for table in found.file.tables:
         for row in table.rows:
-            of = sum(matches(cell, row.cell) for cell in plain(cells)) if row.cell else 0
+            of = sum(matches_cell(cell, row.cell) for cell in plain(cells)) if row.cell else 0
             assert of == 1 or (of and table.choice and not table.measured) or not row.cell, (table.where, row.texts)
 
 
@@ -75,8 +75,8 @@ def test_every_call_of_every_claim_is_of_one_cell(study):
     found, cells = study
     assert len({claim.id for claim in found.file.claims}) == len(found.file.claims)
     for claim in found.file.claims:
-        for metric, wanted in Expression(claim.test).filters:
-            assert sum(matches(cell, wanted) for cell in plain(cells)) == 1, (claim.id, metric, wanted)
+        for metric, wanted in Expression(claim.test).call_arguments:
+            assert sum(matches_cell(cell, wanted) for cell in plain(cells)) == 1, (claim.id, metric, wanted)
 
 
 def test_every_claim_gives_a_truth_value(study):
@@ -109,7 +109,7 @@ def test_every_workload_of_a_study_has_a_twin(study):
 )
 def test_notes_of_a_study_have_the_recomputed_numbers(name, printed, computed):
     """Numbers that the notes of a study contain equal our own computation."""
-    notes = " ".join(note.says for note in matrix.load(matrix.find(name)).file.notes)
+    notes = " ".join(note.says for note in matrix.load_matrix(matrix.find_matrix_file(name)).file.notes)
     assert printed in notes
     number = printed.split()[0].replace(",", "").rstrip("%")
     decimals = len(number.partition(".")[2])
@@ -183,7 +183,7 @@ defaults: {workload: vgg16, strategy: ddp, global_batch_size: 24, epochs: 9, war
 def twins_of(folder, text):
     path = folder / "m.yaml"
     path.write_text(MATRIX + text)
-    cells = resolve_cells(matrix.load(path))
+    cells = resolve_cells(matrix.load_matrix(path))
     return tiny_twin.make_twins(cells, menu.workloads()), tiny_twin.describe_dropped_settings(cells)
 
 
@@ -244,7 +244,7 @@ def test_a_validation_is_of_one_batch_of_every_cell_and_not_of_many(tmp_path):
 
 def test_a_workload_without_a_twin_is_refused(tmp_path):
     (tmp_path / "m.yaml").write_text(MATRIX)
-    cells = resolve_cells(matrix.load(tmp_path / "m.yaml"))
+    cells = resolve_cells(matrix.load_matrix(tmp_path / "m.yaml"))
     with pytest.raises(InputError, match="vgg16 has no tiny twin"):
         tiny_twin.make_twins(cells, {})
 
@@ -286,10 +286,12 @@ def test_every_file_of_a_rehearsed_matrix_says_that_it_is_a_rehearsal(tmp_path):
         run = folder.read_run()
         assert (run.rehearsal, run.scale, run.cell.rehearses.workload) == (True, "tiny", "vgg16")
         assert "rehearsal" in (folder.path / "job.sh").read_text()
-    kept = workspace.expansion("paper3-tiny")
+    kept = workspace.read_expansion("paper3-tiny")
     assert kept.scale == "tiny"
     assert "rehearsal" in kept.title
     assert len(kept.cells) == CELLS["paper3"]
     assert kept.reported[0].printed == "487.55"
-    assert all(sum(matches(msgspec.to_builtins(entry.cell), one.cell) for entry in kept.cells) == 1 for one in kept.reported)
+    assert all(
+        sum(matches_cell(msgspec.to_builtins(entry.cell), one.cell) for entry in kept.cells) == 1 for one in kept.reported
+    )
     assert kept.claims

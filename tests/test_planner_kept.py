@@ -15,7 +15,7 @@ from shardlab.files import files
 from shardlab.matrix.cell import Cell
 from shardlab.record_types import Spread
 from shardlab.runs import prediction
-from shardlab.runs.prediction import Prediction, exactly
+from shardlab.runs.prediction import Prediction, exact_range
 from shardlab.runs.record import Result
 from shardlab.runs.run import Run, World
 from shardlab.runs.rundir import RunDir
@@ -56,9 +56,9 @@ def measured(folder):
     )  # fmt: skip
     files.write_json(run.result, result)
     predicted = Prediction(
-        tensor_bytes=exactly(25e9), step_s=exactly(0.4), gpu="a100", formula_step_s=0.5, formula_tensor_bytes=16e9
+        tensor_bytes=exact_range(25e9), step_s=exact_range(0.4), gpu="a100", formula_step_s=0.5, formula_tensor_bytes=16e9
     )
-    files.write_json(prediction.path_in(run.path), predicted)
+    files.write_json(prediction.prediction_path(run.path), predicted)
     return run, result
 
 
@@ -68,9 +68,9 @@ def test_the_score_is_measured_over_predicted(tmp_path):
     time, memory = (prediction_score.make_ratio_function(one) for one in ("step time", "memory"))
     assert time(loaded).value == 0.6 / 0.4
     assert memory(loaded).value == 20 / 25
-    prediction.path_in(run.path).write_text("{damaged")
+    prediction.prediction_path(run.path).write_text("{damaged")
     assert time(LoadedRun(run, run=loaded.run, result=result)) is None
-    prediction.path_in(run.path).unlink()
+    prediction.prediction_path(run.path).unlink()
     assert memory(LoadedRun(run, run=loaded.run, result=result)) is None
 
 
@@ -146,7 +146,7 @@ def test_only_a_pipeline_has_a_schedule(tmp_path, capsys):
 def test_a_rendered_run_keeps_its_prediction(tmp_path, capsys):
     assert main(["render", "--matrix", "quickstart", "--workspace", str(tmp_path)]) == 0
     folders = [folder for folder in (tmp_path / "runs").iterdir() if folder.name[0] != "."]
-    kept = [prediction.read(folder) for folder in folders]
+    kept = [prediction.read_prediction(folder) for folder in folders]
     assert kept
     assert all(found.memory_bytes.likely > 0 and found.fits is None for found in kept)
 

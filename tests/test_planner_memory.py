@@ -11,7 +11,7 @@ from support_planner import cell
 
 from jobs.planner import gpu, memory, model_facts, pipeline_share, predict, sharding
 from shardlab.matrix.cell import Optimizer
-from shardlab.runs.prediction import PredictedRange, exactly
+from shardlab.runs.prediction import PredictedRange, exact_range
 from trainers import dtypes, menu
 from trainers.model.cast_weights import cast_weights
 from trainers.task import Batch
@@ -265,14 +265,14 @@ def test_the_verdict_whether_a_cell_fits_follows_from_its_range(needed, complete
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1"])
 def test_the_largest_micro_batch_fits_and_the_next_does_not(strategy):
-    one, capacity = cell("gpt2-large", strategy, 8, precision="bf16"), exactly(80 * 2**30)
+    one, capacity = cell("gpt2-large", strategy, 8, precision="bf16"), exact_range(80 * 2**30)
     largest = predict.find_largest_micro_batch(one, capacity, on_gpu=True)
     assert memory.predict_memory(one, micro_batch=largest).bytes.likely <= capacity.likely
     assert memory.predict_memory(one, micro_batch=largest + 1).bytes.likely > capacity.likely
 
 
 def test_a_model_whose_states_do_not_fit_has_no_micro_batch():
-    assert predict.find_largest_micro_batch(cell("llm-7b", "ddp"), exactly(80 * 2**30), on_gpu=True) == 0
+    assert predict.find_largest_micro_batch(cell("llm-7b", "ddp"), exact_range(80 * 2**30), on_gpu=True) == 0
 
 
 @pytest.mark.parametrize(

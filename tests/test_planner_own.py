@@ -16,7 +16,7 @@ from jobs.planner import exchanges, gpu, link, memory, model_facts, planner_tabl
 from jobs.planner.machine import PlannedMachine
 from shardlab.plugins.own_workload import OwnWorkload
 from shardlab.registry import Option
-from shardlab.runs.prediction import exactly
+from shardlab.runs.prediction import exact_range
 from shardlab.runs.rehearsed import Rehearsed
 from trainers import menu
 
@@ -25,7 +25,7 @@ A100 = PlannedMachine(
     True,
     "a100-80gb",
     gpu.must_find_model("a100-80gb"),
-    exactly(80 * GIB),
+    exact_range(80 * GIB),
     link.make_data_sheet_link(gpu.must_find_model("a100-80gb")),
 )
 SHARED = """\
@@ -187,7 +187,7 @@ def test_a_rehearsal_never_needs_less_than_the_lower_bound(rehearse, tmp_path, n
             shipped = cell("llm-7b", strategy, 1 if strategy == "single" else 4, passes=passes, **mesh(strategy), **keys)
             one = in_place_of(shipped, known)
             answer, _ = rehearse(one, own=known)
-            assert memory.predict_memory(one, on_gpu=False).bytes.low <= answer.worst.peak_bytes, (strategy, passes)
+            assert memory.predict_memory(one, on_gpu=False).bytes.low <= answer.worst_rank.peak_bytes, (strategy, passes)
 
 
 def test_a_model_without_blocks_is_rehearsed_above_its_lower_bound(rehearse, tmp_path):
@@ -200,4 +200,4 @@ def test_a_model_without_blocks_is_rehearsed_above_its_lower_bound(rehearse, tmp
         one = cell_of(known, strategy, dp=2, micro_batch_size=1, global_batch_size=4, gradient_accumulation_steps=2)
         answer, _ = rehearse(one, own=known)
         assert isinstance(answer, Rehearsed), answer.why
-        assert memory.predict_memory(one, on_gpu=False).bytes.low <= answer.worst.peak_bytes, strategy
+        assert memory.predict_memory(one, on_gpu=False).bytes.low <= answer.worst_rank.peak_bytes, strategy

@@ -42,7 +42,7 @@ from shardlab.cluster import cluster
 from shardlab.workspace.workspace import Workspace
 
 file, workspace = Path(sys.argv[1]), Workspace(Path(sys.argv[2]))
-made = cluster.load(file)
+made = cluster.load_cluster(file)
 virtual._make_machine(made, workspace, virtual.nodes(made, workspace)[2], base.base_folder(packages.ALL, made.release)).create()
 """
 

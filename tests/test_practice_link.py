@@ -71,7 +71,7 @@ def test_times_at_three_rates_are_predicted_in_order_and_within_a_quarter(practi
         for mbps in RATES:
             limit(practice, mbps)
             assert practice.provision("verify")["verified"]
-            known = inventory.measured_all_reduces(Workspace(practice.folder), practice.cluster.name)
+            known = inventory.read_all_reduces(Workspace(practice.folder), practice.cluster.name)
             (between,) = (one for one in known if len(one.nodes) == len(practice.nodes))
             over = link_fit.fit_link("network", [between])
             for size, measured_s in seconds(practice).items():

@@ -58,7 +58,7 @@ def test_each_release_has_a_base_and_an_environment_of_its_own(tmp_path):
     def of(more):
         file = tmp_path / "cluster.yaml"
         file.write_text(FILE.replace("SHARED", str(tmp_path / "shared")) + more)
-        made = cluster.load(file)
+        made = cluster.load_cluster(file)
         node = virtual.nodes(made, Workspace(tmp_path))[0]
         return base.base_folder(packages.ALL, made.release), node.python, node.venv_python
 

@@ -23,7 +23,7 @@ def three(tmp_path, monkeypatch):
     (tmp_path / "state").mkdir(mode=0o700)
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE.replace("SHARED", str(tmp_path / "shared")))
-    return cluster.load(file)
+    return cluster.load_cluster(file)
 
 
 def changes(three, tmp_path):

@@ -94,7 +94,7 @@ def state(tmp_path, monkeypatch):
 def test_the_folder_of_nodes_is_made_for_root_alone_and_an_older_one_is_closed(state, tmp_path):
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE.replace("SHARED", str(tmp_path / "not-there")))
-    described = cluster.load(file)
+    described = cluster.load_cluster(file)
     assert virtual._plan_protections(described) == []
     state.mkdir(mode=0o755)
     (change,) = virtual._plan_protections(described)
@@ -118,7 +118,7 @@ def test_nodes_of_a_former_version_get_their_shared_folder_protected(state, tmp_
     file = tmp_path / "cluster.yaml"
     folder = tmp_path / "shared"
     file.write_text(FILE.replace("SHARED", str(folder)))
-    described = cluster.load(file)
+    described = cluster.load_cluster(file)
     folder.mkdir()
     state.mkdir(mode=0o700)
     assert virtual._plan_protections(described) == []  # no node of this cluster exists on this machine

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support_hostile import steering
 
 from shardlab.terminal import printable
-from shardlab.terminal.rich_console import CleanConsole, drawn_table
+from shardlab.terminal.rich_console import CleanConsole, draw_table
 
 ESCAPES = [
     ("plain\n two", "plain\n two"),
@@ -52,7 +52,7 @@ def test_a_line_without_end_is_cut_and_the_text_says_so():
 def test_every_text_of_a_value_is_changed_keys_too():
     """`mapped` applies a function to every text in a nested value, also to the keys of dicts."""
     value = {"a\x1b": ["b\x07", {"c": "d\n"}, 1, None, 2.5], "t": ("\u202e",)}
-    assert printable.mapped(value, printable.one_line) == {"a?": ["b?", {"c": "d "}, 1, None, 2.5], "t": ["?"]}
+    assert printable.map_texts(value, printable.one_line) == {"a?": ["b?", {"c": "d "}, 1, None, 2.5], "t": ["?"]}
 
 
 @given(st.text() | st.text(alphabet='\x1b\x07\x7f\x9b\u202e\u200b\U000e0041\n"\\é'))
@@ -84,6 +84,6 @@ def test_a_log_is_decoded_across_parts_and_its_long_lines_are_cut():
 def test_a_table_stays_aligned_for_every_text():
     drawn = io.StringIO()
     console = CleanConsole(file=drawn, width=60)
-    console.print(drawn_table(["name", "state"], [["\u200b\u202e\u200b\u200b", "x"], ["plain", "x"]]))
+    console.print(draw_table(["name", "state"], [["\u200b\u202e\u200b\u200b", "x"], ["plain", "x"]]))
     _, _, steered, plain = drawn.getvalue().splitlines()
     assert steered.index("x") == plain.index("x")

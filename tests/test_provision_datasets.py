@@ -537,7 +537,7 @@ def test_data_sets_are_staged_where_the_runs_of_the_cluster_read_them(tmp_path, 
     (tmp_path / place).mkdir()
     described = text.replace("SHARED", str(tmp_path / "shared")).replace("DATA", f"data: {{path: {path}, sets: [cifar10]}}")
     file.write_text(described)
-    described = cluster_file.load(file)
+    described = cluster_file.load_cluster(file)
     asked = []
 
     class AskedNode(LocalLoginNode, eq=False):
@@ -551,10 +551,10 @@ def test_data_sets_are_staged_where_the_runs_of_the_cluster_read_them(tmp_path, 
         datasets.plan(Site(described, workspace, []), Target(node, Facts(node)))
     stored = workspace
     if elsewhere:
-        workspace.own.mkdir()
+        workspace.shardlab_folder.mkdir()
         nodes = [{"name": "gpu0", "host": "h", "roles": ["controller"], "python": "python3"}]
-        (workspace.own / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "c", "nodes": nodes}))
-        stored = Workspace(Path(remote_workspace.of(workspace, described).workspace))
+        (workspace.shardlab_folder / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "c", "nodes": nodes}))
+        stored = Workspace(Path(remote_workspace.find_remote_workspace(workspace, described).workspace))
     given = None if path == "null" else path
     assert msgspec.json.decode(asked[0], type=StageRequest).data_path == str(stored.data(given))
 
@@ -671,6 +671,6 @@ def test_no_error_and_no_note_of_a_download_has_the_signature_of_the_url(tmp_pat
 )
 def test_no_error_of_the_cluster_file_has_the_signature_of_a_url(tmp_path, sets):
     with pytest.raises(InputError, match=r"data\.sets") as error:
-        cluster_file.load(Path(cluster(tmp_path, sets)))
+        cluster_file.load_cluster(Path(cluster(tmp_path, sets)))
     assert "Allowed" in str(error.value) or "expected" in str(error.value)
     assert SIGNATURE[:10] not in str(error.value)

@@ -133,7 +133,7 @@ def test_the_inventory_says_which_slurm_and_partition_jobs_use():
     one = with_slurm()
     for target in one.targets:
         target.facts.answers |= {
-            HOST.name: host.observe(),
+            HOST.name: host.read_host(),
             ADDRESSES.name: {},
             ENVIRONMENT.name: InstalledEnvironment(source="x"),
         }

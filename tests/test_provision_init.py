@@ -64,7 +64,7 @@ def described(tmp_path, survey: Survey, rejected: dict[str, str | None], login: 
     text = init.render_site_file(login, survey, proposal.propose(survey), rejected)
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
-    return text, cluster.load(path)
+    return text, cluster.load_cluster(path)
 
 
 def test_a_site_becomes_a_cluster_file(tmp_path):
@@ -182,7 +182,7 @@ def test_this_machine_is_described_and_nothing_is_written(tmp_path, monkeypatch,
     text = capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "cluster.yaml").write_text(text)
-    assert cluster.load(tmp_path / "cluster.yaml").provider == "local"
+    assert cluster.load_cluster(tmp_path / "cluster.yaml").provider == "local"
     assert cli.main(["init", "--json", "--workspace", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out)["cluster_yaml"] == text
 

@@ -31,7 +31,7 @@ from provision import interruption
 from provision.practice import base
 import signal
 for number in command_start.SIGNALS:
-    signal.signal(number, command_start._handle)
+    signal.signal(number, command_start._handle_signal)
 with interruption.handle_interruption([], lambda: 1), ThreadPoolExecutor() as pool:
     print("ready", flush=True)
     list(pool.map(lambda seconds: base.run(["sleep", seconds]), ["601", "602"]))
@@ -73,7 +73,7 @@ def test_a_signal_during_the_imports_ends_a_command_with_a_sentence(command, num
 def test_a_signal_that_the_shell_ignores_stays_ignored():
     """A script ignores SIGINT for a command that runs in the background."""
     script = f"trap '' INT; exec {sys.executable} -P -m provision --version"
-    code = "from shardlab.terminal import command_start; import signal; command_start.start('shardlab')"
+    code = "from shardlab.terminal import command_start; import signal; command_start.start_command('shardlab')"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("shardlab ")
     look = f"trap '' INT; exec {sys.executable} -P -c \"{code}; print(signal.getsignal(2) is signal.SIG_IGN)\" schema cluster"

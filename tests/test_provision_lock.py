@@ -109,7 +109,7 @@ def test_another_workspace_uses_the_same_lock_of_a_cluster(workspace, hold, monk
     for name in ("one", "two"):
         (workspace / name).mkdir()
         (workspace / name / "cluster.yaml").write_text(text)
-    (path,) = {"virtual": virtual, "ssh": ssh}[provider].PROVIDER.locks(cluster.load(workspace / "one/cluster.yaml"))
+    (path,) = {"virtual": virtual, "ssh": ssh}[provider].PROVIDER.locks(cluster.load_cluster(workspace / "one/cluster.yaml"))
     assert workspace in path.parents
     hold(path)
     for name in ("one", "two"):
@@ -169,6 +169,6 @@ def test_no_other_user_can_open_the_lock_of_a_practice_cluster_and_hold_it(works
     (folder / "older.lock").touch(mode=0o644)
     monkeypatch.setattr(virtual, "LOCKS", folder)
     (workspace / "cluster.yaml").write_text(FILE.replace("SHARED", "/srv/x"))
-    (path,) = virtual.locks(cluster.load(workspace / "cluster.yaml"))
+    (path,) = virtual.locks(cluster.load_cluster(workspace / "cluster.yaml"))
     with lock.hold_locks([(path, "it")], []):
         assert [one.stat().st_mode & 0o777 for one in (folder, path, folder / "older.lock")] == [0o700, 0o600, 0o600]

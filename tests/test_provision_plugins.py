@@ -22,7 +22,7 @@ TESTS = Path(__file__).parent
 
 def defined(folder: str, kind: type) -> dict[str, Any]:
     """Returns all objects of this type that the files of a folder define, by FILE.NAME."""
-    modules = registry.load_all(f"provision.{folder}")
+    modules = registry.load_plugins(f"provision.{folder}")
     return {f"{one.__name__}.{name}": value for one in modules for name, value in vars(one).items() if isinstance(value, kind)}
 
 
@@ -40,7 +40,7 @@ def test_the_names_of_facts_are_not_used_twice():
     assert sorted(names) == sorted(set(names))
 
 
-@pytest.mark.parametrize("name", registry.modules("provision.facts"))
+@pytest.mark.parametrize("name", registry.plugin_names("provision.facts"))
 def test_the_parser_of_a_fact_is_tested(name):
     used = re.compile(rf"from provision\.facts(\.{name} import| import [^\n]*\b{name}\b)")
     assert any(used.search(path.read_text()) for path in TESTS.glob("test_*.py"))

@@ -18,7 +18,7 @@ from provision.plan import OperationStep
 from provision.providers import ssh
 from shardlab.cluster import cluster
 from shardlab.errors import InputError
-from shardlab.remote.remote import CommandOutput, Unreachable, putting
+from shardlab.remote.remote import CommandOutput, Unreachable, put_command
 from shardlab.terminal.console import Output
 
 NOBODY = 65534
@@ -51,7 +51,7 @@ class AsNobody:
         return CommandOutput(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def put(self, content, path, *, mode, owner):
-        return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=HANG_S, stdin=content, root=bool(owner))
+        return self.run(put_command(content, path, mode=mode, owner=owner), timeout_s=HANG_S, stdin=content, root=bool(owner))
 
 
 @pytest.fixture
@@ -198,4 +198,4 @@ def test_commands_that_would_steer_a_terminal_are_not_printed(capsys, steering):
 def test_a_file_that_cannot_be_provisioned_without_root_is_refused(tmp_path, text, says):
     (tmp_path / "cluster.yaml").write_text(f"schema: 1\nname: lab\n{text}")
     with pytest.raises(InputError, match=says):
-        cluster.load(tmp_path / "cluster.yaml")
+        cluster.load_cluster(tmp_path / "cluster.yaml")

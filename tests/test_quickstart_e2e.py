@@ -76,7 +76,7 @@ def test_numbers_have_units_and_leave_out_what_was_not_measured(walked):
     assert row(walked, strategy="single", workload="gpt2-tiny")["metrics"].keys() >= {"throughput_per_s", "final_loss"}
     of_gpus = {"gpu_pct", "gpu_memory_pct", "reserved_memory_bytes", "mfu_pct", "energy_j"}
     assert of_gpus <= {metric["name"] for metric in walked.json("collect", "metrics")}
-    if not host.observe().gpus:
+    if not host.read_host().gpus:
         assert not of_gpus & metrics.keys()
     assert row(walked, workload="vit-tiny")["metrics"] == {}
 
@@ -86,7 +86,7 @@ def test_every_output_of_a_rehearsal_is_marked(walked):
     assert REHEARSAL in walked.printed
     assert REHEARSAL in page
     # Two of the ten runs are by torchrun, whose ranks use GPUs if there are any.
-    marked = 8 if host.observe().gpus else 10
+    marked = 8 if host.read_host().gpus else 10
     assert f"{marked} of them a {REHEARSAL}" in walked.run("jobs", "status").stdout
     assert sum(folder.read_run().rehearsal for folder in walked.folders()) == marked
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardlab.errors import WorkspaceError
 from shardlab.files import files
-from shardlab.runs.record import Event, LineWriter, StepRecord, damaged_line, read_lines
+from shardlab.runs.record import Event, LineWriter, StepRecord, find_damaged_line, read_lines
 
 STEP = StepRecord(schema=1, step=1, t_s=1.0, wall_s=2.0, loss=0.5, units=8, step_ms=3.0)
 
@@ -61,7 +61,7 @@ def test_a_line_that_is_nested_too_deeply_is_a_bad_line_like_any_other(tmp_path)
     path.write_bytes(good + deep + good)
     found = read_lines(path, Event)
     assert (len(found.records), found.corrupt, found.truncated) == (2, 1, False)
-    assert damaged_line(path, Event) == (2, "its values are nested too deeply")
+    assert find_damaged_line(path, Event) == (2, "its values are nested too deeply")
     path.write_bytes(good + deep.rstrip(b"\n"))
     found = read_lines(path, Event)
     assert (len(found.records), found.corrupt, found.truncated) == (1, 0, True)

@@ -121,7 +121,7 @@ def in_slurm(tmp_path_factory):
         assert study.jobs("submit") == 0
         failed = study.workspace.all_runs()[0]
         failed.claim.mkdir()
-        failed.write_event("attempt", "started", **host.this_process(), job="1", restarts=0)
+        failed.write_event("attempt", "started", **host.identify_this_process(), job="1", restarts=0)
         failed.write_event("attempt", "exited", code=1, reason="node_fail", why="lost", steps=0)
         state = queue.state()
         (queue.folder / "queue.json").write_text(json.dumps({**state, "tasks": state["tasks"][1:]}))

@@ -229,7 +229,7 @@ def test_a_number_outside_its_bounds_is_a_damaged_line_of_one_run(tmp_path, caps
 def test_a_number_of_the_expansion_outside_its_bounds_is_reported(tmp_path, capsys, key):
     workspace = support.Workspace(tmp_path / "w")
     support.keep(workspace, [support.cell()])
-    path = workspace.own / "matrices" / "quickstart.json"
+    path = workspace.shardlab_folder / "matrices" / "quickstart.json"
     document = json.loads(path.read_bytes())
     document["cells"][0]["cell"][key] = 2**63
     path.write_text(json.dumps(document))
@@ -239,12 +239,12 @@ def test_a_number_of_the_expansion_outside_its_bounds_is_reported(tmp_path, caps
 
 def test_an_unexpected_exception_about_a_run_sets_this_run_aside(study, monkeypatch, capsys):
     bad, other = study.workspace.all_runs()
-    judge = RunDir.verdict_and_result
+    judge = RunDir.judge_with_result
 
     def fail(folder, *arguments):
         return judge(folder, *arguments) if folder.run_id != bad.run_id else 1 / 0
 
-    monkeypatch.setattr(RunDir, "verdict_and_result", fail)
+    monkeypatch.setattr(RunDir, "judge_with_result", fail)
     with pytest.raises(ZeroDivisionError):  # a defect keeps its traceback in our tests
         study.jobs("status")
     monkeypatch.setattr(run_guard, "UNEXPECTED", (Exception,))
@@ -283,7 +283,7 @@ def test_a_pattern_of_a_type_allows_no_line_break_at_the_end():
     found = set(patterns(components))
     assert len(found) > 20
     assert all(text.endswith("\\Z") or text in (r"^/", r"^--(output|array|dependency)=") for text in found), found
-    assert not any("\\Z" in text for schema in json_schema.schemas().values() for text in patterns(schema))
+    assert not any("\\Z" in text for schema in json_schema.make_schemas().values() for text in patterns(schema))
     root = Path(record_types.__file__).parents[1]
     sources = [
         path for name in ("shardlab", "provision", "jobs", "trainers", "collect") for path in (root / name).rglob("*.py")

@@ -8,11 +8,11 @@ from functools import partial
 from support_bounds import refusal
 from support_golden import same_as_golden
 
-from jobs import plan
-from shardlab import cluster
-from shardlab.cluster import THIS_MACHINE
+from jobs.planning import plan
+from shardlab.cluster import cluster
+from shardlab.cluster.cluster import THIS_MACHINE
 from shardlab.errors import InputError
-from shardlab.workspace import Workspace
+from shardlab.workspace.workspace import Workspace
 
 NODES = "nodes: [{name: a, host: h1, roles: [controller, worker]}, {name: b, host: h2}]\n"
 PRACTICE = "provider: virtual\nstorage: {shared: /srv/x}\n"
@@ -98,10 +98,10 @@ MATRICES = {
 def test_refusals_of_files_are_whole_sentences(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     workspace, lines = Workspace(tmp_path), []
-    plan_all = partial(plan.of, where=None, repeats=None)
+    plan_all = partial(plan.plan_matrix, where=None, repeats=None)
     for name, text in CLUSTERS.items():
         (tmp_path / "c.yaml").write_text(f"schema: 1\nname: c\n{text}")
-        lines.append(f"{name}\n    {refusal(cluster.load, tmp_path / 'c.yaml', of=InputError)}\n")
+        lines.append(f"{name}\n    {refusal(cluster.load_cluster, tmp_path / 'c.yaml', of=InputError)}\n")
     for name, text in MATRICES.items():
         (tmp_path / "m.yaml").write_text(f"schema: 1\nname: m\n{text}")
         lines.append(f"{name}\n    {refusal(plan_all, workspace, str(tmp_path / 'm.yaml'), THIS_MACHINE, of=InputError)}\n")

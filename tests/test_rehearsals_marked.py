@@ -134,8 +134,8 @@ def marks_in(document):
 
 @pytest.mark.parametrize("command", PLANS)
 def test_a_matrix_planned_without_gpus_is_marked_as_a_rehearsal_before_it_runs(call, tmp_path, monkeypatch, command):
-    without_gpus = msgspec.structs.replace(host.observe(), gpus=None)
-    monkeypatch.setattr(host, "observe", lambda: without_gpus)
+    without_gpus = msgspec.structs.replace(host.read_host(), gpus=None)
+    monkeypatch.setattr(host, "read_host", lambda: without_gpus)
     file = tmp_path / "m.yaml"
     file.write_text(MATRIX)
     out, err = call(command, "--matrix", str(file), *PLANS[command], tree=tmp_path / "here")
@@ -191,7 +191,7 @@ def test_the_data_that_trackers_get_mark_a_rehearsal(workspace):
     loaded = load_matrix(workspace, None)
     tracked = [
         *tracked_run.tracked_runs(loaded, summarize(loaded, "single")),
-        tracked_run.read_tracked_run(workspace, workspace.run(RUN))[1],
+        tracked_run.read_tracked_run(workspace, workspace.find_run(RUN))[1],
     ]
     assert [(run.config["rehearsal"], run.tags[-1]) for run in tracked] == [(True, "rehearsal")] * 5
 
@@ -297,6 +297,6 @@ NODES = "nodes: [{name: n0, host: 10.9.9.1, roles: [controller, worker]}]\n"
 def test_a_plan_knows_whether_its_ranks_will_have_gpus(tmp_path, text, launcher, expected):
     file = tmp_path / "cluster.yaml"
     file.write_text(f"schema: 1\nname: site\n{text}")
-    source = render.make_render_context("m", cluster.load(file), Workspace(tmp_path))
+    source = render.make_render_context("m", cluster.load_cluster(file), Workspace(tmp_path))
     cell = msgspec.structs.replace(CELLS[1], launcher=launcher)
     assert render.make_run(cell, 1, 1, source).rehearsal is expected

@@ -49,7 +49,7 @@ def test_output_of_the_users_bashrc_is_no_part_of_the_document(ssh):
 
 def test_given_bytes_arrive_as_standard_input(ssh):
     ssh("cat")
-    assert THERE.ask("shardlab.remote.upload", [], dict[str, str], given=json.dumps({"a": "b"}).encode()) == {"a": "b"}
+    assert THERE.ask("shardlab.remote.upload", [], dict[str, str], input_bytes=json.dumps({"a": "b"}).encode()) == {"a": "b"}
 
 
 @pytest.mark.parametrize(

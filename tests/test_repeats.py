@@ -51,7 +51,7 @@ def planned(capsys, *words):
 
 
 def test_cells_that_claims_name_run_more_often(file):
-    found = matrix.load(file)
+    found = matrix.load_matrix(file)
     cells = resolve_cells(found)
     counts = repeats.count_repeats(found.file, cells, None)
     assert {cell.strategy: counts[cell.name()] for cell in cells} == {"single": 3, "ddp": 3, "fsdp2": 1}
@@ -65,7 +65,7 @@ def test_arguments_of_a_metric_choose_no_cell(file):
     """In a claim, `of` and `accuracy_pct` are arguments of a metric and not keys of a cell. If `jobs` treated them as keys, the
     claim would name no cell."""
     file.write_text(TEXT.replace("throughput_per_s(strategy='ddp')", "operator_ms(strategy='fsdp2', of='GEMM')"))
-    found = matrix.load(file)
+    found = matrix.load_matrix(file)
     cells = resolve_cells(found)
     counts = repeats.count_repeats(found.file, cells, None)
     assert {cell.strategy: counts[cell.name()] for cell in cells} == {"single": 3, "ddp": 1, "fsdp2": 3}
@@ -132,9 +132,9 @@ def test_a_run_whose_events_cannot_be_read_has_no_known_time(file, tmp_path):
 
 def test_rendering_notes_the_runs_of_each_cell(file, tmp_path):
     assert main(["render", "--matrix", str(file), "--workspace", str(tmp_path)]) == 0
-    found = {cell.cell.strategy: len(cell.runs) for cell in Workspace(tmp_path).expansion("small").cells}
+    found = {cell.cell.strategy: len(cell.runs) for cell in Workspace(tmp_path).read_expansion("small").cells}
     assert found == {"single": 3, "ddp": 3, "fsdp2": 1}
-    names = {run_id(cell, 3) for cell in resolve_cells(matrix.load(file)) if cell.strategy != "fsdp2"}
+    names = {run_id(cell, 3) for cell in resolve_cells(matrix.load_matrix(file)) if cell.strategy != "fsdp2"}
     assert len(list((tmp_path / "runs").iterdir())) == 7
     assert names <= {path.name for path in (tmp_path / "runs").iterdir()}
 
@@ -151,5 +151,5 @@ def test_rendering_notes_the_runs_of_each_cell(file, tmp_path):
 def test_wrong_repeats_are_refused_with_their_place(file, text, place):
     file.write_text(TEXT.replace("repeats: {claims: 3, others: 1}", text))
     with pytest.raises(InputError) as caught:
-        matrix.load(file)
+        matrix.load_matrix(file)
     assert place in str(caught.value)

@@ -54,7 +54,7 @@ def test_a_run_is_complete_when_its_slowest_rank_is(ended, behind):
     folder = ended(None, recorded=10)
     lines = folder.steps_file(behind).read_bytes().splitlines(keepends=True)
     folder.steps_file(behind).write_bytes(b"".join(lines[:9]))
-    assert folder.timed_steps(CELL.gpus) == 9
+    assert folder.count_timed_steps(CELL.gpus) == 9
     assert folder.judge().why == "exit code 0, but 9 steps are recorded of 10"
 
 

@@ -18,14 +18,14 @@ from shardlab.matrix import matrix
 from shardlab.matrix.cell import Draft
 
 ROOT = Path(__file__).parent.parent
-schemas = functools.cache(json_schema.schemas)
-READERS = {"cluster": cluster.load, "matrix": matrix.load}
+schemas = functools.cache(json_schema.make_schemas)
+READERS = {"cluster": cluster.load_cluster, "matrix": matrix.load_matrix}
 FILES = [("cluster", ROOT / "examples/local.yaml"), *(("matrix", path) for path in sorted((ROOT / "matrices").glob("*.yaml")))]
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_files_are_current(name, capsys):
-    made = json_schema.text(schemas()[name])
+    made = json_schema.encode_schema(schemas()[name])
     assert (json_schema.FOLDER / f"{name}.schema.json").read_bytes() == made, "make golden, then read the diff"
     assert main(["schema", name]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(made)
@@ -132,7 +132,7 @@ def test_the_bounds_of_each_key_are_those_of_the_reader(tmp_path):
             assert mistakes("matrix", {"schema": 1, "name": "a", "defaults": {key: bound + right}}) == [], (key, bound)
             (tmp_path / "file.yaml").write_text(f"{{schema: 1, name: a, defaults: {{{key}: {bound + wrong}}}}}")
             with pytest.raises(InputError, match=re.escape(key)):
-                matrix.load(tmp_path / "file.yaml")
+                matrix.load_matrix(tmp_path / "file.yaml")
     assert tried > 20
 
 

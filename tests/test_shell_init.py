@@ -122,7 +122,8 @@ def test_on_a_terminal_verbs_of_jobs_reach_our_command(name, stand_in):
     if not shutil.which(name):
         pytest.skip(f"{name} is not installed here")
     command = f"{shlex.quote(sys.executable)} -c " + shlex.quote(
-        f"from shardlab.terminal import shell_init; print(shell_init.init({name!r}, ['submit'], [{str(stand_in)!r}]))"
+        f"from shardlab.terminal import shell_init; print(shell_init.make_shell_code({name!r}, ['submit'], "
+        f"[{str(stand_in)!r}]))"
     )
     out = stand_in.parent / "said"
     said = type_into(
@@ -134,7 +135,7 @@ def test_on_a_terminal_verbs_of_jobs_reach_our_command(name, stand_in):
 
 @pytest.mark.parametrize("name", SHELLS)
 def test_words_and_exit_code_pass_through(name, stand_in):
-    text = shell_init.init(name, ["submit"], [str(stand_in)])
+    text = shell_init.make_shell_code(name, ["submit"], [str(stand_in)])
     status = "$status" if name == "fish" else "$?"
     done = script(name, f"{text}\n{text}\njobs submit --matrix 'a b' '' '*'; echo rc={status}\njobs -l; echo rc={status}")
     assert done.stdout.splitlines()[:2] == ["ours:[jobs][submit][--matrix][a b][][*]", "rc=7"]
@@ -145,14 +146,14 @@ def test_words_and_exit_code_pass_through(name, stand_in):
 @pytest.mark.parametrize("name", [shell for shell in SHELLS if shell.values != ("zsh",)])
 def test_background_jobs_are_listed_in_scripts(name):
     monitor = "status job-control full" if name == "fish" else "set -m"
-    text = shell_init.init(name, ["submit"], ["/nowhere/shardlab"])
+    text = shell_init.make_shell_code(name, ["submit"], ["/nowhere/shardlab"])
     end = "kill (jobs -p)" if name == "fish" else "kill %1"
     done = script(name, f"{monitor}\n{text}\nsleep 77 &\njobs\njobs -l\njobs %1\njobs -p\n{end}")
     assert done.stdout.count("sleep 77") >= 3, done
 
 
 def test_bash_survives_strict_mode(stand_in):
-    text = shell_init.init("bash", ["submit", "logs"], [str(stand_in)])
+    text = shell_init.make_shell_code("bash", ["submit", "logs"], [str(stand_in)])
     done = script(
         "bash",
         f"set -euo pipefail -m\n{text}\njobs\nsleep 77 &\njobs %1\njobs\nkill %1\njobs submit || echo rc=$?\njobs logs\n",
@@ -193,13 +194,13 @@ def test_our_command_is_found_again_from_any_folder(tmp_path, monkeypatch):
 
 def test_an_unknown_shell_prints_the_menu(monkeypatch):
     with pytest.raises(UnknownName, match=r"unknown shell 'tcsh'.*bash, fish, zsh"):
-        shell_init.init("tcsh", [])
+        shell_init.make_shell_code("tcsh", [])
     monkeypatch.setattr(os, "getppid", os.getpid)  # running_shell finds no shell as parent process, so $SHELL decides
     monkeypatch.setenv("SHELL", "/bin/csh")
     with pytest.raises(UnknownName, match="'csh'"):
-        shell_init.init(None, [])
+        shell_init.make_shell_code(None, [])
     monkeypatch.setenv("SHELL", "/usr/local/bin/fish")
-    assert shell_init.running_shell() == "fish"
+    assert shell_init.detect_shell() == "fish"
 
 
 def teach(name):

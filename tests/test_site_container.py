@@ -66,7 +66,7 @@ class LoginWithoutJobs(UserNode):
 
 def described(tmp_path: Path, text: str) -> cluster.Cluster:
     (tmp_path / "cluster.yaml").write_text(text)
-    return cluster.load(tmp_path / "cluster.yaml")
+    return cluster.load_cluster(tmp_path / "cluster.yaml")
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_srun_mounts_the_disk_of_the_node_if_data_is_copied_there(tmp_path, monk
     run = msgspec.structs.replace(run_of("torchrun"), scheduler="slurm", limit_s=600)
     for stage, options in (("node", [f",{tmp_path}:{tmp_path}", "--no-container-remap-root"]), (None, [])):
         text = render.render_script(msgspec.structs.replace(run, data_stage=stage), Path("/runs/a"), site, None)
-        command = container.with_node_disk(
+        command = container.replace_node_disk(
             shlex.split(text.rpartition(" -- ")[0].partition("jobs.supervisor.attempt . -- ")[2])
         )
         assert not any("$SHARDLAB" in word for word in command)

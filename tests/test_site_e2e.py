@@ -62,7 +62,7 @@ def with_runs(site, ready):
 
 
 def test_the_site_describes_itself(site, described):
-    made = cluster.load(site.desk / "cluster.yaml")
+    made = cluster.load_cluster(site.desk / "cluster.yaml")
     assert (made.provider, made.login and made.login.host) == ("slurm", "uni")
     assert made.slurm is not None
     assert made.slurm.partition == site.slurm.cluster.slurm.partition

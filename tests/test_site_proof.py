@@ -177,7 +177,7 @@ def at(tmp_path, sinfo: str = SINFO, partition: str = "gpu", constraint: str = "
     """Returns a site and its login node, whose answers of Slurm are given by the arguments."""
     text = FILE.replace("PARTITION", partition).replace("CONSTRAINT", constraint).replace("SHARED", str(tmp_path / "shared"))
     (tmp_path / "cluster.yaml").write_text(text)
-    described = cluster.load(tmp_path / "cluster.yaml")
+    described = cluster.load_cluster(tmp_path / "cluster.yaml")
     node = LoginHere(name="login", python=str(tmp_path / "shared/python-0/bin/python"))
     target = Target(node, Facts(node))
     target.facts.answers[NODE_TYPES.name] = parse(sinfo)

@@ -64,7 +64,7 @@ def test_partitions_of_several_gpu_types_are_proposed_for_matrices_with_types(tm
     block = re.search(r"  # partitions:\n(?:  #   - .*\n)+", text)
     assert block is not None
     (tmp_path / "cluster.yaml").write_text(text.replace(block[0], block[0].replace("# ", "")))
-    known = cluster.load(tmp_path / "cluster.yaml")
+    known = cluster.load_cluster(tmp_path / "cluster.yaml")
     assert [(one.name, one.gpus.type, one.gpus.per_node, one.max_nodes) for one in known.slurm.partitions] == [
         ("gpu-a100", "a100", 4, 8),
         ("gpu-a100", "v100", 2, 8),
@@ -167,7 +167,7 @@ def test_the_login_node_is_asked_and_nothing_is_submitted_or_written(tmp_path, l
     assert len(asked) == 3
     assert all(line.startswith(" --test-only ") for line in asked)
     (tmp_path / "cluster.yaml").write_text(text)
-    made = cluster.load(tmp_path / "cluster.yaml")
+    made = cluster.load_cluster(tmp_path / "cluster.yaml")
     assert made.slurm is not None
     assert (made.provider, made.slurm.partition, made.slurm.account) == ("slurm", "gpu-a100", "abc_g")
     (login / "accounts").unlink()

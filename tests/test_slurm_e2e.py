@@ -16,9 +16,9 @@ from support_slurm import FOREVER, MATRIX, RANKS, Desk, Study
 
 import templates
 from shardlab.runs import suspension
-from shardlab.runs.checkpoint import step_of, whole
+from shardlab.runs.checkpoint import complete_checkpoints, step_of_checkpoint
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.suspension import LEAST_S
+from shardlab.runs.suspension import MIN_SUSPENSION_S
 
 pytestmark = pytest.mark.e2e
 # A key of the cluster file that makes jobs wait in the queue, for tests in which no job has to run.
@@ -293,7 +293,7 @@ def test_a_run_past_its_time_limit_resumes_from_its_checkpoint(study):
     one.jobs("submit", "--matrix", name)
     one.until(lambda: one.events("requeued"), "its time is up and Slurm has it again")
     (folder,) = one.folders()
-    (saved,) = whole(folder.path)
+    (saved,) = complete_checkpoints(folder.path)
     assert one.states() == ["pending"]
     job = one.events("submitted")[0].data["job"]
 
@@ -303,7 +303,7 @@ def test_a_run_past_its_time_limit_resumes_from_its_checkpoint(study):
         return one.events("resumed")
 
     (resumed,) = one.until(goes_on, "it goes on")
-    assert resumed.data["step"] == step_of(saved)
+    assert resumed.data["step"] == step_of_checkpoint(saved)
     assert one.events("started")[-1].data["restarts"] == 1
     assert one.states() == ["running"]
 
@@ -385,17 +385,17 @@ def test_a_suspended_run_continues_and_its_suspension_is_recorded(study):
         one.until(lambda: one.runs()[0]["scheduler"]["raw"] == "SUSPENDED", "Slurm has suspended it")
         # Slurm reports the suspension a moment before it stops the processes.
         one.until(lambda: {one.slurm.run(node, PROCESS_STATES) for node in ("work1", "work2")} == {"T\n"}, "all are stopped")
-        time.sleep(LEAST_S)
+        time.sleep(MIN_SUSPENSION_S)
         assert one.states() == ["running"]
         before = len(folder.steps(3).records)
     finally:
         one.slurm.run("head", f"scontrol resume {job}", root=True)
     (still,) = one.until(lambda: one.events("stood_still"), "its supervisor knows")
-    assert still.data["seconds"] >= LEAST_S
+    assert still.data["seconds"] >= MIN_SUSPENSION_S
     one.until(lambda: len(folder.steps(3).records) > before + 1, "it makes more steps")
     (run,) = one.runs()
     assert (run["state"], run["scheduler"]["raw"]) == ("running", "RUNNING")
-    records = suspension.mark_suspended(folder.steps(3).records, suspension.of(folder.events()))
+    records = suspension.mark_suspended(folder.steps(3).records, suspension.read_suspensions(folder.events()))
     counted = [record for record in records if not record.watched]
     assert counted
     assert not any(holds_pause(record, still) for record in counted)

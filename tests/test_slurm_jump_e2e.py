@@ -56,7 +56,7 @@ def desk(slurm, tmp_path):
     folder = tmp_path / "100% 'far'"
     folder.mkdir()
     found = Desk(slurm, folder, in_home)
-    own = Workspace(folder).own
+    own = Workspace(folder).shardlab_folder
     keys = dict(line.split(" ", 1) for line in (own / "known_hosts").read_text().splitlines())
     names = {"head": "head", "work2": "work2", address["work1"].host: "work1"}
     (own / "known_hosts").write_text("".join(f"{name} {keys[address[node].host]}\n" for name, node in names.items()))

@@ -28,7 +28,7 @@ def study(tmp_path, queue):
 
 
 def untouched(study):
-    return not study.workspace.runs.exists() and not list(study.workspace.own.glob("matrices/*"))
+    return not study.workspace.runs.exists() and not list(study.workspace.shardlab_folder.glob("matrices/*"))
 
 
 @pytest.mark.parametrize("verb", [["submit"], ["submit", "--dry-run"]])

@@ -28,7 +28,7 @@ def test_folders_of_bytecode_are_not_listed(tmp_path, monkeypatch):
     (tmp_path / "jobs" / "plan.py").write_text("")
     listed, scandir = [], os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: listed.append(os.fspath(path)) or scandir(path))
-    assert list(source_digest.sources(["jobs"], tmp_path)) == [tmp_path / "jobs" / "plan.py"]
+    assert list(source_digest.source_files(["jobs"], tmp_path)) == [tmp_path / "jobs" / "plan.py"]
     assert listed == [str(tmp_path / "jobs")]
 
 
@@ -39,11 +39,11 @@ def test_the_digest_does_not_depend_on_the_order_in_which_folders_are_listed(tmp
         (tmp_path / "jobs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "jobs" / name).write_text(name)
     reversed_folders = support_folder_order.reverse(monkeypatch)
-    digests = [source_digest.of(["jobs"], tmp_path)]
+    digests = [source_digest.digest_packages(["jobs"], tmp_path)]
     assert {tmp_path / "jobs", tmp_path / "jobs" / "slurm"} <= reversed_folders
     monkeypatch.undo()
-    digests.append(source_digest.of(["jobs"], tmp_path))
+    digests.append(source_digest.digest_packages(["jobs"], tmp_path))
     assert digests[0] == digests[1]
-    assert [path.name for path in source_digest.sources(["jobs"], tmp_path)] == [
+    assert [path.name for path in source_digest.source_files(["jobs"], tmp_path)] == [
         "cli.py", "plan.py", "commands.py", "query.py", "step.py",
     ]  # fmt: skip

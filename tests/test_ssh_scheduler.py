@@ -190,7 +190,7 @@ def test_a_killed_runner_does_not_free_the_nodes_of_its_runs(nodes):
     at_work, waits = nodes.run(1, 2, RUNS), nodes.run(2, 1, "true")
     queue = nodes.submit(at_work, waits)
     up(at_work, 2)
-    pid = json.loads((nodes.workspace.own / "ssh/runner.json").read_text())["pid"]
+    pid = json.loads((nodes.workspace.shardlab_folder / "ssh/runner.json").read_text())["pid"]
     psutil.Process(pid).kill()
     until(lambda: not queue.is_runner_alive(), "the runner is gone")
     nodes.start_runner()
@@ -210,7 +210,7 @@ def workspace(tmp_path):
 
 def test_the_script_of_a_run_over_ssh_is_the_golden_text(monkeypatch, workspace):
     monkeypatch.setattr(sys, "executable", "/opt/my env/bin/python3")
-    where = cluster.load(workspace.path / "cluster.yaml")
+    where = cluster.load_cluster(workspace.path / "cluster.yaml")
     source = render.make_render_context("m", where, workspace)
     assert source.scheduler == "ssh"
     run = msgspec.structs.replace(run_of("torchrun"), scheduler="ssh")
@@ -222,7 +222,7 @@ def test_a_cell_takes_the_fewest_nodes_that_hold_its_gpus(workspace, capsys):
         "schema: 1\nname: small\ndefaults: {workload: vgg16-tiny, strategy: ddp, steps: 3, global_batch_size: 24}\n"
         "axes: {gpus: [2, 4, 6], launcher: [torchrun]}\n"
     )
-    where = cluster.load(workspace.path / "cluster.yaml")
+    where = cluster.load_cluster(workspace.path / "cluster.yaml")
     planned = plan.plan_matrix(workspace, str(workspace.path / "small.yaml"), where, where=None, repeats=None)
     assert [cell.nnodes for cell in planned.cells] == [1, 2, 3]
     assert [misfit.why for misfit in planned.misfits] == ["needs 3 nodes, the cluster has 2."]
@@ -234,7 +234,11 @@ def test_a_launcher_that_needs_slurm_is_refused(workspace, capsys):
         "axes: {gpus: [2], launcher: [submitit]}\n"
     )
     planned = plan.plan_matrix(
-        workspace, str(workspace.path / "small.yaml"), cluster.load(workspace.path / "cluster.yaml"), where=None, repeats=None
+        workspace,
+        str(workspace.path / "small.yaml"),
+        cluster.load_cluster(workspace.path / "cluster.yaml"),
+        where=None,
+        repeats=None,
     )
     assert "starts its ranks by Slurm, which the cluster does not have. Allowed: deepspeed" in planned.misfits[0].why
 
@@ -244,7 +248,7 @@ def test_a_cluster_file_without_logins_between_nodes_is_refused(shared, tmp_path
     text = FILE.replace("ssh: {between_nodes: true}\n", "").replace("storage: {shared: SHARED}\n", shared)
     (tmp_path / "cluster.yaml").write_text(text.replace("SHARED", str(tmp_path)))
     with pytest.raises(InputError, match=r"ssh\.between_nodes: true"):
-        on_controller.must_suit_cluster(cluster.load(tmp_path / "cluster.yaml"), Workspace(tmp_path))
+        on_controller.must_suit_cluster(cluster.load_cluster(tmp_path / "cluster.yaml"), Workspace(tmp_path))
 
 
 def test_options_of_slurm_are_refused(workspace, monkeypatch, capsys):

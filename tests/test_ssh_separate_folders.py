@@ -59,7 +59,7 @@ def up(folder, *ranks):
 
 
 def test_each_node_has_its_part_and_the_first_node_gets_the_records(nodes):
-    source = frozen_source.find_source_copies_folder(nodes.workspace) / source_digest.source()
+    source = frozen_source.find_source_copies_folder(nodes.workspace) / source_digest.digest_source()
     frozen_source.freeze_source(source)
     folder = nodes.run(1, 2, RANK, source=str(source))
     assert nodes.attempt(folder, "gpu1,gpu2").wait(HANG_S) == 0
@@ -70,7 +70,7 @@ def test_each_node_has_its_part_and_the_first_node_gets_the_records(nodes):
         assert own_records | {"run.json", "task", f"trace/rank-0000{number}.json.gz", f"log/sampler.{node}.log"} <= part
         assert not {f"steps/rank-0000{1 - number}.jsonl", "claim/job", "events.controller.jsonl"} & part
         assert own_records <= here
-        assert source_digest.source(nodes.apart / node / ".shardlab/source" / source.name) == source.name
+        assert source_digest.digest_source(nodes.apart / node / ".shardlab/source" / source.name) == source.name
         for name in own_records:
             assert (folder.path / name).read_bytes() == (nodes.part(node, folder).path / name).read_bytes()
     assert not [name for name in here if name.startswith(("trace", "samples"))]
@@ -231,7 +231,7 @@ def test_a_startup_file_that_prints_disturbs_rsync_and_is_named(nodes):
 
 
 def test_other_packages_on_a_node_are_refused(nodes):
-    folder = nodes.run(1, 1, RANK, packages=source_digest.packages())
+    folder = nodes.run(1, 1, RANK, packages=source_digest.digest_installed_packages())
     (nodes.apart / "gpu1/packages/other-1.0.dist-info").mkdir(parents=True)
     assert nodes.attempt(folder, "gpu1").wait(HANG_S) != 0
     assert "gpu1: its installed packages" in folder.job_log.read_text()
@@ -421,7 +421,7 @@ def checkpointed(nodes):
     own part of the checkpoint."""
     folder = nodes.run(1, 2, RUNS.replace("exec", f"{SAVE}exec"))
     supervisor = nodes.attempt(folder, "gpu1,gpu2")
-    until(lambda: checkpoint.whole(folder.path), "the manifest of the checkpoint")
+    until(lambda: checkpoint.complete_checkpoints(folder.path), "the manifest of the checkpoint")
     run_queue.cancel(nodes.workspace, [read_run_on_disk(folder)])
     supervisor.wait(HANG_S)
     return folder
@@ -438,7 +438,7 @@ def manifest_file(tmp_path, monkeypatch):
     content = CheckpointManifest(
         schema=1, step=2, world=2, layout="sharded", strategy="ddp", tp=1, cell_hash=CELL.hash(), train_time_s=1.0, numbers={},
         files=[CheckpointFile(f"rank-0000{n}.bin", 5, hashlib.sha256(f"of {n}\n".encode()).hexdigest()) for n in (0, 1)],
-    ).sealed()  # fmt: skip
+    ).with_seal()  # fmt: skip
     (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(content))
     monkeypatch.setenv("MANIFEST", str(tmp_path / "manifest.json"))
 
@@ -551,7 +551,7 @@ def test_a_retry_without_a_usable_checkpoint_fails_with_a_sentence(nodes, manife
 def test_a_checkpoint_that_a_node_removed_is_removed_on_the_first_node(nodes, manifest_file):
     folder = nodes.run(1, 1, f"{RANK}{SAVE}until test -e /proc/self/cwd/go; do sleep 0.1; done; rm -r checkpoints/*")
     supervisor = nodes.attempt(folder, "gpu1")
-    until(lambda: checkpoint.whole(folder.path), "the manifest of the checkpoint")
+    until(lambda: checkpoint.complete_checkpoints(folder.path), "the manifest of the checkpoint")
     (nodes.part("gpu1", folder).path / "go").write_text("")
     assert supervisor.wait(HANG_S) == 0
-    assert not checkpoint.whole(folder.path)
+    assert not checkpoint.complete_checkpoints(folder.path)

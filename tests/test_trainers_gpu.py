@@ -15,7 +15,7 @@ pytest_plugins = ["support_trainers"]
 
 def has_gpu():
     """Whether torch sees a GPU. Without a driver of NVIDIA, torch is not imported."""
-    if not nvml.gpus()[1]:
+    if not nvml.read_gpus()[1]:
         return False
     asked = "import torch; raise SystemExit(not torch.cuda.is_available())"
     return subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0
@@ -110,7 +110,7 @@ def test_a_gpu_is_described_as_nvidia_smi_describes_it():
         "pcie.link.width.max",
         "driver_version",
     )
-    driver, gpus, why = nvml.gpus()
+    driver, gpus, why = nvml.read_gpus()
     assert (why, {driver}) == (None, {one["driver_version"] for one in by_nvidia_smi("driver_version", "uuid")})
     for gpu, told in zip(gpus, by_nvidia_smi(*fields), strict=True):
         assert (gpu.uuid, gpu.name) == (told["uuid"], told["name"])

@@ -109,7 +109,7 @@ def test_synchronous_servers_do_the_work_of_one_process(bench, reference, worklo
     assert (found["updates"], found["staleness_counts"], found["largest_lead_steps"]) == (10, {"0": 20}, 0)
     assert (found["optimizer"], found["momentum"], found["last_lr"]) == ("SGD", 0.9, 0.1)
     assert not run.steps_file(2).exists()  # rank 2 is the server, which records no steps
-    assert run.timed_steps(2) == 10
+    assert run.count_timed_steps(2) == 10
 
 
 def test_the_comparison_can_fail_and_bf16_rounds_and_does_no_other_work(bench, reference):
@@ -178,7 +178,7 @@ def test_a_stopped_worker_holds_the_others_up_at_the_bound_and_nowhere_else(star
     else:
         assert found["largest_lead_steps"] == bound
     assert sum(found["staleness_counts"].values()) == 2 * MANY
-    assert run_dir.timed_steps(2) == MANY
+    assert run_dir.count_timed_steps(2) == MANY
 
 
 @pytest.mark.parametrize(("strategy", "servers"), [("ps-async", 2), *only_long(("ps-async", 1), ("ps-ssp", 1))])
@@ -212,7 +212,7 @@ def test_a_worker_that_is_lost_in_the_warm_up_does_not_hold_up_the_timed_steps(s
     process(run_dir, 1).send_signal(signal.SIGKILL)
     _, errors = client.communicate(timeout=HANG_S)
     assert client.returncode == 0, errors
-    assert (run_dir.read_result().steps, run_dir.timed_steps(1), run_dir.timed_steps(2)) == (5, 5, 0)
+    assert (run_dir.read_result().steps, run_dir.count_timed_steps(1), run_dir.count_timed_steps(2)) == (5, 5, 0)
 
 
 def test_a_worker_that_is_lost_before_it_has_set_up_ends_the_run(started):
@@ -326,7 +326,7 @@ def work(rank, cell, data, store):
     ranks.leave()
 
 for path in sys.argv[1:]:
-    found = run.read(Path(path))
+    found = run.read_run(Path(path))
     store, children = tempfile.mkdtemp() + "/store", []
     for rank in range(found.cell.world_size):
         if not (pid := os.fork()):
@@ -392,13 +392,13 @@ def test_an_impossible_parameter_server_cell_is_refused_by_the_plan(tmp_path, ke
     path = tmp_path / "m.yaml"
     path.write_text(MATRIX % keys)
     with pytest.raises(InputError, match=r"(?s).*" + why.replace(".", r"\.")):
-        resolve_cells(matrix.load(path), Capacity(nodes=2, gpus=None))
+        resolve_cells(matrix.load_matrix(path), Capacity(nodes=2, gpus=None))
 
 
 def test_servers_are_additional_ranks_beside_the_workers(tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text(MATRIX % "strategy: ps-async, servers: 2, optimizer: {name: sgd, lr: 0.1}")
-    (cell,) = resolve_cells(matrix.load(path), Capacity(nodes=1, gpus=None))
+    (cell,) = resolve_cells(matrix.load_matrix(path), Capacity(nodes=1, gpus=None))
     assert (cell.gpus, cell.servers, cell.world_size, cell.dp) == (2, 2, 4, 2)
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from shardlab.errors import InputError
-from shardlab.hardware.host import usable_processors
+from shardlab.hardware.host import count_usable_processors
 from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import count_threads
 
@@ -41,4 +41,4 @@ def test_the_quota_of_a_container_limits_the_processors(tmp_path, monkeypatch, t
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     if text is not None:
         (tmp_path / "cpu.max").write_text(text)
-    assert usable_processors(tmp_path / "cpu.max") == expected
+    assert count_usable_processors(tmp_path / "cpu.max") == expected

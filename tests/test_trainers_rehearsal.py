@@ -136,7 +136,7 @@ def test_more_ranks_never_need_more_memory_if_everything_is_sharded(cell_of, reh
     """The batch of one rank is the same for every number of ranks. If everything is sharded, more ranks must not increase the
     memory of a rank."""
     worlds = WORLDS if LONG else WORLDS[::2]
-    found = [rehearse(cell_of(name, world, {"global_batch_size": 2 * world}))[0].worst.peak_bytes for world in worlds]
+    found = [rehearse(cell_of(name, world, {"global_batch_size": 2 * world}))[0].worst_rank.peak_bytes for world in worlds]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
 
@@ -177,7 +177,7 @@ def test_operations_are_those_of_the_formula(cell_of, rehearse):
     cell = cell_of("ddp", 2, {})
     answer, _ = rehearse(cell)
     per_token = menu.workload("gpt2-tiny").flops_per_unit
-    assert answer.worst.flops == pytest.approx(per_token * cell.gpu_batch_size * cell.seq_len, rel=0.02)
+    assert answer.worst_rank.flops == pytest.approx(per_token * cell.gpu_batch_size * cell.seq_len, rel=0.02)
 
 
 def test_the_categories_are_those_of_the_instrument():
@@ -196,7 +196,7 @@ def test_the_command_keeps_its_answer_in_the_cache(cell_of, tmp_path):
     request = msgspec.json.encode(RehearsalRequest(cell))
     first = _command("-", "--cache", tmp_path, given=request)
     # Standard output contains only the answer; DeepSpeed prints its own lines elsewhere.
-    answer = rehearsed.decode(first.stdout)
+    answer = rehearsed.decode_answer(first.stdout)
     assert (answer.cell, answer.world_size, answer.how) == (cell.hash(), 4, "fake_tensors")
     (kept,) = tmp_path.iterdir()
     marked = msgspec.structs.replace(answer, remarks=("from the cache",))
@@ -205,10 +205,10 @@ def test_the_command_keeps_its_answer_in_the_cache(cell_of, tmp_path):
     another = msgspec.structs.replace(cell, seed=7, steps=99)
     file = tmp_path / "request"
     file.write_bytes(msgspec.json.encode(RehearsalRequest(another)))
-    assert rehearsed.decode(_command(file, "--cache", tmp_path).stdout) == marked
+    assert rehearsed.decode_answer(_command(file, "--cache", tmp_path).stdout) == marked
     if LONG:
         kept.write_bytes(kept.read_bytes()[:100])
-        assert rehearsed.decode(_command("-", "--cache", tmp_path, given=request).stdout).remarks == ()
+        assert rehearsed.decode_answer(_command("-", "--cache", tmp_path, given=request).stdout).remarks == ()
 
 
 def test_the_key_of_the_cache_depends_on_what_changes_a_step(cell_of):
@@ -216,7 +216,7 @@ def test_the_key_of_the_cache_depends_on_what_changes_a_step(cell_of):
 
     def key(full_depth=False, **keys):
         cell = cell_of("fsdp2", 4, keys)
-        return RehearsalRequest(cell).key(full_depth=full_depth)
+        return RehearsalRequest(cell).cache_key(full_depth=full_depth)
 
     assert key() == key(seed=1, steps=3, launcher="torchrun")
     assert (
@@ -226,7 +226,7 @@ def test_the_key_of_the_cache_depends_on_what_changes_a_step(cell_of):
 
 def test_a_cell_that_cannot_be_rehearsed_has_a_reason(cell_of):
     request = RehearsalRequest(cell_of("fsdp2", 4, {"options": {"offload": "cpu"}}))
-    answer = rehearsed.decode(_command("-", given=msgspec.json.encode(request)).stdout)
+    answer = rehearsed.decode_answer(_command("-", given=msgspec.json.encode(request)).stdout)
     assert isinstance(answer, NotRehearsed)
     assert answer.why.startswith("offload: ")
 
@@ -243,13 +243,13 @@ def test_a_layer_of_seven_billion_parameters_is_rehearsed_on_512_ranks(cell_of, 
     keys = {"workload": "llm-7b", "global_batch_size": 512, "precision": "bf16", "optimizer": ADAMW}
     cell = cell_of("fsdp2", 512, {**keys, "activation_checkpointing": "full", "options": {"n_layer": layers}})
     answer, _ = rehearse(cell)
-    gathers = {c.payload_bytes: c.times for c in answer.worst.collectives if c.op == "all_gather"}
+    gathers = {c.payload_bytes: c.times for c in answer.worst_rank.collectives if c.op == "all_gather"}
     # The bytes of one gather. FSDP2 pads rows to a multiple of the number of ranks: 11,008 rows of the MLP become 11,264, and
     # 32,000 rows of the embedding tables become 32,256. A number in bf16 has 2 bytes.
     block = 4 * 4096**2 + 2 * 11_264 * 4096 + 4096 * 11_008 + 2 * 4096
     rest = 2 * 32_256 * 4096 + 4096
     assert gathers == {2 * block: 2 * layers, 2 * rest: 1}
-    kept = answer.worst.kept
+    kept = answer.worst_rank.kept
     mine = 4 * (layers * block + rest) // 512  # the bytes of the fp32 weights that one of the 512 ranks holds
     assert kept.parameter == pytest.approx(mine, rel=0.01)
     assert kept.optimizer_state == pytest.approx(2 * mine, rel=0.01)

@@ -51,7 +51,7 @@ def test_step_records_count_warm_up_apart_and_their_parts_add_up(run):
             assert min(parts) > 0
             assert sum(parts) == pytest.approx(r.step_ms)
             assert r.allocated_bytes is None  # without a GPU, the record has no GPU memory
-    assert run.timed_steps(2) == 6
+    assert run.count_timed_steps(2) == 6
 
 
 def test_each_rank_counts_its_own_processor_time_and_storage(run):

@@ -71,7 +71,7 @@ def spelled(tmp_path, how):
 
 def folder_of(path):
     found = Workspace(Path(path))
-    return remote_workspace.of(found, cluster.load(found.path / "cluster.yaml")).workspace
+    return remote_workspace.find_remote_workspace(found, cluster.load_cluster(found.path / "cluster.yaml")).workspace
 
 
 def test_runs_are_sent_to_one_folder_of_the_cluster_by_every_spelling(ws, tmp_path, monkeypatch):
@@ -94,18 +94,18 @@ def test_runs_are_sent_to_one_folder_of_the_cluster_by_every_spelling(ws, tmp_pa
 def test_a_workspace_that_was_recorded_by_another_spelling_keeps_its_folder(ws, tmp_path, how):
     old = recorded_away(ws, f"{tmp_path}/link")
     assert folder_of(spelled(tmp_path, how)) == old.workspace
-    assert remote_workspace.of(Workspace(ws), cluster.load(ws / "cluster.yaml")).mark == old.mark
+    assert remote_workspace.find_remote_workspace(Workspace(ws), cluster.load_cluster(ws / "cluster.yaml")).mark == old.mark
 
 
 def recorded_away(ws, path, shared="/mydata"):
     """Writes the record that an older version of shardlab would have written for this spelling of the path. Returns the
     record."""
-    there = remote_workspace.of(Workspace(ws), cluster.load(ws / "cluster.yaml"))
+    there = remote_workspace.find_remote_workspace(Workspace(ws), cluster.load_cluster(ws / "cluster.yaml"))
     fields = {name: getattr(there, name) for name in there.__struct_fields__}
     old = remote_workspace.RemoteWorkspace(
         **fields | {"workspace": f"{shared}/workspaces/link-01234567", "mark": f"host:{path}\n"}
     )
-    remote_workspace.keep(Workspace(ws), old)
+    remote_workspace.write_remote_workspace(Workspace(ws), old)
     return old
 
 
@@ -126,16 +126,18 @@ def test_a_copy_of_a_workspace_changes_no_runs_of_the_first_one(ws, tmp_path, ve
     said = capsys.readouterr().err
     assert (asked, said.count("\n")) == (2, 1)
     assert f"{tmp_path / 'copy'}: is a copy of {ws}, and this command would change the runs of the original on far" in said
-    assert remote_workspace.of_this_workspace(Workspace(ws)) == remote_workspace.known(Workspace(tmp_path / "copy"))
+    assert remote_workspace.read_for_changes(Workspace(ws)) == remote_workspace.read_remote_workspace(
+        Workspace(tmp_path / "copy")
+    )
 
 
 def test_a_matrix_that_was_delivered_is_named_by_its_path_here(ws, tmp_path):
     there = recorded_away(ws, ws)
-    remote_workspace.keep_matrix(Workspace(ws), tmp_path / "my study.yaml")
+    remote_workspace.record_matrix_path(Workspace(ws), tmp_path / "my study.yaml")
     delivered = f"{there.workspace}/matrices/my study.yaml"
-    assert remote_workspace.path_here(Workspace(ws), delivered) == str(tmp_path / "my study.yaml")
+    assert remote_workspace.local_matrix_path(Workspace(ws), delivered) == str(tmp_path / "my study.yaml")
     for other in ("/opt/shardlab/matrices/paper1.yaml", f"{there.workspace}/matrices/unknown.yaml"):
-        assert remote_workspace.path_here(Workspace(ws), other) == other
+        assert remote_workspace.local_matrix_path(Workspace(ws), other) == other
 
 
 def test_another_shared_folder_of_the_cluster_gets_a_folder_of_its_own(ws):
@@ -147,7 +149,7 @@ def test_another_shared_folder_of_the_cluster_gets_a_folder_of_its_own(ws):
 @pytest.mark.parametrize("recorded", ["absolute", "a symlink", "through a symlink and back"])
 def test_practice_nodes_belong_to_their_workspace_by_every_spelling(ws, tmp_path, monkeypatch, how, recorded):
     (ws / "near.yaml").write_text(PRACTICE)
-    described = cluster.load(ws / "near.yaml")
+    described = cluster.load_cluster(ws / "near.yaml")
     monkeypatch.setattr(virtual, "STATE", tmp_path / "state")
     (tmp_path / "state/near").mkdir(parents=True)
     (tmp_path / "state/near/workspace").write_text(f"{spelled(tmp_path, recorded)}\n")

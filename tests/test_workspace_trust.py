@@ -95,7 +95,7 @@ def opened(archive, tmp_path):
 def ours(tmp_path):
     """A workspace that began on this account."""
     workspace = Workspace(tmp_path / "ours")
-    with workspace.alone():
+    with workspace.hold_runs_lock():
         assert workspace_trust.is_own(workspace)
     return workspace
 
@@ -130,7 +130,7 @@ def test_no_command_acts_in_a_workspace_that_came_from_elsewhere(opened, capsys,
     if code:
         assert "--trust" in said.err
         assert "workloads/evil.py" in said.err
-    assert not workspace_trust.allows(workspace)
+    assert not workspace_trust.is_allowed(workspace)
     assert len(workspace.all_runs()) == 1
     assert {path: path.read_bytes() for path in workspace.runs.rglob("events.*")} == before
 
@@ -143,7 +143,7 @@ def test_trust_prints_the_files_and_applies_only_to_these_files(opened, capsys):
     assert marker.exists()
     said = capsys.readouterr().err
     for name in ("workloads/evil.py", "templates/note.j2"):
-        digest = files.sha256(workspace.path / name)
+        digest = files.file_sha256(workspace.path / name)
         assert f"  {digest[:16]}  {name}\n" in said
     marker.unlink()
     assert call(workspace, "jobs render --matrix quickstart") == 0  # the user is not asked again
@@ -172,10 +172,10 @@ def test_trust_prints_the_files_and_applies_only_to_these_files(opened, capsys):
 
 def test_answers_about_code_from_another_person_are_not_used(opened, capsys):
     workspace, marker = opened
-    (answers,) = {path.parent for path in workspace.own.glob("own*/*.json")}
+    (answers,) = {path.parent for path in workspace.shardlab_folder.glob("own*/*.json")}
     (answer,) = answers.glob("*.json")
     answer.write_text(answer.read_text().replace('"parameters": 67', '"parameters": 1'))
-    answers.rename(workspace.own / "own")
+    answers.rename(workspace.shardlab_folder / "own")
     assert call(workspace, "jobs workloads --trust") == 0
     assert marker.exists()
     assert "67" in capsys.readouterr().out
@@ -183,11 +183,11 @@ def test_answers_about_code_from_another_person_are_not_used(opened, capsys):
 
 def test_copies_of_the_source_that_somebody_else_made_are_not_used(opened):
     workspace, _ = opened
-    (theirs,) = workspace.own.glob("source*/*")
+    (theirs,) = workspace.shardlab_folder.glob("source*/*")
     for name in ("sitecustomize.py", "torch.pyc", "shardlab/__pycache__/planted.pyc"):
         (theirs / name).parent.mkdir(exist_ok=True)
         (theirs / name).touch()
-    theirs.parent.rename(workspace.own / "source")
+    theirs.parent.rename(workspace.shardlab_folder / "source")
     (workspace.path / "other.yaml").write_text(PLAIN)
     shutil.rmtree(workspace.all_runs()[0].path)
     assert call(workspace, f"jobs render --matrix {workspace.path}/other.yaml --trust") == 0
@@ -199,7 +199,7 @@ def test_copies_of_the_source_that_somebody_else_made_are_not_used(opened):
 def test_a_file_beside_the_source_is_not_imported_by_runs(ours):
     (ours.path / "mine.yaml").write_text(PLAIN)
     assert call(ours, f"jobs render --matrix {ours.path}/mine.yaml") == 0
-    (copy,) = (ours.own / "source").iterdir()
+    (copy,) = (ours.shardlab_folder / "source").iterdir()
     (copy / "sitecustomize.py").touch()
     shutil.rmtree(ours.all_runs()[0].path)
     assert call(ours, f"jobs render --matrix {ours.path}/mine.yaml") == 0
@@ -234,7 +234,7 @@ def test_a_script_that_waits_is_started_only_after_trust(opened, capsys):
     queue.attend()
     assert queue.work_off(lambda: pytest.fail("nothing may start")) == 0
     assert not marker.exists()
-    workspace_trust.consent(workspace, print, jobs_cli.list_waiting_files(workspace))
+    workspace_trust.store_consent(workspace, print, jobs_cli.list_waiting_files(workspace))
     assert [folder.run_id for folder in queue.startable()] == [run.run_id]
     script.write_text(f"touch {marker}; id\n")
     assert list(queue.startable()) == []
@@ -247,7 +247,7 @@ def test_trust_prints_the_code_in_the_folders_of_runs_before_a_retry_executes_it
     shutil.rmtree(workspace.path / "workloads")
     call(workspace, "jobs retry --only oom --trust")
     assert (
-        f"  {files.sha256(run.path / 'workloads' / 'evil.py')[:16]}  runs/{run.run_id}/workloads/evil.py\n"
+        f"  {files.file_sha256(run.path / 'workloads' / 'evil.py')[:16]}  runs/{run.run_id}/workloads/evil.py\n"
         in capsys.readouterr().err
     )
 
@@ -284,11 +284,11 @@ def test_an_own_workspace_may_be_moved_and_edited_and_its_copies_are_not_own(our
     shutil.move(ours.path, tmp_path / "moved")
     moved = Workspace(tmp_path / "moved")
     assert workspace_trust.is_own(moved)
-    assert not workspace_trust.allows(copied(moved, tmp_path / "copied"))
+    assert not workspace_trust.is_allowed(copied(moved, tmp_path / "copied"))
 
 
 def test_a_mark_that_is_unpacked_again_does_not_count_even_with_the_same_inodes(ours, tmp_path):
-    mark = workspace_trust.mark_of(ours)
+    mark = workspace_trust.mark_path(ours)
     content = mark.read_bytes()
     status = mark.stat()
     (proof,) = (path for path in Path(os.environ["XDG_STATE_HOME"]).rglob("*.json") if path.stem == content.decode().strip())
@@ -296,17 +296,17 @@ def test_a_mark_that_is_unpacked_again_does_not_count_even_with_the_same_inodes(
     mark.write_bytes(content)
     os.utime(mark, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert mark.stat().st_ino == status.st_ino
-    assert not workspace_trust.allows(ours)
+    assert not workspace_trust.is_allowed(ours)
     # Nor does the proof count for another user's home folder, or if it names another mark.
     document = json.loads(proof.read_text())
     proof.write_text(json.dumps(document | {"ctime_ns": mark.stat().st_ctime_ns}))
     assert workspace_trust.is_own(ours)
     proof.unlink()
-    assert not workspace_trust.allows(ours)
+    assert not workspace_trust.is_allowed(ours)
 
 
 def test_the_mark_and_the_proof_are_readable_only_by_their_user(ours):
-    mark = workspace_trust.mark_of(ours)
+    mark = workspace_trust.mark_path(ours)
     assert mark.stat().st_mode & 0o777 == 0o600
     (folder,) = {path.parent for path in Path(os.environ["XDG_STATE_HOME"]).rglob(f"{mark.read_text().strip()}.json")}
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -322,8 +322,8 @@ def test_the_mark_and_the_proof_are_readable_only_by_their_user(ours):
 def test_a_workspace_in_which_something_is_stored_does_not_begin_here(tmp_path, there):
     files.make_folder((tmp_path / there).parent)
     (tmp_path / there).touch()
-    with Workspace(tmp_path).alone():
-        assert not workspace_trust.allows(Workspace(tmp_path))
+    with Workspace(tmp_path).hold_runs_lock():
+        assert not workspace_trust.is_allowed(Workspace(tmp_path))
 
 
 def test_an_existing_cluster_file_is_shown_before_it_is_used(tmp_path, capsys):
@@ -337,7 +337,7 @@ def test_an_existing_cluster_file_is_shown_before_it_is_used(tmp_path, capsys):
         said = capsys.readouterr().err
         assert "runs `id > pwned` in every job" in said
         assert "logs in to login.example" in said
-        workspace_trust.begin(workspace)
+        workspace_trust.begin_workspace(workspace)
     # What the user writes afterwards is the user's own.
     (tmp_path / "cluster.yaml").write_text(
         "schema: 1\nname: site\nprovider: slurm\nslurm: {setup: ['source mine']}\nstorage: {shared: /project/x}\n"
@@ -361,7 +361,7 @@ def test_another_cluster_file_of_a_folder_is_shown_before_it_is_used(tmp_path, c
     assert shown in capsys.readouterr().err
     call(workspace, f"provision {file} plan")
     assert shown not in capsys.readouterr().err
-    shutil.rmtree(workspace.own)
+    shutil.rmtree(workspace.shardlab_folder)
     workspace.runs.mkdir()  # the workspace is of somebody else now
     assert call(workspace, f"provision {file} plan") == 2
     call(workspace, f"provision {file} plan --trust")
@@ -381,7 +381,7 @@ def test_status_shows_the_fetched_runs_if_it_may_not_log_in(ours, tmp_path, caps
         schema=1, cluster="c", host="stranger.example", port=None, user=None, identity=None, known_hosts="k",
         host_keys="strict", python="/evil", workspace="/w", mark=f"here:{ours.real_path}\n", shared=False,
     )  # fmt: skip
-    remote_workspace.keep(ours, away)
+    remote_workspace.write_remote_workspace(ours, away)
     theirs = copied(ours, tmp_path / "theirs")
     assert call(theirs, "jobs status") == 0
     assert "would log in to stranger.example" in capsys.readouterr().err
@@ -397,17 +397,17 @@ def test_git_never_reads_the_configuration_of_a_workspace(ours, tmp_path):
     witness = tmp_path / "witness"
     (ours.path / "mine.yaml").write_text(PLAIN)
     assert call(ours, f"jobs render --matrix {ours.path}/mine.yaml") == 0
-    (copy,) = (ours.own / "source").iterdir()
+    (copy,) = (ours.shardlab_folder / "source").iterdir()
     subprocess.run(["git", "init", "--quiet", ours.path], check=True)
     subprocess.run(["git", "-C", ours.path, "add", "-f", copy / "shardlab" / "hardware" / "host.py"], check=True)
     subprocess.run(["git", "-C", ours.path, "config", "core.fsmonitor", f"touch {witness}; false"], check=True)
     subprocess.run(["git", "-C", ours.path, "status"], check=True, stdout=subprocess.DEVNULL)
     assert witness.exists()  # the configuration does execute the command
     witness.unlink()
-    code = "from shardlab.hardware import host; print(host.git_commit())"
+    code = "from shardlab.hardware import host; print(host.read_git_commit())"
     done = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, check=True)
     assert (done.stdout, witness.exists()) == ("None\n", False)
-    assert host.git_commit() is not None or not (Path(host.__file__).parents[1] / ".git").exists()
+    assert host.read_git_commit() is not None or not (Path(host.__file__).parents[1] / ".git").exists()
 
 
 # The ids of another user and of a group with other members.
@@ -419,11 +419,11 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make file
 def test_a_workspace_that_others_may_write_is_never_own(ours):
     for path, change in {
         ours.path: lambda path: path.chmod(0o777),
-        ours.own: lambda path: (os.chown(path, -1, GROUP), path.chmod(0o775)),
+        ours.shardlab_folder: lambda path: (os.chown(path, -1, GROUP), path.chmod(0o775)),
         ours.runs: lambda path: (path.mkdir(), os.chown(path, NOBODY, -1)),
     }.items():
         change(path)
-        assert not workspace_trust.allows(ours), path
+        assert not workspace_trust.is_allowed(ours), path
         os.chown(path, 0, 0)
         path.chmod(0o755)
         assert workspace_trust.is_own(ours)
@@ -437,7 +437,7 @@ def test_a_file_of_another_user_needs_consent(ours, name):
     file.touch()
     assert workspace_trust.is_own(ours)
     os.chown(file, NOBODY, -1)
-    assert not workspace_trust.allows(ours)
+    assert not workspace_trust.is_allowed(ours)
 
 
 @AS_ROOT
@@ -446,16 +446,16 @@ def test_the_members_of_a_group_share_a_workspace_and_cannot_take_consent_away(t
     shared.path.mkdir()
     os.chown(shared.path, -1, GROUP)
     shared.path.chmod(0o2775)
-    with shared.alone():
-        assert not workspace_trust.allows(shared)
-    workspace_trust.consent(shared, print)
-    assert workspace_trust.allows(shared)
-    workspace_trust.mark_of(shared).write_text("0" * 32)  # another member writes a mark in the user's name
-    assert workspace_trust.allows(shared)
-    workspace_trust.mark_of(shared).unlink()
+    with shared.hold_runs_lock():
+        assert not workspace_trust.is_allowed(shared)
+    workspace_trust.store_consent(shared, print)
+    assert workspace_trust.is_allowed(shared)
+    workspace_trust.mark_path(shared).write_text("0" * 32)  # another member writes a mark in the user's name
+    assert workspace_trust.is_allowed(shared)
+    workspace_trust.mark_path(shared).unlink()
     (shared.path / "metrics").mkdir()
     (shared.path / "metrics" / "new.py").touch()
-    assert not workspace_trust.allows(shared)
+    assert not workspace_trust.is_allowed(shared)
 
 
 def test_status_in_a_copy_of_a_workspace_cancels_no_job(tmp_path, monkeypatch, capsys):
@@ -518,7 +518,7 @@ def test_commands_that_begin_a_workspace_at_the_same_time_make_it_own(tmp_path):
 
     def begin(number):
         together.wait()
-        workspace_trust.begin(Workspace(tmp_path / str(number)))
+        workspace_trust.begin_workspace(Workspace(tmp_path / str(number)))
 
     with ThreadPoolExecutor(4) as pool:
         for number in range(50):
@@ -529,7 +529,7 @@ def test_commands_that_begin_a_workspace_at_the_same_time_make_it_own(tmp_path):
 def test_a_cluster_file_that_is_just_being_written_lets_the_workspace_begin(tmp_path):
     """The shell creates cluster.yaml before `provision init > cluster.yaml` starts, and init stores the host key."""
     (tmp_path / "cluster.yaml").touch()
-    workspace_trust.begin(Workspace(tmp_path))
+    workspace_trust.begin_workspace(Workspace(tmp_path))
     assert workspace_trust.is_own(Workspace(tmp_path))
 
 
@@ -539,7 +539,7 @@ def test_a_cluster_file_of_a_colleague_may_be_a_link(ours, tmp_path):
     (ours.path / "cluster.yaml").symlink_to(shared)
     assert workspace_trust.is_own(ours)
     theirs = copied(ours, tmp_path / "theirs")
-    workspace_trust.consent(theirs, print)
-    assert workspace_trust.allows(theirs)
+    workspace_trust.store_consent(theirs, print)
+    assert workspace_trust.is_allowed(theirs)
     (theirs.path / "cluster.yaml").write_text("schema: 1\nname: there\nprovider: local\n")
-    assert not workspace_trust.allows(theirs)
+    assert not workspace_trust.is_allowed(theirs)

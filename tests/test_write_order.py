@@ -22,7 +22,7 @@ from pathlib import Path
 from shardlab.runs import checkpoint
 
 def save(run, step, before_commit=lambda: None):
-    growing = checkpoint.begin(run, step)
+    growing = checkpoint.begin_checkpoint(run, step)
     written = checkpoint.GrowingFile(growing / "rank-00000.bin")
     written.write(b"weights" * 1000)
     manifest = checkpoint.CheckpointManifest(
@@ -30,7 +30,7 @@ def save(run, step, before_commit=lambda: None):
         files=[written.close()],
     )
     before_commit()
-    checkpoint.commit(run, manifest, keep=2)
+    checkpoint.commit_checkpoint(run, manifest, keep=2)
 
 def killed_at(number):
     made = iter(range(number))
@@ -51,10 +51,10 @@ for number in range(100):
         save(run, {NEW_STEP}, lambda: killed_at(number))
         os._exit(0)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    whole = checkpoint.whole(run)
-    read = [checkpoint.read(path) for path in whole]
-    wrong = [found if isinstance(found, str) else checkpoint.damage(path, found.files) for path, found in zip(whole, read)]
-    print(json.dumps([ended, [checkpoint.step_of(path) for path in whole], wrong]))
+    whole = checkpoint.complete_checkpoints(run)
+    read = [checkpoint.read_manifest(path) for path in whole]
+    wrong = [found if isinstance(found, str) else checkpoint.find_damage(path, found.files) for path, found in zip(whole, read)]
+    print(json.dumps([ended, [checkpoint.step_of_checkpoint(path) for path in whole], wrong]))
     if ended == 0:
         break
 """
@@ -93,7 +93,7 @@ def calls(monkeypatch):
 
 
 def write_in_pieces(path, content):
-    with files.writing(path) as handle:
+    with files.open_atomic(path) as handle:
         handle.write(content)
 
 
@@ -108,7 +108,7 @@ def test_a_file_is_synced_before_its_rename_and_its_folder_after_it(tmp_path, ca
 
 
 def test_a_checkpoint_is_synced_before_its_rename_and_its_folder_afterwards(tmp_path, calls):
-    growing = checkpoint.begin(tmp_path, NEW_STEP)
+    growing = checkpoint.begin_checkpoint(tmp_path, NEW_STEP)
     weights = checkpoint.GrowingFile(growing / "rank-00000.bin")
     weights.write(b"weights")
     written = weights.close()
@@ -116,9 +116,9 @@ def test_a_checkpoint_is_synced_before_its_rename_and_its_folder_afterwards(tmp_
         schema=1, step=NEW_STEP, world=1, layout="sharded", strategy="single", tp=1, cell_hash="c", train_time_s=1.0,
         numbers={}, files=[written],
     )  # fmt: skip
-    checkpoint.commit(tmp_path, manifest, keep=1)
+    checkpoint.commit_checkpoint(tmp_path, manifest, keep=1)
     (_, temporary) = calls[1]
-    growing_name, final_name = growing.name, checkpoint.path_of(tmp_path, NEW_STEP).name
+    growing_name, final_name = growing.name, checkpoint.checkpoint_path(tmp_path, NEW_STEP).name
     assert calls == [
         ("sync", "rank-00000.bin"),
         ("sync", temporary),

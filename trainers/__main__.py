@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Execute one command, such as `run`, and return its exit code. arguments: the words after the name
     of the program; None: the words of this process's command line."""
     parser = console.Parser(prog="python -m trainers", description=__doc__)
-    console.add_version(parser)
+    console.add_version_option(parser)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|fork|warm|tokenize|describe|refuse|rehearse")
     run = verbs.add_parser("run", help="one rank of a run, by the environment that the launcher sets; else the only rank")
     fork = verbs.add_parser("fork", help="a rehearsal: all ranks of a run on this machine's CPU, forked from the warm parent")
@@ -50,15 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rehearse.add_argument("--cache", type=Path, metavar="FOLDER", help="a folder with earlier answers; new ones are added")
     args = parser.parse_args(arguments)
     if args.verb == "refuse":
-        return console.run(lambda: _refuse(args.file))
+        return console.run_command(lambda: _refuse(args.file))
     if args.verb == "rehearse":
         file = None if args.request == "-" else Path(args.request)
-        return console.run(lambda: _rehearse(file, args.cache, full_depth=args.full_depth))
+        return console.run_command(lambda: _rehearse(file, args.cache, full_depth=args.full_depth))
     if args.verb == "describe":
-        return console.run(lambda: _describe(args.file, args.seq_len, args.out))
+        return console.run_command(lambda: _describe(args.file, args.seq_len, args.out))
     if args.verb == "tokenize":
-        return console.run(lambda: _tokenize(args.texts, args.out, args.tokenizer))
-    return console.run(lambda: _run_command(args.verb, args.socket if args.verb == "warm" else args.run_dir))
+        return console.run_command(lambda: _tokenize(args.texts, args.out, args.tokenizer))
+    return console.run_command(lambda: _run_command(args.verb, args.socket if args.verb == "warm" else args.run_dir))
 
 
 def _tokenize(texts: list[Path], out: Path, tokenizer: str) -> int:

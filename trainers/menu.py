@@ -27,12 +27,12 @@ _own_strategies: dict[tuple[str, str], Strategy] = {}  # strategies of workspace
 
 def strategies() -> dict[str, Strategy]:
     """Every strategy of the menu by name, in the order of the files in trainers/strategies."""
-    return {variant.name: variant for module in registry.load_all("trainers.strategies") for variant in module.VARIANTS}
+    return {variant.name: variant for module in registry.load_plugins("trainers.strategies") for variant in module.VARIANTS}
 
 
 def workloads() -> dict[str, Workload]:
     """Every workload of the menu by name, in the order of the files in trainers/workloads."""
-    return {variant.name: variant for module in registry.load_all("trainers.workloads") for variant in module.VARIANTS}
+    return {variant.name: variant for module in registry.load_plugins("trainers.workloads") for variant in module.VARIANTS}
 
 
 def refuse(cell: Cell) -> str | None:

@@ -55,7 +55,11 @@ def made(folder: Path, matrix: str, how: How) -> Iterator[Record]:
     workspace = Workspace(folder)
     try:  # plan.of does not check that there is a GPU for each rank: in stage B, ranks share one GPU
         planned = plan.plan_matrix(
-            workspace, str(folder / "proof.yaml"), cluster.find(None, workspace.path), where=how.where or None, repeats=None
+            workspace,
+            str(folder / "proof.yaml"),
+            cluster.find_cluster(None, workspace.path),
+            where=how.where or None,
+            repeats=None,
         )
     except InputError as error:
         if how.where and "selects none of" in str(error):
@@ -117,7 +121,7 @@ def _resumed(done: RunDir, how: How) -> Record:
     again = RunDir(done.path.with_name(run.run_id))
     again.path.mkdir()
     files.write_json(again.run_json, run)
-    shutil.rmtree(checkpoint.whole(done.path)[0])
+    shutil.rmtree(checkpoint.complete_checkpoints(done.path)[0])
     record = _record(again, how)
     if record["verdict"] != "holds":
         return record

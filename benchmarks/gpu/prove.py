@@ -84,7 +84,7 @@ class Proof:
     ends: float
 
 
-def main(argv: Sequence[str] | None = None, observe: Callable[[], Host] = host.observe, today: str = "") -> int:
+def main(argv: Sequence[str] | None = None, observe: Callable[[], Host] = host.read_host, today: str = "") -> int:
     """Run the command and return its exit code.
 
     observe: reads the properties of the machine. today: the date in the name of the folder; empty: the current date. Tests

@@ -220,7 +220,7 @@ def _figures(cell: Cell, step_ms: float) -> Finding:
 
 def _others() -> Finding | None:
     """A finding that drops the check if another process computes on this GPU; else None, also if NVML does not answer."""
-    processes = (nvml.users() or {}).get(uuid(), [])
+    processes = (nvml.read_gpu_processes() or {}).get(uuid(), [])
     return {"dropped": f"{len(processes)} processes computed on this GPU"} if len(processes) > 1 else None
 
 
@@ -229,7 +229,7 @@ def _throttled() -> list[str] | None:
     import pynvml
 
     try:
-        return nvml.throttles(nvml_handle())
+        return nvml.read_throttle_reasons(nvml_handle())
     except pynvml.NVMLError:
         return None
 

@@ -268,7 +268,7 @@ def _list_machine_names(workspace: Workspace) -> list[tuple[str, str]]:
         except KeyError:
             continue
     hosts = {gethostname(), getfqdn()}
-    known_inventory = inventory.of_workspace(workspace)
+    known_inventory = inventory.read_any_inventory(workspace)
     for node in known_inventory.nodes if known_inventory is not None else ():
         hosts |= {text for text in (node.name, node.host, node.address) if text}
     names = [("user", name) for name in sorted(users - {""})] + [("host", name) for name in sorted(hosts)]

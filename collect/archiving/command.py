@@ -79,7 +79,7 @@ def write_archive(
     name = loaded.expansion.name
     target = Path(out).absolute() if out else workspace.path / f"{name}{archive.SUFFIX}"
     pack.must_be_replaceable(target)
-    cluster_config = cluster.find(None, workspace.path)
+    cluster_config = cluster.find_cluster(None, workspace.path)
     sources, left_out = contents.choose_files(workspace, loaded, int(most_gib * 2**30))
     pseudonyms = anonymous.make_pseudonyms(workspace, loaded, cluster_config) if anonymize else None
     with files.as_workspace_error("write"):
@@ -102,7 +102,7 @@ def write_archive(
         size = pack.write_zip(target, folder, index)
     replaced = pseudonyms.counts if pseudonyms is not None else {}
     _print_written(output, target, size, index, replaced, remaining)
-    output.document(
+    output.print_document(
         WrittenArchive(
             schema=1, file=str(target), bytes=size, matrix=name, runs=len(runs), files=len(index.files), left_out=left_out,
             replaced=replaced, remaining=remaining,
@@ -128,14 +128,14 @@ def open_archive(file: str, out: str | None, output: Output, *, trusted: bool) -
         shutil.rmtree(fresh / "report", ignore_errors=True)
     opened_workspace = Workspace(folder)
     code_files = [
-        source for name in workspace_trust.CODE for source in plugin_source.python_files(opened_workspace.path / name)
+        source for name in workspace_trust.CODE_FOLDERS for source in plugin_source.python_files(opened_workspace.path / name)
     ]
     if trusted and code_files:
-        workspace_trust.consent(opened_workspace, output.remark)
+        workspace_trust.store_consent(opened_workspace, output.print_remark)
     staging.write_matrix_report(opened_workspace, index.matrix, opened_workspace)
     is_same = _read_numbers(archived) == _read_numbers(files.read(opened_workspace.path / SUMMARY))
     _print_opened(output, opened_workspace, index, is_same=is_same, code=[] if trusted else code_files)
-    output.document(
+    output.print_document(
         OpenedArchive(
             schema=1, folder=str(folder), matrix=index.matrix, runs=len(index.runs), created=index.created,
             shardlab=index.shardlab, anonymous=index.anonymous, left_out=index.left_out, same_report=is_same,
@@ -190,7 +190,7 @@ def _find_remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -
     files_of_name: dict[str, list[str]] = {}
     for name in index.files:
         if not name.endswith((*pack.STORED, ".html")):
-            with files.open_regular(folder / name.removeprefix(archive.INSIDE)) as source:
+            with files.open_regular(folder / name.removeprefix(archive.WORKSPACE_PREFIX)) as source:
                 remaining = {text for lines in anonymous.read_whole_lines(source) for text in pseudonyms.find_remaining(lines)}
             for text in sorted(remaining):
                 files_of_name.setdefault(text, []).append(name)
@@ -200,37 +200,39 @@ def _find_remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -
 def _print_written(
     output: Output, target: Path, size: int, index: ArchiveIndex, replaced: dict[str, int], remaining: dict[str, list[str]]
 ) -> None:
-    output.line(f"archive: {target}")
-    output.line(f"{index.matrix}: {len(index.runs)} run(s), {len(index.files)} files, {size / 2**20:.1f} MiB")
+    output.print_line(f"archive: {target}")
+    output.print_line(f"{index.matrix}: {len(index.runs)} run(s), {len(index.files)} files, {size / 2**20:.1f} MiB")
     _print_left_out(output, index.left_out)
     if index.anonymous:
         kinds = ", ".join(f"{count} {kind}(s)" for kind, count in replaced.items()) or "none was found"
-        output.line(f"replaced names: {kinds}. Look into the file before you publish it.")
+        output.print_line(f"replaced names: {kinds}. Look into the file before you publish it.")
     for name, paths in remaining.items():
-        output.remark(f"{name!r} still stands within longer words in {len(paths)} file(s), such as {paths[0]}", style="red")
+        output.print_remark(
+            f"{name!r} still stands within longer words in {len(paths)} file(s), such as {paths[0]}", style="red"
+        )
 
 
 def _print_opened(output: Output, workspace: Workspace, index: ArchiveIndex, *, is_same: bool, code: Sequence[Path]) -> None:
-    output.line(f"workspace: {workspace.path}")
-    output.line(f"{index.matrix}: {len(index.runs)} run(s), archived {index.created} by shardlab {index.shardlab}")
+    output.print_line(f"workspace: {workspace.path}")
+    output.print_line(f"{index.matrix}: {len(index.runs)} run(s), archived {index.created} by shardlab {index.shardlab}")
     _print_left_out(output, index.left_out)
-    output.line(f"report: {workspace.report / 'index.html'}")
+    output.print_line(f"report: {workspace.report / 'index.html'}")
     if is_same:
-        output.line("The numbers of this report equal those of the report in the archive.")
+        output.print_line("The numbers of this report equal those of the report in the archive.")
     else:
-        output.remark(
+        output.print_remark(
             "The numbers of this report are not all equal to those in the archive, for example because another version of "
             "shardlab computed them or the archive's own metrics were not executed.",
             style="yellow",
         )
     if code:
-        output.remark(
+        output.print_remark(
             f"{len(code)} file(s) with code of the author were not executed. If you have read them, allow them with --trust."
         )
 
 
 def _print_left_out(output: Output, left_out: Sequence[LeftOutFile]) -> None:
     for why, count in Counter(left_out_file.why for left_out_file in left_out).items():
-        output.line(f"left out: {count} file(s): {why}")
+        output.print_line(f"left out: {count} file(s): {why}")
     for left_out_file in left_out:
-        output.detail(f"left out: {left_out_file.name}")
+        output.print_detail(f"left out: {left_out_file.name}")

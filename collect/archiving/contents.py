@@ -18,7 +18,7 @@ from shardlab.runs.state import FINAL
 from shardlab.workspace import archive
 from shardlab.workspace.archive import LeftOutFile
 from shardlab.workspace.workspace import Workspace
-from shardlab.workspace.workspace_trust import CODE
+from shardlab.workspace.workspace_trust import CODE_FOLDERS
 
 MATRIX = "matrix"
 # Files of a run that never go into an archive: checkpoints are large, and no comparison of runs needs them.
@@ -105,7 +105,7 @@ def _choose_matrix_files(loaded: Loaded, left_out: list[LeftOutFile]) -> list[Ar
     `left_out`."""
     path = Path(loaded.expansion.path)
     try:
-        loaded_matrix = matrix_file.load(path)
+        loaded_matrix = matrix_file.load_matrix(path)
     except ShardlabError as error:
         left_out.append(LeftOutFile(f"{MATRIX}/{path.name}", None, f"the matrix file cannot be read any more: {error}"))
         return []
@@ -117,7 +117,7 @@ def _choose_code_files(workspace: Workspace) -> list[ArchiveSource]:
     """The Python files of the workspace that define workloads, strategies and metrics, and the helper files that they
     import."""
     sources = []
-    for folder in CODE:
+    for folder in CODE_FOLDERS:
         paths = plugin_source.python_files(workspace.path / folder)
         sources += _build_sources(folder, workspace.path / folder, [path.name for path in paths])
     return sources

@@ -42,8 +42,12 @@ def build_index(
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and archive.may_contain(name):
-            archived_files[archive.INSIDE + name] = ArchivedFile(path.stat().st_size, files.sha256(path))
-    matrices = [name.removeprefix(archive.INSIDE) for name in archived_files if name.startswith(f"{archive.INSIDE}matrix/")]
+            archived_files[archive.WORKSPACE_PREFIX + name] = ArchivedFile(path.stat().st_size, files.file_sha256(path))
+    matrices = [
+        name.removeprefix(archive.WORKSPACE_PREFIX)
+        for name in archived_files
+        if name.startswith(f"{archive.WORKSPACE_PREFIX}matrix/")
+    ]
     return ArchiveIndex(
         schema=archive.SCHEMA,
         shardlab=__version__,
@@ -62,13 +66,13 @@ def write_zip(out: Path, folder: Path, archive_index: ArchiveIndex) -> int:
 
     archive_index: the index of the archive, which names the files. Raises WorkspaceError if `out` cannot be written.
     """
-    with files.writing(out) as handle, zipfile.ZipFile(handle, "w", zipfile.ZIP_DEFLATED) as zipped:
-        with zipped.open(_build_entry(archive.INDEX), "w") as member:
-            member.write(files.as_json(archive_index))
+    with files.open_atomic(out) as handle, zipfile.ZipFile(handle, "w", zipfile.ZIP_DEFLATED) as zipped:
+        with zipped.open(_build_entry(archive.INDEX_FILE), "w") as member:
+            member.write(files.encode_json(archive_index))
         for name in archive_index.files:
-            path = folder / name.removeprefix(archive.INSIDE)
+            path = folder / name.removeprefix(archive.WORKSPACE_PREFIX)
             with files.open_regular(path) as source, zipped.open(_build_entry(name), "w", force_zip64=True) as member:
-                shutil.copyfileobj(source, member, archive.BLOCK)
+                shutil.copyfileobj(source, member, archive.BLOCK_BYTES)
     return out.stat().st_size
 
 

@@ -91,9 +91,9 @@ def must_contain_no_secret(folder: Path, index: ArchiveIndex) -> None:
     folder: the folder with the files. index: the content of archive.json, which is searched first, because it has the names of
     all files. Files .gz are unzipped. Parquet files and pictures are not, as they only repeat the content of other files.
     """
-    secrets = list(islice(_find_secrets([files.as_json(index)], archive.INDEX), 1))
+    secrets = list(islice(_find_secrets([files.encode_json(index)], archive.INDEX_FILE), 1))
     for name in index.files if not secrets else ():
-        path = name.removeprefix(archive.INSIDE)
+        path = name.removeprefix(archive.WORKSPACE_PREFIX)
         secrets += islice(_find_secrets(_read_blocks(folder / path), path), 1)
     if secrets:
         summary = f"no archive was written, because {len(secrets)} file(s) seem to have a secret:"

@@ -29,7 +29,8 @@ from shardlab.workspace.workspace import Workspace
 
 # Why cluster.yaml is left out: the values that the archived cluster file lacks, because they may be secret.
 MISSING_VALUES = (
-    f"{archive.CLUSTER} has its content without ssh.identity, slurm.setup, slurm.extra, the bindings and the portal_url of "
+    f"{archive.CLUSTER_FILE} has its content without ssh.identity, slurm.setup, slurm.extra, the bindings "
+    "and the portal_url of "
     "cloudlab, and without users, passwords and queries of URLs"
 )
 
@@ -81,15 +82,15 @@ def write_descriptions(folder: Path, loaded: Loaded, config: Cluster, pseudonyms
     public = _build_public_file(config)
     documents = {
         f".shardlab/matrices/{expansion.name}.json": msgspec.json.encode(archived_expansion),
-        archive.ENVIRONMENT: msgspec.json.encode(_collect_environment(loaded)),
-        archive.CLUSTER: public,
+        archive.ENVIRONMENT_FILE: msgspec.json.encode(_collect_environment(loaded)),
+        archive.CLUSTER_FILE: public,
     }
     for name, content in documents.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         published = content if pseudonyms is None else pseudonyms.replace_names(content)
         files.write_new(path, msgspec.json.format(published, indent=2) + b"\n")
-    return [LeftOutFile("cluster.yaml", None, MISSING_VALUES)] if public != cluster.resolved_file(config) else []
+    return [LeftOutFile("cluster.yaml", None, MISSING_VALUES)] if public != cluster.encode_resolved_file(config) else []
 
 
 def finish_workspace(folder: Path, matrix: str, owner: Workspace) -> Summary:
@@ -139,4 +140,4 @@ def _build_public_file(cluster_config: Cluster) -> bytes:
         slurm=slurm and replace(slurm, setup=[], extra={}),
         cloudlab=experiment and replace(experiment, bindings={}, portal_url=None),
     )
-    return url.without_secrets(cluster.resolved_file(public).decode()).encode()
+    return url.remove_secrets(cluster.encode_resolved_file(public).decode()).encode()

@@ -81,7 +81,7 @@ def fill_tables(tables: Sequence[PrintedTable], rows: Sequence[CellRow], familie
 
 
 def _matching_rows(cell_filter: dict[str, object], rows: Sequence[CellRow]) -> list[CellRow]:
-    return [row for row in rows if cell_names.matches(row.cell, cell_filter)] if cell_filter else []
+    return [row for row in rows if cell_names.matches_cell(row.cell, cell_filter)] if cell_filter else []
 
 
 def _build_row(table: PrintedTable, texts: list[str], matching: Sequence[CellRow], contests: Sequence[Contest]) -> RowBeside:

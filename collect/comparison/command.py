@@ -38,7 +38,7 @@ def show_comparison(workspace: Workspace, a: str, b: str, matrix: str | None, ou
             matrices.append(ComparedMatrix(name, side_workspace, loaded, summarize(loaded, loaded.expansion.baseline)))
         comparison = compare_matrices(*matrices)
     _print_comparison(output, comparison)
-    output.document(comparison)
+    output.print_document(comparison)
     return 0
 
 
@@ -50,14 +50,14 @@ def _find_side(
 
     name: the name of a matrix of `workspace`, the folder of a workspace, or an archive. open_archives: if `name` is an archive,
     its files stay unpacked in a temporary folder until `open_archives` is closed."""
-    if name in workspace.expansions():
+    if name in workspace.matrix_names():
         if matrix is not None:
             raise InputError(f"--matrix: {name} is itself a matrix. Allowed: --matrix only if A and B are both workspaces.")
         return workspace, name
     if Path(name).is_file():
         return open_archives.enter_context(archiving.unpack_as_workspace(Path(name))), matrix
     if not Path(name).is_dir():
-        matrix_names = ", ".join(workspace.expansions()) or "none here"
+        matrix_names = ", ".join(workspace.matrix_names()) or "none here"
         raise InputError(
             f"{name}: is neither a matrix of this workspace nor a folder nor a file. Allowed: a folder, an archive, or "
             f"a matrix ({matrix_names})."
@@ -67,27 +67,29 @@ def _find_side(
 
 def _print_comparison(output: Output, comparison: Comparison) -> None:
     for letter, side in (("A", comparison.a), ("B", comparison.b)):
-        output.line(f"{letter}: {_side_title(side)}")
+        output.print_line(f"{letter}: {_side_title(side)}")
     for remark in dict.fromkeys((*comparison.a.remarks, *comparison.b.remarks)):
         letters = [letter for letter, side in (("A", comparison.a), ("B", comparison.b)) if remark in side.remarks]
-        output.line(f"{' and '.join(letters)}: {remark}", style="yellow")
+        output.print_line(f"{' and '.join(letters)}: {remark}", style="yellow")
     _print_pairs(output, comparison)
     for entry in comparison.differs:
         texts = [verdict_text.value_text(value) for value in (entry.a, entry.b)]
-        output.line(f"cells were matched although {entry.key} differs: {texts[0]} in A, {texts[1]} in B", style="yellow")
+        output.print_line(f"cells were matched although {entry.key} differs: {texts[0]} in A, {texts[1]} in B", style="yellow")
     for letter, labels in (("A", comparison.only_a), ("B", comparison.only_b)):
         if labels:
-            output.line(f"only in {letter}: {'; '.join(labels)}")
+            output.print_line(f"only in {letter}: {'; '.join(labels)}")
     if comparison.environment:
         rows = [[entry.what, ", ".join(entry.a), ", ".join(entry.b)] for entry in comparison.environment]
-        output.table("what else differs (possible reasons; it is not proven that they are the cause)", ["", "A", "B"], rows)
+        output.print_table(
+            "what else differs (possible reasons; it is not proven that they are the cause)", ["", "A", "B"], rows
+        )
     elif comparison.pairs:
-        output.line("as far as it is known, the common cells ran on equal machines, with the same software and commit")
+        output.print_line("as far as it is known, the common cells ran on equal machines, with the same software and commit")
 
 
 def _print_pairs(output: Output, comparison: Comparison) -> None:
     if not comparison.pairs:
-        output.line(f"no cell is in both A and B{_no_pairs_reason(comparison)}.", style="yellow")
+        output.print_line(f"no cell is in both A and B{_no_pairs_reason(comparison)}.", style="yellow")
         return
     rows, styles, other_metrics = [], [], []
     for pair in comparison.pairs:
@@ -105,21 +107,25 @@ def _print_pairs(output: Output, comparison: Comparison) -> None:
         if not pair.metrics:
             rows.append([pair.label, "", pair.state_a, pair.state_b, "", "", "", "no metric in both"])
             styles.append("dim")
-    output.table("", ["Cell", "Metric", "A", "B", "B / A", "95 % interval", "n", "B is"], rows, styles)
+    output.print_table("", ["Cell", "Metric", "A", "B", "B / A", "95 % interval", "n", "B is"], rows, styles)
     remarks: dict[str, list[str]] = {}
     for pair in comparison.pairs:
         for text in filter(None, (pair.different_work, *pair.remarks)):
             remarks.setdefault(text, []).append(pair.label)
     for text, labels in remarks.items():
-        output.line(f"{text}: {'all cells' if len(labels) == len(comparison.pairs) > 1 else '; '.join(labels)}", style="yellow")
+        output.print_line(
+            f"{text}: {'all cells' if len(labels) == len(comparison.pairs) > 1 else '; '.join(labels)}", style="yellow"
+        )
     for reason in dict.fromkeys(metric.why for pair in comparison.pairs for metric in pair.metrics if metric.why):
-        output.line(f"no interval: {reason}")
+        output.print_line(f"no interval: {reason}")
     if other_metrics:
-        output.line(f"other metrics that differ (--verbose shows all metrics): {'; '.join(other_metrics)}")
+        output.print_line(f"other metrics that differ (--verbose shows all metrics): {'; '.join(other_metrics)}")
     if comparison.by_chance:
         differing_count = sum(len(differing_metrics(pair.metrics)) for pair in comparison.pairs)
         expected = notation.format_number(comparison.by_chance, 2)
-        output.line(f"{differing_count} of all metrics differ at the 95 % level; about {expected} would differ by chance alone")
+        output.print_line(
+            f"{differing_count} of all metrics differ at the 95 % level; about {expected} would differ by chance alone"
+        )
 
 
 def _no_pairs_reason(comparison: Comparison) -> str:

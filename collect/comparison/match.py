@@ -13,13 +13,15 @@ import msgspec
 
 from collect.reading.load import LoadedCell
 from shardlab.matrix import cell_names
-from shardlab.matrix.cell import Role, keys_of
+from shardlab.matrix.cell import Role, keys_with_role
 
 # Keys in which two matched cells may differ, because these keys do not change which model is trained on which data. Options are
 # not included, because some options belong to the workload and change what is trained.
-_MAY_DIFFER = keys_of(Role.NODES, Role.HARDWARE, Role.START, Role.PASSES, Role.EXECUTION, Role.INSTRUMENTS, Role.PRECISION)
+_MAY_DIFFER = keys_with_role(
+    Role.NODES, Role.HARDWARE, Role.START, Role.PASSES, Role.EXECUTION, Role.INSTRUMENTS, Role.PRECISION
+)
 # Keys of a cell that matching ignores: their values follow from other keys, or do not change the training.
-_IGNORED_KEYS = {"gpu_batch_size"} | keys_of(Role.BOOKKEEPING) - {"rehearses"}
+_IGNORED_KEYS = {"gpu_batch_size"} | keys_with_role(Role.BOOKKEEPING) - {"rehearses"}
 _Key = tuple[tuple[str, str], ...]
 
 
@@ -102,7 +104,10 @@ def _constant_differences(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[st
 def _flatten_cell(cell: LoadedCell) -> dict[str, Any]:
     """The keys of a cell with their values. The keys have the same names as in filters."""
     plain_cell = msgspec.to_builtins(cell.cell)
-    flat_cell = cell_names.names(plain_cell) | {"instruments": plain_cell["instruments"], "rehearses": plain_cell["rehearses"]}
+    flat_cell = cell_names.values_by_name(plain_cell) | {
+        "instruments": plain_cell["instruments"],
+        "rehearses": plain_cell["rehearses"],
+    }
     return {key: value for key, value in flat_cell.items() if key not in _IGNORED_KEYS}
 
 

@@ -11,7 +11,7 @@ import msgspec
 from collect.figure import CellMark
 from collect.findings import columns
 from collect.findings.row import CellRow
-from shardlab.matrix.cell import Role, keys_of
+from shardlab.matrix.cell import Role, keys_with_role
 
 
 def group_alike(marks: Sequence[CellMark], ignored_keys: Collection[str]) -> list[list[CellMark]]:
@@ -44,7 +44,7 @@ def _label_rows(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_key
 
 def _drop_keys(cell: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """The cell without the keys of bookkeeping and without `keys`, which may be options (`options.NAME`)."""
-    dropped = keys_of(Role.BOOKKEEPING).union(keys)
+    dropped = keys_with_role(Role.BOOKKEEPING).union(keys)
     remaining = {key: value for key, value in cell.items() if key not in dropped}
     if "options" in remaining:
         remaining["options"] = {name: value for name, value in remaining["options"].items() if f"options.{name}" not in dropped}

@@ -36,7 +36,7 @@ def show_explanation(
         workspace_metrics = own_metrics.compute_own_metrics(workspace, loaded.expansion.name)
         workspace_metrics.add_to(loaded)
         for fault in workspace_metrics.faults:
-            output.remark(fault, style="red")
+            output.print_remark(fault, style="red")
     metric = explanation.find_metric(metric_name)
     summary = summarize(loaded, comparability.baseline_strategy(baseline, loaded))
     row = explanation.find_row(summary, row_name)
@@ -44,21 +44,21 @@ def show_explanation(
         loaded, summary, row, metric, {described.name: described.file for described in workspace_metrics.metrics}
     )
     _print_explanation(output, document)
-    output.document(document)
+    output.print_document(document)
     return int(bool(workspace_metrics.faults))
 
 
 def _print_explanation(output: Output, document: Explanation) -> None:
     on_terminal = output.results.is_terminal and not output.json
     value = "not known" if document.value is None else verdict_text.format_quantity(document.value, document.unit)
-    output.line(f"{document.label}: {document.metric} = {value}", style="bold" if on_terminal else None)
+    output.print_line(f"{document.label}: {document.metric} = {value}", style="bold" if on_terminal else None)
     if document.rehearsal:
-        output.line(REHEARSAL, style="yellow")
+        output.print_line(REHEARSAL, style="yellow")
     if document.why:
-        output.line(f"not known because: {document.why}", style="yellow")
-    output.line(f"definition: {document.definition} ({document.direction}; {document.source})")
+        output.print_line(f"not known because: {document.why}", style="yellow")
+    output.print_line(f"definition: {document.definition} ({document.direction}; {document.source})")
     if document.formula:
-        output.line(f"formula: {document.formula}")
+        output.print_line(f"formula: {document.formula}")
     heads = ["Cell", "Run", "Repeat", "State", "Value", "From", "File of the run", "Lines, keys or events"]
     rows = []
     for run in document.runs:
@@ -67,12 +67,12 @@ def _print_explanation(output: Output, document: Explanation) -> None:
         rows += [[*(run_columns if not number else [""] * len(run_columns)), *file] for number, file in enumerate(file_rows)]
     one_cell = len({run.cell for run in document.runs}) == 1  # then the table has no column Cell: the line above names the cell
     indexes = [index for index in range(one_cell, len(heads)) if any(row[index] for row in rows)]
-    output.table("", [heads[index] for index in indexes], [[row[index] for index in indexes] for row in rows])
+    output.print_table("", [heads[index] for index in indexes], [[row[index] for index in indexes] for row in rows])
     for run in document.runs:
         if run.window is not None:
-            output.line(f"{run.run}: samples count {_window_text(run.window)}")
+            output.print_line(f"{run.run}: samples count {_window_text(run.window)}")
         if run.why and run.why not in document.why:
-            output.line(f"{run.run}: {run.why}", style="yellow")
+            output.print_line(f"{run.run}: {run.why}", style="yellow")
 
 
 def _file_rows(file: ReadFile, run: str) -> list[list[str]]:
@@ -114,9 +114,11 @@ def list_metrics(workspace: Workspace, output: Output) -> int:
     metrics = all_metrics()
     files = {metric.name: metric.file for metric in workspace_metrics.metrics}
     rows = [[entry.name, entry.unit, entry.direction, entry.definition, files.get(entry.name, "ships")] for entry in metrics]
-    output.table("", ["Metric", "Unit", "Direction", "Definition", "From"], rows)
+    output.print_table("", ["Metric", "Unit", "Direction", "Definition", "From"], rows)
     for fault in workspace_metrics.faults:
-        output.remark(fault, style="red")
+        output.print_remark(fault, style="red")
     keys = ("name", "unit", "direction", "definition")
-    output.document([{key: getattr(metric, key) for key in keys} | {"file": files.get(metric.name)} for metric in metrics])
+    output.print_document(
+        [{key: getattr(metric, key) for key in keys} | {"file": files.get(metric.name)} for metric in metrics]
+    )
     return int(bool(workspace_metrics.faults))

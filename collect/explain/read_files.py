@@ -74,7 +74,7 @@ def _list_patterns(notes: Notes) -> list[str]:
 def _read_keys(path: Path, run: NotedRun, notes: Notes) -> list[tuple[noted_values.KeyPath, Any]]:
     """The keys of a JSON document that were read, with their values in the file; None for a key that is absent or null."""
     paths = noted_values.select_innermost(notes.keys.get(str(path.relative_to(run.folder.path)), ()))
-    document = json_file.read_if_valid(path, object)
+    document = json_file.read_json_if_valid(path, object)
     return [(key, noted_values.find_value(document, key)) for key in paths if key]
 
 

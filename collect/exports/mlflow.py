@@ -106,7 +106,7 @@ def follow(project: str, run: TrackedRun, folder: Path) -> MlflowRun:
     os.environ |= _SETTINGS
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     client = import_package("mlflow.tracking").MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or (folder / FOLDER).as_uri())
-    with files.locked(folder / "mlflow.lock"):  # without a lock, two processes could create the same experiment twice
+    with files.hold_lock(folder / "mlflow.lock"):  # without a lock, two processes could create the same experiment twice
         existing = client.get_experiment_by_name(project)
         experiment = existing.experiment_id if existing is not None else client.create_experiment(project)
     for earlier_run in client.search_runs([experiment], f"attributes.run_name = '{run.id}'"):

@@ -73,9 +73,9 @@ def download(
     Returns {run id: result}. A run that is equal on this machine and on the cluster is not transferred. Raises ShardlabError if
     the cluster does not answer or the transfer stops.
     """
-    there = conversation.there
+    there = conversation.remote
     conversation.must_stop = progress.while_waiting(f"{there.host}: the cluster reads the files of its runs.")
-    with gc_pause.not_searched():
+    with gc_pause.pause_collector():
         offers = conversation.receive(Offers)
         offered = [conversation.receive(OfferedRun) for _ in range(offers.runs)]
         conversation.must_stop = progress.is_stopped  # the progress of the transfer now says what the command waits for

@@ -19,7 +19,7 @@ from shardlab.remote.remote_conversation import RemoteConversation
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal.console import Output
 from shardlab.workspace import workspace_trust
-from shardlab.workspace.workspace import Workspace, chosen
+from shardlab.workspace.workspace import Workspace, match_run_ids
 
 if TYPE_CHECKING:
     from collect.fetching.fetched_run import Downloaded, Fetched
@@ -51,33 +51,33 @@ def fetch_and_print(workspace: Workspace, patterns: Sequence[str], output: Outpu
         [run.run, run.state, *(f"{n:,}" for n in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt))]
         for run in fetched
     ]
-    output.table("", columns, rows)
+    output.print_table("", columns, rows)
     for run in fetched:
         if run.damage:
-            output.remark(f"{run.run}: damaged records: {run.damage}", style="yellow")
+            output.print_remark(f"{run.run}: damaged records: {run.damage}", style="yellow")
         for name in run.added:
-            output.detail(f"{run.run}: {name}: the file is new since the run was fetched")
+            output.print_detail(f"{run.run}: {name}: the file is new since the run was fetched")
         for problem in run.problems:
-            output.remark(f"{run.run}: {problem}", style="red")
+            output.print_remark(f"{run.run}: {problem}", style="red")
         for sentence in run.parts:
-            output.remark(f"{run.run}: {sentence}", style="red")
+            output.print_remark(f"{run.run}: {sentence}", style="red")
         for name, kind in run.not_regular.items():
-            output.remark(
+            output.print_remark(
                 f"{run.run}: {name} is {kind}; only regular files and folders with names in UTF-8 are fetched", style="red"
             )
     changed = sum(bool(run.problems) for run in fetched)
     if changed:
-        output.remark(
+        output.print_remark(
             f"{changed} of {len(fetched)} runs differ from their manifest.json or from the cluster; their manifest.json was "
             "not changed. To resolve this for a run, remove its manifest.json and run the same command again."
         )
     elif not fetched:
-        output.remark(f"{workspace.runs}: no runs yet.")
+        output.print_remark(f"{workspace.runs}: no runs yet.")
     unreadable_runs.print_unreadable_runs(output, [(RunDir(workspace.runs / run.run), run.unreadable) for run in fetched])
     is_freed = True
     if prunes:
         is_freed = _remove_fetched(output, workspace, fetched, is_confirmed=confirmed)
-    output.document(fetched)
+    output.print_document(fetched)
     return 0 if is_freed and all(run.is_sound for run in fetched) else 1
 
 
@@ -94,11 +94,11 @@ def _remove_fetched(output: Output, workspace: Workspace, fetched: Sequence[Fetc
     for place in places:
         if place.runs:
             found = f"{place.count:,} files of {len(place.runs):,} run(s), {place.size / 2**20:,.1f} MiB"
-            output.remark(f"{place.where}: {found}: their checksums are those of the files on this machine.")
+            output.print_remark(f"{place.where}: {found}: their checksums are those of the files on this machine.")
     if not any(place.runs for place in places):
-        output.remark("There is nothing to remove.")
+        output.print_remark("There is nothing to remove.")
     elif not is_confirmed and output.ask("Remove these files there? Type yes: ") != "yes":
-        output.remark("Nothing was removed.")
+        output.print_remark("Nothing was removed.")
         return True
     with progress.show_progress(output) as shown:
         freed = prune.remove(places, shown)
@@ -106,11 +106,11 @@ def _remove_fetched(output: Output, workspace: Workspace, fetched: Sequence[Fetc
         run.freed = [removed for removed in freed if removed.run == run.run]
     for removed in freed:
         if removed.why:
-            output.remark(f"{removed.where}: files of {removed.run} stay: {removed.why}", style="red")
+            output.print_remark(f"{removed.where}: files of {removed.run} stay: {removed.why}", style="red")
     for where in dict.fromkeys(removed.where for removed in freed if removed.files):
         of_place = [removed for removed in freed if removed.where == where]
         count, size = sum(removed.files for removed in of_place), sum(removed.bytes for removed in of_place)
-        output.remark(f"{where}: {count:,} files removed, {size / 2**20:,.1f} MiB freed")
+        output.print_remark(f"{where}: {count:,} files removed, {size / 2**20:,.1f} MiB freed")
     return not any(removed.why for removed in freed)
 
 
@@ -123,14 +123,14 @@ def _ask_for_runs(workspace: Workspace, patterns: Sequence[str], output: Output)
     Yields the conversation with the program, or None if the cluster is local, because its runs are already in this workspace.
     Raises ShardlabError if the login fails.
     """
-    cluster = remote_workspace.known(workspace)
+    cluster = remote_workspace.read_remote_workspace(workspace)
     if cluster is None:
         yield None
         return
     workspace_trust.must_be_allowed(workspace, f"log in to {cluster.host}")
     files.make_folder(workspace.runs)
     with (
-        files.locked(workspace.own / "fetch.lock", lambda _descriptor: output.remark(WAITING)),
+        files.hold_lock(workspace.shardlab_folder / "fetch.lock", lambda _descriptor: output.print_remark(WAITING)),
         RemoteConversation(cluster, "collect.fetching.sender", "collect fetch") as conversation,
     ):
         conversation.send(Asked(list(patterns)))
@@ -155,7 +155,7 @@ def _fetch_runs(
 
         downloaded = download.download(workspace, patterns, conversation, progress)
     known = sorted({*workspace.run_ids(), *downloaded})
-    ids = chosen(known, patterns) if patterns else known
+    ids = match_run_ids(known, patterns) if patterns else known
     parts = {run_id: run.parts for run_id, run in downloaded.items()}
     parts |= node_parts.gather_if_needed(workspace, [run_id for run_id in ids if run_id not in downloaded], progress)
 

@@ -27,12 +27,12 @@ def read(workspace: Workspace) -> dict[str, bytes]:
     A file that is not a regular file, or is too large, is left out. Raises WorkspaceError if a file cannot be read.
     """
     contents = {}
-    names = [f"{FOLDER}/{name}" for name in files.names(workspace.own / FOLDER) if _NAME.fullmatch(name)]
+    names = [f"{FOLDER}/{name}" for name in files.list_names(workspace.shardlab_folder / FOLDER) if _NAME.fullmatch(name)]
     with files.as_workspace_error("read"):
         for name in [*names, LAST_MATRIX]:
             with contextlib.suppress(NotRegular, TooLarge):
-                if regular_file_status(workspace.own, name) is not None:
-                    contents[name] = files.read(workspace.own / name)
+                if regular_file_status(workspace.shardlab_folder, name) is not None:
+                    contents[name] = files.read(workspace.shardlab_folder / name)
     return contents
 
 
@@ -53,7 +53,7 @@ def store(workspace: Workspace, received: Mapping[str, bytes]) -> None:
                 decoder(LastMatrix).decode(contents[name])
             else:
                 contents[name] = _set_local_path(workspace, contents[name])
-            regular_file_status(workspace.own.resolve(), name)
+            regular_file_status(workspace.shardlab_folder.resolve(), name)
         except NotRegular as error:
             raise InputError(
                 f"{error.filename} is {error.kind}, and collect fetch writes only to regular files and folders; "
@@ -62,7 +62,7 @@ def store(workspace: Workspace, received: Mapping[str, bytes]) -> None:
         except DECODE_FAULTS as error:
             raise ShardlabError(f"the cluster's .shardlab/{name} is not of this version: {error}.") from None
     for name, content in contents.items():
-        target = workspace.own / name
+        target = workspace.shardlab_folder / name
         if files.read(target) != content if target.exists() else True:
             files.make_folder(target.parent)
             files.write_atomic(target, content)
@@ -76,5 +76,5 @@ def _set_local_path(workspace: Workspace, content: bytes) -> bytes:
     from shardlab.remote import remote_workspace  # imported only here: the cluster does not need it
 
     expansion = decoder(Expansion).decode(content)
-    here = remote_workspace.path_here(workspace, expansion.path)
-    return content if here == expansion.path else files.as_json(msgspec.structs.replace(expansion, path=here))
+    here = remote_workspace.local_matrix_path(workspace, expansion.path)
+    return content if here == expansion.path else files.encode_json(msgspec.structs.replace(expansion, path=here))

@@ -71,7 +71,7 @@ def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgr
     on this machine. If this machine is not the first node of a run, nothing is gathered for the run, and the sentence names the
     first node.
     """
-    is_copy = remote_workspace.known(workspace) is not None
+    is_copy = remote_workspace.read_remote_workspace(workspace) is not None
     wanted: dict[str, tuple[str, list[RunDir]]] = {}  # name of a node -> (name of its cluster, runs of which it has a part)
     sentences: dict[str, list[str]] = {}
     elsewhere: dict[str, list[str]] = {}
@@ -89,7 +89,7 @@ def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgr
     if not wanted:
         return elsewhere
     workspace_trust.must_be_allowed(workspace, f"log in to {', '.join(wanted)}")
-    with files.locked(workspace.own / "gather.lock", lambda _descriptor: progress.say(WAITING)) as lock:
+    with files.hold_lock(workspace.shardlab_folder / "gather.lock", lambda _descriptor: progress.say(WAITING)) as lock:
         for run_id, of_run in _gather_from_nodes(workspace, wanted, lock, progress):
             sentences[run_id] += of_run
     for run_id, of_run in sentences.items():
@@ -137,7 +137,7 @@ def _ungathered_placement(run: RunDir) -> tuple[str, Placement] | None:
     """(name of the cluster, placement) of a run that has ended and whose parts have not been gathered; None for other runs."""
     try:
         events = run.events()
-        placed = placement.of(events)
+        placed = placement.read_placement(events)
         if placed is None or any(event.event == GATHERED for event in events):
             return None
         return (run.read_run().cluster["name"], placed) if run.judge().state in FINAL else None
@@ -148,9 +148,9 @@ def _ungathered_placement(run: RunDir) -> tuple[str, Placement] | None:
 def find_node(workspace: Workspace, cluster: str, name: str) -> InventoryNode:
     """The node of this name in the inventory. Raises InputError if the inventory has no node of this name with shardlab
     installed."""
-    node = next((node for node in inventory.read(workspace, cluster).nodes if node.name == name), None)
+    node = next((node for node in inventory.read_inventory(workspace, cluster).nodes if node.name == name), None)
     if node is None or node.python is None:
-        raise InputError(f"{inventory.path_of(workspace)}: lists no node {name} with shardlab.")
+        raise InputError(f"{inventory.inventory_path(workspace)}: lists no node {name} with shardlab.")
     return node
 
 
@@ -186,7 +186,9 @@ def list_parts(remote: RemoteWorkspace, ids: Sequence[str], progress: TransferPr
     """
     must_stop = progress.while_waiting(f"{remote.mark}: the node reads the files of its parts of {len(ids):,} run(s).")
     asked = msgspec.json.encode(ids)
-    found = remote.ask("collect.fetching.part_manifest", [], list[ListedPart], given=asked, limit_s=ASK_S, must_stop=must_stop)
+    found = remote.ask(
+        "collect.fetching.part_manifest", [], list[ListedPart], input_bytes=asked, limit_s=ASK_S, must_stop=must_stop
+    )
     listed = {part.manifest.run_id: part for part in found if part.manifest.run_id in ids}
     for run_id, part in listed.items():
         manifest.check_received(part.manifest, run_id)

@@ -70,7 +70,9 @@ class ManifestDifference(msgspec.Struct):
 
 def read(run: RunDir) -> RunManifest | None:
     """The manifest of a run, or None if the run has no manifest. Raises InputError if the manifest is damaged."""
-    return json_file.read(run.path / NAME, RunManifest, "is not a manifest of this version: {}; remove it to make a new one.")
+    return json_file.read_json(
+        run.path / NAME, RunManifest, "is not a manifest of this version: {}; remove it to make a new one."
+    )
 
 
 def check_received(received: RunManifest, run_id: str) -> None:
@@ -211,14 +213,14 @@ def regular_file_status(folder: Path, name: str) -> os.stat_result | None:
         except FileNotFoundError:
             return None
         if not stat.S_ISDIR(mode):
-            raise files.NotRegular(path, files.kind_of(mode))
+            raise files.NotRegular(path, files.describe_file_kind(mode))
         path = f"{path}/{part}"
     try:
         status = os.lstat(path)
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(status.st_mode):
-        raise files.NotRegular(path, files.kind_of(status.st_mode))
+        raise files.NotRegular(path, files.describe_file_kind(status.st_mode))
     return status
 
 
@@ -244,10 +246,10 @@ def _list_folder(folder: Path, prefix: str, listing: Listing) -> None:
         except FileNotFoundError:
             continue
         if not files.is_utf8(entry.name):
-            listing.other[name] = f"{files.kind_of(status.st_mode)} whose name is not valid UTF-8"
+            listing.other[name] = f"{files.describe_file_kind(status.st_mode)} whose name is not valid UTF-8"
         elif stat.S_ISREG(status.st_mode):
             listing.regular[name] = status
         elif stat.S_ISDIR(status.st_mode):
             _list_folder(folder / entry.name, f"{name}/", listing)
         else:
-            listing.other[name] = files.kind_of(status.st_mode)
+            listing.other[name] = files.describe_file_kind(status.st_mode)

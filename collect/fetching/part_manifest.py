@@ -57,11 +57,11 @@ def main() -> int:
     """Print the parts of the runs that standard input names, and return the exit code."""
     arguments = console.Parser(prog="python -m collect.fetching.part_manifest", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    asked = json_file.of_standard_input(sys.stdin.buffer.read(), list[RunId], "a list of run ids")
+    asked = json_file.decode_standard_input(sys.stdin.buffer.read(), list[RunId], "a list of run ids")
     parts = [RunDir(workspace.runs / run_id) for run_id in asked]
-    console.Output.of(arguments).document([_list_part(part) for part in parts if part.run_json.exists()])
+    console.Output.from_arguments(arguments).print_document([_list_part(part) for part in parts if part.run_json.exists()])
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(main))
+    sys.exit(console.run_command(main))

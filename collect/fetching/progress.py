@@ -145,12 +145,12 @@ def show_progress(output: Output) -> Iterator[TransferProgress]:
     EVERY_S seconds.
     """
     if not output.remarks.is_terminal:
-        yield TransferProgress(output.remark)
+        yield TransferProgress(output.print_remark)
         return
     from rich.live import Live
 
     live = Live(console=output.remarks.console, refresh_per_second=4, transient=True)
     try:
-        yield TransferProgress(output.remark, live=live)
+        yield TransferProgress(output.print_remark, live=live)
     finally:
         live.stop()

@@ -77,13 +77,13 @@ def must_be_stored_elsewhere(workspace: Workspace) -> None:
     The runs are only in this folder if the cluster is local and no run has parts on other nodes, or if this folder is itself
     the workspace of the cluster, e.g. on shared storage.
     """
-    there = remote_workspace.of_this_workspace(workspace)
+    there = remote_workspace.read_for_changes(workspace)
     if there is None:
-        if not any(placement.of(RunDir(workspace.runs / run_id).events()) for run_id in workspace.run_ids()):
+        if not any(placement.read_placement(RunDir(workspace.runs / run_id).events()) for run_id in workspace.run_ids()):
             raise InputError(NOTHING.format(workspace.path))
         return
     try:
-        is_same = files.read(workspace.path / remote_workspace.MARK).decode() == there.mark
+        is_same = files.read(workspace.path / remote_workspace.MARK_FILE).decode() == there.mark
     except (OSError, UnicodeDecodeError):
         is_same = False
     if is_same:
@@ -130,13 +130,13 @@ def remove(verified: Sequence[VerifiedFiles], progress: TransferProgress) -> lis
 
 
 def _find_places(workspace: Workspace, ids: Sequence[str]) -> list[PrunePlace]:
-    there = remote_workspace.known(workspace)
+    there = remote_workspace.read_remote_workspace(workspace)
     if there is not None:
         return [PrunePlace(there.host, there, list(ids), False)] if ids else []
     wanted: dict[tuple[str, str], list[str]] = {}
     for run_id in ids:
         run = RunDir(workspace.runs / run_id)
-        placed = placement.of(run.events())
+        placed = placement.read_placement(run.events())
         if placed is not None and placed.first_node == gethostname():
             for name in placed.nodes:
                 wanted.setdefault((run.read_run().cluster["name"], name), []).append(run_id)
@@ -167,7 +167,7 @@ def _verify_place(workspace: Workspace, place: PrunePlace, progress: TransferPro
         elif names:
             theirs.files = {name: theirs.files[name] for name in names}
             verified.runs.append(theirs)
-            if not place.is_part and placement.of(RunDir(workspace.runs / run_id).events()) is not None:
+            if not place.is_part and placement.read_placement(RunDir(workspace.runs / run_id).events()) is not None:
                 verified.with_parts.append(run_id)
     return verified
 
@@ -183,7 +183,9 @@ def _remove_from_place(place: VerifiedFiles, progress: TransferProgress) -> list
     asked = msgspec.json.encode(RemovalRequest(runs, place.is_part))
     stop = progress.while_waiting(f"{place.where}: files are removed.")
     try:
-        found = place.there.ask("collect.fetching.removal", [], list[RemovedFiles], given=asked, limit_s=ASK_S, must_stop=stop)
+        found = place.there.ask(
+            "collect.fetching.removal", [], list[RemovedFiles], input_bytes=asked, limit_s=ASK_S, must_stop=stop
+        )
     except ShardlabError as error:
         return refused + [Freed(run.run_id, place.where, why=str(error)) for run in runs]
     return refused + [Freed(run.run, place.where, run.files, run.bytes, run.why) for run in found]

@@ -116,14 +116,14 @@ def main() -> int:
     """Remove the files that standard input names, print the result, and return the exit code."""
     arguments = console.Parser(prog="python -m collect.fetching.removal", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    request = json_file.of_standard_input(sys.stdin.buffer.read(), RemovalRequest, "a request of this version")
+    request = json_file.decode_standard_input(sys.stdin.buffer.read(), RemovalRequest, "a request of this version")
     for asked in request.runs:
         manifest.check_received(asked, asked.run_id)
     resumed = {} if request.is_part else _find_resumed_runs(workspace)
     removed = [_remove_run_files(workspace, asked, resumed, is_part=request.is_part) for asked in request.runs]
-    console.Output.of(arguments).document(removed)
+    console.Output.from_arguments(arguments).print_document(removed)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(main))
+    sys.exit(console.run_command(main))

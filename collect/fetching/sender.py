@@ -39,7 +39,7 @@ from shardlab.files import files, gc_pause, json_file
 from shardlab.files.files import NotRegular
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
-from shardlab.workspace.workspace import Workspace, chosen
+from shardlab.workspace.workspace import Workspace, match_run_ids
 
 # Names of files that contain text, which is compressed. Other files of a run, such as traces, are compressed already.
 TEXT = (".jsonl", ".json", ".log", ".out", ".err", ".txt", ".yaml", ".sh", ".sbatch", ".csv")
@@ -74,7 +74,7 @@ class Sender:
         self._flush()
 
     def _offer_runs(self, patterns: list[str]) -> dict[str, OfferedRun]:
-        ids = chosen(self._workspace.run_ids(), patterns) if patterns else self._workspace.run_ids()
+        ids = match_run_ids(self._workspace.run_ids(), patterns) if patterns else self._workspace.run_ids()
         parts = node_parts.gather_if_needed(self._workspace, ids, TransferProgress())
         self._send_message(Offers(len(ids), fetch_matrices.read(self._workspace)))
 
@@ -194,7 +194,7 @@ class Sender:
         return RunDir(self._workspace.runs / run_id)
 
     def _receive_message(self, message_type: type[T]) -> T:
-        return json_file.of_standard_input(self._source.readline(), message_type, "a message of this version")
+        return json_file.decode_standard_input(self._source.readline(), message_type, "a message of this version")
 
     def _send_message(self, message: object) -> None:
         self._write(self._encoder.encode(message) + b"\n")
@@ -226,10 +226,10 @@ def main() -> int:
     """Send runs to the machine at the other end of standard input and standard output, and return the exit code."""
     arguments = console.Parser(prog="python -m collect.fetching.sender", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    with open(0, "rb", closefd=False) as source, open(1, "wb", closefd=False) as target, gc_pause.not_searched():
+    with open(0, "rb", closefd=False) as source, open(1, "wb", closefd=False) as target, gc_pause.pause_collector():
         Sender(workspace, source, target).serve()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(main))
+    sys.exit(console.run_command(main))

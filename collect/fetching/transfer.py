@@ -49,7 +49,7 @@ class Rsync:
         lock: the file descriptor of a lock, which rsync also holds until it ends. must_stop: returns whether to stop a transfer
         early.
         """
-        rsync.must_be_installed("collect fetch")
+        rsync.rsync_must_be_installed("collect fetch")
         self._lock, self._must_stop = lock, must_stop
         self._root, self._shell = f"{cluster.workspace}/", []
         if not sees_workspace(cluster):
@@ -66,10 +66,16 @@ class Rsync:
         if not names:
             return Transfer()
         # The staging folder is only accessible for this user. Below it, entries have the modes of new entries of this user.
-        modes = f"--chmod=D{rsync.new_mode(0o755):o},F{rsync.new_mode(0o644):o}"
+        modes = f"--chmod=D{rsync.apply_umask(0o755):o},F{rsync.apply_umask(0o644):o}"
         words = [*OPTIONS, modes, *self._shell]
-        end = rsync.run(
-            words, names, f"{self._root}{source}/", f"{target}/", must_stop=self._must_stop, holds=(self._lock,), report=report
+        end = rsync.run_rsync(
+            words,
+            names,
+            f"{self._root}{source}/",
+            f"{target}/",
+            must_stop=self._must_stop,
+            lock_descriptors=(self._lock,),
+            on_progress=report,
         )
         return Transfer(end.code != 0 and end.code not in INCOMPLETE, end.error)
 
@@ -114,7 +120,7 @@ def _has_content(path: str, size: int, file: ManifestFile) -> bool:
 def put_in_place(source: Path, target: Path, file: ManifestFile) -> None:
     """Move a file that arrived to its final path, and set the time that the manifest gives for it. Raises OSError."""
     os.utime(source, ns=(file.mtime_ns, file.mtime_ns))
-    rsync.put_in_place(source, target)
+    rsync.move_into_place(source, target)
 
 
 def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], other_names: Iterable[str]) -> bool:
@@ -129,7 +135,7 @@ def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], other_name
     """
     if not files.is_folder(folder):
         return False
-    modes = {stat.S_IFDIR: rsync.new_mode(0o755), stat.S_IFREG: rsync.new_mode(0o644)}
+    modes = {stat.S_IFDIR: rsync.apply_umask(0o755), stat.S_IFREG: rsync.apply_umask(0o644)}
     entries: list[tuple[str, os.stat_result]] = [(str(folder), os.lstat(folder))]
     times: list[tuple[str, int]] = []
     found = set()
@@ -157,6 +163,6 @@ def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], other_name
 def sees_workspace(cluster: RemoteWorkspace) -> bool:
     """Whether this machine sees the workspace of the cluster under the same path, e.g. on shared storage."""
     try:
-        return files.read(Path(cluster.workspace) / remote_workspace.MARK).decode() == cluster.mark
+        return files.read(Path(cluster.workspace) / remote_workspace.MARK_FILE).decode() == cluster.mark
     except (OSError, UnicodeDecodeError):
         return False

@@ -104,7 +104,7 @@ def _drawn_phases(run: LoadedRun) -> list[StepPhase]:
     spans_by_rank = {int(spans.row.removeprefix("rank ")): spans for spans in timeline.step_spans(rows, host_clocks)}
     zero_s = min((float(spans.start_s.min()) for spans in spans_by_rank.values()), default=0.0)
     acts_between = [
-        span for span in instrument_span.of(run.events) if span.rank in spans_by_rank and _is_between(span.act, numbers)
+        span for span in instrument_span.read_spans(run.events) if span.rank in spans_by_rank and _is_between(span.act, numbers)
     ]
     acts = []
     for span in acts_between:
@@ -125,7 +125,7 @@ def _drawn_step_numbers(run: LoadedRun) -> list[int]:
     otherwise the steps in the middle of the run.
     """
     numbers: list[int] = run.undisturbed["step"].to_list()
-    acts = {(span.act.when, span.act.step) for span in instrument_span.of(run.events)}
+    acts = {(span.act.when, span.act.step) for span in instrument_span.read_spans(run.events)}
     pairs = enumerate(itertools.pairwise(numbers), 1)
     indexes = [index for index, (step, next_step) in pairs if ("after", step) in acts or ("before", next_step) in acts]
     middle = min(indexes, key=lambda place: abs(place - len(numbers) // 2), default=len(numbers) // 2)

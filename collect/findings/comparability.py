@@ -20,12 +20,14 @@ from collect.sources.steps import find_timed_window
 from shardlab.errors import UnknownName
 from shardlab.hardware.nvml import POWER_CAP
 from shardlab.matrix import faults
-from shardlab.matrix.cell import Cell, Role, keys_of
+from shardlab.matrix.cell import Cell, Role, keys_with_role
 
 LEAST_SHARE = 0.05  # a GPU is reported if at least this share of its samples shows trouble: shorter trouble hardly matters
 # Keys that may differ between cells that do the same work. Options of the workload are compared separately.
-_VARIABLE_KEYS = keys_of(Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES, Role.INSTRUMENTS, Role.BOOKKEEPING)
-_LENGTH_KEYS = keys_of(Role.LENGTH, Role.DATA)
+_VARIABLE_KEYS = keys_with_role(
+    Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES, Role.INSTRUMENTS, Role.BOOKKEEPING
+)
+_LENGTH_KEYS = keys_with_role(Role.LENGTH, Role.DATA)
 
 
 def same_work(cell: Cell, other: Cell) -> bool:
@@ -50,7 +52,9 @@ def describe_work(cell: Mapping[str, Any], options: AbstractSet[str]) -> dict[st
     description = {key: value for key, value in cell.items() if key not in _VARIABLE_KEYS}
     description["options"] = {key: value for key, value in cell["options"].items() if key in options}
     description["rehearses"] = describe_work(cell["rehearses"], options) if cell.get("rehearses") else None
-    if fault_text := faults.said(cell["instruments"]):  # a cell with a fault on purpose is only compared with its like
+    if fault_text := faults.describe_faults(
+        cell["instruments"]
+    ):  # a cell with a fault on purpose is only compared with its like
         description["fault"] = fault_text
     return description
 
@@ -117,7 +121,7 @@ def key_without_instruments(cell: Mapping[str, Any]) -> bytes:
 def key_without_faults(cell: Mapping[str, Any]) -> bytes:
     """A key that is equal for cells that differ only in their faults on purpose, and in keys that cannot change what is
     measured. cell: in its plain form."""
-    rest = {key: value for key, value in cell.items() if key not in keys_of(Role.BOOKKEEPING)}
+    rest = {key: value for key, value in cell.items() if key not in keys_with_role(Role.BOOKKEEPING)}
     rest["instruments"] = {key: value for key, value in cell["instruments"].items() if key not in ("straggler", "lost_worker")}
     rehearsed_key = key_without_faults(cell["rehearses"]).decode() if cell.get("rehearses") else None
     return msgspec.json.encode([rest, rehearsed_key], order="deterministic")

@@ -30,7 +30,7 @@ def flatten_cell(cell: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in cell.items():
         flat |= {f"{key}.{inner_key}": item for inner_key, item in value.items()} if isinstance(value, dict) else {key: value}
-    fault_text = faults.said(cell.get("instruments") or {})
+    fault_text = faults.describe_faults(cell.get("instruments") or {})
     for name in ("straggler", "lost_worker"):
         flat.pop(f"instruments.{name}", None)
     return flat | ({"fault": fault_text} if fault_text else {})

@@ -52,7 +52,7 @@ def search_results(paths: Sequence[SearchPath]) -> list[SearchResult]:
     return [
         SearchResult(
             name=name,
-            searched=path.search.in_words,
+            searched=path.search.description,
             repeat=path.repeat,
             tries=path.tries,
             cells=[batch_search.try_cell(path.cell, search_try.size).name() for search_try in path.tries],

@@ -46,9 +46,9 @@ def show_history(workspace: Workspace, places: Sequence[str], since: str | None,
             if not path.exists():
                 raise InputError(f"{place}: no such folder or file. Allowed: folders of workspaces, and archives.")
             source = Workspace(path) if path.is_dir() else opened.enter_context(archiving.unpack_as_workspace(path))
-            if not source.expansions():
+            if not source.matrix_names():
                 raise InputError(f"{place}: contains no matrix. Allowed: folders of workspaces, and archives.")
-            for name in source.expansions():
+            for name in source.matrix_names():
                 try:
                     entries += periods.select_history_runs(place, load_matrix(source, name))
                 except ShardlabError as error:
@@ -56,14 +56,14 @@ def show_history(workspace: Workspace, places: Sequence[str], since: str | None,
         entries = [entry for entry in entries if (first is None or entry.at >= first) and (last is None or entry.at <= last)]
         document = History(1, periods.build_histories(entries), skipped)
     _print_history(output, document)
-    output.document(document)
+    output.print_document(document)
     return int(bool(skipped))
 
 
 def _parse_moment(text: str | None, option: str) -> datetime | None:
     if text is None:
         return None
-    moment = moments.read_utc(text)
+    moment = moments.parse_time_as_utc(text)
     if moment is None:
         raise InputError(f"{option}: found {text!r}. Allowed: a date or a time in ISO 8601, such as 2031-05-02.")
     return moment
@@ -89,13 +89,13 @@ def _print_history(output: Output, document: History) -> None:
                 ]
             )
     if rows:
-        output.table("", COLUMNS, rows)
+        output.print_table("", COLUMNS, rows)
     else:
-        output.line("no run completed in this time.")
+        output.print_line("no run completed in this time.")
     if any(cell_history.rehearsals for cell_history in document.cells):
-        output.remark("Some runs are rehearsals: their times say nothing about speed.", style="yellow")
+        output.print_remark("Some runs are rehearsals: their times say nothing about speed.", style="yellow")
     for sentence in document.skipped:
-        output.remark(sentence, style="red")
+        output.print_remark(sentence, style="red")
 
 
 def _mean_text(mean: HistoryMetric | None) -> str:

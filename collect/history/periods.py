@@ -80,7 +80,7 @@ def select_history_runs(place: str, loaded: Loaded) -> list[HistoryRun]:
     """The completed runs of a matrix whose creation time is known. place: the workspace or archive, as the user named it."""
     history_runs = []
     for run in (run for cell in loaded.cells for run in cell.completed):
-        created = moments.read_utc(run.run.created) if run.run is not None else None
+        created = moments.parse_time_as_utc(run.run.created) if run.run is not None else None
         if created is not None:
             history_runs.append(HistoryRun(place, loaded.expansion.name, run, created, environment.collect_properties([run])))
     return history_runs

@@ -28,7 +28,7 @@ from shardlab.matrix.study import Traces
 from shardlab.runs import prediction
 from shardlab.runs.prediction import Prediction
 from shardlab.runs.record import Sample
-from shardlab.runs.run import RunIdParts, parts_of
+from shardlab.runs.run import RunIdParts, parse_run_id
 
 # Samples are moved into frames when there are this many: as records, they need several times more memory. With parts of 2,500
 # samples, a run of 230,000 samples needed a third more memory and as much time.
@@ -67,7 +67,7 @@ class LoadedRun(RunRecords, dict=True):
 
     @property
     def _parts(self) -> RunIdParts:
-        parts = parts_of(self.run_id)
+        parts = parse_run_id(self.run_id)
         assert parts is not None, self.run_id
         return parts
 
@@ -185,7 +185,7 @@ class LoadedRun(RunRecords, dict=True):
         instruments = self.run.cell.instruments if self.run is not None else None
         if instruments is not None and (instruments.straggler is not None or instruments.lost_worker is not None):
             return None
-        return prediction.read(self.folder.path)
+        return prediction.read_prediction(self.folder.path)
 
     @cached_property
     def samples(self) -> Samples:

@@ -36,11 +36,11 @@ from shardlab.runs.record import (
     Sample,
     StepRecord,
     ValidationRecord,
-    damaged_line,
+    find_damaged_line,
     read_lines,
 )
 from shardlab.runs.run import Run
-from shardlab.runs.rundir import VALIDATION, RunDir, judged, was_rehearsal
+from shardlab.runs.rundir import VALIDATION, RunDir, judge_records, was_rehearsal
 from shardlab.runs.state import JudgedState
 from shardlab.runs.suspension import Pause
 
@@ -119,7 +119,7 @@ class RunRecords(msgspec.Struct):
         except OSError as error:
             records._note_unreadable(str(WorkspaceError.from_os_error(error, "read")))
         else:
-            if isinstance(fault := run_guard.attempt(lambda: records._read_files(names)), ShardlabError):
+            if isinstance(fault := run_guard.run_guarded(lambda: records._read_files(names)), ShardlabError):
                 records._note_unreadable(str(fault))
         if records.unreadable:
             records.verdict = JudgedState("unknown", records.unreadable)
@@ -163,12 +163,12 @@ class RunRecords(msgspec.Struct):
         events = [event for name in names if _EVENTS.fullmatch(name) for event in self._read_records(name, Event)]
         self.events = events = sorted(events, key=lambda event: event.wall_s)
         for name in filter(_EVENTS.fullmatch, self.damage.corrupt):
-            if (line := damaged_line(f"{self.folder.path}/{name}", Event)) is not None:
+            if (line := find_damaged_line(f"{self.folder.path}/{name}", Event)) is not None:
                 self._note_unreadable(f"{self.folder.path}/{name}:{line[0]}: is not an event of this version: {line[1]}.")
         try:
             self.run = self.folder.read_run()
             self.result = self.folder.read_result()
-            self.verdict = judged(self.run, self.result, self.events, self.step_records)
+            self.verdict = judge_records(self.run, self.result, self.events, self.step_records)
         except (InputError, WorkspaceError) as error:
             self._note_unreadable(str(error))
         self.hosts = [host for name in parts.get("env", ()) if (host := read_host(f"{self.folder.path}/{name}")) is not None]
@@ -182,7 +182,7 @@ class RunRecords(msgspec.Struct):
         moments_s = [self.last_record_s, *(event.wall_s for event in events)]
         moments_s += [steps[-1].wall_s for steps in self.step_records.values() if steps]
         self.last_record_s = max(moments_s)
-        self._exclude_pauses(suspension.of(events))
+        self._exclude_pauses(suspension.read_suspensions(events))
 
     def _read_samples(self, hosts: Mapping[str, str]) -> None:
         """Read all files of samples. hosts: {name of a file: name of its host}."""
@@ -242,7 +242,7 @@ class RunRecords(msgspec.Struct):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except NotADirectoryError:
-            self.damage.not_followed[part] = files.kind_of(os.lstat(path).st_mode)
+            self.damage.not_followed[part] = files.describe_file_kind(os.lstat(path).st_mode)
             return None
         except FileNotFoundError:
             return None
@@ -263,7 +263,9 @@ class RunRecords(msgspec.Struct):
         timed = [record for records in self.step_records.values() for record in records if not record.warmup]
         if not pauses or not timed:
             return
-        if not suspension.holds(min(map(suspension.began, timed)), max(record.wall_s for record in timed), pauses):
+        if not suspension.overlaps_suspension(
+            min(map(suspension.step_start_s, timed)), max(record.wall_s for record in timed), pauses
+        ):
             return
         self.paused = True
         self.step_records = {rank: list(suspension.mark_suspended(steps, pauses)) for rank, steps in self.step_records.items()}

@@ -16,7 +16,7 @@ def largest_batch(run: LoadedRun) -> Quantity | None:
     search = run.run.search if run.run is not None else None
     if search is None or search.goal != "largest_that_fits":
         return None
-    path = search_path.walk(run.folder.path.parent, run.cell, search, run.repeat)
+    path = search_path.follow_search(run.folder.path.parent, run.cell, search, run.repeat)
     if path.best != run.cell.gpu_batch_size or path.best == search.largest:
         return None
     return Quantity(path.best, "items")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 from collect.metrics.energy import energy
-from shardlab.runs.prediction import PredictedRange, Prediction, exactly
+from shardlab.runs.prediction import PredictedRange, Prediction, exact_range
 
 STEP_TIME, MEMORY, TRAFFIC, ENERGY = "step time", "memory", "traffic", "energy"
 UNITS = {STEP_TIME: "s", MEMORY: "bytes", TRAFFIC: "bytes", ENERGY: "J"}  # unit of a category, whose numbers are for one step
@@ -85,7 +85,7 @@ def _traffic_pair(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange
     counted_bytes = (run.result.communication_bytes or {}).get("counted")
     if counted_bytes is None or predicted.sent_bytes is None or run.run.cell.pp > 1:
         return None
-    return exactly(predicted.sent_bytes * run.run.world.world_size), counted_bytes
+    return exact_range(predicted.sent_bytes * run.run.world.world_size), counted_bytes
 
 
 def _energy_pair(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:

@@ -15,7 +15,7 @@ from shardlab.matrix.batch_search import try_cell
 from shardlab.matrix.cell import Cell
 from shardlab.matrix.expansion import ExpandedCell, Expansion
 from shardlab.runs import lease_cutoff, search_path
-from shardlab.runs.run import parts_of
+from shardlab.runs.run import parse_run_id
 from shardlab.runs.search_path import SearchPath
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
@@ -57,17 +57,17 @@ def load_matrix(workspace: Workspace, matrix: str | None) -> Loaded:
 
     Raises InputError if the workspace has no such matrix, or if its expansion cannot be read.
     """
-    expansion, searches = _split_searched_cells(workspace, workspace.expansion(matrix))
+    expansion, searches = _split_searched_cells(workspace, workspace.read_expansion(matrix))
     attempts: dict[str, list[str]] = {}
     for run_id in workspace.run_ids():
-        if parts := parts_of(run_id):
+        if parts := parse_run_id(run_id):
             attempts.setdefault(parts.cell, []).append(run_id)
     run_ids_of_cells: list[set[str]] = []
     for entry in expansion.cells:
-        run_ids_of_cells.append({run_id for run_id in (*entry.runs, *attempts.get(entry.id, ())) if parts_of(run_id)})
-    with gc_pause.not_searched():
+        run_ids_of_cells.append({run_id for run_id in (*entry.runs, *attempts.get(entry.id, ())) if parse_run_id(run_id)})
+    with gc_pause.pause_collector():
         runs = {run.run_id: run for run in read_many.read_runs(workspace.runs, sorted(set().union(*run_ids_of_cells)))}
-    lease, current_time = inventory.known_lease(workspace), datetime.now(UTC)
+    lease, current_time = inventory.read_lease(workspace), datetime.now(UTC)
     for run in runs.values():
         run.reads_traces = expansion.traces
         last_record = datetime.fromtimestamp(run.last_record_s, UTC)
@@ -103,7 +103,7 @@ def _split_searched_cells(workspace: Workspace, expansion: Expansion) -> tuple[E
             cells.append(entry)
             continue
         repeats = range(1, len(entry.runs) + 1)
-        paths = [search_path.walk(workspace.runs, entry.cell, entry.search, repeat) for repeat in repeats]
+        paths = [search_path.follow_search(workspace.runs, entry.cell, entry.search, repeat) for repeat in repeats]
         runs: dict[int, list[str]] = {}
         for path in paths:
             for attempt in path.tries:

@@ -80,7 +80,7 @@ def compute_own_metrics(workspace: Workspace, matrix: str | None, *, owner: Work
     is one. If the user may not act in the owner (shardlab.workspace.workspace_trust), no file is executed, and
     `faults` of the result says so. Raises WorkspaceError if a file of the workspace cannot be read.
     """
-    paths = plugin_source.files_in(workspace.path / FOLDER)
+    paths = plugin_source.plugin_files(workspace.path / FOLDER)
     if not paths:
         return OwnMetrics()
     try:

@@ -37,8 +37,8 @@ def main(answer: str, workspace: str, matrix: str, *paths: str) -> None:
     defined: dict[str, tuple[str, Metric]] = {}  # name of a metric -> (path of the file that defines it, the metric)
     for path in map(Path, paths):
         try:
-            source = plugin_source.read(path)
-            for entry in _check_metrics(path, getattr(own_code.execute(source), "METRICS", None)):
+            source = plugin_source.read_plugin(path)
+            for entry in _check_metrics(path, getattr(own_code.execute_plugin(source), "METRICS", None)):
                 if entry.name in defined or entry.name in list_shipped_names():
                     definer = defined[entry.name][0] if entry.name in defined else "shardlab"
                     raise InputError(f"{path}: the metric {entry.name} is defined by {definer} and cannot be replaced.")
@@ -88,7 +88,7 @@ def _compute_value(file: str, entry: Metric, run: LoadedRun, faults: list[str]) 
     try:
         value = entry.of_run(run)
     except Exception as error:  # noqa: BLE001 - code of a user may raise any error
-        faults.append(f"{own_code.sentence(file, error)} So {entry.name} of {run.run_id} is not known.")
+        faults.append(f"{own_code.describe_error(file, error)} So {entry.name} of {run.run_id} is not known.")
         return None
     if value is None:
         return None

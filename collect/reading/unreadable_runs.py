@@ -17,6 +17,6 @@ def print_unreadable_runs(output: Output, runs: Iterable[tuple[RunDir, str]]) ->
     for folder, unreadable in runs:
         if unreadable:
             remedy = f"restore the file, or move the folder {folder.path} out of runs/, and run the same command again"
-            output.remark(f"{folder.run_id}: set aside: {unreadable.rstrip('.')}; {remedy}.", style="red")
+            output.print_remark(f"{folder.run_id}: set aside: {unreadable.rstrip('.')}; {remedy}.", style="red")
             code = 1
     return code

@@ -258,8 +258,8 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
 
 def _citations(summary: Summary) -> list[tuple[str, str]]:
     """(what is cited, its BibTeX entry): shardlab, and the study if its citation is known."""
-    entries = [("shardlab", citation.of_shardlab())]
-    return entries + ([("The study", citation.of_study(summary.matrix, summary.citation))] if summary.citation else [])
+    entries = [("shardlab", citation.shardlab_bibtex())]
+    return entries + ([("The study", citation.study_bibtex(summary.matrix, summary.citation))] if summary.citation else [])
 
 
 def _headline(drawn_figures: Sequence[DrawnFigure], workloads: Sequence[str]) -> DrawnFigure | None:
@@ -329,7 +329,7 @@ def _build_drawn_figure(plot: figure.Figure, title_suffix: str, caption_suffix: 
     title = plot.title + title_suffix
     name = re.sub(r"[^a-z0-9.-]+", "-", f"{plot.name}{title_suffix}".replace("_", "-").lower())
     spec = {"data": plot.data, "layout": plot.layout, "picture": figure.image_layout(plot, title + mark, wide)}
-    spec = printable.mapped(spec, printable.one_line)
+    spec = printable.map_texts(spec, printable.one_line)
     return DrawnFigure(name, plot.name, title, plot.caption + caption_suffix, plot.height_px, wide, plot.cells, spec)
 
 

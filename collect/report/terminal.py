@@ -28,30 +28,30 @@ def print_summary(output: Output, summary: Summary) -> None:
         _print_table(output, other_table.title.lower(), other_table.columns, styles, other_table.rows)
     if summary.searches:
         search_rows = [search.texts for search in summary.searches]
-        output.table(searches.TITLE.lower(), list(searches.HEADINGS), search_rows)
-    output.line(f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}.")
+        output.print_table(searches.TITLE.lower(), list(searches.HEADINGS), search_rows)
+    output.print_line(f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}.")
     for remark in summary.remarks:
-        output.line(remark, style="yellow")
+        output.print_line(remark, style="yellow")
     print_choices(output, summary)
     print_claims(output, summary)
     if summary.reported:
-        output.line(f"{verdict_text.reported_counts(summary)} (see the report, or: collect verdicts)")
+        output.print_line(f"{verdict_text.reported_counts(summary)} (see the report, or: collect verdicts)")
     for comparison in summary.losses:
-        output.line(losses_sentence(comparison, labels))
+        output.print_line(losses_sentence(comparison, labels))
     for cost in summary.instruments:
-        output.line(instrument_sentence(cost, labels))
+        output.print_line(instrument_sentence(cost, labels))
     for faults in fault_text.fault_tables(summary):
-        output.table(faults.title.lower(), faults.headings, faults.rows)
+        output.print_table(faults.title.lower(), faults.headings, faults.rows)
     if summary.predictions:
-        output.table(score_text.TITLE.lower(), score_text.HEADINGS, score_text.score_rows(summary.predictions))
+        output.print_table(score_text.TITLE.lower(), score_text.HEADINGS, score_text.score_rows(summary.predictions))
     for failure in summary.failures:
         text = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
-        output.line(f"{failure.state}: {text}", STYLES.get(failure.state))
+        output.print_line(f"{failure.state}: {text}", STYLES.get(failure.state))
     for outlier in summary.outliers:
         value, median = (notation.format_number(number) for number in (outlier.value, outlier.median))
-        output.line(f"outlier, not removed: {outlier.run}: {outlier.metric} {value}, the median is {median}", "yellow")
+        output.print_line(f"outlier, not removed: {outlier.run}: {outlier.metric} {value}, the median is {median}", "yellow")
     for damage in summary.damage:
-        output.line(f"damaged records: {damage.run}: {damage.says}", style="yellow")
+        output.print_line(f"damaged records: {damage.run}: {damage.says}", style="yellow")
 
 
 def print_choices(output: Output, summary: Summary) -> None:
@@ -68,11 +68,13 @@ def print_choices(output: Output, summary: Summary) -> None:
         for family in families
         for line in choice_text.choice_rows(family, criteria)
     ]
-    output.table("which strategy to choose", ["Workload", "Ranks", *(choice_text.HEADINGS[name] for name in criteria)], rows)
+    output.print_table(
+        "which strategy to choose", ["Workload", "Ranks", *(choice_text.HEADINGS[name] for name in criteria)], rows
+    )
     if hidden_note := choice_text.hidden_note(summary):
-        output.line(hidden_note)
+        output.print_line(hidden_note)
     for caution in choice_text.choice_cautions(summary):
-        output.line(caution, style="yellow")
+        output.print_line(caution, style="yellow")
 
 
 def print_claims(output: Output, summary: Summary) -> None:
@@ -81,37 +83,39 @@ def print_claims(output: Output, summary: Summary) -> None:
         return
     rows = [[verdict.id, verdict_text.verdict_label(verdict), verdict.says] for verdict in summary.verdicts]
     styles = [verdict_text.STYLES[verdict.verdict] for verdict in summary.verdicts]
-    output.table(verdict_text.verdict_counts(summary), ["Claim", "Verdict", "What the study says"], rows, styles)
+    output.print_table(verdict_text.verdict_counts(summary), ["Claim", "Verdict", "What the study says"], rows, styles)
     for caution in verdict_text.verdict_cautions(summary):
-        output.line(caution, style="yellow")
+        output.print_line(caution, style="yellow")
 
 
 def print_verdicts(output: Output, summary: Summary) -> None:
     """Print each claim of a study with the numbers of its test, and each number that the study prints with the measured
     number."""
     for remark in summary.remarks:
-        output.line(remark, style="yellow")
+        output.print_line(remark, style="yellow")
     if not summary.verdicts and not summary.reported:
-        output.line(f"{summary.matrix}: states no claims and no reported numbers.")
+        output.print_line(f"{summary.matrix}: states no claims and no reported numbers.")
     print_claims(output, summary)
     for verdict in summary.verdicts:
-        output.line(f"{verdict.id}: {verdict_text.verdict_label(verdict)}: {verdict.why}", verdict_text.STYLES[verdict.verdict])
+        output.print_line(
+            f"{verdict.id}: {verdict_text.verdict_label(verdict)}: {verdict.why}", verdict_text.STYLES[verdict.verdict]
+        )
         for text in (*map(verdict_text.number_text, verdict.numbers), *verdict.remarks):
-            output.line(f"  {text}")
+            output.print_line(f"  {text}")
         for reason in verdict_text.join_assumed_reasons(verdict.reasons):
-            output.line(f"  likely: {reason}")
+            output.print_line(f"  likely: {reason}")
         for note in verdict.notes if verdict.verdict == "contradicted" else ():
-            output.line(f"  note on the same place in the study: {note}")
+            output.print_line(f"  note on the same place in the study: {note}")
     if summary.reported:
         lines = verdict_text.reported_lines(summary, summary.labels_by_cell)
         fields = ("where", "cell", "metric", "printed", "measured", "spread", "n", "ratio", "agrees", "says")
         rows = [[str(getattr(line, field)) for field in fields] for line in lines]
         headings = ["Where", "Cell", "Metric", "Reported", "Measured", "95 % interval", "n", "Ratio", "", "Why"]
-        output.table(verdict_text.reported_counts(summary), headings, rows)
+        output.print_table(verdict_text.reported_counts(summary), headings, rows)
         if verdict_text.uses_pooled_noise(summary):
-            output.line("intervals of fewer than three repeats are from the noise of all repeated cells of this matrix")
+            output.print_line("intervals of fewer than three repeats are from the noise of all repeated cells of this matrix")
         for reason in verdict_text.join_assumed_reasons(verdict_text.common_reasons(summary)):
-            output.line(f"for all of them: {reason}")
+            output.print_line(f"for all of them: {reason}")
 
 
 def _print_table(
@@ -124,7 +128,7 @@ def _print_table(
     headings = [column.heading_with_unit for column in table_columns]
     indexes = list(row_indexes)
     rows = [[str(column.cells[index]) for column in table_columns] for index in indexes]
-    output.table(title, headings, rows, [styles[index] for index in indexes])
+    output.print_table(title, headings, rows, [styles[index] for index in indexes])
 
 
 def losses_sentence(comparison: LossComparison, labels: Mapping[str, str]) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from collect.sampler.source import Source
 from shardlab.errors import InputError
-from shardlab.hardware.nvml import compute_processes, throttles
+from shardlab.hardware.nvml import read_compute_processes, read_throttle_reasons
 from shardlab.runs.record import GpuSample, Sample
 
 KIB = 1024
@@ -147,7 +147,7 @@ class GpuSource(Source):
         nvml = self._nvml
         return [
             GpuQuestion("memory", "memory_used_bytes", lambda handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)),
-            GpuQuestion("processes", "processes", lambda handle: len(compute_processes(handle))),
+            GpuQuestion("processes", "processes", lambda handle: len(read_compute_processes(handle))),
         ]
 
     def _gpu_questions(self) -> list[GpuQuestion]:
@@ -161,7 +161,7 @@ class GpuSource(Source):
             GpuQuestion("temperature", "temperature_c", lambda gpu: float(nvml.nvmlDeviceGetTemperature(gpu, core))),
             GpuQuestion("SM clock", "sm_clock_mhz", lambda gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, sm))),
             GpuQuestion("memory clock", "memory_clock_mhz", lambda gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, memory))),
-            GpuQuestion("throttling", "throttled", throttles),
+            GpuQuestion("throttling", "throttled", read_throttle_reasons),
         ]
 
     def _field_questions(self) -> list[FieldQuestion]:

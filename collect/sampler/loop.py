@@ -128,14 +128,14 @@ def record_samples(out: Path, hz: float, parent: int | None, played: Path | None
         raise InputError(f"--hz: found {hz:g}. Allowed: more than 0, at most {FASTEST_HZ:g}.")
     gpus: GpuSource | SmiSource = GpuSource(played)
     if gpus.why_absent and played is None:
-        output.detail(f"{gpus.why_absent}; trying {PROGRAM}")
+        output.print_detail(f"{gpus.why_absent}; trying {PROGRAM}")
         gpus = SmiSource(hz)
     if gpus.why_absent:
-        output.detail(f"no GPU telemetry: {gpus.why_absent}")
+        output.print_detail(f"no GPU telemetry: {gpus.why_absent}")
     gc.freeze()  # the garbage collector does not search the modules again and again, which would cost more than the columns
     tally = run_sampler(out, hz, parent, [HostSource(), NicSource(), RdmaSource(), gpus])
     faults = [f"{quantity} could not be read {count} times" for quantity, count in tally.failures.items()]
     faults += [f"{quantity} not supported by {count}" for quantity, count in tally.unsupported.items()]
-    output.remark("; ".join([f"{tally.samples} samples written, {tally.missed} samples missed", *faults, *tally.remarks]))
-    output.document(tally)
+    output.print_remark("; ".join([f"{tally.samples} samples written, {tally.missed} samples missed", *faults, *tally.remarks]))
+    output.print_document(tally)
     return 0

@@ -143,7 +143,7 @@ class RdmaSource(Source):
             RdmaPort(
                 folder.parents[1].name,
                 int(folder.name),
-                host.kernel_text(folder / "link_layer"),
+                host.read_kernel_text(folder / "link_layer"),
                 pci.resolve().name if (pci := folder.parents[1] / "device").exists() else None,
                 open_counters(folder / "counters", [name for name, _ in RDMA_COUNTERS.values()]),
             )

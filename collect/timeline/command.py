@@ -31,7 +31,7 @@ def show_timeline(workspace: Workspace, run_id: str, file: str | None, output: O
     file: where to write the timeline for Perfetto (a program that shows traces); None to write no file.
     Returns exit code 0. Raises InputError if the run has neither steps nor telemetry.
     """
-    run = LoadedRun.read(workspace.run(run_id))
+    run = LoadedRun.read(workspace.find_run(run_id))
     timeline = build_timeline(run)
     if not (timeline.steps or timeline.counters):
         raise InputError(
@@ -39,7 +39,7 @@ def show_timeline(workspace: Workspace, run_id: str, file: str | None, output: O
         )
     rows = _rank_rows(timeline, run.timed)
     headings = ["Rank", "Host", "Timed steps (n)", "Step (ms)", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)"]
-    output.table(f"{run_id}: medians over the timed steps", headings, [_rank_cells(row) for row in rows])
+    output.print_table(f"{run_id}: medians over the timed steps", headings, [_rank_cells(row) for row in rows])
     clocks = sorted(timeline.clocks.by_host.values(), key=lambda clock: clock.first_rank)
     if clocks:
         clock_headings = [
@@ -49,18 +49,18 @@ def show_timeline(workspace: Workspace, run_id: str, file: str | None, output: O
             "Uncertainty (± ms)",
             "Drift in the run (ms)",
         ]
-        output.table("clocks", clock_headings, [_clock_cells(clock) for clock in clocks])
-    acts = [*instrument_span.of(run.events)]
+        output.print_table("clocks", clock_headings, [_clock_cells(clock) for clock in clocks])
+    acts = [*instrument_span.read_spans(run.events)]
     if acts:
         headings = ["Instrument", "Acts (n)", "Median (ms)", "Longest (ms)", "Longest on", "Longest was"]
-        output.table("instruments between steps, over all ranks", headings, _instrument_rows(acts))
-    output.line(_straggler_sentence(timeline))
+        output.print_table("instruments between steps, over all ranks", headings, _instrument_rows(acts))
+    output.print_line(_straggler_sentence(timeline))
     if run.is_rehearsal:
-        output.line(REHEARSAL, style="yellow")
-    if run.run is not None and (fault_text := faults.said(msgspec.to_builtins(run.cell.instruments))):
-        output.line(f"on purpose, so this is no ordinary run: {fault_text}.")
+        output.print_line(REHEARSAL, style="yellow")
+    if run.run is not None and (fault_text := faults.describe_faults(msgspec.to_builtins(run.cell.instruments))):
+        output.print_line(f"on purpose, so this is no ordinary run: {fault_text}.")
     for host in timeline.uncorrected:
-        output.remark(f"{host}: its clock was not compared with the others, so its times are as its own clock had them.")
+        output.print_remark(f"{host}: its clock was not compared with the others, so its times are as its own clock had them.")
     document: dict[str, Any] = {
         "run": run_id,
         "rehearsal": run.is_rehearsal,
@@ -71,13 +71,13 @@ def show_timeline(workspace: Workspace, run_id: str, file: str | None, output: O
             {"rank": span.rank, "host": span.host, "end_s": span.end_s} | msgspec.to_builtins(span.act) for span in acts
         ],
         "straggler": _straggler_document(timeline),
-        "faults": faults.said(msgspec.to_builtins(run.cell.instruments)) if run.run is not None else "",
+        "faults": faults.describe_faults(msgspec.to_builtins(run.cell.instruments)) if run.run is not None else "",
     }
     if file is not None:
         count = perfetto.write(Path(file), timeline, trace_spans(run), " (rehearsal)" * run.is_rehearsal)
-        output.line(f"{count:,} events: {file} (open it with ui.perfetto.dev, which reads it in the browser)")
+        output.print_line(f"{count:,} events: {file} (open it with ui.perfetto.dev, which reads it in the browser)")
         document |= {"file": file, "events": count}
-    output.document(document)
+    output.print_document(document)
     return 0
 
 

@@ -146,7 +146,7 @@ def step_spans(step_records: pl.DataFrame, host_clocks: Clocks) -> Iterator[Span
 def instrument_spans(events: Iterable[Event], host_clocks: Clocks) -> Iterator[Spans]:
     """What instruments did between steps, such as saving a checkpoint. One `Spans` per rank and host, sorted by rank."""
     spans_by_rank: dict[tuple[int, str], list[InstrumentSpan]] = {}
-    for span in instrument_span.of(events):
+    for span in instrument_span.read_spans(events):
         spans_by_rank.setdefault((span.rank, span.host), []).append(span)
     for (rank, host), spans in sorted(spans_by_rank.items()):
         end_s = host_clocks.correct_times(host, np.array([span.end_s for span in spans]))

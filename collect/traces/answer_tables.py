@@ -45,7 +45,7 @@ def print_step_difference(output: Output, run: str, against: str, step: StepDiff
     change = [signed_ms_text(difference_ns), percent_text(difference_ns, difference_ns)]
     rows.append([f"whole {step.per}", ms_text(step.time_ns), ms_text(step.against_ns), *change])
     faster = "slower" if difference_ns > 0 else "faster" if difference_ns < 0 else "as fast"
-    output.table(
+    output.print_table(
         f"why {run} is {faster} than {against}: mean {step.per}, parts sum to the difference"
         if difference_ns
         else f"{run} and {against}: mean {step.per}",
@@ -88,16 +88,16 @@ def _print_collectives(output: Output, answers: RunAnswers) -> None:
     ]
     columns += ["Hidden (%)", "Algorithm (GB/s)", "Bus (GB/s)", "Link (GB/s)", "Of link (%)"]
     omitted_note = f"; {len(uses) - MOST_ROWS} more in --json" if len(uses) > MOST_ROWS else ""
-    output.table(f"collectives by process group, all ranks together{omitted_note}", columns, rows)
+    output.print_table(f"collectives by process group, all ranks together{omitted_note}", columns, rows)
     if any(use.message_bytes is None for use in uses):
-        output.line("blank bandwidth: the trace does not record the elements or the process group of each call.")
+        output.print_line("blank bandwidth: the trace does not record the elements or the process group of each call.")
 
 
 def _print_waits(output: Output, answers: RunAnswers) -> None:
     waits = answers.waits
     if waits.why:
         if answers.collectives:
-            output.line(f"waiting for slow ranks: not known, because {waits.why}.")
+            output.print_line(f"waiting for slow ranks: not known, because {waits.why}.")
         return
     rows = [
         [
@@ -113,20 +113,22 @@ def _print_waits(output: Output, answers: RunAnswers) -> None:
     ]
     slowest = waits.straggler
     straggler_note = f"; rank {slowest.rank} lets the others wait the longest" if slowest else ""
-    output.table(
+    output.print_table(
         f"waiting for slow ranks: {number_text(waits.lost_pct)} % of the time is lost{straggler_note}",
         ["Rank", "Calls (n)", "Started last (n)", "Waited (ms)", "Lost (ms)", "Lost (%)", "Others waited for it (ms)"],
         rows,
     )
     if waits.unmatched:
-        output.line(f"{waits.unmatched:,} calls are not matched over ranks: the ranks of the group called others in that step.")
+        output.print_line(
+            f"{waits.unmatched:,} calls are not matched over ranks: the ranks of the group called others in that step."
+        )
 
 
 def _print_idle_causes(output: Output, ranks: Sequence[RankAnalysis]) -> None:
     ranks_with_causes = [(analysis, analysis.idle) for analysis in ranks if analysis.idle is not None]
     if not ranks_with_causes:
         if any(analysis.idle_ns for analysis in ranks):
-            output.line(_NO_CAUSE)
+            output.print_line(_NO_CAUSE)
         return
     rows = [
         [
@@ -144,7 +146,7 @@ def _print_idle_causes(output: Output, ranks: Sequence[RankAnalysis]) -> None:
         for analysis, idle in ranks_with_causes
     ]
     columns = ["Rank", "Idle (ms)", "Host launched nothing (ms)", "Waiting for communication (ms)", "Other (ms)"]
-    output.table("idle time by cause", [*columns, "Launch delay, median (us)", "longest (us)"], rows)
+    output.print_table("idle time by cause", [*columns, "Launch delay, median (us)", "longest (us)"], rows)
 
 
 def _print_phases(output: Output, ranks: Sequence[RankAnalysis]) -> None:
@@ -156,7 +158,7 @@ def _print_phases(output: Output, ranks: Sequence[RankAnalysis]) -> None:
     ]
     if rows:
         columns = ["Rank", "Phase", "Host (ms)", "GPU (ms)", "Compute (ms)", "Communication (ms)"]
-        output.table("phases of the steps, by what launched the work", columns, rows)
+        output.print_table("phases of the steps, by what launched the work", columns, rows)
 
 
 def ms_text(ns: float | None) -> str:

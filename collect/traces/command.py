@@ -35,7 +35,7 @@ def find_trace_files(workspace: Workspace, run: str) -> list[Path]:
     run: the id of a run; or, if it contains a slash, the path of a trace file or of a folder with traces.
     """
     is_path = "/" in run
-    folder = Path(run) if is_path else workspace.run(run).path / "trace"
+    folder = Path(run) if is_path else workspace.find_run(run).path / "trace"
     listed = [path for path in folder.glob("*.json*") if not path.name.startswith(".")]
     paths = [folder] if is_path and folder.is_file() else sorted(listed) if is_path else run_traces.select_regular_files(listed)
     if not paths:
@@ -58,7 +58,7 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
     run_ids = [name for name in (run, against) if name and "/" not in name]
     rehearsals = [name for name in run_ids if RunDir(workspace.runs / name).is_rehearsal()]
     for name in rehearsals:
-        output.remark(f"{name} is a {REHEARSAL}.", style="yellow")
+        output.print_remark(f"{name} is a {REHEARSAL}.", style="yellow")
     header: dict[str, Any] = {"run": run, "rehearsals": rehearsals}
     if "/" not in run and (merged_figures := merged.merge_figures(workspace, run)) is not None:
         if against or like_hta:
@@ -91,7 +91,7 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
     _print_remarks(output, breakdowns, duplicates, [*failures, *trace_damage, *damage])
     document = header | {"like_hta": True, "ranks": [_document(entry) for entry in breakdowns]}
     document |= {"without_figures": failures, "damage": [*trace_damage, *damage]}
-    output.document(document | (comparison.document(None) if comparison else {}))
+    output.print_document(document | (comparison.document(None) if comparison else {}))
     return 1 if document["damage"] or failures else 0
 
 
@@ -144,7 +144,7 @@ def _print_report(
     ranks = [_document(entry) | run_answers.rank_document(rank) for entry, rank in zip(breakdowns, answers.ranks, strict=True)]
     document = header | {"like_hta": False, "ranks": ranks}
     document |= {"without_figures": failures, "damage": damage} | answers.document()
-    output.document(document | (comparison.document(step_difference) if comparison else {}))
+    output.print_document(document | (comparison.document(step_difference) if comparison else {}))
     return 1 if damage or failures else 0
 
 
@@ -164,9 +164,9 @@ def _print_remarks(output: Output, breakdowns: Sequence[Breakdown], duplicates: 
     """
     left_out = [sentence for breakdown in breakdowns for sentence in _describe_left_out(breakdown)]
     for sentence in filter(None, [_describe_unstable_sort(breakdowns), *duplicates, *left_out]):
-        output.remark(sentence)
+        output.print_remark(sentence)
     for sentence in problems:
-        output.remark(sentence, style="red")
+        output.print_remark(sentence, style="red")
 
 
 def _compute_like_hta(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[str]]:
@@ -259,8 +259,8 @@ def _print_breakdowns(output: Output, run: str, breakdowns: Sequence[Breakdown],
         ]
         for breakdown in breakdowns
     ]
-    output.table(f"{run} ({rounding})", headings, rows)
-    output.line("non-compute: something runs but nothing computes (exposed communication and exposed memory operations).")
+    output.print_table(f"{run} ({rounding})", headings, rows)
+    output.print_line("non-compute: something runs but nothing computes (exposed communication and exposed memory operations).")
 
 
 def _print_tallies(output: Output, title: str, heading: str, tallies: Sequence[EventTally]) -> None:
@@ -274,7 +274,7 @@ def _print_tallies(output: Output, title: str, heading: str, tallies: Sequence[E
     ]
     if shown_rows:
         omitted_note = f"; {len(rows) - _MOST_ROWS} more in --json" if len(rows) > _MOST_ROWS else ""
-        output.table(f"{title}{omitted_note}", [heading, "Calls (n)", "Total (ms)", "Mean (us)"], shown_rows)
+        output.print_table(f"{title}{omitted_note}", [heading, "Calls (n)", "Total (ms)", "Mean (us)"], shown_rows)
 
 
 def _print_operators(output: Output, run: str, against: str, operator_differences: Sequence[OperatorDifference]) -> None:
@@ -295,7 +295,7 @@ def _print_operators(output: Output, run: str, against: str, operator_difference
     )
     omitted_note = f"; {len(changed) - _MOST_ROWS} more in --json" if len(changed) > _MOST_ROWS else ""
     columns = ["Change", "Kind", "Name", "Calls (n)", "Against (n)", "Time (ms)", "Against (ms)", "Difference (ms)"]
-    output.table(f"{run} against {against}, per step and rank: {counts}{omitted_note}", columns, rows)
+    output.print_table(f"{run} against {against}, per step and rank: {counts}{omitted_note}", columns, rows)
 
 
 def _ms_text(ns: float | None) -> str:

@@ -27,7 +27,7 @@ def print_detail_tables(output: Output, ranks: Sequence[RankAnalysis]) -> None:
     )
     missing = [(data, option) for data, option, is_recorded in kinds if not is_recorded]
     if ranks and missing:
-        output.line(
+        output.print_line(
             f"not recorded: {', '.join(data for data, _ in missing)}. "
             f"`instruments: {{profile: {{{', '.join(f'{option}: true' for _, option in missing)}}}}}` records them."
         )
@@ -51,7 +51,9 @@ def _print_layers(output: Output, ranks: Sequence[RankAnalysis]) -> None:
     ]
     omitted_note = f"; {len(layers) - MOST_LAYERS} more in --json" if len(layers) > MOST_LAYERS else ""
     columns = ["Module", "Calls (n)", "Forward (ms)", "Backward (ms)", "Communication (ms)", "Host, forward (ms)"]
-    output.table(f"modules with all that they call, all ranks together{omitted_note}", [*columns, "Host, backward (ms)"], rows)
+    output.print_table(
+        f"modules with all that they call, all ranks together{omitted_note}", [*columns, "Host, backward (ms)"], rows
+    )
 
 
 def _print_memory(output: Output, ranks: Sequence[RankAnalysis]) -> None:
@@ -68,7 +70,7 @@ def _print_memory(output: Output, ranks: Sequence[RankAnalysis]) -> None:
         columns = ["Rank", "Device", "At the start (MiB)", "At the end (MiB)", "Peak (MiB)", "Peak reserved (MiB)"]
         on_cpu = any(use.device == "cpu" for analysis in ranks for use in analysis.memory)
         note = "; cpu: since the recording began" if on_cpu else ""
-        output.table(f"memory of the allocators in the profiled steps{note}", columns, rows)
+        output.print_table(f"memory of the allocators in the profiled steps{note}", columns, rows)
 
 
 def _print_products(output: Output, ranks: Sequence[RankAnalysis]) -> None:
@@ -88,9 +90,9 @@ def _print_products(output: Output, ranks: Sequence[RankAnalysis]) -> None:
     achieved = f": {notation.format_number(total / time / 1000)} TFLOP/s" if time else ""
     omitted_note = f"; {len(products) - MOST_ROWS} more in --json" if len(products) > MOST_ROWS else ""
     columns = ["Operator", "Batch", "M", "N", "K", "Calls (n)", "Time (ms)", "TFLOP/s"]
-    output.table(f"matrix products, all ranks together{achieved}{omitted_note}", columns, rows)
+    output.print_table(f"matrix products, all ranks together{achieved}{omitted_note}", columns, rows)
     if untimed := sum(product.untimed for product in products):
-        output.line(f"{untimed:,} more products have no recorded kernels, so their time is not known.")
+        output.print_line(f"{untimed:,} more products have no recorded kernels, so their time is not known.")
 
 
 def _print_attention(output: Output, ranks: Sequence[RankAnalysis]) -> None:
@@ -110,7 +112,7 @@ def _print_attention(output: Output, ranks: Sequence[RankAnalysis]) -> None:
     ]
     omitted_note = f"; {len(uses) - MOST_ROWS} more in --json" if len(uses) > MOST_ROWS else ""
     columns = ["Attention", "Pass", "Operator or kernel", "Its kernels", "Calls (n)", "Time (ms)"]
-    output.table(f"attention, all ranks together{omitted_note}", columns, rows)
+    output.print_table(f"attention, all ranks together{omitted_note}", columns, rows)
 
 
 def _mib_text(size: int | None) -> str:

@@ -51,7 +51,7 @@ def load_figures(path: Path) -> TraceFigures | None:
     status = path.stat()
     entry = CachedFigures(status.st_size, status.st_mtime_ns, _code_digest(), None)
     cache_path = path.with_name(f".{path.name}.figures.json")  # a hidden file, because the cache is not a record of the run
-    cached = json_file.read_if_valid(cache_path, CachedFigures)
+    cached = json_file.read_json_if_valid(cache_path, CachedFigures)
     if cached is not None and msgspec.structs.replace(cached, figures=None) == entry:
         return cached.figures
     loaded_trace = trace.read_trace(path)

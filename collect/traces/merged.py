@@ -64,7 +64,7 @@ def _read_summaries(folder: RunDir, part: TracePart) -> list[FileFigures]:
     summaries = []
     for number in range(len(part.files)):
         path = folder.path / SUMMARIES / summary_name(number)
-        summary = json_file.read(path, FileFigures, "is not a summary of this version: {}.")
+        summary = json_file.read_json(path, FileFigures, "is not a summary of this version: {}.")
         if summary is None:
             raise InputError(f"{path}: the summary is missing, although the run completed.")
         summaries.append(summary)

@@ -73,4 +73,4 @@ def analyse_part(folder: RunDir, run: Run) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(lambda: main(sys.argv[1:])))
+    sys.exit(console.run_command(lambda: main(sys.argv[1:])))

@@ -32,7 +32,7 @@ def track_run(workspace: Workspace, run_id: str, tracker: str, parent: int | Non
     trackers.must_be_installed(tracker, f"collect track --to {tracker}")
     follow = export.export_formats()[tracker].follow
     assert follow is not None, tracker
-    folder, tracker_folder = workspace.run(run_id), workspace.path / trackers.FOLDER
+    folder, tracker_folder = workspace.find_run(run_id), workspace.path / trackers.FOLDER
     supervisor = None if parent is None else psutil.Process(parent)
     if supervisor is not None:
         os.nice(NICENESS)
@@ -44,14 +44,14 @@ def track_run(workspace: Workspace, run_id: str, tracker: str, parent: int | Non
     while not ended:
         project, tracked = tracked_run.read_tracked_run(workspace, folder)
         follower = follow(project, _remove_end_values(tracked), tracker_folder)
-        output.line(f"{run_id} is logged to {tracker_folder} ({tracker}).")
+        output.print_line(f"{run_id} is logged to {tracker_folder} ({tracker}).")
         points, count = LivePoints(folder, run), 0
         while True:
             is_over = folder.judge().state in FINAL or (supervisor is not None and _has_ended(supervisor))
             new_points = points.read_new()
             if new_points is None:
                 follower.end(tracked)
-                output.line(f"{run_id}: its records were replaced; it is logged anew.")
+                output.print_line(f"{run_id}: its records were replaced; it is logged anew.")
                 break
             follower.log(new_points)
             count += len(new_points)
@@ -60,7 +60,7 @@ def track_run(workspace: Workspace, run_id: str, tracker: str, parent: int | Non
                 ended = True
                 break
             time.sleep(READING_PERIOD_S)
-    output.document({"run": run_id, "tracker": tracker, "folder": str(tracker_folder), "points": count})
+    output.print_document({"run": run_id, "tracker": tracker, "folder": str(tracker_folder), "points": count})
     return 0
 
 

@@ -47,7 +47,7 @@ class LivePoints:
         last_step = self._numbers[-1] if self._numbers else 0
         points: list[TrackedStep] = []
         samples: dict[str, list[Sample]] = {}
-        pauses = suspension.of(self._folder.events())
+        pauses = suspension.read_suspensions(self._folder.events())
         reading = True
         while reading:
             reading = False

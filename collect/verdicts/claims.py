@@ -194,7 +194,7 @@ def _look_up_numbers(
     numbers: list[UncertainNumber] = []
     missing: list[NoMeasurement] = []
     for text, call in draws.find_calls(tree).items():
-        cell_filter = Expression(text).filters[0][1]
+        cell_filter = Expression(text).call_arguments[0][1]
         assert isinstance(call.func, ast.Name)
         try:
             if call.func.id == STATE:
@@ -276,7 +276,7 @@ def repeat_command(expansion: Expansion, n: int, cells: Collection[str]) -> str:
     The command selects these cells with --where, because --repeats applies to every selected cell, and without --where all
     cells of the matrix are selected.
     """
-    shipped = matrix.shipped()
+    shipped = matrix.shipped_matrices()
     name = expansion.name.removesuffix("-tiny") if expansion.scale == "tiny" else expansion.name
     matrix_option = name if name in shipped and shipped[name].name == Path(expansion.path).name else shlex.quote(expansion.path)
     scale = " --scale tiny" if expansion.scale == "tiny" else ""
@@ -292,7 +292,8 @@ def _cells_expression(expansion: Expansion, cells: Collection[str]) -> str:
     has, because it is an error if an expression contains an option that a cell does not have.
     """
     names_by_cell = {
-        entry.id: cell_names.names(msgspec.to_builtins(entry.cell.rehearses or entry.cell)) for entry in expansion.cells
+        entry.id: cell_names.values_by_name(msgspec.to_builtins(entry.cell.rehearses or entry.cell))
+        for entry in expansion.cells
     }
     other_names = [names for cell, names in names_by_cell.items() if cell not in cells]
     if not other_names:

@@ -151,7 +151,7 @@ class DrawsEvaluator(Evaluator):
         """Raise ExpressionError for a plain name, because a metric in a claim must be a call that selects a cell."""
         raise ExpressionError(f"{name} is not a number")
 
-    def call(self, node: ast.Call) -> Value:
+    def call_function(self, node: ast.Call) -> Value:
         """The value of a call in the test of a claim. It is looked up by the text of the call."""
         return self.values[ast.unparse(node)]
 
@@ -163,28 +163,28 @@ class DrawsEvaluator(Evaluator):
         """In which draws at least one of these tests holds. Raises TypeError if one of them is not a test."""
         return reduce(np.logical_or, map(_check_test, tests))
 
-    def negated(self, test: Any) -> Any:
+    def negate(self, test: Any) -> Any:
         """In which draws the test does not hold."""
         return np.logical_not(_check_test(test))
 
-    def number(self, side: Any) -> Any:
+    def require_number(self, side: Any) -> Any:
         """The side of a comparison, unchanged, if it is a number. Raises TypeError if it is a text, a list, a test or None."""
         if isinstance(side, str | list | None) or _is_test(side):
             raise TypeError("arithmetic needs numbers")
         return side
 
-    def compared(self, left: Any, op: ast.cmpop, right: Any) -> Any:
+    def compare(self, left: Any, op: ast.cmpop, right: Any) -> Any:
         """In which draws a comparison holds. Raises TypeError if it compares a text with a number, or if a side is not
         finite."""
         if isinstance(op, ast.In | ast.NotIn):
             if not isinstance(right, list):
                 raise TypeError("the value after `in` is not a list")
-            inside = self.any_of([False, *(self.compared(left, ast.Eq(), item) for item in right)])
+            inside = self.any_of([False, *(self.compare(left, ast.Eq(), item) for item in right)])
             return inside if isinstance(op, ast.In) else np.logical_not(inside)
         texts = [isinstance(side, str) for side in (left, right)]
         if any(texts) and not (all(texts) and isinstance(op, ast.Eq | ast.NotEq)):
             raise TypeError("it compares a number with a text, or texts with an operator other than == and !=")
-        if not any(texts) and not all(np.all(np.isfinite(self.number(side))) for side in (left, right)):
+        if not any(texts) and not all(np.all(np.isfinite(self.require_number(side))) for side in (left, right)):
             raise TypeError("a side is not finite, as after a division by zero")
         return _COMPARISONS[type(op)](left, right)
 

@@ -90,7 +90,7 @@ def likely_reasons(loaded: Loaded, cell: LoadedCell, row: CellRow, metrics: set[
                 clauses.append(f"other software: {package} {', '.join(different_versions)} here, {version} in the study")
     if metrics & _ABOUT_DATA and any(run.result and run.result.data.get("synthetic") for run in cell.completed):
         clauses.append("synthetic data here")
-    names = cell_names.names(row.cell.get("rehearses") or row.cell)
+    names = cell_names.values_by_name(row.cell.get("rehearses") or row.cell)
     for entry in loaded.expansion.assumed:
         key = entry.key
         if key in _SPEED_KEYS and key in names and _has_assumed_value(entry, names[key]):
@@ -134,7 +134,7 @@ def common_clauses(lists: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _settings(loaded: Loaded, row: CellRow) -> Iterable[Setting]:
-    return (setting for setting in loaded.expansion.settings if cell_names.matches(row.cell, setting.cell))
+    return (setting for setting in loaded.expansion.settings if cell_names.matches_cell(row.cell, setting.cell))
 
 
 def _base_version(versions: Mapping[str, str], package: str) -> str:

@@ -83,7 +83,7 @@ class Measurements:
 
     def row(self, cell_filter: Mapping[str, Any]) -> CellRow:
         """The one cell whose keys have these values. Raises NoMeasurement if no cell or several cells have these values."""
-        matching = [row for row in self.rows if cell_names.matches(row.cell, cell_filter)]
+        matching = [row for row in self.rows if cell_names.matches_cell(row.cell, cell_filter)]
         text = ", ".join(f"{key} {value}" for key, value in cell_filter.items()) or "no filter"
         if len(matching) > 1:
             raise NoMeasurement("ambiguous", f"{text}: matches {len(matching)} cells: {'; '.join(map(self.label, matching))}")

@@ -106,7 +106,7 @@ class LivePage:
         except ShardlabError as error:
             return {"problem": str(error), "queue": "", "runs": []}
         followed_runs = self._queue.follow_running_runs(runs)
-        lease = inventory.known_lease(self._workspace)
+        lease = inventory.read_lease(self._workspace)
         row_of_run = {run.run_id: _build_row(run, run.verdict_under(lease)) for run in runs}
         drawn = [_build_run_at_work(run, row_of_run[run.run_id]) for run in followed_runs[:MOST_RUNS]]
         queue = render_page(
@@ -147,8 +147,8 @@ def _build_row(run: QueuedRun, verdict: JudgedState) -> QueueRow:
         step=f"{step:,} of {steps:,}" if step is not None and steps is not None else f"{step:,}" if step is not None else "",
         share_pct=min(100 * step / steps, 100.0) if step is not None and steps else None,
         rate=f"{rate:,.0f}" if rate is not None else "",
-        left=moments.duration(max(left_s, 0.0)) if left_s is not None else "",
-        why="; ".join(filter(None, ("rehearsal" * is_rehearsal, why, *recorder_ends.sentences(run.events)))),
+        left=moments.format_duration(max(left_s, 0.0)) if left_s is not None else "",
+        why="; ".join(filter(None, ("rehearsal" * is_rehearsal, why, *recorder_ends.describe_early_ends(run.events)))),
     )
 
 

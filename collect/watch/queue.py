@@ -14,7 +14,7 @@ from shardlab.cluster.lease import Lease
 from shardlab.errors import ShardlabError
 from shardlab.runs import lease_cutoff, suspension
 from shardlab.runs.record import Event, Result
-from shardlab.runs.run import Run, attempt_of
+from shardlab.runs.run import Run, split_attempt
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL, STATES, JudgedState
 from shardlab.workspace.workspace import Workspace
@@ -82,7 +82,7 @@ class QueuedRun:
         try:
             self.run = self.folder.read_run()
             self.events = self.folder.events(strict=True)
-            self.verdict, self.result = self.folder.verdict_and_result(self.events, self.run)
+            self.verdict, self.result = self.folder.judge_with_result(self.events, self.run)
         except ShardlabError as error:
             self.verdict = JudgedState("unknown", str(error))
 
@@ -90,7 +90,7 @@ class QueuedRun:
         """Read the new records of the run, and add them to its curves."""
         if self.run is None or self.began_s is None:
             return
-        pauses = suspension.of(self.events)
+        pauses = suspension.read_suspensions(self.events)
         # A new pause may overlap steps that were already read, so all records are read again.
         if self.series is None or self.series.pauses != pauses:
             self.series = RunSeries(self.folder, self.run, self.began_s, pauses)
@@ -109,8 +109,8 @@ class Queue:
         event."""
         latest_attempts: dict[str, str] = {}
         for run_id in self.workspace.run_ids():
-            first, attempt = attempt_of(run_id)
-            if first not in latest_attempts or attempt > attempt_of(latest_attempts[first])[1]:
+            first, attempt = split_attempt(run_id)
+            if first not in latest_attempts or attempt > split_attempt(latest_attempts[first])[1]:
                 latest_attempts[first] = run_id
         self._runs_by_id = {
             run_id: self._runs_by_id.get(run_id) or QueuedRun(RunDir(self.workspace.runs / run_id))

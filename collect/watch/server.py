@@ -65,7 +65,7 @@ class ReportOnRequest:
 
     def rewrite_report(self) -> None:
         """Write the report again. Raises ShardlabError, such as InputError if no matrix was submitted in this workspace."""
-        with self._lock, gc_pause.not_searched():
+        with self._lock, gc_pause.pause_collector():
             loaded = load_matrix(self._workspace, None)
             summary = summarize(loaded, loaded.expansion.baseline)
             write_report.write(self.folder, self._workspace, loaded, summary, opened_in=self._workspace.report)
@@ -281,10 +281,10 @@ def serve_live_page(workspace: Workspace, port: int, output: Output) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="shardlab-watch-") as folder:
             report = ReportOnRequest(workspace, Path(folder))
-            with WatchServer(port, LivePage(workspace), report, workspace.runs, output.detail) as server:
-                output.line(f"watch {workspace.path}: {server.url}")
-                output.remark("The address holds a secret and works on this machine alone. Ctrl-C ends the server.")
-                output.document({"workspace": str(workspace.path), "url": server.url})
+            with WatchServer(port, LivePage(workspace), report, workspace.runs, output.print_detail) as server:
+                output.print_line(f"watch {workspace.path}: {server.url}")
+                output.print_remark("The address holds a secret and works on this machine alone. Ctrl-C ends the server.")
+                output.print_document({"workspace": str(workspace.path), "url": server.url})
                 server.serve_forever()
     except KeyboardInterrupt:
         pass

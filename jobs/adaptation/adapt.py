@@ -85,7 +85,7 @@ def _find_staying_indexes(matrix: Matrix, adapted: Sequence[AdaptedCell]) -> set
     """
     unchanged = {cell.after.hash() for cell in adapted if cell.after is not None and cell.is_unchanged}
     new_keys = [cell.keys for cell in adapted if cell.keys and cell.after is not None and cell.after.hash() not in unchanged]
-    new_axis_values = [{key: value for key, value in keys.items() if key in matrix.varying} for keys in new_keys]
+    new_axis_values = [{key: value for key, value in keys.items() if key in matrix.varying_keys} for keys in new_keys]
     return {
         index
         for index, cell in enumerate(adapted)
@@ -131,7 +131,7 @@ def _make_include_entries(
     for index, entry in enumerate(entries):
         origin = cells_by_entry.get(index)
         # If an entry only added keys to combinations that do not stay, it is left out: it would become a cell of its own.
-        if origin.is_unchanged if origin is not None else any(matrix.adds_to(index, point) for point in staying_points):
+        if origin.is_unchanged if origin is not None else any(matrix.entry_adds_to(index, point) for point in staying_points):
             include_entries.append(entry)
     covered_hashes = {
         cell.after.hash()
@@ -152,7 +152,7 @@ def _make_include_entries(
             key: value
             for key, value in cell.keys.items()
             if key != searched_key
-            and (key in matrix.varying or key not in matrix.file.defaults or matrix.file.defaults[key] != value)
+            and (key in matrix.varying_keys or key not in matrix.file.defaults or matrix.file.defaults[key] != value)
         }
         if "workload" in differing:
             differing["workload"] = models.get(differing["workload"], differing["workload"])

@@ -151,7 +151,7 @@ def _adapt_cell(fit: CellFitter, point: Point, start: Point, before: Cell, size:
         keys, after = fitted
     if comes_from_axes(start) and keys != point.keys:
         axis_keys = {key: value for key, value in keys.items() if start.origin[key][0] != "include"}
-        if (excluded := matrix.why_excluded(fit.matrix.document, fit.matrix.file, axis_keys)) is not None:
+        if (excluded := matrix.explain_exclusion(fit.matrix.document, fit.matrix.file, axis_keys)) is not None:
             clause = f"{limits}; on {size[0]} GPUs" if limits and size is not None else "with the values that the cluster has"
             return AdaptedCell(point, before, None, None, f"{clause} the matrix excludes it: {excluded}")
     return AdaptedCell(point, before, keys, after, limits)

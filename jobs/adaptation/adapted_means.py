@@ -54,7 +54,7 @@ def find_replaced_values(keys: dict[str, Any], machine: Capacity) -> dict[str, R
             new = PREFERRED_LAUNCHER if PREFERRED_LAUNCHER in usable else usable[0]
             replaced_values["launcher"] = ReplacedValue("launcher", new, why.partition(". ")[0].rstrip("."))
     limit = keys.get("time_limit")
-    if limit is not None and capacity.longest_s is not None and cell_sizes.seconds(limit) > capacity.longest_s:
+    if limit is not None and capacity.longest_s is not None and cell_sizes.parse_seconds(limit) > capacity.longest_s:
         longest_clock = _format_clock(capacity.longest_s)
         replaced_values["time_limit"] = ReplacedValue("time_limit_s", longest_clock, f"the partition allows {longest_clock}")
     return replaced_values
@@ -68,7 +68,7 @@ def replace_defaults(matrix: Matrix, machine: Capacity) -> Matrix:
     itself if nothing under `defaults` changes.
     """
     entries = [*matrix.file.exclude, *matrix.file.include]
-    explicit = {key for entry in entries for key in entry} | matrix.varying
+    explicit = {key for entry in entries for key in entry} | matrix.varying_keys
     conditions = " ".join(str(entry.get("when", "")) for entry in entries)
     replaced_by_point = [(point, find_replaced_values(point.keys, machine)) for point in matrix.points]
     defaults = {}

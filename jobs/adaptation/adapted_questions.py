@@ -63,7 +63,9 @@ class Questions:
 
     def select_cells(self, cell_filter: Mapping[str, Any]) -> SelectedCells:
         """The cells that a filter selects in the original matrix. cell_filter: the values of the filter, by name."""
-        indexes = tuple(index for index, cell_values in enumerate(self.before) if cell_names.has(cell_values, cell_filter))
+        indexes = tuple(
+            index for index, cell_values in enumerate(self.before) if cell_names.has_values(cell_values, cell_filter)
+        )
         return SelectedCells(indexes, [self.adapted[index] for index in indexes])
 
     def rewrite_filter(self, cell_filter: Mapping[str, Any]) -> Values:
@@ -116,8 +118,8 @@ class Questions:
         indexes_by_hashes: dict[frozenset[str], tuple[int, ...]] = {}
         is_changed = False
         for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
-            ((metric, call_arguments),) = Expression(ast.unparse(ast.Call(call.func, [], call.keywords))).filters
-            cell_filter = {key: value for key, value in call_arguments.items() if key not in cell_names.ARGUMENTS}
+            ((metric, call_arguments),) = Expression(ast.unparse(ast.Call(call.func, [], call.keywords))).call_arguments
+            cell_filter = {key: value for key, value in call_arguments.items() if key not in cell_names.METRIC_ARGUMENTS}
             new, chosen = self.rewrite_filter(cell_filter), self.select_cells(cell_filter)
             if indexes_by_hashes.setdefault(frozenset(chosen.after), chosen.indexes) != chosen.indexes:
                 raise QuestionError("cells that it compares are the same cell here")
@@ -127,7 +129,7 @@ class Questions:
             differences += self.describe_differences(cell_filter)
             if new != cell_filter:
                 is_changed = True
-                arguments = {key: value for key, value in call_arguments.items() if key in cell_names.ARGUMENTS}
+                arguments = {key: value for key, value in call_arguments.items() if key in cell_names.METRIC_ARGUMENTS}
                 call.keywords = [
                     ast.keyword(key.replace(".", "__"), ast.Constant(value)) for key, value in (new | arguments).items()
                 ]
@@ -137,12 +139,12 @@ class Questions:
         return test, ", ".join(dict.fromkeys(differences))
 
     def _find_new_hashes(self, cell_filter: Mapping[str, Any]) -> set[str]:
-        return {cell_hash for cell_hash, cell_values in self.after.items() if cell_names.has(cell_values, cell_filter)}
+        return {cell_hash for cell_hash, cell_values in self.after.items() if cell_names.has_values(cell_values, cell_filter)}
 
 
 def named_values(cell: Cell) -> Values:
     """The values of a cell by name, as filters use them."""
-    return cell_names.names(msgspec.to_builtins(cell))
+    return cell_names.values_by_name(msgspec.to_builtins(cell))
 
 
 def list_changed_names(cell: AdaptedCell) -> list[str]:

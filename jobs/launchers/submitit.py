@@ -174,4 +174,4 @@ LAUNCHER = Launcher(
 )
 
 if __name__ == "__main__":
-    sys.exit(console.run(lambda: main(sys.argv[1:])))
+    sys.exit(console.run_command(lambda: main(sys.argv[1:])))

@@ -158,7 +158,7 @@ def remove_data_copies(folder: RunDir) -> None:
     with contextlib.suppress(ShardlabError):  # if the copies cannot be removed, the next run on this node removes them
         if folder.read_run().data_stage != "node":
             return
-        while node_folder.name_of(folder.path) in node_folder.remove_unused() and time.monotonic() < deadline:
+        while node_folder.shared_folder_name(folder.path) in node_folder.remove_unused() and time.monotonic() < deadline:
             time.sleep(0.1)
 
 

@@ -59,7 +59,7 @@ def _count_gpus(run: Run, node: int) -> int:
 
 def _other_processes(folder: RunDir) -> dict[str, list[Process]]:
     """The processes on each GPU of this node that do not belong to this run, by the UUID of the GPU."""
-    users = nvml.users() or {}
+    users = nvml.read_gpu_processes() or {}
     return {
         uuid: [
             process for process in processes if process.name != MPS_SERVER and not node_processes.is_of_run(process.pid, folder)

@@ -17,7 +17,7 @@ import msgspec
 
 from jobs.planner import gpu
 from shardlab.matrix.cell import Cell
-from shardlab.runs.prediction import PredictedRange, exactly
+from shardlab.runs.prediction import PredictedRange, exact_range
 
 Key = tuple[str, ...]
 LEAST_SPREAD = 0.05
@@ -66,7 +66,7 @@ class Calibration(msgspec.Struct, frozen=True):
 
     def power(self, cell: Cell, gpu: str, assumed: PredictedRange) -> tuple[PredictedRange, str]:
         """The power of a GPU. Returns (the measured watts, else `assumed`; a text that says how the watts were obtained)."""
-        if (corrected := _correct_by_ratios(self.powers, self.whose, cell, gpu, exactly(1.0))) is not None:
+        if (corrected := _correct_by_ratios(self.powers, self.whose, cell, gpu, exact_range(1.0))) is not None:
             return corrected
         return (assumed, "") if self.fallback is None else self.fallback.power(cell, gpu, assumed)
 

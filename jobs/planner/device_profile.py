@@ -44,7 +44,7 @@ def achieved_shares() -> tuple[AchievedShare, ...]:
 def flops_per_s(gpu: GpuModel, precision: str, kind: str) -> PredictedRange | None:
     """The FLOP/s that a GPU reaches in forward and backward passes; None if the GPU does not support the precision."""
     name = gpu_name(gpu)
-    peak = gpu_models.peak_of(gpu, precision)
+    peak = gpu_models.model_peak_flops(gpu, precision)
     if peak is None:
         return None
     candidates = (entry for entry in achieved_shares() if entry.kind == kind and precision in entry.precisions)
@@ -56,7 +56,7 @@ def flops_per_s(gpu: GpuModel, precision: str, kind: str) -> PredictedRange | No
 def unaligned_flops_per_s(gpu: GpuModel, precision: str) -> PredictedRange | None:
     """The FLOP/s that a GPU reaches in matrix products in 16 bits with an unaligned dimension; None for other precisions, which
     have no such rule, and if the GPU does not support the precision."""
-    peak = gpu_models.peak_of(gpu, precision) if computed_bytes(precision) == 2 else None
+    peak = gpu_models.model_peak_flops(gpu, precision) if computed_bytes(precision) == 2 else None
     return None if peak is None else UNALIGNED.times(peak)
 
 

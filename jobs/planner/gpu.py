@@ -9,7 +9,7 @@ from jobs.planner.memory import memory_terms
 from shardlab.errors import UnknownName
 from shardlab.hardware import gpu_models
 from shardlab.hardware.gpu_models import GpuModel
-from shardlab.runs.prediction import PredictedRange, exactly
+from shardlab.runs.prediction import PredictedRange, exact_range
 
 GIB = 1 << 30
 
@@ -20,7 +20,7 @@ def find_model(name: str, memory_gib: float | None = None) -> GpuModel | None:
     memory_gib: the memory, which decides between models with the same name. The first entry of gpu_models.yaml that has all
     words of the name is used. Returns None if no entry has all these words.
     """
-    if (exact_model := gpu_models.model(name)) is not None:
+    if (exact_model := gpu_models.find_model(name)) is not None:
         return exact_model
     words = set(_split_words(name)) - {"nvidia", "tesla", "geforce"}
     fitting_models = [entry for entry in gpu_models.all_models() if words and words <= set(_split_words(entry.name))]
@@ -50,7 +50,7 @@ def list_model_names() -> list[str]:
 def capacity(gpu: GpuModel | None, memory_gib: float | None) -> PredictedRange | None:
     """The memory of a GPU in bytes; None if it is not known. memory_gib: the memory that the cluster file states, in GiB."""
     if memory_gib is not None:
-        return exactly(memory_gib * GIB)
+        return exact_range(memory_gib * GIB)
     return None if gpu is None else memory_terms()["usable"].range(gpu.memory_gb * GIB)
 
 

@@ -12,7 +12,7 @@ from shardlab.cluster.all_reduce import MeasuredAllReduce
 from shardlab.cluster.cluster import Cluster
 from shardlab.hardware import host
 from shardlab.hardware.gpu_models import GpuModel
-from shardlab.runs.prediction import PredictedRange, exactly
+from shardlab.runs.prediction import PredictedRange, exact_range
 
 
 class PlannedMachine(msgspec.Struct, frozen=True):
@@ -48,11 +48,11 @@ def plan_machine(cluster: Cluster, gpu_type: str | None, measured: Sequence[Meas
 
 
 def _plan_this_machine(cluster: Cluster, measured: Sequence[MeasuredAllReduce]) -> PlannedMachine:
-    observed_gpus = host.observe().gpus
+    observed_gpus = host.read_host().gpus
     if not observed_gpus:
         return NO_GPU
     model = gpu.find_model(observed_gpus[0].name)
-    memory = exactly(observed_gpus[0].memory_bytes) if observed_gpus[0].memory_bytes else gpu.capacity(model, None)
+    memory = exact_range(observed_gpus[0].memory_bytes) if observed_gpus[0].memory_bytes else gpu.capacity(model, None)
     return _make_machine(cluster, observed_gpus[0].name, model, memory, measured)
 
 

@@ -21,7 +21,7 @@ from jobs.planner.model_facts import ModelFacts, SavedBytes
 from jobs.planner.pipeline_share import StageShare
 from jobs.planner.sharding import Division
 from shardlab.matrix.cell import Cell
-from shardlab.runs.prediction import ZERO, PredictedRange, exactly, total
+from shardlab.runs.prediction import ZERO, PredictedRange, exact_range, sum_ranges
 
 MIB = 1 << 20
 STATES = {"adam": 2, "adamw": 2}  # tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum
@@ -61,12 +61,12 @@ class StepMemoryTerms(msgspec.Struct, frozen=True):
     @property
     def tensors(self) -> PredictedRange:
         """The bytes of all categories that are tensors."""
-        return total({name: term for name, term in self.by_category.items() if name not in NON_TENSORS})
+        return sum_ranges({name: term for name, term in self.by_category.items() if name not in NON_TENSORS})
 
     @property
     def bytes(self) -> PredictedRange:
         """The bytes of all categories."""
-        return total(self.by_category)
+        return sum_ranges(self.by_category)
 
 
 def predict_memory(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool = True) -> StepMemoryTerms:
@@ -76,9 +76,9 @@ def predict_memory(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool =
     division = sharding.divide(cell, facts.parameters)
     micro = micro_batch or cell.micro_batch_size
     parts = [_rank_memory(cell, facts, division, share, micro) for share in pipeline_share.compute_end_shares(cell, facts)]
-    largest_part = max(parts, key=lambda part: total(part).likely)
+    largest_part = max(parts, key=lambda part: sum_ranges(part).likely)
     if on_gpu:
-        largest_part = {**largest_part, **predict_non_tensor_bytes(cell, total(largest_part))}
+        largest_part = {**largest_part, **predict_non_tensor_bytes(cell, sum_ranges(largest_part))}
     return StepMemoryTerms({name: term for name, term in largest_part.items() if term.high > 0}, facts.saved is not None)
 
 
@@ -107,13 +107,13 @@ def _rank_memory(cell: Cell, facts: ModelFacts, division: Division, share: Stage
     shard_ranks = max(1, division.optimizer_ranks)
     on_gpu = division.optimizer_ranks > 0
     persistent = {
-        "parameter": exactly(division.weight_bytes * parameters / division.weight_ranks),
-        "optimizer_state": exactly(state_bytes / shard_ranks if on_gpu else 0),
-        "master_parameter": exactly(division.master_bytes * parameters / shard_ranks if on_gpu else 0),
+        "parameter": exact_range(division.weight_bytes * parameters / division.weight_ranks),
+        "optimizer_state": exact_range(state_bytes / shard_ranks if on_gpu else 0),
+        "master_parameter": exact_range(division.master_bytes * parameters / shard_ranks if on_gpu else 0),
     }
     gradients = (division.gradient_bytes * parameters / division.gradient_ranks, division.whole_gradient_bytes * parameters)
-    gradient = exactly(sum(gradients))
-    copied_bytes = exactly(division.copy_bytes * parameters)
+    gradient = exact_range(sum(gradients))
+    copied_bytes = exact_range(division.copy_bytes * parameters)
     if facts.saved is None:
         # The memory of this model is a lower bound, and these parts need not exist at the same moment. So only the largest of
         # sharded gradients, whole gradients and gathered weights counts, and no buffer.
@@ -136,9 +136,9 @@ def _rank_memory(cell: Cell, facts: ModelFacts, division: Division, share: Stage
     at_backward_end = {**persistent, "gathered": gathered, "gradient": gradient, "activation": ZERO, "buffer": buckets}
     is_unfused = cell.optimizer.name in STATES and not cell.optimizer.fused
     # Without fused kernels, torch's foreach optimizer makes a temporary tensor of the size and type of each weight.
-    copies = exactly((2 if cell.precision == "bf16-pure" else 4) * parameters / shard_ranks if is_unfused and on_gpu else 0)
+    copies = exact_range((2 if cell.precision == "bf16-pure" else 4) * parameters / shard_ranks if is_unfused and on_gpu else 0)
     at_optimizer_step = {**at_backward_end, "gathered": copied_bytes, "temporary": copies}
-    return max((at_backward_begin, at_backward_end, at_optimizer_step), key=lambda moment: total(moment).likely)
+    return max((at_backward_begin, at_backward_end, at_optimizer_step), key=lambda moment: sum_ranges(moment).likely)
 
 
 def _count_outside_parameters(facts: ModelFacts, share: StageShare) -> int:
@@ -160,9 +160,9 @@ def _predict_gathered(
 ) -> tuple[PredictedRange, PredictedRange]:
     """The memory for using sharded weights: (bytes of weights that a rank gathers or copies for a computation and then frees,
     bytes of buffers of collectives)."""
-    fixed_bytes = exactly(division.bucket_bytes + division.bucket_parameters * parameters)
+    fixed_bytes = exact_range(division.bucket_bytes + division.bucket_parameters * parameters)
     if division.gathers == "nothing":
-        return exactly(division.copy_bytes * parameters), fixed_bytes
+        return exact_range(division.copy_bytes * parameters), fixed_bytes
     block_bytes = division.gathered_bytes * block
     # Two blocks are gathered at a time, the block that computes and the next block, each with the buffer of its all-gather. The
     # layers outside of blocks stay gathered from forward to backward.
@@ -204,7 +204,7 @@ def _predict_activations(cell: Cell, facts: ModelFacts, share: StageShare, micro
     if facts.kind == "convolution" and cell.activation_checkpointing != "none":
         # The blocks of a convolutional network differ in size. So, with activation checkpointing, it is certain only that the
         # saved activations are at least the activations of one block and at most the activations of all blocks.
-        return PredictedRange(block_bytes, kept_bytes, share.blocks * block_bytes + head_bytes), exactly(momentary)
+        return PredictedRange(block_bytes, kept_bytes, share.blocks * block_bytes + head_bytes), exact_range(momentary)
     return PredictedRange(low, kept_bytes, kept_bytes * 1.03), PredictedRange(logits, momentary, momentary + block_bytes / 2)
 
 

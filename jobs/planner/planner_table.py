@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jobs.planner.advise import Advice, AdviceReport
 from jobs.planner.scale_out import ScaledCell
-from shardlab.runs.prediction import PredictedRange, Prediction, total
+from shardlab.runs.prediction import PredictedRange, Prediction, sum_ranges
 from shardlab.terminal import moments
 from shardlab.terminal.console import Output
 
@@ -47,7 +47,7 @@ def describe_sums(predictions: Mapping[str, Prediction], runs: Mapping[str, int]
     for field, words, text in _SUMS:
         values = {name: value for name, prediction in predictions.items() if (value := getattr(prediction, field)) is not None}
         if values:
-            summed = total({name: value.times(runs[name]) for name, value in values.items()})
+            summed = sum_ranges({name: value.times(runs[name]) for name, value in values.items()})
             share = "" if len(values) == len(predictions) else f" for {len(values)} of {len(predictions)} cells"
             sentences.append(f"predicted: {text(summed.likely)}{words}{share} ({text(summed.low)} to {text(summed.high)}).")
     return sentences
@@ -67,7 +67,7 @@ def print_scale_out(out: Output, scaled: Mapping[str, Sequence[ScaledCell]]) -> 
         for name, scaled_cells in scaled.items()
         for scaled_cell in scaled_cells
     ]
-    out.table("scale-out, with the same batch per GPU", ["cell", "GPUs", "memory", "step", "speed-up", "trust"], rows)
+    out.print_table("scale-out, with the same batch per GPU", ["cell", "GPUs", "memory", "step", "speed-up", "trust"], rows)
 
 
 def print_advice(out: Output, report: AdviceReport) -> None:
@@ -92,11 +92,11 @@ def print_advice(out: Output, report: AdviceReport) -> None:
         for rank, ranked_advice in enumerate(report.ranked, 1)
     ]
     heads = ["rank", "strategy", "mesh", "checkpointing", "memory", MEMORY_FROM, "largest micro", "micro", "step", "units/s"]
-    out.table("strategies", [*heads, "reasons"], rows)
+    out.print_table("strategies", [*heads, "reasons"], rows)
     for judged in report.rules:
         verdict = "agrees" if judged.agrees else "DISAGREES"
         rule = judged.rule
-        out.line(f"study {rule.study}, {rule.where}: {rule.says}. The planner {verdict}: {judged.why}.")
+        out.print_line(f"study {rule.study}, {rule.where}: {rule.says}. The planner {verdict}: {judged.why}.")
 
 
 def _format_mesh(ranked_advice: Advice) -> str:
@@ -113,10 +113,10 @@ def _format_times(value: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as text, such as `350 ms` or `12 s`; from a minute on, in the format of `moments.duration`."""
+    """A duration as text, such as `350 ms` or `12 s`; from a minute on, in the format of `moments.format_duration`."""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
-    return f"{seconds:.3g} s" if seconds < 60 else moments.duration(seconds)
+    return f"{seconds:.3g} s" if seconds < 60 else moments.format_duration(seconds)
 
 
 def _format_memory(prediction: Prediction) -> str:

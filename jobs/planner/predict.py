@@ -12,7 +12,7 @@ from jobs.planner.calibration import LEAST_SPREAD, NOTHING, Calibration
 from jobs.planner.machine import NO_GPU, PlannedMachine
 from shardlab.hardware.gpu_models import GpuModel
 from shardlab.matrix.cell import Cell
-from shardlab.runs.prediction import Fits, PredictedExchange, PredictedRange, Prediction, Source, exactly, total
+from shardlab.runs.prediction import Fits, PredictedExchange, PredictedRange, Prediction, Source, exact_range, sum_ranges
 from shardlab.runs.rehearsed import Answer, NotRehearsed, Rehearsed, RehearsedCollective, RehearsedRank
 
 GIB = 1 << 30
@@ -125,7 +125,7 @@ class _PredictedMemory(msgspec.Struct, frozen=True):
 
     @property
     def bytes(self) -> PredictedRange:
-        return self.tensors + total({name: term for name, term in self.by_category.items() if name in memory.NON_TENSORS})
+        return self.tensors + sum_ranges({name: term for name, term in self.by_category.items() if name in memory.NON_TENSORS})
 
 
 def _predict_memory(
@@ -145,7 +145,7 @@ def _predict_memory(
 
 def _predict_memory_by_rehearsal(cell: Cell, machine: PlannedMachine, answer: Rehearsed) -> _PredictedMemory:
     by_category = _predict_rehearsed_memory(cell, answer, on_gpu=machine.on_gpu)
-    tensors = total({name: term for name, term in by_category.items() if name not in memory.NON_TENSORS})
+    tensors = sum_ranges({name: term for name, term in by_category.items() if name not in memory.NON_TENSORS})
     explanation = f"memory and traffic: {_describe_rehearsal(answer, on_gpu=machine.on_gpu)}"
     return _PredictedMemory(by_category, tensors, True, "rehearsal", explanation)
 
@@ -229,7 +229,7 @@ def capacity_of(cell: Cell, machine: PlannedMachine) -> PredictedRange | None:
     predicted."""
     if not machine.on_gpu:
         return None
-    limit = None if cell.memory_limit_gib is None else exactly(cell.memory_limit_gib * GIB)
+    limit = None if cell.memory_limit_gib is None else exact_range(cell.memory_limit_gib * GIB)
     if limit is None or machine.capacity is None:
         return limit or machine.capacity
     pairs = zip(msgspec.structs.astuple(limit), msgspec.structs.astuple(machine.capacity), strict=True)
@@ -295,11 +295,11 @@ def _predict_rehearsed_memory(cell: Cell, answer: Rehearsed, *, on_gpu: bool) ->
     error = (UNMEASURED_PCT if answer.error_pct is None else answer.error_pct) / 100
     operator_term = memory.memory_terms()["gpu_operators"]
     low, high = (1 + operator_term.low, 1 + operator_term.high) if on_gpu else (1.0, 1.0)
-    peaks = msgspec.structs.asdict(answer.worst.at_peak)
+    peaks = msgspec.structs.asdict(answer.worst_rank.at_peak)
     by_category = {
         name: PredictedRange(size * low * (1 - error), size, size * high * (1 + error)) for name, size in peaks.items() if size
     }
-    return {**by_category, **memory.predict_non_tensor_bytes(cell, total(by_category))} if on_gpu else by_category
+    return {**by_category, **memory.predict_non_tensor_bytes(cell, sum_ranges(by_category))} if on_gpu else by_category
 
 
 def _find_busiest_rank(answer: Rehearsed) -> RehearsedRank | None:

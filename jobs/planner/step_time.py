@@ -13,7 +13,7 @@ from jobs.planner.machine import PlannedMachine
 from jobs.planner.model_facts import ModelFacts
 from shardlab.hardware.gpu_models import GpuModel
 from shardlab.matrix.cell import Cell
-from shardlab.runs.prediction import ZERO, PredictedRange, total
+from shardlab.runs.prediction import ZERO, PredictedRange, sum_ranges
 
 # the share of backward in the time of a pass: backward computes two products of matrices for each product in forward
 BACKWARD = 2 / 3
@@ -46,7 +46,7 @@ class PredictedStepTime(msgspec.Struct, frozen=True):
     @property
     def seconds(self) -> PredictedRange:
         """The time of the whole step."""
-        return total(self.parts)
+        return sum_ranges(self.parts)
 
     @property
     def bottleneck(self) -> str:

@@ -23,7 +23,7 @@ LARGEST_TINY_BATCH = 8  # of a pass with `--scale tiny`: a tiny twin runs out of
 
 class PlannedSearches(msgspec.Struct, frozen=True):
     """The searches of a matrix. cells: the cell of the first try of each search, in the order of the matrix. searches: each
-    search by the text that `batch_search.family` gives for all cells of the search."""
+    search by the text that `batch_search.search_family_hash` gives for all cells of the search."""
 
     cells: list[Cell]
     searches: dict[str, BatchSearch]
@@ -45,11 +45,11 @@ def plan_searches(
     searches = {}
     for cell in cells:
         search = _plan_search(matrix, cell, predicted[cell.name()], plugins)
-        earlier = earlier_searches.get(batch_search.family(cell))
+        earlier = earlier_searches.get(batch_search.search_family_hash(cell))
         if earlier is not None and earlier.goal == search.goal and search.smallest <= earlier.start <= search.largest:
             search = msgspec.structs.replace(search, start=earlier.start)
-        searches[batch_search.family(cell)] = search
-    first_tries = [batch_search.try_cell(cell, searches[batch_search.family(cell)].start) for cell in cells]
+        searches[batch_search.search_family_hash(cell)] = search
+    first_tries = [batch_search.try_cell(cell, searches[batch_search.search_family_hash(cell)].start) for cell in cells]
     return PlannedSearches([_expect_oom(cell) for cell in first_tries], searches)
 
 
@@ -63,23 +63,23 @@ def describe_searches(
     """
     search_sentences = []
     for cell in cells:
-        if (search := searches.get(batch_search.family(cell))) is None:
+        if (search := searches.get(batch_search.search_family_hash(cell))) is None:
             continue
         likely = predicted[cell.name()].largest_micro_batch if cell.name() in predicted else None
         why = "the planner predicts nothing" if likely is None else f"{likely * search.unit} is likely to fit"
         search_sentences.append(
-            f"search of {search.in_words}: {cell.name()}: starts at {search.start} ({why}), up to {search.largest}, at most "
+            f"search of {search.description}: {cell.name()}: starts at {search.start} ({why}), up to {search.largest}, at most "
             f"{search.most_tries} tries, one after another in one job."
         )
     return [*search_sentences, FIRST_TRY_NOTE] if search_sentences else []
 
 
 def _read_earlier_searches(workspace: Workspace, runs_as: str) -> dict[str, BatchSearch]:
-    """The searches of this matrix when the matrix was last rendered, by the text that `batch_search.family` gives."""
-    if runs_as not in workspace.expansions():
+    """The searches of this matrix when the matrix was last rendered, by the text that `batch_search.search_family_hash` gives."""
+    if runs_as not in workspace.matrix_names():
         return {}
-    cells = workspace.expansion(runs_as).cells
-    return {batch_search.family(entry.cell): entry.search for entry in cells if entry.search is not None}
+    cells = workspace.read_expansion(runs_as).cells
+    return {batch_search.search_family_hash(entry.cell): entry.search for entry in cells if entry.search is not None}
 
 
 def _plan_search(matrix: Matrix, cell: Cell, predicted: Prediction, plugins: OwnPlugins) -> BatchSearch:

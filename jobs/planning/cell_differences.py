@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from shardlab.matrix.cell import Cell
-from shardlab.matrix.cell_names import names
+from shardlab.matrix.cell_names import values_by_name
 from trainers import menu
 
 COLUMN_KEYS = {  # keys that are not compared: they have their own column in a plan, or follow from keys that have a column
@@ -47,7 +47,7 @@ def _flatten_cell(cell: Cell) -> dict[str, Any]:
     builtins_of_cell = msgspec.to_builtins(cell)
     clocks = {key: _format_clock(builtins_of_cell[key]) for key in CLOCK_KEYS}
     instruments = {f"instruments.{name}": value for name, value in builtins_of_cell["instruments"].items()}
-    return names(builtins_of_cell) | clocks | instruments
+    return values_by_name(builtins_of_cell) | clocks | instruments
 
 
 def _default_values(cell: Cell) -> dict[str, Any]:

@@ -63,15 +63,15 @@ def find_missing_data(cells: Sequence[Cell], source: RenderContext, workspace: W
         return MissingData()
     question = DataSetQuestion(cluster.storage.shared, cluster.data.path, options)
     if source.scheduler == "local":
-        return MissingData(_describe_missing(options, workspace.data(cluster.data.path)))
+        return MissingData(_describe_missing(options, workspace.data_folder(cluster.data.path)))
     if on_controller.starts_runs_here(cluster):
         return answer_question(question, workspace)
     try:
-        remote = remote_workspace.known(workspace)
+        remote = remote_workspace.read_remote_workspace(workspace)
         if remote is None or remote.cluster != cluster.name:
-            remote = remote_workspace.of(workspace, cluster)
+            remote = remote_workspace.find_remote_workspace(workspace, cluster)
         workspace_trust.must_be_allowed(workspace, f"log in to {remote.host}")
-        return remote.ask("jobs.planning.datasets", [], MissingData, given=msgspec.json.encode(question))
+        return remote.ask("jobs.planning.datasets", [], MissingData, input_bytes=msgspec.json.encode(question))
     except ShardlabError as error:
         why = str(error).rstrip(".")
         return MissingData(
@@ -82,7 +82,7 @@ def find_missing_data(cells: Sequence[Cell], source: RenderContext, workspace: W
 def answer_question(question: DataSetQuestion, workspace: Workspace) -> MissingData:
     """Answer the question on the cluster's controller. The controller can read the storage that all nodes share, but not the
     disks inside the nodes."""
-    data_path, shared = workspace.data(question.data_path), question.shared
+    data_path, shared = workspace.data_folder(question.data_path), question.shared
     if shared is not None and data_path.resolve().is_relative_to(Path(shared).resolve()):
         return MissingData(_describe_missing(question.options, data_path))
     names = _data_set_names(question.options)
@@ -114,11 +114,11 @@ def main() -> int:
     """Read a question of another machine from standard input, and print the answer; return the exit code."""
     arguments = console.Parser(prog="python -m jobs.planning.datasets", parents=[console.common_options()]).parse_args()
     document = sys.stdin.buffer.read()
-    question = json_file.of_standard_input(document, DataSetQuestion, "a question from this version of shardlab")
+    question = json_file.decode_standard_input(document, DataSetQuestion, "a question from this version of shardlab")
     missing_data = answer_question(question, Workspace.find(getattr(arguments, "workspace", None)))
-    console.Output.of(arguments).document(missing_data)
+    console.Output.from_arguments(arguments).print_document(missing_data)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(main))
+    sys.exit(console.run_command(main))

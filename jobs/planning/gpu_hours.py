@@ -68,7 +68,9 @@ def count_most_retries(cell: Cell, retry: Retry, requeues: int, *, on_slurm: boo
     if cell.instruments.checkpoints is None:
         impossible_states.add("timeout")
     states = [state for state in Retry.__struct_fields__ if state not in impossible_states]
-    of_matrix, total = (sum(retry.after(state, others, on_slurm=on_slurm) for state in states) for others in (0, requeues))
+    of_matrix, total = (
+        sum(retry.retry_limit(state, others, on_slurm=on_slurm) for state in states) for others in (0, requeues)
+    )
     return MostRetries(of_matrix, total - of_matrix)
 
 

@@ -107,7 +107,7 @@ def plan_matrix(
     """
     if repeats is not None and not 1 <= repeats <= 1000:
         raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
-    requested = matrix.load(matrix.find(name))
+    requested = matrix.load_matrix(matrix.find_matrix_file(name))
     machine = find_capacity(cluster, in_allocation=in_allocation)
     plugins = find_own_plugins(workspace, requested)
     try:
@@ -185,7 +185,7 @@ def _gpu_type_capacity(cluster: Cluster) -> Capacity:
         return Capacity(nodes=nodes, gpus=gpus, longest_s=cluster.slurm.max_time_s)
     if cluster.provider != "local":
         return Capacity(nodes=len(cluster.with_role("worker")), gpus=gpus, per_rank=False)
-    observed_host = host.observe()
+    observed_host = host.read_host()
     return Capacity(nodes=1, gpus=len(observed_host.gpus) if observed_host.gpus else None, here=True)
 
 
@@ -195,7 +195,7 @@ def estimate_hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]
     runs: the number of runs of each cell, by the name of the cell.
     """
     cluster = plan.source.where
-    if cluster.provider == "local" and not host.observe().gpus:
+    if cluster.provider == "local" and not host.read_host().gpus:
         return []
     on_slurm = plan.source.scheduler == "slurm"
     requeues = cluster.slurm.requeue if cluster.slurm is not None and on_slurm else 0
@@ -212,9 +212,9 @@ def read_account_shares(plan: MatrixPlan, workspace: Workspace) -> list[Share]:
         return []
     if on_controller.starts_runs_here(cluster):
         return share.read_shares(cluster.slurm.account)
-    if cluster.login is None or not inventory.path_of(workspace).exists():
+    if cluster.login is None or not inventory.inventory_path(workspace).exists():
         return []
-    address, _ = inventory.controller(workspace, cluster)
+    address, _ = inventory.find_controller(workspace, cluster)
     return share.read_site_shares(address, cluster.slurm.account)
 
 
@@ -290,7 +290,7 @@ def must_run_here(source: render.RenderContext, *, allow_login_node: bool, train
     installed."""
     if source.scheduler != "local":
         return
-    login_node.must_not_be(here=allow_login_node)
+    login_node.must_not_be_login_node(here_option=allow_login_node)
     needed_for, modules = ("training", ("torch",)) if trains else ("the analysis of traces", ("numpy", "zlib_ng"))
     for module in modules:
         if find_spec(module) is None:
@@ -335,7 +335,7 @@ def render_all(plan: MatrixPlan, workspace: Workspace, runs: Path) -> Rendering:
 
 def _make_remarks(cells: Sequence[Cell], machine: Capacity, cluster: Cluster, rehearsal_count: int) -> list[str]:
     remarks = tiny_twin.describe_dropped_settings([cell.rehearses for cell in cells if cell.rehearses])
-    processors = host.usable_processors()
+    processors = host.count_usable_processors()
     most_ranks = max(cell.gpus for cell in cells)
     if cluster.provider != "local":
         for name in sorted({cell.launcher for cell in cells if launcher(cell.launcher).needs}):

@@ -31,7 +31,7 @@ def predict_cells(
     recorded: the mean duration of earlier runs in seconds, by the name of the cell. answers: the results of rehearsals of the
     planner, by the name of the cell.
     """
-    measured = inventory.measured_all_reduces(workspace, cluster.name)
+    measured = inventory.read_all_reduces(workspace, cluster.name)
     machines = {name: planned_machine.plan_machine(cluster, name, measured) for name in {cell.gpu_type for cell in cells}}
     earlier = load_calibration(workspace) if any(machine.on_gpu for machine in machines.values()) else calibration.NOTHING
     return {
@@ -70,7 +70,7 @@ def read_run_ratios(workspace: Workspace) -> Iterator[MeasuredRatio]:
 def _measure_ratio(folder: RunDir, power_w: float | None) -> MeasuredRatio | None:
     """The ratios of measured to predicted values of one run; None if the run did not complete, is a rehearsal, had a fault
     on purpose, or has no prediction for a GPU that was made before its submission."""
-    predicted = prediction.read(folder.path)
+    predicted = prediction.read_prediction(folder.path)
     if predicted is None or predicted.gpu is None or (result := folder.read_result()) is None:
         return None
     if result.state != "completed" or folder.is_rehearsal():

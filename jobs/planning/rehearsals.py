@@ -41,7 +41,7 @@ class Rehearsals:
         self, workspace: Workspace, plugins: OwnPlugins, out: Output, *, make: bool = False, full_depth: bool = False
     ) -> None:
         self._workspace, self._plugins, self._out, self._make, self._full_depth = workspace, plugins, out, make, full_depth
-        self.folder = workspace.own / "rehearsals"
+        self.folder = workspace.shardlab_folder / "rehearsals"
         # failures, by the key of the answer; not stored, because a later command may succeed
         self._failed: dict[str, NotRehearsed] = {}
 
@@ -56,12 +56,12 @@ class Rehearsals:
             if (answer := self._read_stored(request)) is not None:
                 answers[cell.name()] = answer
             elif self._make:
-                missing.setdefault(request.key(full_depth=self._full_depth), []).append(cell)
+                missing.setdefault(request.cache_key(full_depth=self._full_depth), []).append(cell)
         began = time.monotonic()
         for number, equal in enumerate(missing.values()):
             left_s = (time.monotonic() - began) / number * (len(missing) - number) if number else None
-            left_text = "" if left_s is None else f", about {moments.duration(left_s)} left"
-            self._out.remark(f"rehearsing {number + 1} of {len(missing)}: {equal[0].name()}{left_text}")
+            left_text = "" if left_s is None else f", about {moments.format_duration(left_s)} left"
+            self._out.print_remark(f"rehearsing {number + 1} of {len(missing)}: {equal[0].name()}{left_text}")
             answers |= dict.fromkeys([cell.name() for cell in equal], self._make_answer(self._make_request(equal[0])))
         return answers
 
@@ -72,32 +72,34 @@ class Rehearsals:
         """An answer that the workspace or this command already has; None if there is none. If no answers are made, an answer at
         full depth is preferred."""
         for full_depth in (True,) if self._full_depth else (False,) if self._make else (True, False):
-            key = request.key(full_depth=full_depth)
+            key = request.cache_key(full_depth=full_depth)
             if (failed := self._failed.get(key)) is not None:
                 return failed
-            if (stored := rehearsed.read(self.folder / f"{key}.json")) is not None:
+            if (stored := rehearsed.read_answer(self.folder / f"{key}.json")) is not None:
                 return stored
         return None
 
     def _make_answer(self, request: RehearsalRequest) -> Answer:
         """Start a process that makes a new answer and stores it. If the process fails, the answer contains the reason."""
         began = time.monotonic()
-        workspace_trust.begin(self._workspace)
+        workspace_trust.begin_workspace(self._workspace)
         files.make_folder(self.folder)
         with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as folder:
             request_path, answer_path = Path(folder, "request.json"), Path(folder, "answer.json")
             error_path = Path(folder, "said")
             request_path.write_bytes(msgspec.json.encode(request))
             if (workload := request.own_workload) is not None and workload.is_data:
-                plugin_source.write(request_path.parent / own_workload.FOLDER, self._plugins.workloads.sources[workload.code])
+                plugin_source.write_plugin(
+                    request_path.parent / own_workload.FOLDER, self._plugins.workloads.sources[workload.code]
+                )
             why = self._run_process(request_path, answer_path, error_path)
-            made_answer = rehearsed.read(answer_path)
+            made_answer = rehearsed.read_answer(answer_path)
             if made_answer is None:
                 last_line = own_answers.read_last_line(error_path)
                 why = f"the rehearsal failed: {why or last_line or 'its process gave no answer'}"
                 made_answer = NotRehearsed(SCHEMA, request.cell.hash(), why, time.monotonic() - began)
         if isinstance(made_answer, NotRehearsed):
-            self._failed[request.key(full_depth=self._full_depth)] = made_answer
+            self._failed[request.cache_key(full_depth=self._full_depth)] = made_answer
         return made_answer
 
     def _run_process(self, request: Path, answer_path: Path, error_path: Path) -> str:

@@ -9,7 +9,7 @@ import msgspec
 
 from shardlab.errors import ShardlabError
 from shardlab.matrix.cell import Cell
-from shardlab.matrix.cell_names import ARGUMENTS, matches
+from shardlab.matrix.cell_names import METRIC_ARGUMENTS, matches_cell
 from shardlab.matrix.expression import Expression
 from shardlab.matrix.matrix import MatrixFile, Repeats
 from shardlab.runs.run import run_id
@@ -45,9 +45,11 @@ def count_repeats(file: MatrixFile, cells: Sequence[Cell], given_repeats: int | 
 
 def find_claimed_cells(file: MatrixFile, cells: Iterable[Cell]) -> set[str]:
     """The names of the cells that the claims of the matrix (sentences of a study that are tested) use in their tests."""
-    calls = (call for claim in file.claims for _, call in Expression(claim.test).filters)
-    filters = [{key: value for key, value in call.items() if key not in ARGUMENTS} for call in calls]
-    return {cell.name() for cell in cells if any(matches(msgspec.to_builtins(cell), cell_filter) for cell_filter in filters)}
+    calls = (call for claim in file.claims for _, call in Expression(claim.test).call_arguments)
+    filters = [{key: value for key, value in call.items() if key not in METRIC_ARGUMENTS} for call in calls]
+    return {
+        cell.name() for cell in cells if any(matches_cell(msgspec.to_builtins(cell), cell_filter) for cell_filter in filters)
+    }
 
 
 def order_runs_by_repeat(cells: Sequence[Cell], repeats: Mapping[str, int]) -> list[tuple[Cell, int]]:

@@ -89,7 +89,7 @@ def resolve_cells(
         cells.append(cell)
     if not problems:
         excluded = [entry.cell for entry in matrix.excluded]
-        problems = claim_check.without_cells(matrix.document, matrix.file.tests, cells, excluded)
+        problems = claim_check.find_claims_without_cells(matrix.document, matrix.file.claim_tests, cells, excluded)
     if problems:
         raise matrix.document.errors(problems)
     if machine is not None and (found_misfits := find_misfits(matrix, cells, machine, cells)):
@@ -326,7 +326,7 @@ def _compute_batch_sizes(
     if (why := strategy.refuse_precision(draft.precision)) is not None:
         problem("precision", why)
     try:
-        return cell_sizes.batch(draft, degrees["dp"])
+        return cell_sizes.compute_batch_sizes(draft, degrees["dp"])
     except cell_sizes.BatchError as error:
         problem(error.key, str(error))
         return None
@@ -337,7 +337,7 @@ def _parse_limits(draft: Draft, problem: AddProblem) -> tuple[int | None, int]:
     limits: dict[str, int] = {}
     for key, text in (("time_limit", draft.time_limit), ("hang_limit", draft.hang_limit)):
         try:
-            limits |= {} if text is None else {key: cell_sizes.seconds(text)}
+            limits |= {} if text is None else {key: cell_sizes.parse_seconds(text)}
         except ValueError as error:
             problem(key, str(error))
     # The hang limit is 0 only if a problem was added; then no cell is made.

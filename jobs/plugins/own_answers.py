@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from jobs.plugins import own_copies
-from shardlab.cluster.login_node import PYTHON
+from shardlab.cluster.login_node import PYTHON_VARIABLE
 from shardlab.errors import InputError
 from shardlab.files import files, json_file, plugin_source, source_digest
 from shardlab.files.plugin_source import PluginSource
@@ -40,15 +40,15 @@ def describe_plugin(workspace: Workspace, source: PluginSource, kind: type[D], s
     kind: the type of the answer, which decides whether the file is asked for workloads or for strategies. seq_len: the sequence
     length, for a model that is described by its configuration. Raises InputError, which names the fault of the file.
     """
-    key = "".join((source.digest, source_digest.source(), source_digest.packages(), str(seq_len or "")))
+    key = "".join((source.digest, source_digest.digest_source(), source_digest.digest_installed_packages(), str(seq_len or "")))
     prefix = source.name if kind is Description else f"strategies.{source.name}"
     path = own_copies.find_plugin_copies_folder(workspace) / f"{prefix}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    if (cached_answer := json_file.read_if_valid(path, kind)) is not None:
+    if (cached_answer := json_file.read_json_if_valid(path, kind)) is not None:
         return cached_answer
     answer = _ask_process(source, kind, seq_len)
     if answer.fault:
         raise InputError(answer.fault)
-    workspace_trust.begin(workspace)
+    workspace_trust.begin_workspace(workspace)
     files.make_folder(path.parent)
     for outdated in path.parent.glob(f"{prefix}-{'?' * 16}.json"):  # remove answers for earlier versions of the file
         outdated.unlink(missing_ok=True)
@@ -58,7 +58,7 @@ def describe_plugin(workspace: Workspace, source: PluginSource, kind: type[D], s
 
 def interpreter_path() -> str:
     """The path of the Python interpreter that executes the code of users."""
-    return os.environ.get(PYTHON, sys.executable)
+    return os.environ.get(PYTHON_VARIABLE, sys.executable)
 
 
 def make_environment() -> dict[str, str]:
@@ -82,7 +82,7 @@ def _ask_process(source: PluginSource, kind: type[D], seq_len: int | None) -> D:
     with tempfile.TemporaryDirectory(prefix="shardlab-own-") as folder:
         answer_path, output_path, plugin_path = Path(folder) / "answer.json", Path(folder) / "said", source.file
         if plugin_path.suffix == model_file.SUFFIX:  # use the normalized text that runs get, not the text of the user's file
-            plugin_source.write(Path(folder) / own_workload.FOLDER, source)
+            plugin_source.write_plugin(Path(folder) / own_workload.FOLDER, source)
             plugin_path = Path(folder) / own_workload.FOLDER / plugin_path.name
         length_options: list[str] = [] if seq_len is None else ["--seq-len", str(seq_len)]
         argv = [
@@ -99,7 +99,7 @@ def _ask_process(source: PluginSource, kind: type[D], seq_len: int | None) -> D:
         exit_code = _run_process(argv, folder, output_path)
         if exit_code is None:
             return kind(fault=f"{source.file}: its code did not end within {ANSWER_S} s.")
-        description = json_file.read_if_valid(answer_path, kind)
+        description = json_file.read_json_if_valid(answer_path, kind)
         if description is None:
             last_output = read_last_line(output_path)
             why = f"{interpreter_path()} {f'says: {last_output}' if last_output else f'ended with code {exit_code}'}"

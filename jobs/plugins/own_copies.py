@@ -22,7 +22,7 @@ OUTDATED_S = 24 * 3600  # a temporary folder that is older than this number of s
 
 def find_plugin_copies_folder(workspace: Workspace) -> Path:
     """The folder of the workspace that contains the frozen copies. The name of each copy is the digest of its files."""
-    return workspace_trust.copies(workspace, workspace_trust.ANSWERS)
+    return workspace_trust.copies_folder(workspace, workspace_trust.ANSWERS_FOLDER)
 
 
 def freeze_sources(workspace: Workspace, sources: Iterable[PluginSource]) -> None:
@@ -41,7 +41,7 @@ def read_copy(folder: Path, file: str, code: str) -> PluginSource | None:
     file: the path of the plug-in file that was copied; only the last part of the path is used.
     """
     copied_path = folder / Path(file).name
-    return plugin_source.read(copied_path) if _read_digest(copied_path) == code else None
+    return plugin_source.read_plugin(copied_path) if _read_digest(copied_path) == code else None
 
 
 def _store_copy(workspace: Workspace, source: PluginSource) -> None:
@@ -52,12 +52,12 @@ def _store_copy(workspace: Workspace, source: PluginSource) -> None:
             return
         shutil.rmtree(new_folder, ignore_errors=True)
         shutil.rmtree(final_folder, ignore_errors=True)
-        plugin_source.write(new_folder, source)
+        plugin_source.write_plugin(new_folder, source)
         new_folder.rename(final_folder)
 
 
 def _read_digest(file: Path) -> str | None:
     try:
-        return plugin_source.read(file).digest
+        return plugin_source.read_plugin(file).digest
     except ShardlabError:
         return None

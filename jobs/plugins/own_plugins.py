@@ -89,7 +89,7 @@ def write_plugin_code(store: Path, run: Run, folder: Path) -> None:
             raise ShardlabError(
                 f"{store / plugin.code}: the copy of {plugin.file} is missing or damaged; run the command again."
             )
-        plugin_source.write(folder / folder_name, frozen_copy)
+        plugin_source.write_plugin(folder / folder_name, frozen_copy)
 
 
 def _read_carried_code(
@@ -103,7 +103,7 @@ def _read_carried_code(
     """
     kind, folder = ("workload", own_workload.FOLDER) if isinstance(plugin, OwnWorkload) else ("strategy", own_strategy.FOLDER)
     frozen_copy = own_copies.read_copy(own_copies.find_plugin_copies_folder(workspace) / code, plugin.file, code)
-    if frozen_copy is not None and (trust or workspace_trust.allows(workspace)):
+    if frozen_copy is not None and (trust or workspace_trust.is_allowed(workspace)):
         return {}
     code_folder = workspace.runs / run.run_id / folder
     carried_copy = own_copies.read_copy(code_folder, plugin.file, code) if trust else None

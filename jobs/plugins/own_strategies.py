@@ -158,12 +158,12 @@ def find_strategies(workspace: Workspace, names: Collection[str] | None = None) 
     defined: dict[str, OwnStrategy] = {}
     sources: dict[str, PluginSource] = {}
     faults: dict[str, str] = {}
-    for file in plugin_source.files_in(workspace.path / FOLDER):
+    for file in plugin_source.plugin_files(workspace.path / FOLDER):
         sought_names = {file.stem.replace("_", "-")} if names is None else {name for name in names if _may_define(file, name)}
         if not sought_names:
             continue
         try:
-            source = plugin_source.read(file)
+            source = plugin_source.read_plugin(file)
             workspace_trust.must_be_allowed(workspace, f"execute {file}")
             _must_not_share_helpers(workspace, source)
             strategies = own_answers.describe_plugin(workspace, source, StrategyDescription).strategies

@@ -57,12 +57,12 @@ def find_workloads(
     workloads_by_name: dict[str, OwnWorkload] = {}
     sources: dict[str, PluginSource] = {}
     faults: dict[str, str] = {}
-    for file in plugin_source.files_in(workspace.path / FOLDER):
+    for file in plugin_source.plugin_files(workspace.path / FOLDER):
         possible_names = {file.stem, f"{file.stem}-tiny"}
         if names is not None and not possible_names & set(names):
             continue
         try:
-            source = plugin_source.read(file)
+            source = plugin_source.read_plugin(file)
             workspace_trust.must_be_allowed(workspace, f"execute {file}")
             workloads = _describe_workloads(workspace, source)
             if shipped := sorted({workload.name for workload in workloads} & set(menu.workloads())):

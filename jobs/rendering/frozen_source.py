@@ -26,7 +26,7 @@ SYNCING = 32  # files that are synced to the disk at the same time: to sync them
 
 def find_source_copies_folder(workspace: Workspace) -> Path:
     """The folder of the workspace that contains all copies of the source."""
-    return workspace_trust.copies(workspace, workspace_trust.SOURCE)
+    return workspace_trust.copies_folder(workspace, workspace_trust.SOURCE_FOLDER)
 
 
 def freeze_source(copy: Path) -> None:
@@ -36,13 +36,13 @@ def freeze_source(copy: Path) -> None:
     Python executes the bytecode beside the source, and imports every file that lies there, and the digest covers neither.
     Raises ShardlabError, also if a source file changes while it is copied.
     """
-    if copy.is_dir() and workspace_trust.others_may_write(copy) is None and source_digest.is_whole(copy):
+    if copy.is_dir() and workspace_trust.explain_write_access(copy) is None and source_digest.is_complete_copy(copy):
         return
     new_folder = copy.with_name(f".{copy.name}.{secrets.token_hex(4)}.tmp")
     try:
         with files.as_workspace_error("copy shardlab's source"):
             _copy_source(new_folder)
-            if source_digest.source(new_folder) != copy.name:
+            if source_digest.digest_source(new_folder) != copy.name:
                 raise ShardlabError(f"{source_digest.ROOT}: a file changed while this command read it; run the command again.")
             if copy.exists():  # the existing copy is damaged, or another person may have made it
                 copy.rename(damaged_folder := new_folder.with_suffix(".damaged"))
@@ -57,7 +57,7 @@ def remove_unused_copies(workspace: Workspace, current: Path) -> None:
     """Remove the copies that no unfinished run uses, but never the copy `current`. If the records of a run cannot be read, no
     copy is removed."""
     folder = find_source_copies_folder(workspace)
-    copies = {name: folder / name for name in files.names(folder) if name != current.name}
+    copies = {name: folder / name for name in files.list_names(folder) if name != current.name}
     runs_with_copies = []
     for run_dir in workspace.all_runs() if copies else []:
         try:
@@ -79,7 +79,7 @@ def _copy_source(new_folder: Path) -> None:
     The modification times are copied too: Python uses bytecode only if it matches the time of the source file.
     """
     copied = []
-    for path in source_digest.sources(source_digest.RUN_PACKAGES):
+    for path in source_digest.source_files(source_digest.RUN_PACKAGES):
         target = new_folder / path.relative_to(source_digest.ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)

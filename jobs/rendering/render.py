@@ -25,7 +25,7 @@ from jobs.status.reconcile import find_blocking_status
 from shardlab import __version__
 from shardlab.cluster import container, tool_caches
 from shardlab.cluster.cluster import Cluster
-from shardlab.cluster.login_node import PYTHON
+from shardlab.cluster.login_node import PYTHON_VARIABLE
 from shardlab.errors import ShardlabError
 from shardlab.files import files, source_digest
 from shardlab.hardware import host
@@ -60,8 +60,8 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
     own: the plug-ins of the workspace.
     predicted: the planner's prediction for a run, by the name of its cell.
     retry: the key `retry` of the matrix; for a new attempt, `retry` of the earlier attempt.
-    searches: the searches to which runs may belong, by the text that `batch_search.family` gives for all cells of a search.
-    """
+    searches: the searches to which runs may belong, by the text that `batch_search.search_family_hash` gives for all cells of a
+    search."""
 
     matrix: str
     where: Cluster
@@ -85,7 +85,7 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
 
     def search_of(self, cell: Cell) -> BatchSearch | None:
         """The search of which a run of this cell is a try; None if the cell belongs to no search."""
-        return self.searches.get(batch_search.family(cell)) if self.searches else None
+        return self.searches.get(batch_search.search_family_hash(cell)) if self.searches else None
 
     @cached_property
     def _with_gpus(self) -> dict[str | None, bool]:
@@ -116,20 +116,22 @@ def make_render_context(
     name = "local" if cluster.provider == "local" else "ssh" if cluster.slurm is None else "slurm"
     name = "allocation" if in_allocation else name
     template_names = dict.fromkeys(
-        part for template in scheduler(name).TEMPLATES for part in templates.parts(template, workspace.own_templates)
+        part
+        for template in scheduler(name).TEMPLATES
+        for part in templates.list_template_names(template, workspace.own_templates)
     )
     return RenderContext(
         matrix=matrix,
         where=cluster,
         scheduler=name,
         own_templates=workspace.own_templates,
-        digests={template: templates.digest(template, workspace.own_templates) for template in template_names},
-        source=str(frozen_source.find_source_copies_folder(workspace) / source_digest.source()),
-        packages=source_digest.packages(),
-        data_path=str(workspace.data(cluster.data.path)),
-        proofs_path=str(workspace.own / "proofs"),
+        digests={template: templates.template_digest(template, workspace.own_templates) for template in template_names},
+        source=str(frozen_source.find_source_copies_folder(workspace) / source_digest.digest_source()),
+        packages=source_digest.digest_installed_packages(),
+        data_path=str(workspace.data_folder(cluster.data.path)),
+        proofs_path=str(workspace.shardlab_folder / "proofs"),
         versions={**host.packages(), "shardlab": __version__, "python": sys.version.split()[0]},
-        git_commit=host.git_commit(),
+        git_commit=host.read_git_commit(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         own_code=own_copies.find_plugin_copies_folder(workspace),
         wait_gpus_s=wait_gpus_s,
@@ -219,7 +221,7 @@ def render_script(run: Run, folder: Path, cluster: Cluster, own_templates: Path 
 
     folder: the run's folder. cluster: the cluster. own_templates: the workspace's folder of templates.
     """
-    python, run_launcher = os.environ.get(PYTHON, sys.executable), launcher(run.launcher)
+    python, run_launcher = os.environ.get(PYTHON_VARIABLE, sys.executable), launcher(run.launcher)
     values = {"run": run, "folder": folder, "python": python, "caches": _cache_variables(cluster)}
     rank_python = container.rank_python(cluster, python)
     container_options = container.srun_options(cluster, str(folder), node_disk=run.data_stage == "node")
@@ -238,7 +240,7 @@ def render_script(run: Run, folder: Path, cluster: Cluster, own_templates: Path 
 def _cache_variables(cluster: Cluster) -> list[tuple[str, str]]:
     """Variables that move the caches of the ranks' tools, as (name, value). On CloudLab the caches are moved out of the home
     folder: home folders are on NFS over the control network, which is meant only for logins."""
-    return tool_caches.variables(cluster.workspaces / ".cache") if cluster.provider == "cloudlab" else []
+    return tool_caches.cache_variables(cluster.workspaces / ".cache") if cluster.provider == "cloudlab" else []
 
 
 def write(run: Run, runs: Path, source: RenderContext, *, prepare: Callable[[RunDir], None] | None = None) -> RunDir:
@@ -261,15 +263,15 @@ def write(run: Run, runs: Path, source: RenderContext, *, prepare: Callable[[Run
         shutil.rmtree(folder.path, ignore_errors=True)
         folder.path.mkdir(parents=True)
     try:
-        files.write_new(folder.run_json, files.as_json(run))
+        files.write_new(folder.run_json, files.encode_json(run))
         own_plugins.write_plugin_code(source.own_code, run, folder.path)
         if (predicted := source.predicted.get(run.cell.name())) is not None:
-            files.write_new(prediction.path_in(folder.path), files.as_json(predicted))
+            files.write_new(prediction.prediction_path(folder.path), files.encode_json(predicted))
         folder.log.mkdir()  # the folder must exist: Slurm ends a job without a message if it cannot open the job's output file
         rendered = render_script(run, final_folder.path, source.where, source.own_templates).encode()
         files.write_new(folder.path / scheduler(run.scheduler).SCRIPT, rendered, mode=0o755)
         if run.search is not None or (run.may_be_retried and run.scheduler != "slurm"):
-            files.write_new(folder.path / CLUSTER_FILE, files.as_json(source.where))
+            files.write_new(folder.path / CLUSTER_FILE, files.encode_json(source.where))
         folder.write_event("controller", "rendered", sync=False)
         if prepare is not None:
             prepare(folder)
@@ -292,7 +294,7 @@ def keep_expansion(
     cells: all cells of the matrix. repeats: the number of runs of each cell, by the name of the cell.
     """
     is_tiny = any(cell.rehearses for cell in cells)
-    workspace.keep_expansion(
+    workspace.store_expansion(
         Expansion(
             schema=1,
             name=source.matrix,

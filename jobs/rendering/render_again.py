@@ -38,7 +38,7 @@ def read_render_context(folder: RunDir, run: Run) -> RenderContext:
 
 def _read_cluster(folder: RunDir) -> Cluster:
     """The cluster with which the earlier run was submitted."""
-    cluster = json_file.read(folder.path / CLUSTER_FILE, Cluster, "is not a cluster of this version: {}.")
+    cluster = json_file.read_json(folder.path / CLUSTER_FILE, Cluster, "is not a cluster of this version: {}.")
     if cluster is None:
         raise InputError(f"{folder.path / CLUSTER_FILE}: no such file.")
     return cluster

@@ -22,7 +22,7 @@ from shardlab.errors import ShardlabError
 from shardlab.files import files
 from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL, JudgedState, last_sending, sent_job
+from shardlab.runs.state import FINAL, JudgedState, find_last_sending, sent_job
 from shardlab.workspace.workspace import Workspace
 
 NAME = "slurm"
@@ -90,7 +90,7 @@ def damaged(workspace: Workspace) -> list[str]:
 
 def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
     """The state of each run, from its own records and from one query to Slurm for all jobs."""
-    notes = [last_sending(run.events) for run in runs]
+    notes = [find_last_sending(run.events) for run in runs]
     job_numbers = sorted({str(note.data["job"]).split("_")[0] for note in notes if note is not None and note.data.get("job")})
     since_s = min((note.wall_s for note in notes if note is not None), default=0.0)
     answer = query.find_jobs(job_numbers, since_s, _unfinished_job_ids(runs, notes))
@@ -155,7 +155,7 @@ def cancel(workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
     packs = {sent.job for sent in _pack_submissions(workspace) if cancelled_ids >= _unfinished_run_ids(workspace, sent)}
     jobs: dict[str, str] = {}
     for run in runs:
-        sending = last_sending(run.events)
+        sending = find_last_sending(run.events)
         if run.verdict.state not in ("planned", "pending") or not claim.claim_as_cancelled(run.folder):
             run.folder.write_event("controller", "cancel_requested")
         job, token = sent_job(sending)
@@ -327,7 +327,7 @@ def _observe_run(run: RunOnDisk, sending: Event | None, answer: JobsFound, unrea
 def _reread_run(run: RunOnDisk) -> RunOnDisk:
     """Read the run again: it may have recorded its end after it was first read and before Slurm was asked."""
     events = run.folder.events()
-    return RunOnDisk(run.folder, run.run, events, *run.folder.verdict_and_result(events, run.run))
+    return RunOnDisk(run.folder, run.run, events, *run.folder.judge_with_result(events, run.run))
 
 
 def _combine_with_job(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:

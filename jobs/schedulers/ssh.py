@@ -89,7 +89,7 @@ def _start_run(workspace: Workspace, folder: RunDir) -> subprocess.Popen[bytes] 
     """
     run = folder.read_run()
     try:
-        workers = inventory.read(workspace, run.cluster["name"]).with_role("worker")
+        workers = inventory.read_inventory(workspace, run.cluster["name"]).with_role("worker")
     except ShardlabError as error:
         run_queue.record_failure(folder, str(error))
         return None

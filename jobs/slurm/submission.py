@@ -24,7 +24,7 @@ from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
 from shardlab.record_types import Count, JobNumber, RunId, Token, WallTime
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL, last_sending
+from shardlab.runs.state import FINAL, find_last_sending
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
@@ -82,7 +82,7 @@ class SlurmLimitReached(JobRefused):
 
 def submissions_folder(workspace: Workspace) -> Path:
     """The folder of the workspace that contains the submission files."""
-    return workspace.own / "submissions"
+    return workspace.shardlab_folder / "submissions"
 
 
 def make_token(name: str) -> str:
@@ -172,7 +172,7 @@ def _is_left_open(run: RunDir, token: str, *, unreadable: bool = False) -> bool:
     unreadable: the result for a run whose records cannot be read; every command skips and reports such a run anyway.
     """
     try:
-        last = last_sending(run.events(strict=True))
+        last = find_last_sending(run.events(strict=True))
         is_open = last is not None and last.event == "submitting" and last.data.get("token") == token
         return is_open and run.judge().state not in FINAL
     except ShardlabError:
@@ -306,7 +306,7 @@ def _remove_files(workspace: Workspace, submission: Submission) -> None:
 
 def _write_submission(workspace: Workspace, submission: Submission) -> None:
     files.write_json(_submission_path(workspace, submission), submission)
-    workspace_trust.keep(workspace, _submission_path(workspace, submission))
+    workspace_trust.extend_consent(workspace, _submission_path(workspace, submission))
 
 
 def _submission_path(workspace: Workspace, submission: Submission) -> Path:

@@ -41,7 +41,9 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
     def find_faulty_files(self, must_stop: MustStop) -> list[CheckpointFile]:
         """The files of the checkpoint that are missing on this machine, or whose content differs from the manifest. Reads all
         files, unless `must_stop` says that the run must end."""
-        return [file for file in self.manifest.files if not must_stop() and checkpoint.damage(self.path, [file]) is not None]
+        return [
+            file for file in self.manifest.files if not must_stop() and checkpoint.find_damage(self.path, [file]) is not None
+        ]
 
     def find_late_ranks(self) -> list[int]:
         """The ranks whose step records on this machine end before the step of the checkpoint."""
@@ -65,8 +67,8 @@ def gather_checkpoint(folder: RunDir, run: Run, must_stop: MustStop) -> StoredCh
     """
     reasons: list[str] = []
     for old_run in (RunDir(folder.path.parent / name) for name in run.resume):
-        for path in checkpoint.whole(old_run.path):
-            manifest = checkpoint.read(path)
+        for path in checkpoint.complete_checkpoints(old_run.path):
+            manifest = checkpoint.read_manifest(path)
             if isinstance(manifest, str):
                 reason = manifest
             else:
@@ -96,8 +98,8 @@ def _complete_checkpoint(folder: RunDir, run: Run, stored: StoredCheckpoint, mus
     if not faulty_files and not stored.find_late_ranks():
         return ""
     workspace = Workspace(folder.path.parent.parent)
-    placed_on = placement.of(stored.run.events())
-    nodes_by_name = {node.name: node for node in inventory.read(workspace, run.cluster["name"]).nodes}
+    placed_on = placement.read_placement(stored.run.events())
+    nodes_by_name = {node.name: node for node in inventory.read_inventory(workspace, run.cluster["name"]).nodes}
     absent_nodes = []
     for name in placed_on.nodes if placed_on is not None else ():
         if must_stop():
@@ -136,23 +138,23 @@ def _place_files(stored: StoredCheckpoint, arrived: Path, faulty: Sequence[Check
 
     arrived: the folder with the files that arrived. faulty: the files that were missing or damaged.
     """
-    intact = [file for file in faulty if _is_regular(arrived / file.name) and checkpoint.damage(arrived, [file]) is None]
+    intact = [file for file in faulty if _is_regular(arrived / file.name) and checkpoint.find_damage(arrived, [file]) is None]
     with files.as_workspace_error("write"):
         for file in intact:
-            rsync.put_in_place(arrived / file.name, stored.path / file.name)
+            rsync.move_into_place(arrived / file.name, stored.path / file.name)
     return [file for file in faulty if file not in intact]
 
 
 def _place_records(old_run: RunDir, arrived_folder: Path) -> None:
     """Replace each file of step records on this machine by the file of the same name in the folder `arrived_folder`, if the
     arrived file begins with the same records."""
-    for name in files.names(arrived_folder):
+    for name in files.list_names(arrived_folder):
         own_path = old_run.path / "steps" / name
         if not re.fullmatch(part_files.STEPS, name) or not _is_regular(arrived_folder / name):
             continue
         with files.as_workspace_error("write"):
             if not own_path.exists() or part_files.is_beginning(own_path, arrived_folder / name):
-                rsync.put_in_place(arrived_folder / name, own_path)
+                rsync.move_into_place(arrived_folder / name, own_path)
 
 
 def _is_regular(path: Path) -> bool:

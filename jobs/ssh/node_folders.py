@@ -72,14 +72,14 @@ def send_run_files(folder: RunDir, run: Run, nodes: Sequence[InventoryNode], mus
 def _send_to_node(
     workspace: Workspace, folder: RunDir, run: Run, node: InventoryNode, stored: StoredCheckpoint | None, must_stop: MustStop
 ) -> None:
-    names = [f"runs/{folder.run_id}/{name}" for name in files.names(folder.path) if _is_rendered(folder.path / name)]
+    names = [f"runs/{folder.run_id}/{name}" for name in files.list_names(folder.path) if _is_rendered(folder.path / name)]
     names += [os.path.relpath(run.source, workspace.path)] if run.source is not None else []
     if stored is None:
         node_transfer.send_files(node, workspace, names, must_stop)
         return
     old_folder = f"runs/{stored.run.run_id}"
     node_transfer.send_files(node, workspace, [*names, f"{old_folder}/{stored.path.relative_to(stored.run.path)}"], must_stop)
-    events = [name for name in files.names(stored.run.path) if name.startswith("events.")]
+    events = [name for name in files.list_names(stored.run.path) if name.startswith("events.")]
     # Files that the node has already are kept, because the node wrote them itself. Only its files of step records are
     # continued, if they end earlier than the files on this machine.
     paths = [f"{old_folder}/{name}" for name in ("run.json", *events)]
@@ -92,7 +92,7 @@ def _prepare_node(workspace: Workspace, folder: RunDir, node: InventoryNode, tok
     """Make the folders for a node's part of the run, and return the answer of the script PREPARE_SCRIPT. Raises NodeLost and
     ShardlabError."""
     log = folder.log / f"ssh.{node.name}.log"
-    words = ["sh", "-euc", PREPARE_SCRIPT, "prepare", str(folder.path), token, node.name, str(workspace.own), TOKEN]
+    words = ["sh", "-euc", PREPARE_SCRIPT, "prepare", str(folder.path), token, node.name, str(workspace.shardlab_folder), TOKEN]
     argv = [*make_login_argv(node, log), shlex.join(words)]
     try:
         result = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False)
@@ -129,4 +129,4 @@ def _must_be_separate(folder: RunDir, nodes: Sequence[InventoryNode], answers: S
 
 def _is_rendered(path: Path) -> bool:
     """Whether a file of the run's folder was written when the run was rendered, before it started."""
-    return (path.is_file() and not path.name.startswith((".", "events."))) or path.name in plugin_source.CARRIED
+    return (path.is_file() and not path.name.startswith((".", "events."))) or path.name in plugin_source.CARRIED_FOLDERS

@@ -60,8 +60,8 @@ class TaskRequest(msgspec.Struct, frozen=True):
 def main() -> int:
     """Read a TaskRequest, execute the task, and return its exit code. Raises ShardlabError."""
     line = sys.stdin.buffer.readline()
-    request = json_file.of_standard_input(line, TaskRequest, "a request of this version of shardlab")
-    if request.packages not in (None, own_digest := source_digest.packages()):
+    request = json_file.decode_standard_input(line, TaskRequest, "a request of this version of shardlab")
+    if request.packages not in (None, own_digest := source_digest.digest_installed_packages()):
         raise ShardlabError(
             f"{socket.gethostname()}: its installed packages (digest {own_digest}) are not those of the first node (digest "
             f"{request.packages}). Run: provision CLUSTER.yaml"
@@ -197,4 +197,4 @@ def _write_line(words: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(main))
+    sys.exit(console.run_command(main))

@@ -28,7 +28,7 @@ def send_files(node: InventoryNode, workspace: Workspace, names: Sequence[str], 
     """
     host, shell = _make_rsync_target(node)
     words = ["--archive", "--recursive", f"--timeout={SILENT_S}", shell, *options]
-    rsync_end = rsync.run(words, names, f"{workspace.path}/", f"{host}:{workspace.path}/", must_stop=must_stop)
+    rsync_end = rsync.run_rsync(words, names, f"{workspace.path}/", f"{host}:{workspace.path}/", must_stop=must_stop)
     _check_rsync_end(node, rsync_end, allowed=())
 
 
@@ -40,12 +40,12 @@ def fetch_files(node: InventoryNode, workspace: Workspace, names: Sequence[str],
     """
     host, shell = _make_rsync_target(node)
     words = [*rsync.FROM_OTHERS, "--recursive", "--times", f"--timeout={SILENT_S}", shell]
-    rsync_end = rsync.run(words, names, f"{host}:{workspace.path}/", f"{target}/", must_stop=must_stop)
+    rsync_end = rsync.run_rsync(words, names, f"{host}:{workspace.path}/", f"{target}/", must_stop=must_stop)
     _check_rsync_end(node, rsync_end, allowed=INCOMPLETE_ERRORS)
 
 
 def _make_rsync_target(node: InventoryNode) -> tuple[str, str]:
-    rsync.must_be_installed("a run on nodes that share no folder")
+    rsync.rsync_must_be_installed("a run on nodes that share no folder")
     return rsync_words(Address(node.host, node.port, node.user))
 
 

@@ -63,11 +63,11 @@ class RecordReader:
 
     def _list_names(self) -> Iterator[str]:
         for folder in FOLDERS:
-            for entry in files.names(self._folder / folder):
+            for entry in files.list_names(self._folder / folder):
                 name = f"{folder}/{entry}" if folder else entry
                 if APPENDED.fullmatch(name) or WHOLE.fullmatch(name):
                     yield name
-        for entry in files.names(self._folder / "checkpoints"):
+        for entry in files.list_names(self._folder / "checkpoints"):
             name = f"checkpoints/{entry}/manifest.json"
             if WHOLE.fullmatch(name) and (self._folder / name).exists():
                 yield name

@@ -260,7 +260,7 @@ def read_chosen_nodes(folder: RunDir, run: Run) -> list[InventoryNode]:
     """The nodes that the scheduler chose for a run. Raises InputError."""
     if NODES not in os.environ:
         raise InputError(f"{NODES} is not set; the runner of the scheduler sets it.")
-    inventory_nodes = inventory.read(Workspace(folder.path.parent.parent), run.cluster["name"]).nodes
+    inventory_nodes = inventory.read_inventory(Workspace(folder.path.parent.parent), run.cluster["name"]).nodes
     by_name = {node.name: node for node in inventory_nodes}
     return [by_name[name] for name in os.environ[NODES].split(",")]
 
@@ -285,4 +285,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(lambda: main(sys.argv[1:]), interrupted=None))
+    sys.exit(console.run_command(lambda: main(sys.argv[1:]), interrupted=None))

@@ -21,7 +21,7 @@ from shardlab.matrix.retry import Retry
 from shardlab.runs import lease_cutoff, recorder_ends, suspension
 from shardlab.runs.progress import Progress
 from shardlab.runs.record import Event, Sample, read_lines
-from shardlab.runs.run import attempt_of
+from shardlab.runs.run import split_attempt
 from shardlab.runs.rundir import RunDir, was_rehearsal
 from shardlab.runs.state import FINAL, JudgedState
 from shardlab.workspace import inventory
@@ -84,12 +84,12 @@ def statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
 
     A run whose records cannot be read has the state `unknown`, with the reason.
     """
-    with gc_pause.not_searched():
+    with gc_pause.pause_collector():
         return _statuses(workspace, folders)
 
 
 def _statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
-    records, lease = [_read_or_error(folder) for folder in folders], inventory.known_lease(workspace)
+    records, lease = [_read_or_error(folder) for folder in folders], inventory.read_lease(workspace)
     observed_by_id: dict[str, ObservedRun] = {}
     for name, runs in group_by_scheduler(record for record in records if isinstance(record, RunOnDisk)).items():
         observed_runs = scheduler(name).observe(workspace, runs)
@@ -97,7 +97,7 @@ def _statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
     status_list = []
     for folder, record in zip(folders, records, strict=True):
         status = (
-            run_guard.attempt(partial(_make_status, record, observed_by_id[folder.run_id], lease))
+            run_guard.run_guarded(partial(_make_status, record, observed_by_id[folder.run_id], lease))
             if isinstance(record, RunOnDisk)
             else record
         )
@@ -110,7 +110,7 @@ def read_run_on_disk(folder: RunDir) -> RunOnDisk:
     record cannot be read, and UnknownName if this version has no such scheduler."""
     run, events = folder.read_run(), folder.events(strict=True)
     scheduler(run.scheduler)  # raises UnknownName
-    verdict, result = folder.verdict_and_result(events, run)
+    verdict, result = folder.judge_with_result(events, run)
     return RunOnDisk(folder, run, events, verdict, result)
 
 
@@ -133,7 +133,7 @@ def find_blocking_status(folder: RunDir) -> Status | None:
 
 
 def _read_or_error(folder: RunDir) -> RunOnDisk | ShardlabError:
-    return run_guard.attempt(lambda: read_run_on_disk(folder))
+    return run_guard.run_guarded(lambda: read_run_on_disk(folder))
 
 
 def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None) -> Status:
@@ -143,7 +143,7 @@ def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None)
     )
     result = records.result or folder.read_result() if verdict.state == "completed" else None
     has_steps = result is None and verdict.state != "planned"
-    suspensions = suspension.of(records.events)
+    suspensions = suspension.read_suspensions(records.events)
     progress = Progress()
     progress.add(suspension.mark_suspended(folder.steps(0).records, suspensions) if has_steps else ())
     rate, eta_s = progress.rate_per_s(run.cell), progress.left_s(run.cell)
@@ -173,7 +173,7 @@ def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None)
         expected=verdict.state == "completed" or verdict.state in run.cell.expect,
         held=verdict.held,
         leftover=observed.leftover,
-        trouble=recorder_ends.sentences(records.events),
+        trouble=recorder_ends.describe_early_ends(records.events),
         search=run.search,
         retried=retry_budget.list_retried_states(run, records.events),
         retries_allowed={state: times for state in Retry.__struct_fields__ if (times := run.retries_after(state))},
@@ -211,8 +211,8 @@ def select_last_attempts(folders: Iterable[RunDir]) -> list[RunDir]:
     """For each repeat of each cell, only the folder of the last attempt, in the order of the first attempts."""
     last: dict[str, RunDir] = {}
     for folder in folders:
-        first, attempt = attempt_of(folder.run_id)
-        if first not in last or attempt > attempt_of(last[first].run_id)[1]:
+        first, attempt = split_attempt(folder.run_id)
+        if first not in last or attempt > split_attempt(last[first].run_id)[1]:
             last[first] = folder
     return list(last.values())
 
@@ -258,8 +258,8 @@ def judge_with_lease(
     if lease is None or not lease.has_ended(current_time):
         return observed.verdict
     is_lost = observed.verdict.state == "node_fail" and (ended is None or ended >= lease.expires)
-    if is_lost and lease_cutoff.is_near(_find_last_record_time(run), lease):
-        return JudgedState("node_fail", f"{lease_cutoff.in_words(lease)}: {observed.verdict.why}")
+    if is_lost and lease_cutoff.was_running_at_end(_find_last_record_time(run), lease):
+        return JudgedState("node_fail", f"{lease_cutoff.describe_lease_end(lease)}: {observed.verdict.why}")
     if not observed.unanswered:
         return observed.verdict
     return lease_cutoff.judge_by_records(observed.verdict, lease, _find_last_record_time(run), current_time)

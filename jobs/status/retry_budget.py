@@ -64,7 +64,7 @@ def find_retry_state(folder: RunDir, run: Run, end_data: Mapping[str, Any], save
     start of the run began. After a time limit without a newer checkpoint, another start would only repeat the same steps."""
     if end_data["reason"] == "told":  # only Slurm knows why it told the run to end, and whether it starts the run again
         return None
-    state = folder.judged_at(end_data, run).state
+    state = folder.judge_at_end(end_data, run).state
     if state == "timeout" and find_saved_step(folder) <= saved:
         return None
     return state if allows_retry(folder, run, state) else None
@@ -72,7 +72,7 @@ def find_retry_state(folder: RunDir, run: Run, end_data: Mapping[str, Any], save
 
 def find_saved_step(folder: RunDir) -> int:
     """The step of the newest complete checkpoint of a run; 0 if the run has no checkpoint."""
-    return max((checkpoint.step_of(path) for path in checkpoint.whole(folder.path)), default=0)
+    return max((checkpoint.step_of_checkpoint(path) for path in checkpoint.complete_checkpoints(folder.path)), default=0)
 
 
 def list_resumable_attempts(runs: Path, run: Run) -> list[tuple[str, int]]:
@@ -81,7 +81,11 @@ def list_resumable_attempts(runs: Path, run: Run) -> list[tuple[str, int]]:
     runs: the folder of all runs. run: the last attempt.
     """
     attempts = [runs / run_id(run.cell, run.repeat, attempt) for attempt in range(run.attempt, 0, -1)]
-    saved = [(path.name, checkpoint.step_of(checkpoints[0])) for path in attempts if (checkpoints := checkpoint.whole(path))]
+    saved = [
+        (path.name, checkpoint.step_of_checkpoint(checkpoints[0]))
+        for path in attempts
+        if (checkpoints := checkpoint.complete_checkpoints(path))
+    ]
     return sorted(saved, key=lambda entry: entry[1], reverse=True)
 
 

@@ -33,9 +33,9 @@ def read_search_paths(workspace: Workspace, runs: Iterable[Status]) -> list[Sear
         if run.search is None or run.cell is None or run.repeat is None:
             continue
         cell = msgspec.convert(run.cell, Cell)
-        key = (batch_search.family(cell), run.search.goal, run.repeat)
+        key = (batch_search.search_family_hash(cell), run.search.goal, run.repeat)
         if key not in paths_by_search:
-            paths_by_search[key] = search_path.walk(workspace.runs, cell, run.search, run.repeat)
+            paths_by_search[key] = search_path.follow_search(workspace.runs, cell, run.search, run.repeat)
     return list(paths_by_search.values())
 
 
@@ -43,7 +43,7 @@ def describe_search(path: SearchPath) -> str:
     """A sentence that says what a search tried, and what it found or how many tries may follow."""
     name = path.cell.name() if path.repeat == 1 else f"{path.cell.name()}, repeat {path.repeat}"
     outcome = f": {path.answer}" if path.has_ended else f"; at most {path.search.most_tries} tries"
-    return f"search of {path.search.in_words} ({name}): {path.in_words}{outcome}."
+    return f"search of {path.search.description} ({name}): {path.description}{outcome}."
 
 
 def make_search_document(path: SearchPath) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def make_search_document(path: SearchPath) -> dict[str, Any]:
     return {
         "cell": path.cell.name(),
         "repeat": path.repeat,
-        "search": path.search.described(),
+        "search": path.search.to_json_fields(),
         "tries": path.tries,
         "next": path.following,
         "has_ended": path.has_ended,
@@ -88,7 +88,7 @@ def _read_path(workspace: Workspace, folder: RunDir) -> SearchPath | None:
     try:
         run = folder.read_run()
         search: BatchSearch | None = run.search
-        return None if search is None else search_path.walk(workspace.runs, run.cell, search, run.repeat)
+        return None if search is None else search_path.follow_search(workspace.runs, run.cell, search, run.repeat)
     except ShardlabError:
         return None
 

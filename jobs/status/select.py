@@ -10,13 +10,13 @@ import msgspec
 from jobs.status.reconcile import Status, select_last_attempts, statuses
 from shardlab.errors import InputError
 from shardlab.matrix.cell import Cell
-from shardlab.matrix.cell_names import names
+from shardlab.matrix.cell_names import values_by_name
 from shardlab.matrix.expansion import ExpandedCell
 from shardlab.matrix.expression import Expression, ExpressionError
 from shardlab.runs import search_path
-from shardlab.runs.run import attempt_of
+from shardlab.runs.run import split_attempt
 from shardlab.runs.rundir import RunDir
-from shardlab.workspace.workspace import Workspace, chosen
+from shardlab.workspace.workspace import Workspace, match_run_ids
 
 
 def select_runs(workspace: Workspace, patterns: Sequence[str], matrix: str | None, where: str | None) -> list[Status]:
@@ -27,10 +27,12 @@ def select_runs(workspace: Workspace, patterns: Sequence[str], matrix: str | Non
     """
     ids = workspace.run_ids()
     if matrix is not None:
-        matrix_run_ids = {run_id for cell in workspace.expansion(matrix).cells for run_id in _list_run_ids(workspace, cell)}
-        ids = [run_id for run_id in ids if attempt_of(run_id)[0] in matrix_run_ids]
+        matrix_run_ids = {
+            run_id for cell in workspace.read_expansion(matrix).cells for run_id in _list_run_ids(workspace, cell)
+        }
+        ids = [run_id for run_id in ids if split_attempt(run_id)[0] in matrix_run_ids]
     if patterns:
-        folders = [RunDir(workspace.runs / run_id) for run_id in chosen(ids, patterns)]
+        folders = [RunDir(workspace.runs / run_id) for run_id in match_run_ids(ids, patterns)]
     else:
         folders = select_last_attempts(RunDir(workspace.runs / run_id) for run_id in ids)
     last_statuses = statuses(workspace, folders)
@@ -39,7 +41,7 @@ def select_runs(workspace: Workspace, patterns: Sequence[str], matrix: str | Non
     parsed_condition = parse_condition(where)
 
     def is_selected(run: Status) -> bool:
-        return run.cell is None or _evaluate(parsed_condition, names(run.cell) | {"state": run.state, "id": run.id})
+        return run.cell is None or _evaluate(parsed_condition, values_by_name(run.cell) | {"state": run.state, "id": run.id})
 
     return [run for run in last_statuses if is_selected(run)]
 
@@ -48,8 +50,10 @@ def _list_run_ids(workspace: Workspace, cell: ExpandedCell) -> list[str]:
     """The ids of the first attempts of the runs of a cell, and of the further tries if its batch size is searched."""
     if cell.search is None:
         return cell.runs
-    searches = (search_path.walk(workspace.runs, cell.cell, cell.search, repeat) for repeat in range(1, len(cell.runs) + 1))
-    return [*cell.runs, *(attempt_of(search_try.run)[0] for path in searches for search_try in path.tries)]
+    searches = (
+        search_path.follow_search(workspace.runs, cell.cell, cell.search, repeat) for repeat in range(1, len(cell.runs) + 1)
+    )
+    return [*cell.runs, *(split_attempt(search_try.run)[0] for path in searches for search_try in path.tries)]
 
 
 def parse_condition(where: str) -> Expression:
@@ -65,7 +69,7 @@ def is_true_for_cell(expression: Expression, cell: Cell) -> bool:
 
     Raises InputError if the expression has a name that no cell has.
     """
-    return _evaluate(expression, names(msgspec.to_builtins(cell.rehearses or cell)))
+    return _evaluate(expression, values_by_name(msgspec.to_builtins(cell.rehearses or cell)))
 
 
 def _evaluate(expression: Expression, values: dict[str, Any]) -> bool:

@@ -91,7 +91,7 @@ class Backlog:
     def _submit_first(self, target_count: int) -> int:
         """Submit the first `target_count` runs; return how many of them the scheduler accepted."""
         try:
-            with self._workspace.alone():
+            with self._workspace.hold_runs_lock():
                 self._scheduler.resolve(self._workspace)
                 self.unanswered = None
                 self.folders = self.unsent()

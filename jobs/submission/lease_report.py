@@ -23,7 +23,7 @@ from jobs.submission.lease_schedule import EstimatedEnd, NodeSchedule, RunTime, 
 from jobs.submission.submit import RunDecision
 from shardlab.cluster.lease import Lease
 from shardlab.errors import InputError, WorkspaceError
-from shardlab.runs.run import parts_of, run_id
+from shardlab.runs.run import parse_run_id, run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import moments
 from shardlab.workspace import inventory
@@ -66,8 +66,8 @@ class LeaseReport(msgspec.Struct, frozen=True):
 
     def sentences(self, current_time: datetime) -> list[str]:
         """Sentences for people: when the lease ends, and whether the runs end before the lease."""
-        urge = self.lease.urge(current_time)
-        return [self.lease.in_words(current_time), *self._describe_runs(), *([urge] if urge is not None else [])]
+        urge = self.lease.copy_reminder(current_time)
+        return [self.lease.describe(current_time), *self._describe_runs(), *([urge] if urge is not None else [])]
 
     def _describe_runs(self) -> list[str]:
         sentences = []
@@ -79,7 +79,9 @@ class LeaseReport(msgspec.Struct, frozen=True):
                 "ask for an extension: provision CLUSTER.yaml extend --hours N --reason TEXT"
             )
         elif self.ends is not None:
-            sentences.append(f"{self.runs} run(s) end before the lease, the last about {moments.in_words(self.ends)}{basis}.")
+            sentences.append(
+                f"{self.runs} run(s) end before the lease, the last about {moments.format_time(self.ends)}{basis}."
+            )
         if self.unknown:
             sentences.append(
                 f"of {len(self.unknown)} run(s) it is not known whether they end before the lease, because neither a time "
@@ -142,9 +144,10 @@ class LeaseEstimate:
     def why_held(self, run: RunTime, after: EstimatedEnd | None = None) -> str:
         """A sentence that says why the method `add` held a run back. after: as for `add`."""
         end = self._schedule.estimate_end(run, after)
-        end_text = moments.in_words(self._current_time + timedelta(seconds=end.end_s))
+        end_text = moments.format_time(self._current_time + timedelta(seconds=end.end_s))
         return (
-            f"held back, because the lease ends {moments.in_words(self.lease.expires)} and the run would end about {end_text}"
+            f"held back, because the lease ends {moments.format_time(self.lease.expires)} and the run would end "
+            f"about {end_text}"
             f"{' or later' if end.is_least else ''}{f' ({BASES[run.source]})' if run.source in BASES else ''}: after an "
             "extension, `jobs retry --only held` sends it; `--ignore-lease` sends it all the same"
         )
@@ -169,7 +172,7 @@ def mean_recorded_s(runs: Iterable[Status]) -> dict[str, float]:
     """The mean duration in seconds of the runs that completed in their first attempt, by the name of the cell."""
     times: dict[str, list[float]] = {}
     for run in runs:
-        parts = parts_of(run.id)
+        parts = parse_run_id(run.id)
         if parts is not None and parts.attempt == 1 and run.state == "completed" and run.duration_s is not None:
             times.setdefault(parts.cell, []).append(run.duration_s)
     return {cell: fmean(seconds) for cell, seconds in times.items()}
@@ -181,7 +184,7 @@ def report_on_workspace(workspace: Workspace, current_time: datetime) -> LeaseRe
     None if the nodes have no lease, or if the inventory cannot be read (the commands that submit runs report this fault).
     """
     try:
-        leased_inventory = inventory.leased(workspace)
+        leased_inventory = inventory.read_leased_inventory(workspace)
     except (InputError, WorkspaceError):
         return None
     if leased_inventory is None:
@@ -200,7 +203,7 @@ def hold_late_runs(
     decisions: the decision on each run. Returns (the decisions, in which late runs are marked as held back; the report).
     Without a lease, returns (the decisions unchanged, None). Raises InputError."""
     workspace, current_time = invocation.workspace, datetime.now(UTC)
-    leased_inventory = inventory.leased(workspace, source.where.name)
+    leased_inventory = inventory.read_leased_inventory(workspace, source.where.name)
     if leased_inventory is None:
         return decisions, None
     at_once = 1 if submit_options.pack else submit_options.at_once
@@ -232,7 +235,7 @@ def hold_late_folders(workspace: Workspace, waiting: Sequence[RunDir], number: i
     events of each run that is held back. Without a lease, all waiting runs are returned. Raises ShardlabError.
     """
     current_time = datetime.now(UTC)
-    leased_inventory = inventory.leased(workspace)
+    leased_inventory = inventory.read_leased_inventory(workspace)
     if leased_inventory is None:
         return list(waiting)
     estimate = LeaseEstimate(leased_inventory, current_time)
@@ -256,7 +259,7 @@ def hold_late_folders(workspace: Workspace, waiting: Sequence[RunDir], number: i
 def report_on_plan(workspace: Workspace, planned: MatrixPlan, current_time: datetime) -> LeaseReport | None:
     """The report on the runs of a plan, without runs that have ended in this workspace; None without a lease. Raises
     InputError."""
-    leased_inventory = inventory.leased(workspace, planned.source.where.name)
+    leased_inventory = inventory.read_leased_inventory(workspace, planned.source.where.name)
     if leased_inventory is None:
         return None
     estimate = LeaseEstimate(leased_inventory, current_time)

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from shardlab.runs.run import Run, parts_of
+from shardlab.runs.run import Run, parse_run_id
 
 
 class RunTime(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ def estimate_run_time(run: Run, recorded: Mapping[str, float], elapsed_s: float 
     recorded: the mean duration of the completed runs of a cell in seconds, by the name of the cell. elapsed_s: seconds since
     the run started; 0 if it has not started.
     """
-    parts = parts_of(run.run_id)
+    parts = parse_run_id(run.run_id)
     mean = recorded.get(parts.cell) if parts is not None else None
     if mean is not None and mean > elapsed_s and run.search is None:
         return RunTime(run.run_id, run.world.nnodes, mean - elapsed_s, "recorded")

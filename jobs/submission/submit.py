@@ -18,9 +18,9 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.matrix import batch_search
 from shardlab.matrix.cell import Cell
 from shardlab.runs import search_path
-from shardlab.runs.checkpoint import CheckpointManifest, read, whole, why_not
+from shardlab.runs.checkpoint import CheckpointManifest, complete_checkpoints, explain_refused_resume, read_manifest
 from shardlab.runs.record import Sample, read_lines
-from shardlab.runs.run import Run, attempt_of, run_id
+from shardlab.runs.run import Run, run_id, split_attempt
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.search_path import SearchPath
 from shardlab.runs.state import FINAL
@@ -61,7 +61,7 @@ def check_runs(
     of the run `resume_from`. repeats: the number of runs of each cell, by the name of the cell.
     """
     if resume_from:
-        _must_be_resumable(workspace.run(resume_from), cells)
+        _must_be_resumable(workspace.find_run(resume_from), cells)
     for folder in _find_last_folders(workspace, _list_wanted_runs(workspace, cells, repeats, source)).values():
         must_be_of_cluster(folder, source)
 
@@ -81,7 +81,7 @@ def decide_runs(
     resume_ids = [resume_from] if resume_from else []
     wanted_runs = _list_wanted_runs(workspace, cells, repeats, source)
     last_folders = _find_last_folders(workspace, wanted_runs)
-    statuses_by_id = {attempt_of(status.id)[0]: status for status in statuses(workspace, list(last_folders.values()))}
+    statuses_by_id = {split_attempt(status.id)[0]: status for status in statuses(workspace, list(last_folders.values()))}
     decisions = []
     for cell, repeat, path in wanted_runs:
         run = render.make_run(cell, repeat, 1, source, resume_ids)
@@ -89,7 +89,7 @@ def decide_runs(
         if last is not None and last.state == "planned":
             last = find_blocking_status(last_folders[run.run_id]) or last
         if last is None:
-            why = f"its search goes on after {path.in_words}" if path is not None and path.tries else "new"
+            why = f"its search goes on after {path.description}" if path is not None and path.tries else "new"
             decisions.append(RunDecision(run, True, why))
         elif last.state == "planned":
             decisions.append(RunDecision(_make_run_again(last_folders[run.run_id], run, source), True, "was rendered", last))
@@ -110,15 +110,15 @@ def _list_wanted_runs(
     wanted_runs: list[tuple[Cell, int, SearchPath | None]] = []
     for cell, repeat in order_runs_by_repeat(cells, repeats):
         search = source.search_of(cell)
-        path = search_path.walk(workspace.runs, cell, search, repeat) if search is not None else None
-        wanted_runs.append((cell if path is None else path.current, repeat, path))
+        path = search_path.follow_search(workspace.runs, cell, search, repeat) if search is not None else None
+        wanted_runs.append((cell if path is None else path.current_cell, repeat, path))
     return wanted_runs
 
 
 def _find_last_folders(workspace: Workspace, wanted_runs: Sequence[tuple[Cell, int, SearchPath | None]]) -> dict[str, RunDir]:
     """For each of these runs that has a folder, the folder of its last attempt, by the run id of the first attempt."""
     first_ids = {run_id(cell, repeat) for cell, repeat, _ in wanted_runs}
-    last_folders = {attempt_of(folder.run_id)[0]: folder for folder in select_last_attempts(workspace.all_runs())}
+    last_folders = {split_attempt(folder.run_id)[0]: folder for folder in select_last_attempts(workspace.all_runs())}
     return {name: folder for name, folder in last_folders.items() if name in first_ids}
 
 
@@ -171,18 +171,18 @@ def decide_retries(
             run = hold.accept_packages(folder.read_run(), source.packages, source.versions)
             decisions.append(RunDecision(run, True, "was held; goes on with the packages that are installed now", last_status))
             continue
-        is_unsent = last_status.state == "planned" and (attempt_of(last_status.id)[1] > 1 or last_status.why != "")
+        is_unsent = last_status.state == "planned" and (split_attempt(last_status.id)[1] > 1 or last_status.why != "")
         if (last_status.state not in states and not is_unsent) or last_status.is_unreadable:
             continue
         must_be_of_cluster(folder, source)
         old = folder.read_run()
         plugins = own_plugins.read_run_plugins(workspace, old, trust=trust)
-        searches = {batch_search.family(old.cell): old.search} if old.search is not None else {}
+        searches = {batch_search.search_family_hash(old.cell): old.search} if old.search is not None else {}
         context = msgspec.structs.replace(
             source, matrix=old.matrix, track=old.track, own=plugins, searches=searches, retry=old.retry
         )
         if is_unsent:
-            attempt = attempt_of(last_status.id)[1]
+            attempt = split_attempt(last_status.id)[1]
             rendered = render.make_run(old.cell, old.repeat, attempt, context, old.resume, old.avoid, old.traces, old.retried)
             blocking = find_blocking_status(folder)
             decisions.append(
@@ -230,7 +230,7 @@ def freeze_trusted_plugins(workspace: Workspace, decisions: Sequence[RunDecision
     The code of a run is stored if the user trusts the code, or if it is only the configuration of a model, which is data.
     """
     for old_run in (
-        workspace.run(decision.now.id).read_run() for decision in decisions if decision.send and decision.now is not None
+        workspace.find_run(decision.now.id).read_run() for decision in decisions if decision.send and decision.now is not None
     ):
         if trust or (old_run.own_workload is not None and old_run.own_workload.is_data):
             own_copies.freeze_sources(workspace, own_plugins.read_run_plugins(workspace, old_run, trust=trust).sources)
@@ -259,7 +259,7 @@ def _make_run_again(folder: RunDir, run: Run, source: render.RenderContext) -> R
 
     folder: the run's folder. run: the first attempt as it would be rendered now.
     """
-    attempt = attempt_of(folder.run_id)[1]
+    attempt = split_attempt(folder.run_id)[1]
     if attempt == 1:
         return run
     old = folder.read_run()
@@ -267,13 +267,13 @@ def _make_run_again(folder: RunDir, run: Run, source: render.RenderContext) -> R
 
 
 def _must_be_resumable(saved_run: RunDir, cells: Sequence[Cell]) -> None:
-    paths, saved_cell = whole(saved_run.path), saved_run.read_run().cell
-    manifest = read(paths[0]) if paths else f"{saved_run.path}: has no checkpoint"
+    paths, saved_cell = complete_checkpoints(saved_run.path), saved_run.read_run().cell
+    manifest = read_manifest(paths[0]) if paths else f"{saved_run.path}: has no checkpoint"
     if not isinstance(manifest, CheckpointManifest):
         raise InputError(f"--resume-from: {manifest}.")
     for cell in cells:
         options = [option.name for option in menu.workload_of(cell).options]
-        why = why_not(saved_cell, cell, manifest.layout, options)
+        why = explain_refused_resume(saved_cell, cell, manifest.layout, options)
         if cell.instruments.checkpoints is None:
             why = "the cell keeps no checkpoints itself (instruments.checkpoints)"
         if why is not None:

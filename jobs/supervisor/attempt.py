@@ -183,7 +183,7 @@ class Attempt:
         signal.signal(signal.SIGTERM, self._note_signal)
         data: dict[str, Any] = {"job": claim.current_job_id(), "restarts": claim.count_job_restarts()} if self.in_slurm else {}
         data |= {next_try.SEARCH: True} if self.run.search is not None else {}
-        self._record_event("started", **host.this_process(), **data)
+        self._record_event("started", **host.identify_this_process(), **data)
 
     def _supervise_command(self, variables: dict[str, str]) -> tuple[int, str | None]:
         """Run the command with telemetry, then end all processes that the command left behind.
@@ -258,14 +258,14 @@ class Attempt:
         """A clause that says why the source of this process is not the source with which the run was submitted; '' if it is."""
         if self.run.environment is not None:
             return OLD_WHY
-        submitted_source, current_digest = self.run.source, source_digest.source()
+        submitted_source, current_digest = self.run.source, source_digest.digest_source()
         if submitted_source is None or Path(submitted_source).name == current_digest:
             return ""
         return DAMAGED_WHY.format(root=source_digest.ROOT, now=current_digest, then=submitted_source)
 
     def _packages_changed(self) -> str:
         """A clause that says that the installed packages changed since the run was submitted; '' if they did not change."""
-        submitted, current = self.run.packages, source_digest.packages()
+        submitted, current = self.run.packages, source_digest.digest_installed_packages()
         return hold.PACKAGES_CHANGED.format(then=submitted, now=current) if submitted not in (None, current) else ""
 
     def _wait_for_slurm(self) -> None:
@@ -301,11 +301,11 @@ class Attempt:
                 node_processes.MARK: str(self.folder.path),
                 **_make_save_at_variable(self.limit_s, deadline),
             }
-            ranks = node_processes.start_process(container.with_node_disk(self.command), log.fileno(), environment)
+            ranks = node_processes.start_process(container.replace_node_disk(self.command), log.fileno(), environment)
         hang_watch, reason = HangWatch(self.folder, self.run.cell.hang_limit_s), None
         with suspension.SuspensionWatch() as suspension_watch:  # starts a thread: must come after the start (fork) of the ranks
             while (code := ranks.poll()) is None:
-                if suspended_s := suspension_watch.take_s():
+                if suspended_s := suspension_watch.take_suspended_s():
                     deadline += suspended_s  # Slurm too extends the limit of a job by the time of its suspension
                     self._record_event(suspension.EVENT, seconds=round(suspended_s, 3))
                 if self.sampler is not None:
@@ -352,7 +352,7 @@ class Attempt:
         if code != 0 or reason is not None:
             return None
         with contextlib.suppress(WorkspaceError):
-            return self.folder.timed_steps(self.run.cell.gpus, self.run.cell.instruments.lost_worker)
+            return self.folder.count_timed_steps(self.run.cell.gpus, self.run.cell.instruments.lost_worker)
         return None
 
     def _describe_reason(self, reason: str, hang_watch: HangWatch) -> str:
@@ -389,4 +389,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(lambda: main(sys.argv[1:])))
+    sys.exit(console.run_command(lambda: main(sys.argv[1:])))

@@ -28,7 +28,7 @@ from shardlab.runs import search_path
 from shardlab.runs.run import Run, run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.search_path import SearchPath
-from shardlab.runs.state import last_sending
+from shardlab.runs.state import find_last_sending
 from shardlab.terminal import console
 from shardlab.workspace.workspace import Workspace
 
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     run = folder.read_run()
     if run.search is None:
         raise InputError(f"{folder.path}: the run is no try of a search.")
-    path = search_path.walk(folder.path.parent, run.cell, run.search, run.repeat)
+    path = search_path.follow_search(folder.path.parent, run.cell, run.search, run.repeat)
     if path.has_ended:
         _print_search(path, path.answer)
         return 0
@@ -90,7 +90,7 @@ def _render_next_try(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
     from jobs.planning import plan_predictions
     from jobs.rendering import render, render_again
 
-    cell = path.current
+    cell = path.current_cell
     next_run = msgspec.structs.replace(
         run,
         run_id=run_id(cell, run.repeat),
@@ -105,10 +105,10 @@ def _render_next_try(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
     if cell.workload_code is None and cell.strategy_code is None:
         predicted = plan_predictions.predict_cells(Workspace(folder.path.parent.parent), source.where, [cell], {})
         source = msgspec.structs.replace(source, predicted=predicted)
-    sending = last_sending(folder.events())
+    sending = find_last_sending(folder.events())
     sending_data = sending.data if sending is not None else {}
     submission_data: dict[str, Any] = {key: sending_data[key] for key in ("scheduler", "token", "job") if key in sending_data}
-    submission_data |= host.this_process()
+    submission_data |= host.identify_this_process()
 
     def claim_new(new: RunDir) -> None:
         claim.claim_run(new)
@@ -141,8 +141,8 @@ def _replace_by_script(folder: RunDir, claim_word: str | None) -> None:
 
 
 def _print_search(path: SearchPath, outcome: str) -> None:
-    print(f"search of {path.search.in_words}: {path.in_words}: {outcome}.", file=sys.stderr)
+    print(f"search of {path.search.description}: {path.description}: {outcome}.", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(lambda: main(sys.argv[1:])))
+    sys.exit(console.run_command(lambda: main(sys.argv[1:])))

@@ -49,10 +49,10 @@ def queue_next(folder: RunDir, run: Run, state: str) -> str:
 
     try:
         source = render_again.read_render_context(folder, next_run)
-        if (predicted := prediction.read(folder.path)) is not None:
+        if (predicted := prediction.read_prediction(folder.path)) is not None:
             source = msgspec.structs.replace(source, predicted={run.cell.name(): predicted})
         new = render.write(next_run, folder.path.parent, source, prepare=submitted)
-        workspace_trust.keep(Workspace(folder.path.parent.parent), *list_executed_files(new))
+        workspace_trust.extend_consent(Workspace(folder.path.parent.parent), *list_executed_files(new))
     except ShardlabError as error:
         return str(error)
     return ""

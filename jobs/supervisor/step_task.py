@@ -107,4 +107,4 @@ def _forward_signals(ranks: subprocess.Popen[bytes]) -> list[float]:
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(lambda: main(sys.argv[1:])))
+    sys.exit(console.run_command(lambda: main(sys.argv[1:])))

@@ -47,19 +47,19 @@ def replace_adapt_option(invocation: Invocation, words: Sequence[str]) -> Sequen
     arguments, out = invocation.arguments, invocation.out
     if not getattr(arguments, "adapt", False):
         return words
-    requested_matrix = matrix.load(matrix.find(arguments.matrix))
+    requested_matrix = matrix.load_matrix(matrix.find_matrix_file(arguments.matrix))
     machine = plan.find_capacity(invocation.cluster, in_allocation=getattr(arguments, "in_allocation", False))
     plugins = plan.find_own_plugins(invocation.workspace, requested_matrix)
     try:
         adaptation = adapt(requested_matrix, machine, plugins, invocation.cluster.name)
         if adaptation is None:
             fit_text = f"all cells fit the cluster {invocation.cluster.name} (memory is not looked at)"
-            out.line(f"{requested_matrix.name}: {fit_text}; nothing was changed.")
+            out.print_line(f"{requested_matrix.name}: {fit_text}; nothing was changed.")
         else:
             arguments.matrix = str(write_adapted_matrix(requested_matrix, adaptation, machine, plugins, invocation.workspace))
-            out.line(f"{requested_matrix.name}: adapted to the cluster {invocation.cluster.name}: {arguments.matrix}")
+            out.print_line(f"{requested_matrix.name}: adapted to the cluster {invocation.cluster.name}: {arguments.matrix}")
             for change in adaptation.changes:
-                out.line(f"  {describe_change(change)}")
+                out.print_line(f"  {describe_change(change)}")
     finally:
         plugins.strategies.close()
     arguments.adapt = False
@@ -91,7 +91,7 @@ def write_adapted_matrix(
     matrix_folder = workspace.path / FOLDER / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
     file = matrix_folder / f"{name}.yaml"
     _check_adapted_matrix(requested, content, adaptation, machine, plugins, file)
-    workspace_trust.begin(workspace)
+    workspace_trust.begin_workspace(workspace)
     models = {model.path: model.origin for model in requested.models.values() if model.path is not None}
     contents = {file: content} | {matrix_folder / path: files.read(Path(origin)) for path, origin in models.items()}
     for target, new_content in contents.items():
@@ -130,7 +130,7 @@ def _check_adapted_matrix(
 ) -> None:
     """Raise InputError if the text of an adapted matrix does not give exactly the expected cells, or if one of its cells does
     not fit."""
-    reparsed_matrix = matrix.of(parse(content, str(file)), Path(requested.path).parent)
+    reparsed_matrix = matrix.expand_matrix(parse(content, str(file)), Path(requested.path).parent)
     cells = resolve_cells(reparsed_matrix, cluster=None if machine.here else machine, plugins=plugins)
     if {cell.hash() for cell in cells} != adaptation.expected or find_misfits(reparsed_matrix, cells, machine, cells):
         raise InputError(

@@ -17,7 +17,7 @@ from shardlab.workspace.workspace import Workspace
 OPTION = "--from"
 FOLDER = "archived"  # the folder of a workspace that contains one folder for the matrix of each archive
 # runs do not need the folder `metrics`: only `collect` executes its files
-CODE_FOLDERS = tuple(f"{name}/" for name in workspace_trust.CODE if name != "metrics")
+CODE_FOLDERS = tuple(f"{name}/" for name in workspace_trust.CODE_FOLDERS if name != "metrics")
 MATRIX_FOLDER = "matrix/"  # the folder of an archive that contains the matrix file and the model files that the matrix names
 
 
@@ -60,7 +60,7 @@ def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> Path:
             raise InputError(
                 f"{existing_path}: differs from the file of this name in {file}. Allowed: equal files, or another workspace."
             )
-    workspace_trust.begin(workspace)
+    workspace_trust.begin_workspace(workspace)
     digest = hashlib.sha256(b"".join(name.encode() + contents[name] for name in sorted(contents))).hexdigest()[:12]
     matrix_folder = workspace.path / FOLDER / f"{index.matrix}-{digest}"
     for name, content in contents.items():

@@ -28,10 +28,10 @@ def print_strategies(out: Output, workspace: Workspace) -> int:
     found_strategies = own_strategies.find_strategies(workspace)
     entries = [*found_strategies.menu({}).values(), *menu.strategies().values()]
     rows = [[entry.name, entry.summary, ", ".join(entry.precisions), entry.file or "ships"] for entry in entries]
-    out.table("strategies", ["name", "what it does", "precisions", "from"], rows)
+    out.print_table("strategies", ["name", "what it does", "precisions", "from"], rows)
     _print_options(out, entries)
     _print_faults(out, found_strategies.faults)
-    out.document(
+    out.print_document(
         [
             {
                 "name": entry.name,
@@ -59,10 +59,10 @@ def print_workloads(out: Output, workspace: Workspace) -> int:
         [item.name, item.summary, f"{item.parameters:,}", item.unit, _format_mflop(item.flops_per_unit), item.file or "ships"]
         for item in entries
     ]
-    out.table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"], rows)
+    out.print_table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"], rows)
     _print_options(out, entries)
     _print_faults(out, found_workloads.faults)
-    out.document(
+    out.print_document(
         [
             {
                 "name": item.name,
@@ -85,7 +85,7 @@ def print_workloads(out: Output, workspace: Workspace) -> int:
 
 def _print_faults(out: Output, faults: Mapping[str, str]) -> None:
     for fault in dict.fromkeys(faults.values()):
-        out.remark(fault, style="red")
+        out.print_remark(fault, style="red")
 
 
 def _format_mflop(flops: float | None) -> str:
@@ -99,8 +99,8 @@ def print_launchers(out: Output) -> None:
         [entry.name, entry.summary, "yes" if entry.several_nodes else "no", "no" if entry.on_gpus else "yes"]
         for entry in entries
     ]
-    out.table("launchers", ["name", "what it starts", "several nodes", "rehearsal"], rows)
-    out.document(
+    out.print_table("launchers", ["name", "what it starts", "several nodes", "rehearsal"], rows)
+    out.print_document(
         [
             {
                 "name": entry.name,
@@ -117,12 +117,12 @@ def print_launchers(out: Output) -> None:
 def print_matrices(out: Output) -> None:
     """Print the matrices that ship with shardlab."""
     entries: list[dict[str, Any]] = []
-    for name, path in matrix.shipped().items():
-        loaded = matrix.load(path)
+    for name, path in matrix.shipped_matrices().items():
+        loaded = matrix.load_matrix(path)
         entries.append({"name": name, "summary": loaded.file.title, "cells": len(loaded.points), "path": str(path)})
     rows = [[entry["name"], entry["summary"], str(entry["cells"])] for entry in entries]
-    out.table("matrices", ["name", "what it compares", "cells"], rows)
-    out.document(entries)
+    out.print_table("matrices", ["name", "what it compares", "cells"], rows)
+    out.print_document(entries)
 
 
 def _print_options(out: Output, entries: Sequence[Strategy | Workload]) -> None:
@@ -137,7 +137,7 @@ def _print_options(out: Output, entries: Sequence[Strategy | Workload]) -> None:
         for (name, summary), defaults in names_by_default.items()
         for first, (default, names) in zip([True, *[False] * len(defaults)], defaults.items())
     ]
-    out.table("options", ["option", "default", "what it is", "available for"], rows)
+    out.print_table("options", ["option", "default", "what it is", "available for"], rows)
 
 
 def _shorten_names(names: Sequence[str], all_names: Sequence[str]) -> str:

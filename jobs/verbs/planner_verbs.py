@@ -37,7 +37,7 @@ def add_fit_check(verb: console.Parser) -> None:
 def add_plan_options(verb: console.Parser) -> None:
     """Add the options --scale-out and --schedule to a verb."""
     scale_help = "also predict each cell on these numbers of GPUs, with the same batch per GPU, and how far to trust it"
-    verb.add_list("--scale-out", metavar="N,...", help=scale_help)
+    verb.add_list_option("--scale-out", metavar="N,...", help=scale_help)
 
     schedule_help = "also draw the simulated pipeline schedule of this cell: when each rank computes, and when it waits"
     verb.add_argument("--schedule", metavar="CELL", help=schedule_help)
@@ -98,13 +98,13 @@ def _advise(invocation: Invocation) -> int:
 
     report = advise.rank_strategies(workload, planned, arguments.gpus, arguments.nodes, arguments.precision, slowest, answers)
     for sentence in rehearsals.describe_refused(all_answers):
-        out.remark(sentence, style="yellow")
+        out.print_remark(sentence, style="yellow")
     planner_table.print_advice(out, report)
     source_text = (
         "formula and rehearsal" if any(advice.predicted.memory_from == "rehearsal" for advice in report.ranked) else "formula"
     )
-    out.remark(f"note: predictions by {source_text}, not calibrated by runs; docs/planner.md says how far to trust them.")
-    out.document({"schema": 1, "strategies": report.ranked, "rules": report.rules})
+    out.print_remark(f"note: predictions by {source_text}, not calibrated by runs; docs/planner.md says how far to trust them.")
+    out.print_document({"schema": 1, "strategies": report.ranked, "rules": report.rules})
     return 0
 
 
@@ -132,7 +132,7 @@ def _add_rehearsals(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
     if not answers:
         return planned
     for sentence in rehearsals.describe_refused(answers):
-        invocation.out.remark(sentence, style="yellow")
+        invocation.out.print_remark(sentence, style="yellow")
     cells = [cell for cell in planned.cells if cell.name() in answers]
     predictions = plan_predictions.predict_cells(invocation.workspace, planned.source.where, cells, planned.recorded, answers)
     predicted = {**planned.predicted, **predictions}
@@ -158,7 +158,7 @@ def keep_fitting_cells(invocation: Invocation, planned: MatrixPlan) -> MatrixPla
         needed, capacity = planned.predicted[name].memory_bytes, planned.predicted[name].capacity_bytes
         assert needed is not None
         assert capacity is not None
-        invocation.out.remark(
+        invocation.out.print_remark(
             f"{name}: left out, because it needs at least {planner_table.format_size(needed.low)} of a GPU's "
             f"{planner_table.format_size(capacity.high)}. To submit it all the same: --no-fit-check.",
             style="yellow",
@@ -192,7 +192,7 @@ def scale_out_cells(invocation: Invocation, planned: MatrixPlan) -> dict[str, li
         raise InputError(f"--scale-out: found {text!r}. Allowed: numbers of GPUs from 1 to {MOST_GPUS}, such as 16,64,512.")
     cluster = planned.source.where
     earlier = plan_predictions.load_calibration(invocation.workspace)
-    measured_all_reduces = inventory.measured_all_reduces(invocation.workspace, cluster.name)
+    measured_all_reduces = inventory.read_all_reduces(invocation.workspace, cluster.name)
     scaled_by_name: dict[str, list[ScaledCell]] = {}
     for cell in planned.cells:
         gpus = cluster.for_gpu_type(cell.gpu_type).gpus

@@ -31,10 +31,10 @@ def finish_interrupted(out: Output, workspace: Workspace, source: render.RenderC
     Returns whether every record of the scheduler can be read.
     """
     for sentence in scheduler(source.scheduler).resolve(workspace):
-        out.remark(sentence)
+        out.print_remark(sentence)
     damaged = scheduler(source.scheduler).damaged(workspace)
     for sentence in damaged:
-        out.remark(sentence, style="red")
+        out.print_remark(sentence, style="red")
     return not damaged
 
 
@@ -44,14 +44,14 @@ def tidy_runs(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_s
     of_scheduler: whether to check the schedulers' own records as well. Returns whether all such jobs were cancelled and every
     record can be read.
     """
-    cancelled = stale_jobs.cancel_stale_jobs(runs if workspace_trust.allows(workspace) else [])
+    cancelled = stale_jobs.cancel_stale_jobs(runs if workspace_trust.is_allowed(workspace) else [])
     for sentence in cancelled.sentences:
-        out.remark(sentence)
+        out.print_remark(sentence)
     names = {run.scheduler["name"] for run in runs if not run.is_unreadable} if of_scheduler else set()
     unreadable = print_unreadable(out, runs)
     damaged = [sentence for name in sorted(names) for sentence in scheduler(name).damaged(workspace)]
     for sentence in damaged:
-        out.remark(sentence, style="red")
+        out.print_remark(sentence, style="red")
     return cancelled.all_gone and not unreadable and not damaged
 
 
@@ -59,7 +59,7 @@ def print_unreadable(out: Output, runs: Sequence[Status]) -> int:
     """Print every run that is skipped because its records cannot be read, with the reason; return the number of such runs."""
     unreadable = [run for run in runs if run.is_unreadable]
     for run in unreadable:
-        out.remark(f"{run.id}: {run.why}", style="red")
+        out.print_remark(f"{run.id}: {run.why}", style="red")
     return len(unreadable)
 
 
@@ -89,9 +89,11 @@ def report_sent(
     views.print_decisions(out, decisions, sent=True, waiting={folder.run_id for folder in backlog.folders} if backlog else ())
     views.print_lease(out, lease)
     for remark in remarks:
-        out.remark(f"note: {remark}")
+        out.print_remark(f"note: {remark}")
     if backlog:
-        out.remark(f"note: Slurm accepts no more jobs for now ({backlog.problem}); the rest is submitted when there is room.")
+        out.print_remark(
+            f"note: Slurm accepts no more jobs for now ({backlog.problem}); the rest is submitted when there is room."
+        )
     skipped = [decision.now for decision in decisions if decision.now is not None and not decision.send]
     tidied = tidy_runs(out, workspace, skipped, of_scheduler=False)
     code = watch.wait_and_report(out, workspace, [decision.run.run_id for decision in decisions], wait=wait, backlog=backlog)

@@ -14,7 +14,7 @@ from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.runs import trackers
 from shardlab.terminal import console
-from shardlab.workspace.workspace import Workspace, chosen
+from shardlab.workspace.workspace import Workspace, match_run_ids
 
 LONGEST_WAIT_S = 7 * 24 * 3600
 
@@ -24,7 +24,7 @@ def add_matrix_options(verb: console.Parser, *, archives: bool = False) -> None:
     matrix_help = "name of a shipped matrix, or path of a matrix file (a path contains / or ends in .yaml)"
     source = verb.add_mutually_exclusive_group(required=True)
     matrix_option = source.add_argument("--matrix", metavar="NAME|FILE", help=matrix_help)
-    completion.offer(matrix_option, lambda _: matrix.shipped(), endings=(".yaml", ".yml"))
+    completion.offer_completions(matrix_option, lambda _: matrix.shipped_matrices(), endings=(".yaml", ".yml"))
     if archives:
         from_help = "the matrix of an archive, as `collect archive` writes it"
         source.add_argument("--from", dest="archive", metavar="FILE", help=from_help)
@@ -36,7 +36,7 @@ def add_matrix_options(verb: console.Parser, *, archives: bool = False) -> None:
         "tiny: rehearse every cell at a tiny size (its tiny twin), with all ranks on the CPU of one machine (default: full)"
     )
     verb.add_argument("--scale", choices=plan.SCALES, default="full", help=scale_help)
-    console.add_trust(verb)
+    console.add_trust_option(verb)
 
 
 def replace_by_matrix_option(words: Sequence[str], option: str, path: str) -> list[str]:
@@ -56,9 +56,9 @@ def replace_by_matrix_option(words: Sequence[str], option: str, path: str) -> li
 def add_run_selection(verb: console.Parser) -> None:
     """Add the arguments that select runs of the workspace."""
     runs_help = "run ids or shell patterns (quote them)"
-    completion.offer(verb.add_argument("runs", nargs="*", metavar="RUN", help=runs_help), Workspace.run_ids)
+    completion.offer_completions(verb.add_argument("runs", nargs="*", metavar="RUN", help=runs_help), Workspace.run_ids)
     matrix_help = "only runs of this matrix"
-    completion.offer(verb.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.expansions)
+    completion.offer_completions(verb.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.matrix_names)
     where_help = "only runs for which this expression is true, such as \"state == 'failed'\""
     verb.add_argument("--where", metavar="EXPR", help=where_help)
 
@@ -73,7 +73,7 @@ def add_track(verb: console.Parser) -> None:
     """Add the option --track to a verb."""
     names = ", ".join(trackers.TRACKERS)
     track_help = f"log runs while they go on, offline, into {trackers.FOLDER}/ of the workspace: {names} (docs/exports.md)"
-    completion.offer(verb.add_argument("--track", metavar="TRACKER", help=track_help), lambda _: trackers.TRACKERS)
+    completion.offer_completions(verb.add_argument("--track", metavar="TRACKER", help=track_help), lambda _: trackers.TRACKERS)
 
 
 def add_sharing_options(verb: console.Parser) -> None:
@@ -109,7 +109,7 @@ def read_submit_options(invocation: Invocation, source: RenderContext) -> Submit
             f"{options}: only for Slurm, and the cluster {source.where.name} has no `slurm`; its runs start in the order "
             f"of submission. Allowed: leave {options} out."
         )
-    runs_before = chosen(invocation.workspace.run_ids(), [after]) if after else []
+    runs_before = match_run_ids(invocation.workspace.run_ids(), [after]) if after else []
     return SubmitOptions(at_once=arguments.max_parallel, pack=arguments.pack, after=tuple(runs_before))
 
 

@@ -81,10 +81,10 @@ def _format_row(run: Status, zone: tzinfo | None) -> dict[str, str]:
         SCHEDULER: run.scheduler["raw"],
         STEP: f"{run.step or 0} of {run.steps}" if run.steps is not None and run.step is not None else "",
         RATE: f"{run.throughput:,.0f}" if run.throughput is not None else "",
-        TO_GO: moments.duration(run.eta_s) if run.eta_s is not None else "",
+        TO_GO: moments.format_duration(run.eta_s) if run.eta_s is not None else "",
         STARTED: _format_moment(started, datetime.now(zone)) if started else "",
         ENDED: _format_moment(ended, started or datetime.now(zone)) if ended else "",
-        TOOK: moments.duration(run.duration_s) if run.duration_s is not None else "",
+        TOOK: moments.format_duration(run.duration_s) if run.duration_s is not None else "",
         WHY: "; ".join(filter(None, (run.why, resumed, *run.trouble))),
     }
 
@@ -100,7 +100,10 @@ def _format_moment(moment: datetime, reference: datetime) -> str:
 def _select_columns(runs: Sequence[Status], rows: Sequence[dict[str, str]], width: int) -> list[str]:
     """The names of the columns that are shown: columns with text, as many as fit into one line. Only the column `why` may be
     folded into several lines; if there is no room for the folded column, the column is left out."""
-    widths = {name: max([plain_table.width(name), *(plain_table.width(row[name]) for row in rows)]) for name in COLUMNS}
+    widths = {
+        name: max([plain_table.display_width(name), *(plain_table.display_width(row[name]) for row in rows)])
+        for name in COLUMNS
+    }
     shown_columns = [name for name in COLUMNS if name in (RUN, STATE) or any(row[name] for row in rows)]
     for dropped in ("", *(WHILE_RUNNING if any(run.state == "running" for run in runs) else WHEN_ENDED)):
         shown_columns = [name for name in shown_columns if name != dropped]

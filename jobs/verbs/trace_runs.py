@@ -50,7 +50,7 @@ def add_trace(verbs: console.Verbs) -> None:
     verb.add_argument("--per-run", type=int, default=PER_RUN, metavar="N", help=per_run_help)
     shared_options.add_wait(verb)
     shared_options.add_sharing_options(verb)
-    console.add_trust(verb)
+    console.add_trust_option(verb)
 
 
 def _trace(invocation: Invocation) -> int:
@@ -62,13 +62,13 @@ def _trace(invocation: Invocation) -> int:
     cells = [cell for cell, _ in runs.parts]
     submit.check_runs(workspace, cells, dict.fromkeys((cell.name() for cell in cells), 1), source)
     plan.must_run_here(source, allow_login_node=invocation.arguments.here, trains=False)
-    with workspace.alone():
+    with workspace.hold_runs_lock():
         all_readable = sending.finish_interrupted(out, workspace, source)
         decisions, lease = lease_report.hold_late_runs(invocation, decide_trace_runs(workspace, runs, source), source, options)
         sending.slurm_must_accept(decisions, source, options)
         backlog = sending.send_runs(invocation, decisions, source, options)
     code = sending.report_sent(invocation, decisions, backlog, lease)
-    out.remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
+    out.print_remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
     return max(int(not all_readable), code)
 
 

@@ -58,46 +58,46 @@ def print_plan(
         columns = [*columns, "differs in"]
     matrix_name = planned.source.matrix
     title = f"{matrix_name}: {planned.matrix.file.title}" if planned.matrix.file.title else matrix_name
-    out.table(title, columns, rows)
+    out.print_table(title, columns, rows)
     _print_predictions(out, planned)
     if scaled is not None:
         planner_table.print_scale_out(out, scaled)
     if schedule is not None:
         for sentence in cell_schedule.describe_schedule(schedule, planned.predicted[schedule.cell]):
-            out.line(sentence)
+            out.print_line(sentence)
     counts = {cell.name(): planned.repeats[cell.name()] for cell in planned.cells}
-    out.line(f"{repeats.describe_repeats(counts, planned.matrix.file.repeats)}.")
+    out.print_line(f"{repeats.describe_repeats(counts, planned.matrix.file.repeats)}.")
     for sentence in batch_searches.describe_searches(planned.cells, planned.source.searches, planned.predicted):
-        out.line(sentence)
+        out.print_line(sentence)
     if planned.cost.cells:
-        out.line(f"{_format_cost(planned.cost, len(counts))}.")
+        out.print_line(f"{_format_cost(planned.cost, len(counts))}.")
     estimated_hours = gpu_hours.sum_hours(hours) if hours else None
     if estimated_hours is not None and estimated_hours.measured + estimated_hours.limits:
-        out.line(f"about {gpu_hours.describe_hours(estimated_hours)}.")
+        out.print_line(f"about {gpu_hours.describe_hours(estimated_hours)}.")
         if retried := gpu_hours.describe_retries(estimated_hours):
-            out.line(f"{retried}.")
+            out.print_line(f"{retried}.")
     for share in shares:
-        out.line(f"sshare: the account {share.account} has {share.in_words()}.")
+        out.print_line(f"sshare: the account {share.account} has {share.in_words()}.")
     for sentence in planner_table.describe_sums(planned.predicted, counts):
-        out.line(sentence)
+        out.print_line(sentence)
     print_lease(out, lease)
     for entry in planned.matrix.excluded:
         keys = ", ".join(f"{key}={value}" for key, value in entry.cell.items() if _varies(planned, key))
-        out.line(f"excluded: {keys}: {entry.why}")
+        out.print_line(f"excluded: {keys}: {entry.why}")
     models = _select_own_models(planned.source.own.workloads, planned.cells)
     for sentence in (sentence for model in models for sentence in _describe_model(model)):
-        out.line(sentence)
+        out.print_line(sentence)
     for why, count in Counter(misfit.why for misfit in planned.misfits).items():
-        out.line(f"not on this cluster: {count} cell(s): {why}")
+        out.print_line(f"not on this cluster: {count} cell(s): {why}")
     for sentence in planned.advice:
-        out.line(sentence)
+        out.print_line(sentence)
     for sentence in data.missing:
-        out.line(f"no data: {sentence}")
+        out.print_line(f"no data: {sentence}")
     if data.unknown:
-        out.remark(f"note: {data.unknown}")
+        out.print_remark(f"note: {data.unknown}")
     for remark in planned.remarks:
-        out.remark(f"note: {remark}")
-    out.document(
+        out.print_remark(f"note: {remark}")
+    out.print_document(
         {
             "matrix": matrix_name,
             "scale": "tiny" if any(cell.rehearses for cell in planned.cells) else "full",
@@ -114,7 +114,7 @@ def print_plan(
                     "rehearsal": planned.source.plans_rehearsal(cell),
                     "cell": cell,
                     "predicted": planned.predicted[cell.name()],
-                    **({"search": search.described()} if (search := planned.source.search_of(cell)) is not None else {}),
+                    **({"search": search.to_json_fields()} if (search := planned.source.search_of(cell)) is not None else {}),
                     **({} if scaled is None else {"scale_out": scaled.get(cell.name(), [])}),
                 }
                 for cell in planned.cells
@@ -134,10 +134,10 @@ def _print_predictions(out: Output, planned: MatrixPlan) -> None:
     columns = planner_table.make_columns([planned.predicted[cell.name()] for cell in planned.cells])
     if columns:
         names = [cell.name() for cell in planned.cells]
-        out.table("predicted", ["cell", *columns], [list(row) for row in zip(names, *columns.values(), strict=True)])
+        out.print_table("predicted", ["cell", *columns], [list(row) for row in zip(names, *columns.values(), strict=True)])
     if out.verbose:
         for sentence in dict.fromkeys(planned.predicted[cell.name()].how for cell in planned.cells):
-            out.remark(f"predicted from: {sentence}")
+            out.print_remark(f"predicted from: {sentence}")
 
 
 def print_decisions(out: Output, decisions: Sequence[RunDecision], *, sent: bool, waiting: Collection[str] = ()) -> None:
@@ -153,13 +153,13 @@ def print_decisions(out: Output, decisions: Sequence[RunDecision], *, sent: bool
         outcome = decision.why if decision.held_back else f"skipped: {decision.why}"
         if decision.send:
             outcome = f"{'waits to be submitted' if decision.run.run_id in waiting else verb_text} ({decision.why})"
-        out.line(f"{decision.run.run_id}: {outcome}", style=None if decision.send else "dim")
+        out.print_line(f"{decision.run.run_id}: {outcome}", style=None if decision.send else "dim")
     send_count = sum(decision.send for decision in decisions)
     held_back_count = sum(decision.held_back for decision in decisions)
     wait_clause = f", {len(waiting)} wait for room" if waiting else ""
     held_clause = f", {held_back_count} {'held back' if sent else 'would be held back'}" if held_back_count else ""
     skip_count = len(decisions) - send_count - held_back_count
-    out.line(f"{send_count - len(waiting)} run(s) {verb_text}{wait_clause}{held_clause}, {skip_count} skipped.")
+    out.print_line(f"{send_count - len(waiting)} run(s) {verb_text}{wait_clause}{held_clause}, {skip_count} skipped.")
 
 
 def print_scripts(out: Output, decisions: Sequence[RunDecision], workspace: Workspace, source: render.RenderContext) -> None:
@@ -168,7 +168,9 @@ def print_scripts(out: Output, decisions: Sequence[RunDecision], workspace: Work
         folder = workspace.runs / decision.run.run_id
         if decision.send and out.verbose:
             name = scheduler(source.scheduler).SCRIPT
-            out.line(f"\n# {folder}/{name}\n{render.render_script(decision.run, folder, source.where, source.own_templates)}")
+            out.print_line(
+                f"\n# {folder}/{name}\n{render.render_script(decision.run, folder, source.where, source.own_templates)}"
+            )
 
 
 def print_lease(out: Output, lease: LeaseReport | None) -> None:
@@ -176,25 +178,25 @@ def print_lease(out: Output, lease: LeaseReport | None) -> None:
     printed."""
     if lease is not None:
         for sentence in lease.sentences(datetime.now(UTC)):
-            out.line(sentence)
+            out.print_line(sentence)
 
 
 def print_status(out: Output, runs: Sequence[Status], workspace: Workspace, lease: LeaseReport | None = None) -> None:
     """Print the table of runs and the lease of their nodes, or the JSON document."""
     if not runs and not out.json:
-        out.line(f"no runs in {workspace.path}.")
+        out.print_line(f"no runs in {workspace.path}.")
     elif not out.json:
         status_rows = status_table.make_table(runs, out.width)
-        out.table("", status_rows.columns, status_rows.rows, status_rows.styles)
+        out.print_table("", status_rows.columns, status_rows.rows, status_rows.styles)
         for line in status_rows.below:
-            out.line(line)
-        out.line(status_table.summarize_runs(runs))
+            out.print_line(line)
+        out.print_line(status_table.summarize_runs(runs))
     searches = search_runs.read_search_paths(workspace, runs)
     for path in searches:
-        out.line(search_runs.describe_search(path))
+        out.print_line(search_runs.describe_search(path))
     print_lease(out, lease)
     of_searches = {"searches": [search_runs.make_search_document(path) for path in searches]} if searches else {}
-    out.document({"runs": runs, **of_searches, **({} if lease is None else {"lease": lease.document()})})
+    out.print_document({"runs": runs, **of_searches, **({} if lease is None else {"lease": lease.document()})})
 
 
 def _format_cell(cell: Cell) -> list[str]:
@@ -212,7 +214,7 @@ def _format_cost(cost: repeats.Cost, cells: int) -> str:
     """
     scope = "" if cost.cells == cells else f" for {cost.cells} of {cells} cells"
     basis = ", estimated from the runs that completed in this workspace"
-    all_runs, all_ranks = (moments.duration(3600 * hours) for hours in (cost.hours, cost.rank_hours))
+    all_runs, all_ranks = (moments.format_duration(3600 * hours) for hours in (cost.hours, cost.rank_hours))
     return f"about {all_runs} in sequence, {all_ranks} summed over ranks (or GPUs){scope}{basis}"
 
 

@@ -16,12 +16,12 @@ from jobs.submission.backlog import Backlog
 from jobs.verbs import status_table, views
 from shardlab.errors import InputError
 from shardlab.files import files
-from shardlab.runs.run import REHEARSAL, attempt_of
+from shardlab.runs.run import REHEARSAL, split_attempt
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL
 from shardlab.terminal.console import Output
 from shardlab.terminal.printable import LogText
-from shardlab.workspace.workspace import Workspace, chosen
+from shardlab.workspace.workspace import Workspace, match_run_ids
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -47,7 +47,7 @@ def wait_and_report(
         return statuses(workspace, search_runs.add_tries(workspace, _last_attempts(workspace, run_ids)))
 
     if not wait:
-        out.document({"runs": look()})
+        out.print_document({"runs": look()})
         return 0
     try:
         ended_runs = _wait_until_ended(out, workspace, look, backlog=backlog)
@@ -55,27 +55,27 @@ def wait_and_report(
         if backlog is not None and (unsent := backlog.unsent()):
             names = ", ".join(folder.run_id for folder in unsent[:3]) + (", ..." if len(unsent) > 3 else "")
             hint = "Run the same command again to submit them."
-            out.remark(f"{len(unsent)} run(s) are not submitted ({backlog.problem}): {names}. {hint}")
+            out.print_remark(f"{len(unsent)} run(s) are not submitted ({backlog.problem}): {names}. {hint}")
         if backlog is not None and backlog.unanswered is not None:
-            out.remark(str(backlog.unanswered))
-    out.line(status_table.summarize_runs(ended_runs))
+            out.print_remark(str(backlog.unanswered))
+    out.print_line(status_table.summarize_runs(ended_runs))
     stopped_searches = search_runs.find_stopped_searches(workspace, ended_runs)
     for path in search_runs.read_search_paths(workspace, ended_runs):
         hint = " No process goes on with it: `jobs submit` does." if path in stopped_searches else ""
-        out.line(f"{search_runs.describe_search(path)}{hint}", style="red" if hint else None)
+        out.print_line(f"{search_runs.describe_search(path)}{hint}", style="red" if hint else None)
     not_started: dict[str, list[str]] = {}
     for run in ended_runs:
         if (run.state == "planned" or run.held) and run.why:
             not_started.setdefault(run.why, []).append(run.id)
         elif not run.expected and not run.is_unreadable:  # runs with unreadable records have been printed already
-            out.line(f"{run.id}: {run.state}: {run.why}", style="red")
+            out.print_line(f"{run.id}: {run.state}: {run.why}", style="red")
     for why, runs in not_started.items():
         names = ", ".join(runs[:3]) + (", ..." if len(runs) > 3 else "")
-        out.line(f"{len(runs)} run(s) did not start ({names}): {why}.", style="red")
+        out.print_line(f"{len(runs)} run(s) did not start ({names}): {why}.", style="red")
     cancelled = stale_jobs.cancel_stale_jobs(ended_runs)
     for sentence in cancelled.sentences:
-        out.remark(sentence)
-    out.document({"runs": ended_runs})
+        out.print_remark(sentence)
+    out.print_document({"runs": ended_runs})
     return 0 if cancelled.all_gone and not stopped_searches and all(run.expected for run in ended_runs) else 1
 
 
@@ -111,8 +111,8 @@ def cancel_runs(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
 def _last_attempts(workspace: Workspace, run_ids: Sequence[str]) -> list[RunDir]:
     """The folders of the last attempts at these runs, in order: a run may have been started again meanwhile
     (jobs.supervisor.retries)."""
-    last = {attempt_of(folder.run_id)[0]: folder for folder in select_last_attempts(workspace.all_runs())}
-    return [last[attempt_of(run_id)[0]] for run_id in run_ids]
+    last = {split_attempt(folder.run_id)[0]: folder for folder in select_last_attempts(workspace.all_runs())}
+    return [last[split_attempt(run_id)[0]] for run_id in run_ids]
 
 
 def print_logs(out: Output, workspace: Workspace, pattern: str, rank: int | None, *, follow: bool) -> int:
@@ -122,17 +122,17 @@ def print_logs(out: Output, workspace: Workspace, pattern: str, rank: int | None
     launcher, then the log of rank 0. follow: whether to print new output until the run has ended. If the records of the run
     cannot be read, its logs are still printed, and the exit code is 1.
     """
-    matches = chosen(workspace.run_ids(), [pattern])
+    matches = match_run_ids(workspace.run_ids(), [pattern])
     if len(matches) > 1:
         raise InputError(f"{pattern!r} matches {len(matches)} runs: {', '.join(matches[:5])}. Allowed: one run.")
     folder = RunDir(workspace.runs / matches[0])
     unreadable = find_unreadable_status(folder)
     if unreadable is not None:
-        out.remark(f"{unreadable.id}: {unreadable.why}", style="red")
+        out.print_remark(f"{unreadable.id}: {unreadable.why}", style="red")
     elif rank is not None and not 0 <= rank < (world := folder.read_run().world.world_size):
         raise InputError(f"--rank: found {rank}. Allowed: 0 to {world - 1}.")
     if folder.is_rehearsal():
-        out.remark(f"note: {folder.run_id} is a {REHEARSAL}.")
+        out.print_remark(f"note: {folder.run_id} is a {REHEARSAL}.")
     log_paths = [folder.rank_log(rank)] if rank is not None else [folder.job_log, folder.rank_log(0)]
     positions = dict.fromkeys(log_paths, 0)
     texts = {log_path: LogText() for log_path in log_paths}
@@ -169,7 +169,7 @@ def _wait_until_ended(
         for run in runs:
             # Runs that a queue returned, so that they are `planned` again, are printed together in one sentence at the end.
             if previous_states.get(run.id) != run.state and not (run.state == "planned" and run.id in previous_states):
-                out.line(f"{run.id}: {run.state}" + (f": {run.why}" if run.why else ""))
+                out.print_line(f"{run.id}: {run.state}" + (f": {run.why}" if run.why else ""))
             previous_states[run.id] = run.state
         if _have_ended(runs) and not backlog and not has_sent:
             return runs
@@ -215,7 +215,7 @@ def _print_log_from(out: Output, file: Path, position: int, log: LogText) -> int
     with files.open_regular(file) as handle:
         handle.seek(position)
         while log_part := handle.read(LOG_PART):
-            out.log(log, log_part)
+            out.print_log(log, log_part)
             position += len(log_part)
     return position
 
@@ -224,9 +224,9 @@ def _draw_live_table(runs: Sequence[Status], width: int, height: int) -> Group:
     """The live table of --watch and --wait, drawn for a terminal of this size (in characters and lines)."""
     from rich.console import Group
 
-    from shardlab.terminal.rich_console import drawn_table
+    from shardlab.terminal.rich_console import draw_table
 
     status_rows = status_table.make_table(runs, width, height)
-    table = drawn_table(status_rows.columns, status_rows.rows, status_rows.styles)
+    table = draw_table(status_rows.columns, status_rows.rows, status_rows.styles)
     hidden_note = f" {status_rows.left_out} of them not shown." if status_rows.left_out else ""
     return Group(table, status_table.summarize_runs(runs) + hidden_note)

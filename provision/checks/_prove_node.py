@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     disk = shutil.disk_usage(folder)
     inodes = os.statvfs(folder).f_favail
     proof = NodeProof(
-        host=host.observe(),
+        host=host.read_host(),
         trial=trial,
         words=sorted(path.name.partition(".")[2] for path in word_paths),
         tasks=tasks,

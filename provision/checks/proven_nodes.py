@@ -9,7 +9,7 @@ from provision.checks.node_proof import NodeProof
 from provision.facts.node_types import NodeType
 from provision.operation import Site
 from shardlab.files import files
-from shardlab.workspace.inventory import path_of
+from shardlab.workspace.inventory import inventory_path
 
 
 def record_proven_nodes(site: Site, types: list[tuple[NodeType, list[NodeProof]]]) -> None:
@@ -32,4 +32,4 @@ def record_proven_nodes(site: Site, types: list[tuple[NodeType, list[NodeProof]]
     ]
     content = inventory_file.encode_inventory({**msgspec.json.decode(old_content), "node_types": entries})
     if content != old_content:
-        files.write_atomic(path_of(site.workspace), content)
+        files.write_atomic(inventory_path(site.workspace), content)

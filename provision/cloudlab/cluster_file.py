@@ -36,13 +36,13 @@ def propose_cluster_file(manifests: Sequence[Path]) -> str:
     manifests: the manifest files of the experiment; empty: this machine is a node of the experiment and has the manifest.
     Raises InputError for a file that is not a manifest, or for nodes that do not share a network.
     """
-    sources = [(str(path), cloudlab_manifest.read(path)) for path in manifests] or [_read_own_manifest()]
-    experiment = cloudlab_manifest.parse(sources)
+    sources = [(str(path), cloudlab_manifest.read_manifest(path)) for path in manifests] or [_read_own_manifest()]
+    experiment = cloudlab_manifest.parse_manifests(sources)
     members = sorted(experiment.users())
     user_name = getpass.getuser()
     user = user_name if user_name in members else members[0] if len(members) == 1 else None
     source_names = ", ".join(name for name, _ in sources)
-    nodes = cloudlab_keys.select(experiment, user or next(iter(members), None), source_names)
+    nodes = cloudlab_keys.select_nodes(experiment, user or next(iter(members), None), source_names)
     entries = [hardware.load_catalogue().find_type(node.site, node.hardware or "") for node in experiment.nodes]
     name = _find_experiment_name(experiment.nodes[0])
     return templates.render(

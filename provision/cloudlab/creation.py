@@ -35,7 +35,7 @@ AGAIN_ADVICE = "Run the same command again: it looks for the experiment by its n
 def obtain_experiment(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> None:
     """Create or adopt the experiment, wait until all nodes are ready, and store its manifests. Raises ShardlabError."""
     request = profile_request.plan_profile_request(cluster).request
-    note = cloudlab_experiment.read(workspace.own)
+    note = cloudlab_experiment.read_note(workspace.shardlab_folder)
     if note is not None:
         check_note(note, cluster, workspace)
     if note is None or note.uuid is None:
@@ -43,12 +43,12 @@ def obtain_experiment(cluster: Cluster, workspace: Workspace, portal: Portal, ou
             note = _create_or_adopt(request, workspace, portal, output, note)
     experiment = readiness.wait_until_ready(note, workspace, portal, output)
     if sentence := _short_grant_warning(request, experiment):
-        output.remark(f"warning: {sentence}", style="yellow")
+        output.print_remark(f"warning: {sentence}", style="yellow")
     try:
         texts = _check_manifests(cluster, portal.manifests(experiment.id))
     except InputError as error:  # the error is raised as ShardlabError, because InputError means that nothing was changed
         raise ShardlabError(f"{error} The experiment {note.name} still exists. To end it: {DOWN_COMMAND}") from None
-    cloudlab_experiment.store_manifests(workspace.own, texts)
+    cloudlab_experiment.store_manifests(workspace.shardlab_folder, texts)
     store_end(workspace, portal, experiment)
 
 
@@ -59,8 +59,9 @@ def _short_grant_warning(request: ProfileRequest, experiment: PortalExperiment) 
     if created_at is None or end is None or end - created_at >= timedelta(hours=request.duration, seconds=-CLOCK_S):
         return ""
     return (
-        f"the portal granted {moments.duration((end - created_at).total_seconds())} for the experiment {request.name}, and the "
-        f"cluster file asks for {request.duration} h: it ends at {moments.in_words(end)}. To ask for more hours: provision "
+        f"the portal granted {moments.format_duration((end - created_at).total_seconds())} for the experiment "
+        f"{request.name}, and the "
+        f"cluster file asks for {request.duration} h: it ends at {moments.format_time(end)}. To ask for more hours: provision "
         "CLUSTER.yaml extend --hours N --reason TEXT"
     )
 
@@ -71,7 +72,7 @@ def refresh_experiment(workspace: Workspace, portal: Portal) -> PortalExperiment
     Returns None if the workspace has no note with the uuid of an experiment. Raises PortalError, and ShardlabError if the
     experiment no longer exists.
     """
-    note = cloudlab_experiment.read(workspace.own)
+    note = cloudlab_experiment.read_note(workspace.shardlab_folder)
     if note is None or note.uuid is None:
         return None
     experiment = readiness.fetch_experiment(note, workspace, portal)
@@ -83,14 +84,14 @@ def store_end(workspace: Workspace, portal: Portal, experiment: PortalExperiment
     """Store when the experiment ends, if the portal states it. Warn if the clock of this machine differs from the portal's."""
     portal.compare_clocks()
     if (end := parse_portal_time(experiment.expires_at)) is not None:
-        lease.keep(workspace.own, end)
+        lease.store_portal_lease(workspace.shardlab_folder, end)
 
 
 def check_note(note: ExperimentNote, cluster: Cluster, workspace: Workspace) -> None:
     """Check that the note of the workspace has the name, the project and the portal of the cluster file. Raises InputError."""
     keys = cluster.cloudlab
     assert keys is not None
-    path = cloudlab_experiment.path_of(workspace.own)
+    path = cloudlab_experiment.note_path(workspace.shardlab_folder)
     if note.name != cluster.name or (note.project and keys.project and note.project != keys.project):
         raise InputError(
             f"{path}: this workspace uses the experiment {note.name} of the project {note.project}, and the cluster file asks "
@@ -108,7 +109,7 @@ def check_note(note: ExperimentNote, cluster: Cluster, workspace: Workspace) -> 
 def _store_experiment(workspace: Workspace, note: ExperimentNote, experiment: PortalExperiment) -> ExperimentNote:
     """Add the experiment's uuid, time of creation and page to the note, and store the note. Returns the new note."""
     changes = {"uuid": experiment.id, "created_at": experiment.created_at, "page": experiment.url}
-    return cloudlab_experiment.write(workspace.own, msgspec.structs.replace(note, **changes))
+    return cloudlab_experiment.write_note(workspace.shardlab_folder, msgspec.structs.replace(note, **changes))
 
 
 def find_created(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment | None:
@@ -146,15 +147,15 @@ def _create_or_adopt(
         intent = _plan_note(request, portal)
         if (other := portal.find_experiment(f"{request.project},{request.name}")) is not None:
             return _adopt_experiment(intent, other, workspace, output)
-        note = cloudlab_experiment.write(workspace.own, intent)
+        note = cloudlab_experiment.write_note(workspace.shardlab_folder, intent)
     elif (experiment := find_created(note, workspace, portal)) is not None:
-        output.remark(f"an earlier command created the experiment {note.name}; this command continues with it.")
+        output.print_remark(f"an earlier command created the experiment {note.name}; this command continues with it.")
         return _store_experiment(workspace, note, experiment)
-    output.remark(f"creating the experiment {request.name} in the project {request.project} at {portal.url}.")
+    output.print_remark(f"creating the experiment {request.name} in the project {request.project} at {portal.url}.")
     try:
         return _store_experiment(workspace, note, portal.create(request.body))
     except OutcomeUnknown as error:
-        output.remark(f"{error} Looking for the experiment by its name.")
+        output.print_remark(f"{error} Looking for the experiment by its name.")
         if (experiment := find_created(note, workspace, portal)) is None:
             raise ShardlabError(f"{error} The experiment {note.name} is not there. {AGAIN_ADVICE}") from None
         return _store_experiment(workspace, note, experiment)
@@ -190,7 +191,7 @@ def _adopt_experiment(note: ExperimentNote, other: PortalExperiment, workspace: 
         raise _name_taken_error(note.project, note.name, f"its creator is {other.creator or 'unknown'}")
     if other_profile := _describe_other_profile(note, other):
         raise _name_taken_error(note.project, note.name, other_profile)
-    output.remark(
+    output.print_remark(
         f"the project {note.project} already has your experiment {note.name}: this command uses it as it is, and "
         "`provision CLUSTER.yaml down` will not terminate it."
     )
@@ -212,7 +213,7 @@ def _plan_note(request: ProfileRequest, portal: Portal) -> ExperimentNote:
 
 
 def _remove_note(workspace: Workspace) -> None:
-    cloudlab_experiment.path_of(workspace.own).unlink(missing_ok=True)
+    cloudlab_experiment.note_path(workspace.shardlab_folder).unlink(missing_ok=True)
 
 
 def _check_manifests(cluster: Cluster, texts: dict[str, str]) -> dict[str, bytes]:
@@ -223,8 +224,10 @@ def _check_manifests(cluster: Cluster, texts: dict[str, str]) -> dict[str, bytes
     """
     manifests: dict[str, bytes] = {}
     for urn, text in texts.items():
-        manifests[cloudlab_manifest.aggregate(f"a manifest of the portal for {urn[:100]!r}", urn)] = text.encode()
-    experiment = cloudlab_manifest.parse((f"the portal's manifest of {name}", text) for name, text in manifests.items())
+        manifests[cloudlab_manifest.aggregate_name(f"a manifest of the portal for {urn[:100]!r}", urn)] = text.encode()
+    experiment = cloudlab_manifest.parse_manifests(
+        (f"the portal's manifest of {name}", text) for name, text in manifests.items()
+    )
     _check_nodes(cluster, experiment)
     return manifests
 

@@ -43,10 +43,10 @@ def extend_experiment(workspace: Workspace, portal: Portal, hours: int, reason: 
     after = parse_portal_time(extended.expires_at)
     experiment_text = f"the experiment {experiment.name or experiment.id}"
     if before is None or after is None:
-        end = f"ends at {moments.in_words(after)}" if after else "has no end that the portal states"
+        end = f"ends at {moments.format_time(after)}" if after else "has no end that the portal states"
         raise PartialGrant(f"{experiment_text} {end}; what was granted is not known.{doubt}")
     granted = after - before
-    end = f"it ends at {moments.in_words(after)}"
+    end = f"it ends at {moments.format_time(after)}"
     if granted >= timedelta(hours=hours) - CLOCK_TOLERANCE:
         return f"the portal granted {_format_hours(granted)} h for {experiment_text}: {end}."
     granted_part = f"{_format_hours(granted)} of {hours} h" if granted > CLOCK_TOLERANCE else f"none of {hours} h"

@@ -41,13 +41,13 @@ def store_own_manifest(cluster: Cluster, workspace: Workspace) -> None:
     The note about the experiment in the workspace says that `provision` did not create the experiment.
     """
     text = read_own_manifest()
-    experiment = cloudlab_manifest.parse([(" ".join(COMMAND), text)])
-    cloudlab_experiment.write(
-        workspace.own,
+    experiment = cloudlab_manifest.parse_manifests([(" ".join(COMMAND), text)])
+    cloudlab_experiment.write_note(
+        workspace.shardlab_folder,
         ExperimentNote(
             schema=cloudlab_experiment.SCHEMA,
             name=cluster.name,
             created_by_us=False,
         ),
     )
-    cloudlab_experiment.store_manifests(workspace.own, {experiment.nodes[0].site: text})
+    cloudlab_experiment.store_manifests(workspace.shardlab_folder, {experiment.nodes[0].site: text})

@@ -136,7 +136,7 @@ class Portal:
         if portal_time is not None and abs(own_time - portal_time) > CLOCK_TOLERANCE and not self._clocks_differ:
             self._clocks_differ = True
             direction = "behind" if own_time < portal_time else "ahead of"
-            difference = moments.duration(abs(own_time - portal_time).total_seconds())
+            difference = moments.format_duration(abs(own_time - portal_time).total_seconds())
             self._say(
                 f"warning: the clock of this machine is {difference} {direction} that of {self._host}, so the time until the "
                 "end of the lease is wrong by as much. Set the clock."

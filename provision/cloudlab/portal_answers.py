@@ -99,4 +99,4 @@ class PortalExperiment(msgspec.Struct, frozen=True):
 
 def parse_portal_time(text: str | None) -> datetime | None:
     """A time that the portal states; None if it cannot be read. A time without a zone is read as UTC, which the portal uses."""
-    return moments.read_utc(text or "")
+    return moments.parse_time_as_utc(text or "")

@@ -54,8 +54,8 @@ def fetch_experiment(note: ExperimentNote, workspace: Workspace, portal: Portal)
     assert note.uuid is not None
     experiment = portal.find_experiment(note.uuid)
     if experiment is None:
-        last_lease = lease.newest(workspace.own, [])
-        end = f" It was to end at {moments.in_words(last_lease.expires)}." if last_lease is not None else ""
+        last_lease = lease.read_newest_lease(workspace.shardlab_folder, [])
+        end = f" It was to end at {moments.format_time(last_lease.expires)}." if last_lease is not None else ""
         raise ShardlabError(
             f"the experiment {note.name} ({note.uuid}) no longer exists at the portal.{end} To remove its note and its "
             f"manifests from this workspace: {DOWN_COMMAND}"

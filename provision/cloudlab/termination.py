@@ -54,14 +54,16 @@ def terminate_experiment(cluster: Cluster, workspace: Workspace, portal: Portal,
 
     Returns a sentence for the user. Raises ShardlabError.
     """
-    note = cloudlab_experiment.read(workspace.own)
+    note = cloudlab_experiment.read_note(workspace.shardlab_folder)
     assert note is not None  # the caller has read the note and asked the user for a confirmation
     assert note.created_by_us
     with refusal_as_input_error():
         experiment = creation.find_created(note, workspace, portal) if note.uuid is None else portal.find_experiment(note.uuid)
     if experiment is None:
         _forget_experiment(cluster, workspace)
-        return f"the experiment {note.name} no longer exists at the portal; its note was put away in {workspace.own}."
+        return (
+            f"the experiment {note.name} no longer exists at the portal; its note was put away in {workspace.shardlab_folder}."
+        )
     uuid = note.uuid or experiment.id
     try:
         with refusal_as_input_error():
@@ -69,7 +71,7 @@ def terminate_experiment(cluster: Cluster, workspace: Workspace, portal: Portal,
     except NoExperiment:
         pass
     except OutcomeUnknown as error:
-        output.remark(f"{error} Looking whether the experiment still exists.")
+        output.print_remark(f"{error} Looking whether the experiment still exists.")
     deadline = time.monotonic() + MOST_WAIT_S
     with waiting.show_waiting(output, f"waiting for the end of the experiment {note.name}") as show:
         while (experiment := portal.find_experiment(uuid)) is not None:
@@ -81,7 +83,10 @@ def terminate_experiment(cluster: Cluster, workspace: Workspace, portal: Portal,
             show(f"experiment {experiment.status or 'unknown'}")
             portal.pause(POLL_S)
     _forget_experiment(cluster, workspace)
-    return f"terminated the experiment {note.name} ({uuid}); its note and its manifests were put away in {workspace.own}."
+    return (
+        f"terminated the experiment {note.name} ({uuid}); its note and its manifests were put away in "
+        f"{workspace.shardlab_folder}."
+    )
 
 
 def leave_experiment(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> str:
@@ -92,13 +97,13 @@ def leave_experiment(cluster: Cluster, workspace: Workspace, note: ExperimentNot
     _forget_experiment(cluster, workspace)
     return (
         f"provision did not create the experiment {note.name}, so it was not terminated: do this on its page at the portal. "
-        f"Its note and its manifests were put away in {workspace.own}."
+        f"Its note and its manifests were put away in {workspace.shardlab_folder}."
     )
 
 
 def unfetched_runs_warning(workspace: Workspace) -> str:
     """A warning about runs on the cluster whose files are not completely on this machine; empty if there are no such runs."""
-    remote = remote_workspace.known(workspace)
+    remote = remote_workspace.read_remote_workspace(workspace)
     if remote is None:
         return ""
     try:
@@ -113,7 +118,7 @@ def unfetched_runs_warning(workspace: Workspace) -> str:
 
 
 def _is_fetched(workspace: Workspace, run_id: str) -> bool:
-    manifest = json_file.read_if_valid(workspace.runs / run_id / "manifest.json", FetchedManifest)
+    manifest = json_file.read_json_if_valid(workspace.runs / run_id / "manifest.json", FetchedManifest)
     return manifest is not None and manifest.complete
 
 
@@ -122,13 +127,13 @@ def _forget_experiment(cluster: Cluster, workspace: Workspace) -> None:
 
     When CloudLab lends these machines again, the machines have new host keys.
     """
-    known_hosts = workspace.own / "known_hosts"
+    known_hosts = workspace.shardlab_folder / "known_hosts"
     if known_hosts.exists():
         removed_hosts = {_known_hosts_name(node) for node in cluster.nodes}
         lines = files.read(known_hosts).decode(errors="replace").splitlines(keepends=True)
         other_lines = [line for line in lines if line.split(" ")[0] not in removed_hosts]
         files.write_atomic(known_hosts, "".join(other_lines).encode())
-    cloudlab_experiment.forget(workspace.own)
+    cloudlab_experiment.put_experiment_aside(workspace.shardlab_folder)
 
 
 def _known_hosts_name(node: NodeEntry) -> str:

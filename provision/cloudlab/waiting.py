@@ -26,7 +26,7 @@ class WaitingLines:
         """Print what the command waits for now, unless the same text was printed less than REPEAT_S ago."""
         passed_s = time.monotonic() - self._began
         if text != self._last or passed_s - self._printed_s >= REPEAT_S:
-            self._output.remark(f"{text} ({passed_s / 60:.0f} min)")
+            self._output.print_remark(f"{text} ({passed_s / 60:.0f} min)")
             self._last, self._printed_s = text, passed_s
 
 

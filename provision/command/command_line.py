@@ -51,12 +51,18 @@ def parser() -> console.Parser:
     file_help = "the cluster file (default: cluster.yaml of the workspace)"
     file = command.add_argument("file", nargs="?", metavar="FILE", help=file_help)
     verb = command.add_argument("verb", nargs="?", metavar="VERB", help=f"{' | '.join(VERBS)}")
-    completion.offer(file, lambda _: VERBS, endings=(".yaml", ".yml"))
-    completion.offer(verb, lambda _: VERBS)
+    completion.offer_completions(file, lambda _: VERBS, endings=(".yaml", ".yml"))
+    completion.offer_completions(verb, lambda _: VERBS)
     command.add_argument("--check", action="store_true", help="the same as the verb plan")
-    command.add_list("--limit", ends=_is_end, type=_parse_names, metavar="NODE,...", help="work only on these nodes")
-    command.add_list("--only", ends=_is_end, type=_parse_names, metavar="OP,...", help="carry out only these operations")
-    command.add_list("--skip", ends=_is_end, type=_parse_names, metavar="OP,...", help="carry out all operations except these")
+    command.add_list_option(
+        "--limit", ends_list=_is_end, type=_parse_names, metavar="NODE,...", help="work only on these nodes"
+    )
+    command.add_list_option(
+        "--only", ends_list=_is_end, type=_parse_names, metavar="OP,...", help="carry out only these operations"
+    )
+    command.add_list_option(
+        "--skip", ends_list=_is_end, type=_parse_names, metavar="OP,...", help="carry out all operations except these"
+    )
     command.add_argument(
         "--pretend",
         type=Path,
@@ -76,12 +82,12 @@ def parser() -> console.Parser:
         metavar="USER@LOGIN",
         help="init: a Slurm site; without a value: this machine is its login node",
     )
-    command.add_list(
-        "--ssh", ends=VERBS.__contains__, type=_parse_names, metavar="HOST,...", help="init: machines with a login by SSH"
+    command.add_list_option(
+        "--ssh", ends_list=VERBS.__contains__, type=_parse_names, metavar="HOST,...", help="init: machines with a login by SSH"
     )
-    command.add_list(
+    command.add_list_option(
         "--cloudlab",
-        ends=VERBS.__contains__,
+        ends_list=VERBS.__contains__,
         type=lambda text: [Path(name) for name in _parse_names(text)],
         nargs="?",
         const=[],
@@ -96,8 +102,8 @@ def parser() -> console.Parser:
     command.add_argument("--hours", type=_parse_count, metavar="N", help="extend: hours to ask for")
     command.add_argument("--reason", metavar="TEXT", help="extend: why, for the administrators of the provider")
     command.add_argument("--yes", action="store_true", help="down: do not ask before machines are given back")
-    console.add_trust(command)
-    console.add_version(command)
+    console.add_trust_option(command)
+    console.add_version_option(command)
     return command
 
 

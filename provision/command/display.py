@@ -87,7 +87,7 @@ def show_machines(output: Output, targets: Sequence[Target]) -> None:
             if isinstance(answer, Unanswered):
                 rows.append(("not answered", str(answer)))
         if rows:
-            output.table(target.node.name, ("what", "found"), rows)
+            output.print_table(target.node.name, ("what", "found"), rows)
 
 
 def _machine_rows(target: Target) -> list[tuple[str, str]]:
@@ -141,23 +141,23 @@ def show_operations(output: Output, steps: Sequence[OperationStep]) -> None:
         states = {(step.operation, step.node): step.state for step in steps}
         names = list(dict.fromkeys(step.operation for step in steps))
         rows = [[name, *(states.get((name, node), "") for node in nodes)] for name in names]
-        output.table("operations", ("operation", *nodes), rows)
+        output.print_table("operations", ("operation", *nodes), rows)
     rows = [[step.node, step.operation, step.state, "\n".join(step.says)] for step in listed]
     if rows:
         title = "operations" if len(nodes) == 1 else "what was done" if any(s.state == "changed" for s in listed) else "details"
-        output.table(title, ("node", "operation", "state", "what"), rows, [STYLES.get(step.state, "") for step in listed])
+        output.print_table(title, ("node", "operation", "state", "what"), rows, [STYLES.get(step.state, "") for step in listed])
     show_administrator_commands(output, steps)
     changes = sum(step.changes for step in steps)
     is_planned = any(step.state == "would change" for step in steps)
     if any(step.state == "failed" for step in steps):
-        output.line(f"changes: {changes}; some failed or could not be planned", "red")
+        output.print_line(f"changes: {changes}; some failed or could not be planned", "red")
     elif operations_by_node := administrator_operations(steps):
         parts = "; ".join(f"{node}: {', '.join(names)}" for node, names in operations_by_node.items())
-        output.line(f"changes: {changes}{' planned' if is_planned else ''}; an administrator has to do: {parts}", "red")
+        output.print_line(f"changes: {changes}{' planned' if is_planned else ''}; an administrator has to do: {parts}", "red")
     elif changes:
-        output.line(f"changes: {changes}{' planned, none was made' if is_planned else ''}")
+        output.print_line(f"changes: {changes}{' planned, none was made' if is_planned else ''}")
     else:
-        output.line("changes: 0, nothing to do")
+        output.print_line("changes: 0, nothing to do")
 
 
 def administrator_operations(steps: Sequence[OperationStep]) -> dict[str, list[str]]:
@@ -172,29 +172,33 @@ def administrator_operations(steps: Sequence[OperationStep]) -> dict[str, list[s
 def show_administrator_commands(output: Output, steps: Sequence[OperationStep]) -> None:
     """Print the commands for an administrator, by node, as a shell script that the user can send to the administrator."""
     for node in administrator_operations(steps):
-        output.line(f"# for an administrator: to be run as root on {node}", "bold")
+        output.print_line(f"# for an administrator: to be run as root on {node}", "bold")
         for step in steps:
             if step.node != node or step.state != "administrator":
                 continue
             for description, script in zip(step.says, step.commands, strict=True):
                 heading = f"# {step.operation}: {printable.one_line(description)}"
-                if not output.script(f"{heading}\n{script}"):
-                    output.script(f"{heading}\n# not shown: a character of its commands would steer the terminal; use --json")
-        output.line("")
+                if not output.print_script(f"{heading}\n{script}"):
+                    output.print_script(
+                        f"{heading}\n# not shown: a character of its commands would steer the terminal; use --json"
+                    )
+        output.print_line("")
 
 
 def show_checks(output: Output, findings: Sequence[Finding]) -> None:
     """Print a table of the checks of each node, the advice for each failed check, and whether the nodes are ready."""
     label_and_color = {True: ("passed", "green"), False: ("failed", "red"), None: ("does not apply", "dim")}
     rows = [(f.node, f.check, label_and_color[f.outcome.passed][0], f.outcome.says) for f in findings]
-    output.table("checks", ("node", "check", "result", "what"), rows, [label_and_color[f.outcome.passed][1] for f in findings])
+    output.print_table(
+        "checks", ("node", "check", "result", "what"), rows, [label_and_color[f.outcome.passed][1] for f in findings]
+    )
     failed = [finding for finding in findings if finding.outcome.passed is False]
     for finding in failed:
-        output.detail(finding.outcome.transcript)
+        output.print_detail(finding.outcome.transcript)
         sentence, advice = finding.outcome.says.rstrip("."), finding.outcome.advice or ""
         end = "" if advice.endswith("?") else "."
-        output.line(f"{finding.node}: {finding.check}: {sentence}. Advice: {advice}{end}", "red")
+        output.print_line(f"{finding.node}: {finding.check}: {sentence}. Advice: {advice}{end}", "red")
     if failed:
-        output.line(f"not verified: {len(failed)} of {len(findings)} checks failed", "red")
+        output.print_line(f"not verified: {len(failed)} of {len(findings)} checks failed", "red")
     elif is_verified(findings):
-        output.line("verified: ready to train", "green")
+        output.print_line("verified: ready to train", "green")

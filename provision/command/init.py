@@ -66,10 +66,10 @@ def print_cluster_file(
         text = _make_site_file(output, login)
     else:
         text = _make_local_file()
-    output.document({"schema": 1, "cluster_yaml": text})
+    output.print_document({"schema": 1, "cluster_yaml": text})
     if not output.json:
         output.results.file.write(text)
-    output.remark("Save this text as cluster.yaml, read its comments, and run: provision plan", style="dim")
+    output.print_remark("Save this text as cluster.yaml, read its comments, and run: provision plan", style="dim")
     return 0
 
 
@@ -83,10 +83,10 @@ def _parse_login(text: str, option: str) -> Login:
 def _make_site_file(output: Output, login: Login | None) -> str:
     node: Node = LocalNode() if login is None else LoginNode(login_address(login.host, login.user, login.port))
     machine_name = "this machine" if login is None else login.host
-    output.remark(f"asking {machine_name} for its partitions, accounts, modules and folders", style="dim")
+    output.print_remark(f"asking {machine_name} for its partitions, accounts, modules and folders", style="dim")
     answers = survey.survey_site(node)
     for sentence in answers.unknown.values():
-        output.remark(sentence, style="yellow")
+        output.print_remark(sentence, style="yellow")
     if not answers.partitions:
         raise InputError(
             f"{machine_name}: Slurm shows no partition "
@@ -214,7 +214,7 @@ def _make_ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]
     gpus: list[list[str]] = []
     folders: list[set[str]] = []
     for index, login in enumerate(logins):
-        output.remark(f"asking {login.host}", style="dim")
+        output.print_remark(f"asking {login.host}", style="dim")
         facts = Facts(_make_ssh_node(workspace, login))
         system = facts[_SYSTEM]
         gpus.append(_list_gpu_names(facts))
@@ -232,8 +232,8 @@ def _make_ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]
 
 
 def _make_ssh_node(workspace: Workspace, login: Login) -> SshNode:
-    workspace_trust.begin(workspace)  # a login writes the host key into .shardlab
-    ssh_address = Address(login.host, login.port, login.user, known_hosts=workspace.own / "known_hosts")
+    workspace_trust.begin_workspace(workspace)  # a login writes the host key into .shardlab
+    ssh_address = Address(login.host, login.port, login.user, known_hosts=workspace.shardlab_folder / "known_hosts")
     return SshNode(login.host, login.host, login.port, login.user, None, "python3", Remote(ssh_address))
 
 

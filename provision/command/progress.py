@@ -92,9 +92,9 @@ class ProgressLines(PlanObserver):
 
     def record_end(self, step: OperationStep) -> None:
         if step.state in ("changed", "failed"):
-            self._output.remark(f"{step.node}: {step.operation}: {step.state}")
+            self._output.print_remark(f"{step.node}: {step.operation}: {step.state}")
         elif step.state == "administrator":
-            self._output.remark(f"{step.node}: {step.operation}: needs an administrator")
+            self._output.print_remark(f"{step.node}: {step.operation}: needs an administrator")
 
 
 @contextmanager

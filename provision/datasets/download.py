@@ -13,7 +13,7 @@ from email.message import Message
 from pathlib import Path
 
 from shardlab.errors import InputError, ShardlabError
-from shardlab.url import without_secrets
+from shardlab.url import remove_secrets
 
 CHUNK = 2**20
 ATTEMPTS = 5  # attempts in one command; the next command resumes the download
@@ -27,7 +27,7 @@ def fetch_file(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
     most_bytes: the largest allowed size of the archive. Raises InputError if the archive has another SHA-256 (the partial file
     is then deleted), and ShardlabError if the download could not be completed (the partial file is then kept).
     """
-    why, shown_url = "", without_secrets(url)
+    why, shown_url = "", remove_secrets(url)
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(PAUSE_S * 2 ** (attempt - 1))
@@ -38,12 +38,12 @@ def fetch_file(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
         except urllib.error.HTTPError as error:
             error.close()  # the answer of the server, which nobody reads
             if error.code < 500 and error.code not in (408, 416, 429):
-                raise InputError(f"{shown_url}: the server says {error.code} {without_secrets(str(error.reason))}.") from None
+                raise InputError(f"{shown_url}: the server says {error.code} {remove_secrets(str(error.reason))}.") from None
             if error.code == 416:  # the server has no more bytes: the partial file is complete, or fails the checksum below
                 break
-            why = f"the server says {error.code} {without_secrets(str(error.reason))}"
+            why = f"the server says {error.code} {remove_secrets(str(error.reason))}"
         except (OSError, http.client.HTTPException) as error:
-            why = without_secrets(str(getattr(error, "reason", error))) or type(error).__name__
+            why = remove_secrets(str(getattr(error, "reason", error))) or type(error).__name__
     else:
         received = partial.stat().st_size if partial.exists() else 0
         raise ShardlabError(f"{shown_url}: {why}, after {received} bytes; run the same command again to resume the download.")
@@ -71,7 +71,7 @@ def file_sha256(path: Path) -> str:
 def _download_rest(url: str, partial: Path, most_bytes: int) -> bool:
     """Make one attempt to download the missing bytes. Returns whether the partial file is complete now."""
     request = urllib.request.Request(url)  # noqa: S310  # the scheme of the URL was checked when cluster.yaml was read
-    received_bytes, shown_url = partial.stat().st_size if partial.exists() else 0, without_secrets(url)
+    received_bytes, shown_url = partial.stat().st_size if partial.exists() else 0, remove_secrets(url)
     note, url_digest = _read_note(partial), hashlib.sha256(url.encode()).hexdigest()
     if received_bytes and note.get("url_sha256") == url_digest:
         request.add_header("Range", f"bytes={received_bytes}-")

@@ -76,7 +76,7 @@ def inspect_data_set(request: StageRequest) -> DataSetState:
     action = "fetch" if _is_url(request.source) else "use the folder" if Path(request.source).is_dir() else "unpack"
     if _has_official_archives(request.name, Path(request.source)):
         action = "unpack the official archives in"
-    return DataSetState(False, True, f"{action} {url.without_secrets(request.source)} as {folder}", makes=True)
+    return DataSetState(False, True, f"{action} {url.remove_secrets(request.source)} as {folder}", makes=True)
 
 
 def stage_data_set(request: StageRequest) -> DataSetState:
@@ -217,7 +217,7 @@ def _is_writable(request: StageRequest) -> bool:
 def _staging_folder(request: StageRequest) -> Path:
     """The folder with the locks, the notes and the downloaded archives of this data path."""
     data_path = Path(request.data_path)
-    return data_path / STAGING_NAME if data_cache.is_writable(data_path) else data_cache.folder_of(data_path)
+    return data_path / STAGING_NAME if data_cache.is_writable(data_path) else data_cache.cache_folder(data_path)
 
 
 def _is_url(source: str) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 import psutil
 
 from provision.interruption import STOPPING
-from shardlab.remote.remote import CommandOutput, Unreachable, in_short, putting
+from shardlab.remote.remote import CommandOutput, Unreachable, put_command, shorten_command
 
 GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
 
@@ -87,7 +87,7 @@ class LocalNode(msgspec.Struct, eq=False):
     @property
     def running(self) -> tuple[str, ...]:
         """The beginnings of the commands that run on this machine now."""
-        return tuple(in_short(process.args) for process in list(_RUNNING.values()))
+        return tuple(shorten_command(process.args) for process in list(_RUNNING.values()))
 
     def end(self, limit_s: float) -> None:
         """End the running commands, as `Node.end` describes: by SIGTERM and, after half of `limit_s`, by SIGKILL.
@@ -113,7 +113,7 @@ class LocalNode(msgspec.Struct, eq=False):
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file on this machine, as `Node.put` describes."""
-        return self.run(putting(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=bool(owner))
+        return self.run(put_command(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=bool(owner))
 
 
 def _decode_text(output: bytes) -> str:

@@ -15,7 +15,16 @@ from provision.interruption import STOPPING
 from provision.nodes.local_node import LocalNode
 from shardlab.cluster.address import Address
 from shardlab.remote import shared_connection
-from shardlab.remote.remote import GRACE_S, SESSION, CommandOutput, Unreachable, for_any_shell, in_short, putting, ssh_command
+from shardlab.remote.remote import (
+    GRACE_S,
+    SESSION,
+    CommandOutput,
+    Unreachable,
+    put_command,
+    shorten_command,
+    ssh_command,
+    wrap_for_any_shell,
+)
 
 CONNECTION_LOST = 255  # the exit code with which ssh reports its own failure, such as a broken connection
 # Takes PATH from a login shell if sbatch is not found: a command over SSH runs in no login shell, and at many sites only login
@@ -96,13 +105,13 @@ class LoginNode:
             inputs.write(stdin)
             inputs.seek(0)
             process = subprocess.Popen(
-                [*self._command, for_any_shell(script)],
+                [*self._command, wrap_for_any_shell(script)],
                 stdin=inputs,
                 stdout=outputs,
                 stderr=errors,
                 start_new_session=True,  # otherwise Ctrl-C would end ssh here, but not the command on the login node
             )
-            self._running[mark] = in_short(argv)
+            self._running[mark] = shorten_command(argv)
             begin = time.monotonic()
             try:
                 code: int | None = process.wait(timeout_s + 3 * GRACE_S)
@@ -127,7 +136,7 @@ class LoginNode:
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file on the login node as the user, completely or not at all. owner: is ignored. Raises Unreachable."""
-        return self.run(putting(content, path, mode=mode, owner=""), timeout_s=_sending_limit_s(content), stdin=content)
+        return self.run(put_command(content, path, mode=mode, owner=""), timeout_s=_sending_limit_s(content), stdin=content)
 
     def _log_in(self) -> None:
         if self._is_open:
@@ -151,7 +160,7 @@ class LocalLoginNode(LocalNode, eq=False):
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file as this user, completely or not at all. owner: is ignored."""
-        return self.run(putting(content, path, mode=mode, owner=""), timeout_s=600, stdin=content)
+        return self.run(put_command(content, path, mode=mode, owner=""), timeout_s=600, stdin=content)
 
 
 def _sending_limit_s(content: bytes) -> float:

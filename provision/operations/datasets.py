@@ -31,7 +31,7 @@ class NoEnvironment(Unanswered):
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Stage each data set that is missing, and verify existing data sets once. Raises Unanswered."""
-    data_sets = site.cluster.data.named()
+    data_sets = site.cluster.data.all_data_sets()
     if not data_sets:
         return Nothing("cluster.yaml names no data sets under data.sets")
     changes: list[Change] = []
@@ -64,7 +64,7 @@ def _stage_in_job(site: Site, target: Target, data_set: DataSet, request: str, s
     changes: list[Change] = []
     if data_set.is_url and site.cluster.environment.build != "job":  # at most sites, only the login node can download
         download = functools.partial(_ask_node, target, "download", request, STAGE_S)
-        changes.append(LocalCall(f"download {url.without_secrets(data_set.archive or '')} on the login node", download))
+        changes.append(LocalCall(f"download {url.remove_secrets(data_set.archive or '')} on the login node", download))
     options = [
         f"--job-name={jobs.JOB_NAME}",
         f"--output={log}",
@@ -86,7 +86,7 @@ def _stage_in_job(site: Site, target: Target, data_set: DataSet, request: str, s
 def _make_request(site: Site, data_set: DataSet) -> str:
     source = data_set.archive
     if source is not None and not data_set.is_url:
-        source = str(site.workspace.relative(source))
+        source = str(site.workspace.resolve_path(source))
     return msgspec.json.encode(StageRequest(_data_path(site), data_set.name, source, data_set.sha256)).decode()
 
 
@@ -101,9 +101,9 @@ def _data_path(site: Site) -> str:
         shared = cluster.storage.shared
         is_here = shared is not None and workspace.real_path.is_relative_to(Path(shared).resolve())
     else:
-        is_here = cluster.provider == "local" or first_node.is_here(cluster)
-    run_workspace = workspace if is_here else remote_workspace.twin(workspace, cluster)
-    return str(run_workspace.data(cluster.data.path))
+        is_here = cluster.provider == "local" or first_node.is_on_first_node(cluster)
+    run_workspace = workspace if is_here else remote_workspace.find_twin_workspace(workspace, cluster)
+    return str(run_workspace.data_folder(cluster.data.path))
 
 
 def _ask_node(target: Target, verb: str, request: str, timeout_s: float) -> DataSetState:

@@ -18,14 +18,14 @@ from provision.operations.existing_slurm import find_existing_slurm
 from shardlab.cluster import lease
 from shardlab.cluster.lease import Lease
 from shardlab.files import files
-from shardlab.workspace.inventory import path_of
+from shardlab.workspace.inventory import inventory_path
 
 SCHEMA = 1
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Write WORKSPACE/.shardlab/inventory.json if it differs from the nodes' facts. Raises Unanswered."""
-    path = path_of(site.workspace)
+    path = inventory_path(site.workspace)
     old_text = inventory_file.read_inventory(site.workspace)
     if absent := site.absent_names():
         why = f"not changed: the inventory describes all nodes, and {', '.join(absent)} cannot be asked"
@@ -51,7 +51,7 @@ def _plan_lease_only(site: Site, old_text: bytes | None) -> list[LocalCall] | No
     if latest is None or inventory.get("cluster") != site.cluster.name or inventory.get("lease") == msgspec.to_builtins(latest):
         return None
     text = inventory_file.encode_inventory({**inventory, "lease": latest})
-    path = path_of(site.workspace)
+    path = inventory_path(site.workspace)
     return [LocalCall(f"write the lease into {path}", lambda: _write_inventory(path, text))]
 
 
@@ -64,7 +64,11 @@ def store_lease(site: Site) -> None:
 def find_lease(site: Site) -> Lease | None:
     """The last known lease of the cluster's machines; None if they are not lent. Raises InputError."""
     keys = site.cluster.cloudlab
-    return lease.newest(site.workspace.own, [Path(name) for name in keys.manifests]) if keys is not None else None
+    return (
+        lease.read_newest_lease(site.workspace.shardlab_folder, [Path(name) for name in keys.manifests])
+        if keys is not None
+        else None
+    )
 
 
 def _write_inventory(path: Path, content: bytes) -> None:

@@ -89,7 +89,7 @@ def _check_packages(site: Site, target: Target, folder: PurePosixPath) -> Packag
     """The change that checks packages which `provision` did not install: on the login node if possible, otherwise in a job."""
     environment = site.cluster.environment
     starter = container.rank_python(site.cluster, target.node.python)
-    entry, folders = _packages_setting(environment), " ".join(container.folders(site.cluster))
+    entry, folders = _packages_setting(environment), " ".join(container.mounted_folders(site.cluster))
     advice = "Is this the folder of a virtual or conda environment?"
     if environment.container is not None:
         advice = f"Does {environment.runtime} start this image there?"
@@ -162,7 +162,7 @@ def _download_wheels(site: Site, target: Target, folder: PurePosixPath, wheels: 
         interpreter=python.wrap_with_modules(site.cluster, [interpreter]),
         folder=PurePosixPath(wheels),
         requirements=requirements,
-        local_folder=None if site.cluster.login is None else site.workspace.own,
+        local_folder=None if site.cluster.login is None else site.workspace.shardlab_folder,
     )
 
 

@@ -54,7 +54,7 @@ def cache_folder() -> Path:
 
 def hold_practice_lock() -> AbstractContextManager[int]:
     """A context manager that holds the lock for making and removing what all practice nodes share, such as the base."""
-    return files.locked(cache_folder() / "lock")
+    return files.hold_lock(cache_folder() / "lock")
 
 
 def own_release() -> str:

@@ -34,7 +34,7 @@ def profile(cluster: Cluster, workspace: Workspace) -> str:
 def _plan_request(cluster: Cluster) -> ExperimentRequest:
     experiment_request = request.plan_experiment(cluster)
     for sentence in experiment_request.unknown:
-        Output().remark(f"warning: {sentence}.", style="yellow")
+        Output().print_remark(f"warning: {sentence}.", style="yellow")
     return experiment_request
 
 
@@ -74,7 +74,7 @@ def obtain(cluster: Cluster, workspace: Workspace) -> None:
         return
     output = Output()
     for sentence in profile_request.plan_profile_request(cluster).warnings:
-        output.remark(f"warning: {sentence}.", style="yellow")
+        output.print_remark(f"warning: {sentence}.", style="yellow")
     with _open_portal(cluster, _require_token(cluster), output) as portal:
         creation.obtain_experiment(cluster, workspace, portal, output)
 
@@ -85,7 +85,7 @@ def _read_note(cluster: Cluster, workspace: Workspace) -> ExperimentNote | None:
     Raises InputError if the note describes another experiment than the cluster file.
     """
     assert cluster.cloudlab is not None
-    note = None if cluster.cloudlab.manifests else cloudlab_experiment.read(workspace.own)
+    note = None if cluster.cloudlab.manifests else cloudlab_experiment.read_note(workspace.shardlab_folder)
     if note is not None:
         creation.check_note(note, cluster, workspace)
     return note
@@ -117,8 +117,8 @@ def confirmation(cluster: Cluster, workspace: Workspace) -> Confirmation | None:
         return None
     _require_token(cluster)  # a missing token raises an error before the user is asked
     sentences = [f"down terminates the experiment {note.name} of the project {note.project}; all data on its nodes is lost."]
-    if (last_lease := lease.newest(workspace.own, [])) is not None:
-        sentences.append(last_lease.in_words(datetime.now(UTC)))
+    if (last_lease := lease.read_newest_lease(workspace.shardlab_folder, [])) is not None:
+        sentences.append(last_lease.describe(datetime.now(UTC)))
     return Confirmation(note.name, [*sentences, *filter(None, [termination.unfetched_runs_warning(workspace)])])
 
 
@@ -159,12 +159,12 @@ def _refresh_lease(cluster: Cluster, workspace: Workspace, note: ExperimentNote)
         with _open_portal(cluster, _require_token(cluster), output) as portal:
             creation.refresh_experiment(workspace, portal)
     except (PortalError, InputError) as error:
-        output.remark(f"warning: the end of the lease was not read anew: {error}", style="yellow")
+        output.print_remark(f"warning: the end of the lease was not read anew: {error}", style="yellow")
 
 
 def _open_portal(cluster: Cluster, portal_token: Token, output: Output) -> Portal:
     assert cluster.cloudlab is not None
-    return Portal(cluster.cloudlab.portal_url, portal_token, output.remark)
+    return Portal(cluster.cloudlab.portal_url, portal_token, output.print_remark)
 
 
 def _read_stored_token(cluster: Cluster) -> Token | None:

@@ -22,13 +22,13 @@ def nodes(cluster: Cluster, workspace: Workspace) -> list[LoginNode] | list[Loca
     login = cluster.login
     if login is None:
         return [LocalLoginNode(name="login", python=python)]
-    identity = workspace.relative(cluster.ssh.identity) if cluster.ssh.identity else None
+    identity = workspace.resolve_path(cluster.ssh.identity) if cluster.ssh.identity else None
     ssh_address = Address(
         login.host,
         login.port,
         login.user or cluster.ssh.user,
         identity,
-        workspace.own / "known_hosts",
+        workspace.shardlab_folder / "known_hosts",
         cluster.ssh.host_keys,
         shared=True,
     )
@@ -48,7 +48,7 @@ def environment_folder(cluster: Cluster) -> PurePosixPath:
         cluster.slurm.setup,
     ]
     if keys.container is not None:
-        digest_values += [keys.runtime, keys.container, container.folders(cluster), site_python.has_gpus(cluster)]
+        digest_values += [keys.runtime, keys.container, container.mounted_folders(cluster), site_python.has_gpus(cluster)]
     content = json.dumps(digest_values)
     return PurePosixPath(cluster.storage.shared) / f"python-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 

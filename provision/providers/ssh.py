@@ -132,16 +132,16 @@ def make_node(
     """
     ssh = cluster.ssh
     if identity is None and ssh.identity is not None:
-        identity = workspace.relative(ssh.identity)
+        identity = workspace.resolve_path(ssh.identity)
     address = Address(
         host=host,
         port=entry.port,
         user=user or entry.user or ssh.user,
         identity=identity,
-        known_hosts=workspace.own / "known_hosts",
+        known_hosts=workspace.shardlab_folder / "known_hosts",
         host_keys=ssh.host_keys,
     )
-    log = workspace.own / "log" / f"{entry.name}.log"
+    log = workspace.shardlab_folder / "log" / f"{entry.name}.log"
     folder = f"{cluster.storage.shared}/shardlab" if cluster.storage.shared else LOCAL_FOLDER
     folder_suffix = "" if venv_python == "python3" else f"-{PurePosixPath(venv_python).parent.parent.name}"
     python = f"{folder}/python-{software.packages_digest()}{folder_suffix}/bin/python"

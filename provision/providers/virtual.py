@@ -171,16 +171,16 @@ def _wait_for_node(node: SshNode, limit_s: float) -> None:
 
 def _print_remark(sentence: str) -> None:
     """Print a sentence for the user about work that takes minutes."""
-    Output().remark(sentence)
+    Output().print_remark(sentence)
 
 
 def _identity_path(workspace: Workspace) -> Path:
-    return workspace.own / "practice" / "id_ed25519"
+    return workspace.shardlab_folder / "practice" / "id_ed25519"
 
 
 def _add_known_host(workspace: Workspace, host: str, public: str) -> None:
     """Write the public host key of a node, which this machine made, into known_hosts of the workspace. host: its address."""
-    path = workspace.own / "known_hosts"
+    path = workspace.shardlab_folder / "known_hosts"
     old_lines = files.read(path).decode(errors="replace").splitlines() if path.exists() else []
     other_lines = [line for line in old_lines if line.split(" ")[0] != host]
     files.write_atomic(path, "".join(f"{line}\n" for line in [*other_lines, f"{host} {' '.join(public.split()[:2])}"]).encode())

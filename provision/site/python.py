@@ -42,7 +42,7 @@ def render_script(cluster: Cluster, folder: PurePosixPath, source: str, *, ranks
         in_container=ranks and environment.runtime == "pyxis",  # with pyxis, srun starts ranks in the container
         runtime=environment.runtime,
         image=environment.container,
-        folders=container.folders(cluster),
+        folders=container.mounted_folders(cluster),
         gpus=has_gpus(cluster),
     ).encode()
 
@@ -54,7 +54,7 @@ def installed_extras(cluster: Cluster) -> tuple[str, ...]:
 
 def cache_variables(folder: PurePosixPath) -> list[tuple[str, str]]:
     """Environment variables that move the caches of tools out of $HOME, where users of a site have a small quota."""
-    return tool_caches.variables(folder.parent / "cache")
+    return tool_caches.cache_variables(folder.parent / "cache")
 
 
 def has_gpus(cluster: Cluster) -> bool:

@@ -1,6 +1,6 @@
 """The files in a workspace about its CloudLab experiment: the manifests, and a note about who created the experiment.
 
-The argument `own` of the functions is the folder .shardlab of the workspace.
+The argument `shardlab_folder` of the functions is the folder .shardlab of the workspace.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardlab.files import files, json_file
 SCHEMA = 1
 MANIFESTS = "cloudlab"  # the folder in .shardlab with a manifest AGGREGATE.xml of each aggregate, and with lease.json
 NOTE = "cloudlab-experiment.json"  # a file in .shardlab; it is not in MANIFESTS, because that folder is replaced as a whole
-OLD = ".old"  # suffix that a file or folder gets when it is no longer used
+OLD_SUFFIX = ".old"  # suffix that a file or folder gets when it is no longer used
 
 
 class ExperimentNote(msgspec.Struct, frozen=True):
@@ -45,36 +45,36 @@ class ExperimentNote(msgspec.Struct, frozen=True):
     """The address of the experiment's web page at the portal."""
 
 
-def path_of(own: Path) -> Path:
+def note_path(shardlab_folder: Path) -> Path:
     """The path of the note about the experiment."""
-    return own / NOTE
+    return shardlab_folder / NOTE
 
 
-def read(own: Path) -> ExperimentNote | None:
+def read_note(shardlab_folder: Path) -> ExperimentNote | None:
     """The note, or None if the workspace has no note. Raises InputError for a damaged note."""
     fault = "is not a note of this version: {}. Allowed: the file as `provision` wrote it."
-    return json_file.read(path_of(own), ExperimentNote, fault)
+    return json_file.read_json(note_path(shardlab_folder), ExperimentNote, fault)
 
 
-def write(own: Path, note: ExperimentNote) -> ExperimentNote:
+def write_note(shardlab_folder: Path, note: ExperimentNote) -> ExperimentNote:
     """Store the note in the workspace, and return it. Raises WorkspaceError."""
-    files.make_folder(own)
-    files.write_json(path_of(own), note)
+    files.make_folder(shardlab_folder)
+    files.write_json(note_path(shardlab_folder), note)
     return note
 
 
-def manifests(own: Path) -> list[Path]:
+def stored_manifests(shardlab_folder: Path) -> list[Path]:
     """The paths of the stored manifests; empty if no manifest is stored."""
-    return sorted((own / MANIFESTS).glob("*.xml"))
+    return sorted((shardlab_folder / MANIFESTS).glob("*.xml"))
 
 
-def store_manifests(own: Path, texts: Mapping[str, bytes]) -> None:
+def store_manifests(shardlab_folder: Path, texts: Mapping[str, bytes]) -> None:
     """Replace the stored manifests by these manifests of the experiment. Either all of them are stored, or nothing changes.
 
     texts: for each manifest, the name of its aggregate, which must be safe as a file name -> its content.
     Raises WorkspaceError.
     """
-    folder = own / MANIFESTS
+    folder = shardlab_folder / MANIFESTS
     staging = folder.with_suffix(".new")
     with files.as_workspace_error("write"):
         shutil.rmtree(staging, ignore_errors=True)
@@ -84,23 +84,23 @@ def store_manifests(own: Path, texts: Mapping[str, bytes]) -> None:
         if folder.exists():
             _put_aside(folder)
         staging.rename(folder)
-        files.sync_folder(own)
+        files.sync_folder(shardlab_folder)
 
 
-def forget(own: Path) -> None:
+def put_experiment_aside(shardlab_folder: Path) -> None:
     """Rename the folder of the manifests and then the note, so that their names end in .old and no command uses them.
 
     Raises WorkspaceError.
     """
     with files.as_workspace_error("write"):
-        for path in (own / MANIFESTS, path_of(own)):
+        for path in (shardlab_folder / MANIFESTS, note_path(shardlab_folder)):
             if path.exists():
                 _put_aside(path)
-        files.sync_folder(own)
+        files.sync_folder(shardlab_folder)
 
 
 def _put_aside(path: Path) -> None:
-    old = path.with_name(path.name + OLD)
-    if old.is_dir():
-        shutil.rmtree(old)
-    path.rename(old)
+    old_path = path.with_name(path.name + OLD_SUFFIX)
+    if old_path.is_dir():
+        shutil.rmtree(old_path)
+    path.rename(old_path)

@@ -71,7 +71,7 @@ class Experiment(msgspec.Struct, frozen=True):
         return set.intersection(*(set(node.logins) for node in self.nodes)) if self.nodes else set()
 
 
-def read(path: Path) -> bytes:
+def read_manifest(path: Path) -> bytes:
     """Read the file of a manifest, at most MOST_BYTES + 1 bytes. Raises InputError."""
     try:
         with files.open_regular(path, follow=True) as file:
@@ -80,18 +80,18 @@ def read(path: Path) -> bytes:
         raise InputError(f"{path}: {error.strerror}. Allowed: the file of a manifest.") from None
 
 
-def aggregate(name: str, urn: str) -> str:
+def aggregate_name(name: str, urn: str) -> str:
     """The name of the aggregate (site) in a URN: wisc.cloudlab.us for urn:publicid:IDN+wisc.cloudlab.us+authority+cm.
 
     The name is safe as a file name. name: the name of the manifest for error messages. Raises InputError.
     """
-    found = _URN.match(urn)
-    if found is None or HOST.fullmatch(found[1]) is None:
+    match = _URN.match(urn)
+    if match is None or HOST.fullmatch(match[1]) is None:
         raise InputError(f"{name}: is of no aggregate. Allowed: urn:publicid:IDN+SITE+authority+cm.")
-    return found[1]
+    return match[1]
 
 
-def parse(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
+def parse_manifests(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
     """Read an experiment from its manifests, one manifest of each aggregate.
 
     manifests: for each manifest, (its name for error messages, its content).
@@ -103,14 +103,14 @@ def parse(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
     """
     nodes: dict[str, ManifestNode] = {}
     passed_through: dict[str, str] = {}  # for each node without a login: its name -> `MANIFEST: NAME` for error messages
-    ends: list[tuple[datetime, str]] = []
+    expirations: list[tuple[datetime, str]] = []
     for name, content in manifests:
-        root = _root(name, content)
+        root = _parse_root(name, content)
         if (expires := root.get("expires")) is not None:
-            ends.append((_moment(name, expires), expires))
-        links = _links(root)
+            expirations.append((_parse_expiry(name, expires), expires))
+        links = _links_by_interface(root)
         for element in _children(root, "node"):
-            node = _node(name, element, links)
+            node = _read_node(name, element, links)
             if node is None:
                 continue
             if not node.logins:
@@ -131,10 +131,10 @@ def parse(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
             "The manifest lists no machine (virtual machines and blockstores are none). Allowed: the manifest of an experiment "
             "whose nodes are ready."
         )
-    return Experiment(tuple(nodes.values()), min(ends)[1] if ends else None)
+    return Experiment(tuple(nodes.values()), min(expirations)[1] if expirations else None)
 
 
-def _root(name: str, content: bytes) -> Element:
+def _parse_root(name: str, content: bytes) -> Element:
     try:
         from defusedxml import DefusedXmlException
         from defusedxml.ElementTree import ParseError, fromstring
@@ -153,14 +153,14 @@ def _root(name: str, content: bytes) -> Element:
     return root
 
 
-def _moment(name: str, text: str) -> datetime:
-    moment = moments.read(text)
+def _parse_expiry(name: str, text: str) -> datetime:
+    moment = moments.parse_time(text)
     if moment is None or moment.tzinfo is None:
         raise InputError(f"{name}: expires is {text[:40]!r}. Allowed: a moment such as 2031-05-02T18:00:00Z.")
     return moment
 
 
-def _links(root: Element) -> dict[str, str]:
+def _links_by_interface(root: Element) -> dict[str, str]:
     """For each interface in a manifest: its client_id -> the client_id of its link."""
     return {
         reference.get("client_id", ""): link.get("client_id", "")
@@ -169,16 +169,16 @@ def _links(root: Element) -> dict[str, str]:
     }
 
 
-def _node(name: str, element: Element, links: dict[str, str]) -> ManifestNode | None:
+def _read_node(name: str, element: Element, links: dict[str, str]) -> ManifestNode | None:
     """Read a <node> element. Returns None if the node is not a machine but, for example, a blockstore. Raises InputError.
 
-    name: the name of the manifest for error messages. links: as `_links` returns them.
+    name: the name of the manifest for error messages. links: as `_links_by_interface` returns them.
     """
     sliver = next((child.get("name", "") for child in _children(element, "sliver_type")), "")
     if sliver not in MACHINES:
         return None
-    called = _matched(name, "the client_id", element.get("client_id", ""), NODE_NAME)
-    where = f"{name}: {called}"
+    node_name = _check_pattern(name, "the client_id", element.get("client_id", ""), NODE_NAME)
+    where = f"{name}: {node_name}"
     urn = _URN.match(element.get("component_manager_id") or element.get("component_id") or "")
     if urn is None:
         raise InputError(
@@ -187,9 +187,9 @@ def _node(name: str, element: Element, links: dict[str, str]) -> ManifestNode | 
     logins: dict[str, tuple[str, int]] = {}
     for services in _children(element, "services"):
         for login in _children(services, "login"):
-            user = _matched(where, "the user of a login", login.get("username", ""), LOGIN)
-            host = _matched(where, "the host of a login", login.get("hostname", ""), HOST)
-            logins[user] = (host, _port(where, login.get("port") or "22"))
+            user = _check_pattern(where, "the user of a login", login.get("username", ""), LOGIN)
+            host = _check_pattern(where, "the host of a login", login.get("hostname", ""), HOST)
+            logins[user] = (host, _check_port(where, login.get("port") or "22"))
     host_element = next(iter(_children(element, "host")), None)
     control = host_element.get("ipv4") if host_element is not None else None
     full_name = host_element.get("name") if host_element is not None else None
@@ -197,28 +197,28 @@ def _node(name: str, element: Element, links: dict[str, str]) -> ManifestNode | 
         (child.get("name") for child in _children(element, "hardware_type")), None
     )
     return ManifestNode(
-        name=called,
+        name=node_name,
         site=urn[1],
-        hardware=_matched(where, "the hardware type", hardware, NODE_NAME) if hardware is not None else None,
+        hardware=_check_pattern(where, "the hardware type", hardware, NODE_NAME) if hardware is not None else None,
         logins=logins,
-        control=_address(where, control) if control else None,
-        interfaces=tuple(_interfaces(where, element, links)),
-        full_name=_matched(where, "the name of the host", full_name, FULL_NAME) if full_name else None,
+        control=_check_address(where, control) if control else None,
+        interfaces=tuple(_read_interfaces(where, element, links)),
+        full_name=_check_pattern(where, "the name of the host", full_name, FULL_NAME) if full_name else None,
         mounts=tuple(
-            _matched(where, "the mount point of a blockstore", store.get("mountpoint", ""), MOUNT)
-            for store in _extensions(element, "blockstore")
-            if store.get("mountpoint")
+            _check_pattern(where, "the mount point of a blockstore", blockstore.get("mountpoint", ""), MOUNT)
+            for blockstore in _extensions(element, "blockstore")
+            if blockstore.get("mountpoint")
         ),
     )
 
 
-def _interfaces(where: str, element: Element, links: dict[str, str]) -> Iterable[ManifestInterface]:
+def _read_interfaces(where: str, element: Element, links: dict[str, str]) -> Iterable[ManifestInterface]:
     for interface in _children(element, "interface"):
         for ip in _children(interface, "ip"):
             text = ip.get("address", "")
             if ip.get("type", "ipv6" if ":" in text else "ipv4") != "ipv4":
                 continue
-            address = _address(where, text)
+            address = _check_address(where, text)
             try:
                 prefix = ipaddress.IPv4Network(f"{address}/{ip.get('netmask', '')}", strict=False).prefixlen
             except ValueError:
@@ -228,16 +228,16 @@ def _interfaces(where: str, element: Element, links: dict[str, str]) -> Iterable
             yield ManifestInterface(
                 address,
                 prefix,
-                _colons(_matched(where, "a MAC address", mac.lower(), MAC)) if mac else None,
-                _matched(where, "the client_id of a link", link, NODE_NAME) if link else None,
+                _format_mac(_check_pattern(where, "a MAC address", mac.lower(), MAC)) if mac else None,
+                _check_pattern(where, "the client_id of a link", link, NODE_NAME) if link else None,
             )
 
 
-def _colons(mac: str) -> str:
-    return mac if ":" in mac else ":".join(mac[place : place + 2] for place in range(0, 12, 2))
+def _format_mac(mac: str) -> str:
+    return mac if ":" in mac else ":".join(mac[index : index + 2] for index in range(0, 12, 2))
 
 
-def _address(where: str, text: str) -> str:
+def _check_address(where: str, text: str) -> str:
     try:
         address = ipaddress.IPv4Address(text)
     except ValueError:
@@ -247,15 +247,15 @@ def _address(where: str, text: str) -> str:
     return str(address)
 
 
-def _port(where: str, text: str) -> int:
+def _check_port(where: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535):
         raise InputError(f"{where}: found the port {text[:40]!r}. Allowed: 1 to 65535.")
     return int(text)
 
 
-def _matched(where: str, what: str, text: str, pattern: re.Pattern[str]) -> str:
+def _check_pattern(where: str, description: str, text: str, pattern: re.Pattern[str]) -> str:
     if len(text) > 253 or pattern.fullmatch(text) is None:
-        raise InputError(f"{where}: {what} is {text[:40]!r}. Allowed: {pattern.pattern}")
+        raise InputError(f"{where}: {description} is {text[:40]!r}. Allowed: {pattern.pattern}")
     return text
 
 

@@ -15,7 +15,7 @@ from shardlab.errors import InputError
 Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")]
 TOKEN_VARIABLE = "CLOUDLAB_TOKEN"  # the variable with the token of the portal; it is secret, so runs do not get it
 EXTRA_DISK = "/mydata"  # the folder at which the local disk of a node is mounted, by a blockstore or by mkextrafs.pl
-MOST_NAMED = 5  # largest number of nodes that a message names
+MOST_NAMED_NODES = 5  # largest number of nodes that a message names
 NFS_FOLDERS = ("/proj", "/users")  # CloudLab's folders of projects and users: they are on NFS over the control network
 
 ImageName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+/-]{0,200}\Z")]
@@ -74,54 +74,70 @@ class ExperimentNode(msgspec.Struct, frozen=True):
     network: ManifestInterface | None  # interface on the network that all nodes share; None: a single node without a network
 
 
-def select(experiment: Experiment, user: str | None, what: str) -> list[ExperimentNode]:
+def select_nodes(experiment: Experiment, user: str | None, manifest_names: str) -> list[ExperimentNode]:
     """The nodes of an experiment, each with a login and with its interface on the network that all nodes share.
 
     user: the member of the CloudLab project whose login is used; None: the member whose name is that of this machine's user, or
-    else the only member. what: the names of the manifests for error messages. Raises InputError.
+    else the only member. manifest_names: the names of the manifests for error messages. Raises InputError.
     """
-    member = _member(experiment, user, what)
+    member = _choose_member(experiment, user, manifest_names)
     network = _common_network(experiment.nodes)
     if network is None and len(experiment.nodes) > 1:
-        alone = [node.name for node in experiment.nodes if not node.interfaces]
-        on_none = f" ({', '.join(alone[:MOST_NAMED])}{', ...' if len(alone) > MOST_NAMED else ''}: on none)" if alone else ""
-        raise InputError(f"{what}: its nodes share no experiment network{on_none}. Allowed: a LAN that all nodes are on.")
-    chosen: dict[str, ExperimentNode] = {}
+        isolated_nodes = [node.name for node in experiment.nodes if not node.interfaces]
+        isolated_text = (
+            " "
+            f"({', '.join(isolated_nodes[:MOST_NAMED_NODES])}{', ...' if len(isolated_nodes) > MOST_NAMED_NODES else ''}: on none)"
+            if isolated_nodes
+            else ""
+        )
+        raise InputError(
+            f"{manifest_names}: its nodes share no experiment network{isolated_text}. Allowed: a LAN that all nodes are on."
+        )
+    selected_nodes: dict[str, ExperimentNode] = {}
     owners: dict[str, str] = {}  # the name of a node, by its address on the experiment network
     for node in experiment.nodes:
         name = node.name.lower().replace("_", "-")[:31]
-        if name in chosen:
-            raise InputError(f"{what}: two nodes are called {name}, in lower case. Allowed: different names.")
+        if name in selected_nodes:
+            raise InputError(f"{manifest_names}: two nodes are called {name}, in lower case. Allowed: different names.")
         host, port = node.logins[member]
-        interface = next((one for one in node.interfaces if _network(one) == network), None)
+        interface = next(
+            (node_interface for node_interface in node.interfaces if _interface_network(node_interface) == network), None
+        )
         if interface is not None and (other := owners.setdefault(interface.address, name)) != name:
             raise InputError(
-                f"{what}: {other} and {name} have the same address {interface.address} on the experiment network. Allowed: the "
+                f"{manifest_names}: {other} and {name} have the same address {interface.address} on the experiment "
+                "network. Allowed: the "
                 "manifests of one experiment, in which each node has its own address."
             )
-        chosen[name] = ExperimentNode(name, host, port, member, node.hardware, node.site, node.control, interface)
-    return list(chosen.values())
+        selected_nodes[name] = ExperimentNode(name, host, port, member, node.hardware, node.site, node.control, interface)
+    return list(selected_nodes.values())
 
 
-def _member(experiment: Experiment, user: str | None, what: str) -> str:
+def _choose_member(experiment: Experiment, user: str | None, manifest_names: str) -> str:
     members = experiment.users()
-    own = user or getpass.getuser()
-    if own in members:
-        return own
+    user_name = user or getpass.getuser()
+    if user_name in members:
+        return user_name
     if user is None and len(members) == 1:
         return next(iter(members))
-    who = f"the user {own} has no login on every node" if user else f"none of the logins is of the user {own} of this machine"
-    raise InputError(f"{what}: {who}. Set in the cluster file ssh.user to one of: {', '.join(sorted(members)) or 'nobody'}.")
+    problem = (
+        f"the user {user_name} has no login on every node"
+        if user
+        else f"none of the logins is of the user {user_name} of this machine"
+    )
+    raise InputError(
+        f"{manifest_names}: {problem}. Set in the cluster file ssh.user to one of: {', '.join(sorted(members)) or 'nobody'}."
+    )
 
 
-def _network(interface: ManifestInterface) -> ipaddress.IPv4Network:
+def _interface_network(interface: ManifestInterface) -> ipaddress.IPv4Network:
     return ipaddress.IPv4Network(f"{interface.address}/{interface.prefix}", strict=False)
 
 
 def _common_network(nodes: Sequence[ManifestNode]) -> ipaddress.IPv4Network | None:
     """The network to which all nodes are connected, or the first of them on the first node; None if there is none."""
     for interface in nodes[0].interfaces:
-        network = _network(interface)
-        if all(any(_network(other) == network for other in node.interfaces) for node in nodes):
+        network = _interface_network(interface)
+        if all(any(_interface_network(other) == network for other in node.interfaces) for node in nodes):
             return network
     return None

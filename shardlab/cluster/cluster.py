@@ -33,12 +33,12 @@ from shardlab.cluster.environment_keys import Environment
 from shardlab.cluster.slurm_keys import Gpus, Slurm
 from shardlab.errors import InputError
 from shardlab.files import document, validation
-from shardlab.url import without_secrets
+from shardlab.url import remove_secrets
 
 Release = Literal["bookworm", "trixie", "sid"]  # releases of Debian
-MOUNTED = re.compile(r"^[A-Za-z0-9._/+-]*\Z")  # a path that can be mounted in a container; : and , separate mounts
+MOUNTABLE_PATH = re.compile(r"^[A-Za-z0-9._/+-]*\Z")  # a path that can be mounted in a container; : and , separate mounts
 # Keys of a cluster file that are not allowed with provider local.
-REMOTE = ("login", "cloudlab", "nodes", "ssh", "lan", "release", "gpus", "storage", "environment", "slurm")
+REMOTE_KEYS = ("login", "cloudlab", "nodes", "ssh", "lan", "release", "gpus", "storage", "environment", "slurm")
 
 
 # System folders in `/`. `provision` neither mounts a disk over these folders nor exports them by NFS.
@@ -130,35 +130,34 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self
 
 
-HOW = "To get a cluster file, run: provision init > cluster.yaml"
+INIT_HINT = "To get a cluster file, run: provision init > cluster.yaml"
 THIS_MACHINE = Cluster(schema=1, name="local", provider="local")
 
 
-def load(path: Path, created: Sequence[Path] = ()) -> Cluster:
+def load_cluster(path: Path, created_manifests: Sequence[Path] = ()) -> Cluster:
     """Read and check a cluster file. Raises InputError with file:line:column for a problem in the file.
 
-    created: the paths of the manifests of the CloudLab experiment that `provision` created. They are used if the cluster file
-    has provider cloudlab and lists neither nodes nor manifests.
-    """
+    created_manifests: the paths of the manifests of the CloudLab experiment that `provision` created. They are used if the
+    cluster file has provider cloudlab and lists neither nodes nor manifests."""
     if not path.exists() and not path.is_symlink():
-        raise InputError(f"{path}: no such file. {HOW}")
+        raise InputError(f"{path}: no such file. {INIT_HINT}")
     text = document.load(path)
     if text.data is None:
-        raise InputError(f"{path}: the file has no keys. {HOW}")
-    cluster = validation.convert(text, Cluster)
+        raise InputError(f"{path}: the file has no keys. {INIT_HINT}")
+    cluster = validation.convert_document(text, Cluster)
     if cluster.data.path is not None and not cluster.data.path.strip():
         raise text.error(("data", "path"), "found an empty path. Allowed: the path of a folder, or null.")
-    _check_sets(text, cluster.data.named())
+    _check_sets(text, cluster.data.all_data_sets())
     if cluster.cloudlab is not None and cluster.cloudlab.manifests:
         manifests = [(path.parent / name).absolute() for name in cluster.cloudlab.manifests]
         # The paths become absolute, because `provision` later reads the lease from the manifests and does not know the folder
         # of the cluster file.
-        experiment = msgspec.structs.replace(cluster.cloudlab, manifest=[str(one) for one in manifests])
+        experiment = msgspec.structs.replace(cluster.cloudlab, manifest=[str(manifest) for manifest in manifests])
         cluster = msgspec.structs.replace(cluster, cloudlab=experiment)
         if not cluster.nodes:
             cluster = with_experiment(cluster, manifests)
-    elif cluster.provider == "cloudlab" and cluster.cloudlab is not None and not cluster.nodes and created:
-        cluster = with_experiment(cluster, created)
+    elif cluster.provider == "cloudlab" and cluster.cloudlab is not None and not cluster.nodes and created_manifests:
+        cluster = with_experiment(cluster, created_manifests)
     _check_nodes(text, cluster)
     return cluster
 
@@ -168,7 +167,7 @@ def with_experiment(cluster: Cluster, manifests: Sequence[Path]) -> Cluster:
 
     manifests: the paths of the manifests of the experiment.
     """
-    return with_manifests(cluster, [(str(path), cloudlab_manifest.read(path)) for path in manifests])
+    return with_manifests(cluster, [(str(path), cloudlab_manifest.read_manifest(path)) for path in manifests])
 
 
 def with_manifests(cluster: Cluster, manifests: Sequence[tuple[str, bytes]]) -> Cluster:
@@ -176,8 +175,8 @@ def with_manifests(cluster: Cluster, manifests: Sequence[tuple[str, bytes]]) -> 
 
     manifests: for each manifest, (its name for error messages, its content).
     """
-    what = ", ".join(name for name, _ in manifests)
-    experiment = cloudlab_manifest.parse(manifests)
+    manifest_names = ", ".join(name for name, _ in manifests)
+    experiment = cloudlab_manifest.parse_manifests(manifests)
     nodes = [
         NodeEntry(
             name=node.name,
@@ -187,14 +186,14 @@ def with_manifests(cluster: Cluster, manifests: Sequence[tuple[str, bytes]]) -> 
             control=node.control,
             port=node.port,
             user=node.user,
-            roles=["worker"] if place else ["controller", "worker"],
+            roles=["worker"] if index else ["controller", "worker"],
         )
-        for place, node in enumerate(cloudlab_keys.select(experiment, cluster.ssh.user, what))
+        for index, node in enumerate(cloudlab_keys.select_nodes(experiment, cluster.ssh.user, manifest_names))
     ]
     return msgspec.structs.replace(cluster, nodes=nodes)
 
 
-def resolved_file(cluster: Cluster) -> bytes:
+def encode_resolved_file(cluster: Cluster) -> bytes:
     """The content of a cluster file that lists all nodes, also the nodes that were read from the manifests of an experiment.
 
     A machine that does not have the manifests can read this file. The content is JSON, which is valid YAML.
@@ -206,7 +205,7 @@ def resolved_file(cluster: Cluster) -> bytes:
 
 def _check_nodes(text: document.Document, cluster: Cluster) -> None:
     if cluster.provider == "local":
-        for key in REMOTE:
+        for key in REMOTE_KEYS:
             if getattr(cluster, key) != getattr(THIS_MACHINE, key):
                 raise text.error(
                     (key,), "not allowed with provider local, which uses only this machine. Remove it, or change the provider."
@@ -244,21 +243,21 @@ def _check_site(text: document.Document, cluster: Cluster) -> None:
             "provider slurm needs storage.shared. Allowed: a folder of yours that the login node and all nodes share.",
         )
     environment_keys.check_site(text, cluster.environment)
-    if cluster.environment.container is not None and not MOUNTED.match(cluster.data.path or ""):
+    if cluster.environment.container is not None and not MOUNTABLE_PATH.match(cluster.data.path or ""):
         raise text.error(
             ("data", "path"),
             f"found {cluster.data.path}. Allowed with a container, which mounts it: letters, digits and the signs . _ / + -",
         )
     if not cluster.ssh.sudo:
         raise text.error(("ssh", "sudo"), "not allowed with provider slurm, which never uses sudo. Remove it.")
-    slurm_keys.check(text, cluster.slurm)
+    slurm_keys.check_slurm(text, cluster.slurm)
 
 
 def _check_installed(text: document.Document, cluster: Cluster) -> None:
     """Check the cluster file of nodes that `provision` sets up: all providers except local and slurm."""
     if cluster.login is not None:
         raise text.error(("login",), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm.")
-    environment_keys.check_installed(text, cluster.environment, cluster.provider)
+    environment_keys.check_installed_environment(text, cluster.environment, cluster.provider)
     for key in ("release", "lan"):
         if cluster.provider != "virtual" and getattr(cluster, key) != getattr(THIS_MACHINE, key):
             raise text.error((key,), f"not allowed with provider {cluster.provider}, whose machines already exist. Remove it.")
@@ -269,18 +268,18 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
     if not cluster.nodes:
         raise text.error(("provider",), f"provider {cluster.provider} needs nodes. Allowed: one or more, in the list nodes.")
     names = [entry.name for entry in cluster.nodes]
-    for place, entry in enumerate(cluster.nodes):
-        if entry.name in names[:place]:
-            raise text.error(("nodes", place, "name"), f"the name {entry.name} is used twice. Allowed: each name once.")
+    for index, entry in enumerate(cluster.nodes):
+        if entry.name in names[:index]:
+            raise text.error(("nodes", index, "name"), f"the name {entry.name} is used twice. Allowed: each name once.")
         if cluster.provider in ("ssh", "cloudlab") and not (entry.host and HOST.match(entry.host)):
             allowed = "Allowed: an address, or a name from ~/.ssh/config."
-            raise text.error(("nodes", place), f"found the host {entry.host!r}. {allowed}")
+            raise text.error(("nodes", index), f"found the host {entry.host!r}. {allowed}")
         if cluster.provider != "cloudlab" and (entry.mac, entry.control) != (None, None):
             raise text.error(
-                ("nodes", place), f"mac and control are not allowed with provider {cluster.provider}. Remove them."
+                ("nodes", index), f"mac and control are not allowed with provider {cluster.provider}. Remove them."
             )
         if cluster.provider == "virtual" and (entry.host, entry.address, entry.port, entry.user) != (None, None, None, None):
-            raise text.error(("nodes", place), "practice nodes get their addresses from lan.subnet. Allowed: name and roles.")
+            raise text.error(("nodes", index), "practice nodes get their addresses from lan.subnet. Allowed: name and roles.")
     if cluster.provider == "virtual":
         _check_practice(text, cluster)
     if not cluster.ssh.sudo:
@@ -291,7 +290,7 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
     if cluster.slurm is not None and not cluster.with_role("worker"):
         raise text.error(("slurm",), "no node has the role worker. Allowed: one node or more with this role.")
     if cluster.slurm is not None:
-        slurm_keys.check_installed(text, cluster.slurm, cluster.provider)
+        slurm_keys.check_installed_slurm(text, cluster.slurm, cluster.provider)
 
 
 def _check_nfs_folders(text: document.Document, cluster: Cluster) -> None:
@@ -299,14 +298,14 @@ def _check_nfs_folders(text: document.Document, cluster: Cluster) -> None:
 
     The NFS servers are reached over the control network, and CloudLab allows only logins on this network.
     """
-    named: dict[tuple[str, str], str | None] = {
+    folders: dict[tuple[str, str], str | None] = {
         ("storage", "shared"): cluster.storage.shared,
         ("storage", "mount"): cluster.storage.mount,
         ("data", "path"): cluster.data.path,
         ("environment", "wheelhouse"): cluster.environment.wheelhouse,
     }
-    for key, path in named.items():
-        if path is not None and (path.startswith("~") or _top(path) in cloudlab_keys.NFS_FOLDERS):
+    for key, path in folders.items():
+        if path is not None and (path.startswith("~") or _top_folder(path) in cloudlab_keys.NFS_FOLDERS):
             raise text.error(
                 key,
                 f"found {path}. On CloudLab, {' and '.join(cloudlab_keys.NFS_FOLDERS)}, where home folders are, are NFS over "
@@ -315,7 +314,7 @@ def _check_nfs_folders(text: document.Document, cluster: Cluster) -> None:
             )
 
 
-def _top(path: str) -> str:
+def _top_folder(path: str) -> str:
     """The first folder of an absolute path, such as `/proj` for `/proj/a/b`; empty for a relative path."""
     return "/" + posixpath.normpath(path).lstrip("/").partition("/")[0] if path.startswith("/") else ""
 
@@ -345,8 +344,8 @@ def _check_storage(text: document.Document, cluster: Cluster) -> None:
         raise text.error(("storage", "server"), "a server without a folder to export. Allowed: together with storage.shared.")
     if storage.server is not None and storage.server not in [entry.name for entry in cluster.nodes]:
         raise text.error(("storage", "server"), f"no node is called {storage.server}. Allowed: a name under nodes.")
-    made = {"mount": storage.mount, "shared": storage.shared if storage.server else None}
-    for key, path in made.items():
+    made_folders = {"mount": storage.mount, "shared": storage.shared if storage.server else None}
+    for key, path in made_folders.items():
         if path is not None and (
             posixpath.normpath(path) != path or path.startswith("//") or path.split("/")[1] in SYSTEM_FOLDERS
         ):
@@ -373,38 +372,38 @@ def _check_practice(text: document.Document, cluster: Cluster) -> None:
 
 def _check_sets(text: document.Document, sets: list[DataSet]) -> None:
     for index, data_set in enumerate(sets):
-        place = ("data", "sets", index)
+        path = ("data", "sets", index)
         if data_set.name in [other.name for other in sets[:index]]:
-            raise text.error(place, f"the data set {data_set.name} is listed twice. Allowed: each data set once.")
+            raise text.error(path, f"the data set {data_set.name} is listed twice. Allowed: each data set once.")
         if data_set.archive is None:
             if data_set.sha256 is not None:
                 raise text.error(
-                    (*place, "sha256"), "a checksum without an archive. Allowed: both, an archive alone, or neither."
+                    (*path, "sha256"), "a checksum without an archive. Allowed: both, an archive alone, or neither."
                 )
             continue
         if not data_set.archive.strip():
-            raise text.error((*place, "archive"), "found an empty path. Allowed: a URL, a path, or null.")
+            raise text.error((*path, "archive"), "found an empty path. Allowed: a URL, a path, or null.")
         if data_set.is_url:
             url = urlsplit(data_set.archive)
             if url.scheme not in ("http", "https") or not url.hostname:
-                address = without_secrets(data_set.archive.partition("?")[0])
-                raise text.error((*place, "archive"), f"found {address!r}. Allowed: http://, https://, or a path.")
+                address = remove_secrets(data_set.archive.partition("?")[0])
+                raise text.error((*path, "archive"), f"found {address!r}. Allowed: http://, https://, or a path.")
             if not re.fullmatch(r"[!#-&(-;=?-~]+", data_set.archive):
-                raise text.error((*place, "archive"), "found a space or a quote in a URL. Allowed: %20, %22 and %27 for these.")
+                raise text.error((*path, "archive"), "found a space or a quote in a URL. Allowed: %20, %22 and %27 for these.")
             if url.username or url.password:
-                raise text.error((*place, "archive"), "a URL with a user or password in it. Allowed: a URL without them.")
+                raise text.error((*path, "archive"), "a URL with a user or password in it. Allowed: a URL without them.")
             if data_set.sha256 is None:
-                raise text.error(place, "a URL without a checksum. Allowed: a URL together with the key sha256.")
+                raise text.error(path, "a URL without a checksum. Allowed: a URL together with the key sha256.")
 
 
-def find(given: Path | None, workspace: Path) -> Cluster:
-    """The cluster that a command uses: from the file `given`, else from cluster.yaml in the workspace, else THIS_MACHINE.
+def find_cluster(named_file: Path | None, workspace: Path) -> Cluster:
+    """The cluster that a command uses: from the file `named_file`, else from cluster.yaml in the workspace, else THIS_MACHINE.
 
-    given: the cluster file that the user named, or None. workspace: the folder of the workspace. Raises InputError.
+    named_file: the cluster file that the user named, or None. workspace: the folder of the workspace. Raises InputError.
     """
-    own = workspace / "cluster.yaml"
-    if given is None and own.is_symlink() and not own.exists():
-        raise InputError(f"{own}: is a symlink to a file that does not exist.")
-    if given is None and not own.exists():
+    workspace_file = workspace / "cluster.yaml"
+    if named_file is None and workspace_file.is_symlink() and not workspace_file.exists():
+        raise InputError(f"{workspace_file}: is a symlink to a file that does not exist.")
+    if named_file is None and not workspace_file.exists():
         return THIS_MACHINE
-    return load(given or own, cloudlab_experiment.manifests(workspace / ".shardlab"))
+    return load_cluster(named_file or workspace_file, cloudlab_experiment.stored_manifests(workspace / ".shardlab"))

@@ -31,13 +31,15 @@ def srun_options(cluster: Cluster, folder: str, *, node_disk: bool = False) -> l
     """The options of srun that start each task in the container; empty if srun does not start the container.
 
     folder: the working directory of the task.
-    node_disk: whether the task copies data to the disk of its node. The options then contain NODE_DISK, which `with_node_disk`
-    replaces later.
-    """
+    node_disk: whether the task copies data to the disk of its node. The options then contain NODE_DISK, which
+    `replace_node_disk` replaces later."""
     environment = cluster.environment
     if environment.runtime != "pyxis":
         return []
-    mounts = [*folders(cluster), *([NODE_DISK] if node_disk else [])]  # without this mount, /tmp of the container is in memory
+    mounts = [
+        *mounted_folders(cluster),
+        *([NODE_DISK] if node_disk else []),
+    ]  # without this mount, /tmp of the container is in memory
     return [
         f"--container-image={environment.container}",
         f"--container-mounts={','.join(f'{path}:{path}' for path in mounts)}",
@@ -48,15 +50,15 @@ def srun_options(cluster: Cluster, folder: str, *, node_disk: bool = False) -> l
     ]
 
 
-def with_node_disk(command: Sequence[str]) -> list[str]:
+def replace_node_disk(command: Sequence[str]) -> list[str]:
     """An srun command in which NODE_DISK is replaced by this node's $TMPDIR, or by /tmp if $TMPDIR is not a folder.
 
     command: the words of the command, which may contain NODE_DISK.
     """
-    return [word.replace(NODE_DISK, str(node_folder.parent()[0])) for word in command]
+    return [word.replace(NODE_DISK, str(node_folder.choose_parent()[0])) for word in command]
 
 
-def folders(cluster: Cluster) -> list[str]:
+def mounted_folders(cluster: Cluster) -> list[str]:
     """The folders that have the same path inside the container: the shared folder (environment, runs) and the data sets."""
     assert cluster.storage.shared is not None
     shared = PurePosixPath(cluster.storage.shared)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 def is_writable(data_path: Path) -> bool:
     """Whether this user can write to the folder of data sets. If the folder does not exist: to its nearest existing parent."""
-    place = data_path
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    return os.access(place, os.W_OK)
+    folder = data_path
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return os.access(folder, os.W_OK)
 
 
-def folder_of(data_path: Path) -> Path:
+def cache_folder(data_path: Path) -> Path:
     """The folder in this user's cache for shardlab's own files about the data sets in `data_path`. It may not exist yet.
 
     Two spellings of one data path, for example with and without a symlink, have the same folder in the cache.

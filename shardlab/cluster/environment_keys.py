@@ -49,14 +49,14 @@ def check_site(text: document.Document, environment: Environment) -> None:
             ("environment", "use"),
             "not allowed with container, because ranks use the packages of the image. Remove one.",
         )
-    if environment.runtime != "pyxis" and not is_path(environment.container):
+    if environment.runtime != "pyxis" and not is_image_path(environment.container):
         raise text.error(
             ("environment", "container"),
             f"found {environment.container}. Allowed with the runtime {environment.runtime}: the absolute path of an image.",
         )
 
 
-def check_installed(text: document.Document, environment: Environment, provider: str) -> None:
+def check_installed_environment(text: document.Document, environment: Environment, provider: str) -> None:
     """Check the keys for other providers. Raises InputError with file:line:column for a key that is only for provider slurm."""
     for key in ("modules", "python", "use", "container", "runtime"):
         if getattr(environment, key):
@@ -65,6 +65,6 @@ def check_installed(text: document.Document, environment: Environment, provider:
         raise text.error(("environment", "build"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
 
 
-def is_path(container: str) -> bool:
+def is_image_path(container: str) -> bool:
     """Whether the container image is a file or folder at the site. False: it is the name of an image in a registry."""
     return container.startswith("/")

@@ -7,13 +7,13 @@ from socket import gethostname
 from shardlab.cluster.cluster import Cluster
 
 
-def is_here(cluster: Cluster) -> bool:
+def is_on_first_node(cluster: Cluster) -> bool:
     """Whether this machine has the name or the address of the cluster's controller (without this role, of its first node)."""
     first = cluster.controller
-    return first is not None and (gethostname().partition(".")[0] == first.name or first.host in _addresses())
+    return first is not None and (gethostname().partition(".")[0] == first.name or first.host in _own_addresses())
 
 
-def _addresses() -> set[str]:
+def _own_addresses() -> set[str]:
     """The addresses of this machine, without the addresses of the loopback interface."""
     import psutil  # imported only here, because the import would slow down commands such as `provision --help`
 

@@ -18,9 +18,11 @@ from shardlab.cloudlab.cloudlab_experiment import MANIFESTS
 from shardlab.files import files, json_file
 from shardlab.terminal import moments
 
-STALE = timedelta(hours=6)  # if the end of the lease was read longer ago, the lease may have been extended or ended since
-AHEAD = timedelta(minutes=5)  # allowed error of a clock; if a lease was read further in the future, some clock is wrong
-URGED = timedelta(hours=2)  # before the end of the lease, users are asked to copy their runs; enough time on a home network
+STALE_AFTER = timedelta(hours=6)  # if the end of the lease was read longer ago, the lease may have been extended or ended since
+ALLOWED_AHEAD = timedelta(minutes=5)  # allowed error of a clock; if a lease was read further in the future, some clock is wrong
+REMIND_BEFORE = timedelta(
+    hours=2
+)  # before the end of the lease, users are asked to copy their runs; enough time on a home network
 SOURCES = {"manifest": "the manifest", "portal": "the portal"}
 PORTAL_FILE = "lease.json"  # a file in the folder of the stored manifests, with the end of the lease as the portal reported it
 
@@ -36,41 +38,45 @@ class Lease(msgspec.Struct, frozen=True):
     """How recent `expires` is: the time at which the file of the manifest was written, or at which the portal was asked."""
     source: Literal["manifest", "portal"]  # from where the end was read
 
-    def left_s(self, now: datetime) -> float:
+    def left_s(self, current_time: datetime) -> float:
         """The seconds until the end of the lease; negative after the end."""
-        return (self.expires - now).total_seconds()
+        return (self.expires - current_time).total_seconds()
 
-    def has_ended(self, now: datetime) -> bool:
+    def has_ended(self, current_time: datetime) -> bool:
         """Whether the lease has ended."""
-        return now >= self.expires
+        return current_time >= self.expires
 
-    def is_stale(self, now: datetime) -> bool:
+    def is_stale(self, current_time: datetime) -> bool:
         """Whether the end of the lease was read so long ago that it may have changed, or at a time that cannot be correct."""
-        return now - self.read > STALE or self.lies_ahead(now)
+        return current_time - self.read > STALE_AFTER or self.lies_ahead(current_time)
 
-    def lies_ahead(self, now: datetime) -> bool:
+    def lies_ahead(self, current_time: datetime) -> bool:
         """Whether `read`, the time at which the end of the lease was read, is in the future, so that some clock is wrong."""
-        return self.read - now > AHEAD
+        return self.read - current_time > ALLOWED_AHEAD
 
-    def in_words(self, now: datetime) -> str:
+    def describe(self, current_time: datetime) -> str:
         """A sentence that says when the lease ends and when this time was read; a second sentence if the lease is stale."""
-        left = self.left_s(now)
-        when = f"in {moments.duration(left)}" if left > 0 else f"{moments.duration(-left)} ago"
-        age = f"{moments.duration(max((now - self.read).total_seconds(), 0))} ago"
-        if self.lies_ahead(now):
-            age = f"at {moments.in_words(self.read)}, which lies ahead, so a clock is wrong"
-        verb = "ends" if left > 0 else "ended"
-        sentence = f"the lease {verb} {moments.in_words(self.expires)}, {when} (read {age}, from {SOURCES[self.source]})."
-        if self.is_stale(now):
-            again = " with a new manifest" if self.source == "manifest" else ""
-            sentence += f" This is stale: the lease may have been extended or ended since; run `provision CLUSTER.yaml`{again}."
+        left_s = self.left_s(current_time)
+        how_long = f"in {moments.format_duration(left_s)}" if left_s > 0 else f"{moments.format_duration(-left_s)} ago"
+        age = f"{moments.format_duration(max((current_time - self.read).total_seconds(), 0))} ago"
+        if self.lies_ahead(current_time):
+            age = f"at {moments.format_time(self.read)}, which lies ahead, so a clock is wrong"
+        verb = "ends" if left_s > 0 else "ended"
+        sentence = (
+            f"the lease {verb} {moments.format_time(self.expires)}, {how_long} (read {age}, from {SOURCES[self.source]})."
+        )
+        if self.is_stale(current_time):
+            manifest_hint = " with a new manifest" if self.source == "manifest" else ""
+            sentence += (
+                f" This is stale: the lease may have been extended or ended since; run `provision CLUSTER.yaml`{manifest_hint}."
+            )
         return sentence
 
-    def urge(self, now: datetime) -> str | None:
+    def copy_reminder(self, current_time: datetime) -> str | None:
         """A sentence that asks the user to copy the runs, during the last two hours of the lease; else None."""
-        if not timedelta() < self.expires - now <= URGED:
+        if not timedelta() < self.expires - current_time <= REMIND_BEFORE:
             return None
-        left = moments.duration(self.left_s(now))
+        left = moments.format_duration(self.left_s(current_time))
         return f"the lease ends in {left}, and then the runs on the nodes are lost; copy them to your machine: collect fetch"
 
 
@@ -83,47 +89,47 @@ class _FromPortal(msgspec.Struct, frozen=True):
     source: Literal["portal"]
 
 
-def newest(own: Path, manifests: Sequence[Path]) -> Lease | None:
+def read_newest_lease(shardlab_folder: Path, manifests: Sequence[Path]) -> Lease | None:
     """The lease according to the newest source, which is the manifests or the portal; None if no source says when the lease
     ends.
 
-    own: the folder .shardlab of the workspace. manifests: the paths of the manifests that the cluster file names; if empty, the
-    manifests in .shardlab are used. Raises InputError, WorkspaceError.
-    """
-    manifests = manifests or cloudlab_experiment.manifests(own)
-    said = _of_portal(own / MANIFESTS / PORTAL_FILE)  # first in the list: the portal is used if the manifests are as new
-    leases = [lease for lease in (said, _of_manifests(manifests)) if lease is not None]
-    now = datetime.now(UTC)
-    return max(leases, key=lambda lease: (not lease.lies_ahead(now), lease.read), default=None)
+    shardlab_folder: the folder .shardlab of the workspace. manifests: the paths of the manifests that the cluster file names;
+    if empty, the manifests in .shardlab are used. Raises InputError, WorkspaceError."""
+    manifests = manifests or cloudlab_experiment.stored_manifests(shardlab_folder)
+    portal_lease = _read_portal_lease(
+        shardlab_folder / MANIFESTS / PORTAL_FILE
+    )  # first in the list: the portal is used if the manifests are as new
+    leases = [lease for lease in (portal_lease, _read_manifest_lease(manifests)) if lease is not None]
+    current_time = datetime.now(UTC)
+    return max(leases, key=lambda lease: (not lease.lies_ahead(current_time), lease.read), default=None)
 
 
-def keep(own: Path, expires: datetime) -> None:
+def store_portal_lease(shardlab_folder: Path, expires: datetime) -> None:
     """Store the end of the lease that the portal has just reported, together with the current time. Raises WorkspaceError.
 
-    own: the folder .shardlab of the workspace. expires: the end of the lease, with a time zone.
+    shardlab_folder: the folder .shardlab of the workspace. expires: the end of the lease, with a time zone.
     """
-    files.make_folder(own / MANIFESTS)
-    said = _FromPortal(1, expires.astimezone(UTC), datetime.now(UTC).replace(microsecond=0), "portal")
-    files.write_json(own / MANIFESTS / PORTAL_FILE, said)
+    files.make_folder(shardlab_folder / MANIFESTS)
+    portal_answer = _FromPortal(1, expires.astimezone(UTC), datetime.now(UTC).replace(microsecond=0), "portal")
+    files.write_json(shardlab_folder / MANIFESTS / PORTAL_FILE, portal_answer)
 
 
-def _of_manifests(manifests: Sequence[Path]) -> Lease | None:
+def _read_manifest_lease(manifests: Sequence[Path]) -> Lease | None:
     """The lease according to the manifests: its end is the earliest end in them. None if no manifest contains an end.
 
-    `read` is the time at which the oldest of the files was written, because an old file contains no newer information even if
-    it is read again now.
-    """
+    `read_time` is the time at which the oldest of the files was written, because an old file contains no newer information even
+    if it is read again now."""
     if not manifests:
         return None
-    experiment = cloudlab_manifest.parse((str(path), cloudlab_manifest.read(path)) for path in manifests)
+    experiment = cloudlab_manifest.parse_manifests((str(path), cloudlab_manifest.read_manifest(path)) for path in manifests)
     if experiment.expires is None:
         return None
-    read = datetime.fromtimestamp(int(min(path.stat().st_mtime for path in manifests)), UTC)
-    return Lease(datetime.fromisoformat(experiment.expires).astimezone(UTC), read, "manifest")
+    read_time = datetime.fromtimestamp(int(min(path.stat().st_mtime for path in manifests)), UTC)
+    return Lease(datetime.fromisoformat(experiment.expires).astimezone(UTC), read_time, "manifest")
 
 
-def _of_portal(path: Path) -> Lease | None:
-    said = json_file.read(path, _FromPortal, "is not what the portal said of a lease ({}). Remove this file.")
-    if said is None:
+def _read_portal_lease(path: Path) -> Lease | None:
+    portal_answer = json_file.read_json(path, _FromPortal, "is not what the portal said of a lease ({}). Remove this file.")
+    if portal_answer is None:
         return None
-    return Lease(said.expires.astimezone(UTC), said.read.astimezone(UTC), said.source)
+    return Lease(portal_answer.expires.astimezone(UTC), portal_answer.read.astimezone(UTC), portal_answer.source)

@@ -11,7 +11,7 @@ from shardlab.errors import InputError
 ANSWER_S = 10.0  # time limit of sinfo
 # At a Slurm site, this environment variable contains the path of a script that loads the site's modules and then starts the
 # Python in which shardlab is installed.
-PYTHON = "SHARDLAB_PYTHON"
+PYTHON_VARIABLE = "SHARDLAB_PYTHON"
 
 
 def is_login_node() -> bool:
@@ -19,18 +19,18 @@ def is_login_node() -> bool:
     if shutil.which("sbatch") is None or shutil.which("sinfo") is None or "SLURM_JOB_ID" in os.environ:
         return False
     try:
-        asked = subprocess.run(["sinfo", "--noheader", "--format=%P"], capture_output=True, timeout=ANSWER_S, check=False)
+        sinfo = subprocess.run(["sinfo", "--noheader", "--format=%P"], capture_output=True, timeout=ANSWER_S, check=False)
     except OSError:
         return False
     except subprocess.TimeoutExpired:
         return True  # Slurm's controller is busy, but Slurm is installed, so this is a login node
-    return asked.returncode == 0 and bool(asked.stdout.strip())
+    return sinfo.returncode == 0 and bool(sinfo.stdout.strip())
 
 
-def must_not_be(*, here: bool) -> None:
-    """Raise InputError if this machine is a login node, before ranks start on it. here: whether the user gave the option
+def must_not_be_login_node(*, here_option: bool) -> None:
+    """Raise InputError if this machine is a login node, before ranks start on it. here_option: whether the user gave the option
     --here, which switches this check off."""
-    if not here and is_login_node():
+    if not here_option and is_login_node():
         raise InputError(
             "this machine is a login node of a Slurm cluster (sinfo answers, and this process is in no job). Training here "
             "would disturb other users. To use Slurm, run: provision init > cluster.yaml. To train here all the same: --here."

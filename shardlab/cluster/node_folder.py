@@ -26,18 +26,18 @@ LOCK = ".lock"  # suffix of the lock file beside the shared folder
 PAUSE_S = 0.05  # seconds between two attempts to get a lock
 
 
-def parent() -> tuple[Path, str]:
+def choose_parent() -> tuple[Path, str]:
     """The folder on this node in which shared folders are made. Returns (the folder, a text that says why it was chosen).
 
     The folder is $TMPDIR, or /tmp if $TMPDIR is not set or is not a folder.
     """
-    given = os.environ.get("TMPDIR", "")
-    if given and Path(given).is_absolute() and Path(given).is_dir():
-        return Path(given), "$TMPDIR"
-    return Path("/tmp"), f"TMPDIR is {'not set' if not given else 'not a folder'}"
+    tmpdir = os.environ.get("TMPDIR", "")
+    if tmpdir and Path(tmpdir).is_absolute() and Path(tmpdir).is_dir():
+        return Path(tmpdir), "$TMPDIR"
+    return Path("/tmp"), f"TMPDIR is {'not set' if not tmpdir else 'not a folder'}"
 
 
-def name_of(run: Path) -> str:
+def shared_folder_name(run: Path) -> str:
     """The name of the shared folder for a run. run: the path of the run folder in the workspace.
 
     The name contains a digest of the path of the run folder, because two workspaces may each have a run with the same id.
@@ -46,7 +46,7 @@ def name_of(run: Path) -> str:
 
 
 @contextlib.contextmanager
-def shared(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
+def hold_shared_folder(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
     """Yield the folder `name` on this node. The first process fills the folder; the other processes wait until it is filled.
 
     fill: is called with the empty folder.
@@ -54,14 +54,14 @@ def shared(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
     The name on disk also contains this node's name, because $TMPDIR may be on a disk that nodes share. When the last process
     leaves the block, the folder is removed. Raises WorkspaceError, and every exception that `fill` raises.
     """
-    own = _own_folder()
+    user_folder = _make_user_folder()
     with files.as_workspace_error("write"):
-        folder = own / _name(name)
-        lock = _use(folder, fill)
+        folder = user_folder / _name_on_node(name)
+        lock = _lock_filled_folder(folder, fill)
     try:
         yield folder
     finally:
-        _leave(folder, lock)
+        _release_folder(folder, lock)
 
 
 def remove_unused() -> list[str]:
@@ -69,31 +69,31 @@ def remove_unused() -> list[str]:
 
     Returns the names of the shared folders that processes still use. Raises WorkspaceError.
     """
-    own, in_use = _own_folder(), []
+    user_folder, in_use = _make_user_folder(), []
     with files.as_workspace_error("remove"):
-        for lock_file in own.glob(f"{_name('')}*{LOCK}"):
+        for lock_file in user_folder.glob(f"{_name_on_node('')}*{LOCK}"):
             folder = lock_file.with_name(lock_file.name.removesuffix(LOCK))
             with contextlib.suppress(FileNotFoundError):  # another process has just removed the folder and its lock file
                 lock = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-                if not _leave(folder, lock):
-                    in_use.append(folder.name.removeprefix(_name("")))
+                if not _release_folder(folder, lock):
+                    in_use.append(folder.name.removeprefix(_name_on_node("")))
     return in_use
 
 
-def _own_folder() -> Path:
+def _make_user_folder() -> Path:
     """The folder in which the shared folders of this user are made. Raises WorkspaceError.
 
     Only this user can open it, because all users of the node may share $TMPDIR.
     """
     with files.as_workspace_error("make"):
-        return own_folder.make(parent()[0], f"shardlab-data-{os.geteuid()}")
+        return own_folder.make_own_folder(choose_parent()[0], f"shardlab-data-{os.geteuid()}")
 
 
-def _name(name: str) -> str:
+def _name_on_node(name: str) -> str:
     return f"{gethostname()}-{name}"
 
 
-def _use(folder: Path, fill: Callable[[Path], None]) -> int:
+def _lock_filled_folder(folder: Path, fill: Callable[[Path], None]) -> int:
     """Wait until another process has filled the folder, or fill it. fill: called with the empty folder.
 
     Returns the descriptor of the lock file. This process holds a shared lock until it closes the descriptor.
@@ -117,7 +117,7 @@ def _use(folder: Path, fill: Callable[[Path], None]) -> int:
                 (folder / FILLED).touch()
             fcntl.flock(lock, fcntl.LOCK_SH)
         except BaseException:
-            _leave(folder, lock)
+            _release_folder(folder, lock)
             raise
         # The kernel releases the exclusive lock before it grants the shared lock. In between, another process may have removed
         # the folder.
@@ -142,7 +142,7 @@ def _is_current(folder: Path, lock: int) -> bool:
         return False
 
 
-def _leave(folder: Path, lock: int) -> bool:
+def _release_folder(folder: Path, lock: int) -> bool:
     """Release the lock, and remove the folder if no other process uses it. Returns False if another process uses the folder.
 
     lock: the descriptor of the lock file.

@@ -8,7 +8,7 @@ import msgspec
 
 from shardlab.files import document
 from shardlab.matrix.cell import GpuType
-from shardlab.matrix.cell_sizes import seconds
+from shardlab.matrix.cell_sizes import parse_seconds
 
 MOST_GPUS = 64  # the largest allowed number of GPUs of a node
 MOST_NODES = 100_000  # the largest allowed number of nodes of a job
@@ -54,7 +54,7 @@ class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def max_time_s(self) -> int | None:
         """The largest time limit in seconds; None if it is not checked. Raises ValueError for text that is not a time."""
-        return None if self.max_time is None else seconds(self.max_time)
+        return None if self.max_time is None else parse_seconds(self.max_time)
 
 
 class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,15 +104,15 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def time_s(self) -> int:
         """The time limit of jobs in seconds. Raises ValueError for text that is not a time."""
-        return seconds(self.time)
+        return parse_seconds(self.time)
 
     @property
     def max_time_s(self) -> int | None:
         """The largest time limit in seconds; None if it is not checked. Raises ValueError for text that is not a time."""
-        return None if self.max_time is None else seconds(self.max_time)
+        return None if self.max_time is None else parse_seconds(self.max_time)
 
 
-def check(text: document.Document, slurm: Slurm) -> None:
+def check_slurm(text: document.Document, slurm: Slurm) -> None:
     """Check the rules that the types above cannot express. Raises InputError with file:line:column."""
     for key in ("time", "max_time"):
         try:
@@ -127,28 +127,28 @@ def check(text: document.Document, slurm: Slurm) -> None:
             raise text.error(
                 ("slurm", "extra", name), f"{name} is not allowed, because `jobs` controls it. Allowed: sbatch's other options."
             )
-    for place, line in enumerate(slurm.setup):
+    for index, line in enumerate(slurm.setup):
         if not line.strip() or any(not char.isprintable() for char in line):
             raise text.error(
-                ("slurm", "setup", place), f"found {line!r}. Allowed: one line of shell with printable characters."
+                ("slurm", "setup", index), f"found {line!r}. Allowed: one line of shell with printable characters."
             )
 
 
-def check_installed(text: document.Document, slurm: Slurm, provider: str) -> None:
-    """Check the keys of Slurm that `provision` installs, as `check` does. Raises InputError with file:line:column."""
+def check_installed_slurm(text: document.Document, slurm: Slurm, provider: str) -> None:
+    """Check the keys of Slurm that `provision` installs, as `check_slurm` does. Raises InputError with file:line:column."""
     if slurm.partition is None:
         raise text.error(("slurm", "partition"), "found null. Allowed: the name of the partition that `provision` makes.")
     if slurm.partitions:
         raise text.error(("slurm", "partitions"), f"not allowed with provider {provider}, which makes one partition.")
     if slurm.setup:
         raise text.error(("slurm", "setup"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
-    check(text, slurm)
+    check_slurm(text, slurm)
 
 
 def _check_partitions(text: document.Document, slurm: Slurm) -> None:
     types: list[str] = []
     for index, partition in enumerate(slurm.partitions):
-        path: document.Path_ = ("slurm", "partitions", index)
+        path: document.KeyPath = ("slurm", "partitions", index)
         if partition.gpus.type is None:
             raise text.error((*path, "gpus"), "the key type is missing. Allowed: the name of the GPU type, which cells name.")
         if partition.gpus.type in types:

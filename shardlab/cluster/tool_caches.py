@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 
-def variables(cache: PurePosixPath) -> list[tuple[str, str]]:
+def cache_variables(cache: PurePosixPath) -> list[tuple[str, str]]:
     """The name and value of each environment variable that moves a cache. cache: the folder into which all caches are moved."""
     return [
         ("PIP_CACHE_DIR", f"{cache}/pip"),

@@ -18,15 +18,16 @@ T = TypeVar("T")
 DECODE_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _LOCK = threading.Lock()
-_BUILT: dict[Any, msgspec.json.Decoder[Any]] = {}
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
-def decoder(shape: type[T]) -> msgspec.json.Decoder[T]:
-    """The JSON decoder of the type `shape`. Once it exists, `msgspec.convert` to this type is also safe in several threads."""
-    built = _BUILT.get(shape)
-    if built is None:
+def decoder(target_type: type[T]) -> msgspec.json.Decoder[T]:
+    """The JSON decoder of the type `target_type`. Once it exists, `msgspec.convert` to this type is also safe in several
+    threads."""
+    json_decoder = _DECODERS.get(target_type)
+    if json_decoder is None:
         with _LOCK:
-            built = _BUILT.get(shape)
-            if built is None:
-                built = _BUILT[shape] = msgspec.json.Decoder(shape)
-    return built
+            json_decoder = _DECODERS.get(target_type)
+            if json_decoder is None:
+                json_decoder = _DECODERS[target_type] = msgspec.json.Decoder(target_type)
+    return json_decoder

@@ -32,7 +32,7 @@ _ODD_NUMBER = re.compile(
 )
 _ODD_BOOL = {"yes", "no", "on", "off", "y", "n"}
 
-Path_ = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -61,22 +61,22 @@ class Document(msgspec.Struct):
 
     file: str
     data: Any = None
-    values: dict[Path_, Position] = {}
-    keys: dict[Path_, Position] = {}
+    values: dict[KeyPath, Position] = {}
+    keys: dict[KeyPath, Position] = {}
 
-    def problem(self, path: Path_, sentence: str, *, at_key: bool = False) -> Problem:
+    def problem(self, path: KeyPath, sentence: str, *, at_key: bool = False) -> Problem:
         """A problem at the place of the value with this path, or of the nearest value around it that the file contains.
 
         path: the path of the value in `data`. sentence: the message. at_key: use the place of the key, not of its value.
         """
         marks = self.keys if at_key else self.values
-        probe = path
-        while probe and probe not in marks and probe not in self.values:
-            probe = probe[:-1]
-        mark = marks.get(probe) or self.values.get(probe) or Position(1, 1)
-        return Problem(mark, dotted(path), sentence)
+        nearest_path = path
+        while nearest_path and nearest_path not in marks and nearest_path not in self.values:
+            nearest_path = nearest_path[:-1]
+        mark = marks.get(nearest_path) or self.values.get(nearest_path) or Position(1, 1)
+        return Problem(mark, format_path(path), sentence)
 
-    def error(self, path: Path_, sentence: str, *, at_key: bool = False) -> InputError:
+    def error(self, path: KeyPath, sentence: str, *, at_key: bool = False) -> InputError:
         """An exception for one problem, which the caller raises. The arguments are the same as for `problem`."""
         return self.errors([self.problem(path, sentence, at_key=at_key)])
 
@@ -90,7 +90,7 @@ class Document(msgspec.Struct):
         return InputError("\n".join(dict.fromkeys(lines)))
 
 
-def dotted(path: Path_) -> str:
+def format_path(path: KeyPath) -> str:
     """A path as text: ``nodes[0].host`` for ``("nodes", 0, "host")``."""
     text = ""
     for part in path:
@@ -128,9 +128,9 @@ def parse(raw: bytes, file: str) -> Document:
         document.data = _Builder(document, yaml.parse(text, Loader=yaml.SafeLoader)).build()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
-        what = error.problem or error.context or "cannot be read"
-        raise InputError(f"{file}:{place}: not valid YAML: {what}.") from None
+        position = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
+        reason = error.problem or error.context or "cannot be read"
+        raise InputError(f"{file}:{position}: not valid YAML: {reason}.") from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
         raise InputError(f"{file}:{line}:1: not valid YAML: {error.reason}.") from None
@@ -146,66 +146,66 @@ class _Builder:
 
     def build(self) -> Any:
         data: Any = None
-        seen = False
+        has_document = False
         for event in self.events:
             if isinstance(event, yaml.DocumentStartEvent):
-                if seen:
-                    raise self.refuse(event, (), "found a second document in this file. Allowed: one document per file")
-                seen = True
+                if has_document:
+                    raise self.error_at(event, (), "found a second document in this file. Allowed: one document per file")
+                has_document = True
             elif isinstance(event, yaml.NodeEvent):
-                data = self.node(event, ())
+                data = self.build_node(event, ())
         return data
 
-    def refuse(self, event: yaml.Event, path: Path_, sentence: str) -> InputError:
-        return self.document.errors([Problem(_mark(event), dotted(path), sentence + ".")])
+    def error_at(self, event: yaml.Event, path: KeyPath, sentence: str) -> InputError:
+        return self.document.errors([Problem(_event_position(event), format_path(path), sentence + ".")])
 
-    def node(self, event: yaml.Event, path: Path_) -> Any:
+    def build_node(self, event: yaml.Event, path: KeyPath) -> Any:
         if len(path) > MAX_DEPTH:
-            raise self.refuse(event, path[:3], f"nested deeper than {MAX_DEPTH} levels")
+            raise self.error_at(event, path[:3], f"nested deeper than {MAX_DEPTH} levels")
         if isinstance(event, yaml.AliasEvent):
-            raise self.refuse(event, path, f"found an alias (*{event.anchor}). Allowed: the value itself")
+            raise self.error_at(event, path, f"found an alias (*{event.anchor}). Allowed: the value itself")
         if anchor := getattr(event, "anchor", None):
-            raise self.refuse(event, path, f"found an anchor (&{anchor}). Allowed: the value at each place that needs it")
+            raise self.error_at(event, path, f"found an anchor (&{anchor}). Allowed: the value at each place that needs it")
         if tag := getattr(event, "tag", None):
-            raise self.refuse(event, path, f"found a tag ({tag}). Allowed: only values without a tag")
-        self.document.values[path] = _mark(event)
+            raise self.error_at(event, path, f"found a tag ({tag}). Allowed: only values without a tag")
+        self.document.values[path] = _event_position(event)
         if isinstance(event, yaml.ScalarEvent):
-            return self.scalar(event, path)
+            return self.build_scalar(event, path)
         if isinstance(event, yaml.SequenceStartEvent):
-            return self.sequence(path)
+            return self.build_list(path)
         assert isinstance(event, yaml.MappingStartEvent)
-        return self.mapping(path)
+        return self.build_mapping(path)
 
-    def sequence(self, path: Path_) -> list[Any]:
+    def build_list(self, path: KeyPath) -> list[Any]:
         items: list[Any] = []
         for event in self.events:
             if isinstance(event, yaml.SequenceEndEvent):
                 break
-            items.append(self.node(event, (*path, len(items))))
+            items.append(self.build_node(event, (*path, len(items))))
         return items
 
-    def mapping(self, path: Path_) -> dict[str, Any]:
+    def build_mapping(self, path: KeyPath) -> dict[str, Any]:
         items: dict[str, Any] = {}
         for event in self.events:
             if isinstance(event, yaml.MappingEndEvent):
                 break
             if not isinstance(event, yaml.ScalarEvent):
-                raise self.refuse(event, path, "found a key that is not plain text. Allowed: text as a key")
+                raise self.error_at(event, path, "found a key that is not plain text. Allowed: text as a key")
             if event.anchor or event.tag:
-                raise self.refuse(event, path, "found an anchor or a tag on a key. Allowed: only the key")
+                raise self.error_at(event, path, "found an anchor or a tag on a key. Allowed: only the key")
             key = event.value
-            here = (*path, key)
+            key_path = (*path, key)
             if key == "<<" and not event.style:
-                raise self.refuse(event, path, "found a merge key (<<). Allowed: the keys themselves")
+                raise self.error_at(event, path, "found a merge key (<<). Allowed: the keys themselves")
             if key in items:
-                first = self.document.keys[here]
-                where = f"first at {first.line}:{first.column}"
-                raise self.refuse(event, here, f"found this key twice, {where}. Allowed: each key once")
-            self.document.keys[here] = _mark(event)
-            items[key] = self.node(next(self.events), here)
+                first = self.document.keys[key_path]
+                first_place = f"first at {first.line}:{first.column}"
+                raise self.error_at(event, key_path, f"found this key twice, {first_place}. Allowed: each key once")
+            self.document.keys[key_path] = _event_position(event)
+            items[key] = self.build_node(next(self.events), key_path)
         return items
 
-    def scalar(self, event: yaml.ScalarEvent, path: Path_) -> Any:
+    def build_scalar(self, event: yaml.ScalarEvent, path: KeyPath) -> Any:
         value = event.value
         if event.style:
             return value
@@ -221,16 +221,16 @@ class _Builder:
             sentence = (
                 f'found {value} without quotes, which some YAML parsers read as a number. Allowed: a number, or "{value}"'
             )
-            raise self.refuse(event, path, f"{sentence} if it is a time")
+            raise self.error_at(event, path, f"{sentence} if it is a time")
         if _ODD_NUMBER.match(value):
-            raise self.refuse(
+            raise self.error_at(
                 event, path, f'{value} is read differently by different YAML parsers; write a plain decimal or "{value}"'
             )
         if value.lower() in _ODD_BOOL:
-            raise self.refuse(event, path, f'{value} is true or false to some YAML parsers; write true, false or "{value}"')
+            raise self.error_at(event, path, f'{value} is true or false to some YAML parsers; write true, false or "{value}"')
         return value
 
 
-def _mark(event: yaml.Event) -> Position:
+def _event_position(event: yaml.Event) -> Position:
     assert event.start_mark is not None  # the pure-Python parser always sets start_mark
     return Position(event.start_mark.line + 1, event.start_mark.column + 1)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import inspect as types
 
 
-def of(struct: type[msgspec.Struct]) -> dict[str, str]:
+def read_field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
     """For each field of a struct that has a docstring: the name of the field in a file -> the docstring as one line.
 
     If a subclass documents a field of its base class again, the docstring in the subclass is used.
@@ -23,20 +23,20 @@ def of(struct: type[msgspec.Struct]) -> dict[str, str]:
     Raises OSError if the source of the class cannot be read.
     """
     docs: dict[str, str] = {}
-    for kind in reversed(struct.__mro__):
-        if issubclass(kind, msgspec.Struct) and kind is not msgspec.Struct:
-            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    for base_class in reversed(struct.__mro__):
+        if issubclass(base_class, msgspec.Struct) and base_class is not msgspec.Struct:
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base_class))).body
             assert isinstance(definition, ast.ClassDef)
-            docs |= dict(_documented(definition))
-    written = {field.name: field.encode_name for field in msgspec.structs.fields(struct)}
-    return {written[name]: text for name, text in docs.items()}
+            docs |= dict(_documented_fields(definition))
+    encoded_names = {field.name: field.encode_name for field in msgspec.structs.fields(struct)}
+    return {encoded_names[name]: text for name, text in docs.items()}
 
 
-def _documented(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
+def _documented_fields(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
     """Yields (name of the field, its docstring) for each field that has a docstring below it in the source of a class."""
-    for field, after in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
-            text = after.value
+    for field, next_statement in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(next_statement, ast.Expr):
+            text = next_statement.value
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
                 yield field.target.id, " ".join(text.value.split())
 
@@ -46,23 +46,23 @@ def join_lines(docstring: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", docstring.strip()))
 
 
-def structs(root: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
+def nested_structs(root: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
     """The struct type `root` and all struct types that its fields contain, at any depth, by the names of the types."""
-    found: dict[str, type[msgspec.Struct]] = {}
-    waiting: list[types.Type] = [types.type_info(root)]
-    while waiting:
-        kind = waiting.pop()
-        if isinstance(kind, types.StructType):
-            if kind.cls.__name__ in found:
+    structs_by_name: dict[str, type[msgspec.Struct]] = {}
+    types_left: list[types.Type] = [types.type_info(root)]
+    while types_left:
+        field_type = types_left.pop()
+        if isinstance(field_type, types.StructType):
+            if field_type.cls.__name__ in structs_by_name:
                 continue
-            found[kind.cls.__name__] = kind.cls
-            waiting += [field.type for field in kind.fields]
-        elif isinstance(kind, types.UnionType):
-            waiting += kind.types
-        elif isinstance(kind, types.ListType):
-            waiting.append(kind.item_type)
-        elif isinstance(kind, types.DictType):
-            waiting += [kind.key_type, kind.value_type]
-        elif isinstance(kind, types.Metadata):
-            waiting.append(kind.type)
-    return found
+            structs_by_name[field_type.cls.__name__] = field_type.cls
+            types_left += [field.type for field in field_type.fields]
+        elif isinstance(field_type, types.UnionType):
+            types_left += field_type.types
+        elif isinstance(field_type, types.ListType):
+            types_left.append(field_type.item_type)
+        elif isinstance(field_type, types.DictType):
+            types_left += [field_type.key_type, field_type.value_type]
+        elif isinstance(field_type, types.Metadata):
+            types_left.append(field_type.type)
+    return structs_by_name

@@ -41,15 +41,15 @@ class NotRegular(OSError):
 class TooLarge(OSError):
     """The file has more bytes than files of its kind may have."""
 
-    def __init__(self, path: Path | str, most: int) -> None:
-        super().__init__(errno.EFBIG, f"it has more than {most:,} bytes, the limit for this kind of file", str(path))
+    def __init__(self, path: Path | str, max_bytes: int) -> None:
+        super().__init__(errno.EFBIG, f"it has more than {max_bytes:,} bytes, the limit for this kind of file", str(path))
 
 
-def read(path: Path | str, most: int = MOST_BYTES, *, follow: bool = False) -> bytes:
+def read(path: Path | str, max_bytes: int = MOST_BYTES, *, follow: bool = False) -> bytes:
     """The content of a regular file. Raises OSError as open does, NotRegular for a symlink, a FIFO, a socket or a device, and
     TooLarge.
 
-    most: the largest allowed size in bytes. follow: as in `open_regular`.
+    max_bytes: the largest allowed size in bytes. follow: as in `open_regular`.
 
     Only regular files are allowed, because the files of a run may come from another machine: a symlink could point to any file
     of this machine, and reading a FIFO could block for ever. For small files, this function is faster than Path.read_bytes.
@@ -57,17 +57,17 @@ def read(path: Path | str, most: int = MOST_BYTES, *, follow: bool = False) -> b
     descriptor, size = open_descriptor(path, follow=follow)
     try:
         # A file in /proc has the size 0, and the kernel gives its content only to the first read.
-        content = os.read(descriptor, min(max(size, PAGE), most) + 1)
-        if len(content) == size <= most:
+        content = os.read(descriptor, min(max(size, PAGE), max_bytes) + 1)
+        if len(content) == size <= max_bytes:
             return content
         parts, read_bytes = [content], len(content)
-        while content and read_bytes <= most:  # the file has grown, or is larger than one read of the kernel
+        while content and read_bytes <= max_bytes:  # the file has grown, or is larger than one read of the kernel
             parts.append(content := os.read(descriptor, 1 << 20))
             read_bytes += len(content)
     finally:
         os.close(descriptor)
-    if read_bytes > most:
-        raise TooLarge(path, most)
+    if read_bytes > max_bytes:
+        raise TooLarge(path, max_bytes)
     return b"".join(parts)
 
 
@@ -88,22 +88,22 @@ def open_descriptor(path: Path | str, *, follow: bool = False) -> tuple[int, int
     return _open(path, os.O_RDONLY if follow else os.O_RDONLY | os.O_NOFOLLOW)
 
 
-def _open(path: Path | str, how: int, mode: int = 0o644) -> tuple[int, int]:
-    """Open a regular file. Returns (descriptor, size in bytes). how: flags of os.open. mode: the permissions of a new file."""
+def _open(path: Path | str, flags: int, mode: int = 0o644) -> tuple[int, int]:
+    """Open a regular file. Returns (descriptor, size in bytes). flags: flags of os.open. mode: the permissions of a new file."""
     try:
-        descriptor = os.open(path, how | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # the path is a symlink (ELOOP) or a socket (ENXIO)
-            raise NotRegular(path, kind_of(os.lstat(path).st_mode)) from None
+            raise NotRegular(path, describe_file_kind(os.lstat(path).st_mode)) from None
         raise
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise NotRegular(path, kind_of(status.st_mode))
+        raise NotRegular(path, describe_file_kind(status.st_mode))
     return descriptor, status.st_size
 
 
-def kind_of(mode: int) -> str:
+def describe_file_kind(mode: int) -> str:
     """The kind of file in words, such as `a symlink`. mode: the mode of the file (st_mode)."""
     kinds = {
         stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symlink", stat.S_IFIFO: "a FIFO",
@@ -120,14 +120,14 @@ def write_atomic(path: Path, content: bytes, *, sync: bool = True, mode: int = 0
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        _write(temporary, content, sync=sync, mode=mode)
+        _write_file(temporary, content, sync=sync, mode=mode)
         os.rename(temporary, path)
         if sync:
             sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise WorkspaceError.from_os_error(_named(error, path), "write") from error
+        raise WorkspaceError.from_os_error(_error_for_path(error, path), "write") from error
 
 
 def write_new(path: Path, content: bytes | memoryview, *, mode: int = 0o644) -> None:
@@ -136,9 +136,9 @@ def write_new(path: Path, content: bytes | memoryview, *, mode: int = 0o644) -> 
     The file must be in a folder that no other process reads yet, because a reader could see a half-written file.
     """
     try:
-        _write(path, content, sync=False, mode=mode)
+        _write_file(path, content, sync=False, mode=mode)
     except OSError as error:
-        raise WorkspaceError.from_os_error(_named(error, path), "write") from error
+        raise WorkspaceError.from_os_error(_error_for_path(error, path), "write") from error
 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> None:
@@ -173,7 +173,7 @@ def append_descriptor(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[BinaryIO]:
+def open_atomic(path: Path) -> Iterator[BinaryIO]:
     """Yield a temporary file, opened for writing. At the end of the block, the file is synced and renamed to `path`.
 
     If the block raises an exception, the temporary file is deleted and `path` is unchanged. Raises WorkspaceError.
@@ -187,7 +187,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
         temporary.rename(path)
         sync_folder(path.parent)
     except OSError as error:
-        raise WorkspaceError.from_os_error(_named(error, path), "write") from error
+        raise WorkspaceError.from_os_error(_error_for_path(error, path), "write") from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -195,12 +195,12 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
     """Write `value` as indented JSON to the file `path`. sync: as in `write_atomic`.
 
-    Raises WorkspaceError as `write_atomic` does, and InputError for text that is not UTF-8 (see `as_json`).
+    Raises WorkspaceError as `write_atomic` does, and InputError for text that is not UTF-8 (see `encode_json`).
     """
-    write_atomic(path, as_json(value), sync=sync)
+    write_atomic(path, encode_json(value), sync=sync)
 
 
-def as_json(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """`value` as indented JSON, for the content of a file.
 
     Raises InputError for text that is not UTF-8. Names of files can be such text. The function does not replace the bytes that
@@ -212,7 +212,7 @@ def as_json(value: Any) -> bytes:
         raise InputError(
             f"{error.object[:200]!r}: contains bytes that are not UTF-8, which no JSON file can store. Allowed: names in UTF-8."
         ) from None
-    return _indented(printable.escaped(document))
+    return _indent_json(printable.escape_unprintable(document))
 
 
 def write_document(path: Path, value: Any) -> None:
@@ -220,10 +220,10 @@ def write_document(path: Path, value: Any) -> None:
 
     Raises WorkspaceError.
     """
-    write_atomic(path, _indented(printable.json(value)))
+    write_atomic(path, _indent_json(printable.json(value)))
 
 
-def _indented(document: bytes) -> bytes:
+def _indent_json(document: bytes) -> bytes:
     return msgspec.json.format(document, indent=2) + b"\n"
 
 
@@ -233,7 +233,7 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
-def names(folder: Path | str) -> list[str]:
+def list_names(folder: Path | str) -> list[str]:
     """The sorted names of the files and folders in a folder; empty if the folder does not exist. Raises WorkspaceError."""
     try:
         with os.scandir(folder) as entries:
@@ -272,21 +272,20 @@ def sync_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, busy: Callable[[int], object] = lambda _descriptor: None) -> Iterator[int]:
+def hold_lock(path: Path, on_busy: Callable[[int], object] = lambda _descriptor: None) -> Iterator[int]:
     """Hold an exclusive lock (flock) on a lock file during the block; yield the descriptor of the file.
 
     The kernel releases the lock when the process ends, even if the process is killed.
     path: the lock file, which is created if it does not exist.
-    busy: a function that is called with the descriptor if another process holds the lock. If `busy` raises an exception, the
-    block is not executed; if `busy` returns, this function waits for the lock.
-    Raises WorkspaceError if the file cannot be opened.
-    """
+    on_busy: a function that is called with the descriptor if another process holds the lock. If `on_busy` raises an exception,
+    the block is not executed; if `on_busy` returns, this function waits for the lock. Raises WorkspaceError if the file cannot
+    be opened."""
     descriptor = _open_lock(path)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            busy(descriptor)
+            on_busy(descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
     finally:
@@ -305,15 +304,15 @@ def _open_lock(path: Path) -> int:
             return open_descriptor(path)[0]
 
 
-def sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """The SHA-256 of the content of a regular file, in hexadecimal. Raises OSError, NotRegular."""
     with open_regular(path) as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
-def as_workspace_error(doing: str) -> Iterator[None]:
-    """Turn an OSError of the block into a WorkspaceError with one sentence for the user. doing: a verb, such as `read`.
+def as_workspace_error(action: str) -> Iterator[None]:
+    """Turn an OSError of the block into a WorkspaceError with one sentence for the user. action: a verb, such as `read`.
 
     A BrokenPipeError is not changed: no file causes it, but the reader of this command's output who has gone.
     """
@@ -322,10 +321,10 @@ def as_workspace_error(doing: str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise WorkspaceError.from_os_error(error, doing) from error
+        raise WorkspaceError.from_os_error(error, action) from error
 
 
-def _write(path: Path, content: bytes | memoryview, *, sync: bool, mode: int) -> None:
+def _write_file(path: Path, content: bytes | memoryview, *, sync: bool, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         write_all(descriptor, content)
@@ -335,6 +334,6 @@ def _write(path: Path, content: bytes | memoryview, *, sync: bool, mode: int) ->
         os.close(descriptor)
 
 
-def _named(error: OSError, path: Path) -> OSError:
+def _error_for_path(error: OSError, path: Path) -> OSError:
     """A copy of the error that names `path`, the file that the user knows, instead of the temporary file."""
     return OSError(error.errno, error.strerror, str(path))

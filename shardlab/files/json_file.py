@@ -12,14 +12,14 @@ from shardlab.files.decoders import DECODE_FAULTS, decoder
 T = TypeVar("T")
 
 
-def read(path: Path, shape: type[T], fault: str) -> T | None:
-    """The content of a file as a value of the type `shape`; None if the file does not exist.
+def read_json(path: Path, target_type: type[T], fault: str) -> T | None:
+    """The content of a file as a value of the type `target_type`; None if the file does not exist.
 
     fault: the message about a file that does not fit the type, in which {} stands for the reason. Raises InputError with the
     path and this message, and WorkspaceError if the file cannot be read.
     """
     try:
-        return decoder(shape).decode(files.read(path))
+        return decoder(target_type).decode(files.read(path))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -28,17 +28,18 @@ def read(path: Path, shape: type[T], fault: str) -> T | None:
         raise InputError(f"{path}: {fault.format(error)}") from None
 
 
-def of_standard_input(document: bytes, shape: type[T], what: str) -> T:
-    """The value of a document that another machine sent. what: what it must be, such as `a request`. Raises InputError."""
+def decode_standard_input(document: bytes, target_type: type[T], expected: str) -> T:
+    """The value of a document that another machine sent. expected: what it must be, such as `a request`. Raises InputError."""
     try:
-        return decoder(shape).decode(document)
+        return decoder(target_type).decode(document)
     except DECODE_FAULTS as error:
-        raise InputError(f"standard input: is not {what}: {error}.") from None
+        raise InputError(f"standard input: is not {expected}: {error}.") from None
 
 
-def read_if_valid(path: Path, shape: type[T]) -> T | None:
-    """As `read`, but also None if the file cannot be read or does not fit the type, for files that commands can do without."""
+def read_json_if_valid(path: Path, target_type: type[T]) -> T | None:
+    """As `read_json`, but also None if the file cannot be read or does not fit the type, for files that commands can do
+    without."""
     try:
-        return decoder(shape).decode(files.read(path))
+        return decoder(target_type).decode(files.read(path))
     except (OSError, *DECODE_FAULTS):
         return None

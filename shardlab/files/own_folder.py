@@ -13,27 +13,27 @@ import tempfile
 from pathlib import Path
 
 
-def make(base: Path, name: str) -> Path:
+def make_own_folder(base: Path, name: str) -> Path:
     """The folder `name` in `base`, or a folder `name-RANDOM`, which belongs to this user and which no other user can enter.
 
     The folder is made if it does not exist. Raises OSError.
     """
     with contextlib.suppress(OSError):
         (base / name).mkdir(mode=0o700)
-    if not (ours := _ours(base, name)):
-        made = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
-        ours = _ours(base, name) or [made]
-    return ours[0]  # if several folders were created at the same time, all commands choose the first folder by name
+    if not (own_folders := _find_own_folders(base, name)):
+        new_folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
+        own_folders = _find_own_folders(base, name) or [new_folder]
+    return own_folders[0]  # if several folders were created at the same time, all commands choose the first folder by name
 
 
-def belongs_to_us(path: Path, forbidden: int) -> bool:
+def belongs_to_us(path: Path, forbidden_bits: int) -> bool:
     """Whether a path is a folder and not a link, is owned by this user, and has none of the forbidden bits in its mode."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & forbidden
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & forbidden_bits
 
 
-def _ours(base: Path, name: str) -> list[Path]:
+def _find_own_folders(base: Path, name: str) -> list[Path]:
     return [path for path in (base / name, *sorted(base.glob(f"{name}-*"))) if belongs_to_us(path, 0o077)]

@@ -18,7 +18,10 @@ import msgspec
 from shardlab.errors import InputError
 from shardlab.files import files
 
-CARRIED = ("workloads", "strategies")  # folders of a workspace with plug-ins that runs execute, so the cluster needs a copy
+CARRIED_FOLDERS = (
+    "workloads",
+    "strategies",
+)  # folders of a workspace with plug-ins that runs execute, so the cluster needs a copy
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 MOST_BYTES = 1 << 20  # largest size of one file
 
@@ -46,40 +49,44 @@ class PluginSource(msgspec.Struct, frozen=True):
         return sha256.hexdigest()[:16]
 
 
-def files_in(folder: Path) -> list[Path]:
+def plugin_files(folder: Path) -> list[Path]:
     """The files in a folder that define plug-ins (helpers are left out), sorted by name; none if the folder does not exist."""
     return sorted(path for path in python_files(folder) if not path.name.startswith("_"))
 
 
-def read(file: Path) -> PluginSource:
+def read_plugin(file: Path) -> PluginSource:
     """Read the source of the plug-in that a file defines: a Python file with its helpers, or a model configuration (.json).
 
     Raises InputError if the name of the file is not allowed for a plug-in, or if a file is too long or cannot be read.
     """
     if file.suffix == ".json":
-        return PluginSource(file, {file.name: content(file)})
+        return PluginSource(file, {file.name: read_plugin_file(file)})
     if not NAME.fullmatch(file.stem):
         raise InputError(
             f"{file}: {file.stem!r} cannot be the name of a plug-in. Allowed: a file name that matches {NAME.pattern}.py."
         )
     helpers = [path for path in python_files(file.parent) if path.name.startswith("_")]
-    return PluginSource(file, {path.name: content(path) for path in (file, *helpers)})
+    return PluginSource(file, {path.name: read_plugin_file(path) for path in (file, *helpers)})
 
 
-def texts(workspace: Path) -> dict[str, bytes]:
+def read_all_files(workspace: Path) -> dict[str, bytes]:
     """The contents of all plug-ins and helpers in the folders CARRIED of a workspace, by their paths in the workspace.
 
     Raises InputError for a file that is too long or cannot be read.
     """
-    return {f"{folder}/{path.name}": content(path) for folder in CARRIED for path in python_files(workspace / folder)}
+    return {
+        f"{folder}/{path.name}": read_plugin_file(path)
+        for folder in CARRIED_FOLDERS
+        for path in python_files(workspace / folder)
+    }
 
 
 def python_files(folder: Path) -> list[Path]:
     """The plug-ins and helpers in a folder, sorted by name; none if the folder does not exist."""
-    return [folder / name for name in files.names(folder) if name.endswith(".py") and not name.startswith(".")]
+    return [folder / name for name in files.list_names(folder) if name.endswith(".py") and not name.startswith(".")]
 
 
-def content(path: Path, allowed: str = "Python code; data belongs in files of its own") -> bytes:
+def read_plugin_file(path: Path, allowed: str = "Python code; data belongs in files of its own") -> bytes:
     """The content of a file. allowed: what the file may contain. Raises InputError if it is too long or cannot be read."""
     try:
         return files.read(path, MOST_BYTES)
@@ -89,7 +96,7 @@ def content(path: Path, allowed: str = "Python code; data belongs in files of it
         raise InputError(f"{path}: cannot be read: {os.strerror(error.errno) if error.errno else error}.") from None
 
 
-def write(folder: Path, source: PluginSource) -> None:
+def write_plugin(folder: Path, source: PluginSource) -> None:
     """Write the files of a plug-in into a new folder. Raises WorkspaceError."""
     with files.as_workspace_error("write"):
         folder.mkdir(parents=True)

@@ -42,23 +42,25 @@ def all_models() -> tuple[GpuModel, ...]:
     return msgspec.yaml.decode(content, type=tuple[GpuModel, ...])
 
 
-def model(gpu: str) -> GpuModel | None:
+def find_model(gpu: str) -> GpuModel | None:
     """The GPU model with this NVML name, or None if the file does not list it."""
-    return next((entry for entry in all_models() if fits(entry, gpu)), None)
+    return next((gpu_model for gpu_model in all_models() if is_of_model(gpu_model, gpu)), None)
 
 
-def fits(model: GpuModel, gpu: str) -> bool:
+def is_of_model(model: GpuModel, gpu: str) -> bool:
     """Whether a GPU with this NVML name is of this model."""
     return re.fullmatch(model.name, gpu) is not None
 
 
 def peak_flops(gpu: str, precision: str) -> float | None:
     """Peak FLOP/s of a GPU with this NVML name in a cell's precision, or None if the peak is not known."""
-    listed = model(gpu)
-    return None if listed is None else peak_of(listed, precision)
+    gpu_model = find_model(gpu)
+    return None if gpu_model is None else model_peak_flops(gpu_model, precision)
 
 
-def peak_of(listed: GpuModel, precision: str) -> float | None:
+def model_peak_flops(gpu_model: GpuModel, precision: str) -> float | None:
     """Peak FLOP/s of a GPU model in a cell's precision; None if the GPU does not support the precision."""
-    tera = {"fp32": listed.fp32, "tf32": listed.tf32, "bf16": listed.bf16, "fp16": listed.fp16}[precision.partition("-")[0]]
-    return None if tera is None else tera * 1e12
+    peak_tflops = {"fp32": gpu_model.fp32, "tf32": gpu_model.tf32, "bf16": gpu_model.bf16, "fp16": gpu_model.fp16}[
+        precision.partition("-")[0]
+    ]
+    return None if peak_tflops is None else peak_tflops * 1e12

@@ -75,24 +75,24 @@ class Host(msgspec.Struct, omit_defaults=True, kw_only=True):
     packages: dict[str, str]  # name of an installed package -> its version
 
 
-def observe() -> Host:
+def read_host() -> Host:
     """Read the properties of this machine."""
     import psutil
 
-    driver, gpus, why = nvml.gpus()
+    driver, gpus, why_absent = nvml.read_gpus()
     return Host(
         schema=1,
         host=gethostname(),
         boot_id=boot_id(),
         kernel=platform.release(),
-        system=_system(),
-        cpu_model=_cpu_model(),
+        system=_read_system_name(),
+        cpu_model=_read_cpu_model(),
         cpus=os.cpu_count() or 1,
-        cpus_allowed=usable_processors(),
+        cpus_allowed=count_usable_processors(),
         memory_bytes=psutil.virtual_memory().total,
         gpu_driver=driver,
         gpus=gpus,
-        gpu_why_absent=why,
+        gpu_why_absent=why_absent,
         nics=nics(),
         numa_nodes=numa_nodes() or None,
         python=platform.python_version(),
@@ -100,17 +100,17 @@ def observe() -> Host:
     )
 
 
-def usable_processors(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+def count_usable_processors(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """The number of processors that this process may use, according to its CPU affinity and the CPU quota of its container.
 
     quota: the file in which version 2 of cgroups states the quota.
     """
-    affine = len(os.sched_getaffinity(0))
+    affinity_count = len(os.sched_getaffinity(0))
     try:
         allowed_us, period_us = quota.read_text().split()
     except OSError:  # no container, or version 1 of cgroups
-        return affine
-    return affine if allowed_us == "max" else max(1, min(affine, int(allowed_us) // int(period_us)))
+        return affinity_count
+    return affinity_count if allowed_us == "max" else max(1, min(affinity_count, int(allowed_us) // int(period_us)))
 
 
 def boot_id() -> str:
@@ -118,7 +118,7 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def this_process() -> dict[str, int | float | str]:
+def identify_this_process() -> dict[str, int | float | str]:
     """The process id, the start time (seconds since the epoch) and the boot id, which together identify this process.
 
     The process id alone does not identify the process, because the kernel uses the number again for later processes. If this
@@ -126,8 +126,8 @@ def this_process() -> dict[str, int | float | str]:
     """
     import psutil
 
-    me = psutil.Process()
-    return {"pid": me.pid, "created": me.create_time(), "boot_id": boot_id()}
+    process = psutil.Process()
+    return {"pid": process.pid, "created": process.create_time(), "boot_id": boot_id()}
 
 
 def packages() -> dict[str, str]:
@@ -146,21 +146,21 @@ def packages() -> dict[str, str]:
 def nics(root: Path = Path("/sys/class/net")) -> list[Nic]:
     """The network interfaces in sysfs, sorted by name. The list is empty in a sandbox whose sysfs has none, such as gVisor."""
     folders = sorted(root.iterdir()) if root.is_dir() else []
-    return [_nic(folder) for folder in folders if (folder / "statistics").is_dir()]
+    return [_read_interface(folder) for folder in folders if (folder / "statistics").is_dir()]
 
 
-def _nic(folder: Path) -> Nic:
+def _read_interface(folder: Path) -> Nic:
     device = folder / "device"
-    hardware = kernel_text(folder / "type")
+    hardware = read_kernel_text(folder / "type")
     kind = "loopback" if hardware == "772" else "physical" if device.exists() else "virtual"  # 772: ARPHRD_LOOPBACK
-    speed = kernel_text(folder / "speed")
+    speed = read_kernel_text(folder / "speed")
     return Nic(
         name=folder.name,
         kind=kind,
-        mac=kernel_text(folder / "address") if kind != "loopback" else None,
+        mac=read_kernel_text(folder / "address") if kind != "loopback" else None,
         pci=device.resolve().name if device.exists() else None,
         speed_mbps=int(speed) if speed and speed.isdigit() and int(speed) > 0 else None,
-        mtu=int(mtu) if (mtu := kernel_text(folder / "mtu")) and mtu.isdigit() else None,
+        mtu=int(mtu) if (mtu := read_kernel_text(folder / "mtu")) and mtu.isdigit() else None,
         driver=(device / "driver").resolve().name if (device / "driver").exists() else None,
     )
 
@@ -168,10 +168,10 @@ def _nic(folder: Path) -> Nic:
 def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> list[NumaNode]:
     """The NUMA nodes that the kernel shows, sorted by number; empty if the kernel shows no NUMA nodes."""
     folders = sorted(root.glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node")))
-    return [NumaNode(int(folder.name.removeprefix("node")), kernel_text(folder / "cpulist") or "") for folder in folders]
+    return [NumaNode(int(folder.name.removeprefix("node")), read_kernel_text(folder / "cpulist") or "") for folder in folders]
 
 
-def git_commit() -> str | None:
+def read_git_commit() -> str | None:
     """The git commit of the checkout from which this code runs, with "-dirty" if tracked files were changed.
 
     None if this code is an installed wheel, or if git does not answer.
@@ -180,16 +180,19 @@ def git_commit() -> str | None:
     if not (root / ".git").exists():  # git would look in the folders above, such as a workspace of somebody else
         return None
     git = ["git", "-c", "core.fsmonitor=false", "-C", str(root)]  # fsmonitor: a command of the repository's configuration
-    command = [*git, "describe", "--always", "--abbrev=40", "--dirty", "--match="]
-    tracked = [*git, "ls-files", "--error-unmatch", str(Path(__file__).relative_to(root))]
+    describe_command = [*git, "describe", "--always", "--abbrev=40", "--dirty", "--match="]
+    tracked_command = [*git, "ls-files", "--error-unmatch", str(Path(__file__).relative_to(root))]
     try:
-        answers = [subprocess.run(ask, capture_output=True, text=True, timeout=10, check=False) for ask in (command, tracked)]
+        answers = [
+            subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
+            for words in (describe_command, tracked_command)
+        ]
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answers[0].stdout.strip() or None if not any(answer.returncode for answer in answers) else None
 
 
-def kernel_text(path: Path) -> str | None:
+def read_kernel_text(path: Path) -> str | None:
     """The text in a file in /proc or /sys; None if the file is empty or cannot be read."""
     try:
         return path.read_text().strip() or None
@@ -197,19 +200,19 @@ def kernel_text(path: Path) -> str | None:
         return None
 
 
-def _system() -> str:
+def _read_system_name() -> str:
     try:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):
         return platform.system()
 
 
-def _cpu_model() -> str | None:
-    for line in (kernel_text(Path("/proc/cpuinfo")) or "").splitlines():
+def _read_cpu_model() -> str | None:
+    for line in (read_kernel_text(Path("/proc/cpuinfo")) or "").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return None
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode(observe()) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.encode(read_host()) + b"\n")

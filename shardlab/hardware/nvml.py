@@ -53,7 +53,7 @@ class Gpu(msgspec.Struct, omit_defaults=True):
     paths: dict[str, str] | None = None
 
 
-def gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
+def read_gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
     """Ask NVML for the GPUs of this machine. Returns (version of the driver, GPUs, None).
 
     If NVML is not installed or fails, returns (None, None, the reason in words).
@@ -67,10 +67,12 @@ def gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
-        observed = [_gpu(handle, uuid) for handle, uuid in zip(handles, uuids)]
+        observed = [_read_gpu(handle, uuid) for handle, uuid in zip(handles, uuids)]
         for gpu, handle in zip(observed, handles):
-            others = [(uuid, other) for uuid, other in zip(uuids, handles) if uuid != gpu.uuid]
-            paths = {uuid: path for uuid, other in others if (path := _asked(_path, handle, other)) is not None}
+            other_gpus = [(uuid, other) for uuid, other in zip(uuids, handles) if uuid != gpu.uuid]
+            paths = {
+                uuid: path for uuid, other in other_gpus if (path := _call_if_supported(_read_path, handle, other)) is not None
+            }
             gpu.paths = paths or None
         return pynvml.nvmlSystemGetDriverVersion(), observed, None
     except pynvml.NVMLError as error:
@@ -86,7 +88,7 @@ class Process(NamedTuple):
     name: str
 
 
-def users() -> dict[str, list[Process]] | None:
+def read_gpu_processes() -> dict[str, list[Process]] | None:
     """The processes that compute on each GPU, by the UUID of the GPU, in NVML's order; None if NVML does not work here."""
     import pynvml as nvml
 
@@ -95,19 +97,21 @@ def users() -> dict[str, list[Process]] | None:
     except nvml.NVMLError:
         return None
     try:
-        handles = [_asked(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(nvml.nvmlDeviceGetCount())]
-        found = {}
+        handles = [_call_if_supported(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(nvml.nvmlDeviceGetCount())]
+        processes_by_gpu = {}
         for handle in filter(None, handles):  # a GPU that a container hides has no handle
-            entries = _asked(compute_processes, handle) or []
-            found[nvml.nvmlDeviceGetUUID(handle)] = [Process(entry.pid, _name(entry.pid)) for entry in entries]
-        return found
+            entries = _call_if_supported(read_compute_processes, handle) or []
+            processes_by_gpu[nvml.nvmlDeviceGetUUID(handle)] = [
+                Process(entry.pid, _process_name(entry.pid)) for entry in entries
+            ]
+        return processes_by_gpu
     except nvml.NVMLError:
         return None
     finally:
         nvml.nvmlShutdown()
 
 
-def compute_processes(handle: Any) -> list[Any]:
+def read_compute_processes(handle: Any) -> list[Any]:
     """NVML's entries for the processes that compute on this GPU. handle: NVML's handle of the GPU. Raises NVMLError."""
     import pynvml as nvml
 
@@ -119,7 +123,7 @@ def compute_processes(handle: Any) -> list[Any]:
     return entries
 
 
-def throttles(handle: Any) -> list[str]:
+def read_throttle_reasons(handle: Any) -> list[str]:
     """The reasons why the clocks of this GPU are lowered now, as values of THROTTLES. Raises NVMLError."""
     import pynvml as nvml
 
@@ -127,67 +131,69 @@ def throttles(handle: Any) -> list[str]:
         bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     except nvml.NVMLError_FunctionNotFound:  # drivers before 535 have only the old name of this function
         bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    return throttled_by(bits)
+    return throttle_reasons_of_bits(bits)
 
 
-def throttled_by(bits: int) -> list[str]:
+def throttle_reasons_of_bits(bits: int) -> list[str]:
     """The reasons, as values of THROTTLES, for which these bits of NVML stand."""
     return [name for bit, name in THROTTLES.items() if bits & bit]
 
 
-def _name(pid: int) -> str:
+def _process_name(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
 
 
-def _gpu(handle: Any, uuid: str) -> Gpu:
+def _read_gpu(handle: Any, uuid: str) -> Gpu:
     import pynvml as nvml
 
     gpu = Gpu(uuid=uuid, name=nvml.nvmlDeviceGetName(handle))
-    gpu.memory_bytes = _asked(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
-    gpu.pci = _asked(lambda: str(nvml.nvmlDeviceGetPciInfo(handle).busId))
-    gpu.power_limit_w = _asked(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000)  # NVML gives milliwatts
-    gpu.power_limit_max_w = _asked(lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)[1] / 1000)
-    gpu.sm_clock_max_mhz = _asked(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
-    gpu.memory_clock_max_mhz = _asked(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM)
-    gpu.numa_node = _asked(nvml.nvmlDeviceGetNumaNodeId, handle)
-    gpu.persistence = _asked(lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)))
-    gpu.pcie_generation_max = _asked(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
-    gpu.pcie_width = _asked(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle)
-    gpu.pcie_width_max = _asked(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
-    gpu.nvlinks = _nvlinks(handle)
+    gpu.memory_bytes = _call_if_supported(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
+    gpu.pci = _call_if_supported(lambda: str(nvml.nvmlDeviceGetPciInfo(handle).busId))
+    gpu.power_limit_w = _call_if_supported(
+        lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
+    )  # NVML gives milliwatts
+    gpu.power_limit_max_w = _call_if_supported(lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)[1] / 1000)
+    gpu.sm_clock_max_mhz = _call_if_supported(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+    gpu.memory_clock_max_mhz = _call_if_supported(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM)
+    gpu.numa_node = _call_if_supported(nvml.nvmlDeviceGetNumaNodeId, handle)
+    gpu.persistence = _call_if_supported(lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)))
+    gpu.pcie_generation_max = _call_if_supported(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
+    gpu.pcie_width = _call_if_supported(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle)
+    gpu.pcie_width_max = _call_if_supported(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
+    gpu.nvlinks = _count_nvlinks(handle)
     return gpu
 
 
-def _nvlinks(handle: Any) -> dict[str, int] | None:
+def _count_nvlinks(handle: Any) -> dict[str, int] | None:
     """The number of a GPU's active NVLinks, by the PCI address of their other end; None if NVML reports no active NVLink."""
     import pynvml as nvml
 
-    ends: dict[str, int] = {}
+    link_counts: dict[str, int] = {}
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        if _asked(nvml.nvmlDeviceGetNvLinkState, handle, link):
-            remote = _asked(nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
-            end = str(remote.busId) if remote is not None else "unknown"
-            ends[end] = ends.get(end, 0) + 1
-    return ends or None
+        if _call_if_supported(nvml.nvmlDeviceGetNvLinkState, handle, link):
+            remote = _call_if_supported(nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+            remote_address = str(remote.busId) if remote is not None else "unknown"
+            link_counts[remote_address] = link_counts.get(remote_address, 0) + 1
+    return link_counts or None
 
 
-def _path(gpu: Any, other: Any) -> str | None:
+def _read_path(gpu: Any, other: Any) -> str | None:
     import pynvml as nvml
 
     return ANCESTORS.get(nvml.nvmlDeviceGetTopologyCommonAncestor(gpu, other))
 
 
-def _asked(question: Callable[..., T], *about: Any) -> T | None:
+def _call_if_supported(function: Callable[..., T], *arguments: Any) -> T | None:
     """Call a function of NVML and return its result; None if NVML raises an error, for example if the GPU does not support it.
 
-    question: the function. about: its arguments.
+    function: the function. arguments: its arguments.
     """
     import pynvml
 
     try:
-        return question(*about)
+        return function(*arguments)
     except pynvml.NVMLError:
         return None

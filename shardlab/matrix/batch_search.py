@@ -53,16 +53,16 @@ class BatchSearch(msgspec.Struct, frozen=True):
     unit: Size = 1
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """A text that says what is searched, such as `gpu_batch_size, the largest that fits`."""
         return f"{self.key}, {GOAL_WORDS[self.goal]}"
 
-    def described(self) -> dict[str, Any]:
+    def to_json_fields(self) -> dict[str, Any]:
         """The search as a dictionary for JSON: its fields, and the largest number of tries that it can need."""
         return {**msgspec.to_builtins(self), "most_tries": self.most_tries}
 
     @property
-    def in_units(self) -> tuple[int, int, int]:
+    def sizes_per_pass(self) -> tuple[int, int, int]:
         """The sizes (start, smallest, largest), each divided by the number of passes of a step, which gives the batch size of
         one pass."""
         start, smallest, largest = (max(size // self.unit, 1) for size in (self.start, self.smallest, self.largest))
@@ -71,17 +71,17 @@ class BatchSearch(msgspec.Struct, frozen=True):
     @property
     def most_tries(self) -> int:
         """The largest number of tries that the search can need, in the worst case."""
-        start, smallest, largest = self.in_units
-        up, down = math.ceil(math.log2(largest / start)), math.ceil(math.log2(start / smallest))
+        start, smallest, largest = self.sizes_per_pass
+        max_doublings, max_halvings = math.ceil(math.log2(largest / start)), math.ceil(math.log2(start / smallest))
         if self.goal == "fastest":
-            return 1 + max(up, 1 + down) + REFINEMENTS
+            return 1 + max(max_doublings, 1 + max_halvings) + REFINEMENTS
         # The search doubles (or halves) the size until one size fits and its double does not. After that, each try halves the
         # number of sizes that can still be the largest size that fits.
-        ups = [(start << step, min(start << (step + 1), largest)) for step in range(up)]
-        found_up = [2 + step + _halvings(high - low) for step, (low, high) in enumerate(ups)]
-        downs = [(max(start >> (step + 1), smallest), start >> step) for step in range(down)]
-        found_down = [2 + step + _halvings(high - low) for step, (low, high) in enumerate(downs)]
-        return max([1, *found_up, *found_down])
+        gaps_up = [(start << step, min(start << (step + 1), largest)) for step in range(max_doublings)]
+        tries_up = [2 + step + _count_halvings(high - low) for step, (low, high) in enumerate(gaps_up)]
+        gaps_down = [(max(start >> (step + 1), smallest), start >> step) for step in range(max_halvings)]
+        tries_down = [2 + step + _count_halvings(high - low) for step, (low, high) in enumerate(gaps_down)]
+        return max([1, *tries_up, *tries_down])
 
 
 class TryOutcome(msgspec.Struct, frozen=True):
@@ -96,11 +96,11 @@ def try_cell(cell: Cell, size: int) -> Cell:
 
     size: units of data per data-parallel rank and step; it must be a multiple of the number of passes.
     """
-    micro = size // cell.gradient_accumulation_steps
-    return msgspec.structs.replace(cell, micro_batch_size=micro, global_batch_size=size * cell.dp)
+    micro_batch = size // cell.gradient_accumulation_steps
+    return msgspec.structs.replace(cell, micro_batch_size=micro_batch, global_batch_size=size * cell.dp)
 
 
-def family(cell: Cell) -> str:
+def search_family_hash(cell: Cell) -> str:
     """A hash that is the same for the cells of all tries of a search, because the batch size does not influence it."""
     return try_cell(cell, PLACEHOLDER * cell.gradient_accumulation_steps).hash()
 
@@ -112,10 +112,10 @@ def next_size(search: BatchSearch, outcomes: Mapping[int, TryOutcome]) -> int | 
     """
     if not outcomes:
         return search.start
-    _, smallest, largest = search.in_units
-    tried = {size // search.unit: outcome for size, outcome in outcomes.items()}
+    _, smallest, largest = search.sizes_per_pass
+    pass_outcomes = {size // search.unit: outcome for size, outcome in outcomes.items()}
     choose = _next_for_largest if search.goal == "largest_that_fits" else _next_for_fastest
-    size = choose(tried, smallest, largest)
+    size = choose(pass_outcomes, smallest, largest)
     return None if size is None else size * search.unit
 
 
@@ -127,7 +127,7 @@ def best_size(search: BatchSearch, outcomes: Mapping[int, TryOutcome]) -> int | 
     return max(fitting, key=lambda size: (outcomes[size].throughput, -size), default=None)
 
 
-def _halvings(gap: int) -> int:
+def _count_halvings(gap: int) -> int:
     """The number of tries that the search needs to find the largest size that fits by halving.
 
     gap: the difference between a size that does not fit and a smaller size that fits.
@@ -135,42 +135,48 @@ def _halvings(gap: int) -> int:
     return math.ceil(math.log2(gap))
 
 
-def _next_for_largest(tried: Mapping[int, TryOutcome], smallest: int, largest: int) -> int | None:
+def _next_for_largest(outcomes: Mapping[int, TryOutcome], smallest: int, largest: int) -> int | None:
     """The next size in the search for the largest size that fits; None if it was found, or if even `smallest` does not fit.
 
     The size is doubled or halved until one size fits and a larger size does not. Then the size in the middle of these two
-    sizes is tried, until the two sizes differ by 1. tried: for each size of a pass that was tried, how the try ended.
+    sizes is tried, until the two sizes differ by 1. outcomes: for each size of a pass that was tried, how the try ended.
     """
-    fits = max((size for size, outcome in tried.items() if outcome.fits), default=None)
-    over = min((size for size, outcome in tried.items() if not outcome.fits and size > (fits or 0)), default=None)
-    if fits is None:
-        least = min(tried)
-        return max(least // 2, smallest) if least > smallest else None
-    if over is None:
-        return min(2 * fits, largest) if fits < largest else None
-    return (fits + over) // 2 if over - fits > 1 else None
+    largest_fitting = max((size for size, outcome in outcomes.items() if outcome.fits), default=None)
+    smallest_failing = min(
+        (size for size, outcome in outcomes.items() if not outcome.fits and size > (largest_fitting or 0)), default=None
+    )
+    if largest_fitting is None:
+        smallest_tried = min(outcomes)
+        return max(smallest_tried // 2, smallest) if smallest_tried > smallest else None
+    if smallest_failing is None:
+        return min(2 * largest_fitting, largest) if largest_fitting < largest else None
+    return (largest_fitting + smallest_failing) // 2 if smallest_failing - largest_fitting > 1 else None
 
 
-def _next_for_fastest(tried: Mapping[int, TryOutcome], smallest: int, largest: int) -> int | None:
+def _next_for_fastest(outcomes: Mapping[int, TryOutcome], smallest: int, largest: int) -> int | None:
     """The next size in the search for the fastest size; None if it was found, or if even `smallest` does not fit.
 
     The size is doubled and halved until a larger and a smaller size than the fastest size have been tried. Then the search has
     two gaps: from the fastest size to the next larger tried size, and to the next smaller tried size. The middle of the larger
-    gap is tried, until both gaps are small. tried: as in `_next_for_largest`.
+    gap is tried, until both gaps are small. outcomes: as in `_next_for_largest`.
     """
-    fitting = {size: outcome.throughput for size, outcome in tried.items() if outcome.fits}
+    fitting = {size: outcome.throughput for size, outcome in outcomes.items() if outcome.fits}
     if not fitting:
-        least = min(tried)
-        return max(least // 2, smallest) if least > smallest else None
-    best = max(fitting, key=lambda size: (fitting[size], -size))
-    above = min((size for size in tried if size > best), default=None)
-    below = max((size for size in tried if size < best), default=None)
-    if above is None and best < largest:
-        return min(2 * best, largest)
-    if below is None and best > smallest:
-        return max(best // 2, smallest)
-    gaps = {(best + end) // 2: abs(end - best) for end in (above, below) if end is not None}
+        smallest_tried = min(outcomes)
+        return max(smallest_tried // 2, smallest) if smallest_tried > smallest else None
+    fastest = max(fitting, key=lambda size: (fitting[size], -size))
+    next_larger = min((size for size in outcomes if size > fastest), default=None)
+    next_smaller = max((size for size in outcomes if size < fastest), default=None)
+    if next_larger is None and fastest < largest:
+        return min(2 * fastest, largest)
+    if next_smaller is None and fastest > smallest:
+        return max(fastest // 2, smallest)
+    gaps = {
+        (fastest + neighbour) // 2: abs(neighbour - fastest)
+        for neighbour in (next_larger, next_smaller)
+        if neighbour is not None
+    }
     middle = max(gaps, key=lambda size: (gaps[size], size), default=None)
-    if middle is None or gaps[middle] <= max(1, best // SMALLEST_GAP):
+    if middle is None or gaps[middle] <= max(1, fastest // SMALLEST_GAP):
         return None
     return middle

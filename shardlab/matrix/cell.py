@@ -27,7 +27,7 @@ State = Literal[
 
 
 class Role(enum.Enum):
-    """What a key of a cell decides. Each key of `Cell` has one role; `keys_of` finds the keys that have a role."""
+    """What a key of a cell decides. Each key of `Cell` has one role; `keys_with_role` finds the keys that have a role."""
 
     MODEL = enum.auto()  # which model, and the shape of its inputs
     PRECISION = enum.auto()
@@ -104,7 +104,7 @@ class Recurring(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     every_epochs: Positive | None = None
     """The interval in epochs."""
 
-    def every(self, steps_per_epoch: int) -> int:
+    def interval_steps(self, steps_per_epoch: int) -> int:
         """The interval in steps, whether it was given in steps or in epochs. steps_per_epoch: the number of steps of an
         epoch."""
         return self.every_steps or (self.every_epochs or 1) * steps_per_epoch
@@ -317,21 +317,21 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def name(self) -> str:
         """The name of the cell: a readable summary and the hash, at most 52 characters, allowed as the name of a folder."""
         accumulation = f"-a{self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
-        head = f"{self.strategy}-{self.workload}-g{self.gpus}-b{self.global_batch_size}{accumulation}"
+        summary = f"{self.strategy}-{self.workload}-g{self.gpus}-b{self.global_batch_size}{accumulation}"
         for degree, size in (("tp", self.tp), ("pp", self.pp)):
-            head += f"-{degree}{size}" if 1 < size < self.gpus else ""
+            summary += f"-{degree}{size}" if 1 < size < self.gpus else ""
         if self.gpu_type is not None:
-            head += f"-{self.gpu_type}"
+            summary += f"-{self.gpu_type}"
         if self.launcher != "torchrun":
-            head += f"-{self.launcher}"
+            summary += f"-{self.launcher}"
         faults = (("slowed", self.instruments.straggler), ("lost", self.instruments.lost_worker))
-        head += "".join(f"-{mark}" for mark, fault in faults if fault is not None)
-        head = re.sub(r"[^a-z0-9._-]+", "-", head.lower())[:39].strip("-._")
-        return f"{head}-{self.hash()}"
+        summary += "".join(f"-{mark}" for mark, fault in faults if fault is not None)
+        summary = re.sub(r"[^a-z0-9._-]+", "-", summary.lower())[:39].strip("-._")
+        return f"{summary}-{self.hash()}"
 
 
 @functools.cache
-def keys_of(*roles: Role) -> frozenset[str]:
+def keys_with_role(*roles: Role) -> frozenset[str]:
     """The names of the keys of `Cell` whose role is one of these roles."""
     hints = get_type_hints(Cell, include_extras=True)
     return frozenset(name for name, hint in hints.items() if any(role in hint.__metadata__ for role in roles))
@@ -340,14 +340,20 @@ def keys_of(*roles: Role) -> frozenset[str]:
 def cell_hash(cell: dict[str, Any]) -> str:
     """The hash of a resolved cell. cell: its keys and values, as run.json has them. For a tiny twin, the original cell is part
     of the hash."""
-    bookkeeping = keys_of(Role.BOOKKEEPING)
-    newer = ("gpu_type", "workload_code", "strategy_code")  # not in the hash if null: cells of older versions lack these keys
-    identity = {key: value for key, value in cell.items() if key not in bookkeeping and (key not in newer or value is not None)}
+    bookkeeping = keys_with_role(Role.BOOKKEEPING)
+    newer_keys = (
+        "gpu_type",
+        "workload_code",
+        "strategy_code",
+    )  # not in the hash if null: cells of older versions lack these keys
+    identity = {
+        key: value for key, value in cell.items() if key not in bookkeeping and (key not in newer_keys or value is not None)
+    }
     # These keys of `instruments` are not in the hash if they have these values, for the same reason.
     defaults = (("telemetry_hz", TELEMETRY_HZ), ("memory_steps", 1), ("straggler", None), ("lost_worker", None))
     instruments = {key: value for key, value in identity["instruments"].items() if (key, value) not in defaults}
-    if (saved := instruments.get("checkpoints")) is not None and not saved.get("time_loading"):
-        instruments["checkpoints"] = {key: value for key, value in saved.items() if key != "time_loading"}
+    if (checkpoints := instruments.get("checkpoints")) is not None and not checkpoints.get("time_loading"):
+        instruments["checkpoints"] = {key: value for key, value in checkpoints.items() if key != "time_loading"}
     identity["instruments"] = instruments
     if cell.get("rehearses") is not None:
         identity["rehearses"] = cell_hash(cell["rehearses"])

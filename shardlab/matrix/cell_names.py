@@ -11,40 +11,43 @@ from shardlab.matrix import faults
 from shardlab.matrix.cell import Cell, Optimizer, Schedule
 
 # Keys of a cell whose value is a mapping with known members. Each member has a dotted name, such as optimizer.lr.
-_REFINED: dict[str, type[msgspec.Struct]] = {"optimizer": Optimizer, "schedule": Schedule}
-_WITHOUT = ("instruments", "options", "rehearses", *_REFINED)
-ARGUMENTS = frozenset({"accuracy_pct", "of"})  # arguments of a metric in a claim that do not select a cell
-# All names without a dot. `fault` says which faults the cell asks for (`faults.kinds`).
-PLAIN = (*(field.name for field in msgspec.structs.fields(Cell) if field.name not in _WITHOUT), "gpu_batch_size", "fault")
+_KEYS_WITH_MEMBERS: dict[str, type[msgspec.Struct]] = {"optimizer": Optimizer, "schedule": Schedule}
+_UNNAMED_KEYS = ("instruments", "options", "rehearses", *_KEYS_WITH_MEMBERS)
+METRIC_ARGUMENTS = frozenset({"accuracy_pct", "of"})  # arguments of a metric in a claim that do not select a cell
+# All names without a dot. `fault` says which faults the cell asks for (`faults.list_fault_names`).
+PLAIN = (*(field.name for field in msgspec.structs.fields(Cell) if field.name not in _UNNAMED_KEYS), "gpu_batch_size", "fault")
 
 
-def names(cell: Mapping[str, Any]) -> dict[str, Any]:
+def values_by_name(cell: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a resolved cell, by name. Members of mappings have dotted names, such as optimizer.lr.
 
     cell: the cell as dicts, lists, text and numbers, as in run.json.
     """
-    flat = {name: cell[name] for name in PLAIN if name in cell}
-    for key in (*_REFINED, "options"):
-        flat |= {f"{key}.{inner}": value for inner, value in cell[key].items()}
-    size = cell["micro_batch_size"] * cell["gradient_accumulation_steps"]
-    return flat | {"gpu_batch_size": size, "fault": faults.kinds(cell.get("instruments", {}))}
+    values = {name: cell[name] for name in PLAIN if name in cell}
+    for key in (*_KEYS_WITH_MEMBERS, "options"):
+        values |= {f"{key}.{member}": value for member, value in cell[key].items()}
+    gpu_batch_size = cell["micro_batch_size"] * cell["gradient_accumulation_steps"]
+    return values | {"gpu_batch_size": gpu_batch_size, "fault": faults.list_fault_names(cell.get("instruments", {}))}
 
 
-def is_name(name: str) -> bool:
+def is_cell_name(name: str) -> bool:
     """Whether a resolved cell can have a value of this name. Every name options.NAME is accepted, because only strategies and
     workloads know their options."""
     head, _, tail = name.partition(".")
     if not tail:
         return name in PLAIN
-    members = [field.name for field in msgspec.structs.fields(_REFINED[head])] if head in _REFINED else []
-    return head == "options" or tail in members
+    member_names = (
+        [field.name for field in msgspec.structs.fields(_KEYS_WITH_MEMBERS[head])] if head in _KEYS_WITH_MEMBERS else []
+    )
+    return head == "options" or tail in member_names
 
 
-def matches(cell: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a cell has all values in `wanted`, which are given by name. For a tiny twin, the original cell is compared."""
-    return has(names(cell.get("rehearses") or cell), wanted)
+def matches_cell(cell: Mapping[str, Any], required_values: Mapping[str, Any]) -> bool:
+    """Whether a cell has all values in `required_values`, which are given by name. For a tiny twin, the original cell is
+    compared."""
+    return has_values(values_by_name(cell.get("rehearses") or cell), required_values)
 
 
-def has(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether the values `known` of a cell, which `names` returned, contain all values in `wanted`."""
-    return all(name in known and known[name] == value for name, value in wanted.items())
+def has_values(cell_values: Mapping[str, Any], required_values: Mapping[str, Any]) -> bool:
+    """Whether the values `cell_values` of a cell, which `values_by_name` returned, contain all values in `required_values`."""
+    return all(name in cell_values and cell_values[name] == value for name, value in required_values.items())

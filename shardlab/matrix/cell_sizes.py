@@ -15,16 +15,17 @@ class BatchError(ValueError):
         self.key = key
 
 
-def batch(draft: Draft, dp: int) -> tuple[int, int, int]:
+def compute_batch_sizes(draft: Draft, dp: int) -> tuple[int, int, int]:
     """Compute (global_batch_size, micro_batch_size, gradient_accumulation_steps) of a draft on `dp` data-parallel ranks.
 
     Raises BatchError if the sizes contradict each other, or if a size cannot be divided evenly.
     """
     if (draft.global_batch_size is None) == (draft.gpu_batch_size is None):
-        found = "neither" if draft.global_batch_size is None else "both"
+        given_keys = "neither" if draft.global_batch_size is None else "both"
         raise BatchError(
             "global_batch_size",
-            f"exactly one of global_batch_size (strong scaling) and gpu_batch_size (weak scaling) is needed, found {found}.",
+            "exactly one of global_batch_size (strong scaling) and gpu_batch_size (weak scaling) is needed, "
+            f"found {given_keys}.",
         )
     if draft.global_batch_size is not None:
         if draft.global_batch_size % dp:
@@ -32,32 +33,33 @@ def batch(draft: Draft, dp: int) -> tuple[int, int, int]:
                 "global_batch_size",
                 f"{draft.global_batch_size} cannot be divided among {dp} data-parallel ranks. Allowed: a multiple of {dp}.",
             )
-        per_rank = draft.global_batch_size // dp
+        rank_batch = draft.global_batch_size // dp
     else:
         assert draft.gpu_batch_size is not None
-        per_rank = draft.gpu_batch_size
-    key, parts = "micro_batch_size", draft.micro_batch_size or per_rank
+        rank_batch = draft.gpu_batch_size
+    key, divisor = "micro_batch_size", draft.micro_batch_size or rank_batch
     if draft.microbatches is not None:
         if draft.micro_batch_size is not None:
             raise BatchError("microbatches", "found micro_batch_size as well. Allowed: one of the two; it implies the other.")
-        key, parts = "microbatches", draft.microbatches
-    if per_rank % parts:
+        key, divisor = "microbatches", draft.microbatches
+    if rank_batch % divisor:
         raise BatchError(
             key,
-            f"{parts} does not divide a rank's batch: {per_rank} items, the global batch of {per_rank * dp} divided among {dp} "
-            f"data-parallel ranks. Allowed: a divisor of {per_rank}.",
+            f"{divisor} does not divide a rank's batch: {rank_batch} items, the global batch of {rank_batch * dp} "
+            f"divided among {dp} "
+            f"data-parallel ranks. Allowed: a divisor of {rank_batch}.",
         )
-    micro = per_rank // parts if key == "microbatches" else parts
-    return per_rank * dp, micro, per_rank // micro
+    micro_batch = rank_batch // divisor if key == "microbatches" else divisor
+    return rank_batch * dp, micro_batch, rank_batch // micro_batch
 
 
-def seconds(text: str) -> int:
+def parse_seconds(text: str) -> int:
     """The number of seconds in a duration ``[D-]HH:MM:SS``. Raises ValueError for text in another format, and for 0 seconds."""
     match = re.fullmatch(r"(?:(\d{1,3})-)?(\d{1,2}):([0-5]\d):([0-5]\d)", text)
     if not match:
         raise ValueError(f'found {text!r}. Allowed: a time as "HH:MM:SS" or "D-HH:MM:SS", in quotes.')
     days, hours, minutes, rest = (int(part or 0) for part in match.groups())
-    total = ((days * 24 + hours) * 60 + minutes) * 60 + rest
-    if total == 0:
+    total_s = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    if total_s == 0:
         raise ValueError("found a limit of 0 seconds. Allowed: one second or more.")
-    return total
+    return total_s

@@ -13,13 +13,13 @@ import msgspec
 
 from shardlab.terminal import printable
 
-FILE = "CITATION.cff"
-_AND = re.compile(r"\band\b")
-_MARKS = {
+CITATION_FILE = "CITATION.cff"
+_AND_WORD = re.compile(r"\band\b")
+_TEX_ESCAPES = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", '"': "''",
 }  # fmt: skip
-_BY_CODE = str.maketrans(_MARKS)
+_ESCAPE_TABLE = str.maketrans(_TEX_ESCAPES)
 
 
 class Citation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,36 +39,42 @@ class Citation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The address of the study."""
 
 
-def of_shardlab() -> str:
+def shardlab_bibtex() -> str:
     """The BibTeX entry of shardlab."""
     from importlib import resources
 
     import yaml  # imported only here: every command imports this module, and few need PyYAML
 
-    facts = yaml.safe_load((resources.files("shardlab") / FILE).read_bytes())
+    facts = yaml.safe_load((resources.files("shardlab") / CITATION_FILE).read_bytes())
     authors = ["{" + author["name"] + "}" for author in facts["authors"]]  # names of groups, which BibTeX must not take apart
-    fields = {"author": " and ".join(authors), "title": f"{{{_text(facts['title'])}}}", "note": f"Version {facts['version']}"}
-    return _entry("shardlab", fields)
+    fields = {
+        "author": " and ".join(authors),
+        "title": f"{{{_escape_tex(facts['title'])}}}",
+        "note": f"Version {facts['version']}",
+    }
+    return _format_entry("shardlab", fields)
 
 
-def of_study(key: str, study: Citation) -> str:
+def study_bibtex(key: str, study: Citation) -> str:
     """The BibTeX entry of a study. key: its key in the bibliography, such as the name of the matrix."""
-    fields = {"author": " and ".join(map(_author, study.authors)), "title": f"{{{_text(study.title)}}}"}
-    fields |= {"year": "" if study.year is None else str(study.year), "howpublished": _text(study.published)}
-    return _entry(key, fields | {"doi": printable.one_line(study.doi), "url": printable.one_line(study.url)})
+    fields = {"author": " and ".join(map(_format_author, study.authors)), "title": f"{{{_escape_tex(study.title)}}}"}
+    fields |= {"year": "" if study.year is None else str(study.year), "howpublished": _escape_tex(study.published)}
+    return _format_entry(key, fields | {"doi": printable.one_line(study.doi), "url": printable.one_line(study.url)})
 
 
-def _author(name: str) -> str:
-    return "{" + _text(name) + "}" if _AND.search(name) else _text(name)
+def _format_author(name: str) -> str:
+    return "{" + _escape_tex(name) + "}" if _AND_WORD.search(name) else _escape_tex(name)
 
 
-def _text(text: str) -> str:
+def _escape_tex(text: str) -> str:
     """A text in one line, in which no character has a meaning for TeX or BibTeX."""
-    return " ".join(printable.one_line(text).split()).translate(_BY_CODE)
+    return " ".join(printable.one_line(text).split()).translate(_ESCAPE_TABLE)
 
 
-def _entry(key: str, fields: dict[str, str]) -> str:
+def _format_entry(key: str, fields: dict[str, str]) -> str:
     """An entry of the type misc, which every BibTeX style has (only biblatex has @software). Empty fields are left out."""
-    known = {name: value for name, value in fields.items() if value}
-    width = max(map(len, known))
-    return "\n".join([f"@misc{{{key},", *(f"  {name:<{width}} = {{{value}}}," for name, value in known.items()), "}"])
+    known_fields = {name: value for name, value in fields.items() if value}
+    name_width = max(map(len, known_fields))
+    return "\n".join(
+        [f"@misc{{{key},", *(f"  {name:<{name_width}} = {{{value}}}," for name, value in known_fields.items()), "}"]
+    )

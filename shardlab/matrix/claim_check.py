@@ -21,7 +21,7 @@ from shardlab.matrix.study import PrintedTable
 MOST_LISTED = 12  # largest number of values that a message lists
 
 
-def problems(text: Document, tests: Sequence[str], reported: Sequence[str]) -> list[Problem]:
+def find_claim_problems(text: Document, tests: Sequence[str], reported: Sequence[str]) -> list[Problem]:
     """Find wrong tests of claims and unknown metrics of reported numbers, as far as this is possible without the cells.
 
     text: the matrix file. tests: the test of each claim. reported: the metric of each reported number.
@@ -29,7 +29,7 @@ def problems(text: Document, tests: Sequence[str], reported: Sequence[str]) -> l
     problems = []
     for index, test in enumerate(tests):
         try:
-            _check(Expression(test))
+            _check_test(Expression(test))
         except (ExpressionError, UnknownName) as error:
             problems.append(text.problem(("claims", index, "test"), f"{str(error).rstrip('.')}."))
     for index, metric in enumerate(reported):
@@ -39,29 +39,29 @@ def problems(text: Document, tests: Sequence[str], reported: Sequence[str]) -> l
     return problems
 
 
-def table_problems(text: Document, tables: Sequence[PrintedTable]) -> list[Problem]:
+def find_table_problems(text: Document, tables: Sequence[PrintedTable]) -> list[Problem]:
     """Find rows of tables without a text for each column, and keys and metrics of tables that do not exist.
 
     text: the matrix file. tables: its tables.
     """
     problems = []
-    for index, table in enumerate(tables):
-        for place, row in enumerate(table.rows):
+    for table_index, table in enumerate(tables):
+        for position, row in enumerate(table.rows):
             if len(row.texts) != len(table.columns):
                 sentence = f"found {len(row.texts)} texts. Allowed: {len(table.columns)}, one for each column."
-                problems.append(text.problem(("tables", index, "rows", place, "texts"), sentence))
+                problems.append(text.problem(("tables", table_index, "rows", position, "texts"), sentence))
             for key in row.cell:
-                if not cell_names.is_name(key):
+                if not cell_names.is_cell_name(key):
                     sentence = str(UnknownName("name of a resolved cell", key, cell_names.PLAIN))
-                    problems.append(text.problem(("tables", index, "rows", place, "cell", key), sentence, at_key=True))
-        for place, metric in enumerate(table.measured):
+                    problems.append(text.problem(("tables", table_index, "rows", position, "cell", key), sentence, at_key=True))
+        for position, metric in enumerate(table.measured):
             if metric not in metric_names.PLAIN:
                 sentence = str(UnknownName("metric without an argument", metric, metric_names.PLAIN))
-                problems.append(text.problem(("tables", index, "measured", place), sentence))
+                problems.append(text.problem(("tables", table_index, "measured", position), sentence))
     return problems
 
 
-def without_cells(
+def find_claims_without_cells(
     text: Document, tests: Sequence[str], cells: Sequence[Cell], excluded: Iterable[dict[str, Any]]
 ) -> list[Problem]:
     """A problem for each claim whose test names a cell that the matrix neither contains nor excludes.
@@ -69,52 +69,59 @@ def without_cells(
     text: the matrix file. tests: the test of each claim. cells: all cells of the matrix, also cells that the user did not
     select. excluded: the combinations that the matrix excludes.
     """
-    known = [cell_names.names(msgspec.to_builtins(cell)) for cell in cells] if tests else []
-    known += list(excluded)
+    cell_values = [cell_names.values_by_name(msgspec.to_builtins(cell)) for cell in cells] if tests else []
+    cell_values += list(excluded)
     problems = []
     for index, test in enumerate(tests):
-        for metric, wanted in Expression(test).filters:
-            wanted = {key: value for key, value in wanted.items() if key not in cell_names.ARGUMENTS}
-            if not any(all(key in cell and cell[key] == value for key, value in wanted.items()) for cell in known):
-                problems.append(text.problem(("claims", index, "test"), f"{metric}: {_why_none(known, wanted)}"))
+        for metric, selected_values in Expression(test).call_arguments:
+            selected_values = {key: value for key, value in selected_values.items() if key not in cell_names.METRIC_ARGUMENTS}
+            if not any(
+                all(key in cell and cell[key] == value for key, value in selected_values.items()) for cell in cell_values
+            ):
+                problems.append(
+                    text.problem(("claims", index, "test"), f"{metric}: {_explain_no_cell(cell_values, selected_values)}")
+                )
     return problems
 
 
-def _check(test: Expression) -> None:
+def _check_test(test: Expression) -> None:
     """Check the test of a claim. Raises ExpressionError or UnknownName if the test is wrong or uses an unknown name."""
     if test.names:
         name = min(test.names)
-        near = f", as in {name}(strategy='ddp')" if name in metric_names.KNOWN else ""
-        raise ExpressionError(f"{name!r} is not a number. Allowed: a metric with the values that select one cell{near}")
+        example = f", as in {name}(strategy='ddp')" if name in metric_names.KNOWN else ""
+        raise ExpressionError(f"{name!r} is not a number. Allowed: a metric with the values that select one cell{example}")
     if not test.calls:
         raise ExpressionError(f"{test.text!r} names no metric. Allowed: one or more, as in final_loss(strategy='ddp') < 4")
-    for metric, given in test.filters:
+    for metric, arguments in test.call_arguments:
         if metric not in metric_names.KNOWN:
             raise UnknownName("metric", metric, metric_names.KNOWN)
-        needs = metric_names.WITH_ARGUMENT.get(metric)
-        for key in given:
-            if key in cell_names.ARGUMENTS and key != needs:
+        needed_argument = metric_names.WITH_ARGUMENT.get(metric)
+        for key in arguments:
+            if key in cell_names.METRIC_ARGUMENTS and key != needed_argument:
                 raise ExpressionError(f"{metric} has no argument {key!r}")
-            if not cell_names.is_name(key) and key not in cell_names.ARGUMENTS:
+            if not cell_names.is_cell_name(key) and key not in cell_names.METRIC_ARGUMENTS:
                 raise UnknownName("name of a resolved cell", key, cell_names.PLAIN)
-        if needs and needs not in given:
-            raise ExpressionError(f"{metric} needs {needs}, as in {metric}({needs}=..., strategy='ddp')")
+        if needed_argument and needed_argument not in arguments:
+            raise ExpressionError(f"{metric} needs {needed_argument}, as in {metric}({needed_argument}=..., strategy='ddp')")
 
 
-def _why_none(cells: Sequence[dict[str, Any]], wanted: dict[str, Any]) -> str:
+def _explain_no_cell(cells: Sequence[dict[str, Any]], selected_values: dict[str, Any]) -> str:
     """Why no cell has all wanted values. The sentence names a value that no cell has, or says that no cell has all the values
     together.
 
-    cells: the values of each cell, by name. wanted: the values that a claim names.
+    cells: the values of each cell, by name. selected_values: the values that a claim names.
     """
-    for key, value in wanted.items():
+    for key, value in selected_values.items():
         values = sorted({str(cell[key]) for cell in cells if key in cell and cell[key] is not None})
         if not values:
             return f"no cell of this matrix has a value of {key}."
         if not any(key in cell and cell[key] == value for cell in cells):
-            near = difflib.get_close_matches(str(value), values, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            more = ", ..." if len(values) > MOST_LISTED else ""
-            return f"no cell of this matrix has {key} {value!r}.{hint} Its cells have: {', '.join(values[:MOST_LISTED])}{more}."
-    together = ", ".join(f"{key} {value!r}" for key, value in wanted.items())
-    return f"no cell of this matrix has all of these values: {together}."
+            similar_values = difflib.get_close_matches(str(value), values, n=1)
+            hint = f" Did you mean {similar_values[0]}?" if similar_values else ""
+            ellipsis = ", ..." if len(values) > MOST_LISTED else ""
+            return (
+                f"no cell of this matrix has {key} {value!r}.{hint} Its cells have: "
+                f"{', '.join(values[:MOST_LISTED])}{ellipsis}."
+            )
+    all_values = ", ".join(f"{key} {value!r}" for key, value in selected_values.items())
+    return f"no cell of this matrix has all of these values: {all_values}."

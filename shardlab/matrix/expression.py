@@ -51,18 +51,18 @@ class Expression:
         self.names: set[str] = set()
         self.calls: set[str] = set()
         try:
-            _check(self.tree, self.names, self.calls)
+            _check_node(self.tree, self.names, self.calls)
         except RecursionError:
             raise ExpressionError("an expression nested too deeply") from None
 
     @property
-    def filters(self) -> list[tuple[str, dict[str, Any]]]:
+    def call_arguments(self) -> list[tuple[str, dict[str, Any]]]:
         """For each function call in the expression: (name of the function, values of its arguments by name).
 
         Raises ExpressionError for an argument that is not a constant.
         """
         return [
-            (node.func.id, {argument(k.arg): Evaluator({}).value(k.value) for k in node.keywords if k.arg})
+            (node.func.id, {keyword_to_key(k.arg): Evaluator({}).value(k.value) for k in node.keywords if k.arg})
             for node in ast.walk(self.tree)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         ]
@@ -78,13 +78,13 @@ class Expression:
             raise ExpressionError(f"{self.text!r} cannot be evaluated: {error}") from None
 
 
-def argument(keyword: str) -> str:
+def keyword_to_key(keyword: str) -> str:
     """The name of a cell key that a keyword of a call stands for. A keyword cannot contain a dot, so `options__pull_interval`
     stands for `options.pull_interval`."""
     return keyword.replace("__", ".", 1)
 
 
-def _check(node: ast.AST, names: set[str], calls: set[str]) -> None:
+def _check_node(node: ast.AST, names: set[str], calls: set[str]) -> None:
     """Raise ExpressionError if the tree contains a construct that is not allowed.
 
     names, calls: the names and the called functions in the tree are added to these sets.
@@ -95,25 +95,25 @@ def _check(node: ast.AST, names: set[str], calls: set[str]) -> None:
         case ast.Name(id=name):
             names.add(name)
         case ast.Attribute():
-            names.add(_dotted(node))
+            names.add(_dotted_name(node))
         case ast.List(elts=items) | ast.Tuple(elts=items):
             for item in items:
-                _check(item, names, calls)
+                _check_node(item, names, calls)
         case ast.BoolOp(values=values):
             for value in values:
-                _check(value, names, calls)
+                _check_node(value, names, calls)
         case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
-            _check(operand, names, calls)
+            _check_node(operand, names, calls)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            _check(left, names, calls)
-            _check(right, names, calls)
+            _check_node(left, names, calls)
+            _check_node(right, names, calls)
         case ast.Compare(left=left, ops=ops, comparators=rest) if all(type(op) in _COMPARE for op in ops):
             for part in (left, *rest):
-                _check(part, names, calls)
+                _check_node(part, names, calls)
         case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if all(k.arg for k in keywords):
             calls.add(name)
             for keyword in keywords:
-                _check(keyword.value, names, calls)
+                _check_node(keyword.value, names, calls)
         case _:
             raise ExpressionError(
                 f"{ast.unparse(node)!r} is not allowed. Allowed: comparisons, + - * /, and, or, not, in, numbers, "
@@ -121,7 +121,7 @@ def _check(node: ast.AST, names: set[str], calls: set[str]) -> None:
             )
 
 
-def _dotted(node: ast.AST) -> str:
+def _dotted_name(node: ast.AST) -> str:
     """A name with one dot, such as ``options.bucket_mb``, as text. Raises ExpressionError for any other attribute."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and not node.attr.startswith("_"):
         return f"{node.value.id}.{node.attr}"
@@ -143,22 +143,22 @@ class Evaluator:
             case ast.Name(id=name):
                 return self.lookup(name)
             case ast.Attribute():
-                return self.lookup(_dotted(node))
+                return self.lookup(_dotted_name(node))
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return [self.value(item) for item in items]
             case ast.BoolOp(op=op, values=values):
                 tests = (self.value(item) for item in values)
                 return self.all_of(tests) if isinstance(op, ast.And) else self.any_of(tests)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return self.negated(self.value(operand))
+                return self.negate(self.value(operand))
             case ast.UnaryOp(operand=operand):
-                return -self.number(self.value(operand))
+                return -self.require_number(self.value(operand))
             case ast.BinOp(left=left, op=op, right=right):
-                return _BINARY[type(op)](self.number(self.value(left)), self.number(self.value(right)))
+                return _BINARY[type(op)](self.require_number(self.value(left)), self.require_number(self.value(right)))
             case ast.Compare(left=left, ops=ops, comparators=others):
-                return self.all_of(self._comparisons(left, ops, others))
+                return self.all_of(self._compare_chain(left, ops, others))
             case ast.Call():
-                return self.call(node)
+                return self.call_function(node)
             case _:  # pragma: no cover - _check refuses every other node
                 raise AssertionError(ast.dump(node))
 
@@ -170,35 +170,35 @@ class Evaluator:
         """The value of `TEST or TEST ...`. A test is evaluated only if all earlier tests are false."""
         return any(tests)
 
-    def negated(self, test: Any) -> Any:
+    def negate(self, test: Any) -> Any:
         """The value of the expression `not TEST`. test: the value of TEST."""
         return not test
 
-    def number(self, side: Any) -> Any:
+    def require_number(self, operand: Any) -> Any:
         """Return an operand of an arithmetic operation. Raises TypeError if the operand is not a number."""
-        if not isinstance(side, int | float):
+        if not isinstance(operand, int | float):
             raise TypeError("arithmetic needs numbers")
-        return side
+        return operand
 
-    def compared(self, left: Any, op: ast.cmpop, right: Any) -> Any:
+    def compare(self, left: Any, op: ast.cmpop, right: Any) -> Any:
         """The result of one comparison, such as `left < right`."""
         return _COMPARE[type(op)](left, right)
 
-    def call(self, node: ast.Call) -> Any:
+    def call_function(self, node: ast.Call) -> Any:
         """The value of a function call. Raises ExpressionError for a function that is not allowed."""
         assert isinstance(node.func, ast.Name)
         name = node.func.id
         if name not in self.calls:
             raise ExpressionError(f"unknown function {name!r}. Allowed: {', '.join(sorted(self.calls)) or 'none here'}")
-        return self.calls[name](**{argument(k.arg): self.value(k.value) for k in node.keywords if k.arg})
+        return self.calls[name](**{keyword_to_key(k.arg): self.value(k.value) for k in node.keywords if k.arg})
 
-    def _comparisons(self, left: ast.expr, ops: list[ast.cmpop], others: list[ast.expr]) -> Iterator[Any]:
+    def _compare_chain(self, left: ast.expr, ops: list[ast.cmpop], operands: list[ast.expr]) -> Iterator[Any]:
         """The results of the comparisons in a chain such as `1 < x < 9`. An operand is evaluated once, and only if needed."""
-        here = self.value(left)
-        for op, other in zip(ops, others, strict=True):
-            there = self.value(other)
-            yield self.compared(here, op, there)
-            here = there
+        left_value = self.value(left)
+        for op, operand in zip(ops, operands, strict=True):
+            right_value = self.value(operand)
+            yield self.compare(left_value, op, right_value)
+            left_value = right_value
 
     def lookup(self, name: str) -> Any:
         """The value of a name. Raises ExpressionError for an unknown name."""

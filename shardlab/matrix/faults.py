@@ -10,7 +10,7 @@ import msgspec
 
 from shardlab.record_types import LARGEST, Count
 
-ENDED = "ended_on_purpose"  # the event of a rank that ends its own process because `instruments.lost_worker` says so
+ENDED_ON_PURPOSE = "ended_on_purpose"  # the event of a rank that ends its own process because `instruments.lost_worker` says so
 
 
 class SlowedRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
@@ -38,7 +38,7 @@ class LostWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         return f"rank {self.rank} was ended on purpose at step {self.step} (instruments.lost_worker)"
 
 
-def kinds(instruments: Mapping[str, Any]) -> str:
+def list_fault_names(instruments: Mapping[str, Any]) -> str:
     """The names of the faults that a cell asks for: `none`, `straggler`, `lost_worker`, or `straggler and lost_worker`.
 
     instruments: the instruments of the cell, in their plain form.
@@ -46,15 +46,15 @@ def kinds(instruments: Mapping[str, Any]) -> str:
     return " and ".join(name for name in ("straggler", "lost_worker") if instruments.get(name)) or "none"
 
 
-def said(instruments: Mapping[str, Any]) -> str:
+def describe_faults(instruments: Mapping[str, Any]) -> str:
     """The faults that a cell asks for, in words: `rank 1 slowed by 50 ms`, `rank 2 lost at step 20`; '' if there are none.
 
     instruments: the instruments of the cell, in their plain form.
     """
-    slowed, lost = instruments.get("straggler"), instruments.get("lost_worker")
+    slowed_rank, lost_worker = instruments.get("straggler"), instruments.get("lost_worker")
     return ", ".join(
         [
-            *([f"rank {slowed['rank']} slowed by {slowed['delay_ms']:g} ms"] if slowed else []),
-            *([f"rank {lost['rank']} lost at step {lost['step']}"] if lost else []),
+            *([f"rank {slowed_rank['rank']} slowed by {slowed_rank['delay_ms']:g} ms"] if slowed_rank else []),
+            *([f"rank {lost_worker['rank']} lost at step {lost_worker['step']}"] if lost_worker else []),
         ]
     )

@@ -17,11 +17,11 @@ import msgspec
 
 from shardlab.errors import UnknownName
 from shardlab.files import document, validation
-from shardlab.files.document import Document, Path_, Problem
+from shardlab.files.document import Document, KeyPath, Problem
 from shardlab.matrix import claim_check, model_file, search_check
 from shardlab.matrix.batch_search import PLACEHOLDER, SearchRequest
 from shardlab.matrix.cell import Draft, Instruments, Optimizer, Schedule
-from shardlab.matrix.cell_names import PLAIN, is_name
+from shardlab.matrix.cell_names import PLAIN, is_cell_name
 from shardlab.matrix.citation import Citation
 from shardlab.matrix.expansion import Excluded
 from shardlab.matrix.expression import Expression, ExpressionError
@@ -30,7 +30,7 @@ from shardlab.matrix.retry import Retry
 from shardlab.matrix.study import Assumed, Claim, Deviation, Note, PrintedTable, Reported, Setting, Traces
 
 MAX_CELLS = 100_000
-Placed = dict[str, tuple[Any, Path_]]  # cell key -> (value of the key, path of this value in the matrix file)
+PlacedValues = dict[str, tuple[Any, KeyPath]]  # cell key -> (value of the key, path of this value in the matrix file)
 Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
@@ -93,7 +93,7 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Differences from the matrix of the study, which `jobs plan --adapt` writes here (docs/how-to/fit-a-matrix.md)."""
 
     @property
-    def tests(self) -> list[str]:
+    def claim_tests(self) -> list[str]:
         """The tests of all claims in this matrix file."""
         return [claim.test for claim in self.claims]
 
@@ -102,11 +102,11 @@ class Point(msgspec.Struct, frozen=True):
     """One combination of a matrix, which becomes a cell."""
 
     keys: dict[str, Any]  # cell key -> its value
-    origin: dict[str, Path_]  # cell key -> the path of its value in the matrix file
+    origin: dict[str, KeyPath]  # cell key -> the path of its value in the matrix file
 
     def draft(self) -> Draft:
         """The keys of this combination as a Draft. Raises msgspec.ValidationError if a required key is missing."""
-        return msgspec.convert(_nested(self.keys), Draft)
+        return msgspec.convert(_nest_dotted_keys(self.keys), Draft)
 
 
 class Matrix(msgspec.Struct, frozen=True):
@@ -134,51 +134,53 @@ class Matrix(msgspec.Struct, frozen=True):
         return self.document.problem(origin(point, key) or origin(point, "strategy"), sentence)
 
     @property
-    def varying(self) -> set[str]:
+    def varying_keys(self) -> set[str]:
         """The keys with a list of values in `axes` or `zip`."""
         return set(self.file.axes) | {key for group in self.file.zip for key in group}
 
-    def adds_to(self, number: int, point: Point) -> bool:
-        """Whether entry `number` of `include` adds its keys to a combination of the axes and zips."""
-        entry = self.file.include[number]
-        wanted: Placed = {key: (value, ()) for key, value in entry.items() if key not in ("when", "why")}
-        listed: Placed = {key: (point.keys[key], place) for key, place in point.origin.items() if place[0] in ("axes", "zip")}
-        defaults: Placed = {key: (value, ()) for key, value in self.file.defaults.items()}
-        return _accepts(listed, wanted, self.varying, entry.get("when"), defaults)
+    def entry_adds_to(self, entry_index: int, point: Point) -> bool:
+        """Whether entry `entry_index` of `include` adds its keys to a combination of the axes and zips."""
+        entry = self.file.include[entry_index]
+        added_keys: PlacedValues = {key: (value, ()) for key, value in entry.items() if key not in ("when", "why")}
+        listed_keys: PlacedValues = {
+            key: (point.keys[key], key_path) for key, key_path in point.origin.items() if key_path[0] in ("axes", "zip")
+        }
+        defaults: PlacedValues = {key: (value, ()) for key, value in self.file.defaults.items()}
+        return _entry_applies(listed_keys, added_keys, self.varying_keys, entry.get("when"), defaults)
 
 
-def shipped() -> dict[str, Path]:
+def shipped_matrices() -> dict[str, Path]:
     """The paths of the matrix files that are shipped with shardlab, by the names of the matrices."""
     folder = resources.files("matrices")
-    files = (Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-    return {path.stem: path for path in sorted(files)}
+    paths = (Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return {path.stem: path for path in sorted(paths)}
 
 
-def find(name: str) -> Path:
+def find_matrix_file(name: str) -> Path:
     """The path of a matrix file. name: a path if it contains a slash or ends with .yaml or .yml; else the name of a shipped
     matrix."""
     if "/" in name or name.endswith((".yaml", ".yml")):
         return Path(name)
-    known = shipped()
-    if name not in known:
-        raise UnknownName("matrix", name, known)
-    return known[name]
+    shipped_files = shipped_matrices()
+    if name not in shipped_files:
+        raise UnknownName("matrix", name, shipped_files)
+    return shipped_files[name]
 
 
-def load(path: Path) -> Matrix:
+def load_matrix(path: Path) -> Matrix:
     """Read, check and expand a matrix file. Raises an InputError that lists every problem with its place in the file."""
-    return of(document.load(path), path.parent)
+    return expand_matrix(document.load(path), path.parent)
 
 
-def of(text: Document, folder: Path) -> Matrix:
+def expand_matrix(text: Document, folder: Path) -> Matrix:
     """Check and expand a matrix file that was read. folder: contains the models that the file names. Raises InputError."""
-    file = validation.convert(text, MatrixFile)
+    file = validation.convert_document(text, MatrixFile)
     problems: list[Problem] = []
     _check_keys(text, file, problems)
-    _check_source(text, file, problems)
-    problems += search_check.problems(text)
+    _check_study(text, file, problems)
+    problems += search_check.find_search_problems(text)
     sections = {name: getattr(file, name) for name in ("defaults", "axes", "zip", "include", "exclude")}
-    models = {} if problems else model_file.named(text, sections, folder, problems)
+    models = {} if problems else model_file.replace_models(text, sections, folder, problems)
     if problems:
         raise text.errors(problems)
     points, excluded = _expand(text, file)
@@ -191,7 +193,7 @@ def key_type(key: str) -> Any:
     """The type that the value of a cell key must have; None if the key does not exist. The key may be dotted (optimizer.lr)."""
     head, _, tail = key.partition(".")
     if key == "workload":
-        return str | ModelByConfiguration  # a name, or a configuration, which `load` replaces by a name
+        return str | ModelByConfiguration  # a name, or a configuration, which `expand_matrix` replaces by a name
     fields = {field.name: field.type for field in msgspec.structs.fields(Draft)}
     if not tail:
         return fields.get(head)
@@ -203,7 +205,7 @@ def key_type(key: str) -> Any:
     return None
 
 
-def origin(point: Point, key: str) -> Path_:
+def origin(point: Point, key: str) -> KeyPath:
     """The path in the matrix file of the value that `point` has for `key`; empty if the file has no such value.
 
     The file may contain the value of a dotted key (`optimizer.lr`) under this key, or in the mapping `optimizer`.
@@ -217,14 +219,16 @@ def origin(point: Point, key: str) -> Path_:
 def _check_keys(text: Document, file: MatrixFile, problems: list[Problem]) -> None:
     for key, value in file.defaults.items():
         _check_value(text, key, value, ("defaults", key), problems)
-    groups: list[tuple[Path_, dict[str, list[Any]]]] = [(("axes",), file.axes)]
+    groups: list[tuple[KeyPath, dict[str, list[Any]]]] = [(("axes",), file.axes)]
     groups += [(("zip", index), group) for index, group in enumerate(file.zip)]
-    seen: dict[str, Path_] = {}
+    earlier_paths: dict[str, KeyPath] = {}
     for path, group in groups:
         for key, values in group.items():
-            if key in seen:
-                problems.append(text.problem((*path, key), f"already has a list at {document.dotted(seen[key])}."))
-            seen[key] = (*path, key)
+            if key in earlier_paths:
+                problems.append(
+                    text.problem((*path, key), f"already has a list at {document.format_path(earlier_paths[key])}.")
+                )
+            earlier_paths[key] = (*path, key)
             if not values:
                 problems.append(text.problem((*path, key), "found an empty list. Allowed: one value or more."))
             for index, value in enumerate(values):
@@ -238,7 +242,7 @@ def _check_keys(text: Document, file: MatrixFile, problems: list[Problem]) -> No
 
 
 def _check_entry(text: Document, name: str, index: int, entry: dict[str, Any], problems: list[Problem]) -> None:
-    path: Path_ = (name, index)
+    path: KeyPath = (name, index)
     if name == "exclude" and not isinstance(entry.get("why"), str):
         problems.append(text.problem(path, "the key 'why' is missing: say in a sentence why this cell cannot or need not run."))
     for key, value in entry.items():
@@ -261,137 +265,141 @@ def _check_entry(text: Document, name: str, index: int, entry: dict[str, Any], p
         )
 
 
-def _check_value(text: Document, key: str, value: Any, path: Path_, problems: list[Problem]) -> None:
-    wanted = key_type(key)
-    if wanted is None:
+def _check_value(text: Document, key: str, value: Any, path: KeyPath, problems: list[Problem]) -> None:
+    value_type = key_type(key)
+    if value_type is None:
         names = [field.name for field in msgspec.structs.fields(Draft)]
         sentence = str(UnknownName("cell key", key, names)) + " Options of a strategy or workload belong under `options`."
         problems.append(text.problem(path if isinstance(path[-1], str) else path[:-1], sentence, at_key=True))
     else:
-        validation.check(text, value, wanted, path, problems)
+        validation.check_value(text, value, value_type, path, problems)
 
 
-def _check_source(text: Document, file: MatrixFile, problems: list[Problem]) -> None:
+def _check_study(text: Document, file: MatrixFile, problems: list[Problem]) -> None:
     """Check that the entries about the study (assumed, settings, reported, claims) use only keys and metrics that exist.
 
     problems: a problem is appended for each wrong key, value or metric.
     """
     for index, assumed in enumerate(file.assumed):
         if key_type(assumed.key) is None:
-            known = [field.name for field in msgspec.structs.fields(Draft)]
-            problems.append(text.problem(("assumed", index, "key"), str(UnknownName("cell key", assumed.key, known))))
+            draft_keys = [field.name for field in msgspec.structs.fields(Draft)]
+            problems.append(text.problem(("assumed", index, "key"), str(UnknownName("cell key", assumed.key, draft_keys))))
             continue
         for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list: each item is a value
             _check_value(text, assumed.key, value, ("assumed", index, "value"), problems)
-    described: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (("settings", file.settings), ("reported", file.reported))
-    for what, entries in described:
+    sections: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (("settings", file.settings), ("reported", file.reported))
+    for section, entries in sections:
         for index, entry in enumerate(entries):
-            for of, cell in (("cell", entry.cell), ("against", entry.against if isinstance(entry, Reported) else {})):
+            for selector, cell in (("cell", entry.cell), ("against", entry.against if isinstance(entry, Reported) else {})):
                 for key in cell:
-                    if not is_name(key):
-                        problems.append(text.problem((what, index, of, key), _no_name(key), at_key=True))
-    problems += claim_check.table_problems(text, file.tables)
-    problems += claim_check.problems(text, file.tests, [entry.metric for entry in file.reported])
+                    if not is_cell_name(key):
+                        problems.append(text.problem((section, index, selector, key), _unknown_name_sentence(key), at_key=True))
+    problems += claim_check.find_table_problems(text, file.tables)
+    problems += claim_check.find_claim_problems(text, file.claim_tests, [entry.metric for entry in file.reported])
 
 
-def _no_name(key: str) -> str:
+def _unknown_name_sentence(key: str) -> str:
     return str(UnknownName("name of a resolved cell", key, PLAIN))
 
 
 def _expand(text: Document, file: MatrixFile) -> tuple[list[Point], list[Excluded]]:
-    defaults: Placed = {key: (value, ("defaults", key)) for key, value in file.defaults.items()}
-    size = 1
+    defaults: PlacedValues = {key: (value, ("defaults", key)) for key, value in file.defaults.items()}
+    combination_count = 1
     for values in itertools.chain(file.axes.values(), (next(iter(group.values()), []) for group in file.zip)):
-        size *= len(values)
-    if size > MAX_CELLS:
-        raise text.error(("axes",), f"found {size} combinations. Allowed: {MAX_CELLS} or fewer.")
-    crossed = list(_cross(file)) if file.axes or file.zip else ([{}] if not file.include else [])
-    kept: list[Placed] = []
+        combination_count *= len(values)
+    if combination_count > MAX_CELLS:
+        raise text.error(("axes",), f"found {combination_count} combinations. Allowed: {MAX_CELLS} or fewer.")
+    axis_points = list(_cross_axes(file)) if file.axes or file.zip else ([{}] if not file.include else [])
+    remaining_points: list[PlacedValues] = []
     excluded: list[Excluded] = []
-    for axis_point in crossed:
-        point = _merge(defaults, axis_point)
-        why = why_excluded(text, file, _plain(point))
-        if why is None:
-            kept.append(axis_point)
+    for axis_point in axis_points:
+        point = _merge_layers(defaults, axis_point)
+        reason = explain_exclusion(text, file, _plain_values(point))
+        if reason is None:
+            remaining_points.append(axis_point)
         else:
-            excluded.append(Excluded(_plain(point), why))
-    extra: list[Placed] = []
+            excluded.append(Excluded(_plain_values(point), reason))
+    extra_points: list[PlacedValues] = []
     varying = set(file.axes) | {key for group in file.zip for key in group}
-    additions: list[Placed] = [{} for _ in kept]
+    additions: list[PlacedValues] = [{} for _ in remaining_points]
     for index, entry in enumerate(file.include):
-        wanted: Placed = {k: (v, ("include", index, k)) for k, v in entry.items() if k not in ("when", "why")}
+        added_keys: PlacedValues = {k: (v, ("include", index, k)) for k, v in entry.items() if k not in ("when", "why")}
         try:
-            matching = [n for n, p in enumerate(kept) if _accepts(p, wanted, varying, entry.get("when"), defaults)]
+            matching = [
+                n for n, p in enumerate(remaining_points) if _entry_applies(p, added_keys, varying, entry.get("when"), defaults)
+            ]
         except ExpressionError as error:
             raise text.error(("include", index, "when"), f"{error}.") from None
         for n in matching:
-            additions[n].update({k: v for k, v in wanted.items() if k not in varying})
+            additions[n].update({k: v for k, v in added_keys.items() if k not in varying})
         if not matching:
-            extra.append(wanted)
-    merged = [_merge(defaults, point, added) for point, added in zip(kept, additions, strict=True)]
-    merged += [_merge(defaults, point) for point in extra]
+            extra_points.append(added_keys)
+    merged = [_merge_layers(defaults, point, added) for point, added in zip(remaining_points, additions, strict=True)]
+    merged += [_merge_layers(defaults, point) for point in extra_points]
     if file.search is not None:
         for point in merged:
             passes = point["microbatches"][0] if "microbatches" in point else 1
             point[file.search.key] = (PLACEHOLDER * (passes or 1), ("search",))
-    return [Point(_plain(p), {key: place for key, (_, place) in p.items()}) for p in merged], excluded
+    return [Point(_plain_values(p), {key: value_path for key, (_, value_path) in p.items()}) for p in merged], excluded
 
 
-def _cross(file: MatrixFile) -> Iterator[Placed]:
-    groups: list[list[Placed]] = [
+def _cross_axes(file: MatrixFile) -> Iterator[PlacedValues]:
+    groups: list[list[PlacedValues]] = [
         [{key: (value, ("axes", key, i))} for i, value in enumerate(values)] for key, values in file.axes.items()
     ]
-    for z, group in enumerate(file.zip):
+    for zip_index, group in enumerate(file.zip):
         rows = zip(*([(key, i, value) for i, value in enumerate(values)] for key, values in group.items()), strict=True)
-        groups.append([{key: (value, ("zip", z, key, i)) for key, i, value in row} for row in rows])
+        groups.append([{key: (value, ("zip", zip_index, key, i)) for key, i, value in row} for row in rows])
     for combination in itertools.product(*groups):
         yield {key: value for part in combination for key, value in part.items()}
 
 
-def _merge(*layers: Placed) -> Placed:
+def _merge_layers(*layers: PlacedValues) -> PlacedValues:
     """Merge several sets of keys with values into one set. If several sets have a key, the value in the last set is used.
 
     `gpu_batch_size` and `global_batch_size` replace each other, and so do `steps` and `epochs`.
     """
-    merged: Placed = {}
+    merged: PlacedValues = {}
     for layer in layers:
-        for one, other in (("gpu_batch_size", "global_batch_size"), ("steps", "epochs")):
-            if (one in layer) != (other in layer):
-                merged.pop(other if one in layer else one, None)
+        for key, other_key in (("gpu_batch_size", "global_batch_size"), ("steps", "epochs")):
+            if (key in layer) != (other_key in layer):
+                merged.pop(other_key if key in layer else key, None)
         merged.update(layer)
     return merged
 
 
-def _accepts(point: Placed, wanted: Placed, varying: set[str], when: str | None, defaults: Placed) -> bool:
-    if any(key in varying and point[key][0] != value for key, (value, _) in wanted.items()):
+def _entry_applies(
+    point: PlacedValues, added_keys: PlacedValues, varying: set[str], when: str | None, defaults: PlacedValues
+) -> bool:
+    if any(key in varying and point[key][0] != value for key, (value, _) in added_keys.items()):
         return False
-    return when is None or bool(_holds(when, _plain(_merge(defaults, point))))
+    return when is None or bool(_condition_holds(when, _plain_values(_merge_layers(defaults, point))))
 
 
-def why_excluded(text: Document, file: MatrixFile, keys: dict[str, Any]) -> str | None:
+def explain_exclusion(text: Document, file: MatrixFile, keys: dict[str, Any]) -> str | None:
     """Why a matrix file excludes the combination `keys`; None if it does not. text: the matrix file. file: its content."""
     for index, entry in enumerate(file.exclude):
         conditions = {k: v for k, v in entry.items() if k not in ("why", "when")}
         if any(keys.get(key) != value for key, value in conditions.items()):
             continue
         try:
-            if "when" not in entry or _holds(entry["when"], keys):
+            if "when" not in entry or _condition_holds(entry["when"], keys):
                 return str(entry["why"])
         except ExpressionError as error:
             raise text.error(("exclude", index, "when"), f"{error}.") from None
     return None
 
 
-def _holds(expression: str, keys: dict[str, Any]) -> bool:
+def _condition_holds(expression: str, keys: dict[str, Any]) -> bool:
     names = {field.name: None for field in msgspec.structs.fields(Draft)} | keys
     return bool(Expression(expression).evaluate(names))
 
 
-def _plain(point: Placed) -> dict[str, Any]:
+def _plain_values(point: PlacedValues) -> dict[str, Any]:
     return {key: value for key, (value, _) in point.items()}
 
 
-def _nested(keys: dict[str, Any]) -> dict[str, Any]:
+def _nest_dotted_keys(keys: dict[str, Any]) -> dict[str, Any]:
     """The keys of a cell, in which each dotted key, such as optimizer.lr, has become a member of the mapping `optimizer`."""
     nested = {key: dict(value) if isinstance(value, dict) else value for key, value in keys.items() if "." not in key}
     for key, value in keys.items():

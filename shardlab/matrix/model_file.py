@@ -17,7 +17,7 @@ import msgspec
 
 from shardlab.errors import InputError
 from shardlab.files import plugin_source
-from shardlab.files.document import Document, Path_, Problem
+from shardlab.files.document import Document, KeyPath, Problem
 from shardlab.files.plugin_source import PluginSource
 from shardlab.record_types import Positive
 
@@ -26,7 +26,7 @@ LONGEST_NAME = 40  # characters of the name of a model
 MOST_DEPTH = 32  # levels of nesting
 _CODE = "it names Python code of another person, which is never executed"
 _ELSEWHERE = "what it names is not in this file, and nothing is downloaded"
-REFUSED = {
+REFUSED_KEYS = {
     "auto_map": _CODE,
     "trust_remote_code": _CODE,
     "custom_pipelines": _CODE,
@@ -75,19 +75,19 @@ class ModelFile(msgspec.Struct, frozen=True):
         return PluginSource(Path(self.name + SUFFIX), {self.name + SUFFIX: self.content})
 
 
-def named(text: Document, sections: dict[str, Any], folder: Path, problems: list[Problem]) -> dict[str, ModelFile]:
+def replace_models(text: Document, sections: dict[str, Any], folder: Path, problems: list[Problem]) -> dict[str, ModelFile]:
     """Find the models that a matrix file gives by their configuration. Returns these models by name.
 
     text: the matrix file. sections: its `defaults`, `axes`, `zip`, `include` and `exclude`; each model in them is replaced by
     its name. folder: the folder of the matrix file. problems: a problem is appended for each model that cannot be read.
     """
-    found: dict[str, ModelFile] = {}
-    for values, key, path in _places(sections):
-        if not isinstance(values[key], dict):
+    models: dict[str, ModelFile] = {}
+    for container, key, path in _find_workloads(sections):
+        if not isinstance(container[key], dict):
             continue
         try:
-            model = read_model(msgspec.convert(values[key], ModelByConfiguration), folder)
-            if found.setdefault(model.name, model) != model:
+            model = read_model(msgspec.convert(container[key], ModelByConfiguration), folder)
+            if models.setdefault(model.name, model) != model:
                 raise InputError(
                     f"found two models with the name {model.name}. Allowed: one content of the file and one seq_len for each "
                     "name; the key seq_len of a cell, which may be an axis, changes the length of sequences."
@@ -95,8 +95,8 @@ def named(text: Document, sections: dict[str, Any], folder: Path, problems: list
         except InputError as error:
             problems.append(text.problem(path, str(error)))
             continue
-        values[key] = model.name
-    return found
+        container[key] = model.name
+    return models
 
 
 def read_content(content: bytes) -> dict[str, Any]:
@@ -106,107 +106,111 @@ def read_content(content: bytes) -> dict[str, Any]:
     contain the name of the file.
     """
     try:
-        found = json.loads(content, object_pairs_hook=_once, parse_constant=_no_constant)
+        decoded = json.loads(content, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         raise InputError("is not JSON.") from None
-    if not isinstance(found, dict) or [type(value) for value in found.values()] not in ([dict], [str]):
+    if not isinstance(decoded, dict) or [type(value) for value in decoded.values()] not in ([dict], [str]):
         raise InputError("is not the file of a model.")
-    _check("has", found, 0)
-    return found
+    _check_keys("has", decoded, 0)
+    return decoded
 
 
-def _places(sections: dict[str, Any]) -> Iterator[tuple[Any, str | int, Path_]]:
-    """Find each value of the key `workload` in a matrix file, so that `named` can replace it. sections: as in `named`.
+def _find_workloads(sections: dict[str, Any]) -> Iterator[tuple[Any, str | int, KeyPath]]:
+    """Find each value of the key `workload` in a matrix file, so that `replace_models` can replace it. sections: as in
+    `replace_models`.
 
     Yields (the mapping or list that contains the value, its key or index there, its path in the matrix file).
     """
     if "workload" in sections["defaults"]:
         yield sections["defaults"], "workload", ("defaults", "workload")
-    lists: list[tuple[Path_, dict[str, list[Any]]]] = [(("axes",), sections["axes"])]
-    lists += [(("zip", number), group) for number, group in enumerate(sections["zip"])]
+    lists: list[tuple[KeyPath, dict[str, list[Any]]]] = [(("axes",), sections["axes"])]
+    lists += [(("zip", entry_index), group) for entry_index, group in enumerate(sections["zip"])]
     for path, group in lists:
         for index in range(len(group.get("workload", []))):
             yield group["workload"], index, (*path, "workload", index)
     for section in ("include", "exclude"):
-        for number, entry in enumerate(sections[section]):
+        for entry_index, entry in enumerate(sections[section]):
             if "workload" in entry:
-                yield entry, "workload", (section, number, "workload")
+                yield entry, "workload", (section, entry_index, "workload")
 
 
-def read_model(asked: ModelByConfiguration, folder: Path) -> ModelFile:
+def read_model(entry: ModelByConfiguration, folder: Path) -> ModelFile:
     """Read the model that a matrix file gives by its configuration. folder: the folder of the matrix file.
 
     Raises InputError; its message does not contain the place in the matrix file.
     """
-    if (asked.transformers is None) == (asked.torchvision is None):
-        found = "neither" if asked.transformers is None else "both"
-        raise InputError(f"exactly one of transformers and torchvision is needed, found {found}.")
-    if asked.torchvision is not None:
-        if asked.seq_len is not None:
+    if (entry.transformers is None) == (entry.torchvision is None):
+        given_keys = "neither" if entry.transformers is None else "both"
+        raise InputError(f"exactly one of transformers and torchvision is needed, found {given_keys}.")
+    if entry.torchvision is not None:
+        if entry.seq_len is not None:
             raise InputError("seq_len: an image classifier has no sequences. Allowed: leave seq_len out.")
-        content = _canonical({"torchvision": asked.torchvision})
-        return ModelFile(asked.torchvision, None, f"torchvision: {asked.torchvision}", content, None)
-    assert asked.transformers is not None
-    path = PurePosixPath(asked.transformers)
-    if path.is_absolute() or ".." in path.parts or "\\" in asked.transformers or path.suffix != SUFFIX:
+        content = _encode_canonical({"torchvision": entry.torchvision})
+        return ModelFile(entry.torchvision, None, f"torchvision: {entry.torchvision}", content, None)
+    assert entry.transformers is not None
+    path = PurePosixPath(entry.transformers)
+    if path.is_absolute() or ".." in path.parts or "\\" in entry.transformers or path.suffix != SUFFIX:
         raise InputError(
-            f"found the file {asked.transformers!r}. Allowed: the path of a .json file in the folder of the matrix, or "
+            f"found the file {entry.transformers!r}. Allowed: the path of a .json file in the folder of the matrix, or "
             "below it, such as models/llama.json."
         )
     file = folder / path
-    configuration = _configuration(file)
-    content = _canonical({"transformers": configuration})
-    return ModelFile(_name(path), str(path), str(file), content, asked.seq_len)
+    configuration = _read_configuration(file)
+    content = _encode_canonical({"transformers": configuration})
+    return ModelFile(_model_name(path), str(path), str(file), content, entry.seq_len)
 
 
-def _name(path: PurePosixPath) -> str:
+def _model_name(path: PurePosixPath) -> str:
     """The name of a model: the name of its file, or of the file's folder if the file is named config.json."""
-    word = path.parent.name if path.stem == "config" and path.parent.name else path.stem
-    name = re.sub(r"[^a-z0-9._-]+", "-", word.lower()).strip("-._")[:LONGEST_NAME]
+    base_name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
+    name = re.sub(r"[^a-z0-9._-]+", "-", base_name.lower()).strip("-._")[:LONGEST_NAME]
     if not name:
         raise InputError(f"{str(path)!r} gives the workload no name. Allowed: a file name with letters or digits.")
     return name
 
 
-def _configuration(file: Path) -> dict[str, Any]:
+def _read_configuration(file: Path) -> dict[str, Any]:
     """Read and check a configuration. Raises an InputError that names the file."""
-    raw = plugin_source.content(file, "a configuration, which has a few KiB")
+    raw = plugin_source.read_plugin_file(file, "a configuration, which has a few KiB")
     try:
-        found = json.loads(raw, object_pairs_hook=_once, parse_constant=_no_constant)
+        configuration = json.loads(raw, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InputError(f"{file}: is not JSON: {why}.") from None
-    if not isinstance(found, dict):
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InputError(f"{file}: is not JSON: {reason}.") from None
+    if not isinstance(configuration, dict):
         raise InputError(f"{file}: is no configuration of a model. Allowed: a JSON object, as config.json of transformers.")
-    _check(f"{file}: has", found, 0)
-    return found
+    _check_keys(f"{file}: has", configuration, 0)
+    return configuration
 
 
-def _check(has: str, value: Any, depth: int) -> None:
-    """Raise InputError if a configuration has a key that is not allowed, at any depth. has: the first words of the message."""
+def _check_keys(message_start: str, value: Any, depth: int) -> None:
+    """Raise InputError if a configuration has a key that is not allowed, at any depth. message_start: the first words of the
+    message."""
     if depth > MOST_DEPTH:
-        raise InputError(f"{has} values deeper than {MOST_DEPTH} levels.")
+        raise InputError(f"{message_start} values deeper than {MOST_DEPTH} levels.")
     if isinstance(value, dict):
-        for key, given in value.items():
-            if key in REFUSED and given is not None and given is not False:
-                raise InputError(f"{has} the key {key!r}: {REFUSED[key]}. Allowed: a configuration without this key.")
-            _check(has, given, depth + 1)
+        for key, child in value.items():
+            if key in REFUSED_KEYS and child is not None and child is not False:
+                raise InputError(
+                    f"{message_start} the key {key!r}: {REFUSED_KEYS[key]}. Allowed: a configuration without this key."
+                )
+            _check_keys(message_start, child, depth + 1)
     elif isinstance(value, list):
-        for given in value:
-            _check(has, given, depth + 1)
+        for child in value:
+            _check_keys(message_start, child, depth + 1)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
-        raise ValueError(f"the key {twice[:40]!r} is there twice")
-    return found
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        repeated_key = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
+        raise ValueError(f"the key {repeated_key[:40]!r} is there twice")
+    return mapping
 
 
-def _no_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no number of JSON")
+def _refuse_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
-def _canonical(content: dict[str, Any]) -> bytes:
+def _encode_canonical(content: dict[str, Any]) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()

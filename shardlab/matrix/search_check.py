@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from shardlab.files.document import Document, Path_, Problem
+from shardlab.files.document import Document, KeyPath, Problem
 
 # Keys that a cell must not have if its batch size is searched, each with the reason.
-_REFUSED = {
+_REFUSED_KEYS = {
     "gpu_batch_size": "is searched (`search`). Allowed: either a value or a list here, or the search.",
     "global_batch_size": "follows from gpu_batch_size, which is searched (`search`). Allowed: leave global_batch_size out.",
     "micro_batch_size": (
@@ -19,7 +19,7 @@ _REFUSED = {
 }
 
 
-def problems(text: Document) -> list[Problem]:
+def find_search_problems(text: Document) -> list[Problem]:
     """A problem for each key of a matrix file that is not allowed together with `search`; none if the file has no search.
 
     text: the matrix file. The types of its values must have been checked before.
@@ -27,24 +27,24 @@ def problems(text: Document) -> list[Problem]:
     data: dict[str, Any] = text.data
     if data.get("search") is None:
         return []
-    found = []
+    search_problems = []
     for path, key in _cell_keys(data):
-        if key in _REFUSED:
-            found.append(text.problem((*path, key), _REFUSED[key], at_key=True))
+        if key in _REFUSED_KEYS:
+            search_problems.append(text.problem((*path, key), _REFUSED_KEYS[key], at_key=True))
     if data.get("claims") or data.get("reported"):
         key = "claims" if data.get("claims") else "reported"
         sentence = f"{key} name cells, and which cells a search runs is not known before it has run. Allowed: leave {key} out."
-        found.append(text.problem((key,), sentence, at_key=True))
+        search_problems.append(text.problem((key,), sentence, at_key=True))
     if data.get("retry"):
         sentence = "tries of a search are not started again by themselves. Allowed: leave retry out."
-        found.append(text.problem(("retry",), sentence, at_key=True))
+        search_problems.append(text.problem(("retry",), sentence, at_key=True))
     if isinstance(data.get("repeats"), dict):
         sentence = "a matrix with a search has no claims. Allowed: a number, how often each search is run from its start."
-        found.append(text.problem(("repeats",), sentence, at_key=True))
-    return found
+        search_problems.append(text.problem(("repeats",), sentence, at_key=True))
+    return search_problems
 
 
-def _cell_keys(data: dict[str, Any]) -> Iterator[tuple[Path_, str]]:
+def _cell_keys(data: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """Yields (the path of the section that contains the key, the key) for each cell key in the matrix file."""
     yield from ((("defaults",), key) for key in data.get("defaults") or {})
     yield from ((("axes",), key) for key in data.get("axes") or {})

@@ -43,7 +43,7 @@ class HelperFinder(MetaPathFinder, Loader):
         return str(self.folder / f"{name}.py")
 
 
-def execute(source: PluginSource) -> ModuleType:
+def execute_plugin(source: PluginSource) -> ModuleType:
     """Execute the file of a plug-in, which may import its helpers. Returns the module that was executed.
 
     Raises an InputError that names the file and, if possible, the line.
@@ -51,16 +51,16 @@ def execute(source: PluginSource) -> ModuleType:
     file = str(source.file)
     module = ModuleType(f"{source.file.parent.name}.{source.name}")
     module.__file__ = file
-    _let_import(HelperFinder(source))
+    _install_finder(HelperFinder(source))
     sys.modules[module.__name__] = module  # a dataclass in the file looks for its module in sys.modules
     try:
         exec(compile(source.contents[source.file.name], file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
     except (Exception, SystemExit) as error:
-        raise InputError(sentence(file, error)) from error
+        raise InputError(describe_error(file, error)) from error
     return module
 
 
-def _let_import(finder: HelperFinder) -> None:
+def _install_finder(finder: HelperFinder) -> None:
     """Add an importer of helpers to Python's import system, after all other importers, so that no helper replaces a package.
 
     An earlier importer for the same folder is removed, together with its imported helpers that have changed. Raises InputError
@@ -72,28 +72,29 @@ def _let_import(finder: HelperFinder) -> None:
             for name in other.helpers.keys() | finder.helpers.keys():
                 if other.helpers.get(name) != finder.helpers.get(name):
                     sys.modules.pop(name, None)
-        elif both := sorted(other.helpers.keys() & finder.helpers.keys()):
+        elif common_names := sorted(other.helpers.keys() & finder.helpers.keys()):
             raise InputError(
-                f"{finder.folder / both[0]}.py: {other.folder / both[0]}.py has the same name, and Python would import one of "
+                f"{finder.folder / common_names[0]}.py: {other.folder / common_names[0]}.py has the same name, and "
+                "Python would import one of "
                 "them for both. Allowed: different names."
             )
     sys.meta_path.append(finder)
 
 
-def sentence(file: str, error: BaseException) -> str:
+def describe_error(file: str, error: BaseException) -> str:
     """An error in the user's code as a sentence. The sentence begins with the file and line of the error.
 
     file: the file of the plug-in. The error may be in this file or in a helper. If the traceback contains no line of the
     folder of plug-ins, the sentence names only `file`.
     """
-    said = next(iter(str(error).splitlines()), "").rstrip(".")
+    message = next(iter(str(error).splitlines()), "").rstrip(".")
     if isinstance(error, SyntaxError):
         return f"{error.filename or file}:{error.lineno or 1}: {error.msg}."
-    where = place(error, Path(file).parent) or file
-    return f"{where}: {type(error).__name__}: {said}." if said else f"{where}: {type(error).__name__}."
+    location = find_error_line(error, Path(file).parent) or file
+    return f"{location}: {type(error).__name__}: {message}." if message else f"{location}: {type(error).__name__}."
 
 
-def place(error: BaseException, folder: Path) -> str | None:
+def find_error_line(error: BaseException, folder: Path) -> str | None:
     """`FILE:LINE` of the innermost line of code in `folder` in the traceback of an error; None if there is no such line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent == folder]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None

@@ -47,37 +47,39 @@ class Route(msgspec.Struct, frozen=True):
     command: str = ""
 
 
-def way(to: Jump) -> Route | None:
+def find_route(target: Jump) -> Route | None:
     """The route to this machine; None if OpenSSH is not installed or does not answer within LIMIT_S."""
-    before: tuple[Jump, ...] = ()
-    first = to
+    found_jumps: tuple[Jump, ...] = ()
+    first_machine = target
     while True:
         try:
-            asked = ["ssh", "-G", *first.words]
-            said = subprocess.run(asked, capture_output=True, text=True, timeout=LIMIT_S, check=False).stdout
+            ssh_command = ["ssh", "-G", *first_machine.words]
+            ssh_output = subprocess.run(ssh_command, capture_output=True, text=True, timeout=LIMIT_S, check=False).stdout
         except (OSError, subprocess.TimeoutExpired):
             return None
-        settings = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
-        listed = settings.get("proxyjump", "none")
-        jumps = [] if listed == "none" else [jump for name in listed.split(",") if (jump := _read(name)) is not None]
-        if not jumps or jumps[0] in before:  # no further jumps, or the jumps form a circle
-            return Route(before, "" if before else settings.get("proxycommand", ""))
-        before = (*jumps, *before)
-        first = jumps[0]
+        settings = dict(line.split(" ", 1) for line in ssh_output.splitlines() if " " in line)
+        jump_list = settings.get("proxyjump", "none")
+        jumps = (
+            [] if jump_list == "none" else [jump for name in jump_list.split(",") if (jump := _parse_jump(name)) is not None]
+        )
+        if not jumps or jumps[0] in found_jumps:  # no further jumps, or the jumps form a circle
+            return Route(found_jumps, "" if found_jumps else settings.get("proxycommand", ""))
+        found_jumps = (*jumps, *found_jumps)
+        first_machine = jumps[0]
 
 
-def option(jumps: Sequence[Jump], rules: Sequence[str]) -> list[str]:
+def proxy_option(jumps: Sequence[Jump], rules: Sequence[str]) -> list[str]:
     """The option with which an OpenSSH command connects through the machines `jumps`; empty if there are no jumps.
 
     rules: further options, such as the options for host keys, for the login on each of these machines.
     """
-    through: list[str] = []
+    proxy_words: list[str] = []
     for jump in jumps:
-        words = shlex.join([*rules, *through, *jump.words]).replace("%", "%%")
-        through = ["-o", f"ProxyCommand=ssh -W '[%h]:%p' {words}"]  # OpenSSH replaces %h and %p, and turns %% into %
-    return through
+        words = shlex.join([*rules, *proxy_words, *jump.words]).replace("%", "%%")
+        proxy_words = ["-o", f"ProxyCommand=ssh -W '[%h]:%p' {words}"]  # OpenSSH replaces %h and %p, and turns %% into %
+    return proxy_words
 
 
-def _read(text: str) -> Jump | None:
+def _parse_jump(text: str) -> Jump | None:
     match = _JUMP.fullmatch(text.strip())
     return Jump(match[2] or match[3], match[1], int(match[4]) if match[4] else None) if match else None

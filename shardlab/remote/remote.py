@@ -30,13 +30,13 @@ from shardlab.remote.proxy_jump import Jump
 CONNECT_S = 10.0  # time limit of a connection and of a login
 KEEPALIVE_S = 15  # seconds between two keepalive messages
 GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL for a remote command; this process waits 2 * GRACE_S longer for the answer
-CHUNK = 1 << 16  # bytes that are received at a time
+CHUNK_BYTES = 1 << 16  # bytes that are received at a time
 # An environment variable of every remote command that this process starts. `Remote.end` finds the commands by this variable.
 SESSION = f"SHARDLAB_SESSION={secrets.token_hex(8)}"
 
 # Writes standard input to a temporary file beside $1, checks its SHA-256 ($2) and renames it to $1, so that a reader sees the
 # whole old file or the whole new file. $3: suffix of the temporary file. $4: owner or empty. $5: mode.
-PUT = """\
+PUT_SCRIPT = """\
 set -eu
 if test -z "$4"; then mkdir -p -- "$(dirname -- "$1")"; fi
 umask 077
@@ -116,25 +116,27 @@ class Remote:
         # came when the session is over, the server would close the connection, and all other commands would fail.
         # If a signal ended the command, $? is 128 + the number of the signal.
         script = f"echo {mark}; echo {mark} >&2; {shlex.join(words)}; code=$?; cat > /dev/null; exit $code"
-        begin = time.monotonic()
+        start_s = time.monotonic()
         try:
             transport = self._transport()
-            self._running[mark] = in_short(argv)
+            self._running[mark] = shorten_command(argv)
             if self._ended:  # checked after the command is in _running, so that `end` sees each command that starts
                 raise Unreachable(f"{self.address.host}: this program was interrupted.")
             channel = transport.open_session(timeout=CONNECT_S)
             channel.exec_command(f"exec sh -c {shlex.quote(script)}")
-            answer = _converse(channel, stdin, timeout_s + 3 * GRACE_S)
+            answer = _exchange_streams(channel, stdin, timeout_s + 3 * GRACE_S)
         except Unreachable:
             raise
         except Exception as error:
             self.close()
-            raise Unreachable(f"{self.address.host}: the connection broke: {_said(error)}.") from error
+            raise Unreachable(f"{self.address.host}: the connection broke: {_error_reason(error)}.") from error
         finally:
             self._running.pop(mark, None)
-        ended = answer.code in (124, 137) and time.monotonic() - begin >= timeout_s  # exit codes of `timeout` at the time limit
-        code = None if ended else answer.code
-        return CommandOutput(code, _after(mark, answer.stdout), _after(mark, answer.stderr))
+        timed_out = (
+            answer.code in (124, 137) and time.monotonic() - start_s >= timeout_s
+        )  # exit codes of `timeout` at the time limit
+        code = None if timed_out else answer.code
+        return CommandOutput(code, _text_after_mark(mark, answer.stdout), _text_after_mark(mark, answer.stderr))
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str, timeout_s: float = 60) -> CommandOutput:
         """Write the file `path` on the machine, completely or not at all. The content is sent as standard input.
@@ -142,7 +144,7 @@ class Remote:
         mode: the permissions of the file. owner: user and group as for chown, set by root; empty: the user who logs in writes
         the file without root. Raises Unreachable.
         """
-        argv = putting(content, path, mode=mode, owner=owner)
+        argv = put_command(content, path, mode=mode, owner=owner)
         return self.run(argv, timeout_s=timeout_s, stdin=content, root=bool(owner))
 
     @property
@@ -156,7 +158,7 @@ class Remote:
         From now on, `run` starts no command. A command that ignores SIGTERM is killed GRACE_S seconds later.
         """
         self._ended = True
-        ends = time.monotonic() + limit_s
+        deadline = time.monotonic() + limit_s
         with contextlib.suppress(Exception):  # if the connection broke, the commands stay in `running`
             transport = self._connection.transport  # not locked: another thread holds the lock during a login
             pattern = f"[{SESSION[0]}]{SESSION[1:]}"  # does not match the command line of pkill itself
@@ -164,7 +166,7 @@ class Remote:
             channel = transport.open_session(timeout=limit_s)
             channel.settimeout(limit_s)
             channel.exec_command(f"sudo -n sh -c {kill} || sh -c {kill}" if self._may_sudo else f"sh -c {kill}")
-        while self._running and time.monotonic() < ends:
+        while self._running and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def close(self) -> None:
@@ -178,7 +180,7 @@ class Remote:
         with self._lock:
             transport = self._connection.transport if self._connection is not None else None
             if transport is None or not transport.is_active():
-                self._connection = _open(self.address)
+                self._connection = _log_in(self.address)
                 transport = self._connection.transport
                 transport.set_keepalive(KEEPALIVE_S)
             return transport
@@ -190,20 +192,22 @@ def ssh_command(address: Address, *, terminal: bool = False) -> list[str]:
     It is used for remote commands that run for a long time or need a terminal (`terminal`). It never asks for input. The host
     keys of the machine and of proxy jumps are checked with the same files and rules as in `Remote`.
     """
-    known = [address.known_hosts] if address.known_hosts is not None else []
-    files_ = " ".join(f'"{_literal(path, quotes=True)}"' for path in [*known, Path("~/.ssh/known_hosts").expanduser()])
+    workspace_files = [address.known_hosts] if address.known_hosts is not None else []
+    known_hosts_files = " ".join(
+        f'"{_escape_path(path, quotes=True)}"' for path in [*workspace_files, Path("~/.ssh/known_hosts").expanduser()]
+    )
     rules = [
-        "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S:g}", "-o", f"UserKnownHostsFile={files_}",
+        "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S:g}", "-o", f"UserKnownHostsFile={known_hosts_files}",
         "-o", f"StrictHostKeyChecking={'accept-new' if address.host_keys == 'accept-new' else 'yes'}",
     ]  # fmt: skip
     words = ["ssh", "-q" if terminal else "-T", *rules, "-o", f"ServerAliveInterval={KEEPALIVE_S}"]
     words += ["-t"] if terminal else []
-    words += ["-i", _literal(address.identity)] if address.identity is not None else []
-    to = Jump(address.host, address.user, address.port)
+    words += ["-i", _escape_path(address.identity)] if address.identity is not None else []
+    target = Jump(address.host, address.user, address.port)
     if address.shared:  # OpenSSH itself follows the proxy jumps, because a jump may ask for a code
-        return [*words, *shared_connection.options(), *to.words]
-    way = proxy_jump.way(to)
-    return [*words, *(proxy_jump.option(way.jumps, rules) if way is not None else []), *to.words]
+        return [*words, *shared_connection.connection_options(), *target.words]
+    route = proxy_jump.find_route(target)
+    return [*words, *(proxy_jump.proxy_option(route.jumps, rules) if route is not None else []), *target.words]
 
 
 def rsync_words(address: Address) -> tuple[str, str]:
@@ -213,23 +217,23 @@ def rsync_words(address: Address) -> tuple[str, str]:
     return f"[{host}]" if ":" in host else host, f"--rsh={shlex.join([word for word in ssh if word != '--'])}"
 
 
-def _literal(path: Path, *, quotes: bool = False) -> str:
+def _escape_path(path: Path, *, quotes: bool = False) -> str:
     """A path for an option of ssh. Every % is doubled, because ssh replaces %x. quotes: whether to escape " and backslashes."""
     text = str(path).replace("%", "%%")
     return text.replace("\\", "\\\\").replace('"', '\\"') if quotes else text
 
 
-def putting(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
+def put_command(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
     """The words of a command that writes its standard input to `path`. It fails if the standard input is not `content`."""
-    return ["sh", "-c", PUT, "put", path, hashlib.sha256(content).hexdigest(), secrets.token_hex(4), owner, f"{mode:o}"]
+    return ["sh", "-c", PUT_SCRIPT, "put", path, hashlib.sha256(content).hexdigest(), secrets.token_hex(4), owner, f"{mode:o}"]
 
 
-def for_any_shell(script: str) -> str:
+def wrap_for_any_shell(script: str) -> str:
     """A command that runs a sh script in any login shell: in base64, because csh allows no newline or `!` in quotes."""
     return f"exec sh -c 'eval \"$(echo {base64.b64encode(script.encode()).decode()} | base64 -d)\"'"
 
 
-def in_short(argv: Sequence[str]) -> str:
+def shorten_command(argv: Sequence[str]) -> str:
     """The first 60 characters of a command, on one line, for messages."""
     return " ".join(shlex.join(argv).split())[:60]
 
@@ -239,7 +243,7 @@ def fingerprint(key: bytes) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
 
-def _converse(channel: Any, stdin: bytes, silence_s: float) -> CommandOutput:
+def _exchange_streams(channel: Any, stdin: bytes, silence_s: float) -> CommandOutput:
     """Send the input of a remote command and receive its output until the command ends.
 
     channel: paramiko's channel on which the command was started. The exit code in the result is None if the machine sends
@@ -249,46 +253,46 @@ def _converse(channel: Any, stdin: bytes, silence_s: float) -> CommandOutput:
 
     channel.settimeout(silence_s)
     with ThreadPoolExecutor(3) as pool:
-        sent = pool.submit(_send, channel, stdin)
-        streams = [pool.submit(_receive, read) for read in (channel.recv, channel.recv_stderr)]
+        sending = pool.submit(_send_input, channel, stdin)
+        streams = [pool.submit(_receive_output, read) for read in (channel.recv, channel.recv_stderr)]
         stdout, stderr = (stream.result() for stream in streams)
-        ended = channel.status_event.wait(0 if None in (stdout, stderr) else silence_s)
-        code = channel.recv_exit_status() if ended else None
+        has_ended = channel.status_event.wait(0 if None in (stdout, stderr) else silence_s)
+        code = channel.recv_exit_status() if has_ended else None
         channel.close()
-        sent.result()
+        sending.result()
     if code == -1:
         raise OSError("it was closed before the command ended")
     return CommandOutput(code, *((stream or b"").decode("utf-8", "replace") for stream in (stdout, stderr)))
 
 
-def _send(channel: Any, stdin: bytes) -> None:
+def _send_input(channel: Any, stdin: bytes) -> None:
     with contextlib.suppress(OSError):  # the command ended before it read all input; its exit status says why
         channel.sendall(stdin)
         channel.shutdown_write()
 
 
-def _receive(read: Callable[[int], bytes]) -> bytes | None:
+def _receive_output(read: Callable[[int], bytes]) -> bytes | None:
     """Receive the whole output of a command on one stream; None if nothing arrives for the timeout of the channel."""
     parts = []
     try:
-        while part := read(CHUNK):
+        while part := read(CHUNK_BYTES):
             parts.append(part)
     except TimeoutError:
         return None
     return b"".join(parts)
 
 
-def _after(mark: str, text: str) -> str:
+def _text_after_mark(mark: str, text: str) -> str:
     """The text after the line that ends with the mark; empty if there is no such line."""
     return text.partition(mark + "\n")[2]
 
 
-def _open(address: Address) -> Any:
+def _log_in(address: Address) -> Any:
     """Log in and return the Connection of fabric. Raises Unreachable."""
     import paramiko
 
     host, port = address.host, address.port
-    connections = _connections(address)
+    connections = _make_connections(address)
     try:
         for connection in connections:
             is_target = connection is connections[-1]
@@ -296,38 +300,40 @@ def _open(address: Address) -> Any:
             connection.client.load_system_host_keys()
             if address.known_hosts is not None and address.known_hosts.exists():
                 connection.client.load_host_keys(str(address.known_hosts))
-            connection.client.set_missing_host_key_policy(_policy(address))
+            connection.client.set_missing_host_key_policy(_host_key_policy(address))
             connection.open()
     except Unreachable:
         raise
     except (OSError, EOFError, paramiko.SSHException) as error:
-        raise Unreachable(f"{host}: {_why_not_open(error, host, port, address)}") from None
+        raise Unreachable(f"{host}: {_login_error_reason(error, host, port, address)}") from None
     return connections[-1]
 
 
-def _connections(address: Address) -> list[Any]:
+def _make_connections(address: Address) -> list[Any]:
     """fabric's connections to the proxy jumps, in order, and at the end to the machine itself. No connection is open yet."""
     import fabric
 
-    def connection(to: Jump, gateway: Any, keys: dict[str, Any]) -> Any:
+    def connection(machine: Jump, gateway: Any, connect_options: dict[str, Any]) -> Any:
         timeout_s = int(CONNECT_S)
-        return fabric.Connection(to.host, to.user, to.port, gateway=gateway, connect_timeout=timeout_s, connect_kwargs=keys)
+        return fabric.Connection(
+            machine.host, machine.user, machine.port, gateway=gateway, connect_timeout=timeout_s, connect_kwargs=connect_options
+        )
 
-    keys: dict[str, Any] = {"banner_timeout": CONNECT_S, "auth_timeout": CONNECT_S}
+    connect_options: dict[str, Any] = {"banner_timeout": CONNECT_S, "auth_timeout": CONNECT_S}
     if address.identity is not None:
-        keys["key_filename"] = str(address.identity)
+        connect_options["key_filename"] = str(address.identity)
     target = Jump(address.host, address.user, address.port)
-    way = proxy_jump.way(target)
+    route = proxy_jump.find_route(target)
     # If the gateway is None, fabric looks for a gateway in ~/.ssh/config; if it is '', fabric uses no gateway.
-    gateway: Any = way.command if way is not None else None
-    jumps = []
-    for jump in way.jumps if way is not None else ():
+    gateway: Any = route.command if route is not None else None
+    jump_connections = []
+    for jump in route.jumps if route is not None else ():
         gateway = connection(jump, gateway, {})
-        jumps.append(gateway)
-    return [*jumps, connection(target, gateway, keys)]
+        jump_connections.append(gateway)
+    return [*jump_connections, connection(target, gateway, connect_options)]
 
 
-def _policy(address: Address) -> Any:
+def _host_key_policy(address: Address) -> Any:
     """The policy of paramiko for unknown host keys: refuse the login, or store the key if the address allows accept-new."""
     import paramiko
 
@@ -338,21 +344,21 @@ def _policy(address: Address) -> Any:
                 "one that the machine's console or provider shows, then log in once with ssh, or write host_keys: accept-new "
                 "under ssh in the cluster file."
             )
-        _remember(address.known_hosts, hostname, key)
+        _store_host_key(address.known_hosts, hostname, key)
 
     return type("Policy", (paramiko.MissingHostKeyPolicy,), {"missing_host_key": staticmethod(missing)})()
 
 
-def _why_not_open(error: Exception, host: str, port: int | None, address: Address) -> str:
+def _login_error_reason(error: Exception, host: str, port: int | None, address: Address) -> str:
     """Why a login failed. The text is the second part of a sentence that begins with the name of the machine."""
     import paramiko
 
     if isinstance(error, paramiko.BadHostKeyException):
-        file = ["-f", str(address.known_hosts)] if address.known_hosts else []
-        forget = shlex.join(["ssh-keygen", "-R", host if port == 22 else f"[{host}]:{port}", *file])
+        file_option = ["-f", str(address.known_hosts)] if address.known_hosts else []
+        forget_command = shlex.join(["ssh-keygen", "-R", host if port == 22 else f"[{host}]:{port}", *file_option])
         return (
             f"its host key CHANGED: known is {fingerprint(error.expected_key.asbytes())}, found is "
-            f"{fingerprint(error.key.asbytes())}. If the machine was reinstalled, remove the old key: {forget}. "
+            f"{fingerprint(error.key.asbytes())}. If the machine was reinstalled, remove the old key: {forget_command}. "
             "Otherwise the connection may be intercepted."
         )
     if isinstance(error, paramiko.PasswordRequiredException):
@@ -360,30 +366,30 @@ def _why_not_open(error: Exception, host: str, port: int | None, address: Addres
     if isinstance(error, paramiko.AuthenticationException):
         if "saw EOF" in str(error):  # the machine closed the connection without an answer about keys: it may be booting
             return "it closed the connection during the login: it may be starting, or have too many logins."
-        return f"it accepts no SSH key of this user: {_said(error)}."
+        return f"it accepts no SSH key of this user: {_error_reason(error)}."
     if str(error) == "No authentication methods available":
         return (
             "found no SSH key: no SSH agent has a key, and ~/.ssh has no key with a default name. Add a key to an agent "
             "(ssh-add), or set ssh.identity in the cluster file to the path of a key."
         )
-    return f"cannot be reached: {_said(error)}."
+    return f"cannot be reached: {_error_reason(error)}."
 
 
-_REMEMBERING = threading.Lock()
+_HOST_KEYS_LOCK = threading.Lock()
 
 
-def _remember(known_hosts: Path, hostname: str, key: Any) -> None:
-    with _REMEMBERING:
-        old = files.read(known_hosts, follow=True) if known_hosts.exists() else b""
+def _store_host_key(known_hosts: Path, hostname: str, key: Any) -> None:
+    with _HOST_KEYS_LOCK:
+        old_content = files.read(known_hosts, follow=True) if known_hosts.exists() else b""
         files.make_folder(known_hosts.parent)
-        files.write_atomic(known_hosts, old + f"{hostname} {key.get_name()} {key.get_base64()}\n".encode())
+        files.write_atomic(known_hosts, old_content + f"{hostname} {key.get_name()} {key.get_base64()}\n".encode())
 
 
-def _said(error: BaseException) -> str:
+def _error_reason(error: BaseException) -> str:
     """The reason of an error in words, without the number of an OSError, which is None in errors of paramiko."""
-    several = getattr(error, "errors", None)  # paramiko's NoValidConnectionsError contains an error for each address
-    if isinstance(error, OSError) and isinstance(several, dict) and several:
-        reasons = dict.fromkeys(f"{_said(why)} (port {place[1]})" for place, why in several.items())
+    errors_by_address = getattr(error, "errors", None)  # paramiko's NoValidConnectionsError contains an error for each address
+    if isinstance(error, OSError) and isinstance(errors_by_address, dict) and errors_by_address:
+        reasons = dict.fromkeys(f"{_error_reason(cause)} (port {address[1]})" for address, cause in errors_by_address.items())
         return ", ".join(reasons)
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return said.strip().rstrip(".") or type(error).__name__
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return reason.strip().rstrip(".") or type(error).__name__

@@ -23,14 +23,14 @@ import msgspec
 from shardlab.errors import ShardlabError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS, decoder
-from shardlab.remote.remote import for_any_shell, ssh_command
-from shardlab.remote.remote_workspace import LOST, MOST_BYTES, RemoteWorkspace
-from shardlab.remote.rsync import LOOK_S
+from shardlab.remote.remote import ssh_command, wrap_for_any_shell
+from shardlab.remote.remote_workspace import CONNECTION_FAILED, MOST_BYTES, RemoteWorkspace
+from shardlab.remote.rsync import POLL_S
 
 BLOCK = 1 << 17  # bytes that are read from the connection at a time
 SILENCE_S = 3600.0  # seconds without data after which the command is given up: it may hash many files before it answers
-ENDS_S = 10.0  # seconds in which the command must end after it has closed its output
-LEAVES_S = 2.0  # the same if the `with` block of the conversation raised an exception
+END_LIMIT_S = 10.0  # seconds in which the command must end after it has closed its output
+ABORT_LIMIT_S = 2.0  # the same if the `with` block of the conversation raised an exception
 MOST_ERRORS = 1 << 16  # largest number of bytes of error messages that are read
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class _Output(io.RawIOBase):
         while True:
             with contextlib.suppress(BlockingIOError):  # there is no output at present
                 return os.readv(self._descriptor, [buffer])
-            if select.select([self._descriptor], [], [], LOOK_S)[0]:
+            if select.select([self._descriptor], [], [], POLL_S)[0]:
                 continue
             if self._must_stop():
                 raise ConnectionLost(self._host, "this command was interrupted")
@@ -69,20 +69,22 @@ class _Output(io.RawIOBase):
 class RemoteConversation:
     """A command that runs on the cluster. The end of the `with` statement also ends the command."""
 
-    def __init__(self, there: RemoteWorkspace, module: str, shown: str) -> None:
+    def __init__(self, remote: RemoteWorkspace, module: str, command_name: str) -> None:
         """Start a Python module on the cluster for the workspace there. Raises NoLogin.
 
-        shown: the name of the command in error messages, such as `collect fetch`.
+        command_name: the name of the command in error messages, such as `collect fetch`.
         """
-        there.log_in()
+        remote.log_in()
         # Returns True if the command must end early. It is called several times a second while no data arrives.
         self.must_stop: Callable[[], bool] = lambda: False
-        self.there, self._shown, self._has_started = there, shown, False
-        mark = secrets.token_hex(8)  # printed on a line before the output of the command, because a .bashrc may print text too
-        self._mark = f"{mark}\n".encode()
-        script = f"echo {mark}; echo {mark} >&2; exec {there.shell_command(module, [])}"
+        self.remote, self._command_name, self._has_started = remote, command_name, False
+        start_mark = secrets.token_hex(
+            8
+        )  # printed on a line before the output of the command, because a .bashrc may print text too
+        self._start_mark = f"{start_mark}\n".encode()
+        script = f"echo {start_mark}; echo {start_mark} >&2; exec {remote.shell_command(module, [])}"
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__. No pipe: nobody would read it meanwhile
-        argv = [*ssh_command(there.address), for_any_shell(script)]
+        argv = [*ssh_command(remote.address), wrap_for_any_shell(script)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(argv, bufsize=0, stdin=pipe, stdout=pipe, stderr=self._errors)
         assert self._process.stdin is not None
@@ -91,7 +93,7 @@ class RemoteConversation:
         with contextlib.suppress(OSError):  # the limit of this user for the size of pipes is reached
             fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, BLOCK)
         self._input, self._pipe = self._process.stdin, self._process.stdout
-        self._output = io.BufferedReader(_Output(self._process.stdout.fileno(), there.host, self._stops), BLOCK)
+        self._output = io.BufferedReader(_Output(self._process.stdout.fileno(), remote.host, self._is_interrupted), BLOCK)
 
     def __enter__(self) -> Self:
         return self
@@ -101,7 +103,7 @@ class RemoteConversation:
         self._output.close()
         self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # the command ends by itself: it cannot read or write any more
-            self._process.wait(ENDS_S if error is None else LEAVES_S)
+            self._process.wait(END_LIMIT_S if error is None else ABORT_LIMIT_S)
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -112,53 +114,55 @@ class RemoteConversation:
         try:
             files.write_all(self._input.fileno(), msgspec.json.encode(message) + b"\n")
         except BrokenPipeError:
-            raise self._why_ended() from None
+            raise self._end_error() from None
 
-    def receive(self, shape: type[T]) -> T:
-        """Receive one line, decoded as the type `shape`.
+    def receive(self, target_type: type[T]) -> T:
+        """Receive one line, decoded as the type `target_type`.
 
         Raises ConnectionLost if the connection broke, and ShardlabError if the command failed or sent something else.
         """
         while not self._has_started:
-            self._has_started = self._line() == self._mark
-        line = self._line()
+            self._has_started = self._read_line() == self._start_mark
+        line = self._read_line()
         try:
-            return decoder(shape).decode(line)
+            return decoder(target_type).decode(line)
         except DECODE_FAULTS as error:
-            raise self.there.unlike_release(self._shown, str(error)) from None
+            raise self.remote.release_mismatch(self._command_name, str(error)) from None
 
     def receive_into(self, buffer: memoryview) -> None:
         """Fill a buffer with bytes from the command. Raises ConnectionLost or ShardlabError as `receive` does."""
         while buffer:
             count = self._output.readinto(buffer)
             if not count:
-                raise self._why_ended()
+                raise self._end_error()
             buffer = buffer[count:]
 
-    def _stops(self) -> bool:
+    def _is_interrupted(self) -> bool:
         return self.must_stop()
 
-    def _line(self) -> bytes:
+    def _read_line(self) -> bytes:
         line = self._output.readline(MOST_BYTES)
         if line.endswith(b"\n"):
             return line
         if len(line) < MOST_BYTES:
-            raise self._why_ended()
-        raise self.there.unlike_release(self._shown, f"more than {MOST_BYTES >> 20} MiB in one line")
+            raise self._end_error()
+        raise self.remote.release_mismatch(self._command_name, f"more than {MOST_BYTES >> 20} MiB in one line")
 
-    def _why_ended(self) -> ShardlabError:
+    def _end_error(self) -> ShardlabError:
         """The error for a command that ended before the end of the conversation."""
         self._input.close()  # else a command that waits for a message would not end
         try:
-            code = self._process.wait(ENDS_S)
+            exit_code = self._process.wait(END_LIMIT_S)
         except subprocess.TimeoutExpired:
-            code = LOST
+            exit_code = CONNECTION_FAILED
         self._errors.seek(0)
         errors = self._errors.read(MOST_ERRORS)
         # If the mark is missing, the command did not start, and ssh says why.
-        said = "\n".join((errors.rpartition(self._mark)[2]).decode("utf-8", "replace").strip().splitlines())
-        if self._has_started and (code == LOST or code < 0):
-            return ConnectionLost(self.there.host, "the connection broke in the middle of an answer")
-        if "No module named" in said or (self._has_started and not said):
-            return self.there.unlike_release(self._shown, "it ended in the middle of an answer")
-        return ShardlabError(f"{self.there.host}: {said.removeprefix('error: ') or f'exit code {code}, and no answer'}")
+        error_text = "\n".join((errors.rpartition(self._start_mark)[2]).decode("utf-8", "replace").strip().splitlines())
+        if self._has_started and (exit_code == CONNECTION_FAILED or exit_code < 0):
+            return ConnectionLost(self.remote.host, "the connection broke in the middle of an answer")
+        if "No module named" in error_text or (self._has_started and not error_text):
+            return self.remote.release_mismatch(self._command_name, "it ended in the middle of an answer")
+        return ShardlabError(
+            f"{self.remote.host}: {error_text.removeprefix('error: ') or f'exit code {exit_code}, and no answer'}"
+        )

@@ -30,7 +30,7 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files, json_file
 from shardlab.files.decoders import DECODE_FAULTS, decoder
 from shardlab.remote import rsync, shared_connection, terminal_relay
-from shardlab.remote.remote import for_any_shell, ssh_command
+from shardlab.remote.remote import ssh_command, wrap_for_any_shell
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
@@ -41,13 +41,15 @@ LIMIT_S = 120.0  # seconds in which a command on the cluster must answer
 MOST_BYTES = 1 << 26  # largest answer of a command on the cluster: 64 MiB are enough for a hundred thousand runs
 # A file in the workspace on the cluster that contains RemoteWorkspace.mark. If this machine can read the file under the same
 # path, the folder on the cluster is also visible on this machine.
-MARK = ".away"
-MATRICES = "away-matrices.json"  # file in .shardlab: name of a matrix file sent to the cluster -> its path on this machine
+MARK_FILE = ".away"
+MATRIX_PATHS_FILE = (
+    "away-matrices.json"  # file in .shardlab: name of a matrix file sent to the cluster -> its path on this machine
+)
 NO_SHARED_FOLDER = (
     "the cluster {}: it has no folder that all nodes share, in which the jobs of Slurm find their runs. Set storage.shared in "
     "its file."
 )
-LOST = 255  # exit code of ssh if the connection fails
+CONNECTION_FAILED = 255  # exit code of ssh if the connection fails
 
 T = TypeVar("T")
 
@@ -103,41 +105,47 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         self,
         module: str,
         arguments: Sequence[str],
-        shape: type[T],
+        target_type: type[T],
         *,
-        given: bytes = b"",
+        input_bytes: bytes = b"",
         limit_s: float = LIMIT_S,
         must_stop: Callable[[], bool] = lambda: False,
     ) -> T:
-        """Run a shardlab command with --json on the cluster, and return its JSON document, decoded as the type `shape`.
+        """Run a shardlab command with --json on the cluster, and return its JSON document, decoded as the type `target_type`.
 
-        module, arguments: as in `command`. given: standard input of the command. limit_s: time limit of the command in seconds.
+        module, arguments: as in `command`. input_bytes: standard input of the command. limit_s: time limit of the command in
+        seconds.
         must_stop: returns True if the caller no longer waits for the answer; it is called several times a second.
-        Raises ShardlabError with the error of the command, or if the document is not of the type `shape`.
+        Raises ShardlabError with the error of the command, or if the document is not of the type `target_type`.
         """
         self.log_in()
         # A line with the mark comes before the output of the command, because a .bashrc may print text before the command does.
         mark = secrets.token_hex(8)
-        line = f"{mark}\n".encode()
+        mark_line = f"{mark}\n".encode()
         script = f"echo {mark}; echo {mark} >&2; exec {self.shell_command(module, [*arguments, '--json'])}"
-        code, *streams = _answered([*ssh_command(self.address), for_any_shell(script)], given, limit_s, must_stop)
+        code, *streams = _run_remote_command(
+            [*ssh_command(self.address), wrap_for_any_shell(script)], input_bytes, limit_s, must_stop
+        )
         is_too_large = len(streams[0]) >= MOST_BYTES
-        document, errors = streams[0].partition(line)[2], streams[1].rpartition(line)[2]  # if the mark is missing, ssh failed
+        document, errors = (
+            streams[0].partition(mark_line)[2],
+            streams[1].rpartition(mark_line)[2],
+        )  # if the mark is missing, ssh failed
         if code is None and not is_too_large:
             raise ShardlabError(f"{self.host}: {module} did not answer within {limit_s:g} s.")
-        if document and not is_too_large and (code is None or code == LOST or code < 0):
+        if document and not is_too_large and (code is None or code == CONNECTION_FAILED or code < 0):
             raise ShardlabError(f"{self.host}: the connection broke in the middle of an answer; run the same command again.")
         if not document:
-            said = "\n".join(errors.decode("utf-8", "replace").strip().splitlines())  # the lines of ssh end with \\r\\n
-            raise ShardlabError(f"{self.host}: {said.removeprefix('error: ') or f'exit code {code}, and no answer'}")
+            error_text = "\n".join(errors.decode("utf-8", "replace").strip().splitlines())  # the lines of ssh end with \\r\\n
+            raise ShardlabError(f"{self.host}: {error_text.removeprefix('error: ') or f'exit code {code}, and no answer'}")
         try:
-            return decoder(shape).decode(document)
+            return decoder(target_type).decode(document)
         except DECODE_FAULTS as error:
-            why = f"more than {MOST_BYTES >> 20} MiB" if is_too_large else str(error)
+            reason = f"more than {MOST_BYTES >> 20} MiB" if is_too_large else str(error)
             command = " ".join([module, *arguments[:1]])
-            raise self.unlike_release(command, why) from None
+            raise self.release_mismatch(command, reason) from None
 
-    def unlike_release(self, command: str, why: str) -> ShardlabError:
+    def release_mismatch(self, command: str, why: str) -> ShardlabError:
         """The error for an answer that this release of shardlab cannot read. command: the command on the cluster, such as
         `collect fetch`. why: the reason, as a clause."""
         return ShardlabError(
@@ -152,8 +160,8 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         """
         self.log_in()
         terminal = sys.stdout.isatty() and sys.stdin.isatty()
-        code = terminal_relay.run(self.command(module, arguments, terminal=terminal), terminal=terminal)
-        if code == LOST:
+        code = terminal_relay.relay_command(self.command(module, arguments, terminal=terminal), terminal=terminal)
+        if code == CONNECTION_FAILED:
             raise ShardlabError(f"{self.host}: the connection broke or was refused; submitted runs continue.")
         return code
 
@@ -166,27 +174,27 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
             shared_connection.open_connection(ssh_command(self.address), self.host)
 
 
-def _answered(
-    argv: Sequence[str], given: bytes, limit_s: float, must_stop: Callable[[], bool]
+def _run_remote_command(
+    argv: Sequence[str], input_bytes: bytes, limit_s: float, must_stop: Callable[[], bool]
 ) -> tuple[int | None, bytes, bytes]:
     """Run the ssh command `argv`. Returns (exit code, standard output, standard error), at most MOST_BYTES of each output.
 
-    given, limit_s, must_stop: as in `RemoteWorkspace.ask`.
+    input_bytes, limit_s, must_stop: as in `RemoteWorkspace.ask`.
     The exit code is None if the command was ended because its output was too large, `must_stop` returned True, or the time
     limit was over. The output goes to files and not to pipes: an SSH connection that stays open for later commands would keep
     the pipes open.
     """
 
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        stdin.write(given)
+        stdin.write(input_bytes)
         stdin.seek(0)
-        ends = time.monotonic() + limit_s
+        deadline = time.monotonic() + limit_s
         code: int | None = None
         with subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr) as process:
             try:
-                while (code := rsync.exit_code(process)) is None:
+                while (code := rsync.wait_for_exit(process)) is None:
                     is_large = any(os.fstat(stream.fileno()).st_size >= MOST_BYTES for stream in (stdout, stderr))
-                    if is_large or must_stop() or time.monotonic() > ends:
+                    if is_large or must_stop() or time.monotonic() > deadline:
                         break
             finally:
                 if process.poll() is None:
@@ -196,7 +204,7 @@ def _answered(
         return code, stdout.read(MOST_BYTES), stderr.read(MOST_BYTES)
 
 
-def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
+def find_remote_workspace(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
     """The workspace on the cluster in which the runs of `workspace` are stored. Raises InputError.
 
     If away.json was written for `workspace`, the folder that away.json names is used again. The name of the folder is not
@@ -206,8 +214,8 @@ def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
 
     if cluster.storage.shared is None and not cluster.has_separate_folders:
         raise InputError(NO_SHARED_FOLDER.format(cluster.name))
-    address, python = inventory.controller(workspace, cluster)
-    folder, mark = _folder(workspace, cluster)
+    address, python = inventory.find_controller(workspace, cluster)
+    folder, mark = _choose_folder(workspace, cluster)
     return RemoteWorkspace(
         schema=1,
         cluster=cluster.name,
@@ -224,32 +232,36 @@ def of(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
     )
 
 
-def twin(workspace: Workspace, cluster: Cluster) -> Workspace:
+def find_twin_workspace(workspace: Workspace, cluster: Cluster) -> Workspace:
     """The workspace on the cluster in which the runs of `workspace` are stored; its path is a path on the cluster.
 
     Raises InputError.
     """
-    return Workspace(Path(_folder(workspace, cluster)[0]))
+    return Workspace(Path(_choose_folder(workspace, cluster)[0]))
 
 
-def _folder(workspace: Workspace, cluster: Cluster) -> tuple[str, str]:
+def _choose_folder(workspace: Workspace, cluster: Cluster) -> tuple[str, str]:
     """Choose the folder of the workspace on the cluster. Returns (its path, its mark, which contains the host and the path of
     `workspace` on this machine)."""
     parent = cluster.workspaces
     mark = f"{gethostname()}:{workspace.real_path}\n"
-    before = known(workspace)
-    if before is not None and PurePosixPath(before.workspace).parent == parent and _is_ours(workspace, before):
-        return before.workspace, before.mark
+    recorded = read_remote_workspace(workspace)
+    if (
+        recorded is not None
+        and PurePosixPath(recorded.workspace).parent == parent
+        and _belongs_to_workspace(workspace, recorded)
+    ):
+        return recorded.workspace, recorded.mark
     return str(parent / _folder_name(workspace, mark)), mark
 
 
 def _folder_name(workspace: Workspace, mark: str) -> str:
-    short = hashlib.sha256(mark.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    path_digest = hashlib.sha256(mark.encode("utf-8", "surrogateescape")).hexdigest()[:8]
     name = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "-" for char in workspace.real_path.name)
-    return f"{name[:40]}-{short}"
+    return f"{name[:40]}-{path_digest}"
 
 
-def _is_ours(workspace: Workspace, recorded: RemoteWorkspace) -> bool:
+def _belongs_to_workspace(workspace: Workspace, recorded: RemoteWorkspace) -> bool:
     """Whether the away.json of a workspace was written for it. False: the workspace is a copy, made together with away.json.
 
     A workspace that was moved, or that another machine sees under another path, is not a copy and keeps its runs.
@@ -258,67 +270,70 @@ def _is_ours(workspace: Workspace, recorded: RemoteWorkspace) -> bool:
     path = Path(recorded.mark.partition(":")[2].removesuffix("\n"))
     if path.resolve() == workspace.real_path:
         return True
-    there = json_file.read_if_valid(path / ".shardlab" / "away.json", RemoteWorkspace)
-    return there is None or there.mark != recorded.mark  # None: no workspace is at the recorded path any more, it was moved
+    original = json_file.read_json_if_valid(path / ".shardlab" / "away.json", RemoteWorkspace)
+    return (
+        original is None or original.mark != recorded.mark
+    )  # None: no workspace is at the recorded path any more, it was moved
 
 
-def known(workspace: Workspace) -> RemoteWorkspace | None:
+def read_remote_workspace(workspace: Workspace) -> RemoteWorkspace | None:
     """The content of away.json in this workspace; None if there is no such file, because the runs are stored here.
 
     Raises InputError if the file cannot be decoded, and WorkspaceError if it cannot be read.
     """
     fault = "is not of this version: {}; remove this file and submit again."
-    return json_file.read(workspace.own / "away.json", RemoteWorkspace, fault)
+    return json_file.read_json(workspace.shardlab_folder / "away.json", RemoteWorkspace, fault)
 
 
-def of_this_workspace(workspace: Workspace) -> RemoteWorkspace | None:
-    """The same as `known`, for a command that changes runs. Also raises InputError if this workspace is a copy of another
-    workspace, because the runs on the cluster then belong to the other workspace.
-    """
-    away = known(workspace)
-    if away is not None and not _is_ours(workspace, away):
-        original = away.mark.partition(":")[2].removesuffix("\n")
+def read_for_changes(workspace: Workspace) -> RemoteWorkspace | None:
+    """The same as `read_remote_workspace`, for a command that changes runs. Also raises InputError if this workspace is a copy
+    of another workspace, because the runs on the cluster then belong to the other workspace."""
+    remote = read_remote_workspace(workspace)
+    if remote is not None and not _belongs_to_workspace(workspace, remote):
+        original = remote.mark.partition(":")[2].removesuffix("\n")
         raise InputError(
             f"{workspace.path}: is a copy of {original}, and this command would change the runs of the original on "
-            f"{away.cluster}. For those runs, use --workspace {shlex.quote(original)}; for own runs here, use `jobs submit`."
+            f"{remote.cluster}. For those runs, use --workspace {shlex.quote(original)}; for own runs here, use `jobs submit`."
         )
-    return away
+    return remote
 
 
-def keep(workspace: Workspace, away: RemoteWorkspace) -> None:
+def write_remote_workspace(workspace: Workspace, remote: RemoteWorkspace) -> None:
     """Write away.json in this workspace, which says where its runs are stored on the cluster. Raises WorkspaceError."""
-    files.make_folder(workspace.own)
-    files.write_json(workspace.own / "away.json", away)
-    workspace_trust.keep(workspace, workspace.own / "away.json")
+    files.make_folder(workspace.shardlab_folder)
+    files.write_json(workspace.shardlab_folder / "away.json", remote)
+    workspace_trust.extend_consent(workspace, workspace.shardlab_folder / "away.json")
 
 
-def keep_matrix(workspace: Workspace, file: Path) -> None:
+def record_matrix_path(workspace: Workspace, file: Path) -> None:
     """Record the path of a matrix file on this machine, because the cluster knows only the name of the file.
 
     Raises WorkspaceError.
     """
-    files.make_folder(workspace.own)
-    files.write_json(workspace.own / MATRICES, {**_matrices(workspace), file.name: str(file.absolute())})
+    files.make_folder(workspace.shardlab_folder)
+    files.write_json(
+        workspace.shardlab_folder / MATRIX_PATHS_FILE, {**_read_matrix_paths(workspace), file.name: str(file.absolute())}
+    )
 
 
-def path_here(workspace: Workspace, path: str) -> str:
+def local_matrix_path(workspace: Workspace, path: str) -> str:
     """The path of a matrix file on this machine. path: the path of its copy on the cluster.
 
-    If the path on this machine was not recorded by `keep_matrix`, `path` is returned.
+    If the path on this machine was not recorded by `record_matrix_path`, `path` is returned.
     """
-    there = known(workspace)
-    delivered = there is not None and str(PurePosixPath(path).parent) == f"{there.workspace}/matrices"
-    return _matrices(workspace).get(PurePosixPath(path).name, path) if delivered else path
+    remote = read_remote_workspace(workspace)
+    is_delivered = remote is not None and str(PurePosixPath(path).parent) == f"{remote.workspace}/matrices"
+    return _read_matrix_paths(workspace).get(PurePosixPath(path).name, path) if is_delivered else path
 
 
-def _matrices(workspace: Workspace) -> dict[str, str]:
-    return json_file.read_if_valid(workspace.own / MATRICES, dict[str, str]) or {}
+def _read_matrix_paths(workspace: Workspace) -> dict[str, str]:
+    return json_file.read_json_if_valid(workspace.shardlab_folder / MATRIX_PATHS_FILE, dict[str, str]) or {}
 
 
-def deliver(away: RemoteWorkspace, texts: Mapping[str, bytes]) -> None:
+def upload_files(remote: RemoteWorkspace, texts: Mapping[str, bytes]) -> None:
     """Upload files into the workspace on the cluster. texts: for each path relative to that workspace, the content of the file.
 
     Raises ShardlabError.
     """
-    document = {path: text.decode("utf-8", "surrogateescape") for path, text in texts.items()} | {MARK: away.mark}
-    away.ask("shardlab.remote.upload", [], Received, given=json.dumps(document).encode())
+    document = {path: text.decode("utf-8", "surrogateescape") for path, text in texts.items()} | {MARK_FILE: remote.mark}
+    remote.ask("shardlab.remote.upload", [], Received, input_bytes=json.dumps(document).encode())

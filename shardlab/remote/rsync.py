@@ -23,11 +23,11 @@ FROM_OTHERS = (
     "--ignore-missing-args",  # a file that no longer exists is skipped, and the other files are copied
     "--partial-dir=.rsync-partial",  # an incomplete file is stored in a separate folder, and the next transfer resumes there
 )  # fmt: skip
-MOST_TEXT = 2000  # largest number of bytes of rsync's error messages that are read
-LOOK_S = 0.1  # seconds between two checks whether the process has ended
+MOST_ERROR_BYTES = 2000  # largest number of bytes of rsync's error messages that are read
+POLL_S = 0.1  # seconds between two checks whether the process has ended
 PROGRESS = ("--info=progress2", "--no-human-readable")  # with them, rsync prints the number of bytes transferred so far
 _ARRIVED = re.compile(rb"(?:^|\r)\s*([0-9]+)\s+[0-9]+%")
-MOST_PROGRESS = 1000  # number of bytes that are read at the end of the progress output: several lines
+MOST_PROGRESS_BYTES = 1000  # number of bytes that are read at the end of the progress output: several lines
 # A part of rsync's error message if the other machine sends other text before the data of rsync.
 NOT_CLEAN = "is your shell clean"
 NOT_CLEAN_WHY = (
@@ -44,81 +44,82 @@ class RsyncEnd(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def must_be_installed(what: str) -> None:
-    """Raise ShardlabError if rsync is not installed on this machine. what: the part of shardlab that needs rsync."""
+def rsync_must_be_installed(needed_for: str) -> None:
+    """Raise ShardlabError if rsync is not installed on this machine. needed_for: the part of shardlab that needs rsync."""
     if shutil.which("rsync") is None:
-        raise ShardlabError(f"{what} needs rsync, which is not installed on {gethostname()}: apt install rsync.")
+        raise ShardlabError(f"{needed_for} needs rsync, which is not installed on {gethostname()}: apt install rsync.")
 
 
-def run(
+def run_rsync(
     options: Sequence[str],
     names: Sequence[str],
     source: str,
     target: str,
     *,
     must_stop: Callable[[], bool] = lambda: False,
-    holds: Sequence[int] = (),
-    report: Callable[[int], None] | None = None,
+    lock_descriptors: Sequence[int] = (),
+    on_progress: Callable[[int], None] | None = None,
 ) -> RsyncEnd:
     """Run rsync to copy the files and folders with the given names.
 
     options: further options of rsync. names: paths relative to `source`. source, target: folders as rsync expects them, such as
     `HOST:PATH`. must_stop: returns True if the transfer must end early; it is called several times a second.
-    holds: descriptors of locked files, which rsync inherits, so that the locks are held until rsync ends.
-    report: is called from time to time with the number of bytes that have been copied so far.
+    lock_descriptors: descriptors of locked files, which rsync inherits, so that the locks are held until rsync ends.
+    on_progress: is called from time to time with the number of bytes that have been copied so far.
     """
-    argv = ["rsync", "--from0", "--files-from=-", *(PROGRESS if report else ()), *options, source, target]
-    with tempfile.TemporaryFile() as listed, tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as progress:
+    argv = ["rsync", "--from0", "--files-from=-", *(PROGRESS if on_progress else ()), *options, source, target]
+    with tempfile.TemporaryFile() as name_list, tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as progress:
         # Every name, also the last name, ends with a NUL. Without the last NUL, rsync 3.5 rejects the list if the last name
         # lies across a multiple of 4096 bytes.
-        listed.write("".join(f"{name}\0" for name in names).encode())
-        listed.seek(0)
+        name_list.write("".join(f"{name}\0" for name in names).encode())
+        name_list.seek(0)
         process = subprocess.Popen(
-            argv, stdin=listed, stdout=progress, stderr=errors, pass_fds=holds, env=os.environ | {"LC_ALL": "C"}
+            argv, stdin=name_list, stdout=progress, stderr=errors, pass_fds=lock_descriptors, env=os.environ | {"LC_ALL": "C"}
         )
         try:
-            while (code := exit_code(process)) is None:
+            while (code := wait_for_exit(process)) is None:
                 if must_stop():
                     return RsyncEnd(None)
-                if report:
-                    _report(progress.fileno(), report)
+                if on_progress:
+                    _report_progress(progress.fileno(), on_progress)
         finally:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
-        if report:
-            _report(progress.fileno(), report)
+        if on_progress:
+            _report_progress(progress.fileno(), on_progress)
         errors.seek(0)
-        lines = errors.read(MOST_TEXT).decode("utf-8", "replace").strip().splitlines()
+        lines = errors.read(MOST_ERROR_BYTES).decode("utf-8", "replace").strip().splitlines()
     if any(NOT_CLEAN in line for line in lines):
         return RsyncEnd(code, NOT_CLEAN_WHY)
     return RsyncEnd(code, lines[0].removeprefix("rsync: ") if lines else f"exit code {code}" if code else "")
 
 
-def _report(progress: int, report: Callable[[int], None]) -> None:
-    """Call `report` with the number of bytes that rsync printed last. progress: the descriptor of rsync's progress output."""
-    end = os.fstat(progress).st_size
-    if arrived := _ARRIVED.findall(os.pread(progress, MOST_PROGRESS, max(end - MOST_PROGRESS, 0))):
-        report(int(arrived[-1]))
+def _report_progress(descriptor: int, on_progress: Callable[[int], None]) -> None:
+    """Call `on_progress` with the number of bytes that rsync printed last. descriptor: the descriptor of rsync's progress
+    output."""
+    output_size = os.fstat(descriptor).st_size
+    if byte_counts := _ARRIVED.findall(os.pread(descriptor, MOST_PROGRESS_BYTES, max(output_size - MOST_PROGRESS_BYTES, 0))):
+        on_progress(int(byte_counts[-1]))
 
 
-def exit_code(process: subprocess.Popen[bytes]) -> int | None:
+def wait_for_exit(process: subprocess.Popen[bytes]) -> int | None:
     """The exit code of the process, or None if it has not ended after LOOK_S seconds."""
     try:
-        return process.wait(LOOK_S)
+        return process.wait(POLL_S)
     except subprocess.TimeoutExpired:
         return None
 
 
-def put_in_place(source: Path, target: Path) -> None:
+def move_into_place(source: Path, target: Path) -> None:
     """Move a file that has arrived to its final path, with the permissions of a new file of this user. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    source.chmod(new_mode(0o644))
+    source.chmod(apply_umask(0o644))
     source.replace(target)
 
 
-def new_mode(mode: int) -> int:
+def apply_umask(mode: int) -> int:
     """The permissions that a new file or folder gets if a process with the current umask creates it with `mode`."""
-    now = os.umask(0o077)
-    os.umask(now)
-    return mode & ~now
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return mode & ~umask

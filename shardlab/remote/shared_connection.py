@@ -18,11 +18,11 @@ from pathlib import Path
 from shardlab.errors import ShardlabError
 from shardlab.files import files, own_folder
 
-KEPT = "4h"  # how long the connection stays open after the last command that used it
+KEEP_OPEN = "4h"  # how long the connection stays open after the last command that used it
 LOGIN_S = 300.0  # time limit of a login; long, because a person may have to find a hardware token or a phone
 # The longest path of the folder of the sockets, in bytes. The path of a socket has at most 107 bytes, and OpenSSH adds 58 bytes
 # to the path of the folder.
-LONGEST = 49
+MAX_FOLDER_BYTES = 49
 TEMPORARY = Path("/tmp")  # in place of the user's cache, if the path of that is longer
 
 
@@ -30,41 +30,41 @@ class NoLogin(ShardlabError):
     """Raised if the login to a login node failed. The message says why."""
 
 
-def folder() -> Path:
+def socket_folder() -> Path:
     """The folder of the sockets, which only this user can open. The folder is made if it does not exist.
 
     Raises WorkspaceError.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / "ssh"
-    if len(os.fsencode(cache)) > LONGEST:
+    if len(os.fsencode(cache)) > MAX_FOLDER_BYTES:
         with files.as_workspace_error("make"):
-            return own_folder.make(TEMPORARY, f"shardlab-ssh-{os.geteuid()}")
+            return own_folder.make_own_folder(TEMPORARY, f"shardlab-ssh-{os.geteuid()}")
     files.make_folder(cache.parent)
     with files.as_workspace_error("close to other users"):
         if own_folder.belongs_to_us(cache, 0):
             cache.chmod(0o700)
-        return own_folder.make(cache.parent, cache.name)
+        return own_folder.make_own_folder(cache.parent, cache.name)
 
 
-def options() -> list[str]:
+def connection_options() -> list[str]:
     """The options with which a command of OpenSSH uses the shared connection.
 
     If the connection is not open, a command with these options opens it, but only if the site asks for no password or code.
     """
-    socket = str(folder() / "%C")
-    return ["-o", "ControlMaster=auto", "-o", f"ControlPath={socket}", "-o", f"ControlPersist={KEPT}"]
+    socket = str(socket_folder() / "%C")
+    return ["-o", "ControlMaster=auto", "-o", f"ControlPath={socket}", "-o", f"ControlPersist={KEEP_OPEN}"]
 
 
 def is_open(command: Sequence[str]) -> bool:
     """Whether the shared connection is open, so that a command needs no login. command: as in `open_connection`."""
-    asked = [*_before_host(command), "-O", "check", *_host(command)]
-    return subprocess.run(asked, capture_output=True, check=False).returncode == 0
+    check_command = [*_before_host(command), "-O", "check", *_host_words(command)]
+    return subprocess.run(check_command, capture_output=True, check=False).returncode == 0
 
 
 def open_connection(command: Sequence[str], host: str) -> None:
     """Open the shared connection if it is not open. The user answers on the terminal if the site asks for a password or code.
 
-    command: a command of OpenSSH as a list of words: `ssh` with `options()`, then `--` and the host.
+    command: a command of OpenSSH as a list of words: `ssh` with `connection_options()`, then `--` and the host.
     host: the name of the host for messages.
     Raises NoLogin.
     """
@@ -72,29 +72,37 @@ def open_connection(command: Sequence[str], host: str) -> None:
     if is_open(words):
         return
     may_ask = sys.stdin.isatty()
-    before, host_words = _before_host(words), _host(words)
+    words_before_host, host_words = _before_host(words), _host_words(words)
     # ssh uses the first value of an option, so BatchMode comes before the options in `command`.
-    login = [before[0], "-o", f"BatchMode={'no' if may_ask else 'yes'}", *before[1:], "-f", "-N", *host_words]
+    login = [
+        words_before_host[0],
+        "-o",
+        f"BatchMode={'no' if may_ask else 'yes'}",
+        *words_before_host[1:],
+        "-f",
+        "-N",
+        *host_words,
+    ]
     with tempfile.TemporaryFile() as errors:  # not a pipe, which the ssh in the background would keep open
         try:
-            code: int | None = subprocess.run(login, stdout=errors, stderr=errors, timeout=LOGIN_S, check=False).returncode
+            exit_code: int | None = subprocess.run(login, stdout=errors, stderr=errors, timeout=LOGIN_S, check=False).returncode
         except subprocess.TimeoutExpired:
-            code = None
+            exit_code = None
         errors.seek(0)
-        said = errors.read().decode("utf-8", "replace").strip().splitlines()
-    if code is None:
+        error_lines = errors.read().decode("utf-8", "replace").strip().splitlines()
+    if exit_code is None:
         raise NoLogin(f"{host}: the login did not finish within {LOGIN_S:g} s.")
-    if code != 0:
-        why = said[-1].strip().rstrip(".") if said else f"ssh ended with code {code}"
-        if may_ask or "denied" not in why:
-            raise NoLogin(f"{host}: {why}.")
-        by_hand = shlex.join(login).replace("BatchMode=yes", "BatchMode=no")
-        raise NoLogin(f"{host}: {why}. If the login needs a password or a code, log in once on a terminal: {by_hand}")
+    if exit_code != 0:
+        reason = error_lines[-1].strip().rstrip(".") if error_lines else f"ssh ended with code {exit_code}"
+        if may_ask or "denied" not in reason:
+            raise NoLogin(f"{host}: {reason}.")
+        manual_login = shlex.join(login).replace("BatchMode=yes", "BatchMode=no")
+        raise NoLogin(f"{host}: {reason}. If the login needs a password or a code, log in once on a terminal: {manual_login}")
 
 
 def _before_host(words: Sequence[str]) -> list[str]:
     return list(words[: words.index("--")])
 
 
-def _host(words: Sequence[str]) -> list[str]:
+def _host_words(words: Sequence[str]) -> list[str]:
     return list(words[words.index("--") :])

@@ -18,12 +18,12 @@ from typing import TextIO
 
 from shardlab.terminal import printable
 
-PART = 2**16  # bytes that are read from a pipe at a time
+PART_BYTES = 2**16  # bytes that are read from a pipe at a time
 # After the command has ended, its output pipes are read until no output has arrived for this time (seconds). The pipes may
 # never reach their end, because a background process of the command may hold them open.
 DRAIN_S = 0.2
 END_S = 2.0  # seconds from SIGTERM to SIGKILL
-_DRAWN = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|[0-9]*A|2K)|\r")  # set a style; hide, show or move the cursor; clear a line
+_DRAWING = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|[0-9]*A|2K)|\r")  # set a style; hide, show or move the cursor; clear a line
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-9;?]{0,20})?\Z")
 
 
@@ -37,7 +37,7 @@ class TerminalFilter:
         self._drawing = drawing
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._unfinished = ""
-        self._line = 0  # the line of the cursor, counted from the line on which this stream began
+        self._cursor_line = 0  # the line of the cursor, counted from the line on which this stream began
 
     def add(self, part: bytes, *, last: bool = False) -> str:
         """The filtered text of the next part. An incomplete escape sequence at the end of the part is kept for the next part.
@@ -45,32 +45,32 @@ class TerminalFilter:
         last: whether no further part follows.
         """
         text = self._unfinished + self._decoder.decode(part, last)
-        cut = None if last else _UNFINISHED.search(text)
-        self._unfinished = cut[0] if cut else ""
-        text = text[: cut.start()] if cut else text
+        incomplete = None if last else _UNFINISHED.search(text)
+        self._unfinished = incomplete[0] if incomplete else ""
+        text = text[: incomplete.start()] if incomplete else text
         if not self._drawing:
-            return printable.visible(text)
-        written, place = [], 0
-        for drawn in _DRAWN.finditer(text):
-            written += [self._plain(text[place : drawn.start()]), self._bounded(drawn[0])]
-            place = drawn.end()
-        return "".join([*written, self._plain(text[place:])])
+            return printable.replace_invisible(text)
+        pieces, position = [], 0
+        for sequence in _DRAWING.finditer(text):
+            pieces += [self._filter_text(text[position : sequence.start()]), self._limit_cursor(sequence[0])]
+            position = sequence.end()
+        return "".join([*pieces, self._filter_text(text[position:])])
 
-    def _plain(self, text: str) -> str:
-        shown = printable.visible(text)
-        self._line += shown.count("\n")
-        return shown
+    def _filter_text(self, text: str) -> str:
+        visible_text = printable.replace_invisible(text)
+        self._cursor_line += visible_text.count("\n")
+        return visible_text
 
-    def _bounded(self, drawn: str) -> str:
+    def _limit_cursor(self, sequence: str) -> str:
         """An escape sequence that rich uses; a movement of the cursor to a line above is shortened, or left out."""
-        if not drawn.endswith("A"):
-            return drawn
-        lines = min(int(drawn[2:-1][:9] or 1) or 1, self._line)
-        self._line -= lines
+        if not sequence.endswith("A"):
+            return sequence
+        lines = min(int(sequence[2:-1][:9] or 1) or 1, self._cursor_line)
+        self._cursor_line -= lines
         return f"\x1b[{lines}A" if lines else ""
 
 
-def run(argv: Sequence[str], *, terminal: bool) -> int:
+def relay_command(argv: Sequence[str], *, terminal: bool) -> int:
     """Run a command with the standard input of this process, print its filtered output, and return its exit code.
 
     argv: the words of the command. terminal: whether the command draws live tables on the terminal.
@@ -87,17 +87,17 @@ def run(argv: Sequence[str], *, terminal: bool) -> int:
                 if not ready and process.poll() is not None:
                     break
                 for key, _ in ready:
-                    passing, stream = key.data
-                    if not _pass(key.fd, passing, stream):
+                    text_filter, stream = key.data
+                    if not _relay_part(key.fd, text_filter, stream):
                         pipes.unregister(key.fileobj)
         return process.wait()
     finally:
-        _end(process)
+        _end_process(process)
         process.stdout.close()
         process.stderr.close()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     """End the command if it is still running. SIGTERM comes first, so that ssh can restore the settings of the terminal."""
     try:
         process.terminate()
@@ -107,12 +107,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _pass(descriptor: int, passing: TerminalFilter, stream: TextIO) -> bool:
+def _relay_part(descriptor: int, text_filter: TerminalFilter, stream: TextIO) -> bool:
     """Read the next part of the command's output from a pipe, and write the filtered text to `stream`.
 
-    descriptor: the descriptor of the pipe. passing: the filter of this pipe. Returns False at the end of the pipe.
+    descriptor: the descriptor of the pipe. text_filter: the filter of this pipe. Returns False at the end of the pipe.
     """
-    part = os.read(descriptor, PART)
-    stream.write(passing.add(part, last=not part))
+    part = os.read(descriptor, PART_BYTES)
+    stream.write(text_filter.add(part, last=not part))
     stream.flush()
     return bool(part)

@@ -31,7 +31,7 @@ def main() -> int:
     arguments = console.Parser(prog="python -m shardlab.remote.upload", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     received: dict[str, str] = json.load(sys.stdin)
-    workspace_trust.begin(workspace)
+    workspace_trust.begin_workspace(workspace)
     for name, text in received.items():
         path = PurePosixPath(name)
         is_ours = path.parts[0] in ("runs", ".shardlab") and path != INVENTORY
@@ -42,15 +42,15 @@ def main() -> int:
         if not target.is_file() or files.read(target) != content:
             files.make_folder(target.parent)
             files.write_atomic(target, content)
-            workspace_trust.keep(workspace, target)
+            workspace_trust.extend_consent(workspace, target)
     if "cluster.yaml" in received:
-        plugins = [file for name in plugin_source.CARRIED for file in plugin_source.python_files(workspace.path / name)]
+        plugins = [file for name in plugin_source.CARRIED_FOLDERS for file in plugin_source.python_files(workspace.path / name)]
         for file in (*workspace.template_files(), *plugins):
             if str(file.relative_to(workspace.path)) not in received:
                 file.unlink()
-    console.Output.of(arguments).document({"version": __version__})
+    console.Output.from_arguments(arguments).print_document({"version": __version__})
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(main))
+    sys.exit(console.run_command(main))

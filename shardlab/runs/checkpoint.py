@@ -21,12 +21,12 @@ import msgspec
 
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
-from shardlab.matrix.cell import Cell, Role, keys_of
+from shardlab.matrix.cell import Cell, Role, keys_with_role
 from shardlab.record_types import Count, Measured, Seconds
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
-_WHOLE = re.compile(r"step-(\d{8,})")
+_COMPLETE_NAME = re.compile(r"step-(\d{8,})")
 
 
 class CheckpointFile(msgspec.Struct, frozen=True):
@@ -61,84 +61,84 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     files: list[CheckpointFile]
     seal: str = ""
 
-    def sealed(self) -> CheckpointManifest:
+    def with_seal(self) -> CheckpointManifest:
         """A copy of this manifest with its seal, which is its SHA-256."""
-        bare = msgspec.json.encode(msgspec.structs.replace(self, seal=""), order="deterministic")
-        return msgspec.structs.replace(self, seal=hashlib.sha256(bare).hexdigest())
+        unsealed = msgspec.json.encode(msgspec.structs.replace(self, seal=""), order="deterministic")
+        return msgspec.structs.replace(self, seal=hashlib.sha256(unsealed).hexdigest())
 
 
-def path_of(run: Path, step: int) -> Path:
+def checkpoint_path(run: Path, step: int) -> Path:
     """The folder that contains the checkpoint of a step after the checkpoint is complete. run: the run folder."""
     return run / FOLDER / f"step-{step:08d}"
 
 
-def step_of(path: Path) -> int:
+def step_of_checkpoint(path: Path) -> int:
     """The step in the name of a checkpoint's folder."""
     return int(path.name.removeprefix("step-"))
 
 
-def begin(run: Path, step: int) -> Path:
+def begin_checkpoint(run: Path, step: int) -> Path:
     """Make an empty temporary folder for a checkpoint and return its path. Raises WorkspaceError.
 
     Temporary folders of earlier checkpoints, which remain if processes are killed, are removed.
     """
     with files.as_workspace_error("write"):
-        for left in (run / FOLDER).glob(".step-*.tmp"):
-            shutil.rmtree(left)
-        growing = growing_path(run, step)
-        growing.mkdir(parents=True)
-    return growing
+        for leftover in (run / FOLDER).glob(".step-*.tmp"):
+            shutil.rmtree(leftover)
+        temporary = temporary_path(run, step)
+        temporary.mkdir(parents=True)
+    return temporary
 
 
-def growing_path(run: Path, step: int) -> Path:
+def temporary_path(run: Path, step: int) -> Path:
     """The temporary folder in which the checkpoint of a step is written."""
     return run / FOLDER / f".step-{step:08d}.tmp"
 
 
-def commit(run: Path, manifest: CheckpointManifest, keep: int) -> None:
+def commit_checkpoint(run: Path, manifest: CheckpointManifest, keep: int) -> None:
     """Write the manifest, publish the checkpoint, and then remove all checkpoints except the `keep` newest.
 
     All other files of the checkpoint must already be complete in its temporary folder. Raises WorkspaceError; the earlier
     checkpoints are then unchanged.
     """
-    files.write_json(growing_path(run, manifest.step) / MANIFEST, manifest.sealed())
-    publish(run, manifest.step)
-    remove_old(run, keep)
+    files.write_json(temporary_path(run, manifest.step) / MANIFEST, manifest.with_seal())
+    publish_checkpoint(run, manifest.step)
+    remove_old_checkpoints(run, keep)
 
 
-def publish(run: Path, step: int) -> None:
+def publish_checkpoint(run: Path, step: int) -> None:
     """Rename the temporary folder of a checkpoint to its final name. Raises WorkspaceError.
 
     If the nodes of the run share no folder, each node renames its own folder; only the folder of rank 0's node has a manifest.
     """
-    final = path_of(run, step)
+    final = checkpoint_path(run, step)
     with files.as_workspace_error("write"):
         if final.exists():  # an earlier checkpoint of this step, which was damaged and not used
             shutil.rmtree(final)
-        growing_path(run, step).rename(final)
+        temporary_path(run, step).rename(final)
         files.sync_folder(final.parent)
 
 
-def remove_old(run: Path, keep: int) -> None:
+def remove_old_checkpoints(run: Path, keep: int) -> None:
     """Remove all but the `keep` newest checkpoints. Raises WorkspaceError."""
     with files.as_workspace_error("write"):
-        for old in whole(run)[keep:]:
+        for old_checkpoint in complete_checkpoints(run)[keep:]:
             # The folder is renamed first, so that a kill during the removal does not leave an incomplete checkpoint under the
             # final name.
-            doomed = old.with_name(f".{old.name}.tmp")
-            old.rename(doomed)
-            shutil.rmtree(doomed)
+            renamed = old_checkpoint.with_name(f".{old_checkpoint.name}.tmp")
+            old_checkpoint.rename(renamed)
+            shutil.rmtree(renamed)
 
 
-def whole(run: Path) -> list[Path]:
+def complete_checkpoints(run: Path) -> list[Path]:
     """The folders of the complete checkpoints of a run, newest first. This function does not look for damage in them."""
     with contextlib.suppress(FileNotFoundError):
-        steps = [(int(match[1]), path) for path in (run / FOLDER).iterdir() if (match := _WHOLE.fullmatch(path.name))]
+        steps = [(int(match[1]), path) for path in (run / FOLDER).iterdir() if (match := _COMPLETE_NAME.fullmatch(path.name))]
         return [path for _, path in sorted(steps, reverse=True)]
     return []
 
 
-def read(path: Path) -> CheckpointManifest | str:
+def read_manifest(path: Path) -> CheckpointManifest | str:
     """The manifest of a checkpoint, or a sentence that says why it cannot be used."""
     try:
         manifest = msgspec.json.decode(files.read(path / MANIFEST), type=CheckpointManifest)
@@ -146,44 +146,44 @@ def read(path: Path) -> CheckpointManifest | str:
         return f"{path}: its manifest cannot be read: {error.strerror}"
     except DECODE_FAULTS as error:
         return f"{path}: its manifest is damaged: {error}"
-    if manifest.sealed().seal != manifest.seal:
+    if manifest.with_seal().seal != manifest.seal:
         return f"{path}: its manifest is damaged: its checksum `seal` does not match its content"
     return manifest
 
 
-def damage(path: Path, these: Iterable[CheckpointFile]) -> str | None:
+def find_damage(path: Path, checkpoint_files: Iterable[CheckpointFile]) -> str | None:
     """A sentence about the first damaged file among these files of a checkpoint; None if all files are intact."""
-    for file in these:
-        there = path / file.name
+    for file in checkpoint_files:
+        file_path = path / file.name
         try:
-            size = there.stat().st_size
+            size = file_path.stat().st_size
             if size != file.bytes:
-                return f"{there}: has {size} bytes, the manifest says {file.bytes}"
-            if files.sha256(there) != file.sha256:
-                return f"{there}: its SHA-256 differs from the one in the manifest"
+                return f"{file_path}: has {size} bytes, the manifest says {file.bytes}"
+            if files.file_sha256(file_path) != file.sha256:
+                return f"{file_path}: its SHA-256 differs from the one in the manifest"
         except OSError as error:
-            return f"{there}: cannot be read: {error.strerror}"
+            return f"{file_path}: cannot be read: {error.strerror}"
     return None
 
 
 # The keys that may differ between a cell and the cell of the checkpoint from which its run resumes: the number of ranks, how
 # ranks share the same work, and keys that do not affect the work. If the layout of the checkpoint is whole, the strategy may
 # differ, too.
-_RANKS = keys_of(Role.RANKS, Role.PASSES, Role.NODES, Role.HARDWARE, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
-_STRATEGY = keys_of(Role.STRATEGY, Role.EXECUTION)
+_RANKS = keys_with_role(Role.RANKS, Role.PASSES, Role.NODES, Role.HARDWARE, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
+_STRATEGY = keys_with_role(Role.STRATEGY, Role.EXECUTION)
 
 
-def why_not(saved: Cell, cell: Cell, layout: str, of_workload: Iterable[str]) -> str | None:
+def explain_refused_resume(saved: Cell, cell: Cell, layout: str, workload_options: Iterable[str]) -> str | None:
     """Why a run of `cell` cannot resume from a checkpoint of the cell `saved`, as part of a sentence; None if the run can.
 
-    layout: the layout of the checkpoint. of_workload: the names of the workload's own options, which must not differ.
+    layout: the layout of the checkpoint. workload_options: the names of the workload's own options, which must not differ.
     """
-    ours, theirs = msgspec.to_builtins(cell), msgspec.to_builtins(saved)
-    free = _RANKS | (_STRATEGY if layout == "whole" else frozenset())
-    differ = sorted(key for key in ours if key not in free and ours[key] != theirs[key])
-    options = {name for name in of_workload if cell.options.get(name) != saved.options.get(name)}
-    differ += sorted(f"options.{name}" for name in options if "options" in free)
-    return f"its cell differs in {', '.join(differ)}" if differ else None
+    cell_values, saved_values = msgspec.to_builtins(cell), msgspec.to_builtins(saved)
+    free_keys = _RANKS | (_STRATEGY if layout == "whole" else frozenset())
+    differing_keys = sorted(key for key in cell_values if key not in free_keys and cell_values[key] != saved_values[key])
+    differing_options = {name for name in workload_options if cell.options.get(name) != saved.options.get(name)}
+    differing_keys += sorted(f"options.{name}" for name in differing_options if "options" in free_keys)
+    return f"its cell differs in {', '.join(differing_keys)}" if differing_keys else None
 
 
 class GrowingFile:

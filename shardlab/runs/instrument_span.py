@@ -39,12 +39,12 @@ class InstrumentSpan(msgspec.Struct, frozen=True):
     act: InstrumentAct
 
 
-def write(run_dir: RunDir, rank: int, act: InstrumentAct) -> None:
+def write_span(run_dir: RunDir, rank: int, act: InstrumentAct) -> None:
     """Record the act of an instrument that has just ended on this rank."""
     run_dir.write_event(f"rank-{rank:05d}", EVENT, sync=False, **msgspec.to_builtins(act))
 
 
-def of(events: Iterable[Event]) -> Iterator[InstrumentSpan]:
+def read_spans(events: Iterable[Event]) -> Iterator[InstrumentSpan]:
     """The spans of all instruments and ranks, in the order of `events`. Events that are not of this form are left out."""
     for event in events:
         writer = _WRITER.fullmatch(event.writer)

@@ -17,33 +17,34 @@ from shardlab.terminal import moments
 NEAR = timedelta(minutes=10)
 
 
-def judge_by_records(verdict: JudgedState, lease: Lease | None, last_record: datetime, now: datetime) -> JudgedState:
+def judge_by_records(verdict: JudgedState, lease: Lease | None, last_record: datetime, current_time: datetime) -> JudgedState:
     """The state of a run; if the lease of its nodes ended before the run, the state says so instead of pending or running.
 
     verdict: the state that follows from the records alone, which is returned in all other cases.
     lease: the lease of the nodes; None if it is not known.
-    last_record: the time of the last record of the run, by the clocks of the nodes. now: the current time.
+    last_record: the time of the last record of the run, by the clocks of the nodes. current_time: the current time.
     A record that is newer than the end of the lease shows that the lease was extended; `verdict` is then returned.
     """
-    if lease is None or not lease.has_ended(now) or verdict.state not in ("pending", "running"):
+    if lease is None or not lease.has_ended(current_time) or verdict.state not in ("pending", "running"):
         return verdict
     if last_record >= lease.expires:
         return verdict
-    over = in_words(lease)
+    lease_end_text = describe_lease_end(lease)
     if verdict.state == "pending":
-        return JudgedState("node_fail", f"{over} before the run started")
-    if is_near(last_record, lease):
-        return JudgedState("node_fail", f"{over} while the run was running")
+        return JudgedState("node_fail", f"{lease_end_text} before the run started")
+    if was_running_at_end(last_record, lease):
+        return JudgedState("node_fail", f"{lease_end_text} while the run was running")
     return JudgedState(
-        "unknown", f"{over}, and the records here end {moments.in_words(last_record)}: how the run ended is not known"
+        "unknown",
+        f"{lease_end_text}, and the records here end {moments.format_time(last_record)}: how the run ended is not known",
     )
 
 
-def is_near(last_record: datetime, lease: Lease) -> bool:
+def was_running_at_end(last_record: datetime, lease: Lease) -> bool:
     """Whether a run was still running when the lease ended. last_record: the time of the last record of the run."""
     return last_record >= lease.expires - NEAR
 
 
-def in_words(lease: Lease) -> str:
+def describe_lease_end(lease: Lease) -> str:
     """The end of the lease in words, as the beginning of a sentence that says why a run ended."""
-    return f"the lease of the nodes ended {moments.in_words(lease.expires)}"
+    return f"the lease of the nodes ended {moments.format_time(lease.expires)}"

@@ -37,8 +37,8 @@ def is_growing(name: str) -> bool:
 
 def is_beginning(short: Path, long: Path) -> bool:
     """Whether the file `short` is the beginning of the file `long`, or equal to it. Raises OSError, NotRegular."""
-    with files.open_regular(short) as ours, files.open_regular(long) as theirs:
-        while block := ours.read(BLOCK):
-            if theirs.read(len(block)) != block:
+    with files.open_regular(short) as short_file, files.open_regular(long) as long_file:
+        while block := short_file.read(BLOCK):
+            if long_file.read(len(block)) != block:
                 return False
     return True

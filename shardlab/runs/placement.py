@@ -21,7 +21,11 @@ class Placement(msgspec.Struct, frozen=True):
     nodes: list[str]
 
 
-def of(events: Sequence[Event]) -> Placement | None:
+def read_placement(events: Sequence[Event]) -> Placement | None:
     """The placement of a run according to its events; None if the run was not started, or if its nodes share a folder."""
-    placed = next((event for event in reversed(events) if event.event == PLACED), None)
-    return Placement(placed.host, [str(name) for name in placed.data.get("nodes", [])]) if placed is not None else None
+    placed_event = next((event for event in reversed(events) if event.event == PLACED), None)
+    return (
+        Placement(placed_event.host, [str(name) for name in placed_event.data.get("nodes", [])])
+        if placed_event is not None
+        else None
+    )

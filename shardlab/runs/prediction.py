@@ -45,12 +45,12 @@ class PredictedRange(msgspec.Struct, frozen=True):
 ZERO = PredictedRange(0.0, 0.0, 0.0)
 
 
-def exactly(value: float) -> PredictedRange:
+def exact_range(value: float) -> PredictedRange:
     """A range in which all three numbers are `value`, for a number that is known exactly."""
     return PredictedRange(value, value, value)
 
 
-def total(ranges: Mapping[str, PredictedRange]) -> PredictedRange:
+def sum_ranges(ranges: Mapping[str, PredictedRange]) -> PredictedRange:
     """The sum of the ranges. If the numbers are independent of each other, the sum is wider than necessary, which is safe."""
     return sum(ranges.values(), start=ZERO)
 
@@ -125,19 +125,19 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """The likely `tensor_bytes` by the formula, before earlier runs corrected it."""
 
 
-def path_in(run_folder: Path) -> Path:
+def prediction_path(run_folder: Path) -> Path:
     """The path of the prediction in the folder of a run."""
     return run_folder / "prediction.json"
 
 
-def read(run_folder: Path) -> Prediction | None:
+def read_prediction(run_folder: Path) -> Prediction | None:
     """The prediction of a run; None if prediction.json does not exist or is damaged.
 
     A missing prediction is no error, because no result of a run depends on it. Raises WorkspaceError if an existing file cannot
     be read.
     """
     try:
-        return decoder(Prediction).decode(files.read(path_in(run_folder)))
+        return decoder(Prediction).decode(files.read(prediction_path(run_folder)))
     except (FileNotFoundError, *DECODE_FAULTS):
         return None
     except OSError as error:

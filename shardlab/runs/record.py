@@ -299,57 +299,57 @@ class RecordLines(msgspec.Struct, Generic[T]):
     corrupt: int = 0  # number of complete lines that are not a valid record of this type
 
 
-def read_lines(path: Path | str, kind: type[T]) -> RecordLines[T]:
+def read_lines(path: Path | str, record_type: type[T]) -> RecordLines[T]:
     """Read a record file. An incomplete last line or an invalid line does not stop the reading; RecordLines reports it.
 
-    kind: the type of the records. A file that does not exist has no records. Raises WorkspaceError if the file cannot be read.
-    """
+    record_type: the type of the records. A file that does not exist has no records. Raises WorkspaceError if the file cannot be
+    read."""
     try:
         raw = files.read(path, files.MOST_RECORDS)
     except FileNotFoundError:
         return RecordLines([])
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
-    return decode_lines(raw, kind)
+    return decode_lines(raw, record_type)
 
 
-def decode_lines(raw: bytes, kind: type[T]) -> RecordLines[T]:
+def decode_lines(raw: bytes, record_type: type[T]) -> RecordLines[T]:
     """As `read_lines`, for the content of a record file, or for a part of the content that begins at the start of a line."""
-    of_kind = decoder(kind)
+    line_decoder = decoder(record_type)
     try:
         # Decoding all lines in one call is several times as fast as line by line. Both give the same records if each line is
         # one whole JSON object, which the condition below checks.
-        records = of_kind.decode_lines(raw)
+        records = line_decoder.decode_lines(raw)
         if len(records) == raw.count(b"\n") and raw[:1] == b"{" and raw[-2:] == b"}\n" and not _NO_OBJECT.search(raw):
             return RecordLines(records)
     except DECODE_FAULTS:
         pass
     lines = RecordLines[T]([])
     parts = raw.split(b"\n")
-    tail = parts.pop()
+    last_part = parts.pop()
     for part in parts:
         try:
-            lines.records.append(of_kind.decode(part))
+            lines.records.append(line_decoder.decode(part))
         except DECODE_FAULTS:
             lines.corrupt += 1
-    if tail:
+    if last_part:
         try:
-            lines.records.append(of_kind.decode(tail))
+            lines.records.append(line_decoder.decode(last_part))
         except DECODE_FAULTS:
             lines.truncated = True
     return lines
 
 
-def damaged_line(path: Path | str, kind: type[Record]) -> tuple[int, str] | None:
+def find_damaged_line(path: Path | str, record_type: type[Record]) -> tuple[int, str] | None:
     """Find the first line of a file that is not a valid record: (its number from 1, the reason). None: all are valid.
 
     A line that a killed writer left incomplete does not count as damage, because such a line is expected: the next writer
-    starts a new line after it. kind: the type of the records.
+    starts a new line after it. record_type: the type of the records.
     """
-    decoder = msgspec.json.Decoder(kind)
+    line_decoder = msgspec.json.Decoder(record_type)
     for number, line in enumerate(files.read(path, files.MOST_RECORDS).split(b"\n")[:-1], start=1):
         try:
-            decoder.decode(line)
+            line_decoder.decode(line)
         except DECODE_FAULTS as error:
             if line and not (line.startswith(b"{") and str(error) == _UNFINISHED):
                 return number, "its values are nested too deeply" if isinstance(error, RecursionError) else str(error)
@@ -379,9 +379,9 @@ class LineWriter:
         WorkspaceError."""
         line = self._encoder.encode(record) + b"\n"
         try:
-            written = os.write(self._descriptor, line)
-            if written < len(line):  # the disk is full: the second write raises an OSError with this reason
-                os.write(self._descriptor, line[written:])
+            written_bytes = os.write(self._descriptor, line)
+            if written_bytes < len(line):  # the disk is full: the second write raises an OSError with this reason
+                os.write(self._descriptor, line[written_bytes:])
             if sync:
                 os.fsync(self._descriptor)
         except OSError as error:

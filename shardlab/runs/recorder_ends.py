@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from shardlab.runs.record import SAMPLER_ENDED, TRACKER_ENDED, Event
 
 
-def sentences(events: Iterable[Event]) -> list[str]:
+def describe_early_ends(events: Iterable[Event]) -> list[str]:
     """A clause for each host whose sampler ended while the run went on, and a clause if the tracker ended early.
 
     events: the events of one run, sorted by time. The state of the run does not change if one of these processes ends early,
@@ -22,17 +22,18 @@ def sentences(events: Iterable[Event]) -> list[str]:
         elif event.event == TRACKER_ENDED:
             tracker = event
     clauses = []
-    for host, ends in samplers.items():
-        times = f"{len(ends)} times" if len(ends) > 1 else "once"
+    for host, end_events in samplers.items():
+        how_often = f"{len(end_events)} times" if len(end_events) > 1 else "once"
         clauses.append(
-            f"the sampler of {host} ended {times} while the run went on{_code(ends[-1])}: see log/sampler.{host}.log"
+            f"the sampler of {host} ended {how_often} while the run went on{_format_exit_code(end_events[-1])}: "
+            f"see log/sampler.{host}.log"
         )
     if tracker is not None:
-        clauses.append(f"the tracker ended early{_code(tracker)}: see log/tracker.log")
+        clauses.append(f"the tracker ended early{_format_exit_code(tracker)}: see log/tracker.log")
     return clauses
 
 
-def _code(event: Event) -> str:
+def _format_exit_code(event: Event) -> str:
     """The exit code in the event, in brackets; "" if the event has no code. A negative code stands for the signal that ended
     the process."""
     code = event.data.get("code")

@@ -15,7 +15,7 @@ import msgspec
 
 from shardlab.files import files, source_digest
 from shardlab.files.decoders import DECODE_FAULTS
-from shardlab.matrix.cell import Cell, Role, keys_of
+from shardlab.matrix.cell import Cell, Role, keys_with_role
 from shardlab.plugins.own_strategy import OwnStrategy
 from shardlab.plugins.own_workload import OwnWorkload
 from shardlab.record_types import Count, Measured
@@ -40,27 +40,27 @@ class RehearsalRequest(msgspec.Struct, frozen=True):
     own_strategy: OwnStrategy | None = None
     """The strategy of the cell, if a file of the workspace defines it; the file must be where `own_strategy.file` says."""
 
-    def key(self, *, full_depth: bool) -> str:
+    def cache_key(self, *, full_depth: bool) -> str:
         """The name of the result for this request in the cache of results: a digest of 16 hexadecimal digits.
 
         The digest covers everything on which the result depends: the keys of the cell that change a step, shardlab's source,
         the installed packages, and full_depth. full_depth: whether a deep model is rehearsed with all its blocks, and not
         extrapolated from two smaller numbers of blocks.
         """
-        depends = keys_of(
+        relevant_keys = keys_with_role(
             Role.MODEL, Role.PRECISION, Role.CLIPPING, Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES
         )
-        cell: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(self.cell).items() if key in depends}
-        rule = self.cell.optimizer
-        cell["optimizer"] = [rule.name, rule.momentum > 0, rule.weight_decay > 0, rule.fused]
-        parts = msgspec.json.encode([SCHEMA, cell, full_depth, _code()], order="deterministic")
-        return hashlib.sha256(parts).hexdigest()[:16]
+        cell: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(self.cell).items() if key in relevant_keys}
+        optimizer = self.cell.optimizer
+        cell["optimizer"] = [optimizer.name, optimizer.momentum > 0, optimizer.weight_decay > 0, optimizer.fused]
+        encoded_parts = msgspec.json.encode([SCHEMA, cell, full_depth, _code_digests()], order="deterministic")
+        return hashlib.sha256(encoded_parts).hexdigest()[:16]
 
 
 @functools.cache
-def _code() -> tuple[str, str]:
+def _code_digests() -> tuple[str, str]:
     """Two digests: of the part of shardlab's source that a rehearsal executes, and of the installed packages."""
-    return source_digest.of(("shardlab", "trainers")), source_digest.packages()
+    return source_digest.digest_packages(("shardlab", "trainers")), source_digest.digest_installed_packages()
 
 
 class MemoryByCategory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -159,7 +159,7 @@ class Rehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     """The duration of the rehearsal."""
 
     @property
-    def worst(self) -> RehearsedRank:
+    def worst_rank(self) -> RehearsedRank:
         """The rank that needs the most memory."""
         return max(self.ranks, key=lambda rank: rank.peak_bytes)
 
@@ -178,7 +178,7 @@ class NotRehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
 Answer = Rehearsed | NotRehearsed
 
 
-def decode(document: bytes) -> Answer:
+def decode_answer(document: bytes) -> Answer:
     """Decode the JSON document that ``python -m trainers rehearse`` writes, which is the result for a cell.
 
     Raises msgspec.DecodeError for an invalid document, and for a document with another schema version.
@@ -189,9 +189,9 @@ def decode(document: bytes) -> Answer:
     return answer
 
 
-def read(path: Path) -> Answer | None:
+def read_answer(path: Path) -> Answer | None:
     """The result in a file; None if the file does not exist, cannot be read, or does not fit the type `Answer`."""
     try:
-        return decode(files.read(path))
+        return decode_answer(files.read(path))
     except (OSError, *DECODE_FAULTS):
         return None

@@ -94,7 +94,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     def retries_after(self, state: str) -> int:
         """How often the run may be started again automatically after it ended in this state."""
-        return self.retry.after(state, self.requeues, on_slurm=self.scheduler == "slurm")
+        return self.retry.retry_limit(state, self.requeues, on_slurm=self.scheduler == "slurm")
 
 
 def is_rehearsal(cell: Cell, cluster: Mapping[str, str], *, on_cpu: bool) -> bool:
@@ -121,21 +121,21 @@ class RunIdParts(msgspec.Struct, frozen=True):
     first: str  # the run id of the first attempt
 
 
-def parts_of(name: str) -> RunIdParts | None:
+def parse_run_id(name: str) -> RunIdParts | None:
     """The parts of a run id; None if the name does not have the form of an id that `run_id` makes."""
     match = _PARTS.fullmatch(name)
     return RunIdParts(match["cell"], int(match["repeat"]), int(match["attempt"] or 1), match["first"]) if match else None
 
 
-def attempt_of(name: str) -> tuple[str, int]:
+def split_attempt(name: str) -> tuple[str, int]:
     """Split a run id into (the run id of the first attempt, the number of this attempt). For any other name: (name, 1)."""
-    parts = parts_of(name)
+    parts = parse_run_id(name)
     return (parts.first, parts.attempt) if parts else (name, 1)
 
 
-def read(path: Path) -> Run:
+def read_run(path: Path) -> Run:
     """Read a run.json. Raises InputError if the file is missing or damaged."""
-    run = json_file.read(path, Run, "is not a run of this version: {}.")
+    run = json_file.read_json(path, Run, "is not a run of this version: {}.")
     if run is None:
         raise InputError(f"{path}: no such run.")
     return run

@@ -13,7 +13,7 @@ from shardlab.files import files, json_file
 from shardlab.matrix.faults import LostWorker
 from shardlab.runs import run as run_file
 from shardlab.runs import state
-from shardlab.runs.record import SCHEMA, Event, LineWriter, RecordLines, Result, StepRecord, damaged_line, read_lines
+from shardlab.runs.record import SCHEMA, Event, LineWriter, RecordLines, Result, StepRecord, find_damaged_line, read_lines
 
 VALIDATION = "validation.jsonl"
 
@@ -64,7 +64,7 @@ class RunDir:
 
     def hosts(self) -> list[str]:
         """The names of the hosts that have a file env/HOST.json, which a host writes when the ranks of the run connect."""
-        return [name.removesuffix(".json") for name in files.names(f"{self.path}/env") if name.endswith(".json")]
+        return [name.removesuffix(".json") for name in files.list_names(f"{self.path}/env") if name.endswith(".json")]
 
     def steps_file(self, rank: int) -> Path:
         """The file with the step records of a rank."""
@@ -81,7 +81,7 @@ class RunDir:
 
     def sampled_hosts(self) -> list[str]:
         """The names of the hosts that have a file of telemetry samples."""
-        return [name.removesuffix(".jsonl") for name in files.names(f"{self.path}/samples") if name.endswith(".jsonl")]
+        return [name.removesuffix(".jsonl") for name in files.list_names(f"{self.path}/samples") if name.endswith(".jsonl")]
 
     def trace_file(self, rank: int) -> Path:
         """The file with the profiler trace of a rank."""
@@ -101,14 +101,14 @@ class RunDir:
 
     def read_run(self) -> run_file.Run:
         """The content of run.json. Raises InputError if the file is damaged, or if it describes another run."""
-        run = run_file.read(self.run_json)
+        run = run_file.read_run(self.run_json)
         if run.run_id != self.run_id:
             raise InputError(f"{self.run_json}: describes the run {run.run_id}, not the run of its folder.")
         return run
 
     def read_result(self) -> Result | None:
         """The content of result.json, or None if the file does not exist yet. Raises InputError if the file is damaged."""
-        return json_file.read(self.result, Result, "is not a result of this version: {}.")
+        return json_file.read_json(self.result, Result, "is not a result of this version: {}.")
 
     def is_rehearsal(self) -> bool:
         """Whether the run is a rehearsal, by its records. False if they cannot be read."""
@@ -123,8 +123,8 @@ class RunDir:
         sync: whether to wait until the event is on the disk. False is enough if the state of the run does not depend on the
         event.
         """
-        now = time.time()
-        record = Event(schema=SCHEMA, event=event, writer=writer, wall_s=now, host=gethostname(), data=data)
+        wall_s = time.time()
+        record = Event(schema=SCHEMA, event=event, writer=writer, wall_s=wall_s, host=gethostname(), data=data)
         with LineWriter(self.events_file(writer)) as lines:
             lines.write(record, sync=sync)
 
@@ -135,11 +135,11 @@ class RunDir:
         then unknown.
         """
         events: list[Event] = []
-        for name in files.names(self.path):
+        for name in files.list_names(self.path):
             if name.startswith("events.") and name.endswith(".jsonl"):
                 path = f"{self.path}/{name}"
                 lines = read_lines(path, Event)
-                if strict and lines.corrupt and (damaged := damaged_line(path, Event)) is not None:
+                if strict and lines.corrupt and (damaged := find_damaged_line(path, Event)) is not None:
                     raise InputError(f"{path}:{damaged[0]}: is not an event of this version: {damaged[1]}.")
                 events += lines.records
         return sorted(events, key=lambda event: event.wall_s)
@@ -148,16 +148,16 @@ class RunDir:
         """The step records of a rank, and how many lines of the file are damaged."""
         return read_lines(self.steps_file(rank), StepRecord)
 
-    def timed_steps(self, gpus: int, asked_to_end: LostWorker | None = None) -> int:
+    def count_timed_steps(self, gpus: int, lost_worker: LostWorker | None = None) -> int:
         """The number of timed steps that every rank from 0 to gpus - 1 has recorded, including ranks that were lost.
 
-        asked_to_end: the rank that the cell ends on purpose. If this rank made all steps before its end, it does not count.
+        lost_worker: the rank that the cell ends on purpose. If this rank made all steps before its end, it does not count.
         """
-        return _timed_steps([self.steps(rank).records for rank in range(gpus)], self.events(), asked_to_end)
+        return _count_timed_steps([self.steps(rank).records for rank in range(gpus)], self.events(), lost_worker)
 
     def judge(self) -> state.JudgedState:
         """The state of this run according to its files."""
-        return self.verdict_and_result(self.events())[0]
+        return self.judge_with_result(self.events())[0]
 
     def has_ended(self) -> bool:
         """Whether this run is in a final state, according to its files. False if the records of the run cannot be read."""
@@ -168,15 +168,15 @@ class RunDir:
 
     def sent_job(self) -> tuple[str, str]:
         """As `state.sent_job`, for the last submission of this run."""
-        return state.sent_job(state.last_sending(self.events()))
+        return state.sent_job(state.find_last_sending(self.events()))
 
-    def judged_at(self, end: Mapping[str, Any], run: run_file.Run) -> state.JudgedState:
-        """The state that this run will have when its supervisor records its end. end: the data of the event `exited`."""
-        now, data = time.time(), dict(end)
-        exited = Event(schema=SCHEMA, event="exited", writer="attempt", wall_s=now, host=gethostname(), data=data)
-        return self.verdict_and_result([*self.events(), exited], run)[0]
+    def judge_at_end(self, exit_data: Mapping[str, Any], run: run_file.Run) -> state.JudgedState:
+        """The state that this run will have when its supervisor records its end. exit_data: the data of the event `exited`."""
+        wall_s, data = time.time(), dict(exit_data)
+        exited = Event(schema=SCHEMA, event="exited", writer="attempt", wall_s=wall_s, host=gethostname(), data=data)
+        return self.judge_with_result([*self.events(), exited], run)[0]
 
-    def verdict_and_result(
+    def judge_with_result(
         self, events: Sequence[Event], run: run_file.Run | None = None
     ) -> tuple[state.JudgedState, Result | None]:
         """Returns (the state of this run according to its files, the content of its result.json).
@@ -193,10 +193,10 @@ class RunDir:
             run, result = run or self.read_run(), self.read_result()
         except InputError as error:
             return state.JudgedState("unknown", str(error)), None
-        asked, counted = _asked(run, result), exited.data.get("steps")
-        if asked is None or not isinstance(counted, int) or counted < asked:
-            counted = self.timed_steps(run.cell.gpus, run.cell.instruments.lost_worker)
-        return state.judge(events, has_result=result is not None, steps=counted, steps_asked=asked), result
+        steps_asked, step_count = _required_steps(run, result), exited.data.get("steps")
+        if steps_asked is None or not isinstance(step_count, int) or step_count < steps_asked:
+            step_count = self.count_timed_steps(run.cell.gpus, run.cell.instruments.lost_worker)
+        return state.judge(events, has_result=result is not None, steps=step_count, steps_asked=steps_asked), result
 
 
 def was_rehearsal(run: run_file.Run, result: Result | None, events: Sequence[Event]) -> bool:
@@ -207,29 +207,29 @@ def was_rehearsal(run: run_file.Run, result: Result | None, events: Sequence[Eve
         memory = result.peak_memory_bytes if result.gpus is None else None
         return result.rehearsal or result.gpus == [] or "allocated" not in (memory or {"allocated": 0})
     backends = [event.data["backend"] for event in events if event.event == "met" and "backend" in event.data]
-    known = backends and not run.cell.servers  # with parameter servers, ranks on GPUs use gloo too
-    return run_file.is_rehearsal(run.cell, run.cluster, on_cpu=backends[-1] == "gloo" if known else run.rehearsal)
+    backend_decides = backends and not run.cell.servers  # with parameter servers, ranks on GPUs use gloo too
+    return run_file.is_rehearsal(run.cell, run.cluster, on_cpu=backends[-1] == "gloo" if backend_decides else run.rehearsal)
 
 
-def judged(
+def judge_records(
     run: run_file.Run, result: Result | None, events: Sequence[Event], steps: Mapping[int, Sequence[StepRecord]]
 ) -> state.JudgedState:
     """The state of a run according to records that the caller has already read.
 
     run: the content of run.json. result: the content of result.json, or None. steps: the step records of each rank, by rank.
     """
-    lost = run.cell.instruments.lost_worker
-    recorded = _timed_steps([steps.get(rank, ()) for rank in range(run.cell.gpus)], events, lost)
-    return state.judge(events, has_result=result is not None, steps=recorded, steps_asked=_asked(run, result))
+    lost_worker = run.cell.instruments.lost_worker
+    step_count = _count_timed_steps([steps.get(rank, ()) for rank in range(run.cell.gpus)], events, lost_worker)
+    return state.judge(events, has_result=result is not None, steps=step_count, steps_asked=_required_steps(run, result))
 
 
-def _asked(run: run_file.Run, result: Result | None) -> int | None:
+def _required_steps(run: run_file.Run, result: Result | None) -> int | None:
     """The number of timed steps that the run must have. If the length of the run is given in epochs, only the result contains
     this number; None if there is no result."""
     return run.cell.steps if run.cell.steps is not None else (result.steps if result else None)
 
 
-def _timed_steps(ranks: Sequence[Sequence[StepRecord]], events: Sequence[Event], asked_to_end: LostWorker | None) -> int:
+def _count_timed_steps(ranks: Sequence[Sequence[StepRecord]], events: Sequence[Event], lost_worker: LostWorker | None) -> int:
     """The number of timed steps that every rank that trains has recorded, including ranks that were lost during the run.
 
     A rank that ended on purpose does not count if it made all steps that were asked of it (asked_to_end).
@@ -238,8 +238,8 @@ def _timed_steps(ranks: Sequence[Sequence[StepRecord]], events: Sequence[Event],
     steps before the checkpoint; these steps count as well.
     """
     resumed = any(event.event == "resumed" for event in events)
-    timed = [[record.step for record in records if not record.warmup] for records in ranks]
-    made = [len(steps) + (min(steps, default=1) - 1 if resumed else 0) for steps in timed]
-    if asked_to_end is not None and [*made[asked_to_end.rank :], 0][0] >= asked_to_end.step - 1:
-        del made[asked_to_end.rank]
-    return min(made, default=0)
+    timed_numbers = [[record.step for record in records if not record.warmup] for records in ranks]
+    step_counts = [len(steps) + (min(steps, default=1) - 1 if resumed else 0) for steps in timed_numbers]
+    if lost_worker is not None and [*step_counts[lost_worker.rank :], 0][0] >= lost_worker.step - 1:
+        del step_counts[lost_worker.rank]
+    return min(step_counts, default=0)

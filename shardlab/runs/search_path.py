@@ -48,7 +48,7 @@ class SearchPath(msgspec.Struct, frozen=True):
     @property
     def outcomes(self) -> dict[int, TryOutcome]:
         """For each try that completed or ran out of memory: its batch size -> how it ended."""
-        return {one.size: outcome for one in self.tries if (outcome := _outcome(one)) is not None}
+        return {search_try.size: outcome for search_try in self.tries if (outcome := _try_outcome(search_try)) is not None}
 
     @property
     def has_ended(self) -> bool:
@@ -61,7 +61,7 @@ class SearchPath(msgspec.Struct, frozen=True):
         return batch_search.best_size(self.search, self.outcomes) if self.has_ended else None
 
     @property
-    def current(self) -> Cell:
+    def current_cell(self) -> Cell:
         """The cell of the next try; if there is no next try, the cell of the last try."""
         return batch_search.try_cell(self.cell, self.following if self.following is not None else self.tries[-1].size)
 
@@ -76,13 +76,13 @@ class SearchPath(msgspec.Struct, frozen=True):
         return f"{batch_search.GOAL_WORDS[self.search.goal]} is {self.best}{bound}"
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """The batch sizes that were tried, with the states of their runs, such as `16 completed, 32 oom, 24 running`."""
-        steps = [f"{one.size} {one.state}" for one in self.tries]
+        steps = [f"{search_try.size} {search_try.state}" for search_try in self.tries]
         return ", ".join([*steps, *([f"next {self.following}"] if self.following is not None else [])])
 
 
-def walk(runs: Path, cell: Cell, search: BatchSearch, repeat: int) -> SearchPath:
+def follow_search(runs: Path, cell: Cell, search: BatchSearch, repeat: int) -> SearchPath:
     """Follow a search through the run folders of a workspace.
 
     runs: the folder of all runs. cell: the cell of any try of the search. repeat: the number of the search among the repeats of
@@ -91,25 +91,25 @@ def walk(runs: Path, cell: Cell, search: BatchSearch, repeat: int) -> SearchPath
     first = batch_search.try_cell(cell, search.start)
     path = SearchPath(first, search, repeat, [], search.start)
     while path.following is not None:
-        last = _read(runs, batch_search.try_cell(first, path.following), path.following, repeat)
-        if last is None:
+        last_try = _read_try(runs, batch_search.try_cell(first, path.following), path.following, repeat)
+        if last_try is None:
             break
-        tries = [*path.tries, last]
+        tries = [*path.tries, last_try]
         path = SearchPath(first, search, repeat, tries, None)
-        if _outcome(last) is None:
+        if _try_outcome(last_try) is None:
             break
         path = SearchPath(first, search, repeat, tries, batch_search.next_size(search, path.outcomes))
     return path
 
 
-def _outcome(one: SearchTry) -> TryOutcome | None:
+def _try_outcome(search_try: SearchTry) -> TryOutcome | None:
     """Whether the batch size of a try fits, and its throughput; None if the try neither completed nor ran out of memory."""
-    if one.state == "completed":
-        return TryOutcome(True, one.throughput or 0.0)
-    return TryOutcome(False) if one.state == "oom" else None
+    if search_try.state == "completed":
+        return TryOutcome(True, search_try.throughput or 0.0)
+    return TryOutcome(False) if search_try.state == "oom" else None
 
 
-def _read(runs: Path, cell: Cell, size: int, repeat: int) -> SearchTry | None:
+def _read_try(runs: Path, cell: Cell, size: int, repeat: int) -> SearchTry | None:
     """Read the try with this cell and batch size from the run folder of its last attempt; None if it has no run folder."""
     attempt = 1
     if not (runs / run_id(cell, repeat)).is_dir():
@@ -119,7 +119,7 @@ def _read(runs: Path, cell: Cell, size: int, repeat: int) -> SearchTry | None:
     folder = RunDir(runs / run_id(cell, repeat, attempt))
     result = None
     try:
-        verdict, result = folder.verdict_and_result(folder.events(strict=True))
+        verdict, result = folder.judge_with_result(folder.events(strict=True))
     except ShardlabError as error:
         verdict = JudgedState("unknown", str(error))
     throughput = result.throughput_per_s if result is not None and verdict.state == "completed" else None

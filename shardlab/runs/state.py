@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from shardlab.matrix.faults import ENDED
+from shardlab.matrix.faults import ENDED_ON_PURPOSE
 from shardlab.runs.record import Event
 
 STATES = {
@@ -52,27 +52,32 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
     by_name = {event.event: event for event in ordered}
     # If several ranks failed, the first failure is the reason: the other ranks failed because the first failed rank had ended.
     by_name.update({event.event: event for event in reversed(ordered) if event.event == "failed"})
-    ended = by_name.get("exited")
-    if ended is None:
+    exited = by_name.get("exited")
+    if exited is None:
         if "cancelled" in by_name:
             return JudgedState("cancelled", "cancelled before it started")
-        last, hold = last_sending(ordered), _last_hold(ordered)
-        is_unsent = last is None or last.event == "refused"
-        if last is not None and is_unsent and "started" not in by_name and (hold is None or hold.wall_s < last.wall_s):
-            return JudgedState("planned", str(last.data.get("why", "")))
+        last_event, hold = find_last_sending(ordered), _find_last_hold(ordered)
+        is_unsent = last_event is None or last_event.event == "refused"
+        if (
+            last_event is not None
+            and is_unsent
+            and "started" not in by_name
+            and (hold is None or hold.wall_s < last_event.wall_s)
+        ):
+            return JudgedState("planned", str(last_event.data.get("why", "")))
         if hold is not None and "started" not in by_name:
             # A run that the scheduler does not have is held because of the lease. A run in the scheduler's queue is held
             # because packages changed.
             return JudgedState("planned" if is_unsent else "pending", str(hold.data.get("why", "")), held=True)
         for name, state in (("started", "running"), *((name, "pending") for name in SENDING), ("rendered", "planned")):
             if name in by_name:
-                waits = by_name.get("waiting") if name == "started" and "met" not in by_name else None
-                return JudgedState(state, f"waits: {waits.data.get('why', '')}" if waits else "")
+                waiting_event = by_name.get("waiting") if name == "started" and "met" not in by_name else None
+                return JudgedState(state, f"waits: {waiting_event.data.get('why', '')}" if waiting_event else "")
         return JudgedState("unknown", "no event says that it was rendered")
-    return _ended(by_name, ended, has_result, steps, steps_asked)
+    return _judge_ended(by_name, exited, has_result, steps, steps_asked)
 
 
-def _last_hold(ordered: Sequence[Event]) -> Event | None:
+def _find_last_hold(ordered: Sequence[Event]) -> Event | None:
     """The last event `held` of a run; None if the run was never held, or if it was released after this event.
 
     ordered: the events of the run, sorted by time.
@@ -81,7 +86,7 @@ def _last_hold(ordered: Sequence[Event]) -> Event | None:
     return last if last is not None and last.event == "held" else None
 
 
-def last_sending(ordered: Sequence[Event]) -> Event | None:
+def find_last_sending(ordered: Sequence[Event]) -> Event | None:
     """The last event of the kinds SENDING, which says whether the run is in the scheduler; None if there is no such event.
 
     ordered: the events of the run, sorted by time. The node that writes `refused` and the controller that writes `submitted`
@@ -89,39 +94,41 @@ def last_sending(ordered: Sequence[Event]) -> Event | None:
     token, `refused` counts only for the submission with the same token, and the times are ignored.
     """
     sending = [event for event in ordered if event.event in SENDING]
-    place, sent = next(((i, e) for i, e in reversed(list(enumerate(sending))) if e.event != "refused"), (-1, None))
+    sent_index, sent = next(((i, e) for i, e in reversed(list(enumerate(sending))) if e.event != "refused"), (-1, None))
     token = sent.data.get("token") if sent is not None else None
 
     def is_of_sent(position: int, refused: Event) -> bool:
-        theirs = refused.data.get("token")
-        return theirs == token if theirs and token else position > place
+        refused_token = refused.data.get("token")
+        return refused_token == token if refused_token and token else position > sent_index
 
     refusals = [event for i, event in enumerate(sending) if event.event == "refused" and is_of_sent(i, event)]
     return refusals[-1] if refusals else sent
 
 
 def sent_job(sending: Event | None) -> tuple[str, str]:
-    """(number, token) of the job of a run in Slurm; two empty texts if it has none. sending: as `last_sending` returns it."""
+    """(number, token) of the job of a run in Slurm; two empty texts if it has none. sending: as `find_last_sending` returns it."""
     data = sending.data if sending is not None else {}
     return (data["job"], data["token"]) if data.get("job") and data.get("token") else ("", "")
 
 
-def _ended(by_name: dict[str, Event], ended: Event, has_result: bool, steps: int, asked: int | None) -> JudgedState:
-    reason, code = ended.data.get("reason"), ended.data.get("code")
-    on_purpose = str(by_name[ENDED].data.get("why", "")) if ENDED in by_name else ""
+def _judge_ended(
+    by_name: dict[str, Event], exited: Event, has_result: bool, steps: int, steps_asked: int | None
+) -> JudgedState:
+    reason, code = exited.data.get("reason"), exited.data.get("code")
+    purpose_text = str(by_name[ENDED_ON_PURPOSE].data.get("why", "")) if ENDED_ON_PURPOSE in by_name else ""
     if reason in FINAL - {"completed"}:
-        return JudgedState(str(reason), str(ended.data.get("why", "")))
+        return JudgedState(str(reason), str(exited.data.get("why", "")))
     if code == 0:
         if not has_result:
             return JudgedState("failed", "exit code 0, but there is no result.json")
-        if asked is None or steps < asked:
-            return JudgedState("failed", f"exit code 0, but {steps} steps are recorded of {asked or 'an unknown number'}")
-        return JudgedState("completed", on_purpose)
+        if steps_asked is None or steps < steps_asked:
+            return JudgedState("failed", f"exit code 0, but {steps} steps are recorded of {steps_asked or 'an unknown number'}")
+        return JudgedState("completed", purpose_text)
     if "oom" in by_name:
         return JudgedState("oom", str(by_name["oom"].data.get("why", "out of memory")))
     if "timeout" in by_name:
         return JudgedState("timeout", str(by_name["timeout"].data.get("why", "")))
-    if on_purpose:  # the other ranks failed because this rank was gone
-        return JudgedState("failed", on_purpose)
+    if purpose_text:  # the other ranks failed because this rank was gone
+        return JudgedState("failed", purpose_text)
     failed = by_name.get("failed")
-    return JudgedState("failed", str((failed or ended).data.get("why") or f"exit code {code}"))
+    return JudgedState("failed", str((failed or exited).data.get("why") or f"exit code {code}"))

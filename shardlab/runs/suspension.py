@@ -16,23 +16,25 @@ import msgspec
 from shardlab.runs.record import Event, StepRecord
 
 EVENT = "stood_still"
-LEAST_S = 5.0  # the shortest suspension; a busy machine may cause a shorter gap between two readings of the clock
-LOOK_S = 0.5  # seconds between two readings of the clock
+MIN_SUSPENSION_S = 5.0  # the shortest suspension; a busy machine may cause a shorter gap between two readings of the clock
+POLL_S = 0.5  # seconds between two readings of the clock
 Pause = tuple[float, float]  # first and last moment of a suspension, in seconds since the epoch
 
 
-def of(events: Iterable[Event]) -> list[Pause]:
+def read_suspensions(events: Iterable[Event]) -> list[Pause]:
     """The suspensions that the events of a run record. The times are of the clock on the machine of the supervisor.
 
     Each suspension has one event of the kind EVENT. The data of the event contains `seconds`, the duration of the suspension.
     If the event was written some time after the suspension had ended, its data also contains `ended_s`, the end of the
     suspension in seconds since the epoch.
     """
-    noted = ((event.data.get("ended_s", event.wall_s), event.data.get("seconds")) for event in events if event.event == EVENT)
-    return [(end_s - seconds, end_s) for end_s, seconds in noted if isinstance(seconds, int | float)]
+    ends_and_durations = (
+        (event.data.get("ended_s", event.wall_s), event.data.get("seconds")) for event in events if event.event == EVENT
+    )
+    return [(end_s - seconds, end_s) for end_s, seconds in ends_and_durations if isinstance(seconds, int | float)]
 
 
-def total_s(pauses: Iterable[Pause]) -> float:
+def total_duration_s(pauses: Iterable[Pause]) -> float:
     """The total duration of the suspensions, in seconds."""
     return sum(end - begin for begin, end in pauses)
 
@@ -45,17 +47,19 @@ def mark_suspended(records: Sequence[StepRecord], pauses: Sequence[Pause]) -> Se
     if not pauses:
         return records
     return [
-        msgspec.structs.replace(record, watched=True) if holds(began(record), record.wall_s, pauses) else record
+        msgspec.structs.replace(record, watched=True)
+        if overlaps_suspension(step_start_s(record), record.wall_s, pauses)
+        else record
         for record in records
     ]
 
 
-def began(record: StepRecord) -> float:
+def step_start_s(record: StepRecord) -> float:
     """The time when the step began, in seconds since the epoch."""
     return record.wall_s - record.step_ms / 1000
 
 
-def holds(begin_s: float, end_s: float, pauses: Iterable[Pause]) -> bool:
+def overlaps_suspension(begin_s: float, end_s: float, pauses: Iterable[Pause]) -> bool:
     """Whether a suspension overlaps the period from begin_s to end_s, in seconds since the epoch."""
     return any(begin_s < end and begin < end_s for begin, end in pauses)
 
@@ -69,30 +73,31 @@ class SuspensionWatch:
     """
 
     def __init__(self) -> None:
-        self._lock, self._over = threading.Lock(), threading.Event()
-        self._looked, self._suspended_s = time.monotonic(), 0.0
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._last_look_s, self._suspended_s = time.monotonic(), 0.0
 
     def __enter__(self) -> SuspensionWatch:
         threading.Thread(target=self._watch, daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._over.set()
+        self._stop.set()
 
-    def take_s(self) -> float:
-        """Seconds for which the process was suspended since the last call of `take_s`, including a suspension just ended."""
-        self._look()
+    def take_suspended_s(self) -> float:
+        """Seconds for which the process was suspended since the last call of `take_suspended_s`, including a suspension just
+        ended."""
+        self._measure()
         with self._lock:
             suspended_s, self._suspended_s = self._suspended_s, 0.0
         return suspended_s
 
     def _watch(self) -> None:
-        while not self._over.wait(LOOK_S):
-            self._look()
+        while not self._stop.wait(POLL_S):
+            self._measure()
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         with self._lock:
-            now = time.monotonic()
-            since_s, self._looked = now - self._looked, now
-            if since_s >= LEAST_S:
+            now_s = time.monotonic()
+            since_s, self._last_look_s = now_s - self._last_look_s, now_s
+            if since_s >= MIN_SUSPENSION_S:
                 self._suspended_s += since_s

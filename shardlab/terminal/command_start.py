@@ -29,7 +29,7 @@ if MYPY:
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def start(package: str) -> int:
+def start_command(package: str) -> int:
     """Import the module PACKAGE.cli, run its `main`, and return the exit code. A signal that is already ignored stays ignored.
 
     package: jobs, provision, collect or shardlab. If a package of shardlab is not our own, say what hides it, and return 2.
@@ -37,69 +37,70 @@ def start(package: str) -> int:
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # the user closed it, e.g. by 2>&-
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - pathlib is not imported yet
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # SIGINT is ignored in a background command
-            signal.signal(number, _handle)
+    for signal_number in SIGNALS:
+        if signal.getsignal(signal_number) is not signal.SIG_IGN:  # SIGINT is ignored in a background command
+            signal.signal(signal_number, _handle_signal)
     gc.disable()  # modules make many objects that live until the end, and searching them takes 5 ms of each start
     from shardlab import package_origin
 
-    if (shadowed := package_origin.explain_shadowed_package()) is not None:
-        return _refuse(shadowed)
+    if (shadow_sentence := package_origin.explain_shadowed_package()) is not None:
+        return _print_refusal(shadow_sentence)
     try:
         __import__(f"{package}.cli")
     except (ImportError, SyntaxError):
-        if (overwritten := package_origin.explain_overwritten_package()) is not None:
-            return _refuse(overwritten)
+        if (overwrite_sentence := package_origin.explain_overwritten_package()) is not None:
+            return _print_refusal(overwrite_sentence)
         raise
     gc.freeze()
     gc.enable()
-    code: int = sys.modules[f"{package}.cli"].main()
-    on_signal(lambda: os._exit(code))  # the command is finished: a signal may end this process at once
-    return code
+    exit_code: int = sys.modules[f"{package}.cli"].main()
+    set_signal_action(lambda: os._exit(exit_code))  # the command is finished: a signal may end this process at once
+    return exit_code
 
 
-def _command(package: str) -> Callable[[], int]:
-    return lambda: start(package)
+def _entry_point(package: str) -> Callable[[], int]:
+    return lambda: start_command(package)
 
 
 # The four commands, for the entry points in pyproject.toml.
-provision, jobs, collect, shardlab = map(_command, ("provision", "jobs", "collect", "shardlab"))
+provision, jobs, collect, shardlab = map(_entry_point, ("provision", "jobs", "collect", "shardlab"))
 
 
-def on_signal(act: Callable[[], object]) -> None:
-    """From now on, each of SIGNALS calls `act` in the main thread. No effect if this process was not started by `start`."""
+def set_signal_action(action: Callable[[], object]) -> None:
+    """From now on, each of SIGNALS calls `action` in the main thread. No effect if this process was not started by
+    `start_command`."""
     global _act
-    _act = act
+    _act = action
 
 
 def raise_on_signal() -> None:
     """From now on, each of SIGNALS raises KeyboardInterrupt in the main thread."""
-    on_signal(_raise)
+    set_signal_action(_raise_interrupt)
 
 
-def leave(sentence: str) -> NoReturn:
+def exit_now(sentence: str) -> NoReturn:
     """Print a sentence on standard error and end this process at once, without waiting for threads."""
     os.write(2, f"{sentence}\n".encode())
     os._exit(INTERRUPTED)
 
 
-def _refuse(sentence: str) -> int:
+def _print_refusal(sentence: str) -> int:
     """Print an error, and return the exit code of a command that changed nothing. Imports nothing that may be missing."""
-    printable = "".join(character if character.isprintable() else "?" for character in sentence)
-    os.write(2, f"error: {printable}\n".encode(errors="backslashreplace"))
+    printable_sentence = "".join(character if character.isprintable() else "?" for character in sentence)
+    os.write(2, f"error: {printable_sentence}\n".encode(errors="backslashreplace"))
     return WRONG_INPUT
 
 
-def _leave_early() -> NoReturn:
-    leave(EARLY)
+def _exit_early() -> NoReturn:
+    exit_now(EARLY)
 
 
-def _handle(number: int, frame: FrameType | None) -> None:
+def _handle_signal(signal_number: int, frame: FrameType | None) -> None:
     _act()
 
 
-def _raise() -> NoReturn:
+def _raise_interrupt() -> NoReturn:
     raise KeyboardInterrupt
 
 
-_act: Callable[[], object] = _leave_early
+_act: Callable[[], object] = _exit_early

@@ -30,37 +30,37 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
-        self._lists: dict[str, Callable[[str], bool]] = {}
+        self._list_options: dict[str, Callable[[str], bool]] = {}
 
-    def add_list(self, option: str, *, ends: Callable[[str], bool] = lambda word: False, **settings: Any) -> None:
+    def add_list_option(self, option: str, *, ends_list: Callable[[str], bool] = lambda word: False, **settings: Any) -> None:
         """Add an option whose value is a list. A user separates the items by commas or spaces; argparse gets one text with
         commas.
 
-        ends: whether a word, such as a verb, is not an item, so that the list ends before it. settings: as for `add_argument`.
-        """
-        self._lists[option] = ends
+        ends_list: whether a word, such as a verb, is not an item, so that the list ends before it. settings: as for
+        `add_argument`."""
+        self._list_options[option] = ends_list
         self.add_argument(option, **settings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        return super().parse_known_args(self._joined(args), namespace)
+        return super().parse_known_args(self._join_list_items(args), namespace)
 
     def parse_known_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
-        return super().parse_known_intermixed_args(self._joined(args), namespace)
+        return super().parse_known_intermixed_args(self._join_list_items(args), namespace)
 
-    def _joined(self, words: Sequence[str] | None) -> list[str]:
+    def _join_list_items(self, words: Sequence[str] | None) -> list[str]:
         """The words of a command line, in which the items of each list are one word. words: None: those of this process."""
-        joined: list[str] = []
-        ends: Callable[[str], bool] | None = None  # of the list to which the next word may belong
+        joined_words: list[str] = []
+        ends_list: Callable[[str], bool] | None = None  # of the list to which the next word may belong
         for word in sys.argv[1:] if words is None else words:
             if word.startswith("-"):
-                ends = self._lists.get(word.partition("=")[0])
-            elif ends is not None and ends(word):
-                ends = None
-            elif ends is not None and joined[-1] not in self._lists:
-                joined[-1] = f"{joined[-1].rstrip(',')},{word}"
+                ends_list = self._list_options.get(word.partition("=")[0])
+            elif ends_list is not None and ends_list(word):
+                ends_list = None
+            elif ends_list is not None and joined_words[-1] not in self._list_options:
+                joined_words[-1] = f"{joined_words[-1].rstrip(',')},{word}"
                 continue
-            joined.append(word)
-        return joined
+            joined_words.append(word)
+        return joined_words
 
     def error(self, message: str) -> NoReturn:
         """Print the message with the command that shows the help, and exit with code 2."""
@@ -87,12 +87,12 @@ def common_options() -> Parser:
     return parent
 
 
-def add_version(parser: argparse.ArgumentParser) -> None:
+def add_version_option(parser: argparse.ArgumentParser) -> None:
     """Add the option --version."""
     parser.add_argument("--version", action="version", version=f"shardlab {__version__}")
 
 
-def add_trust(parser: argparse.ArgumentParser) -> None:
+def add_trust_option(parser: argparse.ArgumentParser) -> None:
     """Add the option --trust, for commands that ask `workspace_trust.must_be_allowed`."""
     trust_help = "allow this workspace of somebody else, or code in it, to act (docs/design/trust.md); read its files first"
     parser.add_argument("--trust", action="store_true", help=trust_help)
@@ -145,8 +145,8 @@ class OutputStream:
     @functools.cached_property
     def is_terminal(self) -> bool:
         """Whether the stream is a terminal. If FORCE_COLOR or TTY_COMPATIBLE is set, it decides instead, as in rich."""
-        is_said = "FORCE_COLOR" in os.environ or "TTY_COMPATIBLE" in os.environ
-        return self.console.is_terminal if is_said else self.file.isatty()
+        is_forced = "FORCE_COLOR" in os.environ or "TTY_COMPATIBLE" in os.environ
+        return self.console.is_terminal if is_forced else self.file.isatty()
 
     def print(self, text: str, style: str | None = None) -> None:
         """Print a line. style: the style of the line on a terminal, in words of rich."""
@@ -170,7 +170,7 @@ class Output:
         self.remarks = OutputStream(sys.stderr, soft_wrap=True)
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace) -> Output:
+    def from_arguments(cls, arguments: argparse.Namespace) -> Output:
         """The output of a command with these parsed arguments, which contain the common options --json and --verbose."""
         return cls(json=getattr(arguments, "json", False), verbose=getattr(arguments, "verbose", False))
 
@@ -179,12 +179,12 @@ class Output:
         """The width of the terminal in columns; None if tables are printed as plain lines, for example into a file."""
         return self.results.console.width if self.results.is_terminal and not self.json else None
 
-    def line(self, text: str, style: str | None = None) -> None:
+    def print_line(self, text: str, style: str | None = None) -> None:
         """Print a line of the result: on standard output, or with --json on standard error."""
         (self.remarks if self.json else self.results).print(text, style=style)
 
-    def script(self, text: str) -> bool:
-        """Print a script for a person to copy, with tabs and long lines unchanged, to the same stream as `line`.
+    def print_script(self, text: str) -> bool:
+        """Print a script for a person to copy, with tabs and long lines unchanged, to the same stream as `print_line`.
 
         Returns False and prints nothing if the script contains a character that is not printable, because such a character
         could control the terminal.
@@ -196,41 +196,43 @@ class Output:
         stream.flush()
         return True
 
-    def remark(self, text: str, style: str | None = None) -> None:
+    def print_remark(self, text: str, style: str | None = None) -> None:
         """Print a line on standard error that is not part of the result."""
         self.remarks.print(text, style=style)
 
-    def detail(self, text: str) -> None:
+    def print_detail(self, text: str) -> None:
         """Print a remark only with --verbose."""
         if self.verbose:
-            self.remark(text, style="dim")
+            self.print_remark(text, style="dim")
 
     def ask(self, question: str) -> str:
         """Ask a question on standard error. Returns the line that the user types; empty if the input has ended (Ctrl-D)."""
         try:
             return self.remarks.console.input(question).strip()
         except EOFError:
-            self.remark("")
+            self.print_remark("")
             return ""
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
+    def print_table(
+        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()
+    ) -> None:
         """Print a table: drawn by rich on a terminal, else as aligned plain lines. Columns of numbers are aligned to the right.
 
         columns: the heading of each column. rows: the cells of each row. styles: the style of each row on a terminal.
         """
         on_terminal = self.results.is_terminal and not self.json
         if title:
-            self.line(title, style="bold" if on_terminal else None)
+            self.print_line(title, style="bold" if on_terminal else None)
         if on_terminal:
-            from shardlab.terminal.rich_console import drawn_table
+            from shardlab.terminal.rich_console import draw_table
 
-            self.results.console.print(drawn_table(columns, rows, styles))
+            self.results.console.print(draw_table(columns, rows, styles))
             self.results.console.print()
         else:
             stream = self.remarks.file if self.json else self.results.file
-            stream.write(plain_table.aligned(columns, rows))
+            stream.write(plain_table.format_table(columns, rows))
 
-    def log(self, log: printable.LogText, part: bytes) -> None:
+    def print_log(self, log: printable.LogText, part: bytes) -> None:
         """Print the next part of a log of a run on standard output, cleaned.
 
         log: the object that cleans this log, part by part. part: the next bytes of the log.
@@ -238,7 +240,7 @@ class Output:
         self.results.file.write(log.add(part))
         self.results.file.flush()
 
-    def document(self, value: Any) -> None:
+    def print_document(self, value: Any) -> None:
         """Print `value` as the one JSON document of the command. Without --json, nothing is printed."""
         if self.json:
             sys.stdout.write(msgspec.json.format(printable.json(value), indent=2).decode() + "\n")
@@ -252,7 +254,7 @@ def _print_error(error: ShardlabError) -> int:
     return error.exit_code
 
 
-def run(command: Callable[[], int], *, name: str | None = None, interrupted: str | None = INTERRUPTED) -> int:
+def run_command(command: Callable[[], int], *, name: str | None = None, interrupted: str | None = INTERRUPTED) -> int:
     """Run a command and return its exit code. A ShardlabError or OSError becomes a sentence on stderr and an exit code.
 
     name: the words of the command, such as `collect summarize`; with them, a failed import of an optional package becomes a
@@ -263,18 +265,18 @@ def run(command: Callable[[], int], *, name: str | None = None, interrupted: str
     try:
         if interrupted is not None:
             command_start.raise_on_signal()
-        code = command()
+        exit_code = command()
         sys.stdout.flush()
-        return code
+        return exit_code
     except ShardlabError as error:
         return _print_error(error)
     except ModuleNotFoundError as error:
-        missing = MissingExtra.from_import(error, name) if name is not None else None
-        if missing is None:
+        missing_extra = MissingExtra.from_import_error(error, name) if name is not None else None
+        if missing_extra is None:
             raise
-        return _print_error(missing)
+        return _print_error(missing_extra)
     except KeyboardInterrupt:
-        command_start.on_signal(lambda: command_start.leave("interrupted again."))
+        command_start.set_signal_action(lambda: command_start.exit_now("interrupted again."))
         sys.stderr.write(f"{interrupted or INTERRUPTED}\n")
         return command_start.INTERRUPTED
     except BrokenPipeError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, tzinfo
 
 
-def read(text: str) -> datetime | None:
+def parse_time(text: str) -> datetime | None:
     """Read a time in ISO 8601, with or without a time zone.
 
     Returns None if the text is not a time in ISO 8601, or if its year is so small or so large that the time cannot be converted
@@ -18,13 +18,13 @@ def read(text: str) -> datetime | None:
     return moment if 1 < moment.year < 9999 else None
 
 
-def read_utc(text: str) -> datetime | None:
-    """Read a time as `read` does. A time without a zone is read as UTC."""
-    moment = read(text)
+def parse_time_as_utc(text: str) -> datetime | None:
+    """Read a time as `parse_time` does. A time without a zone is read as UTC."""
+    moment = parse_time(text)
     return moment if moment is None or moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration as text for people, in at most two units, such as `2h 05m`."""
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:
@@ -35,7 +35,7 @@ def duration(seconds: float) -> str:
     return f"{hours}h {minutes:02}m" if hours < 24 else f"{hours // 24}d {hours % 24:02}h"
 
 
-def in_words(moment: datetime, zone: tzinfo | None = None) -> str:
+def format_time(moment: datetime, zone: tzinfo | None = None) -> str:
     """A time as text for people, such as `2031-05-02 18:00 UTC (20:00 CEST)`.
 
     moment: a time with a time zone. zone: the second time zone in the text; None: the local time zone of this machine.
@@ -43,5 +43,5 @@ def in_words(moment: datetime, zone: tzinfo | None = None) -> str:
     utc, local = moment.astimezone(UTC), moment.astimezone(zone)
     if not local.utcoffset():
         return f"{utc:%Y-%m-%d %H:%M} UTC"
-    day = "" if local.date() == utc.date() else f"{local:%Y-%m-%d} "
-    return f"{utc:%Y-%m-%d %H:%M} UTC ({day}{local:%H:%M %Z})"
+    local_day = "" if local.date() == utc.date() else f"{local:%Y-%m-%d} "
+    return f"{utc:%Y-%m-%d %H:%M} UTC ({local_day}{local:%H:%M %Z})"

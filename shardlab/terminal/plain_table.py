@@ -1,4 +1,4 @@
-"""Tables as aligned lines of text, for files and pipes. `shardlab.terminal.rich_console.drawn_table` draws tables on a
+"""Tables as aligned lines of text, for files and pipes. `shardlab.terminal.rich_console.draw_table` draws tables on a
 terminal."""
 
 from __future__ import annotations
@@ -11,27 +11,29 @@ from shardlab.terminal import printable
 _NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # matches a text that begins with a number or is empty
 
 
-def of_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
+def numeric_columns(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
     """For each column, whether all its cells are empty or begin with a number. Such a column is aligned to the right."""
     return [all(_NUMERIC.match(row[index]) for row in rows) for index in range(len(columns))]
 
 
-def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table as text, one line for each row. columns: the heading of each column. rows: the cells of each row."""
-    right = of_numbers(columns, rows)
-    lines = [[printable.one_line(cell.replace("\n", "; ")) for cell in row] for row in [columns, *rows]]
-    widths = [max(width(cell) for cell in column) for column in zip(*lines, strict=True)]
-    set_ = [
+    right_aligned = numeric_columns(columns, rows)
+    cell_rows = [[printable.one_line(cell.replace("\n", "; ")) for cell in row] for row in [columns, *rows]]
+    widths = [max(display_width(cell) for cell in column) for column in zip(*cell_rows, strict=True)]
+    padded_rows = [
         "  ".join(
-            " " * (wide - width(cell)) + cell if to_right else cell + " " * (wide - width(cell))
-            for cell, wide, to_right in zip(line, widths, right, strict=True)
+            " " * (column_width - display_width(cell)) + cell
+            if is_right_aligned
+            else cell + " " * (column_width - display_width(cell))
+            for cell, column_width, is_right_aligned in zip(line, widths, right_aligned, strict=True)
         )
-        for line in lines
+        for line in cell_rows
     ]
-    return "".join(f"{line.rstrip()}\n" for line in set_)
+    return "".join(f"{line.rstrip()}\n" for line in padded_rows)
 
 
-def width(text: str) -> int:
+def display_width(text: str) -> int:
     """The number of columns of a terminal that a text takes."""
     if text.isascii():
         return len(text)

@@ -30,7 +30,7 @@ def clean(text: str) -> str:
     """
     if len(text) <= LONGEST_LINE and text.isprintable():
         return text
-    return "\n".join(line if len(line) <= LONGEST_LINE else _cut(line) for line in visible(text).split("\n"))
+    return "\n".join(line if len(line) <= LONGEST_LINE else _shorten_line(line) for line in replace_invisible(text).split("\n"))
 
 
 def one_line(text: str) -> str:
@@ -38,14 +38,14 @@ def one_line(text: str) -> str:
     return clean(text).replace("\n", " ")
 
 
-def mapped(value: Any, change: Callable[[str], str]) -> Any:
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     """A copy of a value that consists of dicts and lists, in which `change` was applied to every text, also to dict keys."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {mapped(key, change): mapped(entry, change) for key, entry in value.items()}
+        return {map_texts(key, change): map_texts(entry, change) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [mapped(entry, change) for entry in value]
+        return [map_texts(entry, change) for entry in value]
     return value
 
 
@@ -58,12 +58,12 @@ def json(value: Any) -> bytes:
     try:
         document = msgspec.json.encode(value)
     except UnicodeEncodeError:
-        without = mapped(msgspec.to_builtins(value), lambda text: text.encode("utf-8", "replace").decode())
-        document = msgspec.json.encode(without)
-    return escaped(document)
+        encodable = map_texts(msgspec.to_builtins(value), lambda text: text.encode("utf-8", "replace").decode())
+        document = msgspec.json.encode(encodable)
+    return escape_unprintable(document)
 
 
-def escaped(document: bytes) -> bytes:
+def escape_unprintable(document: bytes) -> bytes:
     """A JSON document with an escape such as \\u202e instead of every character that is not printable."""
     if document.isascii() and b"\x7f" not in document:  # JSON escapes all control characters of ASCII except 7f
         return document
@@ -85,36 +85,36 @@ class LogText:
 
         A terminal would otherwise overwrite text that it has already shown.
         """
-        shown = []
-        for place, line in enumerate(visible(self._decoder.decode(part)).split("\n")):
-            if place:
-                shown.append("\n")
+        pieces = []
+        for line_index, line in enumerate(replace_invisible(self._decoder.decode(part)).split("\n")):
+            if line_index:
+                pieces.append("\n")
                 self._column = 0
-            room = max(LONGEST_LINE - self._column, 0)
-            shown.append(line[:room])
+            chars_left = max(LONGEST_LINE - self._column, 0)
+            pieces.append(line[:chars_left])
             self._column += len(line)
             if self._column > LONGEST_LINE and self._column - len(line) <= LONGEST_LINE:
-                shown.append(" ... (the log file has the rest of this line)")
-        return "".join(shown)
+                pieces.append(" ... (the log file has the rest of this line)")
+        return "".join(pieces)
 
 
-def visible(text: str) -> str:
+def replace_invisible(text: str) -> str:
     """The text cleaned in the same way as by `clean`, except that long lines are not cut."""
     text = _LINE_END.sub("\n", _CSI.sub("", text)).expandtabs()
     if text.replace("\n", "").isprintable():
         return text
-    return "".join(char if char.isprintable() or char == "\n" else _shown(char) for char in text)
+    return "".join(char if char.isprintable() or char == "\n" else _replace_char(char) for char in text)
 
 
-def _shown(char: str) -> str:
+def _replace_char(char: str) -> str:
     return " " if unicodedata.category(char) == "Zs" else REPLACEMENT
 
 
-def _cut(line: str) -> str:
+def _shorten_line(line: str) -> str:
     return f"{line[:LONGEST_LINE]} ... ({len(line) - LONGEST_LINE:,} more characters)"
 
 
 def _json_escape(char: str) -> str:
     """The JSON escape of a character, such as \\u202e. A character above U+FFFF gets two escapes (a surrogate pair)."""
     units = char.encode("utf-16-be").hex()
-    return "".join(f"\\u{units[place : place + 4]}" for place in range(0, len(units), 4))
+    return "".join(f"\\u{units[index : index + 4]}" for index in range(0, len(units), 4))

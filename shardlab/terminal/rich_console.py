@@ -28,7 +28,7 @@ class CleanConsole(Console):
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def on_broken_pipe(self) -> None:
-        """Replaces a method of rich: raises the BrokenPipeError again, which `console.run` handles for all output."""
+        """Replaces a method of rich: raises the BrokenPipeError again, which `console.run_command` handles for all output."""
         raise  # noqa: PLE0704 - rich calls this method while it handles the BrokenPipeError
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -45,14 +45,14 @@ class CleanConsole(Console):
             yield Segment(text, style, control)
 
 
-def drawn_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> Table:
+def draw_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> Table:
     """A table of the library rich in the style of all tables of shardlab, without a frame.
 
     columns: the heading of each column. rows: the cells of each row. styles: the style of each row.
     """
-    drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column, numbers in zip(columns, plain_table.of_numbers(columns, rows), strict=True):
-        drawn.add_column(column, justify="right" if numbers else "left", overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column, is_numeric in zip(columns, plain_table.numeric_columns(columns, rows), strict=True):
+        table.add_column(column, justify="right" if is_numeric else "left", overflow="fold")
     for index, row in enumerate(rows):
-        drawn.add_row(*row, style=styles[index] if index < len(styles) else None)
-    return drawn
+        table.add_row(*row, style=styles[index] if index < len(styles) else None)
+    return table

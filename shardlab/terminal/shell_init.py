@@ -81,7 +81,7 @@ end
 SHELLS = {"bash": BASH, "fish": FISH, "zsh": ZSH}
 
 
-def init(shell: str | None, first_words: Iterable[str], command: list[str] | None = None) -> str:
+def make_shell_code(shell: str | None, first_words: Iterable[str], command: list[str] | None = None) -> str:
     """The shell code that `shardlab shell-init` prints. A shell may evaluate the code several times with the same effect.
 
     shell: the name of the shell, such as bash; None: the shell that started this program.
@@ -92,7 +92,7 @@ def init(shell: str | None, first_words: Iterable[str], command: list[str] | Non
     """
     from argcomplete.shell_integration import shellcode
 
-    name = shell or running_shell()
+    name = shell or detect_shell()
     if name not in SHELLS:
         raise UnknownName("shell", name, SHELLS, where="shell-init")
     quote = fish_quote if name == "fish" else shlex.quote
@@ -104,7 +104,7 @@ def init(shell: str | None, first_words: Iterable[str], command: list[str] | Non
     )
 
 
-def running_shell() -> str:
+def detect_shell() -> str:
     """The name of the shell that started this program. If no known shell did, the name in $SHELL, or "" if it is not set."""
     try:
         parent = Path(f"/proc/{os.getppid()}/comm").read_text().strip()
@@ -115,9 +115,9 @@ def running_shell() -> str:
 
 def our_command() -> list[str]:
     """The words of a command that runs this installation of shardlab. Their paths are absolute, so they work in any folder."""
-    started = shutil.which(sys.argv[0])
-    if started and Path(started).name == "shardlab":
-        return [str(Path(started).absolute())]
+    executable = shutil.which(sys.argv[0])
+    if executable and Path(executable).name == "shardlab":
+        return [str(Path(executable).absolute())]
     return [sys.executable, "-P", "-m", "shardlab"]  # with -P, Python imports no modules from the current folder
 
 

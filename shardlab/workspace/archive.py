@@ -32,26 +32,26 @@ from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS, decoder
 from shardlab.record_types import MatrixName, RunId, Sha256
-from shardlab.workspace.workspace_trust import CODE
+from shardlab.workspace.workspace_trust import CODE_FOLDERS
 
 SCHEMA = 1
 SUFFIX = ".shardlab.zip"
-INDEX = "archive.json"
-INSIDE = "workspace/"  # the folder in an archive that contains all files except archive.json
-CLUSTER = "archived-cluster.yaml"
-ENVIRONMENT = "environment.json"
-BLOCK = 1 << 20  # bytes that are read at a time
-MOST_INDEX = 1 << 28  # the largest allowed size of archive.json, in bytes
+INDEX_FILE = "archive.json"
+WORKSPACE_PREFIX = "workspace/"  # the folder in an archive that contains all files except archive.json
+CLUSTER_FILE = "archived-cluster.yaml"
+ENVIRONMENT_FILE = "environment.json"
+BLOCK_BYTES = 1 << 20  # bytes that are read at a time
+MOST_INDEX_BYTES = 1 << 28  # the largest allowed size of archive.json, in bytes
 # An archive.json with more bytes than this and INDEX_RATIO times the bytes of the archive is not read, so that a small archive
 # cannot take much memory. Each file of an archive takes at most twice as many bytes there as in the zip file.
 LEAST_INDEX, INDEX_RATIO = 1 << 20, 8
 MOST_FILES = 2_000_000
 # The files and folders that an archive may contain. A file cluster.yaml and a folder of templates are not allowed: they could
 # make commands in the unpacked workspace log in to machines, or run a script, that the author of the archive chose.
-TOP_FILES = {CLUSTER, ENVIRONMENT}
-FOLDERS = ("matrix/", "runs/", "report/", ".shardlab/matrices/", *(f"{name}/" for name in CODE))
-MOST_NAME = 1000  # the largest allowed number of characters in the path of a file
-MOST_PARTS = 32  # the largest allowed number of folders in the path of a file, each of which takes room on the disk
+ALLOWED_FILES = {CLUSTER_FILE, ENVIRONMENT_FILE}
+ALLOWED_FOLDERS = ("matrix/", "runs/", "report/", ".shardlab/matrices/", *(f"{name}/" for name in CODE_FOLDERS))
+MOST_NAME_LENGTH = 1000  # the largest allowed number of characters in the path of a file
+MOST_PATH_PARTS = 32  # the largest allowed number of folders in the path of a file, each of which takes room on the disk
 METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # the methods of compression that an archive may use
 ENCRYPTED = 0x1  # the flag bit of an encrypted member in a zip file
 # The exceptions of zipfile for a damaged file: a wrong checksum, a truncated or impossible structure, an unknown version.
@@ -102,40 +102,40 @@ class ArchiveIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_index(path: Path) -> ArchiveIndex:
     """Read and check archive.json in the archive `path`. Raises InputError if the file is not a valid archive."""
-    with _opened(path) as found:
-        return _index(path, found)
+    with _open_archive(path) as archive_zip:
+        return _read_valid_index(path, archive_zip)
 
 
-def unpack(path: Path, folder: Path, wanted: Callable[[str], bool] = lambda _name: True) -> ArchiveIndex:
+def unpack(path: Path, folder: Path, is_wanted: Callable[[str], bool] = lambda _name: True) -> ArchiveIndex:
     """Check the size and the SHA-256 of each file of the archive `path`, and write the wanted files into an empty folder.
 
-    folder: the empty folder; a file `workspace/NAME` of the archive becomes `NAME` in it. wanted: is called with the path of
+    folder: the empty folder; a file `workspace/NAME` of the archive becomes `NAME` in it. is_wanted: is called with the path of
     each file below `workspace/`; returns whether to write this file.
 
     Raises InputError if the archive is damaged or is not valid, and WorkspaceError if a file cannot be written; the caller then
     removes the folder.
     """
-    with _opened(path) as found:
-        index = _index(path, found)
-        chosen = {name for name in index.files if wanted(name.removeprefix(INSIDE))}
-        _must_fit(path, folder, sum(index.files[name].bytes for name in chosen))
-        for name, stated in index.files.items():
-            target = folder / name.removeprefix(INSIDE) if name in chosen else None
-            _check_and_write(path, found, name, stated, target)
+    with _open_archive(path) as archive_zip:
+        index = _read_valid_index(path, archive_zip)
+        wanted_names = {name for name in index.files if is_wanted(name.removeprefix(WORKSPACE_PREFIX))}
+        _check_free_space(path, folder, sum(index.files[name].bytes for name in wanted_names))
+        for name, expected_file in index.files.items():
+            target = folder / name.removeprefix(WORKSPACE_PREFIX) if name in wanted_names else None
+            _check_and_write(path, archive_zip, name, expected_file, target)
         return index
 
 
 def may_contain(name: str) -> bool:
     """Whether an archive may contain a file with this path. name: the path below the folder `workspace/` of the archive."""
-    return _is_name(INSIDE + name)
+    return _is_allowed_name(WORKSPACE_PREFIX + name)
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open an archive for reading. Errors of zipfile in the block become InputError."""
     try:
-        with files.open_regular(path) as handle, zipfile.ZipFile(handle) as found:
-            yield found
+        with files.open_regular(path) as handle, zipfile.ZipFile(handle) as archive_zip:
+            yield archive_zip
     except FileNotFoundError:
         raise InputError(f"{path}: no such file. Allowed: an archive, as `collect archive` writes it.") from None
     except ZIP_FAULTS as error:
@@ -144,87 +144,90 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         raise WorkspaceError.from_os_error(error, "read") from error
 
 
-def _index(path: Path, found: zipfile.ZipFile) -> ArchiveIndex:
-    entries = found.infolist()
+def _read_valid_index(path: Path, archive_zip: zipfile.ZipFile) -> ArchiveIndex:
+    entries = archive_zip.infolist()
     names = [entry.filename for entry in entries]
-    if INDEX not in names or len(names) > MOST_FILES:
-        raise InputError(f"{path}: contains no {INDEX}. Allowed: an archive, as `collect archive` writes it.")
+    if INDEX_FILE not in names or len(names) > MOST_FILES:
+        raise InputError(f"{path}: contains no {INDEX_FILE}. Allowed: an archive, as `collect archive` writes it.")
     for entry in entries:
         if entry.compress_type not in METHODS or entry.flag_bits & ENCRYPTED:
             raise InputError(f"{path}: {entry.filename[:100]!r} is encrypted, or compressed in a way that archives do not use.")
-    most = min(MOST_INDEX, LEAST_INDEX + INDEX_RATIO * path.stat().st_size)
-    content = _content(found, INDEX, most)
+    max_index_bytes = min(MOST_INDEX_BYTES, LEAST_INDEX + INDEX_RATIO * path.stat().st_size)
+    content = _read_member(archive_zip, INDEX_FILE, max_index_bytes)
     try:
         index = decoder(ArchiveIndex).decode(content)
     except DECODE_FAULTS as error:
-        raise InputError(f"{path}: {INDEX} is not of this version: {error}.") from None
+        raise InputError(f"{path}: {INDEX_FILE} is not of this version: {error}.") from None
     for name in index.files:
-        if not _is_name(name):
+        if not _is_allowed_name(name):
             raise InputError(f"{path}: names the file {name[:100]!r}, which is not a valid path in an archive.")
     # In this order, a file `a` and a file `a/b` are neighbours. A set of all folders would take much more memory than names.
-    for name, after in pairwise(sorted(index.files, key=lambda name: name.replace("/", "\0"))):
-        if after.startswith(f"{name}/"):
+    for name, next_name in pairwise(sorted(index.files, key=lambda name: name.replace("/", "\0"))):
+        if next_name.startswith(f"{name}/"):
             raise InputError(f"{path}: {name[:100]!r} is both a file and a folder.")
-    if sorted(names) != sorted([INDEX, *index.files]):
-        odd = sorted({*names} ^ {INDEX, *index.files}) or ["one of them twice"]
-        raise InputError(f"{path}: its files are not those that {INDEX} lists: {odd[0][:100]!r}.")
-    if index.matrix_file is not None and INSIDE + index.matrix_file not in index.files:
-        raise InputError(f"{path}: does not contain the matrix file {index.matrix_file[:100]!r} that {INDEX} names.")
+    if sorted(names) != sorted([INDEX_FILE, *index.files]):
+        differing_names = sorted({*names} ^ {INDEX_FILE, *index.files}) or ["one of them twice"]
+        raise InputError(f"{path}: its files are not those that {INDEX_FILE} lists: {differing_names[0][:100]!r}.")
+    if index.matrix_file is not None and WORKSPACE_PREFIX + index.matrix_file not in index.files:
+        raise InputError(f"{path}: does not contain the matrix file {index.matrix_file[:100]!r} that {INDEX_FILE} names.")
     return index
 
 
-def _is_name(name: str) -> bool:
+def _is_allowed_name(name: str) -> bool:
     """Whether an archive may contain a file with this path.
 
     The path must be in TOP_FILES or FOLDERS, must not lead out of its folder, and must contain only printable characters.
     """
-    if not name.startswith(INSIDE) or len(name) > MOST_NAME or not name.isprintable() or "\\" in name:
+    if not name.startswith(WORKSPACE_PREFIX) or len(name) > MOST_NAME_LENGTH or not name.isprintable() or "\\" in name:
         return False
-    below = name.removeprefix(INSIDE)
-    parts = below.removeprefix(".shardlab/").split("/")
-    if len(parts) > MOST_PARTS or not (below in TOP_FILES or below.startswith(FOLDERS)):
+    inner_path = name.removeprefix(WORKSPACE_PREFIX)
+    parts = inner_path.removeprefix(".shardlab/").split("/")
+    if len(parts) > MOST_PATH_PARTS or not (inner_path in ALLOWED_FILES or inner_path.startswith(ALLOWED_FOLDERS)):
         return False
     return all(part and not part.startswith(".") and len(part.encode()) <= 255 for part in parts)
 
 
-def _must_fit(path: Path, folder: Path, needed: int) -> None:
+def _check_free_space(path: Path, folder: Path, needed_bytes: int) -> None:
     status = os.statvfs(folder)
-    free = status.f_bavail * status.f_frsize
-    if needed > free:
+    free_bytes = status.f_bavail * status.f_frsize
+    if needed_bytes > free_bytes:
         raise InputError(
-            f"{path}: its files have {needed / 2**30:.3g} GiB, and {folder.parent} has {free / 2**30:.3g} GiB free. "
+            f"{path}: its files have {needed_bytes / 2**30:.3g} GiB, and {folder.parent} has "
+            f"{free_bytes / 2**30:.3g} GiB free. "
             "Allowed: a folder on a disk with more free space."
         )
 
 
-def _content(found: zipfile.ZipFile, name: str, most: int) -> bytes:
-    with found.open(name) as member:
+def _read_member(archive_zip: zipfile.ZipFile, name: str, most: int) -> bytes:
+    with archive_zip.open(name) as member:
         content = member.read(most + 1)
     if len(content) > most:
         raise InputError(f"{name}: has more than {most} bytes.")
     return content
 
 
-def _check_and_write(path: Path, found: zipfile.ZipFile, name: str, stated: ArchivedFile, target: Path | None) -> None:
+def _check_and_write(
+    path: Path, archive_zip: zipfile.ZipFile, name: str, expected_file: ArchivedFile, target: Path | None
+) -> None:
     """Check a file of an archive against archive.json, and write it to `target` unless `target` is None.
 
     At most the stated size is written, so that a small archive cannot fill the disk. path: the archive. name: the path of the
-    file in the archive. stated: its size and SHA-256 according to archive.json.
+    file in the archive. expected_file: its size and SHA-256 according to archive.json.
     """
-    digest, left = hashlib.sha256(), stated.bytes
+    digest, bytes_left = hashlib.sha256(), expected_file.bytes
     with files.as_workspace_error("write"):
         if target is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
-        with found.open(name) as member, contextlib.nullcontext() if target is None else target.open("xb") as handle:
-            while block := member.read(min(BLOCK, left + 1)):
-                left -= len(block)
-                if left < 0:
+        with archive_zip.open(name) as member, contextlib.nullcontext() if target is None else target.open("xb") as handle:
+            while block := member.read(min(BLOCK_BYTES, bytes_left + 1)):
+                bytes_left -= len(block)
+                if bytes_left < 0:
                     break
                 digest.update(block)
                 if handle is not None:
                     handle.write(block)
-    if left or digest.hexdigest() != stated.sha256:
+    if bytes_left or digest.hexdigest() != expected_file.sha256:
         raise InputError(
-            f"{path}: {name} has not the size and the SHA-256 that {INDEX} states: the archive is damaged or was changed. "
+            f"{path}: {name} has not the size and the SHA-256 that {INDEX_FILE} states: the archive is damaged or was changed. "
             "Get the file again from its author."
         )

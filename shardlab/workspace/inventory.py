@@ -14,7 +14,7 @@ from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import json_file
 from shardlab.workspace.workspace import Workspace
 
-FIRST = "Run first: provision CLUSTER.yaml"  # the end of error messages about a missing inventory
+PROVISION_HINT = "Run first: provision CLUSTER.yaml"  # the end of error messages about a missing inventory
 
 
 class InventoryNode(msgspec.Struct, frozen=True):
@@ -59,77 +59,79 @@ class Inventory(msgspec.Struct, frozen=True):
         return [node for node in self.nodes if role in node.roles]
 
 
-def path_of(workspace: Workspace) -> Path:
+def inventory_path(workspace: Workspace) -> Path:
     """The path of the inventory in a workspace."""
-    return workspace.own / "inventory.json"
+    return workspace.shardlab_folder / "inventory.json"
 
 
-def read(workspace: Workspace, cluster: str) -> Inventory:
+def read_inventory(workspace: Workspace, cluster: str) -> Inventory:
     """The inventory of the cluster with this name. Raises InputError if `provision` has not written it in this workspace."""
-    path = path_of(workspace)
-    inventory = of_workspace(workspace)
+    path = inventory_path(workspace)
+    inventory = read_any_inventory(workspace)
     if inventory is None:
-        raise InputError(f"{path}: no such file, so the nodes of the cluster {cluster} are not known. {FIRST}.")
+        raise InputError(f"{path}: no such file, so the nodes of the cluster {cluster} are not known. {PROVISION_HINT}.")
     if inventory.cluster != cluster:
-        raise InputError(f"{path}: describes the cluster {inventory.cluster}, not {cluster}. {FIRST}.")
+        raise InputError(f"{path}: describes the cluster {inventory.cluster}, not {cluster}. {PROVISION_HINT}.")
     return inventory
 
 
-def of_workspace(workspace: Workspace) -> Inventory | None:
+def read_any_inventory(workspace: Workspace) -> Inventory | None:
     """The inventory in this workspace, of any cluster; None if `provision` has not written it. Raises InputError and
     WorkspaceError."""
-    return json_file.read(path_of(workspace), Inventory, f"is not an inventory of this version: {{}}. {FIRST}.")
+    return json_file.read_json(
+        inventory_path(workspace), Inventory, f"is not an inventory of this version: {{}}. {PROVISION_HINT}."
+    )
 
 
-def leased(workspace: Workspace, cluster: str | None = None) -> Inventory | None:
+def read_leased_inventory(workspace: Workspace, cluster: str | None = None) -> Inventory | None:
     """The inventory of this workspace if its nodes are lent for a time (it contains a lease), else None. Raises InputError
     and WorkspaceError.
 
     cluster: the name of the expected cluster; None is returned if the inventory is of another cluster. If `cluster` is None,
     the inventory may be of any cluster.
     """
-    inventory = of_workspace(workspace)
+    inventory = read_any_inventory(workspace)
     if inventory is None or inventory.lease is None or cluster not in (None, inventory.cluster):
         return None
     return inventory
 
 
-def known_lease(workspace: Workspace) -> Lease | None:
+def read_lease(workspace: Workspace) -> Lease | None:
     """The lease of the nodes; None if the nodes are not lent, or if the inventory cannot be read (`jobs submit` says why)."""
     try:
-        inventory = leased(workspace)
+        inventory = read_leased_inventory(workspace)
     except (InputError, WorkspaceError):
         return None
     return inventory.lease if inventory is not None else None
 
 
-def measured_all_reduces(workspace: Workspace, cluster: str) -> tuple[MeasuredAllReduce, ...]:
+def read_all_reduces(workspace: Workspace, cluster: str) -> tuple[MeasuredAllReduce, ...]:
     """The all-reduces that `provision` measured on the cluster with this name; empty if there are none, or if the inventory
     cannot be read (`jobs submit` says why)."""
     try:
-        inventory = of_workspace(workspace)
+        inventory = read_any_inventory(workspace)
     except (InputError, WorkspaceError):
         return ()
     return inventory.all_reduces if inventory is not None and inventory.cluster == cluster else ()
 
 
-def controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, str]:
+def find_controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, str]:
     """How to use the controller of a cluster. Returns (the address for the login, the path of the Python on the controller in
     which shardlab is installed).
 
     In a cluster without Slurm, if no node has the role controller, the first node is used. Raises InputError.
     """
-    inventory = read(workspace, cluster.name)
+    inventory = read_inventory(workspace, cluster.name)
     nodes = inventory.with_role("controller") or (inventory.nodes if cluster.slurm is None else [])
     node = next(iter(nodes), None)
     if node is None or node.python is None:
-        raise InputError(f"{path_of(workspace)}: lists no controller with shardlab. Run again: provision CLUSTER.yaml.")
+        raise InputError(f"{inventory_path(workspace)}: lists no controller with shardlab. Run again: provision CLUSTER.yaml.")
     address = Address(
         host=node.host,
         port=node.port,
         user=node.user,
         identity=Path(node.identity) if node.identity else None,
-        known_hosts=workspace.own / "known_hosts",
+        known_hosts=workspace.shardlab_folder / "known_hosts",
         host_keys=cluster.ssh.host_keys,
         shared=cluster.login is not None,
     )

@@ -41,12 +41,12 @@ def write(workspace: Workspace, matrix: str, watts_per_gpu: Mapping[str, float])
 
 def read_all(workspace: Workspace) -> dict[str, float]:
     """The watts per GPU of the runs of all matrices, by run id. Files that are damaged or cannot be read are left out."""
-    found: dict[str, float] = {}
+    watts_by_run: dict[str, float] = {}
     for path in sorted(_folder(workspace).glob("*.json")):
-        if (powers := json_file.read_if_valid(path, MeasuredPowers)) is not None:
-            found |= powers.watts_per_gpu
-    return found
+        if (powers := json_file.read_json_if_valid(path, MeasuredPowers)) is not None:
+            watts_by_run |= powers.watts_per_gpu
+    return watts_by_run
 
 
 def _folder(workspace: Workspace) -> Path:
-    return workspace.own / "power"
+    return workspace.shardlab_folder / "power"

@@ -27,17 +27,17 @@ class Workspace:
         self.real_path = path.resolve()
         self.path = self.real_path if ".." in path.parts else path.absolute()
         self.runs = self.path / "runs"
-        self.own = self.path / ".shardlab"
+        self.shardlab_folder = self.path / ".shardlab"
         self.report = self.path / "report"
 
     @classmethod
-    def find(cls, given: str | None) -> Workspace:
+    def find(cls, path_option: str | None) -> Workspace:
         """The workspace of a command: given by --workspace, else by $SHARDLAB_WORKSPACE, else the current folder.
 
         Raises InputError if the path is a file, or if it is not UTF-8, because the files of a run could not contain such a
         path.
         """
-        path = Path(given or os.environ.get("SHARDLAB_WORKSPACE") or ".")
+        path = Path(path_option or os.environ.get("SHARDLAB_WORKSPACE") or ".")
         if path.exists() and not path.is_dir():
             raise InputError(f"{path}: the workspace has to be a folder.")
         workspace = cls(path)
@@ -59,24 +59,25 @@ class Workspace:
         """The user's templates, sorted by path."""
         return sorted(self.own_templates.rglob("*.j2")) if self.own_templates is not None else []
 
-    def exposed(self) -> list[str]:
+    def explain_exposed_folders(self) -> list[str]:
         """A sentence for each folder of the workspace that other users of this machine can change; empty if there is none."""
-        folders = [folder for folder in (self.path, self.own, self.runs) if folder.exists()]
+        folders = [folder for folder in (self.path, self.shardlab_folder, self.runs) if folder.exists()]
         with files.as_workspace_error("read"):
-            return [why for folder in folders if (why := workspace_trust.others_may_write(folder)) is not None]
+            return [reason for folder in folders if (reason := workspace_trust.explain_write_access(folder)) is not None]
 
-    def relative(self, path: str) -> Path:
+    def resolve_path(self, path: str) -> Path:
         """The absolute path for a path that the user wrote, for example in the cluster file. `~` is the home folder.
 
         path: relative to the workspace, unless it is absolute or begins with `~`.
         """
         return (self.path / Path(path).expanduser()).absolute()
 
-    def data(self, given: str | None) -> Path:
-        """The folder that contains the data sets. given: data.path of the cluster file; None or empty: use .shardlab/data."""
-        return self.relative(given) if given else self.own / "data"
+    def data_folder(self, configured_path: str | None) -> Path:
+        """The folder that contains the data sets. configured_path: data.path of the cluster file; None or empty: use
+        .shardlab/data."""
+        return self.resolve_path(configured_path) if configured_path else self.shardlab_folder / "data"
 
-    def run(self, run_id: str) -> RunDir:
+    def find_run(self, run_id: str) -> RunDir:
         """The folder of the run with this id. Raises InputError if this workspace has no run with this id."""
         if not RUN_ID.fullmatch(run_id):
             raise InputError(f"{run_id!r} is no run id. Allowed: text that matches {RUN_ID.pattern}.")
@@ -88,7 +89,7 @@ class Workspace:
     def run_ids(self) -> list[str]:
         """The ids of all runs in this workspace, sorted."""
         try:
-            return sorted(e.name for e in os.scandir(self.runs) if RUN_ID.fullmatch(e.name) and e.is_dir())
+            return sorted(entry.name for entry in os.scandir(self.runs) if RUN_ID.fullmatch(entry.name) and entry.is_dir())
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -99,35 +100,38 @@ class Workspace:
         return [RunDir(self.runs / run_id) for run_id in self.run_ids()]
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def hold_runs_lock(self) -> Iterator[None]:
         """Hold the lock of this workspace, without which no run may be added or removed. Waits while another process holds it.
 
         The kernel releases the lock when the process ends, even if the process is killed.
         """
-        workspace_trust.begin(self)
-        with files.locked(self.own / "runs.lock"):
+        workspace_trust.begin_workspace(self)
+        with files.hold_lock(self.shardlab_folder / "runs.lock"):
             yield
 
-    def keep_expansion(self, expansion: Expansion) -> None:
+    def store_expansion(self, expansion: Expansion) -> None:
         """Store the expansion of a matrix, and record this matrix as the last matrix."""
-        folder = self.own / "matrices"
+        folder = self.shardlab_folder / "matrices"
         files.make_folder(folder)
         files.write_json(folder / f"{expansion.name}.json", expansion)
-        files.write_json(self.own / LAST_MATRIX, LastMatrix(schema=1, name=expansion.name))
+        files.write_json(self.shardlab_folder / LAST_MATRIX, LastMatrix(schema=1, name=expansion.name))
 
-    def expansions(self) -> list[str]:
+    def matrix_names(self) -> list[str]:
         """The names of the matrices that were rendered in this workspace, sorted."""
-        return sorted(path.stem for path in (self.own / "matrices").glob("*.json"))
+        return sorted(path.stem for path in (self.shardlab_folder / "matrices").glob("*.json"))
 
-    def expansion(self, name: str | None) -> Expansion:
+    def read_expansion(self, name: str | None) -> Expansion:
         """The expansion of the matrix with this name; None: the last matrix. Raises InputError if it was not rendered here."""
         fault, expansion = "the notes on the matrix cannot be read: {}.", None
-        if name is None and (last := json_file.read(self.own / LAST_MATRIX, LastMatrix, fault)) is not None:
-            name = last.name
+        if (
+            name is None
+            and (last_matrix := json_file.read_json(self.shardlab_folder / LAST_MATRIX, LastMatrix, fault)) is not None
+        ):
+            name = last_matrix.name
         if name is not None:
-            if name not in self.expansions():
-                raise UnknownName("matrix in this workspace", name, self.expansions())
-            expansion = json_file.read(self.own / "matrices" / f"{name}.json", Expansion, fault)
+            if name not in self.matrix_names():
+                raise UnknownName("matrix in this workspace", name, self.matrix_names())
+            expansion = json_file.read_json(self.shardlab_folder / "matrices" / f"{name}.json", Expansion, fault)
         if expansion is None:
             raise InputError(
                 f"{self.path}: no matrix was submitted here; start with: jobs submit --matrix quickstart "
@@ -136,15 +140,15 @@ class Workspace:
         return expansion
 
 
-def chosen(ids: Iterable[str], patterns: Iterable[str]) -> list[str]:
+def match_run_ids(ids: Iterable[str], patterns: Iterable[str]) -> list[str]:
     """The ids that match at least one shell pattern, such as `ddp-*`. Raises InputError for a pattern without a match."""
     from fnmatch import fnmatchcase
 
-    known = list(ids)
-    picked: set[str] = set()
+    all_ids = list(ids)
+    matching_ids: set[str] = set()
     for pattern in patterns:
-        matches = [run_id for run_id in known if fnmatchcase(run_id, pattern)]
+        matches = [run_id for run_id in all_ids if fnmatchcase(run_id, pattern)]
         if not matches:
-            raise UnknownName("run", pattern, known[:20])
-        picked.update(matches)
-    return [run_id for run_id in known if run_id in picked]
+            raise UnknownName("run", pattern, all_ids[:20])
+        matching_ids.update(matches)
+    return [run_id for run_id in all_ids if run_id in matching_ids]

@@ -39,13 +39,15 @@ if TYPE_CHECKING:
     from shardlab.cluster.cluster import Cluster
     from shardlab.workspace.workspace import Workspace
 
-CODE = ("workloads", "strategies", "metrics")  # folders of a workspace whose Python files shardlab executes
-ANSWERS = "own"  # the folder in .shardlab with copies of the workspace's code, and answers of `python -m trainers` about it
-SOURCE = "source"  # the folder in .shardlab with copies of shardlab's own source, which runs use
+CODE_FOLDERS = ("workloads", "strategies", "metrics")  # folders of a workspace whose Python files shardlab executes
+ANSWERS_FOLDER = (
+    "own"  # the folder in .shardlab with copies of the workspace's code, and answers of `python -m trainers` about it
+)
+SOURCE_FOLDER = "source"  # the folder in .shardlab with copies of shardlab's own source, which runs use
 BYTECODE = "__pycache__"
-STEERING = ("inventory.json", "away.json", "submissions")  # files and folders in .shardlab that steer commands
+STEERING_NAMES = ("inventory.json", "away.json", "submissions")  # files and folders in .shardlab that steer commands
 UNREADABLE = "unreadable"
-MOST_NAMED = 5  # the most files that a refusal names
+MOST_NAMED_FILES = 5  # the most files that a refusal names
 _NAME = re.compile(r"[0-9a-f]{32}")
 
 
@@ -62,47 +64,54 @@ class Proof(msgspec.Struct, kw_only=True):
     inodes: list[int]
     ctime_ns: int | None
     began: bool  # whether the workspace began on this account; False: the user consented
-    unshown: list[str] = []  # what the cluster file that was there before does; see `named_powers`
+    unshown: list[str] = []  # what the cluster file that was there before does; see `list_powers`
     files: dict[str, str] = {}  # consent: the SHA-256 of each file, by its path in the workspace
 
 
-def mark_of(workspace: Workspace) -> Path:
+def mark_path(workspace: Workspace) -> Path:
     """The path of this user's mark."""
-    return workspace.own / f"trusted.{os.geteuid()}.json"
+    return workspace.shardlab_folder / f"trusted.{os.geteuid()}.json"
 
 
-def begin(workspace: Workspace) -> None:
+def begin_workspace(workspace: Workspace) -> None:
     """Make a workspace this user's own if it is new. This function must be called before the first file is stored in it.
 
     A workspace with a faulty cluster file does not begin. If only this user may write in the workspace, this process gives no
     group the right to write to files that it makes. Raises WorkspaceError if the proof cannot be written, and InputError if
     the user has no home folder.
     """
-    if not workspace.exposed():  # else a folder made with the umask 002 would make the workspace foreign
+    if not workspace.explain_exposed_folders():  # else a folder made with the umask 002 would make the workspace foreign
         os.umask(os.umask(0o077) | stat.S_IWGRP)
     if _may_begin(workspace):
         try:
-            unshown = _powers_there(workspace)
+            unshown = _cluster_file_powers(workspace)
         except InputError:
             return
-        _prove(workspace, began=True, unshown=unshown)
+        _write_proof(workspace, began=True, unshown=unshown)
 
 
-def must_be_allowed(workspace: Workspace, doing: str, others: Iterable[Path] = (), *, only_writes: bool = False) -> None:
+def must_be_allowed(workspace: Workspace, action: str, other_files: Iterable[Path] = (), *, only_writes: bool = False) -> None:
     """Raise InputError unless this user may act in the workspace. Every act that is more than reading asks this function.
 
-    doing: what the command is about to do, as in `this command would ...`. others: further files in the workspace that steer
-    the act, such as scripts that wait. only_writes: whether the command neither starts anything nor logs in.
-    """
-    others = list(others)
-    if not allows(workspace, others):
-        exposed = workspace.exposed()
-        why = f"{exposed[0].rstrip('.')}" if exposed else "nothing shows that this workspace began on this account"
-        unknown = sorted(_unknown(workspace, others))
-        more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
-        names = f" Not allowed yet: {', '.join(map(printable.one_line, unknown[:MOST_NAMED]))}{more}." if unknown else ""
+    action: what the command is about to do, as in `this command would ...`. other_files: further files in the workspace that
+    steer the act, such as scripts that wait. only_writes: whether the command neither starts anything nor logs in."""
+    other_files = list(other_files)
+    if not is_allowed(workspace, other_files):
+        exposed_reasons = workspace.explain_exposed_folders()
+        reason = (
+            f"{exposed_reasons[0].rstrip('.')}"
+            if exposed_reasons
+            else "nothing shows that this workspace began on this account"
+        )
+        unknown_files = sorted(_files_without_consent(workspace, other_files))
+        remainder = f" and {len(unknown_files) - MOST_NAMED_FILES} more" if len(unknown_files) > MOST_NAMED_FILES else ""
+        names = (
+            f" Not allowed yet: {', '.join(map(printable.one_line, unknown_files[:MOST_NAMED_FILES]))}{remainder}."
+            if unknown_files
+            else ""
+        )
         raise InputError(
-            f"{workspace.path}: not allowed: this command would {doing}, and {why}; files of another person may steer it."
+            f"{workspace.path}: not allowed: this command would {action}, and {reason}; files of another person may steer it."
             f"{names} If you wrote these files or have read all of them, allow it with --trust."
         )
     if not only_writes and (unshown := unshown_powers(workspace)):
@@ -112,213 +121,223 @@ def must_be_allowed(workspace: Workspace, doing: str, others: Iterable[Path] = (
         )
 
 
-def allows(workspace: Workspace, others: Iterable[Path] = ()) -> bool:
+def is_allowed(workspace: Workspace, other_files: Iterable[Path] = ()) -> bool:
     """Whether this user may act in the workspace: it is own, it is about to begin here, or the user consented to its files.
 
-    others: as in `must_be_allowed`.
+    other_files: as in `must_be_allowed`.
     """
-    others = list(others)
+    other_files = list(other_files)
     if is_own(workspace):
-        return not any(_is_of_others(path) for path in others)
+        return not any(_others_can_change(path) for path in other_files)
     if _may_begin(workspace):
         return True
-    proof = _proof(workspace)
+    proof = _read_proof(workspace)
     if proof is None or proof.began:
         return False
     _remove_bytecode(workspace)
-    return not _unknown(workspace, others)
+    return not _files_without_consent(workspace, other_files)
 
 
 def is_own(workspace: Workspace) -> bool:
     """Whether the workspace began on this account, its files belong to this user, and no other user may write there."""
-    proof = _proof(workspace)
+    proof = _read_proof(workspace)
     return (
-        proof is not None and proof.began and not workspace.exposed() and not any(map(_is_of_others, steering_files(workspace)))
+        proof is not None
+        and proof.began
+        and not workspace.explain_exposed_folders()
+        and not any(map(_others_can_change, steering_files(workspace)))
     )
 
 
 def steering_files(workspace: Workspace) -> list[Path]:
     """The files that steer what commands do, sorted: code, templates, the cluster file, inventory, away.json, submissions."""
-    folders = [*(workspace.path / name for name in CODE), *(workspace.own / name for name in STEERING)]
+    folders = [
+        *(workspace.path / name for name in CODE_FOLDERS),
+        *(workspace.shardlab_folder / name for name in STEERING_NAMES),
+    ]
     folders += filter(None, [workspace.own_templates])
     paths = {workspace.path / "cluster.yaml", *folders}
     for folder in folders:
         if folder.is_symlink():  # it may lead to /, which would take minutes to list
             continue
-        for at, below, names in os.walk(folder):
-            below[:] = [name for name in below if name != BYTECODE]
-            paths |= {Path(at, name) for name in names}
+        for folder_path, subfolders, names in os.walk(folder):
+            subfolders[:] = [name for name in subfolders if name != BYTECODE]
+            paths |= {Path(folder_path, name) for name in names}
     return sorted(path for path in paths if path.is_symlink() or (path.exists() and not path.is_dir()))
 
 
-def keep(workspace: Workspace, *paths: Path) -> None:
+def extend_consent(workspace: Workspace, *paths: Path) -> None:
     """Extend the consent to files that this process has just written into the workspace. Does nothing in an own workspace."""
-    proof = _proof(workspace)
+    proof = _read_proof(workspace)
     if proof is not None and not proof.began:
-        proof.files |= _digests(workspace, paths)
-        files.write_json(_file_of(workspace), proof)
+        proof.files |= _file_digests(workspace, paths)
+        files.write_json(_proof_file(workspace), proof)
 
 
-def copies(workspace: Workspace, name: str) -> Path:
+def copies_folder(workspace: Workspace, name: str) -> Path:
     """The folder in .shardlab for copies and answers that commands execute or believe. name: SOURCE or ANSWERS.
 
     In a workspace that is not own, the folder has another name, because another person may have made the folder `name`.
     """
-    proof = _proof(workspace)
-    return workspace.own / (name if proof is None or proof.began else f"{name}-{_file_of(workspace).stem[:8]}")
+    proof = _read_proof(workspace)
+    return workspace.shardlab_folder / (name if proof is None or proof.began else f"{name}-{_proof_file(workspace).stem[:8]}")
 
 
-def named_powers(cluster: Cluster) -> list[str]:
+def list_powers(cluster: Cluster) -> list[str]:
     """What a cluster file makes commands do that its user should see once, as in `it ...`."""
-    says = []
+    powers = []
     if cluster.cloudlab is not None:
-        says.append(f"uses your token of the CloudLab portal{f' at {url}' if (url := cluster.cloudlab.portal_url) else ''}")
+        powers.append(f"uses your token of the CloudLab portal{f' at {url}' if (url := cluster.cloudlab.portal_url) else ''}")
     if cluster.login is not None:
-        says.append(f"logs in to {f'{cluster.login.user}@' if cluster.login.user else ''}{cluster.login.host}")
-    says += [f"logs in to {node.host}" for node in cluster.nodes if cluster.provider == "ssh"]
+        powers.append(f"logs in to {f'{cluster.login.user}@' if cluster.login.user else ''}{cluster.login.host}")
+    powers += [f"logs in to {node.host}" for node in cluster.nodes if cluster.provider == "ssh"]
     environment = cluster.environment
-    says += [f"runs the interpreter of {path}" for path in (environment.python, environment.use, environment.container) if path]
-    says += [f"installs packages from {environment.wheelhouse}"] if environment.wheelhouse else []
-    return says + [f"runs `{line}` in every job" for line in (cluster.slurm.setup if cluster.slurm is not None else [])]
+    powers += [
+        f"runs the interpreter of {path}" for path in (environment.python, environment.use, environment.container) if path
+    ]
+    powers += [f"installs packages from {environment.wheelhouse}"] if environment.wheelhouse else []
+    return powers + [f"runs `{line}` in every job" for line in (cluster.slurm.setup if cluster.slurm is not None else [])]
 
 
-def unshown_powers(workspace: Workspace, named: Cluster | None = None) -> list[str]:
-    """What the workspace's cluster file does, as in `named_powers`, if the file was there before the workspace began and was
+def unshown_powers(workspace: Workspace, named_cluster: Cluster | None = None) -> list[str]:
+    """What the workspace's cluster file does, as in `list_powers`, if the file was there before the workspace began and was
     not shown to the user yet. What the user added afterwards is the user's own and is left out.
 
-    named: the cluster of another file in the workspace, which the command names.
+    named_cluster: the cluster of another file in the workspace, which the command names.
     """
-    proof = _proof(workspace)
+    proof = _read_proof(workspace)
     if proof is None:
-        powers = _powers_there(workspace) + (named_powers(named) if named is not None else [])
+        powers = _cluster_file_powers(workspace) + (list_powers(named_cluster) if named_cluster is not None else [])
         return list(dict.fromkeys(powers)) if _may_begin(workspace) else []
-    return [power for power in _powers_there(workspace) if power in proof.unshown] if proof.unshown else []
+    return [power for power in _cluster_file_powers(workspace) if power in proof.unshown] if proof.unshown else []
 
 
-def mark_shown(workspace: Workspace) -> None:
+def mark_powers_shown(workspace: Workspace) -> None:
     """Record that the user has seen what the cluster file does. Raises WorkspaceError."""
-    begin(workspace)
-    proof = _proof(workspace)
+    begin_workspace(workspace)
+    proof = _read_proof(workspace)
     if proof is not None and proof.unshown:
         proof.unshown = []
-        files.write_json(_file_of(workspace), proof)
+        files.write_json(_proof_file(workspace), proof)
 
 
-def consent(workspace: Workspace, say: Callable[[str], object], others: Iterable[Path] = ()) -> None:
+def store_consent(workspace: Workspace, print_line: Callable[[str], object], other_files: Iterable[Path] = ()) -> None:
     """Store that the user said --trust: print the files that steer commands with their digests, and allow them from now on.
 
-    say: prints a line. others: as in `must_be_allowed`. Raises InputError for a file that cannot be read, and WorkspaceError if
-    the consent cannot be stored.
-    """
-    others = list(others)
-    if allows(workspace, others):
-        mark_shown(workspace)
+    print_line: prints a line. other_files: as in `must_be_allowed`. Raises InputError for a file that cannot be read, and
+    WorkspaceError if the consent cannot be stored."""
+    other_files = list(other_files)
+    if is_allowed(workspace, other_files):
+        mark_powers_shown(workspace)
         return
-    before = _proof(workspace)
-    digests = _digests(workspace, [*steering_files(workspace), *others])
+    earlier_proof = _read_proof(workspace)
+    digests = _file_digests(workspace, [*steering_files(workspace), *other_files])
     for name, digest in digests.items():
         if digest == UNREADABLE:
             raise InputError(f"{workspace.path / name}: cannot be allowed, because it is no regular file that can be read.")
     _remove_bytecode(workspace)
-    known = before.files if before is not None and not before.began else {}
-    _prove(workspace, began=False, digests=known | digests)
-    say(f"{workspace.path}: allowed from now on, as long as these {len(digests)} file(s) do not change (SHA-256, path):")
+    allowed_digests = earlier_proof.files if earlier_proof is not None and not earlier_proof.began else {}
+    _write_proof(workspace, began=False, digests=allowed_digests | digests)
+    print_line(f"{workspace.path}: allowed from now on, as long as these {len(digests)} file(s) do not change (SHA-256, path):")
     for name, digest in digests.items():
-        say(f"  {digest[:16]}  {printable.one_line(name)}")
+        print_line(f"  {digest[:16]}  {printable.one_line(name)}")
 
 
-def _prove(workspace: Workspace, *, began: bool, unshown: Iterable[str] = (), digests: dict[str, str] | None = None) -> None:
+def _write_proof(
+    workspace: Workspace, *, began: bool, unshown: Iterable[str] = (), digests: dict[str, str] | None = None
+) -> None:
     """Write the proof, and the mark in the workspace. Raises WorkspaceError and InputError; the workspace is then unchanged."""
-    proofs = _proofs()
+    proofs_folder = _proofs_folder()
     try:
-        proofs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        proofs_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise WorkspaceError(
-            f"{proofs}: cannot be created ({error.strerror}), and shows which workspaces are yours; set XDG_STATE_HOME to a "
+            f"{proofs_folder}: cannot be created ({error.strerror}), and shows which workspaces are yours; set "
+            "XDG_STATE_HOME to a "
             "folder of your own."
         ) from None
-    files.make_folder(workspace.own)
-    mark, inodes, ctime_ns = mark_of(workspace), [workspace.real_path.stat().st_ino], None
-    if not workspace.exposed():
+    files.make_folder(workspace.shardlab_folder)
+    mark, inodes, ctime_ns = mark_path(workspace), [workspace.real_path.stat().st_ino], None
+    if not workspace.explain_exposed_folders():
         name = secrets.token_hex(16)
         files.write_atomic(mark, f"{name}\n".encode(), mode=0o600)  # another command may begin the workspace at the same time
         with files.as_workspace_error("read"):
             status = mark.stat()
-            inodes, ctime_ns = [*inodes, workspace.own.stat().st_ino, status.st_ino], status.st_ctime_ns
+            inodes, ctime_ns = [*inodes, workspace.shardlab_folder.stat().st_ino, status.st_ino], status.st_ctime_ns
     else:
-        name = _name_of_path(workspace)
-    path, known = str(workspace.real_path), digests or {}
-    proof = Proof(workspace=path, inodes=inodes, ctime_ns=ctime_ns, began=began, unshown=list(unshown), files=known)
+        name = _proof_name_of_path(workspace)
+    path, file_digests = str(workspace.real_path), digests or {}
+    proof = Proof(workspace=path, inodes=inodes, ctime_ns=ctime_ns, began=began, unshown=list(unshown), files=file_digests)
     try:
-        files.write_json(proofs / f"{name}.json", proof)
+        files.write_json(proofs_folder / f"{name}.json", proof)
     except WorkspaceError:
         with contextlib.suppress(OSError):  # a folder .shardlab that is left would make the workspace foreign
             mark.unlink(missing_ok=True)
-            workspace.own.rmdir()
+            workspace.shardlab_folder.rmdir()
         raise
 
 
-def _proof(workspace: Workspace) -> Proof | None:
+def _read_proof(workspace: Workspace) -> Proof | None:
     """The valid proof of this user for the workspace; None if there is none."""
     try:
-        file = _file_of(workspace)
+        file = _proof_file(workspace)
         proof = msgspec.json.decode(files.read(file), type=Proof)
         inodes, ctime_ns = [workspace.real_path.stat().st_ino], None
-        if file.stem != _name_of_path(workspace):
-            status = mark_of(workspace).lstat()
-            inodes, ctime_ns = [*inodes, workspace.own.stat().st_ino, status.st_ino], status.st_ctime_ns
+        if file.stem != _proof_name_of_path(workspace):
+            status = mark_path(workspace).lstat()
+            inodes, ctime_ns = [*inodes, workspace.shardlab_folder.stat().st_ino, status.st_ino], status.st_ctime_ns
         return proof if (proof.inodes, proof.ctime_ns) == (inodes, ctime_ns) else None
     except (OSError, InputError, WorkspaceError, *DECODE_FAULTS):
         return None
 
 
-def _file_of(workspace: Workspace) -> Path:
+def _proof_file(workspace: Workspace) -> Path:
     """The file of this user's proof, which need not exist. Raises InputError if the user has no home folder."""
     name = ""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        if not workspace.exposed():  # else another user may have written the mark
-            name = files.read(mark_of(workspace)).decode().strip()
-    return _proofs() / f"{name if _NAME.fullmatch(name) else _name_of_path(workspace)}.json"
+        if not workspace.explain_exposed_folders():  # else another user may have written the mark
+            name = files.read(mark_path(workspace)).decode().strip()
+    return _proofs_folder() / f"{name if _NAME.fullmatch(name) else _proof_name_of_path(workspace)}.json"
 
 
-def _name_of_path(workspace: Workspace) -> str:
+def _proof_name_of_path(workspace: Workspace) -> str:
     return hashlib.sha256(os.fsencode(workspace.real_path)).hexdigest()[:32]
 
 
-def _proofs() -> Path:
+def _proofs_folder() -> Path:
     """The folder of the user's proofs. Raises InputError if the user has no home folder."""
     try:
-        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        state_folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     except RuntimeError as error:
         raise InputError(f"{error} Allowed: XDG_STATE_HOME, the path of a folder of your own.") from None
-    return state / "shardlab" / "workspaces"
+    return state_folder / "shardlab" / "workspaces"
 
 
 def _may_begin(workspace: Workspace) -> bool:
     """Whether the workspace is new: it holds nothing that shardlab stores or executes, only perhaps a cluster file."""
     cluster_file = workspace.path / "cluster.yaml"
-    is_used = workspace.own.is_dir() or workspace.runs.exists() or {*steering_files(workspace)} - {cluster_file}
-    return not (is_used or workspace.exposed() or _is_of_others(cluster_file))
+    is_used = workspace.shardlab_folder.is_dir() or workspace.runs.exists() or {*steering_files(workspace)} - {cluster_file}
+    return not (is_used or workspace.explain_exposed_folders() or _others_can_change(cluster_file))
 
 
-def _powers_there(workspace: Workspace) -> list[str]:
-    """What the cluster file in the workspace does, as in `named_powers`; empty if there is no cluster file."""
+def _cluster_file_powers(workspace: Workspace) -> list[str]:
+    """What the cluster file in the workspace does, as in `list_powers`; empty if there is no cluster file."""
     from shardlab.cluster import cluster  # not at the top: `cluster` imports this module
 
     file = workspace.path / "cluster.yaml"
     is_written = file.exists() and file.stat().st_size > 0  # it is empty during `provision init > cluster.yaml`
-    return named_powers(cluster.find(None, workspace.path)) if is_written else []
+    return list_powers(cluster.find_cluster(None, workspace.path)) if is_written else []
 
 
-def _unknown(workspace: Workspace, others: Iterable[Path]) -> set[str]:
+def _files_without_consent(workspace: Workspace, other_files: Iterable[Path]) -> set[str]:
     """The files to which the user has not consented, by their paths in the workspace."""
-    proof = _proof(workspace)
-    known = proof.files if proof is not None and not proof.began else {}
-    digests = _digests(workspace, [*steering_files(workspace), *others])
-    return {name for name, digest in digests.items() if known.get(name) != digest or digest == UNREADABLE}
+    proof = _read_proof(workspace)
+    allowed_digests = proof.files if proof is not None and not proof.began else {}
+    digests = _file_digests(workspace, [*steering_files(workspace), *other_files])
+    return {name for name, digest in digests.items() if allowed_digests.get(name) != digest or digest == UNREADABLE}
 
 
-def _digests(workspace: Workspace, paths: Iterable[Path]) -> dict[str, str]:
+def _file_digests(workspace: Workspace, paths: Iterable[Path]) -> dict[str, str]:
     """The SHA-256 of each file, by its path in the workspace; UNREADABLE if it is no regular file that can be read."""
     digests = {}
     for path in paths:
@@ -330,32 +349,34 @@ def _digests(workspace: Workspace, paths: Iterable[Path]) -> dict[str, str]:
     return digests
 
 
-def _is_of_others(path: Path) -> bool:
+def _others_can_change(path: Path) -> bool:
     """Whether a file belongs to another user, or another user may write to it."""
-    return path.exists() and others_may_write(path) is not None
+    return path.exists() and explain_write_access(path) is not None
 
 
-def others_may_write(path: Path) -> str | None:
+def explain_write_access(path: Path) -> str | None:
     """Why other users of this machine may write to a file or folder, as a sentence; None if they may not.
 
     This user, root and, under sudo, the user who called sudo do not count as other users. A group counts if it may have another
     member than this user. Raises OSError if the path does not exist.
     """
-    caller = os.environ.get("SUDO_UID", "")
+    sudo_uid = os.environ.get("SUDO_UID", "")
     status = path.stat()
-    if status.st_uid not in {0, os.geteuid(), int(caller) if caller.isdecimal() else 0}:
+    if status.st_uid not in {0, os.geteuid(), int(sudo_uid) if sudo_uid.isdecimal() else 0}:
         return f"{path}: it belongs to another user (uid {status.st_uid}), who can change its content."
-    for bit, kind, who in (
+    for bit, chmod_class, writers in (
         (stat.S_IWOTH, "o", "every user of this machine"),
         (stat.S_IWGRP, "g", f"the group {status.st_gid}"),
     ):
-        is_private = kind == "g" and _is_private(status.st_gid)
+        is_private = chmod_class == "g" and _is_private_group(status.st_gid)
         if status.st_mode & bit and not is_private and not status.st_mode & stat.S_ISVTX:
-            return f"{path}: {who} can write to it; if you alone use it, run: chmod {kind}-w {shlex.quote(str(path))}"
+            return (
+                f"{path}: {writers} can write to it; if you alone use it, run: chmod {chmod_class}-w {shlex.quote(str(path))}"
+            )
     return None
 
 
-def _is_private(gid: int) -> bool:
+def _is_private_group(gid: int) -> bool:
     """Whether a group has only this user: it has the user's name, as Debian makes it, and lists no other member."""
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
@@ -366,6 +387,6 @@ def _is_private(gid: int) -> bool:
 
 def _remove_bytecode(workspace: Workspace) -> None:
     """Remove bytecode beside the workspace's code, because Python may execute it in place of the source."""
-    for name in CODE:
+    for name in CODE_FOLDERS:
         for bytecode in (workspace.path / name).glob(f"**/{BYTECODE}"):
             shutil.rmtree(bytecode, ignore_errors=True)

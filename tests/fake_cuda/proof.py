@@ -19,7 +19,7 @@ def main() -> int:
     from shardlab.hardware import host
     from shardlab.hardware.nvml import Gpu
 
-    machine = msgspec.structs.replace(host.observe(), gpus=[Gpu(uuid="GPU-0", name=fake_cuda.NAME)])
+    machine = msgspec.structs.replace(host.read_host(), gpus=[Gpu(uuid="GPU-0", name=fake_cuda.NAME)])
     return prove.main(sys.argv[2:], lambda: machine, today="2026-01-01")
 
 

@@ -146,7 +146,7 @@ def _write_list(root: Path, split: str, subset: int | None, seed: int, path: Pat
     listed = images if subset is None else [images[i] for i in draw_subset(len(images), subset, seed, str(root / split))]
     header = ListHeader(SCHEMA, split, len(names), len(images), len(listed), None if subset is None else seed)
     with files.as_workspace_error("read the data set"), ThreadPoolExecutor(8) as threads:
-        digests = threads.map(files.sha256, [root / name for name, _ in listed])
+        digests = threads.map(files.file_sha256, [root / name for name, _ in listed])
         entries = [ImageEntry(name, label, digest) for (name, label), digest in zip(listed, digests, strict=True)]
     files.write_atomic(path, b"".join(msgspec.json.encode(line) + b"\n" for line in [header, *entries]))
 

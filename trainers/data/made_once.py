@@ -17,7 +17,7 @@ def writable_path(path: Path) -> Path:
     the same file name in this user's cache, because the data path may be a folder of the site in which users cannot write."""
     if path.exists() or not path.parent.exists() or data_cache.is_writable(path.parent):
         return path
-    return data_cache.folder_of(path.parent) / path.name
+    return data_cache.cache_folder(path.parent) / path.name
 
 
 def make_once(path: Path, make: Callable[[Path], None]) -> None:
@@ -27,7 +27,7 @@ def make_once(path: Path, make: Callable[[Path], None]) -> None:
     """
     if path.exists():
         return
-    with files.locked(path.parent / f".{path.name}.lock"), files.as_workspace_error("make the data set"):
+    with files.hold_lock(path.parent / f".{path.name}.lock"), files.as_workspace_error("make the data set"):
         if path.exists():
             return
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))

@@ -65,7 +65,7 @@ def write(path: Path, pieces: Iterable[np.ndarray], vocabulary: int) -> int:
     """
     width = 2 if vocabulary <= 2**16 else 4
     count, digest = 0, hashlib.sha256()
-    with files.writing(path) as handle:
+    with files.open_atomic(path) as handle:
         handle.write(bytes(HEADER.size))  # room for the header, whose values are known only at the end
         for piece in pieces:
             token_bytes = piece.astype(DTYPES[width], copy=False).tobytes()

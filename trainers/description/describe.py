@@ -30,7 +30,7 @@ def describe_workload_file(file: Path) -> Description:
     """The workload of a file, and its tiny twin if the file defines one. An error in the file is returned as the `fault` of the
     description and not raised."""
     try:
-        source = plugin_source.read(file)
+        source = plugin_source.read_plugin(file)
         plugin = own_model.load_definitions(source)
         workloads = [_describe_workload(plugin, source, source.name, {})]
         if plugin.tiny is not None:
@@ -38,7 +38,7 @@ def describe_workload_file(file: Path) -> Description:
     except ShardlabError as error:
         return Description(fault=str(error))
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        return Description(fault=own_code.sentence(str(file), error))
+        return Description(fault=own_code.describe_error(str(file), error))
     return Description(workloads=workloads)
 
 
@@ -52,7 +52,7 @@ def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, sizes:
     except ShardlabError:
         raise
     except Exception as error:
-        why = own_code.sentence(plugin.file, error)
+        why = own_code.describe_error(plugin.file, error)
         raise InputError(f"{why} model() has to work on torch's meta device, on which FSDP and ZeRO-3 build it.") from error
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if not parameters:
@@ -97,5 +97,5 @@ def _count_flops(plugin: OwnModel, task: OwnTask) -> tuple[float | None, str]:
     try:
         counted = counted_flops.count_flops(task, Batch(*task.items(np.arange(1)))).flops
     except Exception as error:  # noqa: BLE001 - the model may need data to compute
-        return None, f"not counted: {own_code.sentence(plugin.file, error)}"
+        return None, f"not counted: {own_code.describe_error(plugin.file, error)}"
     return (counted, counted_flops.SOURCE) if counted else (None, "not counted: the model has no matrix product")

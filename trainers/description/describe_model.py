@@ -67,7 +67,7 @@ def describe_configuration(file: Path, seq_len: int | None) -> Description:
     raised.
     """
     try:
-        source = plugin_source.read(file)
+        source = plugin_source.read_plugin(file)
         content = model_file.read_content(source.contents[file.name])
         workload = _describe_workload(content, source.digest, file.stem, seq_len, twin=False)
     except ShardlabError as error:

@@ -62,9 +62,9 @@ def socket_folder() -> Path:
     is_usable = is_closed and len(os.fsencode(runtime / name)) <= LONGEST_FOLDER
     if is_usable:
         with contextlib.suppress(OSError):  # it may be full
-            return own_folder.make(runtime, name)
+            return own_folder.make_own_folder(runtime, name)
     try:
-        return own_folder.make(temporary, name)
+        return own_folder.make_own_folder(temporary, name)
     except OSError as error:
         raise ShardlabError(
             f"{temporary}: no folder can be made there that only user {os.getuid()} can enter ({error}), and the launcher fork "

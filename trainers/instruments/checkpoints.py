@@ -80,7 +80,7 @@ class Checkpoints(Instrument):
         # If the nodes share no folder, each node has its own part of a checkpoint. One rank per node creates this part and
         # gives it its final name.
         self._leads_node = run.separate_folders and ranks.local_rank == 0 and ranks.rank != 0
-        self._every = settings.every(steps_per_epoch)
+        self._every = settings.interval_steps(steps_per_epoch)
         # Parameter servers are not in the group and do not call new_group, so the group needs local synchronization. Without
         # parameter servers all ranks call new_group, and torch can give the group a safer name.
         has_servers = self._world < ranks.world_size
@@ -113,7 +113,7 @@ class Checkpoints(Instrument):
         """
         runs = [self._run_dir, *(RunDir(self._run_dir.path.parent / name) for name in self._run.resume)]
         for run, path in self._list_candidates(runs):
-            manifest = checkpoint.read(path)
+            manifest = checkpoint.read_manifest(path)
             why = manifest if isinstance(manifest, str) else self._find_damage(path, manifest, run)
             if self._on_any_rank(why is not None):
                 if why is not None:
@@ -127,7 +127,9 @@ class Checkpoints(Instrument):
             files.write_atomic(self._run_dir.steps_file(self._rank), lines)
             self._load(path, manifest)
             if self._rank == 0:
-                for begin, end in suspension.of(run.events()) if is_same_cell and run is not self._run_dir else ():
+                for begin, end in (
+                    suspension.read_suspensions(run.events()) if is_same_cell and run is not self._run_dir else ()
+                ):
                     # The suspensions of the earlier attempt are copied, because its records and times are part of this run now.
                     self._write_event(suspension.EVENT, seconds=end - begin, ended_s=end)
                 self._write_event("resumed", step=manifest.step, run=run.run_id)
@@ -158,9 +160,11 @@ class Checkpoints(Instrument):
                 return f"{path}: the records of rank {self._rank} end before step {manifest.step} of the checkpoint"
         else:
             options = [option.name for option in menu.workload_of(self._run.cell).options]
-            if (why := checkpoint.why_not(run.read_run().cell, self._run.cell, manifest.layout, options)) is not None:
+            if (
+                why := checkpoint.explain_refused_resume(run.read_run().cell, self._run.cell, manifest.layout, options)
+            ) is not None:
                 return f"{path}: {why}"
-        return checkpoint.damage(path, manifest.files[self._rank :: self._world])
+        return checkpoint.find_damage(path, manifest.files[self._rank :: self._world])
 
     def due(self, step: int) -> bool:
         return step % self._every == 0
@@ -168,12 +172,12 @@ class Checkpoints(Instrument):
     def after(self, step: int) -> None:
         started, train_time_s = time.perf_counter(), self._train_time.seconds()
         if self._rank == 0 or self._leads_node:
-            checkpoint.begin(self._run_dir.path, step)
+            checkpoint.begin_checkpoint(self._run_dir.path, step)
         self._peers.barrier()
-        checkpoint_files, size = self._saver.save(checkpoint.growing_path(self._run_dir.path, step), self._settings.layout)
+        checkpoint_files, size = self._saver.save(checkpoint.temporary_path(self._run_dir.path, step), self._settings.layout)
         if self._run.separate_folders:
             if self._leads_node:
-                checkpoint.publish(self._run_dir.path, step)
+                checkpoint.publish_checkpoint(self._run_dir.path, step)
             self._peers.barrier()  # the manifest, which is written last, says that the parts of all nodes are complete
         if self._rank == 0:
             manifest = CheckpointManifest(
@@ -188,10 +192,10 @@ class Checkpoints(Instrument):
                 numbers=self._engine.numbers(),
                 files=checkpoint_files,
             )
-            checkpoint.commit(self._run_dir.path, manifest, self._settings.keep)
+            checkpoint.commit_checkpoint(self._run_dir.path, manifest, self._settings.keep)
         self._peers.barrier()
         if self._leads_node:
-            checkpoint.remove_old(self._run_dir.path, self._settings.keep)
+            checkpoint.remove_old_checkpoints(self._run_dir.path, self._settings.keep)
         self._saved_step, self._saves, self._bytes = step, self._saves + 1, size
         self._save_s += time.perf_counter() - started
 
@@ -210,10 +214,12 @@ class Checkpoints(Instrument):
         since_s, self._last_check_s = time.monotonic() - self._last_check_s, time.monotonic()
         if time.time() < self._save_at:
             return False
-        if since_s > suspension.LEAST_S:  # the last call was long ago: the run may have been suspended since
+        if since_s > suspension.MIN_SUSPENSION_S:  # the last call was long ago: the run may have been suspended since
             time.sleep(RECORDED_WITHIN_S)
-        new_suspensions = [suspended for suspended in suspension.of(self._run_dir.events()) if suspended[1] > self._began_s]
-        self._save_at = self._first_save_at + suspension.total_s(new_suspensions)
+        new_suspensions = [
+            suspended for suspended in suspension.read_suspensions(self._run_dir.events()) if suspended[1] > self._began_s
+        ]
+        self._save_at = self._first_save_at + suspension.total_duration_s(new_suspensions)
         return time.time() >= self._save_at
 
     def _agree_to_end(self) -> bool:
@@ -245,8 +251,8 @@ class Checkpoints(Instrument):
             results |= {"bytes": self._bytes, "save_s": round(self._save_s / self._saves, 6)}
         # If the nodes share no folder, only the first node has the manifest.
         if self._settings.time_loading and self._saved_step and not self._run.separate_folders:
-            path = checkpoint.path_of(self._run_dir.path, self._saved_step)
-            manifest = checkpoint.read(path)
+            path = checkpoint.checkpoint_path(self._run_dir.path, self._saved_step)
+            manifest = checkpoint.read_manifest(path)
             if isinstance(manifest, str):
                 raise InputError(manifest)
             self._load(path, manifest)
@@ -255,13 +261,18 @@ class Checkpoints(Instrument):
     def _list_candidates(self, runs: Sequence[RunDir]) -> Iterator[tuple[RunDir, Path]]:
         """Yields (run, path) for each checkpoint that rank 0 finds: for each run in the order of `runs`, the newest first. A
         collective: all ranks use the list of rank 0, because a network file system may show other files to other nodes."""
-        local_checkpoints = [(run_index, path) for run_index, run in enumerate(runs) for path in checkpoint.whole(run.path)]
+        local_checkpoints = [
+            (run_index, path) for run_index, run in enumerate(runs) for path in checkpoint.complete_checkpoints(run.path)
+        ]
         for position in range(int(self._peers.gather([float(len(local_checkpoints))])[0, 0])):
             candidate = [0.0, 0.0]
             if self._rank == 0:
-                candidate = [float(local_checkpoints[position][0]), float(checkpoint.step_of(local_checkpoints[position][1]))]
+                candidate = [
+                    float(local_checkpoints[position][0]),
+                    float(checkpoint.step_of_checkpoint(local_checkpoints[position][1])),
+                ]
             run_number, step = (int(value) for value in self._peers.gather(candidate)[0])
-            yield runs[run_number], checkpoint.path_of(runs[run_number].path, step)
+            yield runs[run_number], checkpoint.checkpoint_path(runs[run_number].path, step)
 
     def _on_any_rank(self, flag: bool) -> bool:
         return bool(self._peers.gather([float(flag)]).max())

@@ -29,7 +29,7 @@ def write(path: Path, ranks: Ranks) -> None:
     """Write env/HOST.json: what `shardlab.hardware.host` finds out about this machine, torch's device and versions, environment
     variables, and the network interfaces that this process uses. Called after the rendezvous of the ranks."""
     files.make_folder(path.parent)
-    content: dict[str, Any] = {**msgspec.to_builtins(host.observe()), "torch": _describe_torch(ranks)}
+    content: dict[str, Any] = {**msgspec.to_builtins(host.read_host()), "torch": _describe_torch(ranks)}
     content["variables"] = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
     if (interfaces := _count_connections()) and ranks.world_size > 1:
         # NCCL uses these sockets for its rendezvous. It may then send data over NVLink, PCIe or InfiniBand, which sockets do

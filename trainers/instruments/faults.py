@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardlab.matrix.faults import ENDED, LostWorker, SlowedRank
+from shardlab.matrix.faults import ENDED_ON_PURPOSE, LostWorker, SlowedRank
 from trainers.instrument import Instrument
 
 if TYPE_CHECKING:
@@ -57,5 +57,5 @@ class LostRank(Instrument):
         if self._rank != self._settings.rank:
             return
         print(self._settings.why, flush=True)  # goes to the log of this rank
-        self._run_dir.write_event(f"rank-{self._rank:05d}", ENDED, why=self._settings.why)
+        self._run_dir.write_event(f"rank-{self._rank:05d}", ENDED_ON_PURPOSE, why=self._settings.why)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -62,7 +62,7 @@ class Validator(Instrument):
                 "Allowed: a smaller global batch, or more items."
             )
         self._cell, self._split, self._engine, self._ranks, self._peers = cell, split, engine, ranks, peers
-        self._every = settings.every(order.steps_per_epoch)
+        self._every = settings.interval_steps(order.steps_per_epoch)
         self._steps, self._may_wait, self._path = order.timed_steps(cell), may_wait, path
         self._last_record: ValidationRecord | None = None
 

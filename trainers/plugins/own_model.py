@@ -75,12 +75,12 @@ class OwnModel(msgspec.Struct, frozen=True):
         except (MemoryError, RuntimeError):
             raise  # torch reports a lack of memory as a RuntimeError; the rank's process records this error as `oom`
         except Exception as error:
-            raise InputError(own_code.sentence(self.file, error)) from error
+            raise InputError(own_code.describe_error(self.file, error)) from error
 
 
 def load_definitions(source: PluginSource) -> OwnModel:
     """Execute the file and return its definitions, checked. Raises InputError with the file, and the line if it is known."""
-    return _check_definitions(str(source.file), own_code.execute(source))
+    return _check_definitions(str(source.file), own_code.execute_plugin(source))
 
 
 def _check_definitions(file: str, module: ModuleType) -> OwnModel:

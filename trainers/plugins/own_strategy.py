@@ -36,7 +36,7 @@ def load_strategy_file(source: PluginSource) -> list[Strategy]:
 
     Raises InputError with the file, and with the line if it is known.
     """
-    file, module = str(source.file), own_code.execute(source)
+    file, module = str(source.file), own_code.execute_plugin(source)
     variants = getattr(module, "VARIANTS", None)
     if not isinstance(variants, tuple) or not variants or not all(isinstance(strategy, Strategy) for strategy in variants):
         raise InputError(f"{file}: defines no VARIANTS. Needed: a tuple of Strategy (trainers.strategy).")
@@ -55,7 +55,7 @@ def add_strategies(file: Path, code: str | None) -> None:
 
     code: the digest of the file when the run was submitted. Raises InputError if the file has changed since then.
     """
-    source = plugin_source.read(file)
+    source = plugin_source.read_plugin(file)
     if source.digest != code:
         raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {code}.")
     for strategy in load_strategy_file(source):
@@ -66,7 +66,7 @@ def describe_strategies(file: Path) -> StrategyDescription:
     """The strategies of a file. The modules of their engines are imported too, to find errors in them. An error is returned as
     the `fault` of the description and not raised."""
     try:
-        source = plugin_source.read(file)
+        source = plugin_source.read_plugin(file)
         strategies = load_strategy_file(source)
         for strategy in strategies:
             _check_engine(str(file), strategy)
@@ -74,7 +74,7 @@ def describe_strategies(file: Path) -> StrategyDescription:
     except ShardlabError as error:
         return StrategyDescription(fault=str(error))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
-        return StrategyDescription(fault=own_code.sentence(str(file), error))
+        return StrategyDescription(fault=own_code.describe_error(str(file), error))
 
 
 def answer_questions(file: Path, questions: Iterable[bytes], answers: IO[bytes]) -> None:
@@ -85,7 +85,7 @@ def answer_questions(file: Path, questions: Iterable[bytes], answers: IO[bytes])
     """
     fault, strategies = "", dict[str, Strategy]()
     try:
-        strategies = {strategy.name: strategy for strategy in load_strategy_file(plugin_source.read(file))}
+        strategies = {strategy.name: strategy for strategy in load_strategy_file(plugin_source.read_plugin(file))}
     except ShardlabError as error:
         fault = str(error)
     for line in questions:
@@ -109,7 +109,7 @@ def _check_strategy(source: PluginSource, strategy: Strategy, module: str) -> St
     """
     file = str(source.file)
     helpers = {name.removesuffix(".py") for name in source.contents if name.startswith("_")}
-    shipped = {f"{ENGINES}.{name}" for name in registry.modules(ENGINES)}
+    shipped = {f"{ENGINES}.{name}" for name in registry.plugin_names(ENGINES)}
     if strategy.engine not in {module, *helpers, *shipped}:
         raise InputError(
             f"{file}: {strategy.name}: engine: found {str(strategy.engine)[:60]!r}. Allowed: a helper beside the file "
@@ -139,7 +139,7 @@ def _call(file: str, strategy: str, name: str, function: Callable[[Cell], Any], 
     except ShardlabError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"{own_code.sentence(file, error)} So {name} of {strategy} is not known.") from error
+        raise InputError(f"{own_code.describe_error(file, error)} So {name} of {strategy} is not known.") from error
     if type(result) not in allowed:
         allowed_text = "a whole number or None" if int in allowed else "a sentence or None"
         raise InputError(f"{file}: {name} of {strategy} returned {repr(result)[:60]}. Allowed: {allowed_text}.")

@@ -74,7 +74,7 @@ class Ranks:
             torch.cuda.set_device(self.device)  # first, because other CUDA calls may allocate memory on the current GPU
         # The device on which the training ranks compute: a GPU's name, or `cpu`. Parameter servers have the same value.
         self.trains_on = torch.cuda.get_device_name() if cuda else "cpu"
-        torch.set_num_threads(count_threads(process_rank, os.environ, host.usable_processors(), gpus=cuda))
+        torch.set_num_threads(count_threads(process_rank, os.environ, host.count_usable_processors(), gpus=cuda))
         # With its default timeouts (10 or 30 minutes), torch could end a rank that may still wait, or end a hanging rank before
         # every rank has logged its stacks. The defaults themselves are replaced, because process groups that strategies create
         # use the defaults and not the timeout of the first group.

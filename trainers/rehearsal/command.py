@@ -29,8 +29,8 @@ def run_rehearsal(file: Path | None, cache: Path | None, *, full_depth: bool) ->
     """
     request = _read_request(file)
     answer_out = _reserve_standard_output()
-    cached_path = None if cache is None else cache / f"{request.key(full_depth=full_depth)}.json"
-    answer = None if cached_path is None else rehearsed.read(cached_path)
+    cached_path = None if cache is None else cache / f"{request.cache_key(full_depth=full_depth)}.json"
+    answer = None if cached_path is None else rehearsed.read_answer(cached_path)
     if answer is None:
         answer = _rehearse(request, Path() if file is None else file.parent, full_depth=full_depth)
         if cached_path is not None and isinstance(answer, Rehearsed):

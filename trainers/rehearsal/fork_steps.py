@@ -32,7 +32,7 @@ def rehearse_steps(steps: Sequence[Callable[[], CountedStep]]) -> list[CountedSt
         waiting, running = deque(range(len(steps))), dict[int, int]()
         try:
             while waiting or running:
-                while waiting and len(running) < host.usable_processors():
+                while waiting and len(running) < host.count_usable_processors():
                     number = waiting.popleft()
                     running[_fork_step(steps[number], Path(folder, str(number)))] = number
                 child, status = os.wait()

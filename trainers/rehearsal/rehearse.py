@@ -134,9 +134,9 @@ def _count_step_of_rank(cell: Cell, data_path: Path, rank: int) -> CountedStep:
             return rehearse_step(cell, data_path, ranks)
     except RuntimeError as error:
         file = menu.workload_of(cell).file
-        if file is None or own_code.place(error, Path(file).parent) is None:
+        if file is None or own_code.find_error_line(error, Path(file).parent) is None:
             raise
-        raise InputError(f"{own_code.sentence(file, error)} {NO_VALUES}") from error
+        raise InputError(f"{own_code.describe_error(file, error)} {NO_VALUES}") from error
 
 
 def rehearse_step(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:

@@ -131,7 +131,7 @@ def _create_instruments(
         instruments.append(checkpoints)  # so late that a checkpoint is saved after all other instruments have run
     if cell.instruments.lost_worker is not None:
         instruments.append(LostRank(cell.instruments.lost_worker, ranks.rank, run_dir))
-    note = partial(instrument_span.write, run_dir, ranks.rank)
+    note = partial(instrument_span.write_span, run_dir, ranks.rank)
     return RunInstruments(instruments, ranks.device, train_time, note), resumed
 
 

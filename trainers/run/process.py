@@ -71,8 +71,8 @@ def error_sentence(error: BaseException, run: Path | None = None) -> str:
     if isinstance(error, ShardlabError):
         return first_line
     error_text = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
-    folders = [run / name for name in plugin_source.CARRIED] if run is not None else []
-    error_location = next((location for folder in folders if (location := own_code.place(error, folder))), None)
+    folders = [run / name for name in plugin_source.CARRIED_FOLDERS] if run is not None else []
+    error_location = next((location for folder in folders if (location := own_code.find_error_line(error, folder))), None)
     return error_text if error_location is None else f"{error_location}: {error_text}"
 
 
@@ -92,7 +92,7 @@ def _check_start(run: Run, run_dir: RunDir, process_rank: Rank) -> None:
             "as run.json says (world.world_size)."
         )
     steps = run_dir.steps_file(process_rank.rank)
-    has_records = steps.exists() and steps.stat().st_size and not checkpoint.whole(run_dir.path)
+    has_records = steps.exists() and steps.stat().st_size and not checkpoint.complete_checkpoints(run_dir.path)
     if run_dir.result.exists() or has_records:
         raise InputError(f"{run_dir.path}: has records already; another attempt needs a run of its own.")
 

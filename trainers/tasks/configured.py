@@ -171,7 +171,7 @@ def build(cell: Cell, data_path: Path, *, file: Path, twin: bool) -> Task:
 
     Raises InputError if the file was changed after the run was submitted, or if transformers cannot build the model.
     """
-    source = plugin_source.read(file)
+    source = plugin_source.read_plugin(file)
     if source.digest != cell.workload_code:
         raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {cell.workload_code}.")
     try:

@@ -87,7 +87,7 @@ class OwnTask(Task):
         except ShardlabError:
             raise
         except Exception as error:
-            why = own_code.sentence(self._plugin.file, error)
+            why = own_code.describe_error(self._plugin.file, error)
             raise InputError(f"{why} Tensor and pipeline parallelism need a model that computes on the meta device.") from error
         return OwnPlan(self._plugin, self.blocks, model, shapes)
 
@@ -147,7 +147,7 @@ class OwnTask(Task):
 def build(cell: Cell, data_path: Path, *, file: Path) -> OwnTask:
     """The task of a cell. file: the user's file. Raises InputError if the file was changed after the run was submitted, or if
     its definitions are wrong."""
-    source = plugin_source.read(file)
+    source = plugin_source.read_plugin(file)
     if source.digest != cell.workload_code:
         raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {cell.workload_code}.")
     plugin = own_model.load_definitions(source)
