@@ -79,7 +79,7 @@ def printed_tables():
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             text = path.read_text()
-            if ".table(" not in text:
+            if ".print_table(" not in text:
                 continue
             for function in ast.walk(ast.parse(text)):
                 calls = ast.walk(function) if isinstance(function, ast.FunctionDef) else ()
@@ -88,11 +88,11 @@ def printed_tables():
 
 
 def is_table(node):
-    """Whether a node of the syntax tree is the call `output.table(title, columns, rows)`."""
+    """Whether a node of the syntax tree is the call `output.print_table(title, columns, rows)`."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "table"
+        and node.func.attr == "print_table"
         and isinstance(node.func.value, ast.Name)
         and node.func.value.id in ("output", "out")
     )
