@@ -75,7 +75,7 @@ def describe_searches(
 
 
 def _read_earlier_searches(workspace: Workspace, runs_as: str) -> dict[str, BatchSearch]:
-    """The searches of this matrix when the matrix was last rendered, by the text that `batch_search.search_family_hash` gives."""
+    """The searches of this matrix when it was last rendered, by the text that `batch_search.search_family_hash` gives."""
     if runs_as not in workspace.matrix_names():
         return {}
     cells = workspace.read_expansion(runs_as).cells

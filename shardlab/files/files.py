@@ -89,7 +89,7 @@ def open_descriptor(path: Path | str, *, follow: bool = False) -> tuple[int, int
 
 
 def _open(path: Path | str, flags: int, mode: int = 0o644) -> tuple[int, int]:
-    """Open a regular file. Returns (descriptor, size in bytes). flags: flags of os.open. mode: the permissions of a new file."""
+    """Open a regular file. Returns (descriptor, size in bytes). flags: of os.open. mode: the permissions of a new file."""
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:

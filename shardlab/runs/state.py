@@ -106,7 +106,7 @@ def find_last_sending(ordered: Sequence[Event]) -> Event | None:
 
 
 def sent_job(sending: Event | None) -> tuple[str, str]:
-    """(number, token) of the job of a run in Slurm; two empty texts if it has none. sending: as `find_last_sending` returns it."""
+    """(number, token) of the job of a run in Slurm; two empty texts if it has none. sending: from `find_last_sending`."""
     data = sending.data if sending is not None else {}
     return (data["job"], data["token"]) if data.get("job") and data.get("token") else ("", "")
 
