@@ -10,7 +10,7 @@ OS_RELEASE ?= /etc/os-release
 # What tests use of the system, as COMMAND:PACKAGE of Debian; COMMAND/COMMAND: any of these commands will do.
 TOOLS := chromium/google-chrome:chromium systemd-nspawn:systemd-container debootstrap:debootstrap ch-run:charliecloud-runtime ip:iproute2
 TOOLS += ssh-keygen:openssh-client rsync:rsync pdflatex:texlive-latex-recommended pdftotext:poppler-utils zsh:zsh fish:fish g++:g++
-# The number of workers, and which tests share one: tests/support_lanes.py.
+# The number of workers, and which tests share one: tests/support/support_lanes.py.
 SIDE_BY_SIDE = --numprocesses auto --dist loadscope --no-loadscope-reorder $(if $(SHUFFLE),--shuffle=$(SHUFFLE))
 # The seed of the random order of tests: `new` draws one and prints it, `make test SHUFFLE=` runs tests in the order of their files.
 SHUFFLE = new
@@ -50,7 +50,7 @@ quickstart: $(VENV)/installed
 	$(BIN)/collect fetch --workspace "$(WORKSPACE)"
 	$(BIN)/collect summarize --workspace "$(WORKSPACE)"
 
-# Which tests are quick and which are slow: tests/support_tiers.py. No test is in both tiers.
+# Which tests are quick and which are slow: tests/support/support_tiers.py. No test is in both tiers.
 test: check
 	$(BIN)/pytest --tier quick $(SIDE_BY_SIDE) --durations=20
 
@@ -73,7 +73,7 @@ check: $(VENV)/installed-dev
 # Writes all golden files and JSON schemas anew. Read the diff before you commit it.
 golden: $(VENV)/installed-dev
 	$(BIN)/python -m shardlab.json_schema
-	SHARDLAB_GOLDEN=write $(BIN)/pytest --quiet $$(grep -l same_as_golden tests/test_*.py)
+	SHARDLAB_GOLDEN=write $(BIN)/pytest --quiet $$(grep -rl --include="test_*.py" same_as_golden tests)
 	git status --short tests/golden shardlab/schemas docs/menus.md
 
 # Writes the documentation site to site/, and fails at dead links.
@@ -83,7 +83,7 @@ docs: $(VENV)/installed-dev
 
 # Makes docs/images from a quickstart and a rehearsal of study 1, which it keeps in .cache/pictures. Look at each picture.
 pictures: $(VENV)/installed-dev
-	$(BIN)/python tests/record_pictures.py
+	PYTHONPATH=tests/support $(BIN)/python tools/record_pictures.py
 
 # Tests shardlab on the GPUs of this machine; results go to docs/results. More arguments of prove.py: PROOF='--only A'
 gpu-proof:
@@ -91,7 +91,7 @@ gpu-proof:
 
 # Breaks lines of the product and says whether tests notice; docs/design/mutants.md. More words for it: MUTANTS='--seed 15'
 mutants: $(VENV)/installed-mutants
-	$(BIN)/python tests/mutants $(MUTANTS)
+	$(BIN)/python tools/mutants $(MUTANTS)
 
 # Makes an environment anew unless it works here: its pip starts, and pip's command is of this path. One that is half made, was moved,
 # or is of a Python that is gone does not. A link, and packages that make did not install, are never removed.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from support_planner import ADAMW, cell
 
 from shardlab.runs import rehearsed

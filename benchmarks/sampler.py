@@ -2,10 +2,9 @@
 
     python benchmarks/sampler.py [--hz 1 10 50] [--seconds 20] [--gpus 8] [--rounds 3]
 
-The GPUs are imitated by a stub of NVML's library (tests/stub_nvml), which is compiled with g++ and answers at once. So only the
-cost of our own code is measured, without the time that a real driver needs for its answers. The CPU time is read from the
-kernel (/proc/PID/schedstat) in the middle of the run, so that the start of Python does not count.
-"""
+The GPUs are imitated by a stub of NVML's library (tests/support/stub_nvml), which is compiled with g++ and answers at once. So
+only the cost of our own code is measured, without the time that a real driver needs for its answers. The CPU time is read from
+the kernel (/proc/PID/schedstat) in the middle of the run, so that the start of Python does not count."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-STUB = Path(__file__).parents[1] / "tests" / "stub_nvml" / "nvml.cpp"
+STUB = Path(__file__).parents[1] / "tests" / "support" / "stub_nvml" / "nvml.cpp"
 ANSWERS = (
     "power_mw=300000 energy_mj=1 reasons=0 utilization=90 memory_total=85899345920 memory_used=64424509440 temperature=60 "
     "sm_clock=1980 memory_clock=2619 pcie_tx=1 pcie_rx=1 nvlink_tx_kib=1 nvlink_rx_kib=1 ecc_corrected=0 ecc_uncorrected=0"

@@ -7,9 +7,8 @@ twice the processor time if it has to compile them each time.
 If a shell starts pytest in the background, pytest and its child processes ignore Ctrl-C (SIGINT). This file makes them react to
 SIGINT again.
 The user's umask, and a TMPDIR whose path is long or contains a space, are replaced: tests write shell scripts and sockets into
-temporary folders, and let other users read them. tests/test_surroundings.py holds that commands work in such surroundings.
-All tests that need a cluster share one practice cluster.
-"""
+temporary folders, and let other users read them. tests/project/test_surroundings.py holds that commands work in such
+surroundings. All tests that need a cluster share one practice cluster."""
 
 import os
 import re

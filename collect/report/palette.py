@@ -9,7 +9,7 @@ from typing import Any
 # Text has the colours ink, muted, link, good, warn and bad. The contrast of each of these colours with its background is at
 # least 4.5, as WCAG 2.2 requires for text (criterion 1.4.3). Graphics have the series colours. Their contrast is at least 3, as
 # WCAG requires for graphics (criterion 1.4.11), and people who cannot see red or green can distinguish each pair of them.
-# tests/test_collect_strategy_style.py checks these rules.
+# tests/collect/figures/test_strategy_style.py checks these rules.
 LIGHT = {
     "page": "#fdfdfc", "raised": "#ffffff", "ink": "#1b1d1f", "muted": "#646a70", "line": "#e4e5e3", "link": "#0a5aa8",
     "good": "#1a7346", "warn": "#935a00", "bad": "#b3261e", "warn-wash": "#fdf5e4", "warn-line": "#dba234",

@@ -1,9 +1,9 @@
 """Computes without torch what a rank exchanges in a step, by strategy. `Engine.theory` of the trainers uses the same theory.
 
-tests/test_planner_exchanges.py compares the results with numbers that were worked out by hand for each strategy. The sent bytes
-are the bytes that the ring algorithm sends (Patarasuk and Yuan, 2009): over n ranks, each rank sends 2 (n-1)/n S bytes for an
-all-reduce of S bytes, (n-1)/n S for an all-gather with a result of S bytes or a reduce-scatter of S bytes, and S for a send.
-"""
+tests/jobs/planner/test_exchanges.py compares the results with numbers that were worked out by hand for each strategy. The sent
+bytes are the bytes that the ring algorithm sends (Patarasuk and Yuan, 2009): over n ranks, each rank sends 2 (n-1)/n S bytes
+for an all-reduce of S bytes, (n-1)/n S for an all-gather with a result of S bytes or a reduce-scatter of S bytes, and S for a
+send."""
 
 from __future__ import annotations
 

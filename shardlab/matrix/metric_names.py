@@ -1,7 +1,7 @@
 """The names of the metrics that are allowed in `claims` and `reported` of a matrix file.
 
 `collect/metrics` defines the metrics. The names are repeated here, so that `jobs` can check a matrix file without importing
-`collect`; `tests/test_metric_names.py` checks that both lists are equal.
+`collect`; `tests/shardlab/matrix/test_metric_names.py` checks that both lists are equal.
 """
 
 from __future__ import annotations

@@ -1,0 +1,79 @@
+"""`jobs submit --from FILE` submits the matrix of an archive. Code in the archive is executed only with --trust."""
+
+import pytest
+from support_e2e import benches
+from support_trust import make_own
+
+from jobs.cli import main
+from shardlab.workspace.workspace import Workspace
+from tests.jobs.plugins.test_own_workloads import MATRIX, MODEL
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def archived(tmp_path_factory):
+    """Yields (an archive with a completed run of a workload that its workspace defines; this workspace)."""
+    for theirs in benches(tmp_path_factory.mktemp("theirs")):
+        (theirs.path / "workloads").mkdir(parents=True)
+        (theirs.path / "workloads" / "points.py").write_text(MODEL)
+        (theirs.path / "m.yaml").write_text(MATRIX)
+        make_own(theirs.path)
+        theirs.run("jobs", "submit", "--matrix", str(theirs.path / "m.yaml"), "--wait")
+        file = tmp_path_factory.mktemp("archive") / "mine.shardlab.zip"
+        theirs.run("collect", "archive", "--out", str(file))
+        yield file, Workspace(theirs.path)
+
+
+@pytest.fixture
+def bench(tmp_path):
+    yield from benches(tmp_path)
+
+
+def jobs(workspace: Workspace, *words: str) -> int:
+    return main([*words, "--workspace", str(workspace.path)])
+
+
+def test_the_archived_matrix_gives_the_same_cells_here(archived, bench):
+    file, theirs = archived
+    planned = bench.json("jobs", "submit", "--from", str(file), "--trust", "--dry-run")
+    assert [run["id"] for run in planned] == theirs.run_ids()
+    bench.run("jobs", "submit", f"--from={file}", "--trust", "--wait")
+    assert list(bench.states()) == theirs.run_ids()
+    assert (bench.path / "workloads" / "points.py").read_text() == MODEL
+    (pair,) = bench.json("collect", "compare", str(file), str(bench.path))["pairs"]
+    theirs_and_ours = {one["metric"]: (one["a"], one["b"]) for one in pair["metrics"]}["final_loss"]
+    assert theirs_and_ours[0] == theirs_and_ours[1]
+    bench.run("jobs", "submit", "--from", str(file), "--trust")
+    assert len(bench.states()) == 1
+
+
+def test_without_trust_nothing_is_written(archived, tmp_path, capsys):
+    file, _ = archived
+    assert jobs(Workspace(tmp_path / "ours"), "submit", "--from", str(file)) == 2
+    said = capsys.readouterr().err
+    assert "contains code: workloads/points.py" in said
+    assert "--trust" in said
+    assert not (tmp_path / "ours").exists()
+
+
+def test_a_file_of_the_same_name_is_never_replaced(archived, tmp_path, capsys):
+    file, _ = archived
+    mine = tmp_path / "workloads" / "points.py"
+    mine.parent.mkdir()
+    mine.write_text("mine = 1\n")
+    assert jobs(Workspace(tmp_path), "submit", "--from", str(file), "--trust") == 2
+    assert "differs from the file of this name" in capsys.readouterr().err
+    assert mine.read_text() == "mine = 1\n"
+    assert not (tmp_path / "archived").exists()
+
+
+def test_submit_needs_either_matrix_or_from(archived, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        jobs(Workspace(tmp_path), "submit", "--from", str(archived[0]), "--matrix", "quickstart")
+    assert ended.value.code == 2
+    with pytest.raises(SystemExit):
+        jobs(Workspace(tmp_path), "submit")
+    assert "one of the arguments --matrix --from is required" in capsys.readouterr().err
+    (tmp_path / "no.zip").write_text("no archive")
+    assert jobs(Workspace(tmp_path), "submit", "--from", str(tmp_path / "no.zip")) == 2

@@ -1,0 +1,375 @@
+"""The state of a run follows from the answer of Slurm together with the run's own records.
+
+The folder recorded/slurm contains what sacct and squeue of Slurm 22.05 printed on practice nodes, with the columns that
+jobs.slurm.query asks for. Job 18 completed, job 19 failed, job 20 was cancelled while it ran, jobs 23 and 25 were cancelled
+while they waited, job 21 exceeded its time limit, and job 24 was requeued. Job 22 is an array of which some tasks had ended.
+"""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from support_cells import CELL
+
+from jobs.schedulers import slurm
+from jobs.slurm import query, states
+from jobs.status import reconcile
+from shardlab.files import files
+from shardlab.runs.record import Event, LineWriter, Result, StepRecord
+from shardlab.runs.run import Run, World
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import FINAL, STATES
+from shardlab.workspace.workspace import Workspace
+
+RECORDED = Path(__file__).parents[2] / "recorded" / "slurm"
+ALL = ["18", "19", "20", "21", "22", "23", "24", "25"]
+# (exit code, error) of Slurm's commands if the controller does not answer, the database does not answer, or accounting is
+# disabled.
+AWAY = (1, "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+NO_DATABASE = (1, "sacct: error: Problem talking to the database: Connection refused")
+NO_ACCOUNTS = (1, "Slurm accounting storage is disabled")
+EVERY = sorted({*states.WAITING_STATES, *states.RUNNING_STATES, *states.ENDED, "CANCELLED by 1000", "COMPLETING+", "A_NEW_ONE"})
+
+
+@pytest.fixture
+def says(tmp_path, monkeypatch):
+    """Returns a function that sets what the stand-ins for Slurm's commands print: a text, or (exit code, error)."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "bin").mkdir()
+
+    def say(**answers):
+        for name, answer in answers.items():
+            code, text, stream = (0, answer, 1) if isinstance(answer, str) else (*answer, 2)
+            (tmp_path / f"{name}.txt").write_text(text)
+            command = tmp_path / "bin" / name
+            command.write_text(f"#!/bin/sh\ncat '{tmp_path}/{name}.txt' >&{stream}\nexit {code}\n")
+            command.chmod(0o755)
+
+    return say
+
+
+def recorded(name):
+    return (RECORDED / f"{name}.txt").read_text()
+
+
+def said(found):
+    return {job.id: states.translate_state(job.state) for job in found.jobs.values()}
+
+
+def test_squeue_counts_before_an_outdated_sacct(says):
+    says(sacct=recorded("sacct-middle"), squeue=recorded("squeue-middle"))
+    found = query.find_jobs(ALL, 0.0)
+    assert (found.why_not, found.complete) == ("", True)
+    assert found.jobs["24"].state == "PENDING"  # job 24 was requeued; the accounting database still had it as running
+    assert found.jobs["24"].reason == "BeginTime"
+    assert found.jobs["22_31"].start_s == 1795283124.0
+    assert found.jobs["22_32"].start_s is None
+    assert found.jobs["22_1"].nodes == "work1"
+    assert "8" not in found.jobs  # job 8 belongs to another user
+    ends = {"18": "completed", "19": "failed", "20": "cancelled", "21": "running", "23": "pending", "22_59": "pending"}
+    assert ends.items() <= said(found).items()
+    assert {f"25_{task}" for task in (0, 3, 160, 300, 301, 399)} <= found.jobs.keys()
+    assert "25_161" not in found.jobs
+
+
+def test_squeue_is_not_called_if_sacct_says_that_all_jobs_have_ended(says):
+    """If sacct says that all jobs have ended, squeue is not called."""
+    says(sacct=recorded("sacct-end"), squeue=(99, "squeue: must not be asked"))
+    found = query.find_jobs(ALL, 0.0)
+    assert (found.why_not, found.complete) == ("", True)
+    ends = {"18": "completed", "19": "failed", "20": "cancelled", "21": "timeout", "23": "cancelled", "24": "cancelled"}
+    assert ends.items() <= said(found).items()
+    assert said(found)["25_300"] == "cancelled"
+
+
+def test_a_task_listed_alone_and_in_a_range_has_the_state_of_its_own_line(says):
+    """sacct may list a task of an array by itself and also in a range of waiting tasks. Its own line decides."""
+    says(sacct=recorded("sacct-middle"), squeue=AWAY)
+    found = query.find_jobs(ALL, 0.0)
+    assert (found.why_not, found.complete) == ("Unable to contact slurm controller (connect failure)", False)
+    assert (said(found)["22_27"], said(found)["22_28"]) == ("failed", "pending")
+
+
+@pytest.mark.parametrize(("accounts", "complete"), [(NO_ACCOUNTS, True), (NO_DATABASE, False)])
+def test_without_sacct_the_controller_decides_the_state(says, accounts, complete):
+    """Without accounting, the answer of squeue is complete. If the database is only unreachable, it is not."""
+    says(sacct=accounts, squeue=recorded("squeue-middle"))
+    found = query.find_jobs(ALL, 0.0)
+    assert (found.why_not, found.complete, said(found)["21"]) == ("", complete, "running")
+
+
+@pytest.mark.parametrize(
+    ("listed", "tasks"),
+    [
+        ("12", ["12"]),
+        ("12_4", ["12_4"]),
+        ("12_[3-5,7%2]", ["12_3", "12_4", "12_5", "12_7"]),
+        ("12_[0-4:2,9]", ["12_0", "12_2", "12_4", "12_9"]),
+        ("12_[7]", ["12_7"]),
+        ("12_[1,...]", ["12_1"]),
+    ],
+)
+def test_the_tasks_of_an_array_are_parsed(says, listed, tasks):
+    says(sacct=f"{listed}|m.1|PENDING|1795283038|Unknown|None assigned|None\n", squeue="")
+    assert list(query.find_jobs(["12"], 0.0).jobs) == tasks
+
+
+STARTED = ("started", {})
+OWN = {  # maps the name of a history to the events that a run wrote after its submission
+    "waits": (),
+    "taken back": (("cancelled", {}),),
+    "runs": (STARTED,),
+    "completed": (STARTED, ("exited", {"code": 0, "reason": None})),
+    "failed": (STARTED, ("exited", {"code": 1, "reason": None})),
+    "failed with a word": (STARTED, ("failed", {"why": "peer left"}), ("exited", {"code": 1, "reason": None})),
+    "failed for a reason": (STARTED, ("exited", {"code": 1, "reason": "failed", "why": "packages changed"})),
+    "told to end": (STARTED, ("exited", {"code": 143, "reason": "told", "why": "SIGTERM"})),
+    "oom": (STARTED, ("oom", {"why": "CUDA"}), ("exited", {"code": 1, "reason": None})),
+    "timeout": (STARTED, ("exited", {"code": 143, "reason": "timeout", "why": "3 s"})),
+    "hung": (STARTED, ("exited", {"code": 143, "reason": "hung", "why": "rank 1"})),
+    "cancelled": (STARTED, ("cancel_requested", {}), ("exited", {"code": 143, "reason": "cancelled"})),
+}
+TIMEOUT, AGAIN = OWN["timeout"], STARTED
+OWN["failed after a timeout"] = (*TIMEOUT, *OWN["failed"])
+OWN["runs after a timeout"] = (*TIMEOUT, AGAIN)
+OWN["goes on after a timeout"] = (*TIMEOUT, ("requeued", {"why": "it left a checkpoint"}))
+AGO = 1000.0  # the runs of the tests were submitted this many seconds ago; each wrote one event per second after that
+JOB, TOKEN = "12", "m.0123456789"
+
+
+@pytest.fixture
+def run_of(tmp_path):
+    """Returns a function that writes a run folder with the given events and returns it."""
+
+    def write(events, *, kind="one", ago_s=AGO, place="run", job=JOB):
+        cell = msgspec.structs.replace(CELL, steps=1)
+        folder = RunDir(tmp_path / "runs" / place)
+        folder.path.mkdir(parents=True)
+        run = Run(
+            schema=1, run_id=place, matrix="m", cell=cell, cell_hash=cell.hash(), repeat=1, attempt=1, launcher="torchrun",
+            rehearsal=False, world=World(1, 2, 2), cluster={}, data_path="", versions={}, git_commit=None, templates={},
+            created="2026-01-01T00:00:00Z", scheduler="slurm",
+        )  # fmt: skip
+        files.write_json(folder.run_json, run)
+        sent = ("submitted", {"scheduler": "slurm", "job": job, "token": TOKEN, "kind": kind})
+        add(folder, (("rendered", {}), sent, *events), time.time() - ago_s)
+        if ("exited", {"code": 0, "reason": None}) in events:
+            complete(folder)
+        return folder
+
+    return write
+
+
+def add(folder, events, first_s):
+    with LineWriter(folder.events_file("w")) as lines:
+        for at, (name, data) in enumerate(events):
+            lines.write(Event(schema=1, event=name, writer="w", wall_s=first_s + at, host="h", data=data))
+
+
+def complete(folder):
+    for rank in (0, 1):
+        with LineWriter(folder.steps_file(rank)) as lines:
+            lines.write(StepRecord(schema=1, step=1, t_s=0.0, wall_s=0.0, units=1, step_ms=1.0))
+    files.write_json(
+        folder.result, Result(schema=1, run_id=folder.run_id, state="completed", rehearsal=False, steps=1, unit="t")
+    )
+
+
+@pytest.fixture
+def together(run_of, says, tmp_path):
+    """Returns a function that judges several runs while Slurm reports the same state `raw` for all their jobs. owns: the names
+    in OWN of the histories of the runs."""
+
+    def judged(owns, raw, *, kind="one", start_s=None):
+        start = "Unknown" if start_s is None else int(start_s)
+        numbers = [str(int(JOB) + place) for place in range(len(owns))]
+        text = "".join(f"{number}|{TOKEN}|{raw}|{int(time.time() - AGO)}|{start}|n1|None\n" for number in numbers)
+        says(sacct=text, squeue=text)
+        places = [re.sub("[^a-z0-9]+", "-", f"{own}-{raw}-{start}-{kind}".lower()) for own in owns]
+        runs = [
+            reconcile.read_run_on_disk(run_of(OWN[own], kind=kind, place=place, job=number))
+            for own, place, number in zip(owns, places, numbers, strict=True)
+        ]
+        return [found.verdict for found in slurm.observe(Workspace(tmp_path), runs)]
+
+    return judged
+
+
+@pytest.mark.parametrize(
+    ("own", "raw", "state", "words"),
+    [
+        ("waits", "PENDING", "pending", ""),
+        ("waits", "RUNNING", "pending", "its job is starting"),
+        ("waits", "CANCELLED by 1000", "cancelled", "cancelled in Slurm"),
+        ("waits", "TIMEOUT", "failed", "(TIMEOUT) before the run started; `jobs retry` submits it again"),
+        ("waits", "OUT_OF_MEMORY", "failed", "(OUT_OF_MEMORY) before the run started"),
+        ("waits", "PREEMPTED", "preempted", "another job"),
+        ("waits", "COMPLETED", "failed", "before the run started"),
+        ("waits", "FAILED", "failed", "before the run started"),
+        ("waits", "BOOT_FAIL", "node_fail", "did not boot"),
+        ("waits", "A_NEW_ONE", "unknown", "Slurm says A_NEW_ONE"),
+        ("waits", "REVOKED", "unknown", "REVOKED"),
+        ("taken back", "PENDING", "cancelled", "before it started"),
+        ("runs", "RUNNING", "running", ""),
+        ("runs", "COMPLETING", "running", ""),
+        ("runs", "SUSPENDED", "running", ""),
+        ("runs", "PENDING", "pending", "started again by Slurm"),
+        ("runs", "REQUEUED", "pending", "started again by Slurm"),
+        ("runs", "COMPLETED", "unknown", "did not record its end"),
+        ("runs", "FAILED", "failed", "did not record its end"),
+        ("runs", "NODE_FAIL", "node_fail", "a node of the job failed"),
+        ("runs", "OUT_OF_MEMORY", "oom", "host memory"),
+        ("runs", "PREEMPTED", "preempted", "another job"),
+        ("runs", "CANCELLED by 1000", "cancelled", "cancelled in Slurm"),
+        ("runs", "DEADLINE", "timeout", "deadline"),
+        ("failed", "FAILED", "failed", "exit code 1"),
+        ("failed", "COMPLETED", "failed", "exit code 1"),
+        ("failed", "OUT_OF_MEMORY", "oom", "host memory"),
+        ("failed", "NODE_FAIL", "node_fail", "a node"),
+        ("failed", "CANCELLED by 1000", "cancelled", "in Slurm"),
+        ("failed", "RUNNING", "running", "its job is ending, after failed: exit code 1"),
+        ("failed", "COMPLETING", "running", "its job is ending"),
+        ("failed", "PENDING", "pending", "started again by Slurm, after failed"),
+        ("failed with a word", "NODE_FAIL", "node_fail", "a node"),
+        ("failed with a word", "FAILED", "failed", "peer left"),
+        ("failed for a reason", "OUT_OF_MEMORY", "failed", "packages changed"),
+        ("failed after a timeout", "OUT_OF_MEMORY", "oom", "host memory"),
+        ("runs after a timeout", "RUNNING", "running", ""),
+        ("told to end", "RUNNING", "running", "its job is ending"),
+        ("told to end", "TIMEOUT", "timeout", "Slurm ended the job"),
+        ("told to end", "PREEMPTED", "preempted", "another job"),
+        ("told to end", "PENDING", "pending", "started again by Slurm"),
+        ("told to end", "CANCELLED by 1000", "cancelled", "in Slurm"),
+        ("told to end", "FAILED", "failed", "SIGTERM"),
+        ("oom", "FAILED", "oom", "CUDA"),
+        ("oom", "OUT_OF_MEMORY", "oom", "CUDA"),
+        ("oom", "CANCELLED by 0", "oom", "CUDA"),
+        ("timeout", "FAILED", "timeout", "3 s"),
+        ("timeout", "RUNNING", "running", "its job is ending, after timeout: 3 s"),
+        ("hung", "COMPLETING", "running", "its job is ending"),
+        ("completed", "RUNNING", "completed", ""),
+        ("timeout", "PENDING", "pending", "started again by Slurm, after timeout"),
+        ("goes on after a timeout", "REQUEUED", "pending", "started again by Slurm, after timeout"),
+        ("goes on after a timeout", "CANCELLED by 1000", "cancelled", "while it waited to be started again, after timeout"),
+        ("timeout", "CANCELLED by 1000", "timeout", "3 s"),
+        ("hung", "FAILED", "hung", "rank 1"),
+        ("hung", "NODE_FAIL", "hung", "rank 1"),
+        ("cancelled", "CANCELLED by 1000", "cancelled", ""),
+        ("cancelled", "PENDING", "cancelled", ""),
+    ],
+)
+def test_the_state_of_a_run_follows_from_its_records_and_slurm(together, own, raw, state, words):
+    """The state of a run follows from its own records (`own`) and the state in Slurm (`raw`)."""
+    (verdict,) = together([own], raw)
+    assert (verdict.state, words in verdict.why) == (state, True), verdict
+
+
+@pytest.mark.parametrize("raw", EVERY)
+def test_a_run_is_completed_exactly_if_its_own_records_say_so(together, raw):
+    """For every state in Slurm, a run is completed exactly if its own records say so."""
+    found = {own: verdict.state for own, verdict in zip(OWN, together(list(OWN), raw), strict=True)}
+    assert set(found.values()) <= STATES.keys()
+    assert [own for own, state in found.items() if state == "completed"] == ["completed"]
+    assert found["cancelled"] == found["taken back"] == "cancelled"
+
+
+# Each state of a job that Slurm 21.08 to 25.11 knows: the state of the run, and whether the job has ended for good.
+OF_SLURM = {
+    "pending": "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT EXPEDITING POWER_UP_NODE",
+    "running": "RUNNING COMPLETING RESIZING SIGNALING STAGE_OUT STOPPED SUSPENDED UPDATE_DB RUNNING+",
+    "completed": "COMPLETED",
+    "failed": "FAILED",
+    "timeout": "TIMEOUT DEADLINE",
+    "cancelled": "CANCELLED",
+    "oom": "OUT_OF_MEMORY",
+    "node_fail": "NODE_FAIL BOOT_FAIL LAUNCH_FAILED RECONFIG_FAIL",
+    "preempted": "PREEMPTED",
+    "unknown": "REVOKED A_NEW_ONE",
+}
+MAY_START_AGAIN = {"NODE_FAIL", "BOOT_FAIL", "PREEMPTED"}
+
+
+def test_each_state_of_slurm_is_the_state_of_a_run():
+    of_run = {word: state for state, words in OF_SLURM.items() for word in words.split()}
+    assert of_run.keys() >= states.WAITING_STATES | states.RUNNING_STATES | states.ENDED.keys()
+    assert {word: states.translate_state(word) for word in of_run} == of_run
+    assert states.translate_state("CANCELLED by 1000") == "cancelled"
+    assert states.translate_state("") == "unknown"
+    ended = {word for word, state in of_run.items() if state not in ("pending", "running")} - MAY_START_AGAIN - {"A_NEW_ONE"}
+    assert {word for word in of_run if states.is_settled(word)} == ended
+
+
+def test_a_start_after_the_recorded_end_is_a_restart(together):
+    """If Slurm's job started after the recorded end of a run, Slurm started the run again, unless the run completed."""
+    again, completed = together(["timeout", "completed"], "RUNNING", start_s=time.time() - 1)
+    assert (again.state, again.why) == ("pending", "started again by Slurm, after timeout")
+    assert completed.state == "completed"
+
+
+def test_the_end_of_a_shared_job_does_not_change_runs_that_ended_before(together):
+    """If several runs share a job, the end of the job does not change the state of runs that ended before."""
+    failed, waits = together(["failed", "waits"], "RUNNING", kind="pack")
+    assert (failed.state, waits.why) == ("failed", "waits for the earlier runs in its job")
+    failed, told = together(["failed", "told to end"], "CANCELLED by 1000", kind="pack")
+    assert (failed.state, told.state) == ("failed", "cancelled")
+
+
+def seen(tmp_path, folder, read=None):
+    """Returns what `jobs status` shows about one run."""
+    (found,) = slurm.observe(Workspace(tmp_path), [read or reconcile.read_run_on_disk(folder)])
+    return found
+
+
+def line(raw, *, token=TOKEN):
+    return f"{JOB}|{token}|{raw}|1795283038|1795283081|work1|None\n"
+
+
+def test_a_number_that_slurm_gave_out_again_is_another_job(run_of, says, tmp_path):
+    says(sacct=line("COMPLETED", token="other.1"), squeue="")
+    found = seen(tmp_path, run_of(OWN["runs"]))
+    assert (found.verdict.state, found.raw) == ("unknown", "-")
+    assert "Slurm does not know its job 12" in found.verdict.why
+
+
+@pytest.mark.parametrize("own", ["waits", "runs"])
+def test_a_job_that_slurm_does_not_know_yet_is_waited_for(run_of, says, tmp_path, own):
+    says(sacct="", squeue="")
+    assert seen(tmp_path, run_of(OWN[own], ago_s=5.0, place="late")).verdict.state == {"waits": "pending"}.get(own, "running")
+    assert seen(tmp_path, run_of(OWN[own], place="lost")).verdict.state == "unknown"
+
+
+def test_a_job_dropped_by_the_controller_is_unknown_without_sacct(run_of, says, tmp_path):
+    folder = run_of(OWN["runs"])
+    says(sacct=NO_DATABASE, squeue="")
+    assert seen(tmp_path, folder).verdict.state == "running"
+    says(sacct=NO_ACCOUNTS, squeue="")
+    assert seen(tmp_path, folder).verdict.state == "unknown"
+
+
+def test_an_unreachable_controller_is_reported_and_changes_no_state(run_of, says, tmp_path):
+    folder = run_of(OWN["runs"])
+    why = "Unable to contact slurm controller (connect failure)"
+    says(sacct=NO_DATABASE, squeue=AWAY)
+    found = seen(tmp_path, folder)
+    assert (found.verdict.state, found.raw) == ("running", f"Slurm does not answer: {why}")
+    says(sacct=line("RUNNING"), squeue=AWAY)
+    found = seen(tmp_path, folder)
+    assert (found.verdict.state, found.raw) == (
+        "running",
+        f"RUNNING in Slurm's accounting; the controller does not answer: {why}",
+    )
+    assert seen(tmp_path, run_of(OWN["timeout"], place="ended")).verdict.state == "timeout"
+
+
+@pytest.mark.parametrize("answer", [line("COMPLETED"), ""])
+def test_an_end_that_was_written_while_slurm_was_asked_is_not_lost(run_of, says, tmp_path, answer):
+    folder = run_of(OWN["runs"])
+    read = reconcile.read_run_on_disk(folder)
+    add(folder, OWN["completed"][1:], time.time())
+    complete(folder)
+    assert read.verdict.state not in FINAL
+    says(sacct=answer, squeue="")
+    assert seen(tmp_path, folder, read).verdict.state == "completed"

@@ -1,0 +1,117 @@
+"""Every table that a command prints or a page shows is held by a test with known numbers, or has no numbers. A new table must
+be added here."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("shardlab", "provision", "jobs", "collect")
+TRACE, OF_COLLECT, OF_JOBS = "test_table_numbers_trace", "test_table_numbers_collect", "test_table_numbers_jobs"
+WORDS = "only words"
+# The function that prints a table: the test file that compares its cells with known numbers, or why no test needs to.
+HELD = {
+    "collect/traces/answer_tables.py print_step_difference": TRACE,
+    "collect/traces/answer_tables.py _print_collectives": TRACE,
+    "collect/traces/answer_tables.py _print_waits": TRACE,
+    "collect/traces/answer_tables.py _print_idle_causes": TRACE,
+    "collect/traces/answer_tables.py _print_phases": TRACE,
+    "collect/traces/command.py _print_breakdowns": TRACE,
+    "collect/traces/command.py _print_tallies": TRACE,
+    "collect/traces/command.py _print_operators": TRACE,
+    "collect/traces/detail_tables.py _print_layers": TRACE,
+    "collect/traces/detail_tables.py _print_memory": TRACE,
+    "collect/traces/detail_tables.py _print_products": TRACE,
+    "collect/traces/detail_tables.py _print_attention": TRACE,
+    "collect/comparison/command.py _print_pairs": OF_COLLECT,
+    "collect/comparison/command.py _print_comparison": WORDS,
+    "collect/explain/command.py _print_explanation": OF_COLLECT,
+    "collect/explain/command.py list_metrics": WORDS,
+    "collect/fetching/fetch_command.py fetch_and_print": OF_COLLECT,
+    "collect/history/command.py _print_history": OF_COLLECT,
+    "collect/report/terminal.py print_summary": OF_COLLECT,
+    "collect/report/terminal.py _print_table": OF_COLLECT,
+    "collect/report/terminal.py print_choices": "test_choices",
+    "collect/report/terminal.py print_claims": WORDS,
+    "collect/report/terminal.py print_verdicts": OF_COLLECT,
+    "collect/timeline/command.py show_timeline": OF_COLLECT,
+    "jobs/verbs/menus.py print_strategies": WORDS,
+    "jobs/verbs/menus.py print_workloads": OF_JOBS,
+    "jobs/verbs/menus.py print_launchers": WORDS,
+    "jobs/verbs/menus.py print_matrices": "test_menus",
+    "jobs/verbs/menus.py _print_options": "test_menus",
+    "jobs/planner/planner_table.py print_scale_out": OF_JOBS,
+    "jobs/planner/planner_table.py print_advice": OF_JOBS,
+    "jobs/verbs/views.py print_plan": OF_JOBS,
+    "jobs/verbs/views.py _print_predictions": OF_JOBS,
+    "jobs/verbs/views.py print_status": OF_JOBS,
+    "provision/cli.py _print_hardware": OF_JOBS,
+    "provision/command/display.py show_machines": OF_JOBS,
+    "provision/command/display.py show_operations": WORDS,
+    "provision/command/display.py show_checks": WORDS,
+}
+
+
+PAGE = "test_table_numbers_page"
+# The template of tables of a page: the number of its tables, and the test file that holds their numbers.
+HELD_TEMPLATES = {
+    "report/choices.html.j2": (1, "test_choices"),
+    "report/data_table.html.j2": (1, OF_COLLECT),
+    "report/deviations.html.j2": (1, WORDS),
+    "report/failures.html.j2": (1, WORDS),
+    "report/faults.html.j2": (1, OF_COLLECT),
+    "report/instruments.html.j2": (1, PAGE),
+    "report/losses.html.j2": (1, PAGE),
+    "report/predictions.html.j2": (1, OF_COLLECT),
+    "report/records.html.j2": (2, PAGE),
+    "report/reported.html.j2": (2, OF_COLLECT),
+    "report/runs.html.j2": (1, "test_report"),
+    "report/searches.html.j2": (1, "test_searches"),
+    "report/tables.html.j2": (1, "test_printed_tables"),
+    "report/trace_answers.html.j2": (5, PAGE),
+    "report/trace_details.html.j2": (4, PAGE),
+    "report/traces.html.j2": (3, PAGE),
+    "watch/queue.html.j2": (1, "test_watch"),
+}
+
+
+def printed_tables():
+    """The functions of the program that print a table: `FILE FUNCTION`."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            text = path.read_text()
+            if ".print_table(" not in text:
+                continue
+            for function in ast.walk(ast.parse(text)):
+                calls = ast.walk(function) if isinstance(function, ast.FunctionDef) else ()
+                if any(is_table(call) for call in calls):
+                    yield f"{path.relative_to(ROOT)} {function.name}"
+
+
+def is_table(node):
+    """Whether a node of the syntax tree is the call `output.print_table(title, columns, rows)`."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "print_table"
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in ("output", "out")
+    )
+
+
+def test_every_printed_table_is_held_by_a_test_with_known_numbers():
+    assert sorted(printed_tables()) == sorted(HELD)
+
+
+def test_every_table_of_a_page_is_held_by_a_test_with_known_numbers():
+    templates = {path: path.read_text().count("<table") for path in (ROOT / "templates").rglob("*.html.j2")}
+    tables = {path.relative_to(ROOT / "templates").as_posix(): count for path, count in templates.items() if count}
+    assert tables == {name: count for name, (count, _) in HELD_TEMPLATES.items()}
+
+
+def test_every_file_that_holds_a_table_exists():
+    missing = {
+        file
+        for file in {*HELD.values(), *(file for _, file in HELD_TEMPLATES.values())}
+        if file != WORDS and not list((ROOT / "tests").rglob(f"{file}.py"))
+    }
+    assert not missing

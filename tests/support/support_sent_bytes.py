@@ -1,0 +1,52 @@
+"""Bytes that rank 0 of 4 sends in a step, worked out by hand for each strategy from what the ring of each collective sends.
+
+All numbers are for gpt2-tiny in fp32 and a batch of 8 sequences. test_bytes.py compares the trainers with them, and
+test_exchanges.py the planner.
+"""
+
+PSI = 882_176  # bytes of the 220,544 parameters, and of their gradients: BLOCKS in the blocks, REST outside of them
+BLOCKS, REST = 799_744, 82_432
+HIDDEN = 131_072  # bytes of the hidden state between two blocks: 8 sequences x 64 positions x 64 numbers x 4 bytes
+
+ALL_REDUCED = 1_323_264  # an all-reduce of psi: 2 x 3/4 of psi
+GATHERED = 661_632  # an all-gather or a reduce-scatter of psi: 3/4 of psi
+IN_TURNS = 196_608  # an all-reduce of HIDDEN: 2 x 3/4 of HIDDEN
+# No step of DDP is made here, because its reducer waits for a result that a fake group never gives; proofs with real ranks
+# count DDP.
+BY_HAND = [
+    # (strategy, keys, bytes sent, bytes according to textbooks, whether the bytes of a step are counted)
+    ("single", {}, 0, 0, False),
+    ("ddp", {}, ALL_REDUCED, 2 * PSI, False),
+    ("ddp", {"accumulation": 2}, ALL_REDUCED, 2 * PSI, False),
+    ("ddp", {"options": {"comm_hook": "bf16"}, "precision": "bf16"}, ALL_REDUCED / 2, 2 * PSI, False),
+    ("fsdp1-no-shard", {}, ALL_REDUCED, 2 * PSI, True),
+    # Blocks are gathered for forward and again for backward, the REST only once; all gradients are reduce-scattered.
+    ("fsdp1-full-shard", {}, 2 * 599_808 + 61_824 + GATHERED, 3 * PSI, True),
+    ("fsdp1-full-shard", {"accumulation": 2}, 4 * 599_808 + 2 * 61_824 + GATHERED, 3 * PSI, True),
+    ("fsdp1-shard-grad-op", {}, 2 * GATHERED, 2 * PSI, True),
+    ("fsdp2", {}, 2 * 599_808 + 61_824 + GATHERED, 3 * PSI, True),
+    ("fsdp2-zero2", {}, 2 * GATHERED, 2 * PSI, True),
+    # Two replicas of two ranks: gathering sends half of psi instead of 3/4. The half of a rank is all-reduced over two
+    # replicas.
+    ("fsdp1-hybrid-shard", {}, 2 * 399_872 + 41_216 + 441_088 + 441_088, 3 * PSI, True),
+    ("fsdp1-hybrid-shard-zero2", {}, 3 * 441_088, 2 * PSI, True),
+    ("fsdp2-hsdp", {}, 2 * 399_872 + 41_216 + 441_088 + 441_088, 3 * PSI, True),
+    ("fsdp2-hsdp-zero2", {}, 3 * 441_088, 2 * PSI, True),
+    # Each of the 4 blocks all-reduces the hidden state twice in forward (Megatron-LM, section 3) and twice in backward.
+    ("tp", {"tp": 4}, 16 * IN_TURNS, None, True),
+    # A reduce-scatter and an all-gather replace each all-reduce; together they send as many bytes. The input of the first block
+    # and the output of the last block need one more pair. The gradients of 2 norms (256 numbers) in each of 4 blocks, 4,096
+    # bytes, are all-reduced. The gradients of biases need no collective: they are computed from a gathered gradient.
+    ("tp", {"tp": 4, "options": {"sequence_parallel": True}}, 16 * IN_TURNS + IN_TURNS + 6_144, None, True),
+    # Half the batch and two ranks per all-reduce: 16 x 65,536. A rank holds 25,184 numbers of a block (half of the matrices
+    # with 12 x 64 x 64 numbers, half of 448 biases, all of 384 others): 402,944 bytes in 4 blocks. FSDP2 shards them over 2
+    # ranks. So a rank sends half of them in each of two all-gathers, half of REST in one, and half of both to reduce-scatter.
+    ("tp-fsdp2", {"tp": 2}, 16 * 65_536 + 2 * 201_472 + 41_216 + 242_688, None, True),
+    ("zero0", {}, ALL_REDUCED, 2 * PSI, True),
+    # Gradients are all-reduced in whole buckets, and the updated parameters are gathered.
+    ("zero1", {}, ALL_REDUCED + GATHERED, 2 * PSI, True),
+    ("zero2", {}, ALL_REDUCED + GATHERED, 2 * PSI, True),
+    # DeepSpeed does not shard parameters of less than 100,000 elements. All parameters of this model are smaller, so each
+    # parameter is gathered once.
+    ("zero3", {}, 2 * GATHERED, 3 * PSI, True),
+]  # fmt: skip
