@@ -33,8 +33,8 @@ FACTORS: dict[str, Callable[[int], float]] = {
     "send": lambda n: 1.0,
 }
 WIRE_FACTORS = {
-    # gloo implements a reduce-scatter as an all-reduce of the whole input (tests/test_trainers_wire.py measures all six
-    # collectives).
+    # gloo implements a reduce-scatter as an all-reduce of the whole input (tests/trainers/engines/test_trainers_wire.py
+    # measures all six collectives).
     "gloo": {**FACTORS, "reduce_scatter": FACTORS["all_reduce"]},
     "nccl": FACTORS,  # factors of the ring algorithm, which NCCL uses for large messages; no test measures them
 }

@@ -253,7 +253,7 @@ def lend(workspace, expires):
 @pytest.mark.parametrize("verb", ["submit", "status", "retry", "logs", "cancel"])
 def test_the_lease_is_uploaded_before_a_remote_command_reads_the_lease(workspace, invocation, verb, monkeypatch):
     brought = []
-    monkeypatch.setattr(RemoteWorkspace, "ask", lambda there, module, words, shape, *, given: brought.append(json.loads(given)))
+    monkeypatch.setattr(RemoteWorkspace, "ask", lambda there, module, words, shape, *, input_bytes: brought.append(json.loads(input_bytes)))
     monkeypatch.setattr(RemoteWorkspace, "hand_over", lambda there, module, words: 0)
     words = [verb, "--matrix", "quickstart"] if verb == "submit" else [verb, "run"]
     assert on_controller.run_remotely(THERE, invocation(*words), words) == 0

@@ -76,8 +76,8 @@ class Tolerance(msgspec.Struct, frozen=True):
 # With bf16-pure, the update of a weight is rounded too: the weight moves by a whole unit in the last place, or it stays. If two
 # gradients differ by a relative error e, then about a share e of the moving weights end a whole unit apart. In the L2 norm, the
 # movements then differ by sqrt(e) and not by e. sqrt(2^-9) is 4 %; where several such errors add up, it may be twice as much.
-# The largest measured differences in loss, norm and parameters, in proofs as in tests/test_trainers_precision.py (each family,
-# gpt2-tiny and vit-tiny, 2 to 8 ranks on a CPU): fp16 9e-5, 2.3e-4, 1.2e-3; bf16-pure 2.7e-4, 2.9e-3, 3.0e-2.
+# The largest measured differences in loss, norm and parameters, in proofs as in tests/trainers/model/test_precision.py (each
+# family, gpt2-tiny and vit-tiny, 2 to 8 ranks on a CPU): fp16 9e-5, 2.3e-4, 1.2e-3; bf16-pure 2.7e-4, 2.9e-3, 3.0e-2.
 TOLERANCES = {
     "fp32": Tolerance(loss=2e-5, gradient_norm=1e-4, parameters=1e-3),
     "tf32": Tolerance(loss=1e-3, gradient_norm=5e-3, parameters=2e-2),

@@ -500,7 +500,7 @@ def killed_before(module, name, when=lambda *arguments: True):
     setattr(module, name, instead)
 if point == "first file": killed_before(write_report.files, "write_new")
 if point == "page": killed_before(write_report.files, "write_atomic", lambda path, *_: path.name == "index.html")
-if point == "exchange": killed_before(atomic_folder, "_exchange")
+if point == "exchange": killed_before(atomic_folder, "_exchange_folders")
 if point == "old folder removed": killed_before(atomic_folder.shutil, "rmtree")
 sys.exit(main(sys.argv[1:]))
 """

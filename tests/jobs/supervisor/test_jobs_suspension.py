@@ -28,12 +28,12 @@ def test_a_long_gap_between_two_looks_is_a_suspension_and_reported_once(clock):
 def test_a_caller_that_waits_for_a_disk_is_not_suspended(clock):
     """Time counts as suspended only if the thread of the watch did not run either, and not if only the caller waits."""
     watched = SuspensionWatch()
-    for _ in range(100):  # each call of _look stands for a look of the watch's thread at the clock
+    for _ in range(100):  # each call of _measure stands for a look of the watch's thread at the clock
         clock.now += POLL_S
-        watched._look()
+        watched._measure()
     assert watched.take_suspended_s() == 0
     clock.now += 30
-    watched._look()
+    watched._measure()
     clock.now += 7
     assert watched.take_suspended_s() == 37
 
@@ -41,7 +41,7 @@ def test_a_caller_that_waits_for_a_disk_is_not_suspended(clock):
 def test_the_thread_of_the_watch_reads_the_clock_and_ends_with_its_block():
     """The thread of the watch looks at the clock again and again, and ends with the `with` block."""
     with SuspensionWatch() as watched:
-        before = watched._looked
-        until(lambda: watched._looked > before, "the thread looks at the clock")
-        assert not watched._over.is_set()
-    assert watched._over.is_set()
+        before = watched._last_look_s
+        until(lambda: watched._last_look_s > before, "the thread looks at the clock")
+        assert not watched._stop.is_set()
+    assert watched._stop.is_set()

@@ -126,7 +126,7 @@ def written(workspace, file="schema: 1\nname: here\nprovider: local\n", files=("
     run = render.make_run(trace_runs._make_trace_cell(source.matrix, part_), 1, 1, source, traces=part_)
     folder = RunDir(workspace.runs / run.run_id)
     folder.path.mkdir(parents=True)
-    folder.run_json.write_bytes(render.files.as_json(run))
+    folder.run_json.write_bytes(render.files.encode_json(run))
     return folder, run
 
 

@@ -138,5 +138,5 @@ def test_every_option_whose_help_shows_a_list_accepts_commas_and_spaces():
         for option in action.option_strings
         if isinstance(action.metavar, str) and action.metavar.endswith(",...")
     }
-    assert lists == {(parser.prog, option) for parser in parsers for option in parser._lists}
+    assert lists == {(parser.prog, option) for parser in parsers for option in parser._list_options}
     assert len(lists) == 8

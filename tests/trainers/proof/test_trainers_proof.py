@@ -102,8 +102,8 @@ menu.strategy = lambda name: msgspec.structs.replace(
 
 # Makes the proof compare with one process that computes the global batch in one pass, as people do who train on one GPU.
 ONE_PASS = """
-single = proof._reference
-proof._reference = lambda cell, task, ranks, steps: single(
+single = proof._run_reference
+proof._run_reference = lambda cell, task, ranks, steps: single(
     msgspec.structs.replace(cell, micro_batch_size=cell.global_batch_size, gradient_accumulation_steps=1), task, ranks, steps)
 """
 # The workload is already small and names no smaller model for the proof. This code gives it the smaller model of the full
