@@ -47,7 +47,7 @@ class Instrument(ABC):
         """Prepare for the end of the run and return the exception with which the rank ends. Called if `ends_run` is true."""
         raise NotImplementedError
 
-    def found(self) -> dict[str, Any]:
+    def collect_results(self) -> dict[str, Any]:
         """The results for result.json. Called on every rank after the last step; the results of rank 0
         are written."""
         return {}
@@ -121,14 +121,14 @@ class RunInstruments:
         self._report_act(self._ending_instruments[0], "after", step, time.perf_counter() - started)
         return exception
 
-    def found(self) -> dict[str, dict[str, Any]]:
+    def collect_results(self) -> dict[str, dict[str, Any]]:
         """The results of each instrument, by its name. Added to them are `cost_s`, the seconds that the instrument took on this
         rank between steps, and `watched`, the steps that the instrument slowed down, if there are any."""
         results = {}
         for instrument in self._instruments:
             watched = self._watched_steps[instrument.name]
             costs = {"cost_s": round(self.cost_s[instrument.name], 6), **({"watched_steps": watched} if watched else {})}
-            results[instrument.name] = {**costs, **instrument.found()}
+            results[instrument.name] = {**costs, **instrument.collect_results()}
         return results
 
     def _call_timed(self, instrument: Instrument, when: Literal["before", "after"], step: int) -> None:

@@ -30,7 +30,7 @@ def task(run: Run, python: str) -> list[str]:
         # this node's address in the network between the nodes; its name may resolve to another network
         "--local-addr=$SHARDLAB_ADDRESS",
         # the id differs for each start of each job, so late ranks of an earlier start cannot join
-        "--rdzv-id=$SHARDLAB_MEETING",
+        "--rdzv-id=$SHARDLAB_RENDEZVOUS_ID",
         *_RANK_ARGV,
     ]
 

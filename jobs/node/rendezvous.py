@@ -19,7 +19,7 @@ import psutil
 from jobs.slurm.commands import call
 from shardlab.errors import ShardlabError
 
-RENDEZVOUS, RENDEZVOUS_ID = "SHARDLAB_RENDEZVOUS", "SHARDLAB_MEETING"
+RENDEZVOUS, RENDEZVOUS_ID = "SHARDLAB_RENDEZVOUS", "SHARDLAB_RENDEZVOUS_ID"
 PORTS = range(20_000, 30_000)  # possible ports of a rendezvous; Linux gives only higher ports to outgoing connections
 # Environment variables. NODE: the number of this node in its run, from 0 (set only without Slurm). NODES: the names or
 # addresses of all nodes of the run, separated by commas.

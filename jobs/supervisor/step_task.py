@@ -2,10 +2,9 @@
 
     python -m jobs.supervisor.step_task RUN_DIR -- COMMAND...
 
-Words of COMMAND may contain the variables $SHARDLAB_RENDEZVOUS, $SHARDLAB_MEETING, $SHARDLAB_ADDRESS, $SHARDLAB_INTERFACE and
-$SHARDLAB_IS_FIRST, and the variables that Slurm sets. This program replaces them, because no shell reads COMMAND. The exit code
-is the exit code of COMMAND.
-"""
+Words of COMMAND may contain the variables $SHARDLAB_RENDEZVOUS, $SHARDLAB_RENDEZVOUS_ID, $SHARDLAB_ADDRESS, $SHARDLAB_INTERFACE
+and $SHARDLAB_IS_FIRST, and the variables that Slurm sets. This program replaces them, because no shell reads COMMAND. The exit
+code is the exit code of COMMAND."""
 
 from __future__ import annotations
 

@@ -253,7 +253,11 @@ def lend(workspace, expires):
 @pytest.mark.parametrize("verb", ["submit", "status", "retry", "logs", "cancel"])
 def test_the_lease_is_uploaded_before_a_remote_command_reads_the_lease(workspace, invocation, verb, monkeypatch):
     brought = []
-    monkeypatch.setattr(RemoteWorkspace, "ask", lambda there, module, words, shape, *, input_bytes: brought.append(json.loads(input_bytes)))
+
+    def ask(_remote, _module, _words, _shape, *, input_bytes):
+        brought.append(json.loads(input_bytes))
+
+    monkeypatch.setattr(RemoteWorkspace, "ask", ask)
     monkeypatch.setattr(RemoteWorkspace, "hand_over", lambda there, module, words: 0)
     words = [verb, "--matrix", "quickstart"] if verb == "submit" else [verb, "run"]
     assert on_controller.run_remotely(THERE, invocation(*words), words) == 0

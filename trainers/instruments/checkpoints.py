@@ -240,7 +240,7 @@ class Checkpoints(Instrument):
             self.after(step)
         return OutOfTime(f"{self._end_reason or 'another rank was told to end'}: saved after step {step}")
 
-    def found(self) -> dict[str, Any]:
+    def collect_results(self) -> dict[str, Any]:
         """saves: number of saved checkpoints. bytes: size of the last checkpoint. save_s: mean seconds of this rank per
         checkpoint. load_s: seconds of this rank to load a checkpoint, without the check of its checksums; absent if none was
         loaded. agreeing_s: seconds of this rank, in all steps together, for the agreement whether to end. A collective."""

@@ -77,7 +77,7 @@ class MemoryCategories(Instrument):
         del self._step_memory
         self._peers.barrier()  # else a rank that is ready early would wait in its next step, which is timed
 
-    def found(self) -> dict[str, Any]:
+    def collect_results(self) -> dict[str, Any]:
         """The results, from the rank with the highest peak. peak_bytes: bytes by category at the peak. largest_bytes: the
         maximum of each category. estimate_bytes: the estimate by formula, if there is one. A collective."""
         assert self._timeline is not None, "the step was refused or made"

@@ -63,7 +63,7 @@ class Profiler(Instrument):
         if step == self._last_step:
             self._peers.barrier()  # writing takes seconds, for which other ranks would wait inside their next step
 
-    def found(self) -> dict[str, Any]:
+    def collect_results(self) -> dict[str, Any]:
         profile = self._profile
         return {"ranks": profile.ranks, "shapes": profile.shapes, "stacks": profile.stacks, "memory": profile.memory}
 

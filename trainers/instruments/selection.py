@@ -39,13 +39,15 @@ def create_instruments(
     """
     for key, why in observed_steps.refusals(cell, order.timed_steps(cell), cuda=ranks.device.type == "cuda"):
         raise InputError(f"{key}: {why}")
-    found: list[Instrument] = []
-    found += _memory_instruments(cell, engine, run_dir, ranks, company)
-    found += _profile(cell, run_dir, ranks, company)
+    instruments: list[Instrument] = []
+    instruments += _memory_instruments(cell, engine, run_dir, ranks, company)
+    instruments += _profile(cell, run_dir, ranks, company)
     if cell.instruments.validation is not None:
         path = run_dir.validation_file
-        found.append(Validator(cell.instruments.validation, cell, task, engine, ranks, company, order, path, may_wait=may_wait))
-    return found
+        instruments.append(
+            Validator(cell.instruments.validation, cell, task, engine, ranks, company, order, path, may_wait=may_wait)
+        )
+    return instruments
 
 
 def _memory_instruments(cell: Cell, engine: Engine, run_dir: RunDir, ranks: Ranks, company: Peers) -> list[Instrument]:

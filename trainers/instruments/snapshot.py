@@ -44,5 +44,5 @@ class MemorySnapshot(Instrument):
         files.write_atomic(self._path, gzip.compress(msgspec.json.encode(document), mtime=0), sync=False)
         self._peers.barrier()  # writing takes seconds, for which other ranks would wait inside their next step
 
-    def found(self) -> dict[str, Any]:
+    def collect_results(self) -> dict[str, Any]:
         return {"step": self._step}

@@ -100,7 +100,7 @@ class Validator(Instrument):
             with LineWriter(self._path) as lines:
                 lines.write(self._last_record)
 
-    def found(self) -> dict[str, Any]:
+    def collect_results(self) -> dict[str, Any]:
         if self._last_record is None:
             return {}
         return {"items": self._last_record.items, "loss": self._last_record.loss, "accuracy": self._last_record.accuracy}

@@ -110,7 +110,7 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
         from_first_step=first_step == 0,
     )
     result.write(
-        run, run_dir, ranks, peers, rank_result, engine, task, order.steps_per_epoch, same_work, instruments.found(),
+        run, run_dir, ranks, peers, rank_result, engine, task, order.steps_per_epoch, same_work, instruments.collect_results(),
         resumed_from_step=resumed.step if resumed else None,
     )  # fmt: skip
     engine.close()

@@ -38,7 +38,7 @@ exec '/opt/my env/bin/python3' -m jobs.supervisor.attempt . -- \
   '--rdzv-endpoint=$SHARDLAB_RENDEZVOUS' \
   '--rdzv-conf=is_host=$SHARDLAB_IS_FIRST' \
   '--local-addr=$SHARDLAB_ADDRESS' \
-  '--rdzv-id=$SHARDLAB_MEETING' \
+  '--rdzv-id=$SHARDLAB_RENDEZVOUS_ID' \
   -m \
   trainers \
   run \

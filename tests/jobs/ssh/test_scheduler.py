@@ -70,7 +70,7 @@ def test_each_node_gets_its_task_with_its_environment(nodes, monkeypatch):
         assert variables["OF_SCRIPT"] == "yes"
         assert "SSH_CONNECTION" not in variables
     assert len({variables["SHARDLAB_RENDEZVOUS"] for variables in seen}) == 1
-    assert len({variables["SHARDLAB_MEETING"] for variables in seen}) == 1
+    assert len({variables["SHARDLAB_RENDEZVOUS_ID"] for variables in seen}) == 1
     assert exited(folder) == (0, None, "")
 
 
