@@ -10,7 +10,12 @@ import support_folder_order
 
 from shardlab.files import source_digest
 
-PROGRAM = "from shardlab.files import source_digest as it; print(it._installed_packages()); import setuptools; print(it._installed_packages())"
+PROGRAM = """
+from shardlab.files import source_digest
+print(source_digest._installed_packages())
+import setuptools
+print(source_digest._installed_packages())
+"""
 
 
 def test_a_process_that_imports_setuptools_has_the_digest_of_one_that_does_not():
