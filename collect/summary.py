@@ -156,40 +156,15 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
     _add_comparisons(loaded.cells, rows, baseline)
     measurements = Measurements(loaded, rows)
     choices = choose_strategies(measurements)
-    rehearsals = [run.is_rehearsal for run in loaded.runs if run.run]
-    synthetic_workloads = [
-        cell.cell.workload for cell in loaded.cells for run in cell.runs if run.result and run.result.data.get("synthetic")
-    ]
     return Summary(
         schema=SCHEMA,
         matrix=loaded.expansion.name,
         title=loaded.expansion.title,
         created_s=round(time.time(), 3),
         baseline=baseline,
-        rehearsal=any(rehearsals),
-        synthetic=bool(synthetic_workloads),
-        remarks=_build_remarks(
-            rehearsals,
-            synthetic_workloads,
-            [row for row in rows if row.does_other_work],
-            [row.gpu_trouble for row in rows if row.gpu_trouble],
-            [run.run_id for cell in loaded.cells for run in cell.runs if run.run and run.run.shares_nodes],
-            [run.run_id for cell in loaded.cells for run in cell.runs if run.resumed],
-            [run.run_id for cell in loaded.cells for run in cell.runs if run.paused],
-            [f"{entry.run} on {entry.host} ({entry.incomplete})" for entry in _incomplete_telemetry(loaded)],
-            [
-                f"{entry.run} on {entry.host} ({entry.trouble})"
-                for run in loaded.runs
-                for entry in run.coverage
-                if entry.trouble
-            ],
-            bytes_disputed.find_disputes(rows),
-            [run.run_id for run in loaded.runs if run.plays_gpus],
-            *trace_tables.runs_without_kernels(loaded),
-            instrument_cost.instrument_differences(group_families(loaded.cells)),
-        )
-        + injected_faults.fault_remarks(rows)
-        + ([ADAPTED.format(len(loaded.expansion.deviations))] if loaded.expansion.deviations else []),
+        rehearsal=any(run.is_rehearsal for run in loaded.runs if run.run),
+        synthetic=bool(_synthetic_workloads(loaded)),
+        remarks=_build_remarks(loaded, rows),
         rows=rows,
         reported=compare_reported_numbers(loaded, measurements),
         tables=printed_tables.fill_tables(loaded.expansion.tables, rows, choices),
@@ -230,56 +205,84 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
     )
 
 
-def _build_remarks(
-    rehearsals: list[bool],
-    synthetic_workloads: list[str],
-    other_work_rows: list[CellRow],
-    troubles: list[str],
-    shared: list[str],
-    resumed_runs: list[str],
-    paused: list[str],
-    incomplete: list[str],
-    telemetry_troubles: list[str],
-    disputed: list[str],
-    played_runs: list[str],
-    exact_runs: list[str],
-    profiled_count: int,
-    instrument_differences: list[str],
-) -> list[str]:
+def _build_remarks(loaded: Loaded, rows: list[CellRow]) -> list[str]:
     """The remarks that every output prints, because a reader must know them to judge the numbers."""
+    deviation_count = len(loaded.expansion.deviations)
+    return [
+        *_describe_artificial_runs(loaded),
+        *_describe_different_work(rows),
+        *_describe_doubtful_numbers(loaded, rows),
+        *_describe_instruments(loaded),
+        *injected_faults.fault_remarks(rows),
+        *([ADAPTED.format(deviation_count)] if deviation_count else []),
+    ]
+
+
+def _synthetic_workloads(loaded: Loaded) -> list[str]:
+    """For each run that trained on synthetic data, the workload of the run."""
+    return [cell.cell.workload for cell in loaded.cells for run in cell.runs if run.result and run.result.data.get("synthetic")]
+
+
+def _describe_artificial_runs(loaded: Loaded) -> list[str]:
+    """Remarks on rehearsals and on synthetic data."""
     remarks = []
+    rehearsals = [run.is_rehearsal for run in loaded.runs if run.run]
     if any(rehearsals):
         prefix = "" if all(rehearsals) else f"{sum(rehearsals)} of {len(rehearsals)} runs are a "
         remarks.append(prefix + REHEARSAL)
-    if synthetic_workloads:
+    if synthetic_workloads := _synthetic_workloads(loaded):
         remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic_workloads))))
+    return remarks
+
+
+def _describe_different_work(rows: list[CellRow]) -> list[str]:
+    """Remarks on cells that are not compared because they do other work than the other cells."""
+    remarks = []
+    other_work_rows = [row for row in rows if row.does_other_work]
     if different_ids := [row.id for row in other_work_rows if row.same_work and row.same_work.verdict == "different"]:
         remarks.append(f"not compared, because the same-work proof found different work: {_join(different_ids)}")
     by_design: dict[str, list[str]] = {}  # reason -> ids of cells
     for row in other_work_rows:
         if row.same_work and row.same_work.verdict == "other work":
             by_design.setdefault(row.same_work.why, []).append(row.id)
-    remarks += [
+    return remarks + [
         f"not compared, because they do other work by design ({reason}): {_join(ids)}" for reason, ids in by_design.items()
     ]
-    if troubles:
-        remarks.append(f"not compared, because GPUs were shared, throttled or faulty while steps were timed: {_join(troubles)}")
-    if shared:
-        remarks.append(f"on nodes that other jobs may use too, which may change the speed (exclusive: false): {_join(shared)}")
-    if resumed_runs:
-        remarks.append(f"resumed from a checkpoint, so telemetry does not cover the whole run: {_join(resumed_runs)}")
-    if paused:
-        remarks.append(f"suspended or stopped during timed steps; times that include the pause do not count: {_join(paused)}")
-    if incomplete:
-        remarks.append(f"telemetry covers only a part of the timed window, and so do its means: {_join(incomplete)}")
-    if telemetry_troubles:
-        remarks.append(f"trouble of telemetry: {_join(telemetry_troubles)}")
-    if disputed:
-        remarks.append(f"bytes that were measured differ from the theory by more than the tolerance: {_join(disputed)}")
-    if played_runs:
+
+
+def _describe_doubtful_numbers(loaded: Loaded, rows: list[CellRow]) -> list[str]:
+    """Remarks on numbers that another program, an interruption, missing telemetry or a wrong measurement may have changed."""
+    runs = [run for cell in loaded.cells for run in cell.runs]
+    places_of_remark = {
+        "not compared, because GPUs were shared, throttled or faulty while steps were timed": [
+            row.gpu_trouble for row in rows if row.gpu_trouble
+        ],
+        "on nodes that other jobs may use too, which may change the speed (exclusive: false)": [
+            run.run_id for run in runs if run.run and run.run.shares_nodes
+        ],
+        "resumed from a checkpoint, so telemetry does not cover the whole run": [run.run_id for run in runs if run.resumed],
+        "suspended or stopped during timed steps; times that include the pause do not count": [
+            run.run_id for run in runs if run.paused
+        ],
+        "telemetry covers only a part of the timed window, and so do its means": [
+            f"{entry.run} on {entry.host} ({entry.incomplete})" for entry in _incomplete_telemetry(loaded)
+        ],
+        "trouble of telemetry": [
+            f"{entry.run} on {entry.host} ({entry.trouble})" for run in loaded.runs for entry in run.coverage if entry.trouble
+        ],
+        "bytes that were measured differ from the theory by more than the tolerance": bytes_disputed.find_disputes(rows),
+    }
+    return [f"{remark}: {_join(places)}" for remark, places in places_of_remark.items() if places]
+
+
+def _describe_instruments(loaded: Loaded) -> list[str]:
+    """Remarks on GPU values that were made up, on instruments that differ between cells, and on traces without kernels."""
+    remarks = []
+    if played_runs := [run.run_id for run in loaded.runs if run.plays_gpus]:
         remarks.append(PLAYED.format(_join(played_runs)))
-    if instrument_differences:
+    if instrument_differences := instrument_cost.instrument_differences(group_families(loaded.cells)):
         remarks.append(INSTRUMENTS_DIFFER.format(_join(instrument_differences)))
+    exact_runs, profiled_count = trace_tables.runs_without_kernels(loaded)
     if exact_runs:
         remarks.append(NO_KERNELS.format("any profiled run" if len(exact_runs) == profiled_count else _join(exact_runs)))
     return remarks

@@ -53,9 +53,8 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
     output = Output.from_arguments(args)
     file, verb = command_line.read_file_and_verb(args)
     workspace = Workspace.find(getattr(args, "workspace", None))
-    for sentence in (
-        workspace.explain_exposed_folders()
-    ):  # a user who can change the workspace could replace host keys and addresses of nodes
+    # A user who can change the workspace could replace host keys and addresses of nodes.
+    for sentence in workspace.explain_exposed_folders():
         output.print_remark(f"warning: {sentence}", style="yellow")
     if verb == "init":
         from provision.command import init  # not imported at the top: init imports psutil, which would make --help slower
@@ -87,26 +86,12 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
     limited_names = _choose_names("node", [node.name for node in nodes], args.limit, None)
     operations = roles.select_operations(provider)
     chosen_names = _choose_names("operation", [operation.name for operation in operations], args.only, args.skip) | {MACHINE}
-    locks = []
-    if verb not in UNLOCKED:
-        locks = [(path, f"the cluster {file_cluster.name}") for path in provider.locks(file_cluster)]
-        locks.append((workspace.shardlab_folder / "provision.lock", f"the workspace {workspace.path}"))
+    locks = [] if verb in UNLOCKED else _list_locks(provider, file_cluster, workspace)
     if verb not in UNLOCKED or (provider.name != "local" and args.pretend is None):  # a login stores host keys
         workspace_trust.begin_workspace(workspace)
     with lock.hold_locks(locks, ["provision", *words]):
         if verb in PROVIDER_VERBS:
-            if verb == "down" and provider.confirmation is not None:
-                _confirm_down(output, provider.confirmation(file_cluster, workspace), args.yes)
-            site = Site(file_cluster, workspace, [])
-            with interruption.handle_interruption(nodes, lambda: None):
-                try:
-                    result_text = provider.carry_out(verb, file_cluster, workspace, args.hours, args.reason)
-                finally:
-                    if verb == "extend":  # also after an error: the provider may have granted a part of the hours
-                        store_lease(site)
-            output.print_line(result_text)
-            output.print_document(display.result_document(verb, site, [], [], [], find_lease(site)))
-            return 0
+            return _carry_out_provider_verb(output, verb, args, provider, Site(file_cluster, workspace, []), nodes)
         if provider.obtain is not None and verb == "apply":
             with interruption.handle_interruption([], lambda: None):
                 provider.obtain(file_cluster, workspace)
@@ -138,6 +123,12 @@ def _show_powers_once(output: Output, workspace: Workspace, named_cluster: Clust
     workspace_trust.mark_powers_shown(workspace)
 
 
+def _list_locks(provider: Provider[Any], file_cluster: Cluster, workspace: Workspace) -> list[tuple[Path, str]]:
+    """The locks of a command that may change nodes, as `lock.hold_locks` needs them."""
+    locks = [(path, f"the cluster {file_cluster.name}") for path in provider.locks(file_cluster)]
+    return [*locks, (workspace.shardlab_folder / "provision.lock", f"the workspace {workspace.path}")]
+
+
 def _check_creation(file_cluster: Cluster, to_create: MachinesToCreate, verb: str, arguments: argparse.Namespace) -> None:
     """Check a command for a cluster whose machines do not exist yet. Raises InputError if its verb or an option needs nodes, or
     if the machines cannot be created now."""
@@ -159,6 +150,23 @@ def _print_creation_plan(output: Output, file_cluster: Cluster, workspace: Works
         output.print_remark(f"note: {to_create.blocked}", style="yellow")
     plan_document = display.result_document("plan", Site(file_cluster, workspace, []), [], [], [])
     output.print_document({**plan_document, "changes": 1, "request": to_create.request})
+    return 0
+
+
+def _carry_out_provider_verb(
+    output: Output, verb: str, args: argparse.Namespace, provider: Provider[Any], site: Site, nodes: Sequence[Node]
+) -> int:
+    """Carry out one of PROVIDER_VERBS, after a confirmation for `down`. site: the cluster file and the workspace."""
+    if verb == "down" and provider.confirmation is not None:
+        _confirm_down(output, provider.confirmation(site.cluster, site.workspace), args.yes)
+    with interruption.handle_interruption(nodes, lambda: None):
+        try:
+            result_text = provider.carry_out(verb, site.cluster, site.workspace, args.hours, args.reason)
+        finally:
+            if verb == "extend":  # also after an error: the provider may have granted a part of the hours
+                store_lease(site)
+    output.print_line(result_text)
+    output.print_document(display.result_document(verb, site, [], [], [], find_lease(site)))
     return 0
 
 

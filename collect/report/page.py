@@ -166,11 +166,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> s
     short_summary = truncation.truncate_summary(summary)
     table = columns.make_table(summary.rows, short_summary.rows)
     label_by_cell = summary.labels_by_cell
-    drawn_figures = draw_figures(loaded, summary)
-    headline = _headline(drawn_figures, [choice.workload for choice in report_start.best_choices(summary)])
-    other_figures = [drawn_figure for drawn_figure in drawn_figures if headline is None or drawn_figure.name != headline.name]
-    head_to_head = [drawn_figure for drawn_figure in other_figures if drawn_figure.kind == "head_to_head"]
-    figures = [drawn_figure for drawn_figure in other_figures if drawn_figure.kind != "head_to_head"]
+    headline, head_to_head, figures = _draw_and_divide_figures(loaded, summary)
     reported = verdict_text.reported_lines(summary, label_by_cell)
     index_by_cell = {row.id: index for index, row in enumerate(short_summary.rows)}
     return render_page(
@@ -221,6 +217,17 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> s
         defined={metric.name for metric in all_metrics()},
         plotly=Markup(plotly_script()),
     )
+
+
+def _draw_and_divide_figures(
+    loaded: Loaded, summary: Summary
+) -> tuple[DrawnFigure | None, list[DrawnFigure], list[DrawnFigure]]:
+    """Draw the figures of the page: (the figure at its start, the other figures `head_to_head`, all other figures)."""
+    drawn_figures = draw_figures(loaded, summary)
+    headline = _headline(drawn_figures, [choice.workload for choice in report_start.best_choices(summary)])
+    other_figures = [drawn_figure for drawn_figure in drawn_figures if headline is None or drawn_figure.name != headline.name]
+    head_to_head = [drawn_figure for drawn_figure in other_figures if drawn_figure.kind == "head_to_head"]
+    return headline, head_to_head, [drawn_figure for drawn_figure in other_figures if drawn_figure.kind != "head_to_head"]
 
 
 def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.Table) -> list[tuple[str, str]]:

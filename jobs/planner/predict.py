@@ -10,7 +10,6 @@ import msgspec
 from jobs.planner import exchanges, memory, model_facts, step_time
 from jobs.planner.calibration import LEAST_SPREAD, NOTHING, Calibration
 from jobs.planner.machine import NO_GPU, PlannedMachine
-from shardlab.hardware.gpu_models import GpuModel
 from shardlab.matrix.cell import Cell
 from shardlab.runs.prediction import Fits, PredictedExchange, PredictedRange, Prediction, Source, exact_range, sum_ranges
 from shardlab.runs.rehearsed import Answer, NotRehearsed, Rehearsed, RehearsedCollective, RehearsedRank
@@ -62,26 +61,13 @@ def predict_run(
     sent_bytes, sent_from, collectives = _predict_traffic(cell, answer)
     step = step_time.predict_step_time(cell, machine)
     step_s, time_note = (None, "") if step is None else calibration.time(cell, machine.name, step.seconds)
-    power_w, energy_note = _assume_power(machine.gpu), ""
-    if power_w is not None:
-        power_w, energy_note = calibration.power(cell, machine.name, power_w)
-    run_time = None if step_s is None else _predict_run_time(cell, step_s, power_w)
-    if recorded_s is not None:
-        run_time = _add_energy(cell, make_range_around(recorded_s), power_w)
+    power_w, power_note = _predict_power(cell, machine, calibration)
+    run_time = _predict_run_time(cell, step_s, power_w, recorded_s)
     gpus = (cell.gpus if occupied is None else occupied) if machine.on_gpu else 0
     gpu_hours = run_time.time_s.times(gpus / 3600) if run_time is not None and gpus else None
-    explanations = [predicted_memory.how]
-    if not machine.on_gpu:
-        explanations.append(CPU_RANKS)
-    elif step is None:
-        explanations.append(f"time: not known ({_why_no_time(cell, machine)})")
-    else:
-        explanations.append(f"time: alpha-beta model and achieved share of the peak{time_note}")
-        explanations += [f"link: {link.name} {link.how}" for link in step.links]
-    if energy_note:
-        explanations.append(f"energy: power of the GPUs{energy_note}")
-    if recorded_s is not None:
-        explanations.append("run time: mean of earlier runs of this cell")
+    explanations = [predicted_memory.how, *_explain_step_time(cell, machine, step, time_note)]
+    explanations += [f"energy: power of the GPUs{power_note}"] if power_note else []
+    explanations += [] if recorded_s is None else ["run time: mean of earlier runs of this cell"]
     return Prediction(
         memory_bytes=predicted_memory.bytes,
         memory_by_category=predicted_memory.by_category,
@@ -208,6 +194,18 @@ def _predict_without_formula(
         how=f"{predicted_memory.how}; time: not predicted, because {why}",
         gpu=machine.name or None,
     )
+
+
+def _explain_step_time(
+    cell: Cell, machine: PlannedMachine, step: step_time.PredictedStepTime | None, calibration_note: str
+) -> list[str]:
+    """Clauses that say how the time of a step was predicted, or why it was not. step: None if the time is not known."""
+    if not machine.on_gpu:
+        return [CPU_RANKS]
+    if step is None:
+        return [f"time: not known ({_why_no_time(cell, machine)})"]
+    explanation = f"time: alpha-beta model and achieved share of the peak{calibration_note}"
+    return [explanation, *(f"link: {link.name} {link.how}" for link in step.links)]
 
 
 def _why_no_time(cell: Cell, machine: PlannedMachine) -> str:
@@ -341,22 +339,28 @@ def _count_steps(cell: Cell) -> int | None:
     return cell.epochs * max(1, items // cell.global_batch_size) + cell.warmup_steps
 
 
-def _assume_power(gpu: GpuModel | None) -> PredictedRange | None:
-    """The power of a GPU while it trains, in watts; None if its largest power is not known."""
-    return None if gpu is None or gpu.power_w is None else POWER.times(gpu.power_w)
+def _predict_power(cell: Cell, machine: PlannedMachine, calibration: Calibration) -> tuple[PredictedRange | None, str]:
+    """(the power of a GPU while it trains, in watts, and a text that says how earlier runs corrected it). The power is None if
+    the largest power of the GPU is not known."""
+    if machine.gpu is None or machine.gpu.power_w is None:
+        return None, ""
+    return calibration.power(cell, machine.name, POWER.times(machine.gpu.power_w))
 
 
-def _predict_run_time(cell: Cell, step_s: PredictedRange, power_w: PredictedRange | None) -> PredictedRunTime | None:
-    """The time and energy of a run; None if the number of its steps is not known. power_w: the power of one GPU in watts; None:
-    not known."""
-    steps = _count_steps(cell)
-    if steps is None:
+def _predict_run_time(
+    cell: Cell, step_s: PredictedRange | None, power_w: PredictedRange | None, recorded_s: float | None
+) -> PredictedRunTime | None:
+    """The time and energy of a run; None if the time is not known.
+
+    step_s: the time of a step. power_w: the power of one GPU in watts. recorded_s: the mean time of earlier runs of the cell,
+    which replaces the time from the number of steps. Each is None if it is not known.
+    """
+    if recorded_s is not None:
+        time_s = make_range_around(recorded_s)
+    elif step_s is not None and (steps := _count_steps(cell)) is not None:
+        time_s = START_S + step_s.times(steps)
+    else:
         return None
-    return _add_energy(cell, START_S + step_s.times(steps), power_w)
-
-
-def _add_energy(cell: Cell, time_s: PredictedRange, power_w: PredictedRange | None) -> PredictedRunTime:
-    """The time and energy of a run whose time is already known. power_w: as for `_predict_run_time`."""
     if power_w is None:
         return PredictedRunTime(time_s, None)
     pairs = zip(msgspec.structs.astuple(time_s), msgspec.structs.astuple(power_w), strict=True)

@@ -51,14 +51,7 @@ def print_plan(
     scaled: the predictions on other numbers of GPUs, by the name of the cell; None if --scale-out is not given.
     schedule: the schedule of the cell that --schedule names; None if the option is not given.
     """
-    rows = [[cell.name(), *_format_cell(cell)] for cell in planned.cells]
-    columns = PLAN_COLUMNS
-    if any(differences := cell_differences.describe_differences(planned.cells)):
-        rows = [[*row, entry] for row, entry in zip(rows, differences, strict=True)]
-        columns = [*columns, "differs in"]
-    matrix_name = planned.source.matrix
-    title = f"{matrix_name}: {planned.matrix.file.title}" if planned.matrix.file.title else matrix_name
-    out.print_table(title, columns, rows)
+    _print_cells(out, planned)
     _print_predictions(out, planned)
     if scaled is not None:
         planner_table.print_scale_out(out, scaled)
@@ -66,40 +59,14 @@ def print_plan(
         for sentence in cell_schedule.describe_schedule(schedule, planned.predicted[schedule.cell]):
             out.print_line(sentence)
     counts = {cell.name(): planned.repeats[cell.name()] for cell in planned.cells}
-    out.print_line(f"{repeats.describe_repeats(counts, planned.matrix.file.repeats)}.")
-    for sentence in batch_searches.describe_searches(planned.cells, planned.source.searches, planned.predicted):
-        out.print_line(sentence)
-    if planned.cost.cells:
-        out.print_line(f"{_format_cost(planned.cost, len(counts))}.")
     estimated_hours = gpu_hours.sum_hours(hours) if hours else None
-    if estimated_hours is not None and estimated_hours.measured + estimated_hours.limits:
-        out.print_line(f"about {gpu_hours.describe_hours(estimated_hours)}.")
-        if retried := gpu_hours.describe_retries(estimated_hours):
-            out.print_line(f"{retried}.")
-    for share in shares:
-        out.print_line(f"sshare: the account {share.account} has {share.in_words()}.")
-    for sentence in planner_table.describe_sums(planned.predicted, counts):
-        out.print_line(sentence)
+    _print_amount_of_work(out, planned, counts, estimated_hours, shares)
     print_lease(out, lease)
-    for entry in planned.matrix.excluded:
-        keys = ", ".join(f"{key}={value}" for key, value in entry.cell.items() if _varies(planned, key))
-        out.print_line(f"excluded: {keys}: {entry.why}")
     models = _select_own_models(planned.source.own.workloads, planned.cells)
-    for sentence in (sentence for model in models for sentence in _describe_model(model)):
-        out.print_line(sentence)
-    for why, count in Counter(misfit.why for misfit in planned.misfits).items():
-        out.print_line(f"not on this cluster: {count} cell(s): {why}")
-    for sentence in planned.advice:
-        out.print_line(sentence)
-    for sentence in data.missing:
-        out.print_line(f"no data: {sentence}")
-    if data.unknown:
-        out.print_remark(f"note: {data.unknown}")
-    for remark in planned.remarks:
-        out.print_remark(f"note: {remark}")
+    _print_obstacles_and_notes(out, planned, models, data)
     out.print_document(
         {
-            "matrix": matrix_name,
+            "matrix": planned.source.matrix,
             "scale": "tiny" if any(cell.rehearses for cell in planned.cells) else "full",
             "repeats": max(counts.values()),
             "runs": sum(counts.values()),
@@ -107,18 +74,7 @@ def print_plan(
             "gpu_hours": estimated_hours,
             "shares": shares,
             "lease": None if lease is None else lease.document(),
-            "cells": [
-                {
-                    "id": cell.name(),
-                    "repeats": counts[cell.name()],
-                    "rehearsal": planned.source.plans_rehearsal(cell),
-                    "cell": cell,
-                    "predicted": planned.predicted[cell.name()],
-                    **({"search": search.to_json_fields()} if (search := planned.source.search_of(cell)) is not None else {}),
-                    **({} if scaled is None else {"scale_out": scaled.get(cell.name(), [])}),
-                }
-                for cell in planned.cells
-            ],
+            "cells": [_make_cell_document(cell, planned, scaled) for cell in planned.cells],
             **({} if schedule is None else {"schedule": schedule}),
             "models": [_make_model_document(model) for model in models],
             "excluded": planned.matrix.excluded,
@@ -127,6 +83,18 @@ def print_plan(
             "missing_data": data.missing,
         }
     )
+
+
+def _print_cells(out: Output, planned: MatrixPlan) -> None:
+    """Print the table of the cells of a plan."""
+    rows = [[cell.name(), *_format_cell(cell)] for cell in planned.cells]
+    columns = PLAN_COLUMNS
+    if any(differences := cell_differences.describe_differences(planned.cells)):
+        rows = [[*row, entry] for row, entry in zip(rows, differences, strict=True)]
+        columns = [*columns, "differs in"]
+    matrix_name = planned.source.matrix
+    title = f"{matrix_name}: {planned.matrix.file.title}" if planned.matrix.file.title else matrix_name
+    out.print_table(title, columns, rows)
 
 
 def _print_predictions(out: Output, planned: MatrixPlan) -> None:
@@ -138,6 +106,50 @@ def _print_predictions(out: Output, planned: MatrixPlan) -> None:
     if out.verbose:
         for sentence in dict.fromkeys(planned.predicted[cell.name()].how for cell in planned.cells):
             out.print_remark(f"predicted from: {sentence}")
+
+
+def _print_amount_of_work(
+    out: Output,
+    planned: MatrixPlan,
+    repeats_of_cell: Mapping[str, int],
+    estimated_hours: gpu_hours.GpuHours | None,
+    shares: Sequence[Share],
+) -> None:
+    """Print how many runs a plan has, how long they take, and how much of the user's Slurm account is left."""
+    out.print_line(f"{repeats.describe_repeats(repeats_of_cell, planned.matrix.file.repeats)}.")
+    for sentence in batch_searches.describe_searches(planned.cells, planned.source.searches, planned.predicted):
+        out.print_line(sentence)
+    if planned.cost.cells:
+        out.print_line(f"{_format_cost(planned.cost, len(repeats_of_cell))}.")
+    if estimated_hours is not None and estimated_hours.measured + estimated_hours.limits:
+        out.print_line(f"about {gpu_hours.describe_hours(estimated_hours)}.")
+        if retried := gpu_hours.describe_retries(estimated_hours):
+            out.print_line(f"{retried}.")
+    for share in shares:
+        out.print_line(f"sshare: the account {share.account} has {share.in_words()}.")
+    for sentence in planner_table.describe_sums(planned.predicted, repeats_of_cell):
+        out.print_line(sentence)
+
+
+def _print_obstacles_and_notes(
+    out: Output, planned: MatrixPlan, own_models: Sequence[OwnWorkload], data: datasets.MissingData
+) -> None:
+    """Print excluded cells, facts about own models, cells that do not fit the cluster, advice, missing data and notes."""
+    for entry in planned.matrix.excluded:
+        keys = ", ".join(f"{key}={value}" for key, value in entry.cell.items() if _varies(planned, key))
+        out.print_line(f"excluded: {keys}: {entry.why}")
+    for sentence in (sentence for model in own_models for sentence in _describe_model(model)):
+        out.print_line(sentence)
+    for why, count in Counter(misfit.why for misfit in planned.misfits).items():
+        out.print_line(f"not on this cluster: {count} cell(s): {why}")
+    for sentence in planned.advice:
+        out.print_line(sentence)
+    for sentence in data.missing:
+        out.print_line(f"no data: {sentence}")
+    if data.unknown:
+        out.print_remark(f"note: {data.unknown}")
+    for remark in planned.remarks:
+        out.print_remark(f"note: {remark}")
 
 
 def print_decisions(out: Output, decisions: Sequence[RunDecision], *, sent: bool, waiting: Collection[str] = ()) -> None:
@@ -205,6 +217,20 @@ def _format_cell(cell: Cell) -> list[str]:
         length += f" + {cell.warmup_steps} warm-up"
     passes = f"{cell.micro_batch_size} x {cell.gradient_accumulation_steps}"
     return [cell.workload, cell.strategy, cell.launcher, str(cell.gpus), str(cell.global_batch_size), passes, length]
+
+
+def _make_cell_document(cell: Cell, planned: MatrixPlan, scaled: Mapping[str, Sequence[ScaledCell]] | None) -> dict[str, Any]:
+    """A cell of a plan as a dictionary, for --json. scaled: as for `print_plan`."""
+    name, search = cell.name(), planned.source.search_of(cell)
+    return {
+        "id": name,
+        "repeats": planned.repeats[name],
+        "rehearsal": planned.source.plans_rehearsal(cell),
+        "cell": cell,
+        "predicted": planned.predicted[name],
+        **({} if search is None else {"search": search.to_json_fields()}),
+        **({} if scaled is None else {"scale_out": scaled.get(name, [])}),
+    }
 
 
 def _format_cost(cost: repeats.Cost, cells: int) -> str:

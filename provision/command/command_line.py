@@ -75,6 +75,22 @@ def parser() -> console.Parser:
         metavar="N",
         help="number of nodes that an operation changes at the same time (default: all)",
     )
+    _add_init_options(command)
+    command.add_argument(
+        "--profile", action="store_true", help="request: print a profile (a script for geni-lib) instead of an RSpec"
+    )
+    here_help = "with provider local: check this machine although it is a login node of a Slurm cluster"
+    command.add_argument("--here", action="store_true", help=here_help)
+    command.add_argument("--hours", type=_parse_count, metavar="N", help="extend: hours to ask for")
+    command.add_argument("--reason", metavar="TEXT", help="extend: why, for the administrators of the provider")
+    command.add_argument("--yes", action="store_true", help="down: do not ask before machines are given back")
+    console.add_trust_option(command)
+    console.add_version_option(command)
+    return command
+
+
+def _add_init_options(command: console.Parser) -> None:
+    """Add the options that say for which machines the verb init prints a cluster file."""
     command.add_argument(
         "--site",
         nargs="?",
@@ -94,17 +110,6 @@ def parser() -> console.Parser:
         metavar="FILE,...",
         help="init: the manifests of a CloudLab experiment; on one of its nodes none is needed",
     )
-    command.add_argument(
-        "--profile", action="store_true", help="request: print a profile (a script for geni-lib) instead of an RSpec"
-    )
-    here_help = "with provider local: check this machine although it is a login node of a Slurm cluster"
-    command.add_argument("--here", action="store_true", help=here_help)
-    command.add_argument("--hours", type=_parse_count, metavar="N", help="extend: hours to ask for")
-    command.add_argument("--reason", metavar="TEXT", help="extend: why, for the administrators of the provider")
-    command.add_argument("--yes", action="store_true", help="down: do not ask before machines are given back")
-    console.add_trust_option(command)
-    console.add_version_option(command)
-    return command
 
 
 def _parse_names(text: str) -> list[str]:

@@ -87,20 +87,8 @@ class LoginNode:
         if STOPPING.is_set():
             raise Unreachable(f"{self.name}: this program was interrupted.")
         self._log_in()
-        variables = [f"{name}={value}" for name, value in (env or {}).items()]
-        words = [
-            "timeout",
-            f"--kill-after={GRACE_S:g}",
-            f"{timeout_s:g}",
-            "env",
-            "LC_ALL=C",
-            "PYTHONSAFEPATH=1",
-            SESSION,
-            *variables,
-            *argv,
-        ]
         mark = secrets.token_hex(8)  # printed before the command's output: text before the mark comes from a shell profile
-        script = f"{FIND_SLURM}echo {mark}; echo {mark} >&2; {shlex.join(words)}"
+        script = _make_script(argv, env or {}, timeout_s, mark)
         with tempfile.TemporaryFile() as inputs, tempfile.TemporaryFile() as outputs, tempfile.TemporaryFile() as errors:
             inputs.write(stdin)
             inputs.seek(0)
@@ -161,6 +149,13 @@ class LocalLoginNode(LocalNode, eq=False):
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file as this user, completely or not at all. owner: is ignored."""
         return self.run(put_command(content, path, mode=mode, owner=""), timeout_s=600, stdin=content)
+
+
+def _make_script(argv: Sequence[str], env: Mapping[str, str], timeout_s: float, mark: str) -> str:
+    """The shell script that prints `mark` on both outputs, and then runs a command with a time limit."""
+    variables = ["LC_ALL=C", "PYTHONSAFEPATH=1", SESSION, *(f"{name}={value}" for name, value in env.items())]
+    words = ["timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", "env", *variables, *argv]
+    return f"{FIND_SLURM}echo {mark}; echo {mark} >&2; {shlex.join(words)}"
 
 
 def _sending_limit_s(content: bytes) -> float:

@@ -56,10 +56,7 @@ def write(
 ) -> None:
     """Gather the results of the ranks in `peers`; rank 0 writes the file. A collective: it returns when the file is written.
 
-    All values are from the ranks that trained to the end. If a rank was lost, the state of the result is `failed`, unless the
-    cell asked for the loss of one rank. Memory is that of the rank with the highest peak. train_time_s in the file is the
-    wall-clock time of the slowest rank, from the start of the first timed step to the end of the last timed step. It includes
-    the time between steps, but not the time of instruments between steps.
+    All values are from the ranks that trained to the end.
 
     peers: the ranks that train. result: the results of this rank. same_work: the verdict of the proof. instruments: the
     results of the instruments by name. resumed_from_step: the step of the checkpoint from which the run resumed; None if it did
@@ -76,12 +73,11 @@ def write(
         timing = _Timing.from_rows(run, result, rows, len(kinds), task.units_per_item)
         # Steps before the checkpoint of another cell's run have no records here; all times are those of this run's own steps.
         earlier_steps = (resumed_from_step or 0) if not result.from_first_step else 0
-        peaks = rows[:, 2 : 2 + len(kinds)].max(axis=0)
         in_epochs = run.cell.epochs is not None and not earlier_steps
         files.write_json(run_dir.result, Result(
             schema=SCHEMA,
             run_id=run.run_id,
-            state="completed" if len(rows) >= run.cell.gpus - (run.cell.instruments.lost_worker is not None) else "failed",
+            state=_judge_state(run, len(rows)),
             rehearsal=is_rehearsal(run.cell, run.cluster, on_cpu=bool(np.isnan(gpu_numbers).any())),
             steps=earlier_steps + len(timing.steps_ms),
             unit=menu.workload_of(run.cell).unit,
@@ -90,9 +86,9 @@ def write(
             final_accuracy=instruments.get("validation", {}).get("accuracy"),
             throughput_per_s=timing.throughput_per_s,
             step_time_ms=timing.spread_ms,
-            train_time_s=float(rows[:, 0].max()),
+            train_time_s=timing.train_time_s,
             epoch_time_s=_epoch_seconds(timing.steps_ms, steps_per_epoch) if in_epochs else None,
-            peak_memory_bytes={kind: int(size) for kind, size in zip(kinds, peaks)} | _memory_by_category(instruments),
+            peak_memory_bytes=_peak_memory(kinds, rows, instruments),
             parameters=parameters,
             flops_per_unit=task.flops_per_unit(),
             same_work=same_work,
@@ -106,6 +102,12 @@ def write(
     peers.barrier()
 
 
+def _judge_state(run: Run, finished_ranks: int) -> str:
+    """The state of the result. If a rank was lost, it is `failed`, unless the cell asked for the loss of one rank."""
+    expected_ranks = run.cell.gpus - (run.cell.instruments.lost_worker is not None)
+    return "completed" if finished_ranks >= expected_ranks else "failed"
+
+
 class _Timing(msgspec.Struct, frozen=True):
     """The times of the timed steps. The time of a step is that of its slowest rank.
 
@@ -113,6 +115,9 @@ class _Timing(msgspec.Struct, frozen=True):
     step. It is never smaller than the sum of the step times of any rank.
     """
 
+    train_time_s: float
+    """The wall-clock time of the slowest rank, from the start of the first timed step to the end of the last timed step. It
+    includes the time between steps, but not the time of instruments between steps."""
     steps_ms: np.ndarray
     spread_ms: Spread | None
     """Statistics of the times of the steps that no instrument slowed down; None if there is no such step."""
@@ -124,13 +129,14 @@ class _Timing(msgspec.Struct, frozen=True):
     def from_rows(cls, run: Run, rank_result: RankResult, rows: np.ndarray, kinds: int, units_per_item: int) -> _Timing:
         """Compute the times. rows: the gathered numbers, with a row for each rank: its time, its loss, its peak memory by
         kind, and the time of each step; the shape is (ranks, 2 + kinds + steps)."""
-        steps_ms = rows[:, 2 + kinds :].max(axis=0)
+        train_time_s, steps_ms = float(rows[:, 0].max()), rows[:, 2 + kinds :].max(axis=0)
         is_counted = ~np.array(rank_result.watched, dtype=bool)
         if not is_counted.any():
-            return cls(steps_ms, None, None)
+            return cls(train_time_s, steps_ms, None, None)
         finished_share = len(rows) / run.cell.gpus  # ranks have equal shares of every batch
         units = int(np.array(rank_result.items)[is_counted].sum()) * units_per_item * finished_share
-        return cls(steps_ms, _compute_spread(steps_ms[is_counted]), units / (float(steps_ms[is_counted].sum()) / 1000))
+        throughput_per_s = units / (float(steps_ms[is_counted].sum()) / 1000)
+        return cls(train_time_s, steps_ms, _compute_spread(steps_ms[is_counted]), throughput_per_s)
 
 
 def _theory_bytes(run: Run, peers: Peers, engine: Accounted, backend: str) -> dict[str, float] | None:
@@ -162,11 +168,15 @@ def _requested_settings(run: Run) -> dict[str, Any]:
     }
 
 
-def _memory_by_category(instruments: dict[str, dict[str, Any]]) -> dict[str, int]:
-    """Bytes of memory by category (parameters, gradients, ...) at the peak of the step that the instrument `memory` recorded;
-    empty if no step was recorded."""
-    peak_bytes: dict[str, int] = instruments.get("memory", {}).get("peak_bytes", {})
-    return peak_bytes
+def _peak_memory(kinds: list[str], rows: np.ndarray, instruments: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """Peak bytes of memory by kind, of the rank with the highest peak.
+
+    If the instrument `memory` recorded a step, also the bytes by category (parameters, gradients, ...) at the peak of this
+    step. rows: as for `_Timing.from_rows`.
+    """
+    peaks = rows[:, 2 : 2 + len(kinds)].max(axis=0)
+    by_category: dict[str, int] = instruments.get("memory", {}).get("peak_bytes", {})
+    return {kind: int(size) for kind, size in zip(kinds, peaks)} | by_category
 
 
 def _compute_spread(steps_ms: np.ndarray) -> Spread:
