@@ -17,7 +17,7 @@ from collect.figure import MUTED, PLAYED, CellMark, Figure, Group, add_cell_id, 
 from collect.loading.loaded_run import LoadedRun
 from collect.strategy_style import COLOURS as SERIES
 from collect.timeline import timeline
-from collect.timeline.timeline import Counter, RunTimeline, Spans
+from collect.timeline.timeline import CounterTrack, RunTimeline, Spans
 
 ROW_PX, HEAD_PX = 20, 30
 MOST_RANKS = 16  # the most ranks that are drawn, starting with rank 0
@@ -123,7 +123,7 @@ def _instrument_bars(spans: Spans, zero_s: float) -> list[Bar]:
     return [Bar("instruments between steps", start_s - zero_s, end_s - start_s, name) for name, start_s, end_s in pairs]
 
 
-def _panel_counters(run_timeline: RunTimeline, suffix: str) -> list[Counter]:
+def _panel_counters(run_timeline: RunTimeline, suffix: str) -> list[CounterTrack]:
     """The counters that a panel shows: at most MOST_LINES, those with the highest values, without counters that are always 0.
 
     suffix: how the names of the counters of this panel end.
@@ -159,7 +159,7 @@ def _bar_traces(rows: dict[str, list[Bar]]) -> list[dict[str, Any]]:
     return data
 
 
-def _counter_traces(lines: Sequence[Counter], number: int, zero_s: float) -> list[dict[str, Any]]:
+def _counter_traces(lines: Sequence[CounterTrack], number: int, zero_s: float) -> list[dict[str, Any]]:
     data = []
     for index, line in enumerate(lines):
         x, y = thin_points((line.at_s - zero_s).tolist(), line.values.tolist())

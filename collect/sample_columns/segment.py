@@ -61,7 +61,7 @@ class SegmentFault(Exception):
     """A segment that cannot be used. Its samples are then decoded from HOST.jsonl."""
 
 
-class Column(msgspec.Struct, omit_defaults=True):
+class StoredColumn(msgspec.Struct, omit_defaults=True):
     """How the values of a column are stored.
 
     distinct: the distinct values, and null among them if there is one. The values of the column are then codes: for each row
@@ -75,11 +75,11 @@ class Column(msgspec.Struct, omit_defaults=True):
     nulls: bool = False
 
 
-class Table(msgspec.Struct):
+class StoredTable(msgspec.Struct):
     """A table of a segment. rows: its number of rows."""
 
     rows: Size
-    columns: list[Column]
+    columns: list[StoredColumn]
 
 
 class Segment(msgspec.Struct):
@@ -87,7 +87,7 @@ class Segment(msgspec.Struct):
 
     begin: Size
     end: Size
-    tables: dict[str, Table]
+    tables: dict[str, StoredTable]
 
 
 class SegmentLine(msgspec.Struct):
@@ -169,7 +169,7 @@ def read_line(line: bytes) -> ReadSegment:
     return ReadSegment(segment.begin, segment.end, rows, placed, at, found.sha256, bytes(found.segment))
 
 
-def _place_column(column: Column, rows: int, offset: int) -> PlacedColumn:
+def _place_column(column: StoredColumn, rows: int, offset: int) -> PlacedColumn:
     kind, never_null = column.kind, column.name in ALWAYS or column.name in COUNTS
     if not bytes(column.distinct):
         if kind in LISTED or (column.nulls and (never_null or kind == "bool")):

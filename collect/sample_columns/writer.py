@@ -18,10 +18,10 @@ from collect.sample_columns.segment import (
     MOST_LINE,
     SEGMENT,
     TABLES,
-    Column,
     Digest,
     Segment,
-    Table,
+    StoredColumn,
+    StoredTable,
     code_width,
 )
 from collect.sample_columns.tables import LISTED, Kind
@@ -97,7 +97,8 @@ class ColumnsWriter:
         if self._is_sound and self._end > self._begin:
             stored = {name: table.encode() for name, table in self._tables.items()}
             found = {
-                name: Table(self._tables[name].rows, [column for column, _ in columns]) for name, columns in stored.items()
+                name: StoredTable(self._tables[name].rows, [column for column, _ in columns])
+                for name, columns in stored.items()
             }
             values = b"".join(part for columns in stored.values() for _, part in columns)
             segment = msgspec.json.encode(Segment(self._begin, self._end, found))
@@ -129,7 +130,7 @@ class _TableColumns:
                 column.extend(of_column)
             self.rows += len(records)
 
-    def encode(self) -> list[tuple[Column, bytes]]:
+    def encode(self) -> list[tuple[StoredColumn, bytes]]:
         return [column.encode() for column in self._columns]
 
 
@@ -168,9 +169,9 @@ class _CollectedColumn:
         except KeyError:  # there are new values
             return [self._distinct.setdefault(value, len(self._distinct)) for value in values]
 
-    def encode(self) -> tuple[Column, bytes]:
+    def encode(self) -> tuple[StoredColumn, bytes]:
         """The column in the form in which it is stored. If all rows have the same value, it is stored once."""
-        column = Column(self._name, self._kind)
+        column = StoredColumn(self._name, self._kind)
         if self._kind in LISTED:
             column.distinct = msgspec.Raw(msgspec.json.encode(list(self._distinct)))
             width = code_width(len(self._distinct))

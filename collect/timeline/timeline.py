@@ -35,7 +35,7 @@ class Spans(msgspec.Struct, frozen=True):
     end_s: NDArray[np.float64]
 
 
-class Counter(msgspec.Struct, frozen=True):
+class CounterTrack(msgspec.Struct, frozen=True):
     """A quantity of a host over time, such as the share of busy processors.
 
     at_s: the times of the values, in seconds since the epoch. values: the values in `unit`, with the same shape as `at_s`.
@@ -69,7 +69,7 @@ class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
     uncorrected: list[str]
     steps: list[Spans]
     instruments: list[Spans]
-    counters: list[Counter]
+    counters: list[CounterTrack]
     moments: list[Moment]
     straggler: Straggler | None
 
@@ -159,14 +159,14 @@ def act_label(act: InstrumentAct) -> str:
     return f"{'checkpoint' if act.name == 'checkpoints' else act.name} {act.when} step {act.step}"
 
 
-def _host_counters(run: LoadedRun, host_clocks: Clocks) -> Iterator[Counter]:
+def _host_counters(run: LoadedRun, host_clocks: Clocks) -> Iterator[CounterTrack]:
     """The telemetry of all hosts: processors, memory, each GPU, and the rate of each network interface in MB/s."""
 
-    def points(host: str, rows: pl.DataFrame, column: str, name: str, unit: str, scale: float = 1.0) -> Iterator[Counter]:
+    def points(host: str, rows: pl.DataFrame, column: str, name: str, unit: str, scale: float = 1.0) -> Iterator[CounterTrack]:
         known_rows = rows.drop_nulls(column)
         if known_rows.height:
             at_s = host_clocks.correct_times(host, known_rows["wall_s"].to_numpy())
-            yield Counter(host, name, unit, at_s, known_rows[column].to_numpy() / scale)
+            yield CounterTrack(host, name, unit, at_s, known_rows[column].to_numpy() / scale)
 
     for (host,), rows in run.samples.hosts.group_by("host", maintain_order=True):
         yield from points(str(host), rows, "cpu_pct", "processors busy", "%")

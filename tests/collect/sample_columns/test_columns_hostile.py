@@ -128,7 +128,7 @@ def of_one_value(found, rows):
 
 def as_json(text):
     """Distinct values; "": a column has none."""
-    return msgspec.Raw(text.encode()) if text else segment.Column("", "int").distinct
+    return msgspec.Raw(text.encode()) if text else segment.StoredColumn("", "int").distinct
 
 
 LIES = {
