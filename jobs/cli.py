@@ -173,10 +173,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = archived_matrix.replace_from_option(arguments, command_words)
         invocation = Invocation(arguments)
         words = adapted_matrix.replace_adapt_option(invocation, words)
-        there = on_controller.find_remote_workspace(invocation)
-        if there is not None:
+        remote = on_controller.find_remote_workspace(invocation)
+        if remote is not None:
             try:
-                return on_controller.run_remotely(there, invocation, words)
+                return on_controller.run_remotely(remote, invocation, words)
             except ShardlabError as error:
                 if (why := on_controller.decide_after_lease(invocation, error)) is None:
                     raise

@@ -44,14 +44,14 @@ WIRE_FACTORS = {
 class Term(msgspec.Struct, frozen=True):
     """One kind of communication in a step of one rank, by theory.
 
-    what: a description for people.
+    description: the kind of communication in words.
     op: the collective, a key of FACTORS.
     payload_bytes: the bytes S of one collective.
     ranks: the number n of ranks in the collective.
     times: number of collectives of this kind per step.
     """
 
-    what: str
+    description: str
     op: str
     payload_bytes: float
     ranks: int

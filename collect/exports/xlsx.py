@@ -128,10 +128,10 @@ def _reported_sheet(summary: Summary) -> Sheet:
     for entry, line in zip(summary.reported, lines, strict=True):
         is_state = isinstance(entry.measured, str)
         printed = entry.reported
-        row: list[Field] = [line.where, line.cell, line.metric, line.of, entry.printed]
+        row: list[Field] = [line.where, line.cell, line.metric, line.argument, entry.printed]
         row += [printed.value, printed.unit] if printed and printed.value is not None else [None, None]
         row += [None if is_state else entry.measured, entry.low, entry.high, entry.unit, entry.measured if is_state else None]
-        row += [entry.n or None, entry.ratio, line.agrees, entry.kind, line.says, summary.rehearsal]
+        row += [entry.n or None, entry.ratio, line.agrees, entry.kind, line.remarks, summary.rehearsal]
         rows.append(row)
     return Sheet("reported", headings, rows)
 

@@ -51,8 +51,8 @@ class Arrival:
 
         shared_runs: the folder that contains the runs of the cluster, if this machine sees that folder; the content of files is
         then read there. report_bytes: is called from time to time with the number of bytes that have come, over all runs."""
-        self._conversation, self._shared, self._has_come = conversation, shared_runs, report_bytes
-        self._count = self._says_at = 0
+        self._conversation, self._shared_runs, self._report_bytes = conversation, shared_runs, report_bytes
+        self._count = self._next_report_at = 0
         self._buffer = memoryview(bytearray(MOST_BLOCK))
         self._length = memoryview(bytearray(LENGTH.size))
 
@@ -70,17 +70,17 @@ class Arrival:
             if message.begin and (copy is None or copy.file.bytes != message.begin):
                 raise InputError(f"the cluster sends {message.name} from byte {message.begin} on, which was not asked for")
             blocks: Iterable[memoryview | bytes]
-            if self._shared:
-                blocks = _read_blocks(self._shared / run_id / message.name, message.begin, message.bytes)
+            if self._shared_runs:
+                blocks = _read_blocks(self._shared_runs / run_id / message.name, message.begin, message.bytes)
             elif message.follows is not None:
                 blocks = (self._receive_block(message, message.follows),)
             else:
                 blocks = self._receive_blocks(message)
-            path, begins_with = f"{staging}/{message.name}", copy if message.begin else None
+            path, held_copy = f"{staging}/{message.name}", copy if message.begin else None
             # A file is never written twice into a new folder. Some file systems store `a` and `A` as the same file.
-            how = os.O_EXCL if is_alone else os.O_TRUNC if begins_with is None else 0
-            arrived[message.name] = self._write_file(path, how, begins_with, blocks, message.mtime_ns)
-        self._has_come(self._count)
+            extra_flags = os.O_EXCL if is_alone else os.O_TRUNC if held_copy is None else 0
+            arrived[message.name] = self._write_file(path, extra_flags, held_copy, blocks, message.mtime_ns)
+        self._report_bytes(self._count)
         return ArrivedRun(message, arrived, is_alone)
 
     def _write_file(
@@ -94,28 +94,28 @@ class Arrival:
         digest = hashlib.sha256()
         descriptor = _open_file(path, extra_flags)
         try:
-            begin = 0
+            size = 0
             if held_copy is not None:
                 is_same = str(held_copy.path) == path
                 for block in _read_blocks(held_copy.path, 0, held_copy.file.bytes):
                     digest.update(block)
                     files.write_all(descriptor, b"" if is_same else block)
-                    begin += len(block)
-                os.lseek(descriptor, begin, os.SEEK_SET)
+                    size += len(block)
+                os.lseek(descriptor, size, os.SEEK_SET)
             for block in blocks:
                 digest.update(block)
                 files.write_all(descriptor, block)
-                begin += len(block)
+                size += len(block)
                 self._count += len(block)
-                if self._count >= self._says_at:
-                    self._says_at = self._count + BLOCK
-                    self._has_come(self._count)
+                if self._count >= self._next_report_at:
+                    self._next_report_at = self._count + BLOCK
+                    self._report_bytes(self._count)
             if held_copy is not None:
-                os.ftruncate(descriptor, begin)
+                os.ftruncate(descriptor, size)
             os.utime(descriptor, ns=(mtime_ns, mtime_ns))
         finally:
             os.close(descriptor)
-        return ManifestFile(begin, mtime_ns, digest.hexdigest())
+        return ManifestFile(size, mtime_ns, digest.hexdigest())
 
     def _receive_blocks(self, file: FileBegin) -> Iterator[memoryview | bytes]:
         while True:
@@ -137,8 +137,8 @@ def _decompress(block: memoryview, name: str) -> bytes:
     try:
         size = zstandard.frame_content_size(block)
         if not 0 <= size <= BLOCK:  # zstandard reserves as much memory as the block says; -1: the block does not say a size
-            found = "that does not say its size" if size < 0 else f"of {size:,} bytes; allowed are {BLOCK:,}"
-            raise InputError(f"the cluster sends {name} with a block {found}")
+            size_text = "that does not say its size" if size < 0 else f"of {size:,} bytes; allowed are {BLOCK:,}"
+            raise InputError(f"the cluster sends {name} with a block {size_text}")
         return _DECOMPRESSOR.decompress(block, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise InputError(f"the cluster sends {name} with a block that zstd cannot decompress ({error})") from None

@@ -55,8 +55,12 @@ class Expected(msgspec.Struct):
     @property
     def bytes(self) -> int:
         """The number of bytes that the cluster will send, if all copies on this machine are as on the cluster."""
-        theirs = self.offered.manifest
-        size = self.offered.bytes if theirs is None else sum(theirs.files[name].bytes for name in self.names or ())
+        cluster_manifest = self.offered.manifest
+        size = (
+            self.offered.bytes
+            if cluster_manifest is None
+            else sum(cluster_manifest.files[name].bytes for name in self.names or ())
+        )
         return max(0, size - sum(copy.file.bytes for copy in self.held.values()))
 
     @property
@@ -69,35 +73,35 @@ def download(
 ) -> dict[str, Downloaded]:
     """Download every run whose id matches one of the patterns, or all runs if there are no patterns.
 
-    conversation: as `request.asked` yields it for these patterns.
+    conversation: as `fetch_command._ask_for_runs` yields it for these patterns.
     Returns {run id: result}. A run that is equal on this machine and on the cluster is not transferred. Raises ShardlabError if
     the cluster does not answer or the transfer stops.
     """
-    there = conversation.remote
-    conversation.must_stop = progress.while_waiting(f"{there.host}: the cluster reads the files of its runs.")
+    cluster = conversation.remote
+    conversation.must_stop = progress.while_waiting(f"{cluster.host}: the cluster reads the files of its runs.")
     with gc_pause.pause_collector():
         offers = conversation.receive(Offers)
         offered = [conversation.receive(OfferedRun) for _ in range(offers.runs)]
         conversation.must_stop = progress.is_stopped  # the progress of the transfer now says what the command waits for
         staging = _make_staging_folder(workspace)
         with files.as_workspace_error("read"):
-            found, expected = _compare_offers(workspace, staging, list({run.run: run for run in offered}.values()))
-        is_shared = sees_workspace(there)
+            results, expected = _compare_offers(workspace, staging, list({run.run: run for run in offered}.values()))
+        is_shared = sees_workspace(cluster)
         conversation.send(Wanted([run.message for run in expected], is_shared))
-        report = _begin_progress(there, expected, progress)
-        left = deque(expected)
-        arrival = Arrival(conversation, Path(there.workspace) / "runs" if is_shared else None, report)
+        report = _begin_progress(cluster, expected, progress)
+        remaining = deque(expected)
+        arrival = Arrival(conversation, Path(cluster.workspace) / "runs" if is_shared else None, report)
         try:
             with files.as_workspace_error("write"):
-                while left:
-                    _receive_run(workspace, there, arrival, left[0], found[left[0].offered.run])
-                    left.popleft()
+                while remaining:
+                    _receive_run(workspace, cluster, arrival, remaining[0], results[remaining[0].offered.run])
+                    remaining.popleft()
         except ConnectionLost as error:
-            raise ShardlabError(_stopped_text(there, error.why, found, left)) from None
+            raise ShardlabError(_stopped_text(cluster, error.why, results, remaining)) from None
         fetch_matrices.store(workspace, offers.descriptions)
         if not patterns:
             shutil.rmtree(staging, ignore_errors=True)
-    return found
+    return results
 
 
 def _make_staging_folder(workspace: Workspace) -> Path:
@@ -117,47 +121,47 @@ def _compare_offers(
 ) -> tuple[dict[str, Downloaded], list[Expected]]:
     """Compare the runs that the cluster offers with the runs on this machine. Returns ({run id: result so far}, the runs that
     are wanted)."""
-    found: dict[str, Downloaded] = {}
+    results: dict[str, Downloaded] = {}
     expected = []
     for run in offered:
         state = run.state if run.state in STATES else "unknown"
-        found[run.run] = so_far = Downloaded(state, not_regular=run.not_regular, parts=run.parts)
-        on_the_cluster = [f"on the cluster: {problem}" for problem in run.problems]
+        results[run.run] = result = Downloaded(state, not_regular=run.not_regular, parts=run.parts)
+        cluster_problems = [f"on the cluster: {problem}" for problem in run.problems]
         names = None
         if run.manifest is not None:
             try:
                 missing = _find_missing_files(workspace, run.run, run.manifest)
             except (InputError, NotRegular) as error:
-                so_far.problems = [_problem_text(workspace, error), *on_the_cluster]
+                result.problems = [_problem_text(workspace, error), *cluster_problems]
                 continue
-            so_far.hashed, names = missing.hashed, missing.names
+            result.hashed, names = missing.hashed, missing.names
             if missing.is_here:
                 continue
         if run.problems and names != []:
-            so_far.problems = on_the_cluster
+            result.problems = cluster_problems
         elif run.pruned and names:
-            so_far.problems = [_pruned_text(names)]
+            result.problems = [_pruned_text(names)]
         else:
             expected.append(Expected(run, names, _held_files(workspace.runs / run.run, staging / "files" / run.run, names)))
-    return found, expected
+    return results, expected
 
 
 def _held_files(run: Path, staging: Path, names: Sequence[str] | None) -> dict[str, HeldCopy]:
     """Find the files, or the beginnings of files, that are on this machine: in the run folder, or in the staging folder, where
     an interrupted transfer left them. names: the wanted files; None: all files."""
-    mine = None
+    own_manifest = None
     with contextlib.suppress(InputError, NotRegular):
-        mine = manifest.read(RunDir(run)) if manifest.regular_file_status(run, manifest.NAME) else None
+        own_manifest = manifest.read(RunDir(run)) if manifest.regular_file_status(run, manifest.NAME) else None
     held: dict[str, HeldCopy] = {}
-    wanted = None if names is None else set(names)
-    for folder, known in ((run, mine), (staging, None)):
+    wanted_names = None if names is None else set(names)
+    for folder, folder_manifest in ((run, own_manifest), (staging, None)):
         if not files.is_folder(folder):
             continue
         for name, status in manifest.list_files(folder).regular.items():
-            if (wanted is None or name in wanted) and status.st_size:
-                before = known.files.get(name) if known else None
-                is_known = before is not None and manifest.is_unchanged(before, status)
-                file = before if before and is_known else manifest.hash_file(folder / name, status)
+            if (wanted_names is None or name in wanted_names) and status.st_size:
+                recorded = folder_manifest.files.get(name) if folder_manifest else None
+                is_unchanged = recorded is not None and manifest.is_unchanged(recorded, status)
+                file = recorded if recorded and is_unchanged else manifest.hash_file(folder / name, status)
                 held[name] = HeldCopy(folder / name, HeldFile(file.bytes, file.sha256))
     return held
 
@@ -190,26 +194,28 @@ def _receive_run(workspace: Workspace, cluster: RemoteWorkspace, arrival: Arriva
     if arrived.end.problems:
         result.problems = [f"on the cluster: {problem}" for problem in arrived.end.problems]
         return
-    theirs = run.offered.manifest or arrived.end.manifest
+    cluster_manifest = run.offered.manifest or arrived.end.manifest
     try:
-        if theirs is None:
+        if cluster_manifest is None:
             raise InputError("the cluster has no manifest of this run")
-        missing = _find_missing_files(workspace, run_id, theirs)
+        missing = _find_missing_files(workspace, run_id, cluster_manifest)
     except (InputError, NotRegular) as error:
         result.problems = [_problem_text(workspace, error)]
         return
     result.hashed += len(arrived.files)
     # The cluster sends nothing of a file that an interrupted transfer left complete.
-    here = {name: copy.file.sha256 for name, copy in run.held.items() if copy.path.is_relative_to(folder)}
-    here |= {name: file.sha256 for name, file in arrived.files.items()}
-    unlike = [name for name in missing.names if here.get(name) != theirs.files[name].sha256]
-    if unlike:
-        result.problems = [f"{name}: the file that arrived is not the file in the cluster's manifest" for name in unlike]
+    arrived_digests = {name: copy.file.sha256 for name, copy in run.held.items() if copy.path.is_relative_to(folder)}
+    arrived_digests |= {name: file.sha256 for name, file in arrived.files.items()}
+    differing_names = [name for name in missing.names if arrived_digests.get(name) != cluster_manifest.files[name].sha256]
+    if differing_names:
+        result.problems = [
+            f"{name}: the file that arrived is not the file in the cluster's manifest" for name in differing_names
+        ]
         shutil.rmtree(folder, ignore_errors=True)
     elif not missing.is_here:
-        is_whole = arrived.is_alone and bool(arrived.files) and arrived.files == theirs.files
+        is_whole = arrived.is_alone and bool(arrived.files) and arrived.files == cluster_manifest.files
         if _put_run_in_place(workspace, staging, missing, is_whole=is_whole) and is_whole:
-            result.written = theirs
+            result.new_manifest = cluster_manifest
 
 
 def _find_missing_files(workspace: Workspace, run_id: str, cluster_manifest: RunManifest) -> Missing:
@@ -219,30 +225,35 @@ def _find_missing_files(workspace: Workspace, run_id: str, cluster_manifest: Run
     """
     manifest.check_received(cluster_manifest, run_id)
     run = RunDir(workspace.runs / run_id)
-    mine = None
+    own_manifest = None
     with contextlib.suppress(InputError, FileNotFoundError):  # if the manifest here is damaged, all files are compared
-        mine = manifest.read(run) if manifest.regular_file_status(run.path, manifest.NAME) else None
-    found = Missing(cluster_manifest, [], 0)
+        own_manifest = manifest.read(run) if manifest.regular_file_status(run.path, manifest.NAME) else None
+    missing = Missing(cluster_manifest, [], 0)
     if not os.path.lexists(run.path):
-        found.names = list(cluster_manifest.files)
-        return found
+        missing.names = list(cluster_manifest.files)
+        return missing
     for name, file in cluster_manifest.files.items():
         status = manifest.regular_file_status(run.path, name)
         if status is None:
-            found.names.append(name)
+            missing.names.append(name)
             continue
-        here = mine.files.get(name) if mine else None
-        if here is None or not manifest.is_unchanged(here, status):
+        own_file = own_manifest.files.get(name) if own_manifest else None
+        if own_file is None or not manifest.is_unchanged(own_file, status):
             content = manifest.hash_file(run.path / name, status)
-            found.hashed += 1
-            if mine is not None and mine.complete and here is not None and _was_changed_here(run.path / name, content, here):
+            missing.hashed += 1
+            if (
+                own_manifest is not None
+                and own_manifest.complete
+                and own_file is not None
+                and _was_changed_here(run.path / name, content, own_file)
+            ):
                 # The file is not overwritten. `fetch_run` compares the run with its manifest and reports the difference.
-                return Missing(mine, [], found.hashed, True)
-            here = content
-        if here.sha256 != file.sha256:
-            found.names.append(name)
-    found.is_here = not found.names and mine is not None and mine.has_same_content(cluster_manifest)
-    return found
+                return Missing(own_manifest, [], missing.hashed, True)
+            own_file = content
+        if own_file.sha256 != file.sha256:
+            missing.names.append(name)
+    missing.is_here = not missing.names and own_manifest is not None and own_manifest.has_same_content(cluster_manifest)
+    return missing
 
 
 def _was_changed_here(path: Path, content: ManifestFile, recorded: ManifestFile) -> bool:
@@ -291,8 +302,8 @@ def _problem_text(workspace: Workspace, error: Exception) -> str:
 
 
 def _pruned_text(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 1} more files are" if names[1:] else " is"
-    return f"{names[0]}{more} not here, and `collect fetch --prune` has removed the files of this run on the cluster"
+    rest_text = f" and {len(names) - 1} more files are" if names[1:] else " is"
+    return f"{names[0]}{rest_text} not here, and `collect fetch --prune` has removed the files of this run on the cluster"
 
 
 def _stopped_text(

@@ -44,14 +44,14 @@ def fetch_and_print(workspace: Workspace, patterns: Sequence[str], output: Outpu
     with _ask_for_runs(workspace, patterns, output) as conversation:
         from collect.fetching import progress
 
-        with progress.show_progress(output) as shown:
-            fetched = _fetch_runs(workspace, patterns, conversation, shown)
-    columns = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Truncated files (n)", "Corrupt lines (n)"]
+        with progress.show_progress(output) as transfer_progress:
+            fetched = _fetch_runs(workspace, patterns, conversation, transfer_progress)
+    headings = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Truncated files (n)", "Corrupt lines (n)"]
     rows = [
         [run.run, run.state, *(f"{n:,}" for n in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt))]
         for run in fetched
     ]
-    output.print_table("", columns, rows)
+    output.print_table("", headings, rows)
     for run in fetched:
         if run.damage:
             output.print_remark(f"{run.run}: damaged records: {run.damage}", style="yellow")
@@ -65,11 +65,11 @@ def fetch_and_print(workspace: Workspace, patterns: Sequence[str], output: Outpu
             output.print_remark(
                 f"{run.run}: {name} is {kind}; only regular files and folders with names in UTF-8 are fetched", style="red"
             )
-    changed = sum(bool(run.problems) for run in fetched)
-    if changed:
+    changed_count = sum(bool(run.problems) for run in fetched)
+    if changed_count:
         output.print_remark(
-            f"{changed} of {len(fetched)} runs differ from their manifest.json or from the cluster; their manifest.json was "
-            "not changed. To resolve this for a run, remove its manifest.json and run the same command again."
+            f"{changed_count} of {len(fetched)} runs differ from their manifest.json or from the cluster; their manifest.json "
+            "was not changed. To resolve this for a run, remove its manifest.json and run the same command again."
         )
     elif not fetched:
         output.print_remark(f"{workspace.runs}: no runs yet.")
@@ -89,27 +89,27 @@ def _remove_fetched(output: Output, workspace: Workspace, fetched: Sequence[Fetc
     """
     from collect.fetching import progress, prune
 
-    with progress.show_progress(output) as shown:
-        places = prune.verify(workspace, fetched, shown)
+    with progress.show_progress(output) as transfer_progress:
+        places = prune.verify(workspace, fetched, transfer_progress)
     for place in places:
         if place.runs:
-            found = f"{place.count:,} files of {len(place.runs):,} run(s), {place.size / 2**20:,.1f} MiB"
-            output.print_remark(f"{place.where}: {found}: their checksums are those of the files on this machine.")
+            files_text = f"{place.count:,} files of {len(place.runs):,} run(s), {place.size / 2**20:,.1f} MiB"
+            output.print_remark(f"{place.where}: {files_text}: their checksums are those of the files on this machine.")
     if not any(place.runs for place in places):
         output.print_remark("There is nothing to remove.")
     elif not is_confirmed and output.ask("Remove these files there? Type yes: ") != "yes":
         output.print_remark("Nothing was removed.")
         return True
-    with progress.show_progress(output) as shown:
-        freed = prune.remove(places, shown)
+    with progress.show_progress(output) as transfer_progress:
+        freed = prune.remove(places, transfer_progress)
     for run in fetched:
         run.freed = [removed for removed in freed if removed.run == run.run]
     for removed in freed:
         if removed.why:
             output.print_remark(f"{removed.where}: files of {removed.run} stay: {removed.why}", style="red")
     for where in dict.fromkeys(removed.where for removed in freed if removed.files):
-        of_place = [removed for removed in freed if removed.where == where]
-        count, size = sum(removed.files for removed in of_place), sum(removed.bytes for removed in of_place)
+        removed_in_place = [removed for removed in freed if removed.where == where]
+        count, size = sum(removed.files for removed in removed_in_place), sum(removed.bytes for removed in removed_in_place)
         output.print_remark(f"{where}: {count:,} files removed, {size / 2**20:,.1f} MiB freed")
     return not any(removed.why for removed in freed)
 
@@ -154,12 +154,12 @@ def _fetch_runs(
         from collect.fetching import download
 
         downloaded = download.download(workspace, patterns, conversation, progress)
-    known = sorted({*workspace.run_ids(), *downloaded})
-    ids = match_run_ids(known, patterns) if patterns else known
+    all_ids = sorted({*workspace.run_ids(), *downloaded})
+    ids = match_run_ids(all_ids, patterns) if patterns else all_ids
     parts = {run_id: run.parts for run_id, run in downloaded.items()}
     parts |= node_parts.gather_if_needed(workspace, [run_id for run_id in ids if run_id not in downloaded], progress)
 
-    def fetched(run_id: str) -> Fetched:
+    def fetch_one_run(run_id: str) -> Fetched:
         return fetched_run.fetch_run(RunDir(workspace.runs / run_id), downloaded.get(run_id), parts.get(run_id, []))
 
-    return list(side_by_side.map_in_threads(fetched, ids))
+    return list(side_by_side.map_in_threads(fetch_one_run, ids))

@@ -76,5 +76,5 @@ def _set_local_path(workspace: Workspace, content: bytes) -> bytes:
     from shardlab.remote import remote_workspace  # imported only here: the cluster does not need it
 
     expansion = decoder(Expansion).decode(content)
-    here = remote_workspace.local_matrix_path(workspace, expansion.path)
-    return content if here == expansion.path else files.encode_json(msgspec.structs.replace(expansion, path=here))
+    local_path = remote_workspace.local_matrix_path(workspace, expansion.path)
+    return content if local_path == expansion.path else files.encode_json(msgspec.structs.replace(expansion, path=local_path))

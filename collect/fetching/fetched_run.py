@@ -23,7 +23,7 @@ class Downloaded(msgspec.Struct):
     not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind
     parts: list[str] = []  # sentences: which node's part of the run is missing, or differs from the files of the first node
     # The manifest that this command has just written, if it made the run folder and hashed all its files while they arrived.
-    written: RunManifest | None = None
+    new_manifest: RunManifest | None = None
 
 
 class Freed(msgspec.Struct, omit_defaults=True):
@@ -101,30 +101,32 @@ def check_run(
         fetched.problems, fetched.not_regular = downloaded.problems, downloaded.not_regular
         if downloaded.problems:
             return fetched, None
-        if (written := downloaded.written) is not None and (written.complete or not fetched.complete):
-            _set_totals(fetched, written)
-            return fetched, written
+        if (new_manifest := downloaded.new_manifest) is not None and (new_manifest.complete or not fetched.complete):
+            _set_totals(fetched, new_manifest)
+            return fetched, new_manifest
     try:
         listing = manifest.list_files(run.path)
         fetched.not_regular = {**fetched.not_regular, **listing.other}
-        old = manifest.read(run)
-        if old is None or not old.complete:
+        earlier_manifest = manifest.read(run)
+        if earlier_manifest is None or not earlier_manifest.complete:
             if not may_hash_all:
                 fetched.files, fetched.bytes = len(listing.regular), sum(file.st_size for file in listing.regular.values())
                 return fetched, None
-            now = manifest.make(run, listing, complete=fetched.complete, earlier=old if downloaded else None)
-            fetched.hashed += 0 if downloaded else len(now.files)
+            current_manifest = manifest.make(
+                run, listing, complete=fetched.complete, earlier=earlier_manifest if downloaded else None
+            )
+            fetched.hashed += 0 if downloaded else len(current_manifest.files)
         else:
-            now, difference = manifest.compare(run, listing, old)
+            current_manifest, difference = manifest.compare(run, listing, earlier_manifest)
             fetched.hashed += difference.hashed
             if fetched.pruned:
                 difference.vanished = [name for name in difference.vanished if pruning.is_kept(name)]
             fetched.added, fetched.problems = difference.added, difference.problems
-        _set_totals(fetched, now)
-        if now == old or fetched.problems or fetched.pruned:
-            return fetched, old
-        manifest.write(run, now)
-        return fetched, now
+        _set_totals(fetched, current_manifest)
+        if current_manifest == earlier_manifest or fetched.problems or fetched.pruned:
+            return fetched, earlier_manifest
+        manifest.write(run, current_manifest)
+        return fetched, current_manifest
     except (InputError, WorkspaceError) as error:
         fetched.problems = [str(error)]
         return fetched, None

@@ -45,7 +45,7 @@ class NodeParts(msgspec.Struct):
     """The parts of runs that one node has. A file is named RUN_ID/NAME."""
 
     node: str
-    there: RemoteWorkspace | None  # the workspace on the node; None: the node did not answer
+    remote: RemoteWorkspace | None  # the workspace on the node; None: the node did not answer
     sentences: list[tuple[str, list[str]]]  # (run id, sentences about the node's part of this run, as `gather` returns them)
     manifests: dict[str, RunManifest] = {}  # run id -> the files of the node's part
     missing: list[str] = []  # files of the node's parts that are not on this machine
@@ -61,7 +61,7 @@ class NodeParts(msgspec.Struct):
     def find_arrived(self, staging: Path, names: Sequence[str]) -> set[str]:
         """The files, out of `names`, that were copied completely into the staging folder, by this or by an interrupted
         earlier command."""
-        return find_arrived_files(staging, {full: self.file(full) for full in names})
+        return find_arrived_files(staging, {run_path: self.file(run_path) for run_path in names})
 
 
 def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:
@@ -72,30 +72,31 @@ def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgr
     first node.
     """
     is_copy = remote_workspace.read_remote_workspace(workspace) is not None
-    wanted: dict[str, tuple[str, list[RunDir]]] = {}  # name of a node -> (name of its cluster, runs of which it has a part)
+    # Name of a node -> (name of its cluster, runs of which it has a part).
+    runs_by_node: dict[str, tuple[str, list[RunDir]]] = {}
     sentences: dict[str, list[str]] = {}
-    elsewhere: dict[str, list[str]] = {}
+    refusals: dict[str, list[str]] = {}
     for run in (RunDir(workspace.runs / run_id) for run_id in run_ids):
-        if (found := _ungathered_placement(run)) is None:
+        if (ungathered := _ungathered_placement(run)) is None:
             continue
-        cluster, placed = found
+        cluster, placed = ungathered
         if is_copy or placed.first_node != gethostname():
-            where = f"the parts of its nodes are gathered on {placed.first_node}, and this machine is another one"
-            elsewhere[run.run_id] = [f"{where}; run `collect fetch` on {placed.first_node}"]
+            reason = f"the parts of its nodes are gathered on {placed.first_node}, and this machine is another one"
+            refusals[run.run_id] = [f"{reason}; run `collect fetch` on {placed.first_node}"]
             continue
         for node in placed.nodes:
-            wanted.setdefault(node, (cluster, []))[1].append(run)
+            runs_by_node.setdefault(node, (cluster, []))[1].append(run)
             sentences[run.run_id] = []
-    if not wanted:
-        return elsewhere
-    workspace_trust.must_be_allowed(workspace, f"log in to {', '.join(wanted)}")
+    if not runs_by_node:
+        return refusals
+    workspace_trust.must_be_allowed(workspace, f"log in to {', '.join(runs_by_node)}")
     with files.hold_lock(workspace.shardlab_folder / "gather.lock", lambda _descriptor: progress.say(WAITING)) as lock:
-        for run_id, of_run in _gather_from_nodes(workspace, wanted, lock, progress):
-            sentences[run_id] += of_run
-    for run_id, of_run in sentences.items():
-        if not of_run:
+        for run_id, run_sentences in _gather_from_nodes(workspace, runs_by_node, lock, progress):
+            sentences[run_id] += run_sentences
+    for run_id, run_sentences in sentences.items():
+        if not run_sentences:
             RunDir(workspace.runs / run_id).write_event("collect", GATHERED)
-    return sentences | elsewhere
+    return sentences | refusals
 
 
 def _gather_from_nodes(
@@ -108,7 +109,7 @@ def _gather_from_nodes(
     node is faster.
     """
 
-    def listed(name: str) -> NodeParts:
+    def try_to_list(name: str) -> NodeParts:
         cluster, runs = runs_by_node[name]
         ids = [run.run_id for run in runs]
         try:
@@ -118,19 +119,19 @@ def _gather_from_nodes(
 
     with ThreadPoolExecutor(max_workers=min(len(runs_by_node), AT_ONCE)) as pool:
         try:
-            of_nodes = list(pool.map(listed, runs_by_node))
+            all_parts = list(pool.map(try_to_list, runs_by_node))
             claimed: set[tuple[str, str]] = set()
-            for parts in of_nodes:
-                content = {full: (full, parts.file(full).sha256) for full in parts.missing}
-                parts.copied = [full for full in parts.missing if content[full] not in claimed]
-                claimed |= {content[full] for full in parts.copied}
-            list(pool.map(lambda parts: _copy_files(workspace, parts, lock, progress), of_nodes))
+            for parts in all_parts:
+                content_keys = {run_path: (run_path, parts.file(run_path).sha256) for run_path in parts.missing}
+                parts.copied = [run_path for run_path in parts.missing if content_keys[run_path] not in claimed]
+                claimed |= {content_keys[run_path] for run_path in parts.copied}
+            list(pool.map(lambda parts: _copy_files(workspace, parts, lock, progress), all_parts))
         except BaseException:
             progress.stop()  # else the pool would wait until the threads have ended their transfers
             raise
-    for parts in of_nodes:
+    for parts in all_parts:
         _store_files(workspace, parts)
-    return [of_run for parts in of_nodes for of_run in parts.sentences]
+    return [run_sentences for parts in all_parts for run_sentences in parts.sentences]
 
 
 def _ungathered_placement(run: RunDir) -> tuple[str, Placement] | None:
@@ -159,16 +160,16 @@ def _list_node(workspace: Workspace, node: InventoryNode, ids: list[str], progre
 
     Raises ShardlabError if the node does not answer.
     """
-    there = workspace_on_node(workspace, node)
-    found = list_parts(there, ids, progress)
-    parts = NodeParts(node.name, there, [], {run_id: part.manifest for run_id, part in found.items()})
+    remote = workspace_on_node(workspace, node)
+    listed = list_parts(remote, ids, progress)
+    parts = NodeParts(node.name, remote, [], {run_id: part.manifest for run_id, part in listed.items()})
     for run_id in ids:
         sentences = []
-        if run_id not in found:
+        if run_id not in listed:
             sentences.append(f"the part of {node.name} is missing: the node has no folder of this run")
-        elif found[run_id].in_use:
+        elif listed[run_id].in_use:
             sentences.append(f"the part of {node.name} may grow: a process on the node still works in its folder")
-        for name, file in parts.manifests[run_id].files.items() if run_id in found else ():
+        for name, file in parts.manifests[run_id].files.items() if run_id in listed else ():
             if has_content(workspace.runs / run_id, name, file):
                 continue
             if part_files.is_of_first_node(name):
@@ -185,11 +186,11 @@ def list_parts(remote: RemoteWorkspace, ids: Sequence[str], progress: TransferPr
     Raises ShardlabError if the node does not answer or the answer is not valid.
     """
     must_stop = progress.while_waiting(f"{remote.mark}: the node reads the files of its parts of {len(ids):,} run(s).")
-    asked = msgspec.json.encode(ids)
-    found = remote.ask(
-        "collect.fetching.part_manifest", [], list[ListedPart], input_bytes=asked, limit_s=ASK_S, must_stop=must_stop
+    request = msgspec.json.encode(ids)
+    answer = remote.ask(
+        "collect.fetching.part_manifest", [], list[ListedPart], input_bytes=request, limit_s=ASK_S, must_stop=must_stop
     )
-    listed = {part.manifest.run_id: part for part in found if part.manifest.run_id in ids}
+    listed = {part.manifest.run_id: part for part in answer if part.manifest.run_id in ids}
     for run_id, part in listed.items():
         manifest.check_received(part.manifest, run_id)
     return listed
@@ -197,21 +198,22 @@ def list_parts(remote: RemoteWorkspace, ids: Sequence[str], progress: TransferPr
 
 def _copy_files(workspace: Workspace, parts: NodeParts, lock: int, progress: TransferProgress) -> None:
     """Copy the files in `parts.copied` from a node into a staging folder, and set `parts.arrived` and `parts.error`."""
-    if parts.there is None:
+    if parts.remote is None:
         return
     staging = _staging_folder(workspace, parts.node)
     with files.as_workspace_error("write"):
         staging.mkdir(parents=True, exist_ok=True, mode=0o700)
-    there = parts.find_arrived(staging, parts.copied)
-    lacking = [full for full in parts.copied if full not in there]
+    arrived_before = parts.find_arrived(staging, parts.copied)
+    files_to_copy = [run_path for run_path in parts.copied if run_path not in arrived_before]
     report = None
-    if lacking:
-        size = sum(parts.file(full).bytes for full in lacking)
-        of_runs = f"{len(lacking):,} files of {len({full.partition('/')[0] for full in lacking}):,} run(s)"
-        progress.say(f"{parts.node}: {of_runs}, {size / 2**20:,.1f} MiB")
+    if files_to_copy:
+        size = sum(parts.file(run_path).bytes for run_path in files_to_copy)
+        run_ids = {run_path.partition("/")[0] for run_path in files_to_copy}
+        files_text = f"{len(files_to_copy):,} files of {len(run_ids):,} run(s)"
+        progress.say(f"{parts.node}: {files_text}, {size / 2**20:,.1f} MiB")
         report = progress.begin(size)
-    parts.error = Rsync(parts.there, lock, progress.is_stopped).copy_files("runs", staging, lacking, report=report).error
-    parts.arrived = there | parts.find_arrived(staging, lacking)
+    parts.error = Rsync(parts.remote, lock, progress.is_stopped).copy_files("runs", staging, files_to_copy, report=report).error
+    parts.arrived = arrived_before | parts.find_arrived(staging, files_to_copy)
 
 
 def _store_files(workspace: Workspace, parts: NodeParts) -> None:
@@ -221,18 +223,18 @@ def _store_files(workspace: Workspace, parts: NodeParts) -> None:
     machine.
     """
     sentences, staging, has_all = dict(parts.sentences), _staging_folder(workspace, parts.node), True
-    for full in parts.missing:
-        run_id, _, name = full.partition("/")
-        run, file = RunDir(workspace.runs / run_id), parts.file(full)
+    for run_path in parts.missing:
+        run_id, _, name = run_path.partition("/")
+        run, file = RunDir(workspace.runs / run_id), parts.file(run_path)
         if has_content(run.path, name, file):  # the file was already stored, because another node had the same file
             continue
-        if full not in parts.arrived:
+        if run_path not in parts.arrived:
             has_all = False
             why = f" (rsync: {parts.error})" if parts.error else ""
             sentences[run_id].append(f"{name} of {parts.node} did not arrive as the node has it{why}")
         elif why := _put_file_in_place(run, staging / run_id, name, file):
             sentences[run_id].append(f"{name} of {parts.node} {why}")
-    if has_all and parts.there is not None:  # if files did not arrive, the next command uses the files that did arrive
+    if has_all and parts.remote is not None:  # if files did not arrive, the next command uses the files that did arrive
         shutil.rmtree(staging, ignore_errors=True)
 
 

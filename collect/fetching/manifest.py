@@ -40,8 +40,8 @@ class RunManifest(msgspec.Struct):
 
     def has_same_content(self, other: RunManifest) -> bool:
         """Whether this manifest lists every file of `other` with the same content, and has the same value of `complete`."""
-        same = all(name in self.files and self.files[name].sha256 == file.sha256 for name, file in other.files.items())
-        return same and self.complete == other.complete
+        has_files = all(name in self.files and self.files[name].sha256 == file.sha256 for name, file in other.files.items())
+        return has_files and self.complete == other.complete
 
 
 class Listing(msgspec.Struct):
@@ -122,9 +122,9 @@ def make(run: RunDir, listing: Listing, *, complete: bool, earlier: RunManifest 
     hashes: dict[str, ManifestFile] = {}
     with files.as_workspace_error("read"):
         for name, status in listing.regular.items():
-            before = earlier.files.get(name) if earlier else None
+            recorded = earlier.files.get(name) if earlier else None
             try:
-                hashes[name] = before if before and is_unchanged(before, status) else hash_file(run.path / name, status)
+                hashes[name] = recorded if recorded and is_unchanged(recorded, status) else hash_file(run.path / name, status)
             except FileNotFoundError:  # the run is still going on and removed the file
                 continue
     return RunManifest(SCHEMA, run.run_id, hashes, complete)
@@ -137,21 +137,21 @@ def compare(run: RunDir, listing: Listing, old: RunManifest) -> tuple[RunManifes
     may be appended even after the end of a run.
     """
     difference = ManifestDifference()
-    now: dict[str, ManifestFile] = {}
+    current_files: dict[str, ManifestFile] = {}
     with files.as_workspace_error("read"):
         for name, status in listing.regular.items():
-            before = old.files.get(name)
-            if before and is_unchanged(before, status):
-                now[name] = before
+            recorded = old.files.get(name)
+            if recorded and is_unchanged(recorded, status):
+                current_files[name] = recorded
                 continue
-            now[name] = hash_file(run.path / name, status)
+            current_files[name] = hash_file(run.path / name, status)
             difference.hashed += 1
-            if before is None:
+            if recorded is None:
                 difference.added.append(name)
-            elif now[name].sha256 != before.sha256 and not only_grew(run.path / name, before):
+            elif current_files[name].sha256 != recorded.sha256 and not only_grew(run.path / name, recorded):
                 difference.changed.append(name)
-    difference.vanished = sorted(old.files.keys() - now.keys())
-    return RunManifest(SCHEMA, run.run_id, now, True), difference
+    difference.vanished = sorted(old.files.keys() - current_files.keys())
+    return RunManifest(SCHEMA, run.run_id, current_files, True), difference
 
 
 def list_files(folder: Path) -> Listing:
@@ -191,11 +191,11 @@ def compute_digest(path: Path | str, length: int | None = None) -> str:
         with open(descriptor, "rb", buffering=0, closefd=False) as handle:
             if length is None:
                 return hashlib.file_digest(handle, "sha256").hexdigest()
-            found = hashlib.sha256()
+            digest = hashlib.sha256()
             while length and (block := handle.read(min(BLOCK, length))):
-                found.update(block)
+                digest.update(block)
                 length -= len(block)
-            return found.hexdigest()
+            return digest.hexdigest()
     finally:
         os.close(descriptor)
 

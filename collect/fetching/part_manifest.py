@@ -44,11 +44,11 @@ def is_in_use(folder: Path) -> bool:
 
 
 def _list_part(part: RunDir) -> ListedPart:
-    ends = time.monotonic() + ENDS_S
+    deadline_s = time.monotonic() + ENDS_S
     # The processes are checked before the files are listed, because the records are complete only after the processes have
     # ended. A folder with the folder `claim` is on the first node. It is not checked, because the supervisor of the run may
     # still be ending there.
-    while (in_use := not part.claim.exists() and is_in_use(part.path)) and time.monotonic() < ends:
+    while (in_use := not part.claim.exists() and is_in_use(part.path)) and time.monotonic() < deadline_s:
         time.sleep(0.1)
     return ListedPart(manifest.make(part, manifest.list_files(part.path), complete=False), in_use, part.claim.exists())
 
@@ -57,8 +57,8 @@ def main() -> int:
     """Print the parts of the runs that standard input names, and return the exit code."""
     arguments = console.Parser(prog="python -m collect.fetching.part_manifest", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    asked = json_file.decode_standard_input(sys.stdin.buffer.read(), list[RunId], "a list of run ids")
-    parts = [RunDir(workspace.runs / run_id) for run_id in asked]
+    run_ids = json_file.decode_standard_input(sys.stdin.buffer.read(), list[RunId], "a list of run ids")
+    parts = [RunDir(workspace.runs / run_id) for run_id in run_ids]
     console.Output.from_arguments(arguments).print_document([_list_part(part) for part in parts if part.run_json.exists()])
     return 0
 

@@ -45,8 +45,8 @@ class TransferProgress:
         self._lock = threading.Lock()
         self._expected: list[int] = []  # for each transfer, its size in bytes
         self._arrived: list[int] = []  # for each transfer, the bytes that have arrived
-        self._seen: deque[tuple[float, int]] = deque()  # (time, bytes that had arrived) during the last WINDOW_S
-        self._says_at = 0.0
+        self._samples: deque[tuple[float, int]] = deque()  # (time, bytes that had arrived) during the last WINDOW_S
+        self._next_remark_s = 0.0
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -65,8 +65,8 @@ class TransferProgress:
         is_first = False
         with self._lock:
             if not self._expected:
-                self._says_at = self._clock() + QUIET_S
-                self._seen.append((self._clock(), 0))
+                self._next_remark_s = self._clock() + QUIET_S
+                self._samples.append((self._clock(), 0))
                 is_first = True
             number = len(self._expected)
             self._expected.append(size)
@@ -82,15 +82,15 @@ class TransferProgress:
 
         Once QUIET_S have passed, the function prints `text`, one time only. It returns whether the command was interrupted.
         """
-        says_at: list[float] = [self._clock() + QUIET_S]
+        due_s: list[float] = [self._clock() + QUIET_S]
 
-        def look() -> bool:
-            if says_at and self._clock() >= says_at[0]:
-                says_at.clear()
+        def print_if_due() -> bool:
+            if due_s and self._clock() >= due_s[0]:
+                due_s.clear()
                 self.say(text)
             return self.is_stopped()
 
-        return look
+        return print_if_due
 
     def text(self) -> str:
         """Bytes that arrived, transfer rate and time left, in one line; '' before the first transfer."""
@@ -104,15 +104,15 @@ class TransferProgress:
 
     def _report_arrived(self, number: int, arrived: int) -> None:
         with self._lock:
-            now = self._clock()
+            now_s = self._clock()
             self._arrived[number] = arrived
-            self._seen.append((now, sum(self._arrived)))
-            while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW_S:
-                self._seen.popleft()
-            says = self._live is None and now >= self._says_at and sum(self._arrived) < sum(self._expected)
-            text = self._progress_text(now) if says else ""
-            if says:
-                self._says_at = now + EVERY_S
+            self._samples.append((now_s, sum(self._arrived)))
+            while len(self._samples) > 2 and self._samples[1][0] <= now_s - WINDOW_S:
+                self._samples.popleft()
+            is_due = self._live is None and now_s >= self._next_remark_s and sum(self._arrived) < sum(self._expected)
+            text = self._progress_text(now_s) if is_due else ""
+            if is_due:
+                self._next_remark_s = now_s + EVERY_S
         if text:
             self.say(text)
 
@@ -120,8 +120,8 @@ class TransferProgress:
         if not self._expected:
             return ""
         expected, arrived = sum(self._expected), sum(self._arrived)
-        begun, before = self._seen[0]
-        rate = (arrived - before) / (time_s - begun) if time_s > begun else 0.0
+        first_s, first_bytes = self._samples[0]
+        rate = (arrived - first_bytes) / (time_s - first_s) if time_s > first_s else 0.0
         words = f"{arrived / MIB:,.1f} of {expected / MIB:,.1f} MiB"
         if rate <= 0:  # the rate is not known, or nothing arrives, so the time left cannot be computed
             return words
@@ -129,12 +129,12 @@ class TransferProgress:
 
 
 def _format_duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    whole_s = round(seconds)
+    if whole_s < 60:
+        return f"{whole_s} s"
+    if whole_s < 3600:
+        return f"{whole_s // 60} min {whole_s % 60} s"
+    return f"{whole_s // 3600} h {whole_s % 3600 // 60} min"
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class VerifiedFiles(msgspec.Struct):
     """The files that may be removed in one place, because this machine has the same files."""
 
     where: str  # the host of the cluster, or the node
-    there: RemoteWorkspace
+    remote: RemoteWorkspace
     is_part: bool  # whether the files are a node's parts of runs, and not whole runs on the cluster
     with_parts: list[str] = []  # ids of the runs whose parts are also on nodes, and were gathered on the cluster
     runs: list[RunManifest] = []  # the files that may be removed, by run
@@ -66,7 +66,7 @@ class PrunePlace(msgspec.Struct):
     """A place that has files of runs: the cluster, or a node."""
 
     where: str  # the host of the cluster, or the node
-    there: RemoteWorkspace
+    remote: RemoteWorkspace
     ids: list[str]  # ids of the runs that have files in this place
     is_part: bool  # whether the files are a node's parts of runs, and not whole runs on the cluster
 
@@ -77,13 +77,13 @@ def must_be_stored_elsewhere(workspace: Workspace) -> None:
     The runs are only in this folder if the cluster is local and no run has parts on other nodes, or if this folder is itself
     the workspace of the cluster, e.g. on shared storage.
     """
-    there = remote_workspace.read_for_changes(workspace)
-    if there is None:
+    cluster = remote_workspace.read_for_changes(workspace)
+    if cluster is None:
         if not any(placement.read_placement(RunDir(workspace.runs / run_id).events()) for run_id in workspace.run_ids()):
             raise InputError(NOTHING.format(workspace.path))
         return
     try:
-        is_same = files.read(workspace.path / remote_workspace.MARK_FILE).decode() == there.mark
+        is_same = files.read(workspace.path / remote_workspace.MARK_FILE).decode() == cluster.mark
     except (OSError, UnicodeDecodeError):
         is_same = False
     if is_same:
@@ -123,50 +123,56 @@ def remove(verified: Sequence[VerifiedFiles], progress: TransferProgress) -> lis
         return []
     with ThreadPoolExecutor(max_workers=min(len(verified), gather.AT_ONCE)) as pool:
         try:
-            return [freed for part in pool.map(lambda place: _remove_from_place(place, progress), verified) for freed in part]
+            return [
+                freed
+                for freed_in_place in pool.map(lambda place: _remove_from_place(place, progress), verified)
+                for freed in freed_in_place
+            ]
         except BaseException:
             progress.stop()
             raise
 
 
 def _find_places(workspace: Workspace, ids: Sequence[str]) -> list[PrunePlace]:
-    there = remote_workspace.read_remote_workspace(workspace)
-    if there is not None:
-        return [PrunePlace(there.host, there, list(ids), False)] if ids else []
-    wanted: dict[tuple[str, str], list[str]] = {}
+    remote = remote_workspace.read_remote_workspace(workspace)
+    if remote is not None:
+        return [PrunePlace(remote.host, remote, list(ids), False)] if ids else []
+    ids_by_node: dict[tuple[str, str], list[str]] = {}
     for run_id in ids:
         run = RunDir(workspace.runs / run_id)
         placed = placement.read_placement(run.events())
         if placed is not None and placed.first_node == gethostname():
             for name in placed.nodes:
-                wanted.setdefault((run.read_run().cluster["name"], name), []).append(run_id)
+                ids_by_node.setdefault((run.read_run().cluster["name"], name), []).append(run_id)
     return [
-        PrunePlace(name, gather.workspace_on_node(workspace, gather.find_node(workspace, cluster, name)), of_node, True)
-        for (cluster, name), of_node in wanted.items()
+        PrunePlace(name, gather.workspace_on_node(workspace, gather.find_node(workspace, cluster, name)), ids_of_node, True)
+        for (cluster, name), ids_of_node in ids_by_node.items()
     ]
 
 
 def _verify_place(workspace: Workspace, place: PrunePlace, progress: TransferProgress) -> VerifiedFiles:
-    verified = VerifiedFiles(place.where, place.there, place.is_part)
+    verified = VerifiedFiles(place.where, place.remote, place.is_part)
     try:
-        listed = gather.list_parts(place.there, place.ids, progress)
+        listed = gather.list_parts(place.remote, place.ids, progress)
     except ShardlabError as error:
         verified.refused = [Freed(run_id, place.where, why=str(error)) for run_id in place.ids]
         return verified
     for run_id, part in listed.items():
         if part.has_claim and place.is_part:  # the run folder of the first node, not a part: nothing is removed from it
             continue
-        theirs = part.manifest
-        names = [name for name in theirs.files if place.is_part or not is_kept(name)]
-        unlike = [name for name in names if not gather.has_content(workspace.runs / run_id, name, theirs.files[name])]
-        if unlike:
-            why = f"{unlike[0]} there is not the same as on this machine" + (
-                f", and {len(unlike) - 1} more" if unlike[1:] else ""
+        place_manifest = part.manifest
+        names = [name for name in place_manifest.files if place.is_part or not is_kept(name)]
+        differing_names = [
+            name for name in names if not gather.has_content(workspace.runs / run_id, name, place_manifest.files[name])
+        ]
+        if differing_names:
+            why = f"{differing_names[0]} there is not the same as on this machine" + (
+                f", and {len(differing_names) - 1} more" if differing_names[1:] else ""
             )
             verified.refused.append(Freed(run_id, place.where, why=why))
         elif names:
-            theirs.files = {name: theirs.files[name] for name in names}
-            verified.runs.append(theirs)
+            place_manifest.files = {name: place_manifest.files[name] for name in names}
+            verified.runs.append(place_manifest)
             if not place.is_part and placement.read_placement(RunDir(workspace.runs / run_id).events()) is not None:
                 verified.with_parts.append(run_id)
     return verified
@@ -176,29 +182,29 @@ def _remove_from_place(place: VerifiedFiles, progress: TransferProgress) -> list
     refused = [*place.refused]
     if place.with_parts:  # the parts are removed first, because the cluster compares them with its own files of the runs
         refused += _free_parts(place, progress)
-    stay = {freed.run for freed in refused if freed.why}
-    runs = [run for run in place.runs if run.run_id not in stay]
+    staying_ids = {freed.run for freed in refused if freed.why}
+    runs = [run for run in place.runs if run.run_id not in staying_ids]
     if not runs:
         return refused
-    asked = msgspec.json.encode(RemovalRequest(runs, place.is_part))
+    request = msgspec.json.encode(RemovalRequest(runs, place.is_part))
     stop = progress.while_waiting(f"{place.where}: files are removed.")
     try:
-        found = place.there.ask(
-            "collect.fetching.removal", [], list[RemovedFiles], input_bytes=asked, limit_s=ASK_S, must_stop=stop
+        removed_runs = place.remote.ask(
+            "collect.fetching.removal", [], list[RemovedFiles], input_bytes=request, limit_s=ASK_S, must_stop=stop
         )
     except ShardlabError as error:
         return refused + [Freed(run.run_id, place.where, why=str(error)) for run in runs]
-    return refused + [Freed(run.run, place.where, run.files, run.bytes, run.why) for run in found]
+    return refused + [Freed(run.run, place.where, run.files, run.bytes, run.why) for run in removed_runs]
 
 
 def _free_parts(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
     """Make the cluster remove the parts of runs from its nodes. The runs are those in `place.with_parts`."""
-    words = [word for run_id in place.with_parts for word in ("--run", run_id)]
+    run_options = [word for run_id in place.with_parts for word in ("--run", run_id)]
     stop = progress.while_waiting(f"{place.where}: the cluster verifies the parts of its nodes.")
     try:
-        found = place.there.ask(
-            "collect", ["fetch", "--prune", "--yes", *words], list[RemotelyFetched], limit_s=ASK_S, must_stop=stop
+        fetched_runs = place.remote.ask(
+            "collect", ["fetch", "--prune", "--yes", *run_options], list[RemotelyFetched], limit_s=ASK_S, must_stop=stop
         )
     except ShardlabError as error:
         return [Freed(run_id, place.where, why=str(error)) for run_id in place.with_parts]
-    return [freed for run in found for freed in run.freed]
+    return [freed for run in fetched_runs for freed in run.freed]

@@ -94,12 +94,12 @@ def _find_resumed_runs(workspace: Workspace) -> dict[str, str]:
 
     A run that has ended does not resume any more, so it is not considered.
     """
-    found: dict[str, str] = {}
+    resumed: dict[str, str] = {}
     for run in workspace.all_runs():
         with contextlib.suppress(InputError, FileNotFoundError):  # a run that cannot be read is skipped
-            if names := run.read_run().resume:
-                found |= dict.fromkeys(names, run.run_id) if run.judge().state not in FINAL else {}
-    return found
+            if resumed_ids := run.read_run().resume:
+                resumed |= dict.fromkeys(resumed_ids, run.run_id) if run.judge().state not in FINAL else {}
+    return resumed
 
 
 def _remove_empty_folders(folder: Path, *, including_root: bool) -> None:
@@ -117,10 +117,10 @@ def main() -> int:
     arguments = console.Parser(prog="python -m collect.fetching.removal", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     request = json_file.decode_standard_input(sys.stdin.buffer.read(), RemovalRequest, "a request of this version")
-    for asked in request.runs:
-        manifest.check_received(asked, asked.run_id)
+    for run_manifest in request.runs:
+        manifest.check_received(run_manifest, run_manifest.run_id)
     resumed = {} if request.is_part else _find_resumed_runs(workspace)
-    removed = [_remove_run_files(workspace, asked, resumed, is_part=request.is_part) for asked in request.runs]
+    removed = [_remove_run_files(workspace, run_manifest, resumed, is_part=request.is_part) for run_manifest in request.runs]
     console.Output.from_arguments(arguments).print_document(removed)
     return 0
 

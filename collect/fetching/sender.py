@@ -57,8 +57,8 @@ class Sender:
         """source, target: the stream from which messages are read, and the stream to which messages are written."""
         self._workspace, self._source, self._target = workspace, source, target
         self._encoder = msgspec.json.Encoder()
-        self._waiting: list[bytes] = []  # what is not yet written to `target`
-        self._waits = 0  # size of `_waiting` in bytes
+        self._unwritten: list[bytes] = []  # what is not yet written to `target`
+        self._unwritten_bytes = 0  # size of `_unwritten` in bytes
         self._memory = memoryview(bytearray(BLOCK))  # the block of a file that is being sent
         self._compressor = zstandard.ZstdCompressor(level=LEVEL)
 
@@ -66,11 +66,11 @@ class Sender:
         """Offer runs and send those that are wanted. Raises InputError if a pattern matches no run, or a message is not
         valid."""
         offered = self._offer_runs(self._receive_message(Asked).patterns)
-        wanted = self._receive_message(Wanted)
-        for run in wanted.runs:
+        request = self._receive_message(Wanted)
+        for run in request.runs:
             if run.run not in offered:
                 raise InputError(f"{run.run!r} was not offered.")
-            self.send(offered[run.run], run, is_shared=wanted.is_shared)
+            self.send(offered[run.run], run, is_shared=request.is_shared)
         self._flush()
 
     def _offer_runs(self, patterns: list[str]) -> dict[str, OfferedRun]:
@@ -79,10 +79,10 @@ class Sender:
         self._send_message(Offers(len(ids), fetch_matrices.read(self._workspace)))
 
         def offer(run_id: str) -> OfferedRun:
-            run, of_run = fetched_run.check_run(self._run_folder(run_id), None, parts.get(run_id, []), may_hash_all=False)
+            run, run_manifest = fetched_run.check_run(self._run_folder(run_id), None, parts.get(run_id, []), may_hash_all=False)
             return OfferedRun(
-                run=run_id, state=run.state, complete=run.complete, bytes=run.bytes, manifest=of_run, problems=run.problems,
-                not_regular=run.not_regular, parts=run.parts, pruned=run.pruned,
+                run=run_id, state=run.state, complete=run.complete, bytes=run.bytes, manifest=run_manifest,
+                problems=run.problems, not_regular=run.not_regular, parts=run.parts, pruned=run.pruned,
             )  # fmt: skip
 
         offered = {}
@@ -99,7 +99,7 @@ class Sender:
         is_shared: whether the content of the files is not sent, because the other machine reads it itself.
         """
         run, problems = self._run_folder(offered.run), list[str]()
-        sent: dict[str, ManifestFile] = {}
+        sent_files: dict[str, ManifestFile] = {}
         listing = Listing()
         try:
             listing = manifest.list_files(run.path)
@@ -111,7 +111,7 @@ class Sender:
             try:
                 if name not in listing.regular:
                     raise FileNotFoundError
-                sent[name] = file = self._send_file(
+                sent_files[name] = file = self._send_file(
                     run.path, name, listing.regular[name], wanted_run.held.get(name), is_shared=is_shared
                 )
                 if recorded and recorded.sha256 != file.sha256 and not manifest.only_grew(run.path / name, recorded):
@@ -125,12 +125,12 @@ class Sender:
                 raise
             except OSError as error:
                 problems.append(f"{name}: {WorkspaceError.from_os_error(error, 'read')}")
-        of_run = None if offered.manifest else RunManifest(manifest.SCHEMA, run.run_id, sent, offered.complete)
-        self._send_message(RunEnd(of_run, problems))
-        if of_run and not problems and not offered.problems and not offered.pruned:
+        new_manifest = None if offered.manifest else RunManifest(manifest.SCHEMA, run.run_id, sent_files, offered.complete)
+        self._send_message(RunEnd(new_manifest, problems))
+        if new_manifest and not problems and not offered.problems and not offered.pruned:
             self._flush()  # so that the other machine goes on while the cluster waits for its own disk
             with contextlib.suppress(WorkspaceError):  # e.g. the disk is full: the run can be sent without a manifest here
-                manifest.write(run, of_run)
+                manifest.write(run, new_manifest)
 
     def _send_file(
         self, run: Path, name: str, status: os.stat_result, held: HeldFile | None, *, is_shared: bool
@@ -208,14 +208,14 @@ class Sender:
             self._write(bytes(block))
 
     def _write(self, content: bytes) -> None:
-        self._waiting.append(content)
-        self._waits += len(content)
-        if self._waits > MOST_WAITING:
+        self._unwritten.append(content)
+        self._unwritten_bytes += len(content)
+        if self._unwritten_bytes > MOST_WAITING:
             self._flush()
 
     def _flush(self) -> None:
-        self._write_through(b"".join(self._waiting))
-        self._waiting, self._waits = [], 0
+        self._write_through(b"".join(self._unwritten))
+        self._unwritten, self._unwritten_bytes = [], 0
 
     def _write_through(self, content: bytes | memoryview) -> None:
         self._target.write(content)

@@ -91,16 +91,16 @@ def find_arrived_files(folder: Path, expected: Mapping[str, ManifestFile]) -> se
         return set()
     from concurrent.futures import ThreadPoolExecutor  # imported only here: the other functions need no threads
 
-    listed = manifest.list_files(folder).regular
+    status_by_name = manifest.list_files(folder).regular
     with files.as_workspace_error("read"), ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
 
         def has_arrived(name: str) -> bool:
-            return _has_content(f"{folder}/{name}", listed[name].st_size, expected[name])
+            return _has_content(f"{folder}/{name}", status_by_name[name].st_size, expected[name])
 
-        here = [name for name in expected if name in listed]
-        large = [name for name in here if expected[name].bytes > LARGE]
+        present_names = [name for name in expected if name in status_by_name]
+        large = [name for name in present_names if expected[name].bytes > LARGE]
         are_same = pool.map(has_arrived, large)  # in threads: hashing a large file releases the GIL
-        arrived = {name for name in here if expected[name].bytes <= LARGE and has_arrived(name)}
+        arrived = {name for name in present_names if expected[name].bytes <= LARGE and has_arrived(name)}
         return arrived.union(name for name, is_same in zip(large, are_same, strict=True) if is_same)
 
 
@@ -138,7 +138,7 @@ def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], other_name
     modes = {stat.S_IFDIR: rsync.apply_umask(0o755), stat.S_IFREG: rsync.apply_umask(0o644)}
     entries: list[tuple[str, os.stat_result]] = [(str(folder), os.lstat(folder))]
     times: list[tuple[str, int]] = []
-    found = set()
+    present_names = set()
     for path, status in entries:
         if stat.S_ISDIR(status.st_mode):
             with os.scandir(path) as scanned:
@@ -147,10 +147,10 @@ def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], other_name
         name = path[len(str(folder)) + 1 :]
         if not stat.S_ISREG(status.st_mode) or (name not in expected and name not in other_names):
             return False
-        found.add(name)
+        present_names.add(name)
         if name in expected and status.st_mtime_ns != expected[name].mtime_ns:
             times.append((path, expected[name].mtime_ns))
-    if any(name not in found for name in expected):
+    if any(name not in present_names for name in expected):
         return False
     for path, mtime_ns in times:
         os.utime(path, ns=(mtime_ns, mtime_ns))

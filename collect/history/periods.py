@@ -28,7 +28,7 @@ class HistoryRun(msgspec.Struct, frozen=True):
     matrix: str
     run: LoadedRun
     at: datetime
-    known: dict[str, list[str]]
+    properties: dict[str, list[str]]
     """The properties of the run's machines and software: name -> values (collect/comparison/environment.py)."""
 
 
@@ -145,7 +145,7 @@ def _compute_means(runs: Sequence[HistoryRun]) -> dict[str, tuple[float, str, in
 
 def _find_changes(before: HistoryRun, after: HistoryRun) -> list[HistoryChange]:
     """The properties of machines and software that are known for both runs and differ between them."""
-    return [HistoryChange(*change) for change in environment.property_differences(before.known, after.known)]
+    return [HistoryChange(*change) for change in environment.property_differences(before.properties, after.properties)]
 
 
 def _iso_text(moment: datetime) -> str:

@@ -50,33 +50,33 @@ class ChoiceText(msgspec.Struct, frozen=True):
 
     names: the best cells, each with a link to its runs.
     value: the value of the first of the best cells, with its unit.
-    more: how certain the choice is, such as "cannot be distinguished".
+    remark: how certain the choice is, such as "cannot be distinguished".
     margin: how far the best cell is ahead of the first cell that is not among the best, such as "13 % faster than ddp".
     sure: whether one cell is significantly better than all others, or the best cells are known to be equal.
     """
 
     names: list[RunsLink]
     value: str = ""
-    more: str = ""
+    remark: str = ""
     margin: str = ""
     sure: bool = False
 
     def __str__(self) -> str:
         text = " ".join(filter(None, [", ".join(link.text for link in self.names), self.value]))
-        return f"{text} ({self.more})" if text and self.more else text or self.more
+        return f"{text} ({self.remark})" if text and self.remark else text or self.remark
 
 
 class ChoiceRow(msgspec.Struct, frozen=True):
     """A contest as one row of the table of choices.
 
     heading: the number of ranks, such as "8 ranks".
-    about: the batch size, and the number of nodes if the contest is on several nodes.
+    batch_and_nodes: the batch size, and the number of nodes if the contest is on several nodes.
     said: for each criterion that the table shows, the choice by this criterion.
     out: the cells of the contest that are not ranked, as (reason, cells).
     """
 
     heading: str
-    about: str
+    batch_and_nodes: str
     said: list[ChoiceText]
     out: list[tuple[str, list[RunsLink]]]
 
@@ -182,10 +182,10 @@ def decision_tree(family: Family) -> list[TreeNode]:
         (_contests_text(family, fit.contests), _more_ranks_text(fit), _cell_links(family, fit.contests, _all_names(fit)))
         for fit in family.more_ranks
     ]
-    nodes = [TreeNode("Does it fit on one rank?", one_rank or [("", ChoiceText([], more="not measured on one rank"), [])])]
+    nodes = [TreeNode("Does it fit on one rank?", one_rank or [("", ChoiceText([], remark="not measured on one rank"), [])])]
     nodes.append(
         TreeNode(
-            "What fits on more ranks?", more_ranks or [("", ChoiceText([], more="not measured on more than one rank"), [])]
+            "What fits on more ranks?", more_ranks or [("", ChoiceText([], remark="not measured on more than one rank"), [])]
         )
     )
     for question in family.questions:
@@ -202,12 +202,12 @@ def best_cells_text(contest: Contest, criterion: str) -> ChoiceText:
     standing = next((candidate for candidate in contest.standings if candidate.criterion == criterion), None)
     if standing is None:
         measured = contest.contender_names("measured")
-        return ChoiceText([], more=f"only {measured[0]} was measured" if len(measured) == 1 else "")
+        return ChoiceText([], remark=f"only {measured[0]} was measured" if len(measured) == 1 else "")
     names = {contender.cell: contender.name for contender in contest.contenders}
     best = sorted((RunsLink(names[cell], cell) for cell in standing.best), key=lambda link: natural_sort_key(link.text))
     links = best if len(best) <= MOST_NAMED else [RunsLink(_join_names([link.text for link in best]), best[0].cell)]
     if standing.word == "same work":
-        return ChoiceText([], more="equal: the same work")
+        return ChoiceText([], remark="equal: the same work")
     if standing.word == "not told apart":
         values = [placed.value for placed in standing.placed if placed.cell in standing.best]
         return ChoiceText(links, _format_range(min(values), max(values), standing.unit), "cannot be distinguished")
@@ -275,15 +275,15 @@ def _unranked_cells(contest: Contest) -> list[tuple[str, list[RunsLink]]]:
 
 def _one_rank_text(fit: Fit) -> ChoiceText:
     if fit.fits and not fit.does_not_fit:
-        return ChoiceText([], value="yes", more=_other_cells_text(fit), sure=True)
+        return ChoiceText([], value="yes", remark=_other_cells_text(fit), sure=True)
     if fit.fits:
-        return ChoiceText([], value=f"yes with {_join_names(fit.fits)}", more=_other_cells_text(fit), sure=True)
-    more = _other_cells_text(fit)
-    return ChoiceText([], value="no", more=more, sure=True) if fit.does_not_fit else ChoiceText([], more=more)
+        return ChoiceText([], value=f"yes with {_join_names(fit.fits)}", remark=_other_cells_text(fit), sure=True)
+    other_cells = _other_cells_text(fit)
+    return ChoiceText([], value="no", remark=other_cells, sure=True) if fit.does_not_fit else ChoiceText([], remark=other_cells)
 
 
 def _more_ranks_text(fit: Fit) -> ChoiceText:
-    return ChoiceText([], value=_join_names(fit.fits), more=_other_cells_text(fit), sure=bool(fit.fits))
+    return ChoiceText([], value=_join_names(fit.fits), remark=_other_cells_text(fit), sure=bool(fit.fits))
 
 
 def _other_cells_text(fit: Fit) -> str:
@@ -315,7 +315,7 @@ def _answer_text(family: Family, answer: Answer, criterion: str) -> tuple[Choice
         "not measured": "not measured",
     }[answer.word]
     if answer.word == "same work":
-        return ChoiceText([], more=certainty), []
+        return ChoiceText([], remark=certainty), []
     links = []
     for contest_index in answer.contests:
         contest = family.contests[contest_index]

@@ -64,7 +64,7 @@ def print_choices(output: Output, summary: Summary) -> None:
         return
     criteria = choice_text.differing_criteria(families)
     rows = [
-        [choice_text.family_title(family), f"{line.heading}, {line.about}", *map(str, line.said)]
+        [choice_text.family_title(family), f"{line.heading}, {line.batch_and_nodes}", *map(str, line.said)]
         for family in families
         for line in choice_text.choice_rows(family, criteria)
     ]
@@ -108,7 +108,7 @@ def print_verdicts(output: Output, summary: Summary) -> None:
             output.print_line(f"  note on the same place in the study: {note}")
     if summary.reported:
         lines = verdict_text.reported_lines(summary, summary.labels_by_cell)
-        fields = ("where", "cell", "metric", "printed", "measured", "spread", "n", "ratio", "agrees", "says")
+        fields = ("where", "cell", "metric", "printed", "measured", "spread", "n", "ratio", "agrees", "remarks")
         rows = [[str(getattr(line, field)) for field in fields] for line in lines]
         headings = ["Where", "Cell", "Metric", "Reported", "Measured", "95 % interval", "n", "Ratio", "", "Why"]
         output.print_table(verdict_text.reported_counts(summary), headings, rows)

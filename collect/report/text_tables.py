@@ -13,7 +13,7 @@ from collect.summary import Summary
 
 _REPORTED = {
     "where": "Where", "cell": "Cell", "metric": "Metric", "printed": "Reported", "measured": "Measured",
-    "spread": "95 % interval", "n": "n", "ratio": "Ratio", "agrees": "", "says": "Why",
+    "spread": "95 % interval", "n": "n", "ratio": "Ratio", "agrees": "", "remarks": "Why",
 }  # fmt: skip
 
 
@@ -77,4 +77,4 @@ def _reported_table(summary: Summary) -> TextTable:
     rows = [[str(getattr(line, field)) for field in _REPORTED] for line in lines]
     column_index = {field: index for index, field in enumerate(_REPORTED)}
     numbers = frozenset(column_index[field] for field in ("printed", "measured", "n", "ratio"))
-    return TextTable("reported", caption, list(_REPORTED.values()), rows, numbers, frozenset({column_index["says"]}))
+    return TextTable("reported", caption, list(_REPORTED.values()), rows, numbers, frozenset({column_index["remarks"]}))

@@ -24,11 +24,11 @@ class ReportedLine(msgspec.Struct, frozen=True):
     """One reported number (a number that the study prints) as text, beside the measured number.
 
     where: the place in the study. cell: the label of the cell, or the filter for cells if it does not match exactly one cell.
-    of: the argument of the metric. printed: the number as printed. measured, spread, n: the measured mean, its 95 % interval,
-    and the number of runs. ratio: measured / printed. agrees: "agrees", "differs" or "". says: reasons and remarks about this
-    number alone.
+    argument: the argument of the metric. printed: the number as printed. measured, spread, n: the measured mean, its 95 %
+    interval, and the number of runs. ratio: measured / printed. agrees: "agrees", "differs" or "". remarks: reasons and remarks
+    about this number alone.
 
-    own: `says` without the clause about a rehearsal, because the page shows this clause beside the cell.
+    own: `remarks` without the clause about a rehearsal, because the page shows this clause beside the cell.
 
     row: the id of the cell in the summary, or None.
     """
@@ -36,14 +36,14 @@ class ReportedLine(msgspec.Struct, frozen=True):
     where: str
     cell: str
     metric: str
-    of: str
+    argument: str
     printed: str
     measured: str
     spread: str
     n: str
     ratio: str
     agrees: str
-    says: str
+    remarks: str
     own: str
     row: str | None
 
@@ -153,14 +153,14 @@ def _reported_line(entry: ReportedResult, labels: Mapping[str, str], shared_reas
         cell=(labels[entry.row] if entry.row else cell_filter)
         + (f", against {labels[entry.against]}" if entry.against else ""),
         metric=entry.metric,
-        of=entry.of,
+        argument=entry.of,
         printed=_printed_text(entry),
         measured=measured,
         spread=spread,
         n=str(entry.n) if entry.n else "",
         ratio=f"{notation.format_number(entry.ratio, 3)}" if entry.ratio is not None else "",
         agrees={True: "agrees", False: "differs", None: ""}[entry.agrees],
-        says="; ".join(clauses),
+        remarks="; ".join(clauses),
         own="; ".join(clause for clause in clauses if not clause.startswith(reasons.REHEARSAL)),
         row=entry.row,
     )

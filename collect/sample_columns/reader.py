@@ -138,15 +138,15 @@ class _OpenFile(Generic[Built]):
         rest: list[bytes] = []  # the beginning of a line whose end is in a later block
         while end is None or begin < end:
             # One byte more than the file has: fewer bytes than asked for are the end of the file.
-            wanted = min(BLOCK, end - begin if end is not None else self._size - begin + 1 if begin <= self._size else BLOCK)
-            block = os.pread(self._descriptor, wanted, begin)
+            read_size = min(BLOCK, end - begin if end is not None else self._size - begin + 1 if begin <= self._size else BLOCK)
+            block = os.pread(self._descriptor, read_size, begin)
             begin += len(block)
             cut = block.rfind(b"\n") + 1
             if cut:
                 yield decode_lines(b"".join([*rest, block[:cut]]), Sample)
                 rest = []
             rest.append(block[cut:])
-            if len(block) < wanted:
+            if len(block) < read_size:
                 break
         if any(rest):
             yield decode_lines(b"".join(rest), Sample)
@@ -202,10 +202,10 @@ def read_segments(descriptor: int, size: int) -> Iterator[tuple[int, ReadSegment
 
 def _find_segment(descriptor: int, offset: int, size: int) -> int:
     """The first place, from `offset` on, at which a segment may begin; `size` if there is none."""
-    wanted = len(MAGIC)  # the usual case: a segment begins exactly here
-    while len(block := os.pread(descriptor, wanted, offset)) >= len(MAGIC):
-        if (found := block.find(MAGIC)) >= 0:
-            return offset + found
+    read_size = len(MAGIC)  # the usual case: a segment begins exactly here
+    while len(block := os.pread(descriptor, read_size, offset)) >= len(MAGIC):
+        if (position := block.find(MAGIC)) >= 0:
+            return offset + position
         offset += len(block) - len(MAGIC) + 1
-        wanted = MOST_LINE
+        read_size = MOST_LINE
     return size

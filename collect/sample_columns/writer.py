@@ -81,14 +81,17 @@ class ColumnsWriter:
         self._digest.add_lines(lines)
         try:
             samples = decoder(Sample).decode_lines(lines)
-            of_samples = [(sample.nics or (), sample.gpus or (), sample.rdma or ()) for sample in samples]
-            devices = [[device for each in of_kind for device in each] for of_kind in zip(*of_samples, strict=True)]
-            counts = zip(*(map(len, of_kinds) for of_kinds in of_samples), strict=True)
+            devices_by_sample = [(sample.nics or (), sample.gpus or (), sample.rdma or ()) for sample in samples]
+            devices = [
+                [device for device_list in device_lists for device in device_list]
+                for device_lists in zip(*devices_by_sample, strict=True)
+            ]
+            counts = zip(*(map(len, sample_devices) for sample_devices in devices_by_sample), strict=True)
             self._tables["hosts"].extend(samples, counts)
-            for name, records, more in zip(
+            for name, records, extra_columns in zip(
                 ("nics", "gpus", "rdma"), devices, ((), tables.gpu_sample_columns(samples), ()), strict=True
             ):
-                self._tables[name].extend(records, more)
+                self._tables[name].extend(records, extra_columns)
         except (*DECODE_FAULTS, OverflowError, TypeError):  # such as an integer of more than 64 bits: JSON has any
             self._is_sound = False
 
@@ -96,12 +99,12 @@ class ColumnsWriter:
         """Append a segment with all lines since the last segment. If the lines cannot be one, a reader decodes them."""
         if self._is_sound and self._end > self._begin:
             stored = {name: table.encode() for name, table in self._tables.items()}
-            found = {
+            tables_by_name = {
                 name: StoredTable(self._tables[name].rows, [column for column, _ in columns])
                 for name, columns in stored.items()
             }
             values = b"".join(part for columns in stored.values() for _, part in columns)
-            segment = msgspec.json.encode(Segment(self._begin, self._end, found))
+            segment = msgspec.json.encode(Segment(self._begin, self._end, tables_by_name))
             line = MAGIC + self._digest.finish(segment, values).encode() + b'","segment":' + segment + b"}\n"
             if len(line) <= MOST_LINE:
                 try:
@@ -122,12 +125,12 @@ class _TableColumns:
 
     def extend(self, records: Sequence[Record], extra_columns: Iterable[Sequence[Any]]) -> None:
         """Append a row for each record. extra_columns: the values of the last columns, which are no fields of the records."""
-        further = list(extra_columns)
-        own = len(self._columns) - len(further)
+        extra_values = list(extra_columns)
+        field_count = len(self._columns) - len(extra_values)
         if records:
-            values = [*zip(*map(attrgetter(*self._names[:own]), records), strict=True), *further]
-            for column, of_column in zip(self._columns, values, strict=True):
-                column.extend(of_column)
+            values = [*zip(*map(attrgetter(*self._names[:field_count]), records), strict=True), *extra_values]
+            for column, column_values in zip(self._columns, values, strict=True):
+                column.extend(column_values)
             self.rows += len(records)
 
     def encode(self) -> list[tuple[StoredColumn, bytes]]:

@@ -131,7 +131,11 @@ def send_runs(
     submission. Returns the folders of the runs that were submitted. Raises ShardlabError if the scheduler rejects a run."""
     decisions = list(decisions)
     sent = [decision for decision in decisions if decision.send]
-    released = [decision for decision in sent if (now := decision.now) is not None and now.held and now.state == "pending"]
+    released = [
+        decision
+        for decision in sent
+        if (last_status := decision.now) is not None and last_status.held and last_status.state == "pending"
+    ]
     hold.release_runs(workspace, [decision.run for decision in released])
     new_runs = [decision.run for decision in sent if decision not in released]
     held_back_decisions = [decision for decision in decisions if decision.held_back]

@@ -84,8 +84,8 @@ def select_nodes(experiment: Experiment, user: str | None, manifest_names: str) 
     network = _common_network(experiment.nodes)
     if network is None and len(experiment.nodes) > 1:
         isolated_nodes = [node.name for node in experiment.nodes if not node.interfaces]
-        more = ", ..." if len(isolated_nodes) > MOST_NAMED_NODES else ""
-        isolated_text = f" ({', '.join(isolated_nodes[:MOST_NAMED_NODES])}{more}: on none)" if isolated_nodes else ""
+        ellipsis = ", ..." if len(isolated_nodes) > MOST_NAMED_NODES else ""
+        isolated_text = f" ({', '.join(isolated_nodes[:MOST_NAMED_NODES])}{ellipsis}: on none)" if isolated_nodes else ""
         raise InputError(
             f"{manifest_names}: its nodes share no experiment network{isolated_text}. Allowed: a LAN that all nodes are on."
         )
